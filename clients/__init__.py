@@ -1,0 +1,8 @@
+"""Client side: one Flower ``NumPyClient`` subclass per role."""
+
+from __future__ import annotations
+
+from .base import PhaseClient
+from .online import OnlineKernelClient
+
+__all__ = ["OnlineKernelClient", "PhaseClient"]

@@ -1,0 +1,242 @@
+"""What all clients share: phases, sessions and private state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import ConfigRecord, Context
+from numpy.typing import NDArray
+
+from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError
+from fedkern_flwr.flower_compat import Client, NumPyClient
+from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
+
+_RECORD = "fedkern"
+_KEPT_STATES = 16  # a checkpoint is written a few rounds after the one it belongs to
+_SERVER = "server"
+
+Handler = Callable[[Any], PhaseMessage]
+
+
+@dataclass
+class SessionState:
+    """The private state of a node within a run; lives in ``Context.state``, never sent.
+
+    Attributes
+    ----------
+    session : str
+        The run it belongs to.
+    round : int
+        Last round done.
+    saved : int
+        Last round whose state was saved to the node's own disk.
+    payload : bytes
+        What the method keeps, small.
+    """
+
+    session: str = ""
+    round: int = 0
+    saved: int = 0
+    payload: bytes = b""
+
+    @classmethod
+    def load(cls, context: Context) -> SessionState:
+        """Read the state of a node, empty at first."""
+        record = context.state.get(_RECORD)
+        return cls() if record is None else cls(**dict(record))  # type: ignore[arg-type]
+
+    def store(self, context: Context) -> None:
+        """Replace the state of a node."""
+        context.state[_RECORD] = ConfigRecord(
+            {
+                "session": self.session,
+                "round": self.round,
+                "saved": self.saved,
+                "payload": self.payload,
+            }
+        )
+
+
+class PhaseClient(NumPyClient):
+    """Base class of the clients: a phase named in the request is handled by one method.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+        The node's context; its ``node_config`` holds ``partition-id`` and ``num-partitions``.
+    state_dir : path, optional
+        The node's own folder for saved private state, needed to resume a run that broke off.
+    """
+
+    role: ClassVar[str] = "client"
+
+    _wrappers: ClassVar[dict[type, type[Client]]] = {}
+
+    def __init__(self, context: Context, *, state_dir: str | Path | None = None) -> None:
+        self.context = context
+        self.partition = _node_number(context, "partition-id")
+        self.partitions = _node_number(context, "num-partitions")
+        self.state_dir = Path(state_dir) if state_dir is not None else None
+        if not 0 <= self.partition < self.partitions:
+            raise OptionError(
+                f"partition-id {self.partition} is outside 0..{self.partitions - 1}",
+                remedy="correct the node's --node-config",
+            )
+
+    # -- for subclasses
+
+    def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
+        """Return phase -> (class of the request, method that answers it)."""
+        raise ProtocolError("this client answers no phase")
+
+    def describe(self, request: DescribeRequest) -> DescribeReply:
+        """Answer who this node is. Called in a fresh session."""
+        raise ProtocolError("this client does not describe itself")
+
+    # -- Flower's NumPyClient
+
+    def fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Scalar]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
+        """Answer a phase of training."""
+        reply = self._answer(parameters, config)
+        return reply.arrays(), int(getattr(reply, "samples", 0)), reply.scalars()
+
+    def evaluate(
+        self, parameters: list[NDArray[Any]], config: dict[str, Scalar]
+    ) -> tuple[float, int, dict[str, Scalar]]:
+        """Answer a phase of evaluation; the first figure is a mean loss."""
+        reply = self._answer(parameters, config)
+        samples = int(getattr(reply, "samples", 0))
+        total = float(getattr(reply, "squared_error", 0.0))
+        return total / max(1, samples), samples, reply.scalars()
+
+    def to_client(self) -> Client:
+        """Wrap this object for Flower, which makes a new class at each call: kept per type."""
+        wrapper = self._wrappers.get(type(self))
+        if wrapper is None:
+            client = super().to_client()
+            self._wrappers[type(self)] = type(client)
+            return client
+        return wrapper(numpy_client=self)  # type: ignore[call-arg]
+
+    # -- sessions
+
+    def open_round(self, session: str, number: int, checkpoint_every: int) -> SessionState:
+        """Return the state with which to work on a round.
+
+        Raises
+        ------
+        ProtocolError
+            Another session is open, or the round has been done already (a late duplicate).
+        """
+        state = SessionState.load(self.context)
+        if not session or state.session != session:
+            raise ProtocolError(
+                "the request belongs to a session that this node has not opened",
+                remedy="start the run again",
+                party=f"partition {self.partition}",
+            )
+        if number <= state.round:
+            raise ProtocolError(
+                f"round {number} has been done already (last round {state.round})",
+                party=f"partition {self.partition}",
+            )
+        boundary = (number - 1) // checkpoint_every * checkpoint_every if checkpoint_every else 0
+        if boundary > state.saved:  # the round of the last checkpoint never reached this node
+            self._save(state, boundary)
+        return state
+
+    def close_round(
+        self, state: SessionState, number: int, payload: bytes, checkpoint_every: int
+    ) -> None:
+        """Keep the state after a round; the last thing a handler does before it answers."""
+        state.round, state.payload = number, payload
+        if checkpoint_every and number % checkpoint_every == 0:
+            self._save(state, number)
+        state.store(self.context)
+
+    def _answer(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
+        phase = str(config.get("phase", ""))
+        if phase == DescribeRequest.phase:
+            opening = DescribeRequest.unpack(parameters, config, party=_SERVER)
+            self._open_session(opening)
+            return self.describe(opening)
+        handlers = self.handlers()
+        if phase not in handlers:
+            raise ProtocolError(
+                f"{type(self).__name__} does not take part in phase {phase[:40]!r}",
+                remedy="serve the client that belongs to the strategy",
+                party=f"partition {self.partition}",
+            )
+        request, handler = handlers[phase]
+        return handler(request.unpack(parameters, config, party=_SERVER))
+
+    def _open_session(self, request: DescribeRequest) -> None:
+        state = SessionState(session=request.session)
+        if request.resume_round:
+            path = self._state_path(request.session, request.resume_round)
+            if path is None or not path.is_file():
+                raise CheckpointError(
+                    f"no private state saved for round {request.resume_round}",
+                    remedy="give the client the state_dir of the run that broke off",
+                    party=f"partition {self.partition}",
+                )
+            state.round = state.saved = request.resume_round
+            state.payload = path.read_bytes()
+        state.store(self.context)
+
+    def _state_path(self, session: str, number: int) -> Path | None:
+        if self.state_dir is None or not session.isalnum():
+            return None
+        return self.state_dir / session / f"partition-{self.partition}-round-{number}.state"
+
+    def _save(self, state: SessionState, number: int) -> None:
+        state.saved = number
+        path = self._state_path(state.session, number)
+        if path is None:
+            return
+        write_atomically(path, state.payload)
+        older = sorted(
+            path.parent.glob(f"partition-{self.partition}-round-*.state"),
+            key=lambda file: int(file.stem.rsplit("-", 1)[1]),
+        )
+        for file in older[:-_KEPT_STATES]:
+            file.unlink(missing_ok=True)
+
+
+def _node_number(context: Context, key: str) -> int:
+    value = context.node_config.get(key)
+    if type(value) is not int:
+        raise OptionError(
+            f"the node's configuration has no whole number {key}",
+            remedy=f'start the SuperNode with --node-config "partition-id=0 num-partitions=..."'
+            if key == "partition-id"
+            else "add num-partitions=... to --node-config",
+        )
+    return value
+
+
+def check_rows(x: NDArray[Any], y: NDArray[Any], party: str) -> None:
+    """Refuse features and labels that cannot be streamed.
+
+    Raises
+    ------
+    TableError
+        Wrong number of dimensions, different lengths, NaN or infinite values.
+    """
+    from fedkern_flwr.errors import TableError
+
+    if x.ndim != 2 or y.ndim != 1 or len(x) != len(y):
+        raise TableError(
+            f"features of shape {x.shape} and labels of shape {y.shape} do not fit",
+            remedy="pass x of shape (n, d) and y of shape (n,)",
+            party=party,
+        )
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise TableError("NaN or infinite values", remedy="clean the table first", party=party)

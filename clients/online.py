@@ -1,0 +1,411 @@
+"""The client of the online methods: predicts its stream, learns its weights, sends gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from fedkern_flwr import network
+from fedkern_flwr.errors import ProtocolError, TableError
+from fedkern_flwr.online import (
+    WEIGHT_RULES,
+    Floats,
+    current_weights,
+    kernel_weights,
+    select_bin,
+    select_subset,
+    step_rule,
+)
+from fedkern_flwr.random_features import FeatureMap, Real
+from fedkern_flwr.seeding import derive_seed, uniform
+from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
+from fedkern_flwr.wire import online as wire
+
+from .base import Handler, PhaseClient, SessionState, check_rows
+
+_CHUNK = 256  # rows predicted at once when there is no order to keep
+
+
+@dataclass
+class StreamAccount:
+    """What a client remembers of its stream: (2N + 4) numbers, whatever the method.
+
+    Attributes
+    ----------
+    losses : ndarray, shape (N,)
+        Regularised losses of each kernel, summed: the logarithms of the weights (eq. 7).
+    squared : ndarray, shape (N,)
+        Squared errors of each kernel, summed: for the regret (eq. 11).
+    total : float
+        Squared errors of the client's own predictions, summed.
+    samples : float
+        Samples predicted.
+    gap : float
+        Mixability gap of AdaHedge.
+    largest : float
+        Largest loss of a kernel so far.
+    """
+
+    losses: Floats
+    squared: Floats
+    total: float = 0.0
+    samples: float = 0.0
+    gap: float = 0.0
+    largest: float = 0.0
+
+    @classmethod
+    def unpack(cls, payload: bytes, kernels: int) -> StreamAccount:
+        """Read the account from a session's payload; empty at first."""
+        if not payload:
+            return cls(np.zeros(kernels), np.zeros(kernels))
+        numbers = np.frombuffer(payload, "<f8")
+        if numbers.size != 2 * kernels + 4:
+            raise ProtocolError(
+                f"the node's state belongs to {(numbers.size - 4) // 2} kernels, not {kernels}"
+            )
+        return cls(numbers[:kernels], numbers[kernels : 2 * kernels], *numbers[2 * kernels :])
+
+    def pack(self) -> bytes:
+        """Return the account as bytes."""
+        tail = (self.total, self.samples, self.gap, self.largest)
+        return np.concatenate([self.losses, self.squared, tail]).astype("<f8").tobytes()
+
+    @property
+    def regret(self) -> float:
+        """Squared error above that of the best kernel in hindsight (eq. 11)."""
+        return float(self.total - self.squared.min()) if self.squared.size else 0.0
+
+    def report(self, number: int) -> dict[str, Any]:
+        """Return the fields of a :class:`~fedkern_flwr.wire.online.KernelReport`."""
+        return {
+            "round": number,
+            "total_samples": int(self.samples),
+            "total_squared_error": float(self.total),
+            "regret": self.regret,
+            "largest_loss": float(self.largest),
+        }
+
+
+@dataclass(frozen=True)
+class _Predictions:
+    """Predictions of all kernels for the samples of one round, before any update."""
+
+    z: Real  # (B, N, 2D)
+    kernels: Floats  # (B, N)
+    squared: Floats  # (B, N)
+    losses: Floats  # (B, N)
+    y: Floats  # (B,)
+
+
+class OnlineKernelClient(PhaseClient):
+    """Client of POF-MKL, its baselines and PerFedAvg.
+
+    The client reads its own stream row by row, predicts each row *before* it looks at the label,
+    and learns. Its weights over the kernels live in ``Context.state`` and never leave the node.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+        The node's context.
+    x : ndarray, shape (n, d)
+        Rows in the order of the stream, scaled by public statistics (rows in the unit ball).
+    y : ndarray, shape (n,)
+        Labels, scaled to [0, 1].
+    x_test, y_test : ndarray, optional
+        Held-out rows for the evaluation after the last round.
+    columns : sequence of str, optional
+        Names of the features; the server compares a digest of them.
+    state_dir : path, optional
+        The node's own folder for saved state; needed to resume.
+
+    Raises
+    ------
+    TableError
+        Rows and labels do not fit, or hold NaN or infinite values.
+
+    References
+    ----------
+    Ghari and Shen, "Personalized Online Federated Learning with Multiple Kernels",
+    NeurIPS 2022, Algorithms 1 and 2.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        x: NDArray[Any],
+        y: NDArray[Any],
+        *,
+        x_test: NDArray[Any] | None = None,
+        y_test: NDArray[Any] | None = None,
+        columns: tuple[str, ...] = (),
+        state_dir: str | Path | None = None,
+    ) -> None:
+        super().__init__(context, state_dir=state_dir)
+        self.x, self.y, self.columns = x, y, columns
+        self.x_test = x[:0] if x_test is None else x_test
+        self.y_test = y[:0] if y_test is None else y_test
+
+    def handlers(self) -> dict[str, tuple[type[Any], Handler]]:
+        """Phases of the online methods."""
+        return {
+            "online-personal": (wire.PersonalRequest, self.train_personal),
+            "online-shared": (wire.SharedRequest, self.train_shared),
+            "online-drawn": (wire.DrawnRequest, self.train_drawn),
+            "online-network": (wire.NetworkRequest, self.train_network),
+            "online-local": (wire.LocalRequest, self.train_local),
+            "online-evaluate": (wire.EvaluateRequest, self.evaluate_kernels),
+            "online-network-evaluate": (wire.NetworkEvaluateRequest, self.evaluate_network),
+        }
+
+    def describe(self, request: DescribeRequest) -> DescribeReply:
+        """Tell partition, role and the size of the table."""
+        party = f"partition {self.partition}"
+        check_rows(self.x, self.y, party)
+        check_rows(self.x_test, self.y_test, party)
+        return DescribeReply(
+            partition=self.partition,
+            partitions=self.partitions,
+            role=self.role,
+            rows=len(self.x),
+            features=self.x.shape[1],
+            test_rows=len(self.x_test),
+            columns=columns_digest(self.columns),
+        )
+
+    # -- phases
+
+    def train_personal(self, request: wire.PersonalRequest) -> wire.PersonalReply:
+        """Algorithm 2 of POF-MKL on the client, for B samples."""
+        state, account = self._open(request, len(request.theta))
+        seen = self._predict(request, request.theta)
+        weights, losses, account.gap = kernel_weights(
+            _known(request.weight_rule, WEIGHT_RULES),
+            account.losses,
+            seen.losses,
+            account.gap,
+            request.learning_rate,
+        )
+        chosen, probabilities = self._select(request, weights[0])
+        gradient = _gradient(seen, request, chosen)
+        gradient /= probabilities[:, None]
+        self._close(request, state, account, seen, losses, weights)
+        return wire.PersonalReply(
+            kernels=chosen, gradient=gradient, **account.report(request.round)
+        )
+
+    def train_shared(self, request: wire.SharedRequest) -> wire.SharedReply:
+        """Predict with the server's weights, send the gradients of all kernels."""
+        state, account = self._open(request, len(request.theta))
+        seen = self._predict(request, request.theta)
+        sums = seen.losses.sum(axis=0)
+        gradient = _gradient(seen, request, np.arange(len(request.theta)))
+        self._close(request, state, account, seen, account.losses + sums, request.weights)
+        return wire.SharedReply(
+            gradient=gradient,
+            losses=sums if request.send_losses else sums[:0],
+            **account.report(request.round),
+        )
+
+    def train_drawn(self, request: wire.DrawnRequest) -> wire.DrawnReply:
+        """Predict with the kernel drawn by the server, send its gradient and all losses."""
+        state, account = self._open(request, len(request.theta))
+        seen = self._predict(request, request.theta)
+        sums = seen.losses.sum(axis=0)
+        gradient = _gradient(seen, request, np.array([request.kernel]))
+        gradient /= request.probability
+        weights = np.zeros(len(request.theta))
+        weights[request.kernel] = 1.0
+        self._close(request, state, account, seen, account.losses + sums, weights)
+        return wire.DrawnReply(gradient=gradient, losses=sums, **account.report(request.round))
+
+    def train_local(self, request: wire.LocalRequest) -> wire.LocalReply:
+        """Multi-kernel learning on this node alone, sample by sample."""
+        kernels = len(request.bandwidths) // 8
+        state, account = self._open(request, kernels)
+        x, y = self._rows(request.step, request.samples)
+        features = _feature_map(request, x.shape[1])
+        theta = np.zeros((kernels, 2 * request.features))
+        rule = step_rule(_known(request.step_size, ("paper", "adaptive")), kernels, request.samples)
+        squared_errors, regrets = np.empty((2, request.samples))
+        for t in range(request.samples):
+            z = features(x[t : t + 1])
+            seen = _compare(z, theta.astype(request.precision), y[t : t + 1], request)
+            weights, losses, account.gap = kernel_weights(
+                _known(request.weight_rule, WEIGHT_RULES),
+                account.losses,
+                seen.losses,
+                account.gap,
+                request.learning_rate,
+            )
+            account = _book(account, seen, losses, weights)
+            squared_errors[t], regrets[t] = account.total, account.regret
+            residual = 2.0 * (seen.kernels[0] - y[t])
+            rule.update(theta, residual[:, None] * z[0] + 2.0 * request.regularization * theta)
+        self.close_round(state, request.round, account.pack(), request.checkpoint_every)
+        return wire.LocalReply(
+            squared_errors=squared_errors, regrets=regrets, **account.report(request.round)
+        )
+
+    def train_network(self, request: wire.NetworkRequest) -> wire.NetworkReply:
+        """Adapt to the previous samples, predict, send the first-order meta-gradient."""
+        state = self.open_round(request.session, request.round, request.checkpoint_every)
+        account = StreamAccount.unpack(state.payload, 0)
+        widths = _widths(request.layers)
+        adapted = self._adapt(request, widths)
+        x, y = self._rows(request.step, request.samples)
+        inputs = network.project(x, widths[0], request.seed)
+        predicted, gradient = network.squared_loss_gradient(adapted, widths, inputs, y)
+        account.total += float(((predicted - y) ** 2).sum())
+        account.samples += request.samples
+        self.close_round(state, request.round, account.pack(), request.checkpoint_every)
+        report = account.report(request.round)
+        return wire.NetworkReply(
+            round=report["round"],
+            total_samples=report["total_samples"],
+            total_squared_error=report["total_squared_error"],
+            gradient=gradient.astype(np.float32),
+        )
+
+    def evaluate_kernels(self, request: wire.EvaluateRequest) -> wire.EvaluateReply:
+        """Predict the held-out rows; own weights unless the server gives weights."""
+        weights = request.weights
+        if not weights.size:
+            state = SessionState.load(self.context)
+            account = StreamAccount.unpack(state.payload, len(request.theta))
+            weights = current_weights(
+                _known(request.weight_rule, WEIGHT_RULES),
+                account.losses,
+                account.gap,
+                request.learning_rate,
+            )
+        features = _feature_map(request, self.x_test.shape[1])
+        error = 0.0
+        for start in range(0, len(self.x_test), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            kernels = np.vecdot(features(self.x_test[rows]), request.theta)
+            error += float(((kernels @ weights - self.y_test[rows]) ** 2).sum())
+        return wire.EvaluateReply(samples=len(self.x_test), squared_error=error)
+
+    def evaluate_network(self, request: wire.NetworkEvaluateRequest) -> wire.NetworkEvaluateReply:
+        """Predict the held-out rows with the network adapted to the last samples."""
+        widths = _widths(request.layers)
+        inputs = network.project(self.x_test, widths[0], request.seed)
+        predicted = network.predict(self._adapt(request, widths), widths, inputs)
+        error = float(((predicted - self.y_test) ** 2).sum())
+        return wire.NetworkEvaluateReply(samples=len(self.x_test), squared_error=error)
+
+    # -- pieces
+
+    def _select(
+        self, request: wire.PersonalRequest, weights: Floats
+    ) -> tuple[NDArray[np.int32], Floats]:
+        labels = ("kernels", self.partition, request.round)
+        many, exploration = request.kernels_per_round, request.exploration
+        if many >= weights.size:
+            return np.arange(weights.size, dtype=np.int32), np.ones(weights.size)
+        if request.selection == "bins":
+            return select_bin(weights, many, exploration, uniform(request.seed, *labels))
+        rng = np.random.default_rng(derive_seed(request.seed, *labels))
+        return select_subset(weights, many, exploration, rng)
+
+    def _rows(self, step: int, samples: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        if step < 0 or samples < 1 or step + samples > len(self.x):
+            raise TableError(
+                f"the stream has {len(self.x)} rows, the request needs row {step + samples}",
+                remedy="ask for fewer rounds",
+                party=f"partition {self.partition}",
+            )
+        return self.x[step : step + samples], self.y[step : step + samples]
+
+    def _open(
+        self, request: wire.StreamRequest, kernels: int
+    ) -> tuple[SessionState, StreamAccount]:
+        state = self.open_round(request.session, request.round, request.checkpoint_every)
+        return state, StreamAccount.unpack(state.payload, kernels)
+
+    def _predict(self, request: wire.KernelRequest, theta: Real) -> _Predictions:
+        x, y = self._rows(request.step, request.samples)
+        return _compare(_feature_map(request, x.shape[1])(x), theta, y, request)
+
+    def _close(
+        self,
+        request: wire.KernelRequest,
+        state: SessionState,
+        account: StreamAccount,
+        seen: _Predictions,
+        losses: Floats,
+        weights: Floats,
+    ) -> None:
+        _book(account, seen, losses, weights)
+        self.close_round(state, request.round, account.pack(), request.checkpoint_every)
+
+    def _adapt(
+        self, request: wire.NetworkRequest | wire.NetworkEvaluateRequest, widths: tuple[int, ...]
+    ) -> Floats:
+        """One inner step on the samples before ``request.step``; none at the start."""
+        support = slice(max(0, request.step - request.samples), request.step)
+        x, y = self.x[support], self.y[support]
+        if not len(x):
+            return request.parameters
+        inputs = network.project(x, widths[0], request.seed)
+        _, gradient = network.squared_loss_gradient(request.parameters, widths, inputs, y)
+        return request.parameters - request.inner_step * gradient / len(x)
+
+
+def _feature_map(request: wire.KernelRequest | wire.LocalRequest, dimension: int) -> FeatureMap:
+    return FeatureMap(
+        request.bandwidths,
+        dimension,
+        request.features,
+        request.seed,
+        _known(request.precision, ("float32", "float64")),
+        _known(request.frequency_draw, ("independent", "orthogonal")),
+    )
+
+
+def _compare(
+    z: Real, theta: Real, y: NDArray[Any], request: wire.KernelRequest | wire.LocalRequest
+) -> _Predictions:
+    kernels = np.vecdot(z, theta).astype(np.float64, copy=False)  # (B, N)
+    squared = (kernels - y[:, None]) ** 2
+    penalty = request.regularization * np.vecdot(theta, theta)
+    return _Predictions(z, kernels, squared, squared + penalty, y)
+
+
+def _gradient(
+    seen: _Predictions, request: wire.KernelRequest, chosen: NDArray[np.integer[Any]]
+) -> Real:
+    """Gradients of the losses of the chosen kernels, summed over the samples, (M, 2D)."""
+    residual = (2.0 * (seen.kernels[:, chosen] - seen.y[:, None])).astype(seen.z.dtype)
+    penalty = seen.z.dtype.type(2.0 * request.regularization * len(seen.y))
+    gradient = np.einsum("bm,bmw->mw", residual, seen.z[:, chosen])
+    return np.asarray(gradient + penalty * request.theta[chosen])
+
+
+def _book(
+    account: StreamAccount, seen: _Predictions, losses: Floats, weights: Floats
+) -> StreamAccount:
+    """Enter the samples of a round; ``weights`` (N,) or (B, N) made the predictions (eq. 6)."""
+    predicted = np.vecdot(seen.kernels, weights)
+    account.losses = losses
+    account.squared = account.squared + seen.squared.sum(axis=0)
+    account.total += float(((predicted - seen.y) ** 2).sum())
+    account.samples += len(seen.y)
+    account.largest = max(account.largest, float(seen.losses.max()))
+    return account
+
+
+def _known(word: str, words: tuple[str, ...]) -> Any:
+    """Refuse a word of the server that this release does not know."""
+    if word not in words:
+        raise ProtocolError(f"{word[:20]!r} is none of {', '.join(words)}")
+    return word
+
+
+def _widths(layers: bytes) -> tuple[int, ...]:
+    return tuple(int(width) for width in np.frombuffer(layers, "<i4"))

@@ -1,0 +1,57 @@
+"""Files that survive a crash: arrays and JSON in one ``.npz``, never a pickle, written atomically.
+
+The same format holds checkpoints and models.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import CheckpointError
+
+_META = "meta_json"
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that readers see the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
+def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
+    """Save named arrays and a JSON object to ``path`` (``.npz``)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp.npz")
+    packed = np.frombuffer(json.dumps(meta).encode(), np.uint8)
+    np.savez(temporary, allow_pickle=False, **{_META: packed}, **arrays)
+    temporary.replace(path)
+
+
+def load_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Load what :func:`save_arrays` saved.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is missing, damaged or of another kind.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist", remedy="check the path or start anew")
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            arrays = {name: data[name] for name in data.files}
+        return arrays, json.loads(bytes(arrays.pop(_META)))
+    except (KeyError, ValueError, OSError, zipfile.BadZipFile):
+        raise CheckpointError(
+            f"{path} is damaged or not one of ours", remedy="start anew"
+        ) from None

@@ -1,0 +1,62 @@
+"""The errors of the suite: few, and each says who, where and what to do.
+
+Every error that a user may meet is a :class:`FedKernError`. The command line prints its text as
+one line and leaves with :attr:`FedKernError.exit_code`.
+"""
+
+from __future__ import annotations
+
+
+class FedKernError(Exception):
+    """Base class of all errors raised by fedkern-flwr.
+
+    Parameters
+    ----------
+    problem : str
+        What is wrong, in a sentence without a full stop.
+    remedy : str (default: "")
+        What the reader can do about it.
+    party : str (default: "")
+        The party concerned, such as ``"partition 3"`` or ``"server"``.
+    phase : str (default: "")
+        The phase of the protocol in which it happened.
+    """
+
+    #: Exit code of the command line: 2 for bad input, 1 for a run that fails later.
+    exit_code = 1
+
+    def __init__(self, problem: str, *, remedy: str = "", party: str = "", phase: str = "") -> None:
+        self.problem, self.remedy, self.party, self.phase = problem, remedy, party, phase
+        place = ", ".join(part for part in (party, f"phase {phase}" if phase else "") if part)
+        text = f"{place}: {problem}" if place else problem
+        super().__init__(f"{text}; {remedy}" if remedy else text)
+
+
+class OptionError(FedKernError):
+    """An option has a value that cannot work; raised before anything is sent."""
+
+    exit_code = 2
+
+
+class TableError(FedKernError):
+    """A party's table cannot be used: missing file or column, text, NaN, duplicate ids, ..."""
+
+    exit_code = 2
+
+
+class ProtocolError(FedKernError):
+    """A message breaks the contract of the two sides: wrong shape, dtype, version or step."""
+
+
+class CohortError(FedKernError):
+    """Too few parties: at the start, or left after failures."""
+
+
+class EngineError(FedKernError):
+    """The engine that carries the messages broke down (a dead Ray actor, no free port, ...)."""
+
+
+class CheckpointError(FedKernError):
+    """A checkpoint is missing, damaged or belongs to another run."""
+
+    exit_code = 2

@@ -1,0 +1,284 @@
+"""One exchange: a message to each node concerned, and its replies or the reason for none."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from .errors import CohortError, EngineError, ProtocolError
+from .flower_compat import ACTOR_DIED, CLIENT_RAISED, NODE_UNAVAILABLE
+from .ledger import Ledger
+from .wire.describe import DescribeReply, DescribeRequest, check_parties
+from .wire.message import PhaseMessage
+
+MessageType = Literal["train", "evaluate"]
+Reply = TypeVar("Reply", bound=PhaseMessage)
+
+_PREFIX = {"train": "fit", "evaluate": "evaluate"}
+_EMPTY = "_empty"  # Flower's placeholder for an empty list of arrays
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_EXCEPTION = re.compile(r"(?:^|[\s'.\[])(\w*(?:Error|Exception|Interrupt|Exit))\b")
+_OUR_ERROR = re.compile(r"fedkern_flwr\.errors\.(?P<name>\w+)(?:'>:<'|: )(?P<text>.*?)(?:'>|\n|$)")
+_POLL_FIRST, _POLL_LAST = 0.05, 0.5  # seconds
+_DESCRIBE = "describe"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a node did not answer properly.
+
+    Attributes
+    ----------
+    kind : {"raised", "timed out", "unreachable", "invalid reply"}
+    detail : str
+        The class of the client's exception, or the text of our own error. Never the text of a
+        foreign exception: it may quote data.
+    """
+
+    kind: Literal["raised", "timed out", "unreachable", "invalid reply"]
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.detail}".strip()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one exchange, by node id."""
+
+    replies: dict[int, Message] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
+
+
+def request_content(
+    arrays: ArrayRecord, config: ConfigRecord, message_type: MessageType = "train"
+) -> RecordDict:
+    """Lay records out as Flower's NumPy clients expect them."""
+    prefix = _PREFIX[message_type]
+    return RecordDict({f"{prefix}ins.parameters": arrays, f"{prefix}ins.config": config})
+
+
+def request_messages(
+    request: PhaseMessage,
+    nodes: Iterable[int],
+    *,
+    group_id: str,
+    arrays: ArrayRecord | None = None,
+    message_type: MessageType = "train",
+) -> list[Message]:
+    """Address one request to several nodes; the records are packed once and shared.
+
+    Parameters
+    ----------
+    request : PhaseMessage
+        What to ask.
+    nodes : iterable of int
+        Ids of the destinations.
+    group_id : str
+        Name of the exchange, such as the round.
+    arrays : ArrayRecord, optional
+        The request's arrays when they are packed already.
+    message_type : {"train", "evaluate"} (default: "train")
+    """
+    packed = ArrayRecord(request.arrays()) if arrays is None else arrays
+    content = request_content(packed, ConfigRecord(dict(request.scalars())), message_type)
+    return [
+        Message(content, dst_node_id=node, message_type=message_type, group_id=group_id)
+        for node in nodes
+    ]
+
+
+def array_bytes(message: Message) -> int:
+    """Return the array payload of a message in bytes."""
+    if not message.has_content():
+        return 0
+    return sum(
+        len(array.data)
+        for record in message.content.values()
+        if isinstance(record, ArrayRecord)
+        for array in record.values()
+    )
+
+
+def read_reply(reply: type[Reply], message: Message, *, party: str, **sizes: int) -> Reply:
+    """Check and rebuild the reply that a message carries.
+
+    Raises
+    ------
+    ProtocolError
+        If the message is not a proper reply of this phase.
+    """
+    prefix = _PREFIX.get(message.metadata.message_type, "fit")
+    content = message.content
+    try:
+        record = content[f"{prefix}res.parameters"] if prefix == "fit" else ArrayRecord()
+        scalars = dict(content[f"{prefix}res.metrics"])
+        arrays = [value.numpy() for key, value in record.items() if key != _EMPTY]  # type: ignore[union-attr]
+    except (KeyError, ValueError, TypeError, EOFError, AttributeError):
+        raise ProtocolError(
+            "the reply is not one of a fedkern-flwr client",
+            remedy="serve one of the clients in fedkern_flwr.clients on this node",
+            party=party,
+            phase=reply.phase,
+        ) from None
+    return reply.unpack(arrays, scalars, party=party, **sizes)
+
+
+def exchange(
+    grid: Grid, messages: Sequence[Message], *, phase: str, timeout: float, ledger: Ledger
+) -> Outcome:
+    """Send messages, wait for every reply, error or the time-out.
+
+    Replies and errors are matched by the id of the request, because an error for a node that
+    cannot be reached comes from another node. Messages that answer nothing we wait for (late or
+    duplicate ones) are ignored.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's grid, of any engine.
+    messages : sequence of Message
+        At most one per node.
+    phase : str
+        Name for the ledger.
+    timeout : float
+        Seconds to wait for all replies together.
+    ledger : Ledger
+        Totals to add to.
+
+    Raises
+    ------
+    EngineError
+        If a Ray actor died: Flower's engine keeps handing messages to it.
+    """
+    started = time.monotonic()
+    ids = list(grid.push_messages(messages))
+    nodes = {i: m.metadata.dst_node_id for i, m in zip(ids, messages, strict=True) if i}
+    outcome = Outcome()
+    for message_id, message in zip(ids, messages, strict=True):
+        if not message_id:
+            outcome.failures[message.metadata.dst_node_id] = Failure("unreachable")
+    waiting, pause = set(nodes), _POLL_FIRST
+    ledger.exchanges += 1
+    ledger.by_phase[phase] += 1
+    ledger.messages += len(messages)
+    payloads = {id(message.content): message for message in messages}  # often shared by all
+    sizes = {content: array_bytes(message) for content, message in payloads.items()}
+    ledger.bytes_down += sum(sizes[id(message.content)] for message in messages)
+    while waiting:
+        arrived = list(grid.pull_messages(waiting))
+        for reply in arrived:
+            message_id = reply.metadata.reply_to_message_id
+            if message_id not in waiting:
+                continue
+            waiting.discard(message_id)
+            node = nodes[message_id]
+            if reply.has_error():
+                outcome.failures[node] = _read_error(reply, phase)
+            else:
+                ledger.bytes_up += array_bytes(reply)
+                outcome.replies[node] = reply
+        if not waiting or time.monotonic() - started > timeout:
+            break
+        if not arrived:
+            time.sleep(min(pause, max(0.0, timeout - (time.monotonic() - started))))
+            pause = min(2.0 * pause, _POLL_LAST)
+    for message_id in waiting:
+        outcome.failures[nodes[message_id]] = Failure("timed out", f"after {timeout:g} s")
+    ledger.seconds += time.monotonic() - started
+    return outcome
+
+
+def _read_error(reply: Message, phase: str) -> Failure:
+    reason = _ANSI.sub("", reply.error.reason or "")
+    if reply.error.code == ACTOR_DIED and "ActorDied" in reason:
+        raise EngineError(
+            "a Ray actor died and its engine cannot go on without it",
+            remedy="look for memory exhaustion or a crash in client code, then resume",
+            phase=phase,
+        )
+    if reply.error.code == NODE_UNAVAILABLE:
+        return Failure("unreachable")
+    if reply.error.code == CLIENT_RAISED or reason:
+        if ours := _OUR_ERROR.search(reason):
+            return Failure("raised", f"{ours['name']}: {ours['text']}")
+        names = _EXCEPTION.findall(reason)
+        foreign = [n for n in names if n not in ("ClientAppException", "RayTaskError")]
+        return Failure("raised", (foreign or names or ["an error"])[-1])
+    return Failure("raised", f"error code {reply.error.code}")
+
+
+def gather_nodes(
+    grid: Grid,
+    *,
+    session: str,
+    method: str,
+    resume_round: int,
+    min_clients: int,
+    timeout: float,
+    ledger: Ledger,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[int, DescribeReply]:
+    """Wait for the nodes and ask each who it is (phase ``describe``).
+
+    The nodes' ``num-partitions`` tells how many there must be; late nodes are described as they
+    come. Nobody is left out silently: a node that fails here fails the run.
+
+    Returns
+    -------
+    dict
+        Node id -> description, sorted by partition.
+
+    Raises
+    ------
+    CohortError
+        Nodes are missing after ``timeout`` seconds, or partition ids clash.
+    ProtocolError
+        A node's table or its reply does not fit.
+    """
+    deadline = time.monotonic() + timeout
+    parties: dict[int, DescribeReply] = {}
+    expected = max(1, min_clients)
+    while True:
+        fresh = sorted(set(grid.get_node_ids()) - set(parties))
+        if len(fresh) + len(parties) >= expected and fresh:
+            remaining = max(1.0, deadline - time.monotonic())
+            request = DescribeRequest(session=session, method=method, resume_round=resume_round)
+            messages = request_messages(request, fresh, group_id=_DESCRIBE)
+            outcome = exchange(grid, messages, phase=_DESCRIBE, timeout=remaining, ledger=ledger)
+            _refuse_failures(outcome.failures)
+            for node, message in outcome.replies.items():
+                parties[node] = read_reply(DescribeReply, message, party=f"node {node}")
+            expected = max(expected, *(party.partitions for party in parties.values()))
+        if len(parties) >= expected:
+            break
+        if time.monotonic() > deadline:
+            if parties:
+                check_parties(list(parties.values()))
+            raise CohortError(
+                f"{len(fresh) + len(parties)} of {expected} nodes connected within {timeout:g} s",
+                remedy="start the missing nodes or allow more time",
+                phase=_DESCRIBE,
+            )
+        say(f"waiting for nodes: {len(parties)} of {expected}")
+        time.sleep(0.2)
+    ordered = dict(sorted(parties.items(), key=lambda item: (item[1].partition, item[0])))
+    check_parties(list(ordered.values()))
+    return ordered
+
+
+def _refuse_failures(failures: Mapping[int, Failure]) -> None:
+    if failures:
+        node, failure = next(iter(sorted(failures.items())))
+        raise ProtocolError(
+            f"{failure}" + (f" ({len(failures)} nodes in all)" if len(failures) > 1 else ""),
+            remedy="read that node's log: its table, its options or its release do not fit",
+            party=f"node {node}",
+            phase=_DESCRIBE,
+        )

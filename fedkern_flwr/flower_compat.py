@@ -1,0 +1,61 @@
+"""Every import from Flower that is not public API, in one place (checked on flwr 1.41).
+
+A future removal in Flower is mended here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from flwr.app import Message
+from flwr.client import Client, NumPyClient
+
+__all__ = [
+    "ACTOR_DIED",
+    "CLIENT_RAISED",
+    "NODE_UNAVAILABLE",
+    "Client",
+    "NumPyClient",
+    "empty_run",
+    "message_round_trip",
+    "quiet_flower",
+    "set_task_identity",
+    "stamp_message",
+]
+
+#: Error codes of ``flwr.common.constant.ErrorCode``.
+ACTOR_DIED, CLIENT_RAISED, NODE_UNAVAILABLE = 0, 2, 5
+
+
+def set_task_identity(run_id: int, node_id: int) -> None:
+    """Let this process create messages; ``flwr.app.Message`` refuses to without an identity."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, node_id, 1
+
+
+def empty_run(run_id: int) -> Any:
+    """Return the ``Run`` that a grid outside a SuperLink reports."""
+    from flwr.supercore.run import Run
+
+    return Run.create_empty(run_id=run_id)
+
+
+def stamp_message(message: Message, *, message_id: str) -> None:
+    """Give a message the id that a SuperLink would give it."""
+    message.metadata.__dict__["_message_id"] = message_id
+
+
+def message_round_trip(message: Message) -> Message:
+    """Serialise a message with Flower's protobuf code and read it back."""
+    from flwr.common.serde import message_from_proto, message_to_proto
+
+    copy = message_from_proto(message_to_proto(message))
+    stamp_message(copy, message_id=message.metadata.message_id)
+    return copy
+
+
+def quiet_flower(level: int = logging.WARNING) -> None:
+    """Set the level of Flower's own log, which otherwise reports every round."""
+    logging.getLogger("flwr").setLevel(level)

@@ -1,0 +1,17 @@
+"""The wire: what server and client say to each other, one module per family of methods."""
+
+from __future__ import annotations
+
+from .describe import DescribeReply, DescribeRequest, check_parties, columns_digest
+from .message import PROTOCOL_VERSION, PhaseMessage, Scalar, array
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "DescribeReply",
+    "DescribeRequest",
+    "PhaseMessage",
+    "Scalar",
+    "array",
+    "check_parties",
+    "columns_digest",
+]

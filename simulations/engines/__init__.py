@@ -1,0 +1,23 @@
+"""Engines: the same strategies and clients in process and on Flower's Ray engine."""
+
+from __future__ import annotations
+
+from .faults import DropOut, Fault, FaultPlan, FaultyGrid
+from .in_process import InProcessGrid
+from .simulate import Engine, SimulationStep, simulate, simulate_all
+from .transcript import RecordingGrid, Transcript, TranscriptEntry
+
+__all__ = [
+    "DropOut",
+    "Engine",
+    "Fault",
+    "FaultPlan",
+    "FaultyGrid",
+    "InProcessGrid",
+    "RecordingGrid",
+    "SimulationStep",
+    "Transcript",
+    "TranscriptEntry",
+    "simulate",
+    "simulate_all",
+]

@@ -1,0 +1,212 @@
+"""Injected faults: what can go wrong on the way to a client and back, on every engine.
+
+A plan looks at a request and says what shall happen to it. Plans are functions of partition, phase
+and round alone, so a run that is resumed meets the same faults again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from flwr.app import Error, Message
+from flwr.serverapp import Grid
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.flower_compat import CLIENT_RAISED, NODE_UNAVAILABLE, stamp_message
+from fedkern_flwr.seeding import uniform
+
+from .wrapper import GridWrapper
+
+Kind = Literal["lost request", "lost reply", "vanished", "error", "delay", "tamper", "duplicate"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to one request and its reply.
+
+    Attributes
+    ----------
+    kind : str
+        ``lost request``: never arrives, silence. ``lost reply``: the client works, the server hears
+        nothing. ``vanished``: as lost reply, but the engine reports the node as gone at once.
+        ``error``: the client never runs, an exception is reported. ``delay``: the reply comes
+        ``seconds`` later. ``tamper``: the reply passes through ``change``. ``duplicate``: the
+        request is delivered twice.
+    seconds : float
+        For ``delay``.
+    change : callable, optional
+        For ``tamper``: message -> message.
+    """
+
+    kind: Kind
+    seconds: float = 0.0
+    change: Callable[[Message], Message] | None = None
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A request on its way: what a plan may look at."""
+
+    partition: int
+    phase: str
+    round: int
+
+
+Plan = Callable[[Delivery], Fault | None]
+
+
+@dataclass(frozen=True)
+class DropOut:
+    """Each client vanishes in each training round with the same probability, seeded.
+
+    Parameters
+    ----------
+    fraction : float
+        Probability in [0, 1).
+    seed : int (default: 0)
+    """
+
+    fraction: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.fraction < 1.0:
+            raise OptionError(f"drop is {self.fraction}", remedy="use a fraction in [0, 1)")
+
+    def __call__(self, delivery: Delivery) -> Fault | None:
+        """Say whether the client vanishes."""
+        if delivery.round < 1:
+            return None
+        draw = uniform(self.seed, "drop", delivery.partition, delivery.phase, delivery.round)
+        return Fault("vanished") if draw < self.fraction else None
+
+
+@dataclass(frozen=True)
+class FaultPlan:
+    """A list of faults, each for one partition, phase and round; None stands for any.
+
+    Parameters
+    ----------
+    faults : sequence of (partition, phase, round, Fault)
+    """
+
+    faults: Sequence[tuple[int | None, str | None, int | None, Fault]] = field(default_factory=list)
+
+    def __call__(self, delivery: Delivery) -> Fault | None:
+        """Return the first fault that fits."""
+        for partition, phase, number, fault in self.faults:
+            if (
+                partition in (None, delivery.partition)
+                and phase in (None, delivery.phase)
+                and number in (None, delivery.round)
+            ):
+                return fault
+        return None
+
+
+class FaultyGrid(GridWrapper):
+    """Injects faults into the traffic of another grid.
+
+    Partitions are learned from the replies to ``describe``; faults of that phase itself take the
+    order of the node ids.
+
+    Parameters
+    ----------
+    grid : Grid
+        The grid of an engine.
+    plan : callable
+        Delivery -> Fault or None.
+    """
+
+    def __init__(self, grid: Grid, plan: Plan) -> None:
+        super().__init__(grid)
+        self.plan = plan
+        self._partitions: dict[int, int] = {}
+        self._faults: dict[str, Fault] = {}
+        self._invented: dict[str, Message] = {}
+        self._held: dict[str, tuple[float, Message]] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push the messages that shall arrive."""
+        ids: list[str] = []
+        for message in messages:
+            fault = self.plan(self._delivery(message))
+            if fault is not None and fault.kind in ("lost request", "error"):
+                message_id = f"-{len(self._invented) + len(self._faults) + 1}"
+                stamp_message(message, message_id=message_id)
+                if fault.kind == "error":
+                    error = Error(CLIENT_RAISED, "<class 'InjectedError'>:<'injected'>")
+                    self._invented[message_id] = Message(error, reply_to=message)
+                self._faults[message_id] = fault
+                ids.append(message_id)
+                continue
+            (message_id,) = self.grid.push_messages([message])
+            if fault is not None and message_id:
+                self._faults[message_id] = fault
+                if fault.kind == "duplicate":
+                    list(self.grid.push_messages([_copy(message)]))
+            ids.append(message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Pull replies and do to them what the plan says."""
+        wanted = set(message_ids)
+        out = [self._invented.pop(i) for i in wanted & set(self._invented)]
+        now = time.monotonic()
+        for message_id in [i for i, (due, _) in self._held.items() if due <= now and i in wanted]:
+            out.append(self._held.pop(message_id)[1])
+        real = [i for i in wanted if not i.startswith("-") and i not in self._held]
+        for reply in self.grid.pull_messages(real):
+            message_id = reply.metadata.reply_to_message_id
+            self._learn_partition(reply)
+            fault = self._faults.get(message_id)
+            if fault is None or fault.kind == "duplicate":
+                out.append(reply)
+            elif fault.kind == "vanished":
+                out.append(_unavailable(reply))
+            elif fault.kind == "delay":
+                self._held[message_id] = (time.monotonic() + fault.seconds, reply)
+            elif fault.kind == "tamper" and fault.change is not None:
+                out.append(fault.change(reply))
+        return out
+
+    def _delivery(self, message: Message) -> Delivery:
+        node = message.metadata.dst_node_id
+        config = next(iter(message.content.config_records.values()), {})
+        number = config.get("round", 0)
+        return Delivery(
+            partition=self._partition(node),
+            phase=str(config.get("phase", "")),
+            round=number if isinstance(number, int) else 0,
+        )
+
+    def _partition(self, node: int) -> int:
+        if node in self._partitions:
+            return self._partitions[node]
+        nodes = sorted(self.grid.get_node_ids())
+        return nodes.index(node) if node in nodes else -1
+
+    def _learn_partition(self, reply: Message) -> None:
+        if reply.has_content():
+            for record in reply.content.config_records.values():
+                if record.get("phase") == "describe":
+                    self._partitions[reply.metadata.src_node_id] = int(record["partition"])  # type: ignore[arg-type]
+
+
+def _copy(message: Message) -> Message:
+    return Message(
+        message.content,
+        dst_node_id=message.metadata.dst_node_id,
+        message_type=message.metadata.message_type,
+        group_id=message.metadata.group_id,
+    )
+
+
+def _unavailable(reply: Message) -> Message:
+    """Turn a reply into the error that a SuperLink reports for a node that is gone."""
+    lost = Message(Error(NODE_UNAVAILABLE, "node unavailable (injected)"), reply_to=reply)
+    lost.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+    return lost

@@ -1,0 +1,149 @@
+"""The in-process engine: a Flower ``Grid`` that calls the ``ClientApp`` directly."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from fedkern_flwr.exchange import array_bytes
+from fedkern_flwr.flower_compat import (
+    CLIENT_RAISED,
+    empty_run,
+    message_round_trip,
+    set_task_identity,
+    stamp_message,
+)
+
+_RUN_ID, _SERVER_NODE, _FIRST_NODE = 1, 1, 1000
+_PULL_BYTES = 64 * 2**20
+
+
+class InProcessGrid(Grid):
+    """Drives the clients in this process, one after the other.
+
+    Requests are queued by ``push_messages`` and answered in ``pull_messages``, which hands out
+    about 64 MB of replies at a time: the replies of many clients never stand in memory together.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        The app that serves the clients.
+    num_clients : int
+        Number of nodes, with ``partition-id`` 0..num_clients-1.
+    serialise : bool (default: False)
+        Send every message through Flower's protobuf code and back, as between machines.
+    node_config : dict, optional
+        More entries for every node's configuration.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        num_clients: int,
+        *,
+        serialise: bool = False,
+        node_config: dict[str, Any] | None = None,
+    ) -> None:
+        set_task_identity(_RUN_ID, _SERVER_NODE)
+        self.client_app, self.serialise = client_app, serialise
+        self.contexts = {
+            _FIRST_NODE + k: Context(
+                run_id=_RUN_ID,
+                node_id=_FIRST_NODE + k,
+                node_config={
+                    **(node_config or {}),
+                    "partition-id": k,
+                    "num-partitions": num_clients,
+                },
+                state=RecordDict(),
+                run_config={},
+            )
+            for k in range(num_clients)
+        }
+        self._queue: dict[str, Message] = {}
+        self._numbers = itertools.count(1)
+        self._run: Any = None
+
+    def set_run(self, run: Any) -> None:
+        """Set the run."""
+        self._run = run
+
+    @property
+    def run(self) -> Any:
+        """The run."""
+        if self._run is None:
+            self._run = empty_run(_RUN_ID)
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of all nodes."""
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Queue messages; an unknown node gets the empty id, as in Flower."""
+        ids = []
+        for message in messages:
+            known = message.metadata.dst_node_id in self.contexts
+            message_id = str(next(self._numbers)) if known else ""
+            if known:
+                stamp_message(message, message_id=message_id)
+                self._queue[message_id] = message
+            ids.append(message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Let clients answer queued messages until the replies fill the budget."""
+        replies: list[Message] = []
+        volume = 0
+        for message_id in sorted(message_ids, key=int):
+            message = self._queue.pop(message_id, None)
+            if message is None:
+                continue
+            replies.append(self._answer(message))
+            volume += array_bytes(replies[-1])
+            if volume > _PULL_BYTES:
+                break
+        return replies
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push messages and pull their replies."""
+        waiting = set(self.push_messages(messages)) - {""}
+        deadline = None if timeout is None else time.monotonic() + timeout
+        replies: list[Message] = []
+        while waiting and (deadline is None or time.monotonic() < deadline):
+            arrived = list(self.pull_messages(waiting))
+            if not arrived:
+                break
+            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
+            replies += arrived
+        return replies
+
+    def _answer(self, message: Message) -> Message:
+        context = self.contexts[message.metadata.dst_node_id]
+        if self.serialise:
+            message = message_round_trip(message)
+        try:
+            reply = self.client_app(message, context)
+        except Exception as error:  # whatever the client raises is reported, as Flower does
+            reason = f"{type(error)}:<'{error}'>"
+            return Message(Error(code=CLIENT_RAISED, reason=reason), reply_to=message)
+        return message_round_trip(reply) if self.serialise else reply

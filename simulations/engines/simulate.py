@@ -1,0 +1,146 @@
+"""``simulate``: run strategies against clients on the engine of your choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from flwr.app import ConfigRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.online import check_choice
+
+from ...strategies import PhaseStrategy
+from .faults import FaultyGrid, Plan
+from .in_process import InProcessGrid
+from .ray import ClientFn, as_client, run_on_ray
+from .transcript import RecordingGrid, Transcript
+
+Engine = Literal["in-process", "ray"]
+
+
+@dataclass
+class SimulationStep:
+    """One strategy in a simulation of several.
+
+    Attributes
+    ----------
+    strategy : PhaseStrategy
+    seed : int
+        The run's seed, for strategies without one of their own.
+    start : dict
+        More arguments for ``strategy.start``, such as ``num_rounds``.
+    before, after : callable, optional
+        Called with this step before it starts and after it has ended.
+    result : Result or None
+        Filled by the simulation.
+    """
+
+    strategy: PhaseStrategy
+    seed: int = 0
+    start: dict[str, Any] = field(default_factory=dict)
+    before: Callable[[SimulationStep], None] | None = None
+    after: Callable[[SimulationStep], None] | None = None
+    result: Result | None = None
+
+
+def simulate(
+    strategy: PhaseStrategy,
+    client_fn: ClientFn,
+    num_clients: int,
+    *,
+    engine: Engine = "in-process",
+    seed: int = 0,
+    faults: Plan | None = None,
+    transcript: Transcript | None = None,
+    serialise: bool = False,
+    **start: Any,
+) -> Result:
+    """Run a strategy against simulated clients.
+
+    Parameters
+    ----------
+    strategy : PhaseStrategy
+        Any strategy of :mod:`fedkern_flwr.strategies`.
+    client_fn : callable
+        ``client_fn(context)`` returns one of the clients of :mod:`fedkern_flwr.clients`, built from
+        the table of node ``context.node_config["partition-id"]``.
+    num_clients : int
+        Number of nodes.
+    engine : {"in-process", "ray"} (default: "in-process")
+        Strategy and clients cannot tell the difference.
+    seed : int (default: 0)
+        Seed of the run, for a strategy that has none of its own.
+    faults : callable, optional
+        Faults to inject, such as :class:`DropOut` or :class:`FaultPlan`.
+    transcript : Transcript, optional
+        Records all messages.
+    serialise : bool (default: False)
+        In process: send messages through Flower's serialisation.
+    **start
+        More arguments for ``strategy.start``, such as ``num_rounds`` and ``timeout``.
+
+    Returns
+    -------
+    flwr.serverapp.strategy.Result
+        What ``strategy.start`` returned; see also the strategy's attributes ending in ``_``.
+
+    Raises
+    ------
+    FedKernError
+        See the strategy's ``start``.
+    """
+    step = SimulationStep(strategy, seed, start)
+    simulate_all(
+        [step],
+        client_fn,
+        num_clients,
+        engine=engine,
+        faults=faults,
+        transcript=transcript,
+        serialise=serialise,
+    )
+    assert step.result is not None
+    return step.result
+
+
+def simulate_all(
+    steps: Sequence[SimulationStep],
+    client_fn: ClientFn,
+    num_clients: int,
+    *,
+    engine: Engine = "in-process",
+    faults: Plan | None = None,
+    transcript: Transcript | None = None,
+    serialise: bool = False,
+) -> None:
+    """Run several strategies one after the other on the same nodes; Ray starts only once.
+
+    Parameters are those of :func:`simulate`; results are left in the steps.
+    """
+    check_choice("engine", engine, get_args(Engine))
+    if num_clients < 1:
+        raise OptionError(f"clients is {num_clients}", remedy="use at least 1")
+
+    def drive(grid: Grid) -> None:
+        if faults is not None:
+            grid = FaultyGrid(grid, faults)
+        if transcript is not None:
+            grid = RecordingGrid(grid, transcript)
+        for step in steps:
+            if step.before is not None:
+                step.before(step)
+            config = ConfigRecord({"seed": step.seed})
+            step.result = step.strategy.start(grid=grid, train_config=config, **step.start)
+            if step.after is not None:
+                step.after(step)
+
+    if engine == "ray":
+        run_on_ray(drive, client_fn, num_clients)
+    else:
+        app = ClientApp(client_fn=lambda context: as_client(client_fn(context)))
+        drive(InProcessGrid(app, num_clients, serialise=serialise))

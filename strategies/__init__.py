@@ -1,0 +1,21 @@
+"""Server side: one Flower ``Strategy`` subclass per method."""
+
+from __future__ import annotations
+
+from .average import OFSKL, OFMKLAvg
+from .base import PhaseStrategy
+from .kofl import EMKOFL, VMKOFL
+from .local_only import LocalOnly
+from .per_fed_avg import PerFedAvg
+from .pof_mkl import POFMKL
+
+__all__ = [
+    "EMKOFL",
+    "OFSKL",
+    "POFMKL",
+    "VMKOFL",
+    "LocalOnly",
+    "OFMKLAvg",
+    "PerFedAvg",
+    "PhaseStrategy",
+]

@@ -1,0 +1,103 @@
+"""OFMKL-Avg and OFSKL: online gradient descent without weights over kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from fedkern_flwr.wire import online as wire
+
+from .online import Floats, KernelOnlineStrategy
+
+
+class OFMKLAvg(KernelOnlineStrategy[wire.SharedReply]):
+    """Online federated multi-kernel learning, prediction by the plain mean of the kernels.
+
+    Parameters
+    ----------
+    kernels : int (default: 51)
+        N, all of them updated in each round.
+    features : int (default: 9)
+        D; 2 N D stays below the paper's cap of 1000 numbers.
+    **common
+        Options of ``KernelOnlineStrategy``.
+
+    References
+    ----------
+    Mitra, Hassani and Pappas, "Online Federated Learning", CDC 2021 (Fed-OMD), as used by Ghari
+    and Shen, NeurIPS 2022, section 4.
+    """
+
+    method = "ofmkl-avg"
+    reply_class = wire.SharedReply
+
+    def __init__(self, *, kernels: int = 51, features: int = 9, **common: Any) -> None:
+        super().__init__(kernels=kernels, features=features, **common)
+
+    def privacy(self) -> dict[str, Any]:
+        """Return what the server sees."""
+        return {
+            "protocol": "plain",
+            "server_sees": [
+                "each client's gradients, from which its samples and labels can be computed",
+                "each client's squared error, regret and largest loss so far",
+                "number of rows and of columns per client, digest of the column names",
+            ],
+            "never_leaves_the_client": ["rows", "labels"],
+        }
+
+    def prediction_weights(self) -> Floats:
+        """Return the weights with which clients predict, shape (N,)."""
+        return np.full(self.kernels, 1.0 / self.kernels)
+
+    def sent_arrays(self) -> ArrayRecord:
+        """Return theta and the weights of the prediction."""
+        return ArrayRecord([self.theta_.astype(self.precision), self.prediction_weights()])
+
+    def request(self, stream: dict[str, Any]) -> wire.SharedRequest:
+        """Ask for the gradients of all kernels."""
+        return wire.SharedRequest(
+            **stream,
+            **self.kernel_fields(),
+            weights=self.prediction_weights(),
+            send_losses=False,
+        )
+
+    def update(self, replies: list[wire.SharedReply]) -> ArrayRecord:
+        """Step along the mean gradient."""
+        total = np.zeros_like(self.theta_)
+        for reply in replies:
+            total += reply.gradient
+        return self.move(total)
+
+    def evaluation_weights(self) -> Floats:
+        """Predict held-out rows with the server's weights."""
+        return self.prediction_weights()
+
+
+class OFSKL(OFMKLAvg):
+    """Online federated learning with a single Gaussian kernel.
+
+    Parameters
+    ----------
+    bandwidth : float (default: 10.0)
+        The kernel's bandwidth.
+    features : int (default: 100)
+        D, random frequencies.
+    **common
+        Options of ``KernelOnlineStrategy``.
+
+    References
+    ----------
+    As :class:`OFMKLAvg`.
+    """
+
+    method = "ofskl"
+
+    def __init__(self, *, bandwidth: float = 10.0, features: int = 100, **common: Any) -> None:
+        from .base import within
+
+        within("bandwidth", bandwidth, 0.0, float("inf"), open_low=True)
+        super().__init__(kernels=1, bandwidths=[bandwidth], features=features, **common)

@@ -1,0 +1,314 @@
+"""What all strategies share: nodes, exchanges, failures, checkpoints, Flower's interface."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
+from fedkern_flwr.checkpoint import load_arrays, save_arrays
+from fedkern_flwr.errors import CheckpointError, CohortError, OptionError
+from fedkern_flwr.exchange import Failure, MessageType, Outcome, exchange, gather_nodes
+from fedkern_flwr.ledger import Ledger
+from fedkern_flwr.wire import DescribeReply
+
+logger = logging.getLogger("fedkern_flwr")
+
+Arrays = dict[str, NDArray[Any]]
+Progress = Callable[[int, int, Mapping[str, float]], None]
+
+
+class PhaseStrategy(Strategy):
+    """Base class of the strategies: a run is a sequence of exchanges, one per phase.
+
+    Parameters
+    ----------
+    seed : int, optional
+        Seed of everything public and random. By default the run's seed
+        (``train_config["seed"]``), else 0.
+    min_clients : int (default: 1)
+        The run stops, with its checkpoint, when fewer clients answer a round.
+    max_missed : int (default: 3)
+        A client that misses so many rounds in a row is left out of the rest of the run.
+    node_timeout : float (default: 60.0)
+        Seconds to wait for the nodes at the start.
+    checkpoint : path, optional
+        File for checkpoints; none are written without it.
+    checkpoint_every : int (default: 50)
+        Rounds from one checkpoint to the next.
+    resume : bool (default: False)
+        Go on from the checkpoint instead of starting anew.
+
+    Attributes
+    ----------
+    ledger_ : Ledger
+        Exchanges, bytes, seconds and failures of the last run.
+    parties_ : dict
+        Node id -> description, sorted by partition.
+    history_ : list of dict
+        Metrics per round.
+    metrics_ : dict
+        Metrics of the finished run.
+    left_out_ : list of int
+        Partitions left out for missing too many rounds.
+    on_round : callable or None
+        Called after each round with (rounds done, rounds in all, metrics of the round).
+    """
+
+    method: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        *,
+        seed: int | None = None,
+        min_clients: int = 1,
+        max_missed: int = 3,
+        node_timeout: float = 60.0,
+        checkpoint: str | Path | None = None,
+        checkpoint_every: int = 50,
+        resume: bool = False,
+    ) -> None:
+        at_least("min_clients", min_clients, 1)
+        at_least("max_missed", max_missed, 1)
+        at_least("checkpoint_every", checkpoint_every, 1)
+        if resume and checkpoint is None:
+            raise OptionError("resume without a checkpoint", remedy="name the checkpoint file")
+        self.seed = seed
+        self.min_clients = min_clients
+        self.max_missed = max_missed
+        self.node_timeout = node_timeout
+        self.checkpoint = Path(checkpoint) if checkpoint is not None else None
+        self.checkpoint_every = checkpoint_every
+        self.resume = resume
+        self.on_round: Progress | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self.ledger_ = Ledger()
+        self.parties_: dict[int, DescribeReply] = {}
+        self.history_: list[dict[str, Any]] = []
+        self.metrics_: dict[str, Any] = {}
+        self.left_out_: list[int] = []
+        self._session = secrets.token_hex(8)
+        self._missed: dict[int, int] = {}
+        self._pending: tuple[int, Arrays, dict[str, Any], set[int]] | None = None
+
+    # -- what a method tells about itself
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that determine the model; a checkpoint must have the same."""
+        return {"method": self.method}
+
+    def privacy(self) -> dict[str, Any]:
+        """Return what the server sees, for the run's privacy ledger."""
+        return {}
+
+    def model(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return the model of the last run as arrays and a JSON object."""
+        return {}, {}
+
+    def summary(self) -> None:
+        """Log the configuration."""
+        for name, value in self.options().items():
+            logger.info("%s: %s", name, value)
+
+    # -- exchanges
+
+    def gather(self, grid: Grid, *, resume_round: int = 0) -> None:
+        """Wait for the nodes, ask who they are, remember them in ``parties_``."""
+        self.parties_ = gather_nodes(
+            grid,
+            session=self._session,
+            method=self.method,
+            resume_round=resume_round,
+            min_clients=self.min_clients,
+            timeout=self.node_timeout,
+            ledger=self.ledger_,
+            say=logger.info,
+        )
+
+    def active_nodes(self) -> list[int]:
+        """Return the ids of the nodes that take part, by partition."""
+        left_out = set(self.left_out_)
+        return [n for n, party in self.parties_.items() if party.partition not in left_out]
+
+    def party(self, node: int) -> str:
+        """Return how messages name a node."""
+        return f"partition {self.parties_[node].partition}"
+
+    def run_phase(
+        self,
+        grid: Grid,
+        messages: Iterable[Message],
+        *,
+        phase: str,
+        timeout: float,
+        number: int,
+        message_type: MessageType = "train",
+    ) -> Outcome:
+        """Exchange messages; count who failed, leave out who fails too often.
+
+        Raises
+        ------
+        CohortError
+            Fewer than ``min_clients`` answered.
+        """
+        outcome = exchange(grid, list(messages), phase=phase, timeout=timeout, ledger=self.ledger_)
+        for node, failure in sorted(outcome.failures.items()):
+            self._count_failure(node, failure, number)
+        self.require(len(outcome.replies), number, phase, outcome.failures)
+        return outcome
+
+    def require(
+        self, answers: int, number: int, phase: str, failures: Mapping[int, Failure] | None = None
+    ) -> None:
+        """Stop the run when fewer than ``min_clients`` gave a proper answer.
+
+        Raises
+        ------
+        CohortError
+        """
+        if answers >= self.min_clients:
+            return
+        kinds = Counter(str(failure) for failure in (failures or {}).values())
+        why = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        raise CohortError(
+            f"{answers} of {len(self.parties_)} clients answered round {number}, at least "
+            f"{self.min_clients} must" + (f" ({why})" if why else ""),
+            remedy="mend the clients and resume from the checkpoint"
+            if self.checkpoint
+            else "mend the clients and start again",
+            phase=phase,
+        )
+
+    def accept(self, node: int) -> None:
+        """Note that a client gave a proper answer."""
+        self._missed[self.parties_[node].partition] = 0
+
+    def reject(self, node: int, failure: Failure, number: int) -> None:
+        """Count a reply that arrived but could not be used."""
+        self._count_failure(node, failure, number)
+
+    def in_order(self, outcome: Outcome) -> list[Message]:
+        """Return the replies sorted by partition, so that sums are reproducible."""
+        return [outcome.replies[node] for node in self.parties_ if node in outcome.replies]
+
+    def _count_failure(self, node: int, failure: Failure, number: int) -> None:
+        partition = self.parties_[node].partition
+        self.ledger_.add_failure(partition, str(failure))
+        missed = self._missed.get(partition, 0) + 1
+        self._missed[partition] = missed
+        logger.warning("partition %d, round %d: %s", partition, number, failure)
+        if missed >= self.max_missed and partition not in self.left_out_:
+            self.left_out_.append(partition)
+            logger.warning("partition %d is left out after %d rounds", partition, missed)
+
+    # -- checkpoints
+
+    def keep(self, number: int, arrays: Arrays, meta: dict[str, Any]) -> None:
+        """Snapshot the state after round ``number`` when a checkpoint is due.
+
+        The clients save their private state in the same round. A snapshot is written only when
+        every client taking part has answered that round or a later one, because only then can
+        all of them go back to it.
+        """
+        if self.checkpoint is None or self._pending or number % self.checkpoint_every:
+            return
+        waiting = {self.parties_[node].partition for node in self.active_nodes()}
+        arrays = {name: array.copy() for name, array in arrays.items()}
+        shared = {
+            "options": self.options(),
+            "session": self._session,
+            "round": number,
+            "ledger": self.ledger_.to_dict(),
+            "history": list(self.history_),
+            "missed": {str(k): v for k, v in self._missed.items()},
+            "left_out": list(self.left_out_),
+        }
+        self._pending = (number, arrays, {**shared, **meta}, waiting)
+
+    def confirm(self, outcome: Outcome) -> None:
+        """Write the snapshot at hand once all its clients have confirmed."""
+        if self._pending is None or self.checkpoint is None:
+            return
+        number, arrays, meta, waiting = self._pending
+        waiting -= {self.parties_[node].partition for node in outcome.replies}
+        waiting -= set(self.left_out_)
+        if not waiting:
+            save_arrays(self.checkpoint, arrays, meta)
+            logger.info("checkpoint of round %d written", number)
+            self._pending = None
+
+    def restore(self) -> tuple[Arrays, dict[str, Any]] | None:
+        """Load the checkpoint when the run is to be resumed.
+
+        Raises
+        ------
+        CheckpointError
+            The checkpoint is missing, damaged or of a run with other options.
+        """
+        if not self.resume or self.checkpoint is None:
+            return None
+        arrays, meta = load_arrays(self.checkpoint)
+        if meta.get("options") != self.options():
+            raise CheckpointError(
+                f"{self.checkpoint} belongs to a run with other options",
+                remedy="resume with the options of that run",
+            )
+        self._session = meta["session"]
+        self.ledger_ = Ledger.from_dict(meta["ledger"])
+        self.history_ = meta["history"]
+        self._missed = {int(k): v for k, v in meta["missed"].items()}
+        self.left_out_ = meta["left_out"]
+        return arrays, meta
+
+    # -- Flower's rounds of evaluation: none unless a method has them
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return no messages: this method has no evaluation of its own."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return nothing: this method has no evaluation of its own."""
+        return None
+
+
+def at_least(name: str, value: float, least: float) -> None:
+    """Refuse an option below its least value.
+
+    Raises
+    ------
+    OptionError
+    """
+    if not value >= least:
+        raise OptionError(f"{name} is {value}", remedy=f"use at least {least}")
+
+
+def within(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    """Refuse an option outside its range.
+
+    Raises
+    ------
+    OptionError
+    """
+    if not (low <= value <= high) or (open_low and value == low):
+        bracket = "(" if open_low else "["
+        raise OptionError(f"{name} is {value}", remedy=f"use a value in {bracket}{low}, {high}]")
+
+
+def float_array(record: ArrayRecord, index: int = 0) -> NDArray[np.float64]:
+    """Return one array of a record as float64."""
+    return np.asarray(record.to_numpy_ndarrays()[index], dtype=np.float64)

@@ -1,0 +1,203 @@
+"""vM-KOFL and eM-KOFL: one vector of weights over the kernels for all clients."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from fedkern_flwr.online import check_choice, current_weights, kernel_weights
+from fedkern_flwr.seeding import uniform
+from fedkern_flwr.wire import online as wire
+
+from .average import OFMKLAvg
+from .base import Arrays
+from .online import Floats, KernelOnlineStrategy, Report
+
+LossAggregation = Literal["mean", "sum"]
+
+_UNIFORM_SHARE = 0.1  # eM-KOFL draws kernels from the weights mixed with 10 % uniform
+
+
+class GlobalWeights(KernelOnlineStrategy[Report]):
+    """Base class of strategies whose server weighs the kernels by the clients' losses.
+
+    Parameters
+    ----------
+    loss_aggregation : {"mean", "sum"}
+        How the clients' losses enter the weights.
+    **common
+        Options of ``KernelOnlineStrategy``.
+    """
+
+    def __init__(self, *, loss_aggregation: LossAggregation, **common: Any) -> None:
+        super().__init__(**common)
+        check_choice("loss_aggregation", loss_aggregation, ("mean", "sum"))
+        self.loss_aggregation: LossAggregation = loss_aggregation
+        self._losses, self._gap = np.zeros(self.kernels), 0.0
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that determine the model."""
+        return {**super().options(), "loss_aggregation": self.loss_aggregation}
+
+    def initial_arrays(self, dimension: int) -> ArrayRecord:
+        """Start from theta = 0 and equal weights."""
+        self._losses, self._gap = np.zeros(self.kernels), 0.0
+        return super().initial_arrays(dimension)
+
+    def server_state(self) -> Arrays:
+        """Return theta, the memory of the step rule and the losses summed."""
+        return {**super().server_state(), "losses": self._losses, "gap": np.array([self._gap])}
+
+    def load_server_state(self, arrays: Arrays) -> ArrayRecord:
+        """Set what :meth:`server_state` returned."""
+        self._losses, self._gap = arrays["losses"].copy(), float(arrays["gap"][0])
+        return super().load_server_state(arrays)
+
+    def current_weights(self) -> Floats:
+        """Return the weights over the kernels, shape (N,)."""
+        rule, rate = self.weight_rule()
+        return current_weights(rule, self._losses, self._gap, rate)  # type: ignore[arg-type]
+
+    def learn_weights(self, losses: list[Floats]) -> None:
+        """Enter the clients' losses of a round into the weights."""
+        if not losses:
+            return
+        total = np.sum(losses, axis=0)
+        if self.loss_aggregation == "mean":
+            total = total / len(losses)
+        rule, rate = self.weight_rule()
+        _, self._losses, self._gap = kernel_weights(
+            rule,  # type: ignore[arg-type]
+            self._losses,
+            total[None],
+            self._gap,
+            rate,
+        )
+
+
+class VMKOFL(GlobalWeights[wire.SharedReply], OFMKLAvg):
+    """Vector multi-kernel online federated learning: all kernels updated, global weights.
+
+    Parameters
+    ----------
+    kernels : int (default: 51)
+        N.
+    features : int (default: 9)
+        D.
+    loss_aggregation : {"mean", "sum"} (default: "mean")
+        The clients' losses enter the weights as their mean or their sum.
+    **common
+        Options of ``KernelOnlineStrategy``.
+
+    References
+    ----------
+    Hong and Chae, "Communication-Efficient Randomized Algorithm for Multi-Kernel Online
+    Federated Learning", IEEE TPAMI 2021.
+    """
+
+    method = "vm-kofl"
+
+    def __init__(
+        self,
+        *,
+        kernels: int = 51,
+        features: int = 9,
+        loss_aggregation: LossAggregation = "mean",
+        **common: Any,
+    ) -> None:
+        super().__init__(
+            kernels=kernels, features=features, loss_aggregation=loss_aggregation, **common
+        )
+
+    def prediction_weights(self) -> Floats:
+        """Predict with the global weights."""
+        return self.current_weights()
+
+    def request(self, stream: dict[str, Any]) -> wire.SharedRequest:
+        """Ask for the gradients and the losses of all kernels."""
+        return wire.SharedRequest(
+            **stream,
+            **self.kernel_fields(),
+            weights=self.prediction_weights(),
+            send_losses=True,
+        )
+
+    def update(self, replies: list[wire.SharedReply]) -> ArrayRecord:
+        """Learn the weights, then step along the mean gradient."""
+        self.learn_weights([reply.losses for reply in replies])
+        return OFMKLAvg.update(self, replies)
+
+
+class EMKOFL(GlobalWeights[wire.DrawnReply]):
+    """Ensemble multi-kernel online federated learning: one kernel per round for all clients.
+
+    The server draws a kernel from the global weights mixed with 10 % uniform; the clients predict
+    with it and send its gradient divided by its probability, and the losses of all kernels.
+
+    Parameters
+    ----------
+    kernels : int (default: 51)
+        N.
+    features : int (default: 100)
+        D.
+    loss_aggregation : {"mean", "sum"} (default: "sum")
+        The clients' losses enter the weights as their sum or their mean.
+    **common
+        Options of ``KernelOnlineStrategy``.
+
+    References
+    ----------
+    As :class:`VMKOFL`.
+    """
+
+    method = "em-kofl"
+    reply_class = wire.DrawnReply
+
+    def __init__(
+        self,
+        *,
+        kernels: int = 51,
+        features: int = 100,
+        loss_aggregation: LossAggregation = "sum",
+        **common: Any,
+    ) -> None:
+        super().__init__(
+            kernels=kernels, features=features, loss_aggregation=loss_aggregation, **common
+        )
+        self._drawn = 0
+
+    def privacy(self) -> dict[str, Any]:
+        """Return what the server sees."""
+        return OFMKLAvg.privacy(self)  # type: ignore[arg-type]
+
+    def reply_sizes(self) -> dict[str, int]:
+        """Return N, 2D and the single kernel drawn."""
+        return {**super().reply_sizes(), "drawn": 1}
+
+    def request(self, stream: dict[str, Any]) -> wire.DrawnRequest:
+        """Draw the kernel of the round and ask for its gradient."""
+        share = _UNIFORM_SHARE
+        probabilities = (1.0 - share) * self.current_weights() + share / self.kernels
+        draw = uniform(self._run_seed, "drawn kernel", stream["round"])
+        drawn = int(np.searchsorted(np.cumsum(probabilities), draw, side="right"))
+        self._drawn = min(drawn, self.kernels - 1)
+        return wire.DrawnRequest(
+            **stream,
+            **self.kernel_fields(),
+            kernel=self._drawn,
+            probability=float(probabilities[self._drawn]),
+        )
+
+    def update(self, replies: list[wire.DrawnReply]) -> ArrayRecord:
+        """Learn the weights, then step along the mean gradient of the drawn kernel."""
+        self.learn_weights([reply.losses for reply in replies])
+        total = np.zeros_like(self.theta_)
+        for reply in replies:
+            total[self._drawn] += reply.gradient[0]
+        return self.move(total)
+
+    def evaluation_weights(self) -> Floats:
+        """Predict held-out rows with the global weights."""
+        return self.current_weights()

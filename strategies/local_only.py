@@ -1,0 +1,125 @@
+"""Local only: every client learns by itself, the yardstick for federation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from fedkern_flwr.kernels import bandwidth_dictionary
+from fedkern_flwr.online import check_choice
+from fedkern_flwr.random_features import FrequencyDraw, Precision
+from fedkern_flwr.wire import online as wire
+
+from .base import Arrays, at_least
+from .online import OnlineStrategy, resolve_draw
+
+
+class LocalOnly(OnlineStrategy[wire.LocalReply]):
+    """Online multi-kernel learning on each client alone; one exchange starts it all.
+
+    Each client runs the steps of POF-MKL with itself as the only client and updates all kernels
+    with every sample. ``samples_per_round`` has no meaning here.
+
+    Parameters
+    ----------
+    kernels : int (default: 51)
+        N.
+    features : int (default: 20)
+        D.
+    regularization : float (default: 1e-3)
+        lambda.
+    precision : {"float32", "float64"} (default: "float32")
+        Arithmetic of the features.
+    frequency_draw : {"independent", "orthogonal"}, optional
+        As in ``KernelOnlineStrategy``.
+    **common
+        Options of ``OnlineStrategy``.
+    """
+
+    method = "local-only"
+    reply_class = wire.LocalReply
+
+    def __init__(
+        self,
+        *,
+        kernels: int = 51,
+        features: int = 20,
+        regularization: float = 1e-3,
+        precision: Precision = "float32",
+        frequency_draw: FrequencyDraw | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        at_least("features", features, 1)
+        at_least("regularization", regularization, 0.0)
+        check_choice("precision", precision, ("float32", "float64"))
+        self.frequency_draw = resolve_draw(frequency_draw, self.step_size)
+        self.bandwidths, self.features = bandwidth_dictionary(kernels), features
+        self.regularization, self.precision = regularization, precision
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that determine the model."""
+        return {
+            **super().options(),
+            "bandwidths": self.bandwidths.tolist(),
+            "features": self.features,
+            "regularization": self.regularization,
+            "precision": self.precision,
+            "frequency_draw": self.frequency_draw,
+        }
+
+    def privacy(self) -> dict[str, Any]:
+        """Return what the server sees."""
+        return {
+            "protocol": "plain",
+            "server_sees": [
+                "each client's squared error and regret after every sample",
+                "number of rows and of columns per client, digest of the column names",
+            ],
+            "never_leaves_the_client": ["rows", "labels", "models"],
+        }
+
+    def initial_arrays(self, dimension: int) -> ArrayRecord:
+        """Send nothing."""
+        self.samples_per_round = self._samples
+        return ArrayRecord([])
+
+    def server_state(self) -> Arrays:
+        """Return nothing: there is no server state."""
+        return {}
+
+    def load_server_state(self, arrays: Arrays) -> ArrayRecord:
+        """Send nothing."""
+        return ArrayRecord([])
+
+    def reply_sizes(self) -> dict[str, int]:
+        """Return the number of samples."""
+        return {"samples": self._samples}
+
+    def request(self, stream: dict[str, Any]) -> wire.LocalRequest:
+        """Ask every client to learn from its whole stream."""
+        rate = float(1.0 / np.sqrt(self._samples))
+        return wire.LocalRequest(
+            **stream,
+            bandwidths=self.bandwidths.astype("<f8").tobytes(),
+            features=self.features,
+            seed=self._run_seed,
+            regularization=self.regularization,
+            precision=self.precision,
+            frequency_draw=self.frequency_draw,
+            weight_rule="exponential" if self.step_size == "paper" else "adahedge",
+            learning_rate=rate,
+            step_size=self.step_size,
+        )
+
+    def update(self, replies: list[wire.LocalReply]) -> ArrayRecord:
+        """Write the history of every sample from the clients' running totals."""
+        errors = np.mean([reply.squared_errors for reply in replies], axis=0)
+        regrets = np.mean([reply.regrets for reply in replies], axis=0)
+        self.history_ = [
+            {"round": t + 1, "mse": e / (t + 1), "regret": r, "survivors": len(replies)}
+            for t, (e, r) in enumerate(zip(errors.tolist(), regrets.tolist(), strict=True))
+        ][:-1]
+        return ArrayRecord([])

@@ -1,0 +1,463 @@
+"""The round of every online method: T samples per client, B of them per exchange."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
+
+from fedkern_flwr.errors import ProtocolError, TableError
+from fedkern_flwr.exchange import Failure, read_reply, request_messages
+from fedkern_flwr.kernels import bandwidth_dictionary
+from fedkern_flwr.online import StepSize, check_choice, step_rule
+from fedkern_flwr.random_features import FrequencyDraw, Precision
+from fedkern_flwr.wire import online as wire
+
+from .base import Arrays, PhaseStrategy, at_least
+
+Floats = NDArray[np.float64]
+Report = TypeVar("Report", bound=wire.StreamReport)
+
+
+class OnlineStrategy(PhaseStrategy, Generic[Report]):
+    """Base class of the online methods.
+
+    ``start(grid, num_rounds=T)`` lets every client predict T samples of its own stream, each
+    before its label is used. With ``samples_per_round`` B this takes ceil(T / B) exchanges.
+
+    Parameters
+    ----------
+    step_size : {"paper", "adaptive"} (default: "adaptive")
+        ``paper``: eta = eta_k = 1/sqrt(T). ``adaptive``: AdaGrad-norm for the parameters and
+        AdaHedge for the weights; nothing to tune.
+    samples_per_round : int (default: 1)
+        B, samples that a client takes per exchange; 1 is the paper.
+    **common
+        Options of :class:`~fedkern_flwr.strategies.base.PhaseStrategy`.
+    """
+
+    reply_class: type[Report]
+
+    def __init__(
+        self,
+        *,
+        step_size: StepSize = "adaptive",
+        samples_per_round: int = 1,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        check_choice("step_size", step_size, ("paper", "adaptive"))
+        at_least("samples_per_round", samples_per_round, 1)
+        self.step_size: StepSize = step_size
+        self.samples_per_round = samples_per_round
+        self._samples = 0  # T of the run at hand
+        self._run_seed = 0
+        self._reports: dict[int, wire.StreamReport] = {}  # partition -> latest report
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that determine the model."""
+        return {
+            **super().options(),
+            "step_size": self.step_size,
+            "samples_per_round": self.samples_per_round,
+            "samples": self._samples,
+            "seed": self._run_seed,
+        }
+
+    # -- what a method adds
+
+    @abstractmethod
+    def initial_arrays(self, dimension: int) -> ArrayRecord:
+        """Set the server's state for features of ``dimension`` columns; return what is sent."""
+
+    @abstractmethod
+    def request(self, stream: dict[str, Any]) -> wire.StreamRequest:
+        """Return the request of a round; ``stream`` holds the fields of ``StreamRequest``.
+
+        The arrays of the request are packed already and sent in its place.
+        """
+
+    @abstractmethod
+    def update(self, replies: list[Report]) -> ArrayRecord:
+        """Move the server's state by the replies, sorted by partition; return what is sent."""
+
+    @abstractmethod
+    def server_state(self) -> Arrays:
+        """Return the arrays from which a run can go on."""
+
+    @abstractmethod
+    def load_server_state(self, arrays: Arrays) -> ArrayRecord:
+        """Set the server's state from a checkpoint; return what is sent."""
+
+    def reply_sizes(self) -> dict[str, int]:
+        """Return the sizes of dimensions that replies must have."""
+        return {}
+
+    # -- Flower's interface
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 500,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the method.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid, of any engine.
+        initial_arrays : ArrayRecord, optional
+            Arrays to start from instead of the method's own start (zeros).
+        num_rounds : int (default: 500)
+            T, samples per client.
+        timeout : float (default: 3600)
+            Seconds to wait for the replies of one exchange.
+        train_config : ConfigRecord, optional
+            ``seed`` is the run's seed for strategies that have none of their own.
+        evaluate_config : ConfigRecord, optional
+            Not used.
+        evaluate_fn : callable, optional
+            Evaluation on the server, called before the first and after each exchange.
+
+        Returns
+        -------
+        Result
+            The arrays that were sent last, and metrics per exchange.
+
+        Raises
+        ------
+        CohortError, ProtocolError, TableError, EngineError, CheckpointError
+            The run cannot start or go on. A checkpoint, if one was asked for, stays.
+        """
+        at_least("num_rounds", num_rounds, 1)
+        config = ConfigRecord() if train_config is None else train_config
+        self._reset()
+        self._reports = {}
+        self._samples = num_rounds
+        self._run_seed = self.seed if self.seed is not None else int(config.get("seed", 0))  # type: ignore[arg-type]
+        self.summary()
+        restored = self.restore()
+        self.gather(grid, resume_round=restored[1]["round"] if restored else 0)
+        self._check_streams(num_rounds)
+        dimension = next(iter(self.parties_.values())).features
+        result, first = Result(), 1
+        arrays = self.initial_arrays(dimension)
+        if initial_arrays is not None and len(initial_arrays):
+            arrays = self.load_server_state(self._state_from(initial_arrays))
+        if restored:
+            arrays, first = self._take_up(*restored), restored[1]["round"] + 1
+        result.arrays = arrays
+        if evaluate_fn and (metrics := evaluate_fn(first - 1, arrays)) is not None:
+            result.evaluate_metrics_serverapp[first - 1] = metrics
+        rounds = -(-num_rounds // self.samples_per_round)
+        for number in range(first, rounds + 1):
+            outcome = self.run_phase(
+                grid,
+                self.configure_train(number, arrays, config, grid),
+                phase=self.reply_class.phase,
+                timeout=timeout,
+                number=number,
+            )
+            updated, metrics = self.aggregate_train(number, self.in_order(outcome))
+            if updated is not None:
+                arrays = result.arrays = updated
+            if metrics is not None:
+                result.train_metrics_clientapp[number] = metrics
+            self.keep(number, self.server_state(), {"reports": self._pack_reports()})
+            self.confirm(outcome)
+            if evaluate_fn and (metrics := evaluate_fn(number, arrays)) is not None:
+                result.evaluate_metrics_serverapp[number] = metrics
+            if self.on_round is not None:
+                self.on_round(number, rounds, self.history_[-1])
+        self.metrics_ = self._final_metrics()
+        self._evaluate(grid, arrays, rounds, timeout, result)
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return one request per client that takes part; ``arrays`` travels as it is."""
+        step = (server_round - 1) * self.samples_per_round
+        request = self.request(
+            {
+                "session": self._session,
+                "round": server_round,
+                "step": step,
+                "samples": min(self.samples_per_round, self._samples - step),
+                "checkpoint_every": self.checkpoint_every if self.checkpoint else 0,
+            }
+        )
+        return request_messages(
+            request, self.active_nodes(), group_id=str(server_round), arrays=arrays
+        )
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check the replies, move the model, return what is sent next and the round's metrics."""
+        reports: list[Report] = []
+        for message in replies:
+            node = message.metadata.src_node_id
+            try:
+                reply = read_reply(
+                    self.reply_class, message, party=self.party(node), **self.reply_sizes()
+                )
+                self._check_round(reply, server_round, node)
+            except ProtocolError as error:
+                self.reject(node, Failure("invalid reply", error.problem), server_round)
+                continue
+            self.accept(node)
+            self._reports[self.parties_[node].partition] = reply
+            reports.append(reply)
+        self.require(len(reports), server_round, self.reply_class.phase)
+        arrays = self.update(reports)
+        metrics = self._round_metrics(server_round, len(reports))
+        self.history_.append(metrics)
+        return arrays, MetricRecord({k: v for k, v in metrics.items() if v is not None})
+
+    # -- pieces
+
+    def _check_streams(self, samples: int) -> None:
+        for party in self.parties_.values():
+            if party.rows < samples:
+                raise TableError(
+                    f"its stream has {party.rows} rows, {samples} rounds need {samples}",
+                    remedy=f"ask for at most {min(p.rows for p in self.parties_.values())} rounds",
+                    party=f"partition {party.partition}",
+                )
+
+    def _check_round(self, reply: wire.StreamReport, number: int, node: int) -> None:
+        if reply.round != number:
+            raise ProtocolError(f"the reply belongs to round {reply.round}", party=self.party(node))
+
+    def _round_metrics(self, number: int, survivors: int) -> dict[str, Any]:
+        reports = list(self._reports.values())
+        samples = sum(report.total_samples for report in reports)
+        errors = sum(report.total_squared_error for report in reports)
+        regrets = [r.regret for r in reports if isinstance(r, wire.KernelReport)]
+        return {
+            "round": min(number * self.samples_per_round, self._samples),
+            "mse": errors / samples if samples else None,
+            "regret": float(np.mean(regrets)) if regrets else None,
+            "survivors": survivors,
+        }
+
+    def _final_metrics(self) -> dict[str, Any]:
+        reports = sorted(self._reports.items())
+        per_client = [r.total_squared_error / max(1, r.total_samples) for _, r in reports]
+        kernel_reports = [r for _, r in reports if isinstance(r, wire.KernelReport)]
+        regrets = [r.regret for r in kernel_reports]
+        last = self.history_[-1] if self.history_ else {}
+        return {
+            "mse": last.get("mse"),
+            "mse_client_std": float(np.std(per_client)) if per_client else None,
+            "regret_mean": float(np.mean(regrets)) if regrets else None,
+            "regret_std": float(np.std(regrets)) if regrets else None,
+            "largest_loss": max((r.largest_loss for r in kernel_reports), default=None),
+        }
+
+    def _evaluate(
+        self, grid: Grid, arrays: ArrayRecord, number: int, timeout: float, result: Result
+    ) -> None:
+        messages = list(self.configure_evaluate(number, arrays, ConfigRecord(), grid))
+        if not messages:
+            return
+        outcome = self.run_phase(
+            grid, messages, phase="online-evaluate", timeout=timeout, number=number
+        )
+        metrics = self.aggregate_evaluate(number, self.in_order(outcome))
+        if metrics is not None:
+            result.evaluate_metrics_clientapp[number] = metrics
+            self.metrics_.update(metrics)
+
+    def _evaluation_nodes(self) -> list[int]:
+        return [node for node in self.active_nodes() if self.parties_[node].test_rows]
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the mean squared error over all held-out rows."""
+        samples, error = 0, 0.0
+        for message in replies:
+            party = self.party(message.metadata.src_node_id)
+            reply = read_reply(self._evaluate_reply, message, party=party)
+            samples, error = samples + reply.samples, error + reply.squared_error
+        return MetricRecord({"test_mse": error / samples}) if samples else None
+
+    _evaluate_reply: type[wire.EvaluateReply] = wire.EvaluateReply
+
+    def _pack_reports(self) -> dict[str, dict[str, Any]]:
+        names = ("round", "total_samples", "total_squared_error", "regret", "largest_loss")
+        return {
+            str(partition): {n: getattr(report, n) for n in names if hasattr(report, n)}
+            for partition, report in self._reports.items()
+        }
+
+    def _take_up(self, arrays: Arrays, meta: dict[str, Any]) -> ArrayRecord:
+        for partition, values in meta["reports"].items():
+            kind = wire.KernelReport if "regret" in values else wire.StreamReport
+            self._reports[int(partition)] = kind(**values)
+        return self.load_server_state(arrays)
+
+    def _state_from(self, record: ArrayRecord) -> Arrays:
+        state = self.server_state()
+        first = next(iter(state))
+        given = np.asarray(record.to_numpy_ndarrays()[0], np.float64)
+        if given.shape != state[first].shape:
+            raise ProtocolError(
+                f"initial_arrays has shape {given.shape} instead of {state[first].shape}",
+                remedy="pass the arrays of a run with the same options",
+            )
+        return {**state, first: given}
+
+
+class KernelOnlineStrategy(OnlineStrategy[Report]):
+    """Base class of the online methods with random features of a dictionary of kernels.
+
+    Parameters
+    ----------
+    kernels : int
+        N, kernels in the dictionary.
+    features : int
+        D, random frequencies per kernel.
+    regularization : float (default: 1e-3)
+        lambda.
+    precision : {"float32", "float64"} (default: "float32")
+        Arithmetic of the features and of what travels; the server sums in float64.
+    frequency_draw : {"independent", "orthogonal"}, optional
+        How random frequencies are drawn; by default ``independent`` with the paper's step size,
+        else ``orthogonal``, which estimates the kernels with less variance.
+    bandwidths : sequence of float, optional
+        Bandwidths of the kernels, by default the paper's dictionary.
+    **common
+        Options of :class:`OnlineStrategy`.
+    """
+
+    def __init__(
+        self,
+        *,
+        kernels: int,
+        features: int,
+        regularization: float = 1e-3,
+        precision: Precision = "float32",
+        frequency_draw: FrequencyDraw | None = None,
+        bandwidths: Iterable[float] | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        at_least("kernels", kernels, 1)
+        at_least("features", features, 1)
+        at_least("regularization", regularization, 0.0)
+        check_choice("precision", precision, ("float32", "float64"))
+        self.frequency_draw = resolve_draw(frequency_draw, self.step_size)
+        self.bandwidths = (
+            bandwidth_dictionary(kernels)
+            if bandwidths is None
+            else np.array(list(bandwidths), np.float64)
+        )
+        self.kernels, self.features = self.bandwidths.size, features
+        self.regularization, self.precision = regularization, precision
+        self.theta_ = np.zeros((0, 0))
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that determine the model."""
+        return {
+            **super().options(),
+            "bandwidths": self.bandwidths.tolist(),
+            "features": self.features,
+            "regularization": self.regularization,
+            "precision": self.precision,
+            "frequency_draw": self.frequency_draw,
+        }
+
+    def model(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return theta with all that is needed to build the features."""
+        return {"theta": self.theta_, "bandwidths": self.bandwidths}, self.options()
+
+    def initial_arrays(self, dimension: int) -> ArrayRecord:
+        """Start from theta = 0."""
+        self.theta_ = np.zeros((self.kernels, 2 * self.features))
+        self._rule = step_rule(self.step_size, self.kernels, self._samples)
+        return self.sent_arrays()
+
+    def sent_arrays(self) -> ArrayRecord:
+        """Return what the clients get: theta, and what a method adds."""
+        return ArrayRecord([self.theta_.astype(self.precision)])
+
+    def server_state(self) -> Arrays:
+        """Return theta and the memory of the step rule."""
+        return {"theta": self.theta_, "step_state": self._rule.state}
+
+    def load_server_state(self, arrays: Arrays) -> ArrayRecord:
+        """Set theta and the memory of the step rule."""
+        self.theta_, self._rule.state = arrays["theta"].copy(), arrays["step_state"].copy()
+        return self.sent_arrays()
+
+    def reply_sizes(self) -> dict[str, int]:
+        """Return N and 2D."""
+        return {"kernels": self.kernels, "width": 2 * self.features}
+
+    def kernel_fields(self) -> dict[str, Any]:
+        """Return the fields of a ``KernelRequest``; theta itself is packed already."""
+        return {
+            "bandwidths": self.bandwidths.astype("<f8").tobytes(),
+            "features": self.features,
+            "seed": self._run_seed,
+            "regularization": self.regularization,
+            "precision": self.precision,
+            "frequency_draw": self.frequency_draw,
+            "theta": self.theta_,
+        }
+
+    def move(self, gradient_sum: Floats) -> ArrayRecord:
+        """Step along the mean over all K clients; one that did not answer counts as zero."""
+        self._rule.update(self.theta_, gradient_sum / len(self.parties_))
+        return self.sent_arrays()
+
+    def evaluation_weights(self) -> Floats:
+        """Return the weights for held-out rows; empty for the client's own."""
+        return np.zeros(0)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask the clients that hold rows out to predict them."""
+        rule, rate = self.weight_rule()
+        request = wire.EvaluateRequest(
+            session=self._session,
+            round=server_round,
+            step=0,
+            samples=0,
+            checkpoint_every=0,
+            weight_rule=rule,
+            learning_rate=rate,
+            weights=self.evaluation_weights(),
+            **{**self.kernel_fields(), "theta": self.theta_.astype(self.precision)},
+        )
+        return request_messages(
+            request, self._evaluation_nodes(), group_id="evaluate", message_type="evaluate"
+        )
+
+    def weight_rule(self) -> tuple[str, float]:
+        """Return the rule of the weights over kernels and its learning rate eta_k."""
+        rate = float(1.0 / np.sqrt(max(1, self._samples)))
+        return ("exponential" if self.step_size == "paper" else "adahedge"), rate
+
+
+def resolve_draw(draw: FrequencyDraw | None, step_size: StepSize) -> FrequencyDraw:
+    """Return how frequencies are drawn: as given, else what belongs to the step size."""
+    if draw is None:
+        return "independent" if step_size == "paper" else "orthogonal"
+    check_choice("frequency_draw", draw, ("independent", "orthogonal"))
+    return draw

@@ -1,0 +1,123 @@
+"""POF-MKL: personalised online federated multi-kernel learning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.online import Selection, check_choice
+from fedkern_flwr.wire import online as wire
+
+from .base import at_least, within
+from .online import KernelOnlineStrategy
+
+
+class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
+    """Personalised online multi-kernel learning with few kernels per message.
+
+    The server holds parameters theta_i for each of N kernels; every client keeps its own weights
+    over the kernels. In a round a client predicts its next sample with all kernels, and sends the
+    gradients of M of them, drawn by their weights.
+
+    Parameters
+    ----------
+    kernels : int (default: 51)
+        N, Gaussian kernels with bandwidths from 1e-2 to 1e2.
+    kernels_per_round : int (default: 25)
+        M, kernels whose gradients a client sends.
+    features : int (default: 20)
+        D, random frequencies per kernel. The paper caps 2 M D at 1000 numbers.
+    exploration : float (default: 1.0)
+        xi in (0, 1]; with 1 all kernels are equally likely.
+    selection : {"bins", "subset"}, optional
+        How a client chooses its kernels: the bins of Algorithm 1, or exactly M kernels, each with
+        a probability of its own. By default ``bins`` with the paper's step size, else ``subset``.
+    **common
+        Options of ``KernelOnlineStrategy``: ``regularization``, ``step_size``,
+        ``samples_per_round``, ``precision``, ``seed``, ``checkpoint``, ...
+
+    Attributes
+    ----------
+    theta_ : ndarray, shape (N, 2D)
+        The learned parameters.
+
+    Notes
+    -----
+    Without secure sums the server can compute a client's sample and label from its gradient.
+
+    References
+    ----------
+    Ghari and Shen, "Personalized Online Federated Learning with Multiple Kernels",
+    NeurIPS 2022, Algorithms 1 and 2, eq. 6-10.
+    """
+
+    method = "pof-mkl"
+    reply_class = wire.PersonalReply
+
+    def __init__(
+        self,
+        *,
+        kernels: int = 51,
+        kernels_per_round: int = 25,
+        features: int = 20,
+        exploration: float = 1.0,
+        selection: Selection | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(kernels=kernels, features=features, **common)
+        at_least("kernels_per_round", kernels_per_round, 1)
+        within("exploration", exploration, 0.0, 1.0, open_low=True)
+        if kernels_per_round > self.kernels:
+            raise OptionError(
+                f"kernels_per_round is {kernels_per_round} but there are {self.kernels} kernels",
+                remedy=f"use at most {self.kernels}",
+            )
+        self.kernels_per_round, self.exploration = kernels_per_round, exploration
+        if selection is None:
+            selection = "bins" if self.step_size == "paper" else "subset"
+        check_choice("selection", selection, ("bins", "subset"))
+        self.selection: Selection = selection
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that determine the model."""
+        return {
+            **super().options(),
+            "kernels_per_round": self.kernels_per_round,
+            "exploration": self.exploration,
+            "selection": self.selection,
+        }
+
+    def privacy(self) -> dict[str, Any]:
+        """Return what the server sees."""
+        return {
+            "protocol": "plain",
+            "server_sees": [
+                "each client's gradients, from which its samples and labels can be computed",
+                "each client's squared error, regret and largest loss so far",
+                "number of rows and of columns per client, digest of the column names",
+            ],
+            "never_leaves_the_client": ["rows", "labels", "weights over the kernels"],
+        }
+
+    def request(self, stream: dict[str, Any]) -> wire.PersonalRequest:
+        """Ask for the gradients of M kernels."""
+        rule, rate = self.weight_rule()
+        return wire.PersonalRequest(
+            **stream,
+            **self.kernel_fields(),
+            kernels_per_round=self.kernels_per_round,
+            selection=self.selection,
+            exploration=self.exploration,
+            weight_rule=rule,
+            learning_rate=rate,
+        )
+
+    def update(self, replies: list[wire.PersonalReply]) -> ArrayRecord:
+        """Equation 10: a step along the mean of the weighted gradients."""
+        total = np.zeros_like(self.theta_)
+        for reply in replies:
+            total[reply.kernels] += reply.gradient
+        return self.move(total)
