@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 
 from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError
+from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError, TableError
 from fedkern_flwr.flower_compat import Client, NumPyClient
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
 
@@ -215,7 +215,7 @@ def _node_number(context: Context, key: str) -> int:
     if type(value) is not int:
         raise OptionError(
             f"the node's configuration has no whole number {key}",
-            remedy=f'start the SuperNode with --node-config "partition-id=0 num-partitions=..."'
+            remedy='start the SuperNode with --node-config "partition-id=0 num-partitions=..."'
             if key == "partition-id"
             else "add num-partitions=... to --node-config",
         )
@@ -230,8 +230,6 @@ def check_rows(x: NDArray[Any], y: NDArray[Any], party: str) -> None:
     TableError
         Wrong number of dimensions, different lengths, NaN or infinite values.
     """
-    from fedkern_flwr.errors import TableError
-
     if x.ndim != 2 or y.ndim != 1 or len(x) != len(y):
         raise TableError(
             f"features of shape {x.shape} and labels of shape {y.shape} do not fit",

@@ -85,6 +85,7 @@ def request_messages(
     arrays : ArrayRecord, optional
         The request's arrays when they are packed already.
     message_type : {"train", "evaluate"} (default: "train")
+        Flower's type of the messages.
     """
     packed = ArrayRecord(request.arrays()) if arrays is None else arrays
     content = request_content(packed, ConfigRecord(dict(request.scalars())), message_type)

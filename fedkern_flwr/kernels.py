@@ -40,8 +40,8 @@ def gaussian_kernel(x: Floats, y: Floats, bandwidth: float) -> Floats:
 
     Parameters
     ----------
-    x : ndarray, shape (n, d)
-    y : ndarray, shape (m, d)
+    x, y : ndarray, shapes (n, d) and (m, d)
+        The rows.
     bandwidth : float
         The bandwidth s > 0, in the units of x.
 

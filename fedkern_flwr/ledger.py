@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -42,7 +42,7 @@ class Ledger:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        return asdict(self)
+        return {**vars(self), "by_phase": dict(self.by_phase)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Ledger:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,14 +33,14 @@ def plan_layers(dimension: int) -> tuple[int, ...]:
 
 def count_parameters(widths: Sequence[int]) -> int:
     """Return the number of weights and biases."""
-    return sum((a + 1) * b for a, b in zip(widths[:-1], widths[1:], strict=True))
+    return sum((a + 1) * b for a, b in pairwise(widths))
 
 
 def initial_parameters(widths: Sequence[int], seed: int) -> Floats:
     """Draw He-initialised weights and zero biases, flat."""
     rng = np.random.default_rng(derive_seed(seed, "network"))
     parts = []
-    for a, b in zip(widths[:-1], widths[1:], strict=True):
+    for a, b in pairwise(widths):
         parts += [rng.standard_normal(a * b) * np.sqrt(2.0 / a), np.zeros(b)]
     return np.concatenate(parts)
 
@@ -55,7 +56,7 @@ def project(x: Floats, width: int, seed: int) -> Floats:
 
 def _split(parameters: Floats, widths: Sequence[int]) -> list[tuple[Floats, Floats]]:
     layers, start = [], 0
-    for a, b in zip(widths[:-1], widths[1:], strict=True):
+    for a, b in pairwise(widths):
         weights = parameters[start : start + a * b].reshape(a, b)
         start += a * b
         layers.append((weights, parameters[start : start + b]))

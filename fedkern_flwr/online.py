@@ -18,6 +18,8 @@ WeightRule = Literal["exponential", "adahedge", "uniform"]
 StepSize = Literal["paper", "adaptive"]
 Selection = Literal["bins", "subset"]
 
+_TINY = 1e-200  # a sum of weights below this counts as none
+
 WEIGHT_RULES: tuple[str, ...] = ("exponential", "adahedge", "uniform")
 
 
@@ -117,7 +119,8 @@ def current_weights(
 ) -> Floats:
     """Weights for the next sample, shape (N,)."""
     none = np.zeros((1, cumulative.size))
-    return kernel_weights(rule, cumulative, none, gap, learning_rate)[0][0]
+    weights, _, _ = kernel_weights(rule, cumulative, none, gap, learning_rate)
+    return np.asarray(weights[0])
 
 
 def select_bin(
@@ -198,26 +201,22 @@ def select_subset(
         inclusion += (1.0 - exploration) * _capped(weights, wanted)
     order = rng.permutation(kernels)
     ends = np.cumsum(inclusion[order])
+    ends[-1] = wanted  # but for rounding it is
     points = np.searchsorted(ends, np.arange(wanted) + rng.random(), side="right")
-    chosen = np.sort(order[np.minimum(points, kernels - 1)]).astype(np.int32)
+    chosen = np.sort(order[points]).astype(np.int32)
     return chosen, inclusion[chosen]
 
 
 def _capped(weights: Floats, total: int) -> Floats:
-    """Scale weights so that min(1, s w) sums to ``total``."""
-    shares = weights * (total / weights.sum())
-    while (over := shares > 1.0).any():
-        shares[over] = 1.0
-        free = shares < 1.0
-        rest = shares[free].sum()
-        if rest <= 0.0:
-            shares[free] = (total - over.sum()) / max(1, free.sum())
-            break
-        scaled = shares[free] * ((total - (~free).sum()) / rest)
-        if np.array_equal(scaled, shares[free]):
-            break
-        shares[free] = scaled
-    return shares
+    """Scale weights so that min(1, s w) sums to ``total``; what no weight claims is shared."""
+    descending = np.sort(weights)[::-1]
+    rest = np.cumsum(descending[::-1])[::-1]  # rest[c]: all but the c largest
+    scale = (total - np.arange(weights.size)) / np.maximum(rest, _TINY)
+    capped = int(np.argmax(descending * scale <= 1.0))
+    shares = np.minimum(1.0, weights * scale[capped])
+    room = 1.0 - shares
+    deficit = total - shares.sum()
+    return shares + deficit * room / room.sum() if deficit > 0.0 else shares
 
 
 def _softmin(values: Floats) -> Floats:

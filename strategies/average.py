@@ -31,6 +31,7 @@ class OFMKLAvg(KernelOnlineStrategy[wire.SharedReply]):
     """
 
     method = "ofmkl-avg"
+    title = "OFMKL-Avg"
     reply_class = wire.SharedReply
 
     def __init__(self, *, kernels: int = 51, features: int = 9, **common: Any) -> None:
@@ -95,6 +96,8 @@ class OFSKL(OFMKLAvg):
     """
 
     method = "ofskl"
+    title = "OFSKL"
+    fixed = frozenset({"kernels", "bandwidths"})
 
     def __init__(self, *, bandwidth: float = 10.0, features: int = 100, **common: Any) -> None:
         from .base import within

@@ -65,6 +65,9 @@ class PhaseStrategy(Strategy):
     """
 
     method: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    #: Options of base classes that this method fixes.
+    fixed: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(
         self,
@@ -207,7 +210,7 @@ class PhaseStrategy(Strategy):
         self.ledger_.add_failure(partition, str(failure))
         missed = self._missed.get(partition, 0) + 1
         self._missed[partition] = missed
-        logger.warning("partition %d, round %d: %s", partition, number, failure)
+        logger.info("partition %d, round %d: %s", partition, number, failure)
         if missed >= self.max_missed and partition not in self.left_out_:
             self.left_out_.append(partition)
             logger.warning("partition %d is left out after %d rounds", partition, missed)

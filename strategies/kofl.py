@@ -98,6 +98,7 @@ class VMKOFL(GlobalWeights[wire.SharedReply], OFMKLAvg):
     """
 
     method = "vm-kofl"
+    title = "vM-KOFL"
 
     def __init__(
         self,
@@ -153,6 +154,7 @@ class EMKOFL(GlobalWeights[wire.DrawnReply]):
     """
 
     method = "em-kofl"
+    title = "eM-KOFL"
     reply_class = wire.DrawnReply
 
     def __init__(

@@ -39,6 +39,8 @@ class LocalOnly(OnlineStrategy[wire.LocalReply]):
     """
 
     method = "local-only"
+    title = "local only"
+    fixed = frozenset({"samples_per_round"})
     reply_class = wire.LocalReply
 
     def __init__(

@@ -43,6 +43,7 @@ class PerFedAvg(OnlineStrategy[wire.NetworkReply]):
     """
 
     method = "per-fed-avg"
+    title = "PerFedAvg"
     reply_class = wire.NetworkReply
     _evaluate_reply = wire.NetworkEvaluateReply
 

@@ -14,6 +14,8 @@ from fedkern_flwr.wire import online as wire
 from .base import at_least, within
 from .online import KernelOnlineStrategy
 
+DEFAULT_KERNELS_PER_ROUND = 25
+
 
 class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
     """Personalised online multi-kernel learning with few kernels per message.
@@ -26,8 +28,8 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
     ----------
     kernels : int (default: 51)
         N, Gaussian kernels with bandwidths from 1e-2 to 1e2.
-    kernels_per_round : int (default: 25)
-        M, kernels whose gradients a client sends.
+    kernels_per_round : int, optional
+        M, by default 25 or N if that is less: kernels whose gradients a client sends.
     features : int (default: 20)
         D, random frequencies per kernel. The paper caps 2 M D at 1000 numbers.
     exploration : float (default: 1.0)
@@ -55,19 +57,22 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
     """
 
     method = "pof-mkl"
+    title = "POF-MKL"
     reply_class = wire.PersonalReply
 
     def __init__(
         self,
         *,
         kernels: int = 51,
-        kernels_per_round: int = 25,
+        kernels_per_round: int | None = None,
         features: int = 20,
         exploration: float = 1.0,
         selection: Selection | None = None,
         **common: Any,
     ) -> None:
         super().__init__(kernels=kernels, features=features, **common)
+        if kernels_per_round is None:
+            kernels_per_round = min(DEFAULT_KERNELS_PER_ROUND, self.kernels)
         at_least("kernels_per_round", kernels_per_round, 1)
         within("exploration", exploration, 0.0, 1.0, open_low=True)
         if kernels_per_round > self.kernels:

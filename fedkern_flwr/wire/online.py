@@ -15,7 +15,7 @@ from ..random_features import Real
 from .message import PhaseMessage, array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StreamRequest(PhaseMessage):
     """What every request of an online method carries.
 
@@ -40,7 +40,7 @@ class StreamRequest(PhaseMessage):
     checkpoint_every: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KernelRequest(StreamRequest):
     """A request with the global parameters of a dictionary of kernels.
 
@@ -70,7 +70,7 @@ class KernelRequest(StreamRequest):
     theta: Real = array("kernels", "width")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PersonalRequest(KernelRequest):
     """POF-MKL: predict with the node's own weights, send the gradients of a few kernels."""
 
@@ -82,7 +82,7 @@ class PersonalRequest(KernelRequest):
     learning_rate: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SharedRequest(KernelRequest):
     """OFSKL, OFMKL-Avg, vM-KOFL: predict with the server's weights, send all gradients."""
 
@@ -91,7 +91,7 @@ class SharedRequest(KernelRequest):
     weights: NDArray[np.float64] = array("kernels", dtype="float64")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DrawnRequest(KernelRequest):
     """eM-KOFL: predict with the kernel that the server drew, send its gradient and all losses."""
 
@@ -100,7 +100,7 @@ class DrawnRequest(KernelRequest):
     probability: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StreamReport(PhaseMessage):
     """How well a node has predicted so far.
 
@@ -119,7 +119,7 @@ class StreamReport(PhaseMessage):
     total_squared_error: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KernelReport(StreamReport):
     """A report with the client's regret (eq. 11, squared loss) and largest loss so far."""
 
@@ -127,7 +127,7 @@ class KernelReport(StreamReport):
     largest_loss: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PersonalReply(KernelReport):
     """Gradients of the chosen kernels, divided by the probability of the choice (eq. 9)."""
 
@@ -136,7 +136,7 @@ class PersonalReply(KernelReport):
     gradient: Real = array("chosen", "width")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SharedReply(KernelReport):
     """Gradients of all kernels and, when asked for, the losses of all kernels."""
 
@@ -145,7 +145,7 @@ class SharedReply(KernelReport):
     losses: NDArray[np.float64] = array("reported", dtype="float64")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DrawnReply(KernelReport):
     """Gradient of the drawn kernel divided by its probability, and the losses of all kernels."""
 
@@ -154,7 +154,7 @@ class DrawnReply(KernelReport):
     losses: NDArray[np.float64] = array("kernels", dtype="float64")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluateRequest(KernelRequest):
     """Predict the node's held-out rows with its own weights or, if given, with the server's."""
 
@@ -164,7 +164,7 @@ class EvaluateRequest(KernelRequest):
     weights: NDArray[np.float64] = array("given", dtype="float64")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluateReply(PhaseMessage):
     """Squared error summed over the node's held-out rows."""
 
@@ -173,7 +173,7 @@ class EvaluateReply(PhaseMessage):
     squared_error: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NetworkRequest(StreamRequest):
     """PerFedAvg: adapt the network to the previous samples, send the meta-gradient.
 
@@ -194,7 +194,7 @@ class NetworkRequest(StreamRequest):
     parameters: NDArray[np.float64] = array("parameters", dtype="float64")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NetworkReply(StreamReport):
     """First-order meta-gradient of the network."""
 
@@ -202,7 +202,7 @@ class NetworkReply(StreamReport):
     gradient: Real = array("parameters")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LocalRequest(StreamRequest):
     """Local only: learn from the whole stream without anybody's help."""
 
@@ -218,7 +218,7 @@ class LocalRequest(StreamRequest):
     step_size: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LocalReply(KernelReport):
     """Running totals after each sample: squared error and regret."""
 
@@ -227,7 +227,7 @@ class LocalReply(KernelReport):
     regrets: NDArray[np.float64] = array("samples", dtype="float64")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NetworkEvaluateRequest(PhaseMessage):
     """PerFedAvg: adapt to the last samples of the stream, then predict the held-out rows.
 
@@ -246,7 +246,7 @@ class NetworkEvaluateRequest(PhaseMessage):
     parameters: NDArray[np.float64] = array("parameters", dtype="float64")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NetworkEvaluateReply(EvaluateReply):
     """Squared error summed over the node's held-out rows."""
 

@@ -7,9 +7,9 @@ and round alone, so a run that is resumed meets the same faults again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
@@ -175,7 +175,7 @@ class FaultyGrid(GridWrapper):
 
     def _delivery(self, message: Message) -> Delivery:
         node = message.metadata.dst_node_id
-        config = next(iter(message.content.config_records.values()), {})
+        config: Mapping[str, Any] = next(iter(message.content.config_records.values()), {})
         number = config.get("round", 0)
         return Delivery(
             partition=self._partition(node),

@@ -59,7 +59,7 @@ def spill(client_fn: ClientFn, path: Path) -> SpilledClientFn:
     from ray import cloudpickle
 
     path.touch(mode=0o600)
-    path.write_bytes(cloudpickle.dumps(client_fn))
+    path.write_bytes(cloudpickle.dumps(client_fn))  # type: ignore[no-untyped-call]
     return SpilledClientFn(path)
 
 

@@ -1,0 +1,52 @@
+# make demo | test | lint | typecheck | bench: each installs what it needs into .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := pyproject.toml $(shell find fedkern_flwr strategies clients simulations -type f \
+	-not -path '*/__pycache__/*' -not -name '*.pyc')
+
+# Quiet and offline: no telemetry, no update checks, no installs at run time.
+export FLWR_TELEMETRY_ENABLED := 0
+export FLWR_DISABLE_UPDATE_CHECK := 1
+export RAY_USAGE_STATS_ENABLED := 0
+export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test test-quick lint typecheck bench clean
+
+demo: $(VENV)/.simulation
+	$(BIN)/fedkern compare demo
+
+# Tests run against the installed package, never against the source tree.
+test: $(VENV)/.dev
+	$(BIN)/pytest tests
+
+test-quick: $(VENV)/.dev
+	$(BIN)/pytest tests -m "not ray and not app and not packaging"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: $(VENV)/.dev
+	cd tests && $(abspath $(BIN))/mypy --config-file ../pyproject.toml -p fedkern_flwr
+
+bench: $(VENV)/.dev
+	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+$(VENV)/bin/pip:
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps are older than the sources after every change: the package is installed anew.
+$(VENV)/.simulation: $(VENV)/bin/pip $(SOURCES)
+	rm -rf build
+	$(BIN)/pip install --quiet '.[simulation]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/bin/pip $(SOURCES)
+	rm -rf build
+	$(BIN)/pip install --quiet '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,75 @@
+"""What the user sees while a command works: progress, notes, tables; all on standard error."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedkern_flwr.flower_compat import quiet_flower
+
+
+class Screen:
+    """Standard error as a screen.
+
+    Parameters
+    ----------
+    quiet : bool
+        Show nothing but errors.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        quiet_flower(logging.CRITICAL)
+        handler = RichHandler(console=self.console, show_path=False, show_time=False)
+        logger = logging.getLogger("fedkern_flwr")
+        logger.handlers[:] = [handler]
+        logger.setLevel(logging.WARNING)
+        logger.propagate = False
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def progress(self) -> Iterator[ProgressBar]:
+        """Show a progress bar while the block runs."""
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self.console, transient=True) as bar:
+            yield ProgressBar(bar)
+
+    def table(
+        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, text: int = 1
+    ) -> None:
+        """Print a table whose first ``text`` columns are text and the others figures."""
+        table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+        for number, column in enumerate(columns):
+            justify: Literal["left", "right"] = "left" if number < text else "right"
+            table.add_column(column.replace(" ", "\n"), justify=justify, no_wrap=number >= text)
+        for row in rows:
+            table.add_row(*row)
+        self.console.print(table)
+
+
+class ProgressBar:
+    """A line per draw of a method; the finished ones disappear."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._task = bar.add_task("starting the engine", total=None)
+
+    def update(self, label: str, done: int, total: int) -> None:
+        """Show how far the draw at hand is."""
+        self._bar.update(self._task, description=label, completed=done, total=total)

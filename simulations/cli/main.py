@@ -1,0 +1,85 @@
+"""Entry point of ``fedkern``: one line and an exit code for every error."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+import click
+import typer
+
+from fedkern_flwr import __version__
+from fedkern_flwr.errors import FedKernError
+
+from ..methods import METHODS, options
+from .compare import compare
+from .doctor import doctor
+from .options import COMMON, build_command, method_option
+from .run import run_method
+
+app = typer.Typer(
+    name="fedkern",
+    help="Federated kernel learning on Flower.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+run_app = typer.Typer(name="run", help="Run one method on one data set.", no_args_is_help=True)
+for name, strategy in METHODS.items():
+    summary = (strategy.__doc__ or "").strip().splitlines()[0]
+    parameters = [*map(method_option, options(strategy)), *COMMON]
+    run_app.command(name)(build_command(partial(run_method, name), parameters, summary))
+app.add_typer(run_app)
+app.command("compare")(compare)
+app.command("doctor")(doctor)
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    version: bool = typer.Option(False, "--version", help="Show the version and leave."),
+) -> None:
+    """Federated kernel learning on Flower."""
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; exit code 0, 1 (a run failed) or 2 (bad input)."""
+    sys.exit(run())
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    try:
+        code = app(arguments, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except FedKernError as error:
+        return _complain(str(error), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 2
+    except click.ClickException as error:
+        return _complain(error.format_message() + _commands(error), 2)
+    except click.exceptions.Abort:
+        return _complain("interrupted; go on with --resume and the run's folder", 1)
+    except KeyboardInterrupt:
+        return _complain("interrupted; go on with --resume and the run's folder", 1)
+
+
+def _commands(error: click.ClickException) -> str:
+    """Name the commands there are when an unknown one was asked for."""
+    context = getattr(error, "ctx", None)
+    if context is None or not isinstance(context.command, click.Group):
+        return ""
+    return f" Choose of {', '.join(context.command.list_commands(context))}."
+
+
+def _complain(text: str, code: int) -> int:
+    click.echo(f"fedkern: {' '.join(text.split())}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    main()

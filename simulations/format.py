@@ -1,0 +1,22 @@
+"""How figures are written in tables."""
+
+from __future__ import annotations
+
+_HUGE = 1e5
+
+
+def milli(value: float | None, digits: int = 2) -> str:
+    """Return a figure in units of 1e-3."""
+    return figure(None if value is None else 1e3 * value, digits)
+
+
+def figure(value: float | None, digits: int = 2) -> str:
+    """Return a figure with fixed digits, or in powers of ten when it is huge."""
+    if value is None:
+        return "-"
+    return f"{value:.{digits}f}" if abs(value) < _HUGE else f"{value:.1e}"
+
+
+def megabytes(value: float) -> str:
+    """Return bytes in MB (1e6)."""
+    return f"{value / 1e6:.2f}"

@@ -1,0 +1,321 @@
+"""One HTML page with the results of a run, made to be sent to a colleague.
+
+The page needs nothing but itself: images are embedded, there is no script, no font and no link to
+anywhere. It follows the reader's light or dark setting and prints on white paper.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.errors import OptionError
+
+__all__ = ["Block", "FactsBlock", "FigureBlock", "TableBlock", "TextBlock", "write_report"]
+
+
+@dataclass(frozen=True)
+class TableBlock:
+    """A table.
+
+    Attributes
+    ----------
+    caption : str
+        What the table shows, with units; stands above it.
+    columns : sequence of str
+        The headings.
+    rows : sequence of sequence of str
+        The cells; columns of numbers are aligned to the right.
+    best : frozenset of (int, int) (default: frozenset())
+        Row and column, from zero, of the cells in bold.
+    """
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    best: frozenset[tuple[int, int]] = frozenset()
+
+
+@dataclass(frozen=True)
+class FigureBlock:
+    """A figure.
+
+    Attributes
+    ----------
+    caption : str
+        What the figure shows; stands below it and is its text alternative.
+    png : Path
+        The image, embedded in the page.
+    """
+
+    caption: str
+    png: Path
+
+
+@dataclass(frozen=True)
+class TextBlock:
+    """A section of text.
+
+    Attributes
+    ----------
+    heading : str
+        Heading of the section; may be empty.
+    paragraphs : sequence of str
+        Plain text.
+    """
+
+    heading: str
+    paragraphs: Sequence[str]
+
+
+@dataclass(frozen=True)
+class FactsBlock:
+    """Names and values in two columns: configuration, versions, costs, privacy.
+
+    Attributes
+    ----------
+    heading : str
+        Heading of the section; may be empty.
+    facts : mapping of str to str
+        The facts in order.
+    """
+
+    heading: str
+    facts: Mapping[str, str]
+
+
+Block = TableBlock | FigureBlock | TextBlock | FactsBlock
+
+
+def write_report(path: Path, *, title: str, subtitle: str, blocks: Sequence[Block]) -> Path:
+    """Write a self-contained HTML page.
+
+    Tables and figures are numbered in their order. All text is escaped.
+
+    Parameters
+    ----------
+    path : Path
+        Where to write; readers see the old page or the new one, never a part.
+    title, subtitle : str
+        Head of the page.
+    blocks : sequence of Block
+        The content from top to bottom.
+
+    Returns
+    -------
+    Path
+        ``path``.
+
+    Raises
+    ------
+    OptionError
+        If an image is missing or no PNG, or a row of a table has not one cell per column.
+    """
+    parts = []
+    tables = figures = 0
+    for block in blocks:
+        match block:
+            case TableBlock():
+                tables += 1
+                parts.append(_table(block, tables))
+            case FigureBlock():
+                figures += 1
+                parts.append(_figure(block, figures))
+            case TextBlock():
+                parts.append(_text(block))
+            case FactsBlock():
+                parts.append(_facts(block))
+    lead = f'\n<p class="subtitle">{escape(subtitle)}</p>' if subtitle else ""
+    page = _PAGE.format(title=escape(title), lead=lead, style=_STYLE, body="\n".join(parts))
+    # A lone surrogate (from a file name, say) must not lose the report.
+    write_atomically(path, page.encode("utf-8", errors="replace"))
+    return path
+
+
+def _table(block: TableBlock, number: int) -> str:
+    width = len(block.columns)
+    for place, row in enumerate(block.rows):
+        if len(row) != width:
+            raise OptionError(
+                f"row {place} of table {block.caption!r} has {len(row)} cells for {width} columns",
+                remedy="give one cell per column",
+            )
+    numeric = [_is_numeric([row[j] for row in block.rows]) for j in range(width)]
+    kinds = [' class="num"' if is_numeric else "" for is_numeric in numeric]
+    head = "".join(
+        f'<th scope="col"{kind}>{escape(name)}</th>'
+        for kind, name in zip(kinds, block.columns, strict=True)
+    )
+    lines = []
+    for i, row in enumerate(block.rows):
+        cells = []
+        for j, (kind, cell) in enumerate(zip(kinds, row, strict=True)):
+            text = escape(cell)
+            if (i, j) in block.best:
+                text = f"<strong>{text}</strong>"
+            if j == 0 and not numeric[0]:
+                short = ' class="short"' if len(cell) <= _SHORT else ""
+                cells.append(f'<th scope="row"{short}>{text}</th>')
+            else:
+                cells.append(f"<td{kind}>{text}</td>")
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    rows = "\n".join(lines)
+    return (
+        f'<div class="table" role="region" aria-labelledby="table-{number}" tabindex="0">\n<table>'
+        f'\n<caption id="table-{number}"><b>Table {number}.</b> {escape(block.caption)}</caption>'
+        f"\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n</div>"
+    )
+
+
+def _figure(block: FigureBlock, number: int) -> str:
+    try:
+        data = block.png.read_bytes()
+    except OSError as error:
+        raise OptionError(
+            f"cannot read the figure {block.png}: {error.strerror}", remedy="draw it first"
+        ) from None
+    if data[:8] != b"\x89PNG\r\n\x1a\n" or len(data) < 24:
+        raise OptionError(f"the figure {block.png} is no PNG", remedy="draw it again")
+    width, height = struct.unpack(">II", data[16:24])  # of the IHDR chunk
+    caption = escape(block.caption)
+    return (
+        f'<figure>\n<img src="data:image/png;base64,{base64.b64encode(data).decode()}" '
+        f'width="{width}" height="{height}" alt="{caption}">\n'
+        f"<figcaption><b>Figure {number}.</b> {caption}</figcaption>\n</figure>"
+    )
+
+
+def _text(block: TextBlock) -> str:
+    paragraphs = "\n".join(f"<p>{escape(text)}</p>" for text in block.paragraphs)
+    return f"<section>{_heading(block.heading)}\n{paragraphs}\n</section>"
+
+
+def _facts(block: FactsBlock) -> str:
+    rows = "\n".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in block.facts.items()
+    )
+    return f"<section>{_heading(block.heading)}\n<dl>\n{rows}\n</dl>\n</section>"
+
+
+def _heading(text: str) -> str:
+    return f"\n<h2>{escape(text)}</h2>" if text else ""
+
+
+_SHORT = 28  # characters of a row's name that are never broken
+_DIGITS = r"[+\-−]?(?:\d[\d,  ]*(?:\.\d+)?|\.\d+)(?:e[+\-]?\d+)?(?:[·×]10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)?"
+_NUMBER = re.compile(
+    rf"[<>≤≥≈~]?\s*{_DIGITS}(?:\s*±\s*{_DIGITS})?\s*(?:%|×|[kMGT]?i?B|[mµn]?s|min|h)?",
+    re.IGNORECASE,
+)
+_NO_NUMBER = frozenset({"", "-", "–", "—", "n/a", "nan", "inf", "-inf", "∞", "−∞"})
+
+
+def _is_numeric(cells: Sequence[str]) -> bool:
+    """Whether a column holds numbers (``31.0 ± 0.7``, ``12 MB``), gaps allowed."""
+    filled = [text for cell in cells if (text := cell.strip()).lower() not in _NO_NUMBER]
+    return bool(filled) and all(_NUMBER.fullmatch(text) for text in filled)
+
+
+_STYLE = """\
+:root {
+  color-scheme: light;
+  --ink: #1c1f23; --soft: #5b636e; --paper: #ffffff; --line: #d9dde3; --band: #f5f7f9;
+  --accent: #0072b2;
+}
+@media screen and (prefers-color-scheme: dark) {
+  :root {
+    color-scheme: dark;
+    --ink: #e4e7eb; --soft: #a0a8b3; --paper: #16191d; --line: #363c45; --band: #1e2228;
+    --accent: #56b4e9;
+  }
+}
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; }
+body {
+  margin: 0; background: var(--paper); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
+}
+main { max-width: 52rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
+header { border-bottom: 3px solid var(--accent); margin-bottom: 2rem; padding-bottom: 1rem; }
+h1 { font-size: 1.9rem; line-height: 1.2; margin: 0; text-wrap: balance; }
+h2 { font-size: 1.25rem; line-height: 1.3; margin: 2.5rem 0 0.6rem; }
+h1, h2, p, dt, dd, td, th, caption, figcaption { overflow-wrap: anywhere; }
+.subtitle { color: var(--soft); font-size: 1.05rem; margin: 0.4rem 0 0; }
+section p { max-width: 42rem; margin: 0 0 0.8rem; }
+.table { margin: 1.8rem 0; overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: 0.925rem; }
+caption, figcaption { color: var(--soft); font-size: 0.9rem; text-align: left; }
+caption { caption-side: top; padding-bottom: 0.5rem; }
+caption b, figcaption b { color: var(--ink); }
+th, td { padding: 0.4rem 0.75rem; text-align: left; vertical-align: baseline; }
+thead th {
+  border-top: 1.5px solid var(--ink); border-bottom: 1px solid var(--ink);
+  font-weight: 600; vertical-align: bottom;
+}
+tbody th { font-weight: 400; }
+tbody tr { border-bottom: 1px solid var(--line); }
+tbody tr:nth-child(even) { background: var(--band); }
+tbody tr:last-child { border-bottom: 1.5px solid var(--ink); }
+th.num, td.num { text-align: right; font-variant-numeric: tabular-nums; }
+td.num, th.short { white-space: nowrap; }
+thead th, tbody th { overflow-wrap: break-word; }
+strong { font-weight: 700; }
+figure { margin: 2rem 0; }
+figure img {
+  display: block; width: auto; max-width: min(100%, 44rem); height: auto; padding: 0.5rem;
+  background: #ffffff; border: 1px solid var(--line); border-radius: 6px;
+}
+figcaption { margin-top: 0.5rem; max-width: 48rem; }
+dl {
+  display: grid; grid-template-columns: minmax(8rem, max-content) 1fr;
+  margin: 0; border-top: 1px solid var(--line); font-size: 0.925rem;
+}
+dt, dd { margin: 0; padding: 0.35rem 0.75rem 0.35rem 0; border-bottom: 1px solid var(--line); }
+dt { color: var(--soft); max-width: 18rem; padding-right: 2rem; }
+dd { font-variant-numeric: tabular-nums; white-space: pre-wrap; }
+@media (max-width: 34rem) {
+  main { padding: 1.5rem 1rem 3rem; }
+  dl { grid-template-columns: 1fr; }
+  dt { border-bottom: 0; padding-bottom: 0; max-width: none; }
+  dd { padding-top: 0; }
+}
+@media print {
+  @page { margin: 18mm 16mm; }
+  body { font-size: 10.5pt; }
+  main { max-width: none; padding: 0; }
+  .table { overflow: visible; }
+  h2 { break-after: avoid; }
+  figure, tr, dt, dd { break-inside: avoid; }
+  figure img { border: 0; padding: 0; max-width: 130mm; }
+  p { orphans: 3; widows: 3; }
+}
+"""
+
+_PAGE = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" \
+content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+<header>
+<h1>{title}</h1>{lead}
+</header>
+{body}
+</main>
+</body>
+</html>
+"""
