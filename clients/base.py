@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +14,18 @@ from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 
 from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError, TableError
+from fedkern_flwr.errors import (
+    ClientError,
+    FedKernError,
+    OptionError,
+    ProtocolError,
+    TableError,
+)
+from fedkern_flwr.exchange import mark_error
 from fedkern_flwr.flower_compat import Client, NumPyClient
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
+
+logger = logging.getLogger("fedkern_flwr")
 
 _RECORD = "fedkern"
 _KEPT_STATES = 16  # a checkpoint is written a few rounds after the one it belongs to
@@ -33,15 +44,12 @@ class SessionState:
         The run it belongs to.
     round : int
         Last round done.
-    saved : int
-        Last round whose state was saved to the node's own disk.
     payload : bytes
         What the method keeps, small.
     """
 
     session: str = ""
     round: int = 0
-    saved: int = 0
     payload: bytes = b""
 
     @classmethod
@@ -56,7 +64,6 @@ class SessionState:
             {
                 "session": self.session,
                 "round": self.round,
-                "saved": self.saved,
                 "payload": self.payload,
             }
         )
@@ -127,13 +134,13 @@ class PhaseClient(NumPyClient):
 
     # -- sessions
 
-    def open_round(self, session: str, number: int, checkpoint_every: int) -> SessionState:
-        """Return the state with which to work on a round.
+    def open_session(self, session: str) -> SessionState:
+        """Return the node's state in a session that ``describe`` has opened.
 
         Raises
         ------
         ProtocolError
-            Another session is open, or the round has been done already (a late duplicate).
+            Another session is open.
         """
         state = SessionState.load(self.context)
         if not session or state.session != session:
@@ -142,14 +149,26 @@ class PhaseClient(NumPyClient):
                 remedy="start the run again",
                 party=f"partition {self.partition}",
             )
+        return state
+
+    def open_round(self, session: str, number: int, checkpoint_every: int) -> SessionState:
+        """Return the state with which to work on a round.
+
+        Raises
+        ------
+        ProtocolError
+            Another session is open, or the round has been done already (a late duplicate).
+        """
+        state = self.open_session(session)
         if number <= state.round:
             raise ProtocolError(
                 f"round {number} has been done already (last round {state.round})",
                 party=f"partition {self.partition}",
             )
-        boundary = (number - 1) // checkpoint_every * checkpoint_every if checkpoint_every else 0
-        if boundary > state.saved:  # the round of the last checkpoint never reached this node
-            self._save(state, boundary)
+        if checkpoint_every:  # checkpoints whose rounds never reached this node find it unchanged
+            missed = range(state.round + 1, number)
+            for due in [n for n in missed if n % checkpoint_every == 0][-_KEPT_STATES:]:
+                self._save(state, due)
         return state
 
     def close_round(
@@ -162,6 +181,19 @@ class PhaseClient(NumPyClient):
         state.store(self.context)
 
     def _answer(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
+        """Answer a request; Flower shows the server the text of whatever is raised here."""
+        try:
+            return self._dispatch(parameters, config)
+        except FedKernError as error:
+            error.args = (mark_error(f"{type(error).__name__}: {error}"),)
+            raise
+        except Exception as error:
+            name = type(error).__name__
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            logger.error("%s; its text is left out, it may quote data\n%s", name, frames)
+        raise ClientError(mark_error(name))
+
+    def _dispatch(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
         phase = str(config.get("phase", ""))
         if phase == DescribeRequest.phase:
             opening = DescribeRequest.unpack(parameters, config, party=_SERVER)
@@ -178,17 +210,12 @@ class PhaseClient(NumPyClient):
         return handler(request.unpack(parameters, config, party=_SERVER))
 
     def _open_session(self, request: DescribeRequest) -> None:
+        """Start with an empty state, or with the one saved for the round to resume from."""
         state = SessionState(session=request.session)
         if request.resume_round:
             path = self._state_path(request.session, request.resume_round)
-            if path is None or not path.is_file():
-                raise CheckpointError(
-                    f"no private state saved for round {request.resume_round}",
-                    remedy="give the client the state_dir of the run that broke off",
-                    party=f"partition {self.partition}",
-                )
-            state.round = state.saved = request.resume_round
-            state.payload = path.read_bytes()
+            if path is not None and path.is_file():
+                state.round, state.payload = request.resume_round, path.read_bytes()
         state.store(self.context)
 
     def _state_path(self, session: str, number: int) -> Path | None:
@@ -197,7 +224,6 @@ class PhaseClient(NumPyClient):
         return self.state_dir / session / f"partition-{self.partition}-round-{number}.state"
 
     def _save(self, state: SessionState, number: int) -> None:
-        state.saved = number
         path = self._state_path(state.session, number)
         if path is None:
             return

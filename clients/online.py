@@ -175,6 +175,7 @@ class OnlineKernelClient(PhaseClient):
             features=self.x.shape[1],
             test_rows=len(self.x_test),
             columns=columns_digest(self.columns),
+            restored=SessionState.load(self.context).round == request.resume_round,
         )
 
     # -- phases
@@ -274,8 +275,8 @@ class OnlineKernelClient(PhaseClient):
     def evaluate_kernels(self, request: wire.EvaluateRequest) -> wire.EvaluateReply:
         """Predict the held-out rows; own weights unless the server gives weights."""
         weights = request.weights
+        state = self.open_session(request.session)
         if not weights.size:
-            state = SessionState.load(self.context)
             account = StreamAccount.unpack(state.payload, len(request.theta))
             weights = current_weights(
                 _known(request.weight_rule, WEIGHT_RULES),
@@ -293,6 +294,7 @@ class OnlineKernelClient(PhaseClient):
 
     def evaluate_network(self, request: wire.NetworkEvaluateRequest) -> wire.NetworkEvaluateReply:
         """Predict the held-out rows with the network adapted to the last samples."""
+        self.open_session(request.session)
         widths = _widths(request.layers)
         inputs = network.project(self.x_test, widths[0], request.seed)
         predicted = network.predict(self._adapt(request, widths), widths, inputs)

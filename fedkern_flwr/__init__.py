@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .errors import (
     CheckpointError,
+    ClientError,
     CohortError,
     EngineError,
     FedKernError,
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CheckpointError",
+    "ClientError",
     "CohortError",
     "EngineError",
     "FedKernError",

@@ -50,8 +50,9 @@ def load_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     try:
         with np.load(path, allow_pickle=False) as data:
             arrays = {name: data[name] for name in data.files}
-        return arrays, json.loads(bytes(arrays.pop(_META)))
-    except (KeyError, ValueError, OSError, zipfile.BadZipFile):
-        raise CheckpointError(
-            f"{path} is damaged or not one of ours", remedy="start anew"
-        ) from None
+        meta = json.loads(bytes(arrays.pop(_META)))
+    except (KeyError, TypeError, ValueError, EOFError, OSError, zipfile.BadZipFile):
+        meta = None
+    if not isinstance(meta, dict):
+        raise CheckpointError(f"{path} is damaged or not one of ours", remedy="start anew")
+    return arrays, meta

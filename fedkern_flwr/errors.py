@@ -48,6 +48,10 @@ class ProtocolError(FedKernError):
     """A message breaks the contract of the two sides: wrong shape, dtype, version or step."""
 
 
+class ClientError(FedKernError):
+    """Client code raised; only the class of its exception leaves the node, never its text."""
+
+
 class CohortError(FedKernError):
     """Too few parties: at the start, or left after failures."""
 

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from .errors import CohortError, EngineError, ProtocolError
-from .flower_compat import ACTOR_DIED, CLIENT_RAISED, NODE_UNAVAILABLE
+from .flower_compat import ACTOR_DIED, NODE_UNAVAILABLE
 from .ledger import Ledger
 from .wire.describe import DescribeReply, DescribeRequest, check_parties
 from .wire.message import PhaseMessage
@@ -23,8 +23,14 @@ Reply = TypeVar("Reply", bound=PhaseMessage)
 _PREFIX = {"train": "fit", "evaluate": "evaluate"}
 _EMPTY = "_empty"  # Flower's placeholder for an empty list of arrays
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_EXCEPTION = re.compile(r"(?:^|[\s'.\[])(\w*(?:Error|Exception|Interrupt|Exit))\b")
-_OUR_ERROR = re.compile(r"fedkern_flwr\.errors\.(?P<name>\w+)(?:'>:<'|: )(?P<text>.*?)(?:'>|\n|$)")
+_MARK = "[fedkern] "  # what follows was written by one of our clients and quotes no data
+_MARKED = re.compile(re.escape(_MARK) + r"(.*?)(?:'>|\n|$)")
+# Errors of ours raised before a client exists, such as a node without a partition-id.
+_OURS = re.compile(r"fedkern_flwr\.errors\.(\w+)(?:'>:<'|: )(.*?)(?:'>|\n|$)")
+# Otherwise Flower reports <class 'module.Name'>:<'text'>, Ray a traceback with module.Name: text.
+_CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)(?:\(\w+\))?'>")
+_TRACEBACK_END = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*)(?:: |$)", re.MULTILINE)
+_WRAPPERS = ("RayTaskError", "ClientAppException")
 _POLL_FIRST, _POLL_LAST = 0.05, 0.5  # seconds
 _DESCRIBE = "describe"
 
@@ -206,13 +212,19 @@ def _read_error(reply: Message, phase: str) -> Failure:
         )
     if reply.error.code == NODE_UNAVAILABLE:
         return Failure("unreachable")
-    if reply.error.code == CLIENT_RAISED or reason:
-        if ours := _OUR_ERROR.search(reason):
-            return Failure("raised", f"{ours['name']}: {ours['text']}")
-        names = _EXCEPTION.findall(reason)
-        foreign = [n for n in names if n not in ("ClientAppException", "RayTaskError")]
-        return Failure("raised", (foreign or names or ["an error"])[-1])
-    return Failure("raised", f"error code {reply.error.code}")
+    if (marked := _MARKED.search(reason)) is not None:
+        return Failure("raised", marked[1])
+    if (ours := _OURS.search(reason)) is not None:
+        return Failure("raised", f"{ours[1]}: {ours[2]}")
+    found = _CLASS.match(reason)
+    if found is None or found[1] in _WRAPPERS:
+        found = _TRACEBACK_END.search(reason) or found
+    return Failure("raised", found[1] if found else f"error code {reply.error.code}")
+
+
+def mark_error(text: str) -> str:
+    """Mark the text of an error that leaves a client as safe to be shown by the server."""
+    return text if text.startswith(_MARK) else f"{_MARK}{text}"
 
 
 def gather_nodes(

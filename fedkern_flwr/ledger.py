@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +43,7 @@ class Ledger:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        return {**vars(self), "by_phase": dict(self.by_phase)}
+        return {**copy.deepcopy(vars(self)), "by_phase": dict(self.by_phase)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Ledger:

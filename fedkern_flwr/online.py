@@ -84,7 +84,7 @@ def adahedge_weights(
     cumulative = cumulative.copy()
     for row, loss in zip(weights, losses, strict=True):
         best = cumulative.min()
-        if gap > 0.0:
+        if gap > 0.0 and kernels > 1:
             rate = np.log(kernels) / gap
             row[:] = np.exp(rate * (best - cumulative))
             total = row.sum()

@@ -10,7 +10,7 @@ from .format import figure, megabytes, milli
 from .presets import Column, Preset
 
 _HEADINGS: dict[Column, tuple[str, ...]] = {
-    "mse": ("MSE x1e-3",),
+    "mse": ("MSE (10⁻³)",),
     "mse_std": ("std (draws)",),
     "regret": ("regret", "std (clients)"),
     "seconds": ("seconds",),

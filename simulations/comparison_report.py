@@ -69,7 +69,10 @@ def _figures(
     name, summaries = comparison.dataset, comparison.summaries
     blocks: list[Block] = []
     if "mse" in chosen.figures:
-        bars = {k: (s["metrics"]["mse"], s["metrics"]["mse_std"]) for k, s in summaries.items()}
+        bars = {
+            k: (s["metrics"]["mse"], s["metrics"]["mse_std"] if chosen.runs > 1 else None)
+            for k, s in summaries.items()
+        }
         path = plots.plot_mse_bars(
             bars, folder / f"{stem}-mse.png", title=f"{name}: prediction error", styles=styles
         )

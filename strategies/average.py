@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord
 
 from fedkern_flwr.wire import online as wire
 
+from .base import within
 from .online import Floats, KernelOnlineStrategy
 
 
@@ -57,13 +58,20 @@ class OFMKLAvg(KernelOnlineStrategy[wire.SharedReply]):
         """Return theta and the weights of the prediction."""
         return ArrayRecord([self.theta_.astype(self.precision), self.prediction_weights()])
 
+    #: Whether the clients report the losses of all kernels.
+    sends_losses: ClassVar[bool] = False
+
+    def reply_sizes(self) -> dict[str, int]:
+        """Return N, 2D and the number of losses reported."""
+        return {**super().reply_sizes(), "reported": self.kernels if self.sends_losses else 0}
+
     def request(self, stream: dict[str, Any]) -> wire.SharedRequest:
         """Ask for the gradients of all kernels."""
         return wire.SharedRequest(
             **stream,
             **self.kernel_fields(),
             weights=self.prediction_weights(),
-            send_losses=False,
+            send_losses=self.sends_losses,
         )
 
     def update(self, replies: list[wire.SharedReply]) -> ArrayRecord:
@@ -100,7 +108,5 @@ class OFSKL(OFMKLAvg):
     fixed = frozenset({"kernels", "bandwidths"})
 
     def __init__(self, *, bandwidth: float = 10.0, features: int = 100, **common: Any) -> None:
-        from .base import within
-
         within("bandwidth", bandwidth, 0.0, float("inf"), open_low=True)
         super().__init__(kernels=1, bandwidths=[bandwidth], features=features, **common)

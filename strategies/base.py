@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.errors import CheckpointError, CohortError, OptionError
-from fedkern_flwr.exchange import Failure, MessageType, Outcome, exchange, gather_nodes
+from fedkern_flwr.exchange import Failure, Outcome, exchange, gather_nodes
 from fedkern_flwr.ledger import Ledger
 from fedkern_flwr.wire import DescribeReply
 
@@ -138,6 +138,14 @@ class PhaseStrategy(Strategy):
             ledger=self.ledger_,
             say=logger.info,
         )
+        for party in self.parties_.values():
+            if not party.restored and party.partition not in self.left_out_:
+                raise CheckpointError(
+                    f"no private state saved for round {resume_round}",
+                    remedy="give the client the state_dir of the run that broke off",
+                    party=f"partition {party.partition}",
+                    phase="describe",
+                )
 
     def active_nodes(self) -> list[int]:
         """Return the ids of the nodes that take part, by partition."""
@@ -156,37 +164,45 @@ class PhaseStrategy(Strategy):
         phase: str,
         timeout: float,
         number: int,
-        message_type: MessageType = "train",
+        required: int | None = None,
     ) -> Outcome:
         """Exchange messages; count who failed, leave out who fails too often.
+
+        ``required`` is the least number of answers, by default ``min_clients``.
 
         Raises
         ------
         CohortError
-            Fewer than ``min_clients`` answered.
+            Fewer answered than required.
         """
         outcome = exchange(grid, list(messages), phase=phase, timeout=timeout, ledger=self.ledger_)
         for node, failure in sorted(outcome.failures.items()):
             self._count_failure(node, failure, number)
-        self.require(len(outcome.replies), number, phase, outcome.failures)
+        self.require(len(outcome.replies), number, phase, outcome.failures, required)
         return outcome
 
     def require(
-        self, answers: int, number: int, phase: str, failures: Mapping[int, Failure] | None = None
+        self,
+        answers: int,
+        number: int,
+        phase: str,
+        failures: Mapping[int, Failure] | None = None,
+        required: int | None = None,
     ) -> None:
-        """Stop the run when fewer than ``min_clients`` gave a proper answer.
+        """Stop the run when fewer than ``required`` (``min_clients``) gave a proper answer.
 
         Raises
         ------
         CohortError
         """
-        if answers >= self.min_clients:
+        least = self.min_clients if required is None else required
+        if answers >= least:
             return
         kinds = Counter(str(failure) for failure in (failures or {}).values())
         why = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         raise CohortError(
             f"{answers} of {len(self.parties_)} clients answered round {number}, at least "
-            f"{self.min_clients} must" + (f" ({why})" if why else ""),
+            f"{least} must" + (f" ({why})" if why else ""),
             remedy="mend the clients and resume from the checkpoint"
             if self.checkpoint
             else "mend the clients and start again",

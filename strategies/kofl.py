@@ -99,6 +99,7 @@ class VMKOFL(GlobalWeights[wire.SharedReply], OFMKLAvg):
 
     method = "vm-kofl"
     title = "vM-KOFL"
+    sends_losses = True
 
     def __init__(
         self,
@@ -115,15 +116,6 @@ class VMKOFL(GlobalWeights[wire.SharedReply], OFMKLAvg):
     def prediction_weights(self) -> Floats:
         """Predict with the global weights."""
         return self.current_weights()
-
-    def request(self, stream: dict[str, Any]) -> wire.SharedRequest:
-        """Ask for the gradients and the losses of all kernels."""
-        return wire.SharedRequest(
-            **stream,
-            **self.kernel_fields(),
-            weights=self.prediction_weights(),
-            send_losses=True,
-        )
 
     def update(self, replies: list[wire.SharedReply]) -> ArrayRecord:
         """Learn the weights, then step along the mean gradient."""

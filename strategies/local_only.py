@@ -85,8 +85,11 @@ class LocalOnly(OnlineStrategy[wire.LocalReply]):
 
     def initial_arrays(self, dimension: int) -> ArrayRecord:
         """Send nothing."""
-        self.samples_per_round = self._samples
         return ArrayRecord([])
+
+    def batch_size(self) -> int:
+        """Return T: one exchange is enough."""
+        return self._samples
 
     def server_state(self) -> Arrays:
         """Return nothing: there is no server state."""

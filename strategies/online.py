@@ -99,6 +99,21 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
         """Return the sizes of dimensions that replies must have."""
         return {}
 
+    def check_reply(self, reply: Report, number: int) -> None:
+        """Refuse a reply that is well-formed but wrong; subclasses add what they know.
+
+        Raises
+        ------
+        ProtocolError
+            The reply answers another round.
+        """
+        if reply.round != number:
+            raise ProtocolError(f"the reply belongs to round {reply.round}")
+
+    def batch_size(self) -> int:
+        """Return the number of samples per exchange."""
+        return self.samples_per_round
+
     # -- Flower's interface
 
     def start(
@@ -160,7 +175,7 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
         result.arrays = arrays
         if evaluate_fn and (metrics := evaluate_fn(first - 1, arrays)) is not None:
             result.evaluate_metrics_serverapp[first - 1] = metrics
-        rounds = -(-num_rounds // self.samples_per_round)
+        rounds = -(-num_rounds // self.batch_size())
         for number in range(first, rounds + 1):
             outcome = self.run_phase(
                 grid,
@@ -188,13 +203,13 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return one request per client that takes part; ``arrays`` travels as it is."""
-        step = (server_round - 1) * self.samples_per_round
+        step = (server_round - 1) * self.batch_size()
         request = self.request(
             {
                 "session": self._session,
                 "round": server_round,
                 "step": step,
-                "samples": min(self.samples_per_round, self._samples - step),
+                "samples": min(self.batch_size(), self._samples - step),
                 "checkpoint_every": self.checkpoint_every if self.checkpoint else 0,
             }
         )
@@ -213,7 +228,7 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
                 reply = read_reply(
                     self.reply_class, message, party=self.party(node), **self.reply_sizes()
                 )
-                self._check_round(reply, server_round, node)
+                self.check_reply(reply, server_round)
             except ProtocolError as error:
                 self.reject(node, Failure("invalid reply", error.problem), server_round)
                 continue
@@ -237,17 +252,13 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
                     party=f"partition {party.partition}",
                 )
 
-    def _check_round(self, reply: wire.StreamReport, number: int, node: int) -> None:
-        if reply.round != number:
-            raise ProtocolError(f"the reply belongs to round {reply.round}", party=self.party(node))
-
     def _round_metrics(self, number: int, survivors: int) -> dict[str, Any]:
         reports = list(self._reports.values())
         samples = sum(report.total_samples for report in reports)
         errors = sum(report.total_squared_error for report in reports)
         regrets = [r.regret for r in reports if isinstance(r, wire.KernelReport)]
         return {
-            "round": min(number * self.samples_per_round, self._samples),
+            "round": min(number * self.batch_size(), self._samples),
             "mse": errors / samples if samples else None,
             "regret": float(np.mean(regrets)) if regrets else None,
             "survivors": survivors,
@@ -274,7 +285,7 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
         if not messages:
             return
         outcome = self.run_phase(
-            grid, messages, phase="online-evaluate", timeout=timeout, number=number
+            grid, messages, phase="online-evaluate", timeout=timeout, number=number, required=0
         )
         metrics = self.aggregate_evaluate(number, self.in_order(outcome))
         if metrics is not None:
@@ -311,15 +322,18 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
         return self.load_server_state(arrays)
 
     def _state_from(self, record: ArrayRecord) -> Arrays:
+        """Replace the first array of the server's state, the model, by the one given."""
         state = self.server_state()
+        if not state:
+            return state
         first = next(iter(state))
-        given = np.asarray(record.to_numpy_ndarrays()[0], np.float64)
-        if given.shape != state[first].shape:
+        given, expected = np.asarray(record.to_numpy_ndarrays()[0], np.float64), state[first]
+        if given.size != expected.size:
             raise ProtocolError(
-                f"initial_arrays has shape {given.shape} instead of {state[first].shape}",
+                f"initial_arrays has shape {given.shape} instead of {expected.shape}",
                 remedy="pass the arrays of a run with the same options",
             )
-        return {**state, first: given}
+        return {**state, first: given.reshape(expected.shape)}
 
 
 class KernelOnlineStrategy(OnlineStrategy[Report]):

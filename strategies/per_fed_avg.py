@@ -116,7 +116,10 @@ class PerFedAvg(OnlineStrategy[wire.NetworkReply]):
     ) -> Iterable[Message]:
         """Ask the clients that hold rows out to predict them."""
         request = wire.NetworkEvaluateRequest(
-            step=self._samples, samples=self.samples_per_round, **self._network_fields()
+            session=self._session,
+            step=self._samples,
+            samples=self.samples_per_round,
+            **self._network_fields(),
         )
         return request_messages(
             request, self._evaluation_nodes(), group_id="evaluate", message_type="evaluate"

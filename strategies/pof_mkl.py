@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord
 
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.online import Selection, check_choice
 from fedkern_flwr.wire import online as wire
 
@@ -119,6 +119,16 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
             weight_rule=rule,
             learning_rate=rate,
         )
+
+    def check_reply(self, reply: wire.PersonalReply, number: int) -> None:
+        """Refuse kernels that do not exist, come twice or are too many."""
+        super().check_reply(reply, number)
+        kernels = reply.kernels
+        inside = not kernels.size or (kernels.min() >= 0 and kernels.max() < self.kernels)
+        if not inside or np.unique(kernels).size < kernels.size:
+            raise ProtocolError("its kernels do not exist or come twice")
+        if kernels.size > self.kernels_per_round:
+            raise ProtocolError(f"it sends {kernels.size} kernels, {self.kernels_per_round} asked")
 
     def update(self, replies: list[wire.PersonalReply]) -> ArrayRecord:
         """Equation 10: a step along the mean of the weighted gradients."""

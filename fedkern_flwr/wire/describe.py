@@ -44,6 +44,8 @@ class DescribeReply(PhaseMessage):
         Size of the node's table.
     columns : str
         Digest of the feature names (see :func:`columns_digest`).
+    restored : bool
+        Whether the node has the private state of the round to resume from.
     """
 
     phase = "describe"
@@ -54,6 +56,7 @@ class DescribeReply(PhaseMessage):
     features: int
     test_rows: int
     columns: str
+    restored: bool
 
 
 def columns_digest(names: Iterable[str]) -> str:

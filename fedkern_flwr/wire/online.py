@@ -233,11 +233,14 @@ class NetworkEvaluateRequest(PhaseMessage):
 
     Attributes
     ----------
+    session : str
+        The session opened by ``describe``.
     step, samples : int
         The support set is the ``samples`` rows of the stream before row ``step``.
     """
 
     phase = "online-network-evaluate"
+    session: str
     step: int
     samples: int
     layers: bytes

@@ -17,6 +17,8 @@ from .doctor import doctor
 from .options import COMMON, build_command, method_option
 from .run import run_method
 
+_INTERRUPTED = 130  # what Typer makes of Ctrl-C, as shells do
+
 app = typer.Typer(
     name="fedkern",
     help="Federated kernel learning on Flower.",
@@ -46,7 +48,7 @@ def top(
 
 
 def main() -> None:
-    """Run the command line; exit code 0, 1 (a run failed) or 2 (bad input)."""
+    """Run the command line; exit code 0, 1 (a run failed), 2 (bad input) or 130 (interrupted)."""
     sys.exit(run())
 
 
@@ -54,6 +56,8 @@ def run(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
         code = app(arguments, standalone_mode=False)
+        if code == _INTERRUPTED:
+            return _complain("interrupted; go on with --resume and the run's folder", code)
         return code if isinstance(code, int) else 0
     except FedKernError as error:
         return _complain(str(error), error.exit_code)
@@ -62,10 +66,6 @@ def run(arguments: list[str] | None = None) -> int:
         return 2
     except click.ClickException as error:
         return _complain(error.format_message() + _commands(error), 2)
-    except click.exceptions.Abort:
-        return _complain("interrupted; go on with --resume and the run's folder", 1)
-    except KeyboardInterrupt:
-        return _complain("interrupted; go on with --resume and the run's folder", 1)
 
 
 def _commands(error: click.ClickException) -> str:

@@ -192,9 +192,8 @@ def _plots(folder: RunFolder, label: str, summary: dict[str, Any]) -> dict[str, 
 def _show(screen: Screen, folder: RunFolder, result: dict[str, Any]) -> None:
     metrics, config = result["metrics"], result["config"]
     rows = [
-        ["MSE x1e-3", milli(metrics["mse"], 3)],
-        ["  std over feature draws x1e-3", milli(metrics["mse_std"], 3)],
-        ["  std over clients x1e-3", milli(metrics["mse_client_std"], 3)],
+        ["MSE (10⁻³)", milli(metrics["mse"], 3)],
+        ["  std over clients (10⁻³)", milli(metrics["mse_client_std"], 3)],
         ["regret per client, mean", figure(metrics["regret_mean"], 3)],
         ["regret per client, std", figure(metrics["regret_std"], 3)],
         ["exchanges", f"{result['exchanges']:g}"],
@@ -203,10 +202,12 @@ def _show(screen: Screen, folder: RunFolder, result: dict[str, Any]) -> None:
         ["seconds", f"{result['seconds']:.1f}"],
         ["clients in the last round", f"{result['survivors']} of {config['clients']}"],
     ]
+    if config["runs"] > 1:
+        rows.insert(1, ["  std over feature draws (10⁻³)", milli(metrics["mse_std"], 3)])
     if "test_mse" in metrics:
-        rows.insert(3, ["MSE on held-out rows x1e-3", milli(metrics["test_mse"], 3)])
+        rows.insert(2, ["MSE on held-out rows (10⁻³)", milli(metrics["test_mse"], 3)])
     if "server_regret" in metrics:
-        rows.insert(5, ["server's regret", figure(metrics["server_regret"], 1)])
+        rows.insert(-5, ["server's regret", figure(metrics["server_regret"], 1)])
     lost = sum(sum(reasons.values()) for reasons in result["failures"].values())
     if lost:
         rows.append(["requests not answered", str(lost)])

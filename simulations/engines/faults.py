@@ -6,6 +6,7 @@ and round alone, so a run that is resumed meets the same faults again.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -128,6 +129,8 @@ class FaultyGrid(GridWrapper):
         self._faults: dict[str, Fault] = {}
         self._invented: dict[str, Message] = {}
         self._held: dict[str, tuple[float, Message]] = {}
+        self._second: set[str] = set()  # second deliveries that nobody waits for
+        self._numbers = itertools.count(1)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Push the messages that shall arrive."""
@@ -135,7 +138,7 @@ class FaultyGrid(GridWrapper):
         for message in messages:
             fault = self.plan(self._delivery(message))
             if fault is not None and fault.kind in ("lost request", "error"):
-                message_id = f"-{len(self._invented) + len(self._faults) + 1}"
+                message_id = f"-{next(self._numbers)}"
                 stamp_message(message, message_id=message_id)
                 if fault.kind == "error":
                     error = Error(CLIENT_RAISED, "<class 'InjectedError'>:<'injected'>")
@@ -147,7 +150,7 @@ class FaultyGrid(GridWrapper):
             if fault is not None and message_id:
                 self._faults[message_id] = fault
                 if fault.kind == "duplicate":
-                    list(self.grid.push_messages([_copy(message)]))
+                    self._second.update(self.grid.push_messages([_copy(message)]))
             ids.append(message_id)
         return ids
 
@@ -158,9 +161,10 @@ class FaultyGrid(GridWrapper):
         now = time.monotonic()
         for message_id in [i for i, (due, _) in self._held.items() if due <= now and i in wanted]:
             out.append(self._held.pop(message_id)[1])
-        real = [i for i in wanted if not i.startswith("-") and i not in self._held]
-        for reply in self.grid.pull_messages(real):
+        real = {i for i in wanted if not i.startswith("-") and i not in self._held}
+        for reply in self.grid.pull_messages(real | self._second):
             message_id = reply.metadata.reply_to_message_id
+            self._second.discard(message_id)
             self._learn_partition(reply)
             fault = self._faults.get(message_id)
             if fault is None or fault.kind == "duplicate":

@@ -1,0 +1,155 @@
+"""One step of a POF-MKL client: predict, losses, weights, choice of a kernel, gradient.
+
+Setting of the paper's naval experiment: d = 15, N = 51 kernels, D = 100 frequencies, M = 1.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+from flwr.app import Context, RecordDict
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from fedkern_flwr.clients import OnlineKernelClient
+from fedkern_flwr.clients.online import StreamAccount, _book, _gradient
+from fedkern_flwr.kernels import bandwidth_dictionary
+from fedkern_flwr.online import kernel_weights
+from fedkern_flwr.random_features import gaussian_frequencies
+from fedkern_flwr.wire import DescribeRequest
+from fedkern_flwr.wire.online import PersonalRequest
+
+DIMENSION, KERNELS, FEATURES, CHOSEN = 15, 51, 100, 1
+ROUNDS, BLOCK, REPETITIONS = 500, 25, 4
+REGULARIZATION, EXPLORATION = 1e-3, 1.0
+BANDWIDTHS = bandwidth_dictionary(KERNELS).astype("<f8").tobytes()
+
+Floats = NDArray[np.float64]
+Step = Callable[[int], object]
+
+
+def plain_step(x: Floats, y: Floats, theta: Floats) -> Step:
+    """The formulas of the paper, vectorised over kernels in float64, without a framework."""
+    omega = gaussian_frequencies(BANDWIDTHS, DIMENSION, FEATURES, 0, "float64")
+    rate, rng = 1.0 / np.sqrt(ROUNDS), np.random.default_rng(0)
+    cumulative = np.zeros(KERNELS)
+    squared = np.zeros(KERNELS)
+    total = 0.0
+
+    def step(t: int) -> object:
+        nonlocal cumulative, squared, total
+        phase = (x[t] @ omega).reshape(KERNELS, FEATURES)
+        z = np.concatenate([np.sin(phase), np.cos(phase)], axis=1) / np.sqrt(FEATURES)
+        predictions = np.einsum("nw,nw->n", z, theta)
+        errors = (predictions - y[t]) ** 2
+        losses = errors + REGULARIZATION * np.einsum("nw,nw->n", theta, theta)
+        weights = np.exp(-rate * (cumulative - cumulative.min()))
+        weights /= weights.sum()
+        total += (weights @ predictions - y[t]) ** 2
+        order = np.argsort(-weights)
+        chances = (1.0 - EXPLORATION) * weights[order] + EXPLORATION / KERNELS  # bins of M = 1
+        drawn = min(int(np.searchsorted(np.cumsum(chances), rng.random())), KERNELS - 1)
+        i = order[drawn]
+        gradient = 2.0 * (predictions[i] - y[t]) * z[i] + 2.0 * REGULARIZATION * theta[i]
+        cumulative = cumulative + losses
+        squared = squared + errors
+        return i, gradient / chances[drawn]
+
+    return step
+
+
+class Ours:
+    """The client of this package, with a request for every round as it comes off the wire."""
+
+    def __init__(self, x: Floats, y: Floats, theta: Floats, mode: str) -> None:
+        paper = mode == "paper"
+        context = Context(
+            run_id=1,
+            node_id=1,
+            node_config={"partition-id": 0, "num-partitions": 1},
+            state=RecordDict(),
+            run_config={},
+        )
+        self.client = OnlineKernelClient(context, x, y)
+        opening = DescribeRequest(session="bench", method="pof-mkl", resume_round=0)
+        self.client.fit(opening.arrays(), opening.scalars())
+        self.requests = [
+            PersonalRequest(
+                session="bench",
+                round=t + 1,
+                step=t,
+                samples=1,
+                checkpoint_every=0,
+                bandwidths=BANDWIDTHS,
+                features=FEATURES,
+                seed=0,
+                regularization=REGULARIZATION,
+                precision="float32",
+                frequency_draw="independent" if paper else "orthogonal",
+                theta=theta.astype(np.float32),
+                kernels_per_round=CHOSEN,
+                selection="bins" if paper else "subset",
+                exploration=EXPLORATION,
+                weight_rule="exponential" if paper else "adahedge",
+                learning_rate=float(1.0 / np.sqrt(ROUNDS)),
+            )
+            for t in range(len(x))
+        ]
+        self.account = StreamAccount(np.zeros(KERNELS), np.zeros(KERNELS))
+
+    def calculate(self, t: int) -> object:
+        """The calculation alone, as in ``OnlineKernelClient.train_personal``."""
+        request, account = self.requests[t], self.account
+        seen = self.client._predict(request, request.theta)
+        weights, losses, account.gap = kernel_weights(
+            request.weight_rule,  # type: ignore[arg-type]
+            account.losses,
+            seen.losses,
+            account.gap,
+            request.learning_rate,
+        )
+        chosen, probabilities = self.client._select(request, weights[0])
+        gradient = _gradient(seen, request, chosen)
+        gradient /= probabilities[:, None]
+        _book(account, seen, losses, weights)
+        return chosen, gradient
+
+    def train(self, t: int) -> object:
+        """The calculation and the private state, read from and written to Flower's context."""
+        return self.client.train_personal(self.requests[t])
+
+
+def main() -> None:
+    """Interleave the variants in blocks of steps; print the median step of each."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1.0, 1.0, (ROUNDS, DIMENSION)) / np.sqrt(DIMENSION)
+    y, theta = rng.uniform(0.0, 1.0, ROUNDS), rng.normal(0.0, 0.05, (KERNELS, 2 * FEATURES))
+    plain = "plain NumPy, float64"
+    times: dict[str, list[float]] = {}
+    for _ in range(REPETITIONS):
+        steps: dict[str, Step] = {plain: plain_step(x, y, theta)}
+        for mode in ("paper", "adaptive"):
+            steps[f"{mode}, calculation"] = Ours(x, y, theta, mode).calculate
+            steps[f"{mode}, with its private state"] = Ours(x, y, theta, mode).train
+        for start in range(0, ROUNDS, BLOCK):
+            for name, step in steps.items():
+                for t in range(start, start + BLOCK):
+                    started = time.perf_counter()
+                    step(t)
+                    times.setdefault(name, []).append(time.perf_counter() - started)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    title = f"client step: d={DIMENSION}, N={KERNELS}, D={FEATURES}, M={CHOSEN}"
+    table = Table(title=title)
+    for column in ("plain / this", "microseconds", ""):
+        table.add_column(column, justify="right" if column else "left")
+    for name, seconds in medians.items():
+        table.add_row(f"{medians[plain] / seconds:.2f}", f"{seconds * 1e6:.1f}", name)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""The command line: results, JSON, resumption, and one clear line for every bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedkern_flwr.simulations import engines
+from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.methods import METHODS
+
+SMALL = ["--data", "wine", "--clients", "4", "--rounds", "12", "--quiet"]
+
+
+@pytest.fixture(autouse=True)
+def in_tmp(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def complaint(capsys, *arguments: str) -> str:
+    assert run(list(arguments)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
+    assert "Traceback" not in captured.err
+    return lines[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_and_prints_json_alone(method, capsys):
+    assert run(["run", method, *SMALL, "--json", "-", "--out", "here"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["method"] == method
+    assert {"engine", "seed", "config", "versions", "metrics", "history", "exchanges"} <= set(
+        result
+    )
+    assert {"bytes_up", "bytes_down", "seconds", "survivors", "privacy", "artifacts"} <= set(result)
+    assert {"mse", "mse_std", "regret_mean", "regret_std"} <= set(result["metrics"])
+    assert 0.0 < result["metrics"]["mse"] < 2.0
+    assert result["history"][-1]["round"] == 12
+    assert result["survivors"] == 4
+    assert result["exchanges"] == (2 if method == "local-only" else 13)
+    assert json.loads(Path("here/result.json").read_text()) == result
+    for artifact in result["artifacts"].values():
+        assert (Path("here") / artifact).is_file()
+
+
+def test_model_opens_without_pickle(capsys):
+    assert run(["run", "pof-mkl", *SMALL, "--features", "3", "--out", "here"]) == 0
+    with np.load("here/model.npz", allow_pickle=False) as model:
+        assert model["theta"].shape == (51, 6)
+
+
+def test_same_seed_same_result_and_other_seed_another(capsys):
+    values = []
+    for seed, out in (("0", "a"), ("0", "b"), ("1", "c")):
+        assert run(["run", "pof-mkl", *SMALL, "--seed", seed, "--out", out]) == 0
+        values.append(json.loads(Path(out, "result.json").read_text())["metrics"]["mse"])
+    assert values[0] == values[1] != values[2]
+
+
+def test_runs_average_feature_draws(capsys):
+    assert run(["run", "ofskl", *SMALL, "--runs", "3", "--out", "three"]) == 0
+    singles = []
+    for seed in range(3):
+        # the split stays that of seed 0, only the features change
+        draws = json.loads(Path("three/draws.json").read_text())
+        singles.append(draws[seed]["metrics"]["mse"])
+    result = json.loads(Path("three/result.json").read_text())
+    assert result["metrics"]["mse"] == pytest.approx(np.mean(singles))
+    assert result["metrics"]["mse_std"] == pytest.approx(np.std(singles))
+    assert len(set(singles)) == 3
+
+
+def test_held_out_rows_are_evaluated_and_samples_per_round_saves_exchanges(capsys):
+    options = ["--test-size", "0.3", "--samples-per-round", "4", "--json", "-"]
+    assert run(["run", "pof-mkl", *SMALL, *options]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["exchanges"] == 1 + 3 + 1  # describe, training, evaluation
+    assert 0.0 < result["metrics"]["test_mse"] < 1.0
+
+
+def test_clients_that_vanish_are_counted(capsys):
+    assert run(["run", "pof-mkl", *SMALL, "--drop", "0.3", "--json", "-"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    lost = sum(sum(reasons.values()) for reasons in result["failures"].values())
+    assert 4 <= lost <= 30
+    assert {reason for r in result["failures"].values() for reason in r} == {"unreachable"}
+
+
+def test_hindsight_adds_the_regret_of_the_server(capsys):
+    assert run(["run", "ofmkl-avg", *SMALL, "--hindsight", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"]["server_regret"] > 0.0
+
+
+@pytest.mark.parametrize("runs", ["1", "2"])
+def test_resume_ends_with_the_identical_result(runs, capsys, monkeypatch):
+    options = ["--checkpoint-every", "4", "--runs", runs]
+    assert run(["run", "pof-mkl", *SMALL, *options, "--out", "whole"]) == 0
+    real = engines.InProcessGrid.pull_messages
+    calls = {"left": 10 * int(runs) - 1}
+
+    def break_off(self, message_ids):
+        calls["left"] -= 1
+        if calls["left"] < 0:
+            raise KeyboardInterrupt
+        return real(self, message_ids)
+
+    monkeypatch.setattr(engines.InProcessGrid, "pull_messages", break_off)
+    assert run(["run", "pof-mkl", *SMALL, *options, "--out", "broken"]) == 130
+    assert not Path("broken/result.json").exists()
+    assert "--resume" in capsys.readouterr().err
+    monkeypatch.setattr(engines.InProcessGrid, "pull_messages", real)
+    broken = Path("broken")
+    complaint(capsys, "run", "pof-mkl", *SMALL, "--out", str(broken))  # nothing is overwritten
+    assert run(["run", "pof-mkl", "--resume", str(broken), "--quiet"]) == 0
+    whole, resumed = (
+        json.loads((folder / "result.json").read_text()) for folder in (Path("whole"), broken)
+    )
+    assert resumed["metrics"] == whole["metrics"]
+    assert resumed["history"] == whole["history"]
+
+
+def test_resuming_a_finished_run_shows_its_result(capsys):
+    assert run(["run", "ofskl", *SMALL, "--out", "here"]) == 0
+    assert run(["run", "ofskl", "--resume", "here", "--quiet", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(Path("here/result.json").read_text())
+
+
+def write(name: str, text: str) -> str:
+    Path(name).write_text(text)
+    return name
+
+
+def test_bad_data_is_one_line(capsys):
+    assert "there is no file gone.npz" in complaint(capsys, "run", "pof-mkl", "--data", "gone.npz")
+    data = write("t.csv", "a,b,y\n1,2,3\n4,5,6\n")
+    assert "no label column 'z'" in complaint(
+        capsys, "run", "pof-mkl", "--data", data, "--label", "z"
+    )
+    data = write("text.csv", "a,b,y\n1,secret,3\n4,5,6\n")
+    line = complaint(capsys, "run", "pof-mkl", "--data", data, "--label", "y")
+    assert "column 'b'" in line
+    assert "secret" not in line
+    data = write("nan.csv", "a,b,y\n1,,3\n4,5,6\n")
+    line = complaint(capsys, "run", "pof-mkl", "--data", data, "--label", "y")
+    assert "--missing drop-row" in line
+
+
+def test_too_few_rows_is_one_line(capsys):
+    line = complaint(capsys, "run", "pof-mkl", "--data", "iris", "--clients", "9", "--rounds", "50")
+    assert "150 rows" in line
+    assert "450" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["run", "pof-nkl"], "No such command 'pof-nkl'"),
+        (["run", "pof-mkl", "--kernels", "7", "--kernels-per-round", "8"], "use at most 7"),
+        (["run", "pof-mkl", "--step-size", "huge"], "'paper', 'adaptive'"),
+        (["run", "pof-mkl", "--exploration", "0"], "exploration is 0.0"),
+        (["run", "pof-mkl", "--engine", "moon"], "'in-process', 'ray'"),
+        (["run", "pof-mkl", "--rounds", "0"], "rounds is 0"),
+        (["run", "pof-mkl", "--clients", "0"], "at least 1"),
+        (["run", "pof-mkl", "--runs", "0"], "runs is 0"),
+        (["run", "pof-mkl", "--drop", "1"], "drop is 1.0"),
+        (["run", "pof-mkl", "--test-size", "1"], "test-size is 1.0"),
+        (["run", "pof-mkl", "--secure"], "secure sums"),
+        (["run", "pof-mkl", "--resume", "nowhere"], "nowhere is not the folder of a run"),
+        (["run", "pof-mkl", "--json", "no/such/folder.json"], "cannot be written"),
+        (["run", "pof-mkl", "--data", "iris", "--split", "site"], "--site"),
+        (["compare", "lunch"], "is not one of"),
+        (["compare", "pof-mkl-table1", "--datasets", "Mars"], "no data set 'Mars'"),
+        (["compare", "demo", "--runs", "0"], "runs is 0"),
+        (["dance"], "No such command 'dance'"),
+    ],
+)
+def test_bad_options_are_one_line(arguments, text, capsys):
+    assert text in complaint(capsys, *arguments)
+
+
+def test_preset_without_its_data_says_what_to_set(capsys, monkeypatch):
+    monkeypatch.delenv("FEDKERN_DATA", raising=False)
+    assert "FEDKERN_DATA is not set" in complaint(capsys, "compare", "pof-mkl-table1")
+
+
+def test_compare_writes_table_plots_and_report(capsys):
+    options = ["--engine", "in-process", "--clients", "3", "--rounds", "20", "--out", "c"]
+    assert run(["compare", "demo", *options, "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    methods = result["datasets"]["NYC weather"]["methods"]
+    assert len(methods) == 7
+    assert "POF-MKL" in captured.err
+    report = Path("c/report.html").read_text()
+    assert "POF-MKL" in report
+    assert report.count("data:image/png") == 3
+    assert len(list(Path("c/plots").glob("*.png"))) == 3
+
+
+def test_doctor_prints_a_line_each(capsys):
+    assert run(["doctor"]) == 0
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert any(line.startswith("flwr ") for line in lines)
+    assert any(line.startswith("port ") for line in lines)
+
+
+def test_help_names_every_option_of_the_strategy(capsys):
+    assert run(["run", "pof-mkl", "--help"]) == 0
+    text = capsys.readouterr().out
+    for option in ("--kernels-per-round", "--exploration", "--samples-per-round", "--step-size"):
+        assert option in text
