@@ -24,7 +24,7 @@ from fedkern_flwr.wire import DescribeRequest
 from fedkern_flwr.wire.online import PersonalRequest
 
 DIMENSION, KERNELS, FEATURES, CHOSEN = 15, 51, 100, 1
-ROUNDS, BLOCK, REPETITIONS = 500, 25, 4
+ROUNDS, BLOCK, REPETITIONS, MANY = 500, 50, 4, 10
 REGULARIZATION, EXPLORATION = 1e-3, 1.0
 BANDWIDTHS = bandwidth_dictionary(KERNELS).astype("<f8").tobytes()
 
@@ -65,7 +65,7 @@ def plain_step(x: Floats, y: Floats, theta: Floats) -> Step:
 class Ours:
     """The client of this package, with a request for every round as it comes off the wire."""
 
-    def __init__(self, x: Floats, y: Floats, theta: Floats, mode: str) -> None:
+    def __init__(self, x: Floats, y: Floats, theta: Floats, mode: str, samples: int = 1) -> None:
         paper = mode == "paper"
         context = Context(
             run_id=1,
@@ -82,7 +82,7 @@ class Ours:
                 session="bench",
                 round=t + 1,
                 step=t,
-                samples=1,
+                samples=samples,
                 checkpoint_every=0,
                 bandwidths=BANDWIDTHS,
                 features=FEATURES,
@@ -97,7 +97,7 @@ class Ours:
                 weight_rule="exponential" if paper else "adahedge",
                 learning_rate=float(1.0 / np.sqrt(ROUNDS)),
             )
-            for t in range(len(x))
+            for t in range(len(x) - samples + 1)
         ]
         self.account = StreamAccount(np.zeros(KERNELS), np.zeros(KERNELS))
 
@@ -124,25 +124,28 @@ class Ours:
 
 
 def main() -> None:
-    """Interleave the variants in blocks of steps; print the median step of each."""
+    """Interleave the variants in blocks of samples; print the median sample of each."""
     rng = np.random.default_rng(0)
     x = rng.uniform(-1.0, 1.0, (ROUNDS, DIMENSION)) / np.sqrt(DIMENSION)
     y, theta = rng.uniform(0.0, 1.0, ROUNDS), rng.normal(0.0, 0.05, (KERNELS, 2 * FEATURES))
     plain = "plain NumPy, float64"
     times: dict[str, list[float]] = {}
     for _ in range(REPETITIONS):
-        steps: dict[str, Step] = {plain: plain_step(x, y, theta)}
+        steps: dict[str, tuple[Step, int]] = {plain: (plain_step(x, y, theta), 1)}
         for mode in ("paper", "adaptive"):
-            steps[f"{mode}, calculation"] = Ours(x, y, theta, mode).calculate
-            steps[f"{mode}, with its private state"] = Ours(x, y, theta, mode).train
+            steps[f"{mode}, calculation"] = (Ours(x, y, theta, mode).calculate, 1)
+            steps[f"{mode}, with its private state"] = (Ours(x, y, theta, mode).train, 1)
+            many = Ours(x, y, theta, mode, MANY)
+            steps[f"{mode}, B={MANY}, with its private state"] = (many.train, MANY)
         for start in range(0, ROUNDS, BLOCK):
-            for name, step in steps.items():
-                for t in range(start, start + BLOCK):
+            for name, (step, samples) in steps.items():
+                for t in range(start, start + BLOCK, samples):
                     started = time.perf_counter()
                     step(t)
-                    times.setdefault(name, []).append(time.perf_counter() - started)
+                    elapsed = time.perf_counter() - started
+                    times.setdefault(name, []).append(elapsed / samples)
     medians = {name: statistics.median(values) for name, values in times.items()}
-    title = f"client step: d={DIMENSION}, N={KERNELS}, D={FEATURES}, M={CHOSEN}"
+    title = f"client step, per sample: d={DIMENSION}, N={KERNELS}, D={FEATURES}, M={CHOSEN}"
     table = Table(title=title)
     for column in ("plain / this", "microseconds", ""):
         table.add_column(column, justify="right" if column else "left")

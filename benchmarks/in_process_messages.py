@@ -31,7 +31,7 @@ class Numbers(PhaseMessage):
 
     phase = "numbers"
     round: int
-    values: NDArray[np.float64] = array("ten", dtype="float64")
+    values: NDArray[np.float64] = array("ten", dtype="float64")  # noqa: RUF009
 
 
 class PhaseDoubler(PhaseClient):

@@ -138,7 +138,7 @@ class OnlineKernelClient(PhaseClient):
         self,
         context: Context,
         x: NDArray[Any],
-        y: NDArray[Any],
+        y: NDArray[Any] | None,
         *,
         x_test: NDArray[Any] | None = None,
         y_test: NDArray[Any] | None = None,
@@ -146,6 +146,12 @@ class OnlineKernelClient(PhaseClient):
         state_dir: str | Path | None = None,
     ) -> None:
         super().__init__(context, state_dir=state_dir)
+        if y is None:
+            raise TableError(
+                "the table has no labels",
+                remedy="name its label column",
+                party=f"partition {self.partition}",
+            )
         self.x, self.y, self.columns = x, y, columns
         self.x_test = x[:0] if x_test is None else x_test
         self.y_test = y[:0] if y_test is None else y_test

@@ -33,7 +33,7 @@ def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[st
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp.npz")
     packed = np.frombuffer(json.dumps(meta).encode(), np.uint8)
-    np.savez(temporary, allow_pickle=False, **{_META: packed}, **arrays)
+    np.savez(temporary, **{_META: packed}, **arrays)  # type: ignore[arg-type]
     temporary.replace(path)
 
 

@@ -216,7 +216,7 @@ def _capped(weights: Floats, total: int) -> Floats:
     shares = np.minimum(1.0, weights * scale[capped])
     room = 1.0 - shares
     deficit = total - shares.sum()
-    return shares + deficit * room / room.sum() if deficit > 0.0 else shares
+    return np.asarray(shares + deficit * room / room.sum()) if deficit > 0.0 else shares
 
 
 def _softmin(values: Floats) -> Floats:

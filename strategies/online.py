@@ -301,8 +301,14 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
         """Return the mean squared error over all held-out rows."""
         samples, error = 0, 0.0
         for message in replies:
-            party = self.party(message.metadata.src_node_id)
-            reply = read_reply(self._evaluate_reply, message, party=party)
+            node = message.metadata.src_node_id
+            try:
+                reply = read_reply(self._evaluate_reply, message, party=self.party(node))
+                if reply.samples != self.parties_[node].test_rows:
+                    raise ProtocolError(f"it predicted {reply.samples} rows")
+            except ProtocolError as broken:
+                self.reject(node, Failure("invalid reply", broken.problem), server_round)
+                continue
             samples, error = samples + reply.samples, error + reply.squared_error
         return MetricRecord({"test_mse": error / samples}) if samples else None
 

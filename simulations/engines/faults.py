@@ -79,7 +79,7 @@ class DropOut:
 
     def __call__(self, delivery: Delivery) -> Fault | None:
         """Say whether the client vanishes."""
-        if delivery.round < 1:
+        if delivery.round < 1 or delivery.phase.endswith("evaluate"):
             return None
         draw = uniform(self.seed, "drop", delivery.partition, delivery.phase, delivery.round)
         return Fault("vanished") if draw < self.fraction else None

@@ -58,7 +58,9 @@ class Nodes:
 
 
 def description(partition: int, partitions: int = 3) -> Any:
-    values = {f.name: {"int": 5, "str": "c"}.get(str(f.type), 0) for f in fields(DescribeReply)}
+    values = {
+        f.name: {"int": 5, "str": "c", "bool": True}[str(f.type)] for f in fields(DescribeReply)
+    }
     return DescribeReply(**{**values, "partition": partition, "partitions": partitions})  # type: ignore[arg-type]
 
 

@@ -205,3 +205,18 @@ def test_drop_outs_have_their_probability_and_spare_the_start() -> None:
     assert all(plan(Delivery(k, "describe", 0)) is None for k in range(100))
     with pytest.raises(OptionError, match=r"drop is 1.0; use a fraction in \[0, 1\)"):
         DropOut(1.0)
+
+
+def test_a_broken_reply_to_the_evaluation_does_not_end_a_finished_run(
+    make_streams: Callable[..., Any],
+) -> None:
+    def change(message: Message) -> Message:
+        message.content["evaluateres.metrics"]["squared_error"] = float("nan")
+        return message
+
+    streams = make_streams(CLIENTS, 20, test_rows=5)
+    place = (2, "online-evaluate", None)
+    bad = run(streams, (*place, Fault("tamper", change=change)))
+    assert bad.ledger_.failures == {"2": {"invalid reply squared_error is not finite": 1}}
+    without = run(streams, (*place, Fault("vanished")))
+    assert bad.metrics_["test_mse"] == without.metrics_["test_mse"]
