@@ -77,6 +77,7 @@ class Ours:
         self.client = OnlineKernelClient(context, x, y)
         opening = DescribeRequest(session="bench", method="pof-mkl", resume_round=0)
         self.client.fit(opening.arrays(), opening.scalars())
+        theta32 = theta.astype(np.float32)
         self.requests = [
             PersonalRequest(
                 session="bench",
@@ -90,7 +91,7 @@ class Ours:
                 regularization=REGULARIZATION,
                 precision="float32",
                 frequency_draw="independent" if paper else "orthogonal",
-                theta=theta.astype(np.float32),
+                theta=theta32,
                 kernels_per_round=CHOSEN,
                 selection="bins" if paper else "subset",
                 exploration=EXPLORATION,
@@ -113,8 +114,7 @@ class Ours:
             request.learning_rate,
         )
         chosen, probabilities = self.client._select(request, weights[0])
-        gradient = _gradient(seen, request, chosen)
-        gradient /= probabilities[:, None]
+        gradient = _gradient(seen, request, chosen, probabilities)
         _book(account, seen, losses, weights)
         return chosen, gradient
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Context
@@ -21,7 +21,7 @@ from fedkern_flwr.online import (
     select_subset,
     step_rule,
 )
-from fedkern_flwr.random_features import FeatureMap, Real
+from fedkern_flwr.random_features import FeatureMap, Real, feature_map
 from fedkern_flwr.seeding import derive_seed, uniform
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire import online as wire
@@ -91,8 +91,7 @@ class StreamAccount:
         }
 
 
-@dataclass(frozen=True)
-class _Predictions:
+class _Predictions(NamedTuple):
     """Predictions of all kernels for the samples of one round, before any update."""
 
     z: Real  # (B, N, 2D)
@@ -198,8 +197,7 @@ class OnlineKernelClient(PhaseClient):
             request.learning_rate,
         )
         chosen, probabilities = self._select(request, weights[0])
-        gradient = _gradient(seen, request, chosen)
-        gradient /= probabilities[:, None]
+        gradient = _gradient(seen, request, chosen, probabilities)
         self._close(request, state, account, seen, losses, weights)
         return wire.PersonalReply(
             kernels=chosen, gradient=gradient, **account.report(request.round)
@@ -210,7 +208,8 @@ class OnlineKernelClient(PhaseClient):
         state, account = self._open(request, len(request.theta))
         seen = self._predict(request, request.theta)
         sums = seen.losses.sum(axis=0)
-        gradient = _gradient(seen, request, np.arange(len(request.theta)))
+        everything = np.arange(len(request.theta))
+        gradient = _gradient(seen, request, everything, np.ones(len(everything)))
         self._close(request, state, account, seen, account.losses + sums, request.weights)
         return wire.SharedReply(
             gradient=gradient,
@@ -223,8 +222,8 @@ class OnlineKernelClient(PhaseClient):
         state, account = self._open(request, len(request.theta))
         seen = self._predict(request, request.theta)
         sums = seen.losses.sum(axis=0)
-        gradient = _gradient(seen, request, np.array([request.kernel]))
-        gradient /= request.probability
+        drawn, probability = np.array([request.kernel]), np.array([request.probability])
+        gradient = _gradient(seen, request, drawn, probability)
         weights = np.zeros(len(request.theta))
         weights[request.kernel] = 1.0
         self._close(request, state, account, seen, account.losses + sums, weights)
@@ -366,7 +365,7 @@ class OnlineKernelClient(PhaseClient):
 
 
 def _feature_map(request: wire.KernelRequest | wire.LocalRequest, dimension: int) -> FeatureMap:
-    return FeatureMap(
+    return feature_map(
         request.bandwidths,
         dimension,
         request.features,
@@ -380,31 +379,50 @@ def _compare(
     z: Real, theta: Real, y: NDArray[Any], request: wire.KernelRequest | wire.LocalRequest
 ) -> _Predictions:
     kernels = np.vecdot(z, theta).astype(np.float64, copy=False)  # (B, N)
-    squared = (kernels - y[:, None]) ** 2
+    squared = kernels - y[:, None]
+    squared *= squared
     penalty = request.regularization * np.vecdot(theta, theta)
     return _Predictions(z, kernels, squared, squared + penalty, y)
 
 
 def _gradient(
-    seen: _Predictions, request: wire.KernelRequest, chosen: NDArray[np.integer[Any]]
+    seen: _Predictions,
+    request: wire.KernelRequest,
+    chosen: NDArray[np.integer[Any]],
+    probabilities: Floats,
 ) -> Real:
-    """Gradients of the losses of the chosen kernels, summed over the samples, (M, 2D)."""
-    residual = (2.0 * (seen.kernels[:, chosen] - seen.y[:, None])).astype(seen.z.dtype)
-    penalty = seen.z.dtype.type(2.0 * request.regularization * len(seen.y))
-    gradient = np.einsum("bm,bmw->mw", residual, seen.z[:, chosen])
-    return np.asarray(gradient + penalty * request.theta[chosen])
+    """Gradients of the chosen kernels' losses summed over the samples, over p (eq. 9), (M, 2D)."""
+    scale = 2.0 / probabilities
+    penalty = (scale * (request.regularization * len(seen.y))).astype(seen.z.dtype)
+    gradient = request.theta.take(chosen, axis=0)
+    gradient *= penalty[:, None]
+    if len(seen.y) == 1:
+        residual = (seen.kernels[0].take(chosen) - seen.y[0]) * scale
+        gradient += residual.astype(gradient.dtype)[:, None] * seen.z[0].take(chosen, axis=0)
+    else:
+        residuals = (seen.kernels.take(chosen, axis=1) - seen.y[:, None]) * scale
+        z = seen.z.take(chosen, axis=1)
+        gradient += np.einsum("bm,bmw->mw", residuals.astype(z.dtype), z)
+    return gradient
 
 
 def _book(
     account: StreamAccount, seen: _Predictions, losses: Floats, weights: Floats
 ) -> StreamAccount:
     """Enter the samples of a round; ``weights`` (N,) or (B, N) made the predictions (eq. 6)."""
-    predicted = np.vecdot(seen.kernels, weights)
     account.losses = losses
-    account.squared = account.squared + seen.squared.sum(axis=0)
-    account.total += float(((predicted - seen.y) ** 2).sum())
+    if len(seen.y) == 1:
+        error = float(seen.kernels[0] @ weights.reshape(-1) - seen.y[0])
+        account.total += error * error
+        account.squared = account.squared + seen.squared[0]
+        largest = np.maximum.reduce(seen.losses[0])
+    else:
+        errors = np.vecdot(seen.kernels, weights) - seen.y
+        account.total += float(errors @ errors)
+        account.squared = account.squared + seen.squared.sum(axis=0)
+        largest = seen.losses.max()
     account.samples += len(seen.y)
-    account.largest = max(account.largest, float(seen.losses.max()))
+    account.largest = max(account.largest, float(largest))
     return account
 
 

@@ -44,11 +44,15 @@ def exponential_weights(
     cumulative : ndarray, shape (N,)
         The sums after the last sample.
     """
+    if len(losses) == 1:
+        return softmin(learning_rate * cumulative)[None], cumulative + losses[0]
     past = np.empty((losses.shape[0] + 1, losses.shape[1]))
     past[0] = cumulative
     np.cumsum(losses, axis=0, out=past[1:])
     past[1:] += cumulative
-    return _softmin(learning_rate * past[:-1]), past[-1].copy()
+    weights = np.exp(learning_rate * (past[:-1].min(axis=1, keepdims=True) - past[:-1]))
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights, past[-1].copy()
 
 
 def adahedge_weights(
@@ -150,15 +154,20 @@ def select_bin(
     probabilities : ndarray, shape (at most M,)
         The probability of this bin, for each of its kernels.
     """
-    order = np.argsort(-weights, kind="stable")
-    starts = np.arange(0, weights.size, kernels_per_round)
-    mass = np.add.reduceat(weights[order], starts)
-    probabilities = (1.0 - exploration) * mass / mass.sum() + exploration / starts.size
-    drawn = int(np.searchsorted(np.cumsum(probabilities), draw, side="right"))
-    drawn = min(drawn, starts.size - 1)  # the last cumulative sum may round below 1
-    start = starts[drawn]
+    order = (-weights).argsort(kind="stable")
+    bins = -(-weights.size // kernels_per_round)
+    if exploration == 1.0:
+        drawn, probability = int(draw * bins), 1.0 / bins
+    else:
+        starts = np.arange(0, weights.size, kernels_per_round)
+        mass = np.add.reduceat(weights[order], starts)
+        probabilities = (1.0 - exploration) * mass / mass.sum() + exploration / bins
+        drawn = int(probabilities.cumsum().searchsorted(draw, side="right"))
+        drawn = min(drawn, bins - 1)  # the last cumulative sum may round below 1
+        probability = float(probabilities[drawn])
+    start = drawn * kernels_per_round
     chosen = order[start : start + kernels_per_round].astype(np.int32)
-    return chosen, np.full(chosen.size, probabilities[drawn])
+    return chosen, np.full(chosen.size, probability)
 
 
 def select_subset(
@@ -219,9 +228,10 @@ def _capped(weights: Floats, total: int) -> Floats:
     return np.asarray(shares + deficit * room / room.sum()) if deficit > 0.0 else shares
 
 
-def _softmin(values: Floats) -> Floats:
-    weights = np.exp(values.min(axis=1, keepdims=True) - values)
-    weights /= weights.sum(axis=1, keepdims=True)
+def softmin(values: Floats) -> Floats:
+    """Return exp(-v) / sum(exp(-v)) of a vector, without underflow of the largest."""
+    weights = np.exp(np.minimum.reduce(values) - values)
+    weights /= np.add.reduce(weights)
     return np.asarray(weights)
 
 

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from .seeding import derive_seed
 
 Real = NDArray[Any]  # float32 or float64
+_FEW_ROWS = 16
+
 Precision = Literal["float32", "float64"]
 FrequencyDraw = Literal["independent", "orthogonal"]
 
 
-@lru_cache(maxsize=8)
 def gaussian_frequencies(
     bandwidths: bytes,
     dimension: int,
@@ -29,7 +30,7 @@ def gaussian_frequencies(
     precision: Precision,
     draw: FrequencyDraw = "independent",
 ) -> Real:
-    """Draw the frequencies of every kernel; cached per process, read-only.
+    """Draw the frequencies of every kernel, read-only.
 
     Parameters
     ----------
@@ -100,20 +101,34 @@ class FeatureMap:
         precision: Precision = "float32",
         draw: FrequencyDraw = "independent",
     ) -> None:
-        self.kernels, self.features, self.precision = len(bandwidths) // 8, features, precision
+        self.kernels, self.features = len(bandwidths) // 8, features
+        self.dtype = np.dtype(precision)
         self._frequencies = gaussian_frequencies(
             bandwidths, dimension, features, seed, precision, draw
         )
-        self._scale = np.dtype(precision).type(1.0 / np.sqrt(features))
+        self._scale = self.dtype.type(1.0 / np.sqrt(features))
 
     def __call__(self, x: Real) -> Real:
         """Return z, shape (n, N, 2D), for rows x, shape (n, d); memory n * N * 2D numbers."""
-        rows, width = x.shape[0], self.features
-        phase = (x.astype(self.precision, copy=False) @ self._frequencies).reshape(
-            rows, self.kernels, width
-        )
-        z = np.empty((rows, self.kernels, 2 * width), self.precision)
-        np.sin(phase, out=z[..., :width])
-        np.cos(phase, out=z[..., width:])
+        x = x.astype(self.dtype, copy=False)
+        # Row by row for a few rows: BLAS would wake its threads, and waits when cores are busy.
+        phase = x @ self._frequencies if len(x) > _FEW_ROWS else x[:, None] @ self._frequencies
+        phase = phase.reshape(len(x), self.kernels, self.features)
+        z = np.empty((len(x), self.kernels, 2 * self.features), self.dtype)
+        np.sin(phase, out=z[..., : self.features])
+        np.cos(phase, out=z[..., self.features :])
         z *= self._scale
         return z
+
+
+@lru_cache(maxsize=8)
+def feature_map(
+    bandwidths: bytes,
+    dimension: int,
+    features: int,
+    seed: int,
+    precision: Precision,
+    draw: FrequencyDraw,
+) -> FeatureMap:
+    """Return a :class:`FeatureMap`, cached per process."""
+    return FeatureMap(bandwidths, dimension, features, seed, precision, draw)

@@ -104,6 +104,7 @@ def run_on_ray(drive: Callable[[Grid], None], client_fn: ClientFn, num_clients: 
         "init_args": {
             "num_cpus": os.cpu_count() or 1,
             "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
             "log_to_driver": False,
             "logging_level": logging.ERROR,
         },

@@ -7,7 +7,7 @@ import pytest
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.kernels import bandwidth_dictionary, gaussian_kernel
-from fedkern_flwr.random_features import FeatureMap, gaussian_frequencies
+from fedkern_flwr.random_features import FeatureMap, feature_map, gaussian_frequencies
 
 BANDWIDTHS = np.array([0.5, 1.0, 3.0])
 PACKED = BANDWIDTHS.astype("<f8").tobytes()
@@ -113,9 +113,10 @@ def test_float32_rounds_the_same_draw(rows: np.ndarray, draw: str) -> None:
     assert 0.0 < np.abs(single - double).max() < 1e-6
 
 
-def test_frequencies_are_cached_and_read_only() -> None:
+def test_feature_maps_are_cached_and_frequencies_read_only() -> None:
+    arguments = (PACKED, 5, 7, 0, "float32", "independent")
+    assert feature_map(*arguments) is feature_map(*arguments)  # type: ignore[arg-type]
     first = gaussian_frequencies(PACKED, 5, 7, 0, "float32")
-    assert gaussian_frequencies(PACKED, 5, 7, 0, "float32") is first
     with pytest.raises(ValueError, match="read-only"):
         first[0, 0] = 1.0
     other = gaussian_frequencies(PACKED, 5, 7, 1, "float32")
