@@ -19,6 +19,7 @@ from fedkern_flwr.tables import Missing, Table, load_table, select_target
 
 __all__ = ["BUILTIN", "load_data"]
 
+_FASTEST_WIND = 250.0  # miles per hour; no gust on record is faster
 _INSTALL = "pip install 'fedkern-flwr[simulation]'"
 
 
@@ -96,8 +97,8 @@ def _nyc_weather() -> Table:
     per hour), precipitation (inches), pressure (millibar), visibility (miles), and hour of day
     and day of year, each as sine and cosine, because these three are circular. Of the 26,115 rows
     those with a missing value are left out, by definition of the data set: mostly hours without
-    pressure. Wind gust is not a feature, as it is missing in four rows of five. The one impossible
-    wind speed of the file (1048 mph) is kept. Rows are in time order within each site.
+    pressure. The one impossible wind speed of the file (1048 mph) counts as missing. Wind gust is
+    not a feature, as it is missing in four rows of five. Rows are in time order within each site.
     """
     import pyarrow as pa
     from pyarrow import csv
@@ -121,11 +122,12 @@ def _nyc_weather() -> Table:
     first_of_month = months.astype("datetime64[M]").astype("datetime64[D]")
     new_year = first_of_month.astype("datetime64[Y]").astype("datetime64[D]")
     day_of_year = (first_of_month - new_year).astype(np.float64) + date[2]
+    wind_speed = column("wind_speed")
     features = {
         "dew_point": column("dewp"),
         "humidity": column("humid"),
         **_circle("wind_direction", column("wind_dir"), 360),
-        "wind_speed": column("wind_speed"),
+        "wind_speed": np.where(wind_speed < _FASTEST_WIND, wind_speed, np.nan),
         "precipitation": column("precip"),
         "pressure": column("pressure"),
         "visibility": column("visib"),

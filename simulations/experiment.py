@@ -17,7 +17,8 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.tables import Missing, Scaling, Table, drop_constant_columns
+from fedkern_flwr.scaling import Scaling
+from fedkern_flwr.tables import Missing, Table, drop_constant_columns
 
 from ..clients import OnlineKernelClient
 from ..strategies.online import OnlineStrategy

@@ -72,7 +72,7 @@ COMMON: list[tuple[str, Any, Any]] = [
         "clients",
         Annotated[
             int | None,
-            _option("--clients", "K, number of clients [default: 10, or one a site].", _DATA),
+            _option("--clients", "K, number of clients (default: 10, or one a site).", _DATA),
         ],
         None,
     ),
@@ -108,7 +108,7 @@ COMMON: list[tuple[str, Any, Any]] = [
         "rounds",
         Annotated[
             int | None,
-            _option("--rounds", "T, samples per client [default: 500 or what there is].", _RUN),
+            _option("--rounds", "T, samples per client (default: 500, or what there is).", _RUN),
         ],
         None,
     ),

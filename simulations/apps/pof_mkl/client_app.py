@@ -10,7 +10,8 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 
 from fedkern_flwr.clients import OnlineKernelClient
-from fedkern_flwr.tables import Scaling, Table, drop_constant_columns, load_table
+from fedkern_flwr.scaling import Scaling
+from fedkern_flwr.tables import Table, drop_constant_columns, load_table
 
 
 @lru_cache  # a process reads its table once
