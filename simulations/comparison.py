@@ -7,6 +7,7 @@ from typing import Any
 
 from .experiment import Entry, Prepared, Progress, run_entries, summarise
 from .format import figure, megabytes, milli
+from .paired import PairedDifference, paired_differences
 from .presets import Column, Preset
 
 _HEADINGS: dict[Column, tuple[str, ...]] = {
@@ -32,12 +33,34 @@ class Comparison:
         squared errors of all draws as ``mse_draws``.
     notes : tuple of str
         What was done to the data.
+    pairs : tuple of PairedDifference
+        Methods that the paper ranks, compared draw by draw.
     """
 
     dataset: str
     entries: list[Entry]
     summaries: dict[str, dict[str, Any]]
     notes: tuple[str, ...]
+    pairs: tuple[PairedDifference, ...] = ()
+
+
+PAIR_HEADINGS = ("better in the paper", "than", "difference (10⁻³)", "std", "wins", "p", "order")
+
+
+def pair_rows(comparison: Comparison) -> list[list[str]]:
+    """Return a row of text per paired difference."""
+    return [
+        [
+            pair.better,
+            pair.worse,
+            milli(pair.mean),
+            milli(pair.std),
+            f"{pair.wins} of {pair.draws}",
+            f"{pair.p_value:.1e}",
+            "reversed" if pair.reversed else "holds",
+        ]
+        for pair in comparison.pairs
+    ]
 
 
 def compare_on(
@@ -59,7 +82,8 @@ def compare_on(
         summary["mse_draws"] = [result["metrics"]["mse"] for result in entry.results]
         summary["method"], summary["options"] = entry.method, entry.options
         summaries[entry.label] = summary
-    return Comparison(dataset, entries, summaries, prepared.notes)
+    pairs = tuple(paired_differences(summaries, chosen.ranks))
+    return Comparison(dataset, entries, summaries, prepared.notes, pairs)
 
 
 def headings(chosen: Preset, dataset: str) -> list[str]:

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from . import plots
-from .comparison import Comparison, best_cells, headings, table_rows
+from .comparison import (
+    PAIR_HEADINGS,
+    Comparison,
+    best_cells,
+    headings,
+    pair_rows,
+    table_rows,
+)
 from .presets import Preset
 from .report import Block, FactsBlock, FigureBlock, TableBlock, TextBlock, write_report
 
@@ -27,6 +34,9 @@ def write_comparison_report(
                 best_cells(chosen, comparison),
             )
         )
+        if comparison.pairs:
+            caption = f"{comparison.dataset}: paired differences of the errors over feature draws"
+            blocks.append(TableBlock(caption, PAIR_HEADINGS, pair_rows(comparison)))
         blocks += _figures(folder / "plots", chosen, comparison, styles)
         if comparison.notes:
             blocks.append(TextBlock(f"Notes on {comparison.dataset}", list(comparison.notes)))

@@ -60,6 +60,8 @@ class Preset:
         Figures of the paper: data set -> label -> (value, unit of the first column).
     sweep : str
         Option on the x axis of the plot ``sweep``.
+    ranks : tuple of tuple of str
+        Labels from the best to the worst as the paper has them, for paired differences.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Preset:
     engine: Literal["in-process", "ray"] = "in-process"
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     sweep: str = ""
+    ranks: tuple[tuple[str, ...], ...] = ()
 
     def fresh_entries(self) -> list[Entry]:
         """Return entries without results."""
@@ -111,6 +114,7 @@ def _methods(options: dict[str, Any]) -> tuple[tuple[str, str, dict[str, Any]], 
         ("vM-KOFL", "vm-kofl", options),
         ("vM-KOFL, summed losses", "vm-kofl", {**options, "loss_aggregation": "sum"}),
         ("eM-KOFL", "em-kofl", options),
+        ("eM-KOFL, not divided by p", "em-kofl", {**options, "importance_weighting": False}),
         ("POF-MKL (M=1, D=100)", "pof-mkl", _pof(1, 100, **options)),
         ("POF-MKL (M=25, D=20)", "pof-mkl", _pof(25, 20, **options)),
         ("POF-MKL (M=51, D=9)", "pof-mkl", _pof(51, 9, **options)),
@@ -128,6 +132,7 @@ _LABELS = (
     "POF-MKL (M=25, D=20)",
     "POF-MKL (M=51, D=9)",
 )
+_RANKS = (_LABELS[5:], ("vM-KOFL", "vM-KOFL, summed losses"), ("OFMKL-Avg",), ("OFSKL",))
 _TABLE_1 = {
     "Naval": (118.60, 77.77, 33.25, 26.42, 28.64, 16.16, 16.82, 16.65),
     "UJI": (63.03, 61.82, 55.44, 51.50, 61.08, 33.02, 37.34, 41.00),
@@ -185,6 +190,7 @@ def preset(name: str, datasets: tuple[str, ...] = ()) -> Preset:
             ("mse", "seconds", "megabytes") if number == "1" else ("mse", "mse_std"),
             ("mse", "bytes"),
             paper={d: dict(zip(_LABELS, v, strict=True)) for d, v in _TABLE_1.items()},
+            ranks=_RANKS,
         )
     if name == "pof-mkl-table3":
         return Preset(

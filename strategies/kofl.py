@@ -137,6 +137,9 @@ class EMKOFL(GlobalWeights[wire.DrawnReply]):
         D.
     loss_aggregation : {"mean", "sum"} (default: "sum")
         The clients' losses enter the weights as their sum or their mean.
+    importance_weighting : bool (default: True)
+        Divide gradients by the probability of the draw. With the paper's step size this diverges:
+        eta divided by a probability of 0.1 / N exceeds the largest stable step by far.
     **common
         Options of ``KernelOnlineStrategy``.
 
@@ -155,12 +158,18 @@ class EMKOFL(GlobalWeights[wire.DrawnReply]):
         kernels: int = 51,
         features: int = 100,
         loss_aggregation: LossAggregation = "sum",
+        importance_weighting: bool = True,
         **common: Any,
     ) -> None:
         super().__init__(
             kernels=kernels, features=features, loss_aggregation=loss_aggregation, **common
         )
+        self.importance_weighting = importance_weighting
         self._drawn = 0
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that determine the model."""
+        return {**super().options(), "importance_weighting": self.importance_weighting}
 
     def privacy(self) -> dict[str, Any]:
         """Return what the server sees."""
@@ -181,7 +190,7 @@ class EMKOFL(GlobalWeights[wire.DrawnReply]):
             **stream,
             **self.kernel_fields(),
             kernel=self._drawn,
-            probability=float(probabilities[self._drawn]),
+            probability=float(probabilities[self._drawn]) if self.importance_weighting else 1.0,
         )
 
     def update(self, replies: list[wire.DrawnReply]) -> ArrayRecord:

@@ -73,6 +73,9 @@ def compare(
             headings(chosen, dataset),
             table_rows(chosen, comparison),
         )
+        for pair in comparison.pairs:
+            if pair.reversed:
+                screen.note(f"reversed: {pair.better} is not better than {pair.worse}")
     result = _save(folder, chosen, comparisons, seed)
     from ..comparison_report import write_comparison_report
 
@@ -109,6 +112,7 @@ def _save(folder: Path, chosen: Preset, comparisons: list[Comparison], seed: int
                 "settings": dataclasses.asdict(chosen.data[comparison.dataset]),
                 "notes": list(comparison.notes),
                 "methods": comparison.summaries,
+                "paired_differences": [pair.to_dict() for pair in comparison.pairs],
             }
             for comparison in comparisons
         },

@@ -54,9 +54,7 @@ class Screen:
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, text: int = 1
     ) -> None:
         """Print a table whose first ``text`` columns are text and the others figures."""
-        table = Table(
-            title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False
-        )
+        table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
         for number, column in enumerate(columns):
             justify: Literal["left", "right"] = "left" if number < text else "right"
             table.add_column(column.replace(" ", "\n"), justify=justify, no_wrap=True)

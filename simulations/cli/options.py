@@ -183,6 +183,8 @@ def method_option(option: Option) -> tuple[str, Any, Any]:
     """Turn an option of a strategy into one of the command line."""
     kind, choices, optional = _read_type(option.type)
     name = "--" + option.name.replace("_", "-")
+    if kind is bool:
+        name += "/--no-" + option.name.replace("_", "-")
     annotation: Any = kind | None if optional else kind
     return (
         option.name,
