@@ -6,6 +6,8 @@ The server side lives in :mod:`fedkern_flwr.strategies`, the client side in
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from .errors import (
     CheckpointError,
     ClientError,
@@ -18,6 +20,12 @@ from .errors import (
 )
 
 __version__ = "0.1.0"
+
+# In a checkout the other rooms lie beside the core, not in it. A process whose path begins with the
+# checkout (Ray's workers take over the driver's working directory) finds them there.
+_checkout = Path(__file__).parents[1]
+if not Path(__path__[0], "strategies").exists() and (_checkout / "strategies").exists():
+    __path__.append(str(_checkout))
 
 __all__ = [
     "CheckpointError",

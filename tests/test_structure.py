@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,3 +137,21 @@ def test_nothing_is_pickled_but_the_client_function_for_ray(module: str) -> None
 
 def test_the_package_is_typed() -> None:
     assert (folder(PACKAGE) / "py.typed").is_file()
+
+
+def test_a_checkout_on_the_path_shows_all_rooms(tmp_path: Path) -> None:
+    """Ray's workers see the driver's working directory before the installed package."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / "strategies").is_dir():
+        pytest.skip("no source tree here")
+    program = "import fedkern_flwr.strategies as s; print(s.__file__)"
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(found.stdout.strip()) == root / "strategies" / "__init__.py"
