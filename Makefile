@@ -40,12 +40,12 @@ $(VENV)/bin/pip:
 # The stamps are older than the sources after every change: the package is installed anew.
 $(VENV)/.simulation: $(VENV)/bin/pip $(SOURCES)
 	rm -rf build
-	$(BIN)/pip install --quiet --no-warn-script-location '.[simulation]'
+	$(BIN)/pip install --quiet '.[simulation]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/bin/pip $(SOURCES)
 	rm -rf build
-	$(BIN)/pip install --quiet --no-warn-script-location '.[dev]'
+	$(BIN)/pip install --quiet '.[dev]'
 	touch $@
 
 clean:
