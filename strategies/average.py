@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord
 
 from fedkern_flwr.wire import online as wire
 
-from .base import within
+from .base import PLAIN_GRADIENTS, within
 from .online import Floats, KernelOnlineStrategy
 
 
@@ -42,11 +42,7 @@ class OFMKLAvg(KernelOnlineStrategy[wire.SharedReply]):
         """Return what the server sees."""
         return {
             "protocol": "plain",
-            "server_sees": [
-                "each client's gradients, from which its samples and labels can be computed",
-                "each client's squared error, regret and largest loss so far",
-                "number of rows and of columns per client, digest of the column names",
-            ],
+            "server_sees": list(PLAIN_GRADIENTS),
             "never_leaves_the_client": ["rows", "labels"],
         }
 

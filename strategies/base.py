@@ -305,6 +305,14 @@ class PhaseStrategy(Strategy):
         return None
 
 
+#: What the server sees of a client in a method that sends plain gradients.
+PLAIN_GRADIENTS = (
+    "each client's gradients, from which its samples and labels can be computed",
+    "each client's squared error, regret and largest loss so far",
+    "number of rows and of columns per client, digest of the column names",
+)
+
+
 def at_least(name: str, value: float, least: float) -> None:
     """Refuse an option below its least value.
 

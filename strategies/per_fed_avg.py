@@ -14,7 +14,7 @@ from fedkern_flwr.network import initial_parameters, plan_layers
 from fedkern_flwr.online import step_rule
 from fedkern_flwr.wire import online as wire
 
-from .base import Arrays, at_least
+from .base import PLAIN_GRADIENTS, Arrays, at_least
 from .online import OnlineStrategy
 
 
@@ -63,11 +63,7 @@ class PerFedAvg(OnlineStrategy[wire.NetworkReply]):
         """Return what the server sees."""
         return {
             "protocol": "plain",
-            "server_sees": [
-                "each client's gradient, from which its samples and labels can be computed",
-                "each client's squared error so far",
-                "number of rows and of columns per client, digest of the column names",
-            ],
+            "server_sees": list(PLAIN_GRADIENTS),
             "never_leaves_the_client": ["rows", "labels"],
         }
 

@@ -11,7 +11,7 @@ from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.online import Selection, check_choice
 from fedkern_flwr.wire import online as wire
 
-from .base import at_least, within
+from .base import PLAIN_GRADIENTS, at_least, within
 from .online import KernelOnlineStrategy
 
 DEFAULT_KERNELS_PER_ROUND = 25
@@ -99,11 +99,7 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
         """Return what the server sees."""
         return {
             "protocol": "plain",
-            "server_sees": [
-                "each client's gradients, from which its samples and labels can be computed",
-                "each client's squared error, regret and largest loss so far",
-                "number of rows and of columns per client, digest of the column names",
-            ],
+            "server_sees": list(PLAIN_GRADIENTS),
             "never_leaves_the_client": ["rows", "labels", "weights over the kernels"],
         }
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterable
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 
 from fedkern_flwr.exchange import array_bytes
 from fedkern_flwr.flower_compat import (
@@ -20,11 +18,13 @@ from fedkern_flwr.flower_compat import (
     stamp_message,
 )
 
+from .wrapper import PollingGrid
+
 _RUN_ID, _SERVER_NODE, _FIRST_NODE = 1, 1, 1000
 _PULL_BYTES = 64 * 2**20
 
 
-class InProcessGrid(Grid):
+class InProcessGrid(PollingGrid):
     """Drives the clients in this process, one after the other.
 
     Requests are queued by ``push_messages`` and answered in ``pull_messages``, which hands out
@@ -120,21 +120,6 @@ class InProcessGrid(Grid):
             volume += array_bytes(replies[-1])
             if volume > _PULL_BYTES:
                 break
-        return replies
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Push messages and pull their replies."""
-        waiting = set(self.push_messages(messages)) - {""}
-        deadline = None if timeout is None else time.monotonic() + timeout
-        replies: list[Message] = []
-        while waiting and (deadline is None or time.monotonic() < deadline):
-            arrived = list(self.pull_messages(waiting))
-            if not arrived:
-                break
-            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
-            replies += arrived
         return replies
 
     def _answer(self, message: Message) -> Message:

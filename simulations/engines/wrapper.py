@@ -1,4 +1,4 @@
-"""A grid around a grid: the base of fault injection and recording, for every engine."""
+"""Bases of grids: polling for replies, and wrapping the grid of an engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,26 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 
-class GridWrapper(Grid):
+class PollingGrid(Grid):
+    """A grid whose ``send_and_receive`` pushes and then pulls."""
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push messages and pull their replies until all are there or time is up."""
+        waiting = set(self.push_messages(messages)) - {""}
+        deadline = None if timeout is None else time.monotonic() + timeout
+        replies: list[Message] = []
+        while waiting and (deadline is None or time.monotonic() < deadline):
+            arrived = list(self.pull_messages(waiting))
+            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
+            replies += arrived
+            if waiting and not arrived:
+                time.sleep(0.05)
+        return replies
+
+
+class GridWrapper(PollingGrid):
     """Pass everything on to another grid.
 
     Parameters
@@ -53,18 +72,3 @@ class GridWrapper(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Pull replies."""
         return self.grid.pull_messages(message_ids)
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Push messages and pull their replies until all are there or time is up."""
-        waiting = set(self.push_messages(messages)) - {""}
-        deadline = None if timeout is None else time.monotonic() + timeout
-        replies: list[Message] = []
-        while waiting and (deadline is None or time.monotonic() < deadline):
-            arrived = list(self.pull_messages(waiting))
-            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
-            replies += arrived
-            if waiting and not arrived:
-                time.sleep(0.05)
-        return replies
