@@ -195,7 +195,7 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
                 result.evaluate_metrics_serverapp[number] = metrics
             if self.on_round is not None:
                 self.on_round(number, rounds, self.history_[-1])
-        self.metrics_ = self._final_metrics()
+        self.metrics_ = self.final_metrics()
         self._evaluate(grid, arrays, rounds, timeout, result)
         return result
 
@@ -264,7 +264,8 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
             "survivors": survivors,
         }
 
-    def _final_metrics(self) -> dict[str, Any]:
+    def final_metrics(self) -> dict[str, Any]:
+        """Return the metrics of the finished run, from the clients' last reports."""
         reports = sorted(self._reports.items())
         per_client = [r.total_squared_error / max(1, r.total_samples) for _, r in reports]
         kernel_reports = [r for _, r in reports if isinstance(r, wire.KernelReport)]

@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from fedkern_flwr.errors import OptionError, ProtocolError
-from fedkern_flwr.online import Selection, check_choice
+from fedkern_flwr.online import Selection, check_choice, regret_bound
 from fedkern_flwr.wire import online as wire
 
 from .base import PLAIN_GRADIENTS, at_least, within
@@ -115,6 +115,19 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
             weight_rule=rule,
             learning_rate=rate,
         )
+
+    def final_metrics(self) -> dict[str, Any]:
+        """Return the metrics; in paper mode also the largest share of Theorem 1's bound reached."""
+        metrics = super().final_metrics()
+        rule, rate = self.weight_rule()
+        if rule == "exponential":
+            metrics["regret_to_bound"] = max(
+                report.regret
+                / regret_bound(self.kernels, rate, report.total_samples, report.largest_loss)
+                for report in self._reports.values()
+                if isinstance(report, wire.KernelReport)
+            )
+        return metrics
 
     def check_reply(self, reply: wire.PersonalReply, number: int) -> None:
         """Refuse kernels that do not exist, come twice or are too many."""

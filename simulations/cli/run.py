@@ -206,6 +206,9 @@ def _show(screen: Screen, folder: RunFolder, result: dict[str, Any]) -> None:
         rows.insert(1, ["  std over feature draws (10⁻³)", milli(metrics["mse_std"], 3)])
     if "test_mse" in metrics:
         rows.insert(2, ["MSE on held-out rows (10⁻³)", milli(metrics["test_mse"], 3)])
+    if "regret_to_bound" in metrics:
+        share = f"{100 * metrics['regret_to_bound']:.1f} %"
+        rows.insert(-5, ["  largest share of Theorem 1's bound", share])
     if "server_regret" in metrics:
         rows.insert(-5, ["server's regret", figure(metrics["server_regret"], 1)])
     lost = sum(sum(reasons.values()) for reasons in result["failures"].values())
