@@ -28,7 +28,7 @@ from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, Scal
 logger = logging.getLogger("fedkern_flwr")
 
 _RECORD = "fedkern"
-_KEPT_STATES = 16  # a checkpoint is written a few rounds after the one it belongs to
+_KEPT_STATES = 32  # a checkpoint is written a few rounds after the one it belongs to
 _SERVER = "server"
 
 Handler = Callable[[Any], PhaseMessage]

@@ -37,7 +37,7 @@ class PhaseStrategy(Strategy):
         (``train_config["seed"]``), else 0.
     min_clients : int (default: 1)
         The run stops, with its checkpoint, when fewer clients answer a round.
-    max_missed : int (default: 3)
+    max_missed : int (default: 10)
         A client that misses so many rounds in a row is left out of the rest of the run.
     node_timeout : float (default: 60.0)
         Seconds to wait for the nodes at the start.
@@ -74,7 +74,7 @@ class PhaseStrategy(Strategy):
         *,
         seed: int | None = None,
         min_clients: int = 1,
-        max_missed: int = 3,
+        max_missed: int = 10,
         node_timeout: float = 60.0,
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 50,

@@ -147,13 +147,13 @@ def test_a_request_that_arrives_twice_is_refused_the_second_time(streams: Any) -
     assert strategy.ledger_.failures == {}
 
 
-def test_a_client_that_fails_three_rounds_in_a_row_is_left_out(streams: Any) -> None:
-    strategy = run(streams, *[(1, PHASE, t, Fault("error")) for t in (2, 3, 4)])
+def test_a_client_that_fails_too_many_rounds_in_a_row_is_left_out(streams: Any) -> None:
+    strategy = run(streams, *[(1, PHASE, t, Fault("error")) for t in (2, 3, 4)], max_missed=3)
     assert strategy.left_out_ == [1]
     assert [m["survivors"] for m in strategy.history_] == [3] + [2] * 11
     assert strategy.ledger_.failures == {"1": {"raised InjectedError": 3}}
     assert strategy.ledger_.messages == CLIENTS + 4 * CLIENTS + 8 * 2
-    patient = run(streams, *[(1, PHASE, t, Fault("error")) for t in (2, 3, 5, 6)])
+    patient = run(streams, *[(1, PHASE, t, Fault("error")) for t in (2, 3, 5, 6)], max_missed=3)
     assert patient.left_out_ == []
     strict = run(streams, (1, PHASE, 2, Fault("error")), max_missed=1)
     assert strict.left_out_ == [1]

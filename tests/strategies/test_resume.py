@@ -120,9 +120,9 @@ def test_a_client_that_was_left_out_does_not_prevent_resuming(
 ) -> None:
     faults = FaultPlan([(2, "online-personal", t, Fault("error")) for t in range(2, 5)])
     make = METHODS["pof-mkl"]
-    whole = run(make(), streams(), faults=faults)
+    whole = run(make(max_missed=3), streams(), faults=faults)
     assert whole.left_out_ == [2]
-    where = {"checkpoint": tmp_path / "run.npz", "checkpoint_every": 5}
+    where = {"checkpoint": tmp_path / "run.npz", "checkpoint_every": 5, "max_missed": 3}
     run(make(**where), streams(tmp_path), cut_after=17, faults=faults)
     again = run(make(**where, resume=True), streams(tmp_path), faults=faults)
     assert ending(again) == ending(whole)
