@@ -112,7 +112,8 @@ class PhaseClient(NumPyClient):
     ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
         """Answer a phase of training."""
         reply = self._answer(parameters, config)
-        return reply.arrays(), int(getattr(reply, "samples", 0)), reply.scalars()
+        samples = config.get("samples", 0)
+        return reply.arrays(), samples if isinstance(samples, int) else 0, reply.scalars()
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Scalar]
@@ -227,7 +228,7 @@ class PhaseClient(NumPyClient):
         path = self._state_path(state.session, number)
         if path is None:
             return
-        write_atomically(path, state.payload)
+        write_atomically(path, state.payload, private=True)
         older = sorted(
             path.parent.glob(f"partition-{self.partition}-round-*.state"),
             key=lambda file: int(file.stem.rsplit("-", 1)[1]),

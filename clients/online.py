@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,8 @@ from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire import online as wire
 
 from .base import Handler, PhaseClient, SessionState, check_rows
+
+logger = logging.getLogger("fedkern_flwr")
 
 _CHUNK = 256  # rows predicted at once when there is no order to keep
 
@@ -172,6 +175,8 @@ class OnlineKernelClient(PhaseClient):
         party = f"partition {self.partition}"
         check_rows(self.x, self.y, party)
         check_rows(self.x_test, self.y_test, party)
+        if np.vecdot(self.x, self.x).max(initial=0.0) > 1.01 or np.ptp(self.y) > 1.01:
+            logger.warning("rows outside the unit ball or labels wider than [0, 1]: scale them")
         return DescribeReply(
             partition=self.partition,
             partitions=self.partitions,
@@ -252,9 +257,20 @@ class OnlineKernelClient(PhaseClient):
             squared_errors[t], regrets[t] = account.total, account.regret
             residual = 2.0 * (seen.kernels[0] - y[t])
             rule.update(theta, residual[:, None] * z[0] + 2.0 * request.regularization * theta)
+        final = current_weights(
+            _known(request.weight_rule, WEIGHT_RULES),
+            account.losses,
+            account.gap,
+            request.learning_rate,
+        )
+        test_error = self._test_error(features, theta.astype(request.precision), final)
         self.close_round(state, request.round, account.pack(), request.checkpoint_every)
         return wire.LocalReply(
-            squared_errors=squared_errors, regrets=regrets, **account.report(request.round)
+            test_samples=len(self.x_test),
+            test_squared_error=test_error,
+            squared_errors=squared_errors,
+            regrets=regrets,
+            **account.report(request.round),
         )
 
     def train_network(self, request: wire.NetworkRequest) -> wire.NetworkReply:
@@ -290,11 +306,7 @@ class OnlineKernelClient(PhaseClient):
                 request.learning_rate,
             )
         features = _feature_map(request, self.x_test.shape[1])
-        error = 0.0
-        for start in range(0, len(self.x_test), _CHUNK):
-            rows = slice(start, start + _CHUNK)
-            kernels = np.vecdot(features(self.x_test[rows]), request.theta)
-            error += float(((kernels @ weights - self.y_test[rows]) ** 2).sum())
+        error = self._test_error(features, request.theta, weights)
         return wire.EvaluateReply(samples=len(self.x_test), squared_error=error)
 
     def evaluate_network(self, request: wire.NetworkEvaluateRequest) -> wire.NetworkEvaluateReply:
@@ -307,6 +319,15 @@ class OnlineKernelClient(PhaseClient):
         return wire.NetworkEvaluateReply(samples=len(self.x_test), squared_error=error)
 
     # -- pieces
+
+    def _test_error(self, features: FeatureMap, theta: Real, weights: Floats) -> float:
+        """Squared error summed over the held-out rows, a chunk at a time."""
+        error = 0.0
+        for start in range(0, len(self.x_test), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            predicted = np.vecdot(features(self.x_test[rows]), theta) @ weights
+            error += float(((predicted - self.y_test[rows]) ** 2).sum())
+        return error
 
     def _select(
         self, request: wire.PersonalRequest, weights: Floats

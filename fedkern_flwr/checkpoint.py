@@ -20,10 +20,14 @@ from .errors import CheckpointError
 _META = "meta_json"
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that readers see the old content or the new, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Write a file so that readers see the old content or the new, never a part.
+
+    With ``private`` the file, and a folder made for it, are for this user's eyes only.
+    """
+    path.parent.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.touch(mode=0o600 if private else 0o666)
     temporary.write_bytes(data)
     temporary.replace(path)
 

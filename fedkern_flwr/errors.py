@@ -56,6 +56,12 @@ class CohortError(FedKernError):
     """Too few parties: at the start, or left after failures."""
 
 
+class PartitionError(CohortError):
+    """Partition ids of the nodes' configurations clash or leave gaps."""
+
+    exit_code = 2
+
+
 class EngineError(FedKernError):
     """The engine that carries the messages broke down (a dead Ray actor, no free port, ...)."""
 

@@ -25,8 +25,6 @@ _EMPTY = "_empty"  # Flower's placeholder for an empty list of arrays
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _MARK = "[fedkern] "  # what follows was written by one of our clients and quotes no data
 _MARKED = re.compile(re.escape(_MARK) + r"(.*?)(?:'>|\n|$)")
-# Errors of ours raised before a client exists, such as a node without a partition-id.
-_OURS = re.compile(r"fedkern_flwr\.errors\.(\w+)(?:'>:<'|: )(.*?)(?:'>|\n|$)")
 # Otherwise Flower reports <class 'module.Name'>:<'text'>, Ray a traceback with module.Name: text.
 _CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)(?:\(\w+\))?'>")
 _TRACEBACK_END = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*)(?:: |$)", re.MULTILINE)
@@ -214,8 +212,6 @@ def _read_error(reply: Message, phase: str) -> Failure:
         return Failure("unreachable")
     if (marked := _MARKED.search(reason)) is not None:
         return Failure("raised", marked[1])
-    if (ours := _OURS.search(reason)) is not None:
-        return Failure("raised", f"{ours[1]}: {ours[2]}")
     found = _CLASS.match(reason)
     if found is None or found[1] in _WRAPPERS:
         found = _TRACEBACK_END.search(reason) or found

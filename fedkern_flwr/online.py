@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from .errors import OptionError
 
 Floats = NDArray[np.float64]
-WeightRule = Literal["exponential", "adahedge", "uniform"]
+WeightRule = Literal["exponential", "adahedge"]
 StepSize = Literal["paper", "adaptive"]
 Selection = Literal["bins", "subset"]
 
 _TINY = 1e-200  # a sum of weights below this counts as none
 
-WEIGHT_RULES: tuple[str, ...] = ("exponential", "adahedge", "uniform")
+WEIGHT_RULES: tuple[str, ...] = ("exponential", "adahedge")
 
 
 def exponential_weights(
@@ -110,7 +110,7 @@ def kernel_weights(
     rule: WeightRule, cumulative: Floats, losses: Floats, gap: float, learning_rate: float
 ) -> tuple[Floats, Floats, float]:
     """Weights before each sample by the named rule; see the rules' own functions."""
-    if rule == "uniform" or losses.shape[1] == 1:
+    if losses.shape[1] == 1:
         return np.full_like(losses, 1.0 / losses.shape[1]), cumulative + losses.sum(axis=0), gap
     if rule == "exponential":
         weights, cumulative = exponential_weights(cumulative, losses, learning_rate)

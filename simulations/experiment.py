@@ -210,6 +210,9 @@ class Entry:
     strategy: OnlineStrategy[Any] | None = None
 
 
+DrawDone = Callable[[Entry, OnlineStrategy[Any]], None]
+
+
 def run_entries(
     entries: Sequence[Entry],
     prepared: Prepared,
@@ -222,7 +225,7 @@ def run_entries(
     checkpoints: Path | None = None,
     resume: bool = False,
     progress: Progress = lambda label, done, total: None,
-    draw_done: Callable[[Entry], None] = lambda entry: None,
+    draw_done: DrawDone = lambda entry, strategy: None,
 ) -> None:
     """Run methods one after the other on the same clients; the engine starts once.
 
@@ -249,7 +252,7 @@ def run_entries(
     progress : callable
         Called with (label, exchanges done, exchanges in all) of the draw at hand.
     draw_done : callable
-        Called when an entry has a new result.
+        Called with (entry, strategy) when an entry has a new result.
     """
     if runs < 1:
         raise OptionError(f"runs is {runs}", remedy="use at least 1")
@@ -332,7 +335,7 @@ def _step(
     prepared: Prepared,
     timeout: float,
     progress: Progress,
-    draw_done: Callable[[Entry], None],
+    draw_done: DrawDone,
 ) -> SimulationStep:
     label = entry.label if runs == 1 else f"{entry.label}, draw {draw + 1} of {runs}"
     started = 0.0
@@ -360,7 +363,7 @@ def _step(
         )
         if entry.strategy is None:
             entry.strategy = strategy
-        draw_done(entry)
+        draw_done(entry, strategy)
 
     strategy.on_round = on_round
     start = {"num_rounds": prepared.rounds, "timeout": timeout}
@@ -410,6 +413,10 @@ def _number_of_rounds(
             raise OptionError(f"rounds is {settings.rounds}", remedy="use at least 1")
         return settings.rounds, ()
     available = table.rows // max(1, clients)
+    if settings.split == "site" and table.site is not None:
+        _, counts = np.unique(table.site, return_counts=True)
+        owners = np.bincount(np.arange(max(1, clients)) % len(counts), minlength=len(counts))
+        available = int(min(counts[owners > 0] // owners[owners > 0]))
     if available >= DEFAULT_ROUNDS or available < 1:
         return DEFAULT_ROUNDS, ()
     return available, (

@@ -174,6 +174,8 @@ def preset(name: str, datasets: tuple[str, ...] = ()) -> Preset:
             remedy=f"choose of {', '.join(_PAPER_FILES)}",
         )
     if name == "demo":
+        if datasets:
+            raise TableError("the demo has its own data", remedy="leave out --datasets")
         return _demo()
     if name == "pof-mkl-figure2":
         wanted = tuple(d for d in wanted if d != "UJI") or wanted

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from fedkern_flwr.checkpoint import save_arrays, write_atomically
 from fedkern_flwr.errors import CheckpointError, OptionError, TableError
 
 from ..strategies.online import OnlineStrategy
+
+ARTIFACTS = {"model": "model.npz", "scaling": "scaling.json"}
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class RunFolder:
     ----------
     path : Path
         ``config.json`` (what was asked for), ``draws.json`` (results of finished feature draws),
-        ``checkpoint-<draw>.npz``, ``clients/`` (what the simulated nodes keep to themselves),
+        ``checkpoint-<draw>.npz``, ``private_state/`` (what the simulated nodes keep to themselves),
         ``result.json``, ``model.npz``, ``scaling.json``, ``plots/``.
     """
 
@@ -35,9 +36,14 @@ class RunFolder:
         Raises
         ------
         OptionError
-            The folder holds an unfinished run, or cannot be written.
+            The folder holds an unfinished run or something else, or cannot be written.
         """
         folder = cls(path)
+        if path.exists() and not folder.may_be_used:
+            raise OptionError(
+                f"{path} is not empty and not the folder of a run",
+                remedy="choose another --out",
+            )
         if folder.unfinished:
             raise OptionError(
                 f"{path} holds an unfinished run",
@@ -71,6 +77,18 @@ class RunFolder:
         return folder, folder._read("config.json")
 
     @property
+    def may_be_used(self) -> bool:
+        """Whether the folder is empty or that of an earlier run."""
+        if not self.path.is_dir():
+            return False
+        if not any(self.path.iterdir()):
+            return True
+        try:
+            return {"method", "data", "options"} <= set(self._read("config.json"))
+        except (CheckpointError, TypeError):
+            return False
+
+    @property
     def unfinished(self) -> bool:
         """Whether a run was started here and has no result."""
         progress = any(self.path.glob("checkpoint-*.npz")) or (self.path / "draws.json").exists()
@@ -79,7 +97,7 @@ class RunFolder:
     @property
     def state_dir(self) -> Path:
         """Folder of the simulated nodes' private state."""
-        return self.path / "clients"
+        return self.path / "private_state"
 
     @property
     def plots(self) -> Path:
@@ -103,12 +121,11 @@ class RunFolder:
         self.tidy()
         self._write("result.json", result)
 
-    def save_model(self, strategy: OnlineStrategy[Any], scaling: str) -> dict[str, str]:
-        """Save model and scaling; return the names of the files."""
+    def save_model(self, strategy: OnlineStrategy[Any], scaling: str) -> None:
+        """Save the model of a strategy and the scaling of its data."""
         arrays, meta = strategy.model()
-        save_arrays(self.path / "model.npz", arrays, meta)
-        write_atomically(self.path / "scaling.json", scaling.encode())
-        return {"model": "model.npz", "scaling": "scaling.json"}
+        save_arrays(self.path / ARTIFACTS["model"], arrays, meta)
+        write_atomically(self.path / ARTIFACTS["scaling"], scaling.encode())
 
     def tidy(self) -> None:
         """Keep only the last private state of each simulated node."""
@@ -126,7 +143,8 @@ class RunFolder:
         """Remove what only an unfinished run needs."""
         for file in (*self.path.glob("checkpoint-*.npz"), self.path / "draws.json"):
             file.unlink(missing_ok=True)
-        shutil.rmtree(self.state_dir, ignore_errors=True)
+        for file in self.state_dir.glob("*/partition-*.state"):
+            file.unlink()
 
     def _write(self, name: str, value: Any) -> None:
         text = json.dumps(value, indent=2, allow_nan=False)

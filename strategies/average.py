@@ -42,7 +42,10 @@ class OFMKLAvg(KernelOnlineStrategy[wire.SharedReply]):
         """Return what the server sees."""
         return {
             "protocol": "plain",
-            "server_sees": list(PLAIN_GRADIENTS),
+            "server_sees": [
+                *PLAIN_GRADIENTS,
+                *(["the loss of every kernel at each client"] if self.sends_losses else []),
+            ],
             "never_leaves_the_client": ["rows", "labels"],
         }
 

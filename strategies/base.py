@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -233,15 +234,21 @@ class PhaseStrategy(Strategy):
 
     # -- checkpoints
 
-    def keep(self, number: int, arrays: Arrays, meta: dict[str, Any]) -> None:
+    def keep(self, number: int, arrays: Arrays, meta: dict[str, Any], *, last: bool) -> None:
         """Snapshot the state after round ``number`` when a checkpoint is due.
+
+        One is due every ``checkpoint_every`` rounds and after the ``last``.
 
         The clients save their private state in the same round. A snapshot is written only when
         every client taking part has answered that round or a later one, because only then can
         all of them go back to it.
         """
-        if self.checkpoint is None or self._pending or number % self.checkpoint_every:
+        if self.checkpoint is None or not (last or number % self.checkpoint_every == 0):
             return
+        if self._pending and not last:
+            if number - self._pending[0] < _PATIENCE * self.checkpoint_every:
+                return
+            logger.warning("checkpoint of round %d given up: not confirmed", self._pending[0])
         waiting = {self.parties_[node].partition for node in self.active_nodes()}
         arrays = {name: array.copy() for name, array in arrays.items()}
         shared = {
@@ -305,11 +312,14 @@ class PhaseStrategy(Strategy):
         return None
 
 
+_PATIENCE = 30  # checkpoints that one may wait to be confirmed; clients keep a few more states
+
 #: What the server sees of a client in a method that sends plain gradients.
 PLAIN_GRADIENTS = (
     "each client's gradients, from which its samples and labels can be computed",
     "each client's squared error, regret and largest loss so far",
-    "number of rows and of columns per client, digest of the column names",
+    "number of rows, held-out rows and columns per client, digest of the column names",
+    "each client's squared error on its held-out rows, if there are any",
 )
 
 
@@ -320,7 +330,7 @@ def at_least(name: str, value: float, least: float) -> None:
     ------
     OptionError
     """
-    if not value >= least:
+    if not least <= value < math.inf:
         raise OptionError(f"{name} is {value}", remedy=f"use at least {least}")
 
 

@@ -12,7 +12,7 @@ from fedkern_flwr.seeding import uniform
 from fedkern_flwr.wire import online as wire
 
 from .average import OFMKLAvg
-from .base import Arrays
+from .base import PLAIN_GRADIENTS, Arrays
 from .online import Floats, KernelOnlineStrategy, Report
 
 LossAggregation = Literal["mean", "sum"]
@@ -83,9 +83,9 @@ class VMKOFL(GlobalWeights[wire.SharedReply], OFMKLAvg):
     Parameters
     ----------
     kernels : int (default: 51)
-        N.
+        N, Gaussian kernels with bandwidths from 1e-2 to 1e2.
     features : int (default: 9)
-        D.
+        D, random frequencies per kernel.
     loss_aggregation : {"mean", "sum"} (default: "mean")
         The clients' losses enter the weights as their mean or their sum.
     **common
@@ -132,9 +132,9 @@ class EMKOFL(GlobalWeights[wire.DrawnReply]):
     Parameters
     ----------
     kernels : int (default: 51)
-        N.
+        N, Gaussian kernels with bandwidths from 1e-2 to 1e2.
     features : int (default: 100)
-        D.
+        D, random frequencies per kernel.
     loss_aggregation : {"mean", "sum"} (default: "sum")
         The clients' losses enter the weights as their sum or their mean.
     importance_weighting : bool (default: True)
@@ -173,7 +173,11 @@ class EMKOFL(GlobalWeights[wire.DrawnReply]):
 
     def privacy(self) -> dict[str, Any]:
         """Return what the server sees."""
-        return OFMKLAvg.privacy(self)  # type: ignore[arg-type]
+        return {
+            "protocol": "plain",
+            "server_sees": [*PLAIN_GRADIENTS, "the loss of every kernel at each client"],
+            "never_leaves_the_client": ["rows", "labels"],
+        }
 
     def reply_sizes(self) -> dict[str, int]:
         """Return N, 2D and the single kernel drawn."""

@@ -25,22 +25,23 @@ class LocalOnly(OnlineStrategy[wire.LocalReply]):
     Parameters
     ----------
     kernels : int (default: 51)
-        N.
+        N, Gaussian kernels with bandwidths from 1e-2 to 1e2.
     features : int (default: 20)
-        D.
+        D, random frequencies per kernel.
     regularization : float (default: 1e-3)
-        lambda.
+        lambda, weight of the squared norm of the parameters in the loss.
     precision : {"float32", "float64"} (default: "float32")
         Arithmetic of the features.
     frequency_draw : {"independent", "orthogonal"}, optional
-        As in ``KernelOnlineStrategy``.
+        How random frequencies are drawn; by default ``independent`` with the paper's step size,
+        else ``orthogonal``.
     **common
         Options of ``OnlineStrategy``.
     """
 
     method = "local-only"
     title = "local only"
-    fixed = frozenset({"samples_per_round"})
+    fixed = frozenset({"samples_per_round", "checkpoint_every", "max_missed"})
     reply_class = wire.LocalReply
 
     def __init__(
@@ -77,8 +78,9 @@ class LocalOnly(OnlineStrategy[wire.LocalReply]):
         return {
             "protocol": "plain",
             "server_sees": [
-                "each client's squared error and regret after every sample",
-                "number of rows and of columns per client, digest of the column names",
+                "each client's squared error and regret after every sample, its largest loss",
+                "number of rows, held-out rows and columns per client, digest of the column names",
+                "each client's squared error on its held-out rows, if there are any",
             ],
             "never_leaves_the_client": ["rows", "labels", "models"],
         }
@@ -118,6 +120,15 @@ class LocalOnly(OnlineStrategy[wire.LocalReply]):
             learning_rate=rate,
             step_size=self.step_size,
         )
+
+    def final_metrics(self) -> dict[str, Any]:
+        """Return the metrics; the clients have predicted their held-out rows already."""
+        metrics = super().final_metrics()
+        replies = [r for r in self._reports.values() if isinstance(r, wire.LocalReply)]
+        rows = sum(reply.test_samples for reply in replies)
+        if rows:
+            metrics["test_mse"] = sum(reply.test_squared_error for reply in replies) / rows
+        return metrics
 
     def update(self, replies: list[wire.LocalReply]) -> ArrayRecord:
         """Write the history of every sample from the clients' running totals."""

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import ProtocolError, TableError
+from fedkern_flwr.errors import OptionError, ProtocolError, TableError
 from fedkern_flwr.exchange import Failure, read_reply, request_messages
 from fedkern_flwr.kernels import bandwidth_dictionary
 from fedkern_flwr.online import StepSize, check_choice, step_rule
@@ -189,7 +189,8 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
                 arrays = result.arrays = updated
             if metrics is not None:
                 result.train_metrics_clientapp[number] = metrics
-            self.keep(number, self.server_state(), {"reports": self._pack_reports()})
+            reports = {"reports": self._pack_reports()}
+            self.keep(number, self.server_state(), reports, last=number == rounds)
             self.confirm(outcome)
             if evaluate_fn and (metrics := evaluate_fn(number, arrays)) is not None:
                 result.evaluate_metrics_serverapp[number] = metrics
@@ -204,13 +205,15 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
     ) -> Iterable[Message]:
         """Return one request per client that takes part; ``arrays`` travels as it is."""
         step = (server_round - 1) * self.batch_size()
+        last = step + self.batch_size() >= self._samples
+        every = server_round if last else self.checkpoint_every
         request = self.request(
             {
                 "session": self._session,
                 "round": server_round,
                 "step": step,
                 "samples": min(self.batch_size(), self._samples - step),
-                "checkpoint_every": self.checkpoint_every if self.checkpoint else 0,
+                "checkpoint_every": every if self.checkpoint else 0,
             }
         )
         return request_messages(
@@ -222,6 +225,7 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies, move the model, return what is sent next and the round's metrics."""
         reports: list[Report] = []
+        failures: dict[int, Failure] = {}
         for message in replies:
             node = message.metadata.src_node_id
             try:
@@ -230,12 +234,13 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
                 )
                 self.check_reply(reply, server_round)
             except ProtocolError as error:
-                self.reject(node, Failure("invalid reply", error.problem), server_round)
+                failures[node] = Failure("invalid reply", error.problem)
+                self.reject(node, failures[node], server_round)
                 continue
             self.accept(node)
             self._reports[self.parties_[node].partition] = reply
             reports.append(reply)
-        self.require(len(reports), server_round, self.reply_class.phase)
+        self.require(len(reports), server_round, self.reply_class.phase, failures)
         arrays = self.update(reports)
         metrics = self._round_metrics(server_round, len(reports))
         self.history_.append(metrics)
@@ -349,11 +354,11 @@ class KernelOnlineStrategy(OnlineStrategy[Report]):
     Parameters
     ----------
     kernels : int
-        N, kernels in the dictionary.
+        N, kernels in the dictionary; not used when ``bandwidths`` are given.
     features : int
         D, random frequencies per kernel.
     regularization : float (default: 1e-3)
-        lambda.
+        lambda, weight of the squared norm of the parameters in the loss.
     precision : {"float32", "float64"} (default: "float32")
         Arithmetic of the features and of what travels; the server sums in float64.
     frequency_draw : {"independent", "orthogonal"}, optional
@@ -387,6 +392,8 @@ class KernelOnlineStrategy(OnlineStrategy[Report]):
             if bandwidths is None
             else np.array(list(bandwidths), np.float64)
         )
+        if not self.bandwidths.size or not np.all((self.bandwidths > 0) & (self.bandwidths < 1e9)):
+            raise OptionError("bandwidths are missing or not positive", remedy="give numbers > 0")
         self.kernels, self.features = self.bandwidths.size, features
         self.regularization, self.precision = regularization, precision
         self.theta_ = np.zeros((0, 0))

@@ -99,7 +99,10 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
         """Return what the server sees."""
         return {
             "protocol": "plain",
-            "server_sees": list(PLAIN_GRADIENTS),
+            "server_sees": [
+                *PLAIN_GRADIENTS,
+                "which kernels a client chose, hence something of the order of its weights",
+            ],
             "never_leaves_the_client": ["rows", "labels", "weights over the kernels"],
         }
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..errors import CohortError, ProtocolError
+from ..errors import PartitionError, ProtocolError
 from .message import PhaseMessage
 
 
@@ -69,7 +69,7 @@ def check_parties(parties: Sequence[DescribeReply]) -> None:
 
     Raises
     ------
-    CohortError
+    PartitionError
         Duplicate or missing partition ids, or nodes that disagree on their number.
     ProtocolError
         Tables with different columns.
@@ -77,7 +77,7 @@ def check_parties(parties: Sequence[DescribeReply]) -> None:
     seen: set[int] = set()
     for party in parties:
         if party.partition in seen:
-            raise CohortError(
+            raise PartitionError(
                 f"two nodes have partition-id {party.partition}",
                 remedy="give every node its own partition-id from 0",
                 phase="describe",
@@ -85,7 +85,7 @@ def check_parties(parties: Sequence[DescribeReply]) -> None:
         seen.add(party.partition)
     totals = {party.partitions for party in parties}
     if len(totals) != 1:
-        raise CohortError(
+        raise PartitionError(
             f"nodes disagree on num-partitions: {sorted(totals)}",
             remedy="set the same num-partitions on every node",
             phase="describe",
@@ -95,7 +95,7 @@ def check_parties(parties: Sequence[DescribeReply]) -> None:
     outside = sorted(seen - set(range(total)))
     if missing or outside:
         what, which = ("missing", missing) if missing else ("out of range", outside)
-        raise CohortError(
+        raise PartitionError(
             f"{len(seen)} of {total} partitions are there; {what}: {_shorten(which)}",
             remedy="start the missing nodes or correct num-partitions",
             phase="describe",

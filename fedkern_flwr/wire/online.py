@@ -220,9 +220,11 @@ class LocalRequest(StreamRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalReply(KernelReport):
-    """Running totals after each sample: squared error and regret."""
+    """Running totals after each sample, and the error on the held-out rows."""
 
     phase = "online-local"
+    test_samples: int
+    test_squared_error: float
     squared_errors: NDArray[np.float64] = array("samples", dtype="float64")
     regrets: NDArray[np.float64] = array("samples", dtype="float64")
 

@@ -13,7 +13,7 @@ import click
 import typer
 
 from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.errors import OptionError
 
 from ..comparison import Comparison, compare_on, headings, table_rows
 from ..experiment import prepare, versions
@@ -45,6 +45,8 @@ def compare(
     Presets of papers read their data from the folder named by FEDKERN_DATA.
     """
     screen = Screen(quiet)
+    if not 0 <= seed <= 2**62:
+        raise OptionError(f"seed is {seed}", remedy="use a whole number from 0 to 2^62")
     json_file = open_json_target(json_target) if json_target else None
     chosen = _adjust(
         preset(name, tuple(d.strip() for d in datasets.split(",")) if datasets else ()),
@@ -117,12 +119,10 @@ def _save(folder: Path, chosen: Preset, comparisons: list[Comparison], seed: int
             for comparison in comparisons
         },
     }
-    if not comparisons:
-        raise TableError("there is nothing to compare", remedy="name data sets of the preset")
     try:
         write_atomically(folder / "compare.json", json.dumps(result, allow_nan=False).encode())
     except ValueError:
         raise OptionError(
-            "a method's error grew beyond all numbers", remedy="use --step-size adaptive"
+            "a method's error grew beyond all numbers", remedy="compare fewer rounds"
         ) from None
     return result

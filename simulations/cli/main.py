@@ -61,6 +61,8 @@ def run(arguments: list[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except FedKernError as error:
         return _complain(str(error), error.exit_code)
+    except MemoryError:
+        return _complain("not enough memory; use fewer features, kernels or samples per round", 1)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return 2

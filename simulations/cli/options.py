@@ -167,7 +167,11 @@ COMMON: list[tuple[str, Any, Any]] = [
         "resume",
         Annotated[
             str | None,
-            _option("--resume", "Go on with the run in this folder, with its options.", _RUN),
+            _option(
+                "--resume",
+                "Go on with the run in this folder; all other options are its own.",
+                _RUN,
+            ),
         ],
         None,
     ),

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedkern_flwr.errors import OptionError
 
+from ...strategies.online import OnlineStrategy
 from ..experiment import (
     DataSettings,
     Entry,
@@ -25,7 +26,7 @@ from ..experiment import (
 from ..format import figure, megabytes, milli
 from ..hindsight import server_regret
 from ..methods import method
-from ..run_folder import RunFolder, open_json_target
+from ..run_folder import ARTIFACTS, RunFolder, open_json_target
 from .console import Screen
 
 _DATA_KEYS = (
@@ -44,6 +45,7 @@ _DATA_KEYS = (
     "seed",
 )
 _RUN_KEYS = ("engine", "seed", "runs", "drop", "timeout", "secure", "hindsight")
+_LARGEST_SEED = 2**62
 _VIEW_KEYS = ("out", "json_target", "resume", "quiet", "sites")
 
 
@@ -102,6 +104,8 @@ def _check(config: dict[str, Any]) -> None:
         raise OptionError(
             "secure sums are not in this release", remedy="run with --no-secure on data of your own"
         )
+    if not 0 <= config["seed"] <= _LARGEST_SEED - config["runs"]:
+        raise OptionError(f"seed is {config['seed']}", remedy="use a whole number from 0 to 2^62")
     if config["timeout"] <= 0:
         raise OptionError(f"timeout is {config['timeout']}", remedy="use a positive number")
     if not 0.0 <= config["drop"] < 1.0:
@@ -125,6 +129,15 @@ def _execute(
     strategy_class = method(config["method"])
     entry = Entry(strategy_class.title, config["method"], config["options"])
     entry.results = folder.draws() if resume else []
+
+    def draw_done(done: Entry, strategy: OnlineStrategy[Any]) -> None:
+        if config["hindsight"]:
+            regret = server_regret(strategy, prepared)
+            done.results[-1]["metrics"]["server_regret"] = regret
+        if len(done.results) == 1:
+            folder.save_model(strategy, prepared.scaling.to_json())
+        folder.save_draws(done.results)
+
     with screen.progress() as bar:
         run_entries(
             [entry],
@@ -137,14 +150,9 @@ def _execute(
             checkpoints=folder.path,
             resume=resume,
             progress=bar.update,
-            draw_done=lambda done: folder.save_draws(done.results),
+            draw_done=draw_done,
         )
     summary = summarise(entry)
-    artifacts: dict[str, str] = {}
-    if entry.strategy is not None:
-        artifacts = folder.save_model(entry.strategy, prepared.scaling.to_json())
-        if config["hindsight"]:
-            summary["metrics"]["server_regret"] = server_regret(entry.strategy, prepared)
     result = {
         "method": config["method"],
         "engine": config["engine"],
@@ -158,7 +166,7 @@ def _execute(
         "versions": versions(),
         **summary,
         "privacy": strategy_class(**config["options"]).privacy(),
-        "artifacts": {**artifacts, **_plots(folder, entry.label, summary)},
+        "artifacts": {**ARTIFACTS, **_plots(folder, entry.label, summary)},
     }
     folder.save_result(result)
     return result
@@ -209,7 +217,7 @@ def _show(screen: Screen, folder: RunFolder, result: dict[str, Any]) -> None:
     if "regret_to_bound" in metrics:
         share = f"{100 * metrics['regret_to_bound']:.1f} %"
         rows.insert(-5, ["  largest share of Theorem 1's bound", share])
-    if "server_regret" in metrics:
+    if metrics.get("server_regret") is not None:
         rows.insert(-5, ["server's regret", figure(metrics["server_regret"], 1)])
     lost = sum(sum(reasons.values()) for reasons in result["failures"].values())
     if lost:

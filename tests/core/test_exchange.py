@@ -18,6 +18,7 @@ from fedkern_flwr.exchange import (
     Outcome,
     array_bytes,
     exchange,
+    mark_error,
     read_reply,
     request_messages,
 )
@@ -198,19 +199,26 @@ def test_no_foreign_text_leaks(text: str) -> None:
     assert raised(f"<class 'ValueError'>:<'{text}'>").detail == "ValueError"
 
 
+MARKED = mark_error("TableError: partition 2: NaN values; clean the table")
+
+
 @pytest.mark.parametrize(
     "reason",
     [
-        "<class 'fedkern_flwr.errors.TableError'>:<'partition 2: NaN values; clean the table'>",
-        RAY.format(
-            name="fedkern_flwr.errors.TableError", text="partition 2: NaN values; clean the table"
-        ),
+        f"<class 'fedkern_flwr.errors.TableError'>:<'{MARKED}'>",
+        RAY.format(name="fedkern_flwr.errors.TableError", text=MARKED),
+        f"<class 'flwr.ClientAppException'>:<'\nException occurred. Message: {MARKED}'>",
     ],
 )
-def test_the_text_of_our_own_errors_is_kept(reason: str) -> None:
+def test_the_text_that_a_client_marks_as_safe_is_kept(reason: str) -> None:
     detail = "TableError: partition 2: NaN values; clean the table"
     assert raised(reason) == Failure("raised", detail)
     assert str(raised(reason)) == f"raised {detail}"
+
+
+def test_an_unmarked_error_of_ours_is_told_by_its_class_alone() -> None:
+    reason = "<class 'fedkern_flwr.errors.TableError'>:<'there is no file patient_7.csv'>"
+    assert raised(reason) == Failure("raised", "TableError")
 
 
 def test_the_ledger_counts_the_bytes_of_every_array() -> None:

@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from fedkern_flwr.errors import CohortError, ProtocolError
 from fedkern_flwr.exchange import (
     gather_nodes,
+    mark_error,
 )
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.ledger import Ledger
@@ -93,7 +94,8 @@ def test_nodes_that_never_come_are_named() -> None:
 
 
 def test_a_node_that_fails_at_the_start_stops_the_run() -> None:
-    bad = Error(2, "<class 'fedkern_flwr.errors.TableError'>:<'partition 1: NaN values'>")
+    text = mark_error("TableError: partition 1: NaN values")
+    bad = Error(2, f"<class 'fedkern_flwr.errors.TableError'>:<'{text}'>")
     with pytest.raises(ProtocolError, match=r"node 1001, .*TableError: partition 1: NaN values"):
         gather(Nodes([description(0), bad, description(2)], per_call=3))
 

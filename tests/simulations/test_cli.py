@@ -131,6 +131,53 @@ def test_resuming_a_finished_run_shows_its_result(capsys):
     assert json.loads(capsys.readouterr().out) == json.loads(Path("here/result.json").read_text())
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_predicts_held_out_rows(method, capsys):
+    assert run(["run", method, *SMALL, "--test-size", "0.2", "--json", "-"]) == 0
+    assert 0.0 < json.loads(capsys.readouterr().out)["metrics"]["test_mse"] < 2.0
+
+
+def test_a_folder_with_other_files_is_left_alone(capsys):
+    Path("mine/clients").mkdir(parents=True)
+    Path("mine/clients/notes.txt").write_text("keep")
+    Path("mine/config.json").write_text("{}")
+    line = complaint(capsys, "run", "ofskl", *SMALL, "--out", "mine")
+    assert "not the folder of a run" in line
+    assert Path("mine/clients/notes.txt").read_text() == "keep"
+    assert Path("mine/config.json").read_text() == "{}"
+
+
+def test_private_state_and_checkpoint_stay_for_their_owner_alone(capsys):
+    assert run(["run", "pof-mkl", *SMALL, "--out", "here"]) == 0
+    assert Path("here/checkpoint-0.npz").is_file()  # after the last round, however few there are
+    states = list(Path("here/private_state").glob("*/*.state"))
+    assert len(states) == 4
+    for state in states:
+        assert state.stat().st_mode & 0o077 == 0
+
+
+def test_resuming_between_draws_keeps_the_model_of_the_first(capsys, monkeypatch):
+    options = ["--runs", "3", "--hindsight", "--features", "4"]
+    assert run(["run", "ofmkl-avg", *SMALL, *options, "--out", "whole"]) == 0
+    real, calls = engines.InProcessGrid.pull_messages, {"left": 15}
+
+    def break_off(self, message_ids):
+        calls["left"] -= 1
+        if calls["left"] < 0:
+            raise KeyboardInterrupt
+        return real(self, message_ids)
+
+    monkeypatch.setattr(engines.InProcessGrid, "pull_messages", break_off)
+    assert run(["run", "ofmkl-avg", *SMALL, *options, "--out", "broken"]) == 130
+    monkeypatch.setattr(engines.InProcessGrid, "pull_messages", real)
+    assert run(["run", "ofmkl-avg", "--resume", "broken", "--quiet"]) == 0
+    whole, broken = (json.loads(Path(f, "result.json").read_text()) for f in ("whole", "broken"))
+    assert broken["metrics"] == whole["metrics"]
+    assert broken["artifacts"].keys() == whole["artifacts"].keys()
+    with np.load("whole/model.npz") as first, np.load("broken/model.npz") as second:
+        assert np.array_equal(first["theta"], second["theta"])
+
+
 def write(name: str, text: str) -> str:
     Path(name).write_text(text)
     return name
@@ -177,6 +224,10 @@ def test_too_few_rows_is_one_line(capsys):
         (["compare", "lunch"], "is not one of"),
         (["compare", "pof-mkl-table1", "--datasets", "Mars"], "no data set 'Mars'"),
         (["compare", "demo", "--runs", "0"], "runs is 0"),
+        (["run", "pof-mkl", "--seed", "-1"], "seed is -1"),
+        (["run", "pof-mkl", "--regularization", "inf"], "regularization is inf"),
+        (["run", "pof-mkl", "--bandwidths", "-1"], "bandwidths"),
+        (["compare", "demo", "--datasets", "Naval"], "leave out --datasets"),
         (["dance"], "No such command 'dance'"),
     ],
 )
