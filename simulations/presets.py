@@ -112,9 +112,9 @@ def _methods(options: dict[str, Any]) -> tuple[tuple[str, str, dict[str, Any]], 
         ("OFSKL", "ofskl", options),
         ("OFMKL-Avg", "ofmkl-avg", options),
         ("vM-KOFL", "vm-kofl", options),
-        ("vM-KOFL, summed losses", "vm-kofl", {**options, "loss_aggregation": "sum"}),
+        ("vM-KOFL, summed", "vm-kofl", {**options, "loss_aggregation": "sum"}),
         ("eM-KOFL", "em-kofl", options),
-        ("eM-KOFL, not divided by p", "em-kofl", {**options, "importance_weighting": False}),
+        ("eM-KOFL, undivided", "em-kofl", {**options, "importance_weighting": False}),
         ("POF-MKL (M=1, D=100)", "pof-mkl", _pof(1, 100, **options)),
         ("POF-MKL (M=25, D=20)", "pof-mkl", _pof(25, 20, **options)),
         ("POF-MKL (M=51, D=9)", "pof-mkl", _pof(51, 9, **options)),
@@ -132,7 +132,7 @@ _LABELS = (
     "POF-MKL (M=25, D=20)",
     "POF-MKL (M=51, D=9)",
 )
-_RANKS = (_LABELS[5:], ("vM-KOFL", "vM-KOFL, summed losses"), ("OFMKL-Avg",), ("OFSKL",))
+_RANKS = (_LABELS[5:], ("vM-KOFL", "vM-KOFL, summed"), ("OFMKL-Avg",), ("OFSKL",))
 _TABLE_1 = {
     "Naval": (118.60, 77.77, 33.25, 26.42, 28.64, 16.16, 16.82, 16.65),
     "UJI": (63.03, 61.82, 55.44, 51.50, 61.08, 33.02, 37.34, 41.00),

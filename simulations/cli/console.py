@@ -16,6 +16,9 @@ from rich.table import Table
 from fedkern_flwr.flower_compat import quiet_flower
 
 
+_FILE_WIDTH = 120  # columns of a log file
+
+
 class Screen:
     """Standard error as a screen.
 
@@ -27,6 +30,8 @@ class Screen:
 
     def __init__(self, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        if not self.console.is_terminal:
+            self.console.width = _FILE_WIDTH
         quiet_flower(logging.CRITICAL)
         handler = RichHandler(console=self.console, show_path=False, show_time=False)
         logger = logging.getLogger("fedkern_flwr")
