@@ -21,11 +21,12 @@ def main() -> None:
     """Print the seconds of each setting, data preparation not counted."""
     console = Console()
     naval = Path(os.environ.get("FEDKERN_DATA", ""), "naval.npz")
-    data = str(naval)
+    data: str = str(naval)
+    target: str | None = "0"  # the lever position, as in the paper
     if not (os.environ.get("FEDKERN_DATA") and naval.is_file()):
         console.print("naval.npz is not there (set FEDKERN_DATA to its folder): using nyc-weather")
-        data = "nyc-weather"
-    prepared = prepare(DataSettings(data, clients=CLIENTS, rounds=ROUNDS))
+        data, target = "nyc-weather", None
+    prepared = prepare(DataSettings(data, target=target, clients=CLIENTS, rounds=ROUNDS))
     columns = len(prepared.clients.columns)
     table = Table(title=f"{Path(data).stem}: {CLIENTS} clients, {ROUNDS} rounds, d={columns}")
     for column in ("goal / this", "seconds", "messages/s", "MSE (10^-3)"):
