@@ -15,7 +15,6 @@ from rich.table import Table
 
 from fedkern_flwr.flower_compat import quiet_flower
 
-
 _FILE_WIDTH = 120  # columns of a log file
 
 
