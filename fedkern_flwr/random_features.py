@@ -112,7 +112,8 @@ class FeatureMap:
         """Return z, shape (n, N, 2D), for rows x, shape (n, d); memory n * N * 2D numbers."""
         x = x.astype(self.dtype, copy=False)
         # Row by row for a few rows: BLAS would wake its threads, and waits when cores are busy.
-        phase = x @ self._frequencies if len(x) > _FEW_ROWS else x[:, None] @ self._frequencies
+        rows = x[:, None] if 1 < len(x) <= _FEW_ROWS else x
+        phase = rows @ self._frequencies
         phase = phase.reshape(len(x), self.kernels, self.features)
         z = np.empty((len(x), self.kernels, 2 * self.features), self.dtype)
         np.sin(phase, out=z[..., : self.features])
