@@ -20,6 +20,27 @@ def in_tmp(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture
+def break_off(monkeypatch):
+    """Interrupt the in-process engine, as Ctrl-C would, after so many pulls; None mends it."""
+    real = engines.InProcessGrid.pull_messages
+
+    def install(pulls: int | None) -> None:
+        left = pulls
+
+        def pull(self, message_ids):
+            nonlocal left
+            if left is not None:
+                left -= 1
+                if left < 0:
+                    raise KeyboardInterrupt
+            return real(self, message_ids)
+
+        monkeypatch.setattr(engines.InProcessGrid, "pull_messages", pull)
+
+    return install
+
+
 def complaint(capsys, *arguments: str) -> str:
     assert run(list(arguments)) == 2
     captured = capsys.readouterr()
@@ -98,29 +119,17 @@ def test_hindsight_adds_the_regret_of_the_server(capsys):
 
 
 @pytest.mark.parametrize("runs", ["1", "2"])
-def test_resume_ends_with_the_identical_result(runs, capsys, monkeypatch):
+def test_resume_ends_with_the_identical_result(runs, capsys, break_off):
     options = ["--checkpoint-every", "4", "--runs", runs]
     assert run(["run", "pof-mkl", *SMALL, *options, "--out", "whole"]) == 0
-    real = engines.InProcessGrid.pull_messages
-    calls = {"left": 10 * int(runs) - 1}
-
-    def break_off(self, message_ids):
-        calls["left"] -= 1
-        if calls["left"] < 0:
-            raise KeyboardInterrupt
-        return real(self, message_ids)
-
-    monkeypatch.setattr(engines.InProcessGrid, "pull_messages", break_off)
+    break_off(10 * int(runs) - 1)
     assert run(["run", "pof-mkl", *SMALL, *options, "--out", "broken"]) == 130
     assert not Path("broken/result.json").exists()
     assert "--resume" in capsys.readouterr().err
-    monkeypatch.setattr(engines.InProcessGrid, "pull_messages", real)
-    broken = Path("broken")
-    complaint(capsys, "run", "pof-mkl", *SMALL, "--out", str(broken))  # nothing is overwritten
-    assert run(["run", "pof-mkl", "--resume", str(broken), "--quiet"]) == 0
-    whole, resumed = (
-        json.loads((folder / "result.json").read_text()) for folder in (Path("whole"), broken)
-    )
+    break_off(None)
+    complaint(capsys, "run", "pof-mkl", *SMALL, "--out", "broken")  # nothing is overwritten
+    assert run(["run", "pof-mkl", "--resume", "broken", "--quiet"]) == 0
+    whole, resumed = (json.loads(Path(f, "result.json").read_text()) for f in ("whole", "broken"))
     assert resumed["metrics"] == whole["metrics"]
     assert resumed["history"] == whole["history"]
 
@@ -156,20 +165,12 @@ def test_private_state_and_checkpoint_stay_for_their_owner_alone(capsys):
         assert state.stat().st_mode & 0o077 == 0
 
 
-def test_resuming_between_draws_keeps_the_model_of_the_first(capsys, monkeypatch):
+def test_resuming_between_draws_keeps_the_model_of_the_first(capsys, break_off):
     options = ["--runs", "3", "--hindsight", "--features", "4"]
     assert run(["run", "ofmkl-avg", *SMALL, *options, "--out", "whole"]) == 0
-    real, calls = engines.InProcessGrid.pull_messages, {"left": 15}
-
-    def break_off(self, message_ids):
-        calls["left"] -= 1
-        if calls["left"] < 0:
-            raise KeyboardInterrupt
-        return real(self, message_ids)
-
-    monkeypatch.setattr(engines.InProcessGrid, "pull_messages", break_off)
+    break_off(15)
     assert run(["run", "ofmkl-avg", *SMALL, *options, "--out", "broken"]) == 130
-    monkeypatch.setattr(engines.InProcessGrid, "pull_messages", real)
+    break_off(None)
     assert run(["run", "ofmkl-avg", "--resume", "broken", "--quiet"]) == 0
     whole, broken = (json.loads(Path(f, "result.json").read_text()) for f in ("whole", "broken"))
     assert broken["metrics"] == whole["metrics"]
