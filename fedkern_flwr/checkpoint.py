@@ -5,6 +5,7 @@ The same format holds checkpoints and models.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import zipfile
@@ -34,11 +35,10 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
 
 def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
     """Save named arrays and a JSON object to ``path`` (``.npz``)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp.npz")
     packed = np.frombuffer(json.dumps(meta).encode(), np.uint8)
-    np.savez(temporary, **{_META: packed}, **arrays)  # type: ignore[arg-type]
-    temporary.replace(path)
+    buffer = io.BytesIO()
+    np.savez(buffer, **{_META: packed}, **arrays)  # type: ignore[arg-type]
+    write_atomically(path, buffer.getvalue())
 
 
 def load_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

@@ -28,6 +28,7 @@ from .methods import method
 from .splits import Split, split_rows
 
 DEFAULT_ROUNDS, DEFAULT_CLIENTS = 500, 10
+LARGEST_SEED = 2**62
 
 Progress = Callable[[str, int, int], None]
 
@@ -274,6 +275,17 @@ def run_entries(
         engine=engine,
         faults=DropOut(drop, seed) if drop else None,
     )
+
+
+def check_seed(seed: int, runs: int = 1) -> None:
+    """Refuse a seed that cannot travel, for any of the feature draws.
+
+    Raises
+    ------
+    OptionError
+    """
+    if not 0 <= seed <= LARGEST_SEED - runs:
+        raise OptionError(f"seed is {seed}", remedy="use a whole number from 0 to 2^62")
 
 
 def checkpoint_file(folder: Path, draw: int) -> Path:

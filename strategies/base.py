@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -344,8 +343,3 @@ def within(name: str, value: float, low: float, high: float, *, open_low: bool =
     if not (low <= value <= high) or (open_low and value == low):
         bracket = "(" if open_low else "["
         raise OptionError(f"{name} is {value}", remedy=f"use a value in {bracket}{low}, {high}]")
-
-
-def float_array(record: ArrayRecord, index: int = 0) -> NDArray[np.float64]:
-    """Return one array of a record as float64."""
-    return np.asarray(record.to_numpy_ndarrays()[index], dtype=np.float64)

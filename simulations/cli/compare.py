@@ -16,7 +16,7 @@ from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError
 
 from ..comparison import Comparison, compare_on, headings, table_rows
-from ..experiment import prepare, versions
+from ..experiment import check_seed, prepare, versions
 from ..presets import NAMES, Preset, preset
 from ..run_folder import open_json_target
 from .console import Screen
@@ -45,8 +45,7 @@ def compare(
     Presets of papers read their data from the folder named by FEDKERN_DATA.
     """
     screen = Screen(quiet)
-    if not 0 <= seed <= 2**62:
-        raise OptionError(f"seed is {seed}", remedy="use a whole number from 0 to 2^62")
+    check_seed(seed)
     json_file = open_json_target(json_target) if json_target else None
     chosen = _adjust(
         preset(name, tuple(d.strip() for d in datasets.split(",")) if datasets else ()),

@@ -13,10 +13,12 @@ from typing import Any
 from fedkern_flwr.errors import OptionError
 
 from ...strategies.online import OnlineStrategy
+from ..engines import DropOut
 from ..experiment import (
     DataSettings,
     Entry,
     Prepared,
+    check_seed,
     prepare,
     run_entries,
     summarise,
@@ -45,7 +47,6 @@ _DATA_KEYS = (
     "seed",
 )
 _RUN_KEYS = ("engine", "seed", "runs", "drop", "timeout", "secure", "hindsight")
-_LARGEST_SEED = 2**62
 _VIEW_KEYS = ("out", "json_target", "resume", "quiet", "sites")
 
 
@@ -104,12 +105,10 @@ def _check(config: dict[str, Any]) -> None:
         raise OptionError(
             "secure sums are not in this release", remedy="run with --no-secure on data of your own"
         )
-    if not 0 <= config["seed"] <= _LARGEST_SEED - config["runs"]:
-        raise OptionError(f"seed is {config['seed']}", remedy="use a whole number from 0 to 2^62")
+    check_seed(config["seed"], config["runs"])
     if config["timeout"] <= 0:
         raise OptionError(f"timeout is {config['timeout']}", remedy="use a positive number")
-    if not 0.0 <= config["drop"] < 1.0:
-        raise OptionError(f"drop is {config['drop']}", remedy="use a fraction in [0, 1)")
+    DropOut(config["drop"])
     if config["runs"] < 1:
         raise OptionError(f"runs is {config['runs']}", remedy="use at least 1")
     method(config["method"])(**config["options"])
