@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +23,13 @@ from fedkern_flwr.errors import (
 )
 from fedkern_flwr.exchange import mark_error
 from fedkern_flwr.flower_compat import Client, NumPyClient
+from fedkern_flwr.secure_sum import Party, PartyState
+from fedkern_flwr.secure_sum.identity import read_identity, read_trusted
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
+from fedkern_flwr.wire import sums as sum_wire
+from fedkern_flwr.wire.sections import Section, attach, detach
+
+from .sums import ClientSums, erase_state, load_state, store_state
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -78,14 +84,37 @@ class PhaseClient(NumPyClient):
         The node's context; its ``node_config`` holds ``partition-id`` and ``num-partitions``.
     state_dir : path, optional
         The node's own folder for saved private state, needed to resume a run that broke off.
+    identity_key : path, optional
+        Ed25519 private key of the organisation; signs the node's key of each secure run.
+    trusted_keys : path, optional
+        File of pinned identity keys (see :mod:`fedkern_flwr.secure_sum.identity`). With it, the
+        node takes part in a secure run only if every other party signed its key.
+    allow_single : bool (default: False)
+        Whether to contribute to a sum that one other client opens alone, without a third party.
+
+    Attributes
+    ----------
+    sums : ClientSums or None
+        The secure sums that the request at hand asks for.
     """
 
     role: ClassVar[str] = "client"
+    sums: ClientSums | None = None
 
     _wrappers: ClassVar[dict[type, type[Client]]] = {}
 
-    def __init__(self, context: Context, *, state_dir: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        *,
+        state_dir: str | Path | None = None,
+        identity_key: str | Path | None = None,
+        trusted_keys: str | Path | None = None,
+        allow_single: bool = False,
+    ) -> None:
         self.context = context
+        self.identity_key, self.trusted_keys = identity_key, trusted_keys
+        self.allow_single = allow_single
         self.partition = _node_number(context, "partition-id")
         self.partitions = _node_number(context, "num-partitions")
         self.state_dir = Path(state_dir) if state_dir is not None else None
@@ -113,7 +142,11 @@ class PhaseClient(NumPyClient):
         """Answer a phase of training."""
         reply = self._answer(parameters, config)
         samples = config.get("samples", 0)
-        return reply.arrays(), samples if isinstance(samples, int) else 0, reply.scalars()
+        arrays, scalars = reply.arrays(), reply.scalars()
+        if self.sums is not None:
+            more, extra = attach(self.sums.replies)
+            arrays, scalars = arrays + more, scalars | extra
+        return arrays, samples if isinstance(samples, int) else 0, scalars
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Scalar]
@@ -195,20 +228,28 @@ class PhaseClient(NumPyClient):
         raise ClientError(mark_error(name))
 
     def _dispatch(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
+        parameters, config, sections = detach(parameters, config, party=_SERVER)
         phase = str(config.get("phase", ""))
         if phase == DescribeRequest.phase:
             opening = DescribeRequest.unpack(parameters, config, party=_SERVER)
             self._open_session(opening)
-            return self.describe(opening)
-        handlers = self.handlers()
+            return self._announce(opening, self.describe(opening))
+        handlers = {**self.handlers(), **self._sum_handlers}
         if phase not in handlers:
             raise ProtocolError(
                 f"{type(self).__name__} does not take part in phase {phase[:40]!r}",
                 remedy="serve the client that belongs to the strategy",
                 party=f"partition {self.partition}",
             )
-        request, handler = handlers[phase]
-        return handler(request.unpack(parameters, config, party=_SERVER))
+        message, handler = handlers[phase]
+        request = message.unpack(parameters, config, party=_SERVER)
+        if not sections:
+            return handler(request)
+        sums = self.sums = self._open_sums(str(config.get("session", "")), sections)
+        reply = handler(request)
+        sums.check_done()
+        store_state(self.context, sums.party.state)
+        return reply
 
     def _open_session(self, request: DescribeRequest) -> None:
         """Start with an empty state, or with the one saved for the round to resume from."""
@@ -235,6 +276,51 @@ class PhaseClient(NumPyClient):
         )
         for file in older[:-_KEPT_STATES]:
             file.unlink(missing_ok=True)
+
+    # -- secure sums
+
+    @property
+    def _sum_handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
+        """Phases that carry sections and nothing else."""
+        return {
+            "unmask": (sum_wire.UnmaskRequest, self._answer_sections),
+            "recover": (sum_wire.RecoverRequest, self._answer_sections),
+            "finish": (sum_wire.FinishRequest, self._finish_sums),
+        }
+
+    def _announce(self, request: DescribeRequest, reply: DescribeReply) -> DescribeReply:
+        """Add the node's key of the run to its description."""
+        if not request.secure:
+            erase_state(self.context)
+            return reply
+        party = self._party(PartyState(request.session))
+        public, signature = party.announce()
+        store_state(self.context, party.state)
+        return replace(reply, public_key=public, signature=signature)
+
+    def _open_sums(self, session: str, sections: list[Section]) -> ClientSums:
+        self.open_session(session)
+        sums = ClientSums(self._party(load_state(self.context, session)))
+        sums.take(sections)
+        return sums
+
+    def _party(self, state: PartyState) -> Party:
+        return Party(
+            self.partition,
+            state,
+            identity=read_identity(Path(self.identity_key)) if self.identity_key else None,
+            trusted=read_trusted(Path(self.trusted_keys)) if self.trusted_keys else None,
+            allow_single=self.allow_single,
+        )
+
+    def _answer_sections(self, request: sum_wire.SumRequest) -> sum_wire.SumReply:
+        self.open_session(request.session)
+        return sum_wire.SumReply()
+
+    def _finish_sums(self, request: sum_wire.FinishRequest) -> sum_wire.SumReply:
+        self.open_session(request.session)
+        erase_state(self.context)
+        return sum_wire.SumReply()
 
 
 def _node_number(context: Context, key: str) -> int:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +19,12 @@ from fedkern_flwr.online import (
     kernel_weights,
     select_bin,
     select_subset,
+    shared_subset,
     step_rule,
 )
 from fedkern_flwr.random_features import FeatureMap, Real, feature_map
 from fedkern_flwr.seeding import derive_seed, uniform
-from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
+from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import online as wire
 
 from .base import Handler, PhaseClient, SessionState, check_rows
@@ -36,7 +36,7 @@ _CHUNK = 256  # rows predicted at once when there is no order to keep
 
 @dataclass
 class StreamAccount:
-    """What a client remembers of its stream: (2N + 4) numbers, whatever the method.
+    """What a client remembers of its stream: (2N + 4) numbers, 13 more in a secure run.
 
     Attributes
     ----------
@@ -52,6 +52,11 @@ class StreamAccount:
         Mixability gap of AdaHedge.
     largest : float
         Largest loss of a kernel so far.
+    counted : ndarray, shape (6,) or (0,)
+        Statistics that are in the server's sums already.
+    pending : ndarray, shape (6,) or (0,)
+        Statistics after sum number ``pending_sum``, of which it is not known whether it counted.
+    pending_sum : float
     """
 
     losses: Floats
@@ -60,6 +65,9 @@ class StreamAccount:
     samples: float = 0.0
     gap: float = 0.0
     largest: float = 0.0
+    counted: Floats = field(default_factory=lambda: np.zeros(0))
+    pending: Floats = field(default_factory=lambda: np.zeros(0))
+    pending_sum: float = 0.0
 
     @classmethod
     def unpack(cls, payload: bytes, kernels: int) -> StreamAccount:
@@ -67,16 +75,38 @@ class StreamAccount:
         if not payload:
             return cls(np.zeros(kernels), np.zeros(kernels))
         numbers = np.frombuffer(payload, "<f8")
-        if numbers.size != 2 * kernels + 4:
-            raise ProtocolError(
-                f"the node's state belongs to {(numbers.size - 4) // 2} kernels, not {kernels}"
-            )
-        return cls(numbers[:kernels], numbers[kernels : 2 * kernels], *numbers[2 * kernels :])
+        own = 2 * kernels + 4
+        if numbers.size not in (own, own + 2 * wire.STATISTICS + 1):
+            raise ProtocolError(f"the node's state does not belong to {kernels} kernels")
+        account = cls(numbers[:kernels], numbers[kernels : 2 * kernels], *numbers[own - 4 : own])
+        if numbers.size > own:
+            account.counted, account.pending = numbers[own:-1].reshape(2, -1)
+            account.pending_sum = numbers[-1]
+        return account
 
     def pack(self) -> bytes:
         """Return the account as bytes."""
-        tail = (self.total, self.samples, self.gap, self.largest)
-        return np.concatenate([self.losses, self.squared, tail]).astype("<f8").tobytes()
+        parts = [self.losses, self.squared, (self.total, self.samples, self.gap, self.largest)]
+        if self.pending.size:
+            parts += [self.counted, self.pending, (self.pending_sum,)]
+        return np.concatenate(parts).astype("<f8").tobytes()
+
+    def uncounted(self, statistics: Floats, number: int, counted: int) -> Floats:
+        """Return what the statistics have grown by since they were last counted in a sum.
+
+        Parameters
+        ----------
+        statistics : ndarray, shape (6,)
+            The statistics now.
+        number, counted : int
+            Number of the sum at hand, and of the last one in which this client was counted.
+        """
+        if not self.pending.size:
+            self.counted = np.zeros_like(statistics)
+        elif counted >= self.pending_sum:
+            self.counted = self.pending
+        self.pending, self.pending_sum = statistics, number
+        return statistics - self.counted
 
     @property
     def regret(self) -> float:
@@ -145,9 +175,9 @@ class OnlineKernelClient(PhaseClient):
         x_test: NDArray[Any] | None = None,
         y_test: NDArray[Any] | None = None,
         columns: tuple[str, ...] = (),
-        state_dir: str | Path | None = None,
+        **common: Any,
     ) -> None:
-        super().__init__(context, state_dir=state_dir)
+        super().__init__(context, **common)
         if y is None:
             raise TableError(
                 "the table has no labels",
@@ -190,7 +220,7 @@ class OnlineKernelClient(PhaseClient):
 
     # -- phases
 
-    def train_personal(self, request: wire.PersonalRequest) -> wire.PersonalReply:
+    def train_personal(self, request: wire.PersonalRequest) -> PhaseMessage:
         """Algorithm 2 of POF-MKL on the client, for B samples."""
         state, account = self._open(request, len(request.theta))
         seen = self._predict(request, request.theta)
@@ -203,26 +233,28 @@ class OnlineKernelClient(PhaseClient):
         )
         chosen, probabilities = self._select(request, weights[0])
         gradient = _gradient(seen, request, chosen, probabilities)
-        self._close(request, state, account, seen, losses, weights)
-        return wire.PersonalReply(
+        _book(account, seen, losses, weights)
+        reply = wire.PersonalReply(
             kernels=chosen, gradient=gradient, **account.report(request.round)
         )
+        return self._close(request, state, account, reply)
 
-    def train_shared(self, request: wire.SharedRequest) -> wire.SharedReply:
+    def train_shared(self, request: wire.SharedRequest) -> PhaseMessage:
         """Predict with the server's weights, send the gradients of all kernels."""
         state, account = self._open(request, len(request.theta))
         seen = self._predict(request, request.theta)
         sums = seen.losses.sum(axis=0)
         everything = np.arange(len(request.theta))
         gradient = _gradient(seen, request, everything, np.ones(len(everything)))
-        self._close(request, state, account, seen, account.losses + sums, request.weights)
-        return wire.SharedReply(
+        _book(account, seen, account.losses + sums, request.weights)
+        reply = wire.SharedReply(
             gradient=gradient,
             losses=sums if request.send_losses else sums[:0],
             **account.report(request.round),
         )
+        return self._close(request, state, account, reply)
 
-    def train_drawn(self, request: wire.DrawnRequest) -> wire.DrawnReply:
+    def train_drawn(self, request: wire.DrawnRequest) -> PhaseMessage:
         """Predict with the kernel drawn by the server, send its gradient and all losses."""
         state, account = self._open(request, len(request.theta))
         seen = self._predict(request, request.theta)
@@ -231,8 +263,9 @@ class OnlineKernelClient(PhaseClient):
         gradient = _gradient(seen, request, drawn, probability)
         weights = np.zeros(len(request.theta))
         weights[request.kernel] = 1.0
-        self._close(request, state, account, seen, account.losses + sums, weights)
-        return wire.DrawnReply(gradient=gradient, losses=sums, **account.report(request.round))
+        _book(account, seen, account.losses + sums, weights)
+        reply = wire.DrawnReply(gradient=gradient, losses=sums, **account.report(request.round))
+        return self._close(request, state, account, reply)
 
     def train_local(self, request: wire.LocalRequest) -> wire.LocalReply:
         """Multi-kernel learning on this node alone, sample by sample."""
@@ -273,7 +306,7 @@ class OnlineKernelClient(PhaseClient):
             **account.report(request.round),
         )
 
-    def train_network(self, request: wire.NetworkRequest) -> wire.NetworkReply:
+    def train_network(self, request: wire.NetworkRequest) -> PhaseMessage:
         """Adapt to the previous samples, predict, send the first-order meta-gradient."""
         state = self.open_round(request.session, request.round, request.checkpoint_every)
         account = StreamAccount.unpack(state.payload, 0)
@@ -284,16 +317,16 @@ class OnlineKernelClient(PhaseClient):
         predicted, gradient = network.squared_loss_gradient(adapted, widths, inputs, y)
         account.total += float(((predicted - y) ** 2).sum())
         account.samples += request.samples
-        self.close_round(state, request.round, account.pack(), request.checkpoint_every)
         report = account.report(request.round)
-        return wire.NetworkReply(
+        reply = wire.NetworkReply(
             round=report["round"],
             total_samples=report["total_samples"],
             total_squared_error=report["total_squared_error"],
             gradient=gradient.astype(np.float32),
         )
+        return self._close(request, state, account, reply)
 
-    def evaluate_kernels(self, request: wire.EvaluateRequest) -> wire.EvaluateReply:
+    def evaluate_kernels(self, request: wire.EvaluateRequest) -> PhaseMessage:
         """Predict the held-out rows; own weights unless the server gives weights."""
         weights = request.weights
         state = self.open_session(request.session)
@@ -307,16 +340,16 @@ class OnlineKernelClient(PhaseClient):
             )
         features = _feature_map(request, self.x_test.shape[1])
         error = self._test_error(features, request.theta, weights)
-        return wire.EvaluateReply(samples=len(self.x_test), squared_error=error)
+        return self._tell(wire.EvaluateReply(samples=len(self.x_test), squared_error=error))
 
-    def evaluate_network(self, request: wire.NetworkEvaluateRequest) -> wire.NetworkEvaluateReply:
+    def evaluate_network(self, request: wire.NetworkEvaluateRequest) -> PhaseMessage:
         """Predict the held-out rows with the network adapted to the last samples."""
         self.open_session(request.session)
         widths = _widths(request.layers)
         inputs = network.project(self.x_test, widths[0], request.seed)
         predicted = network.predict(self._adapt(request, widths), widths, inputs)
         error = float(((predicted - self.y_test) ** 2).sum())
-        return wire.NetworkEvaluateReply(samples=len(self.x_test), squared_error=error)
+        return self._tell(wire.NetworkEvaluateReply(samples=len(self.x_test), squared_error=error))
 
     # -- pieces
 
@@ -336,6 +369,9 @@ class OnlineKernelClient(PhaseClient):
         many, exploration = request.kernels_per_round, request.exploration
         if many >= weights.size:
             return np.arange(weights.size, dtype=np.int32), np.ones(weights.size)
+        if request.selection == "shared":
+            shared = shared_subset(weights.size, many, request.seed, request.round)
+            return shared, np.full(many, many / weights.size)
         if request.selection == "bins":
             return select_bin(weights, many, exploration, uniform(request.seed, *labels))
         rng = np.random.default_rng(derive_seed(request.seed, *labels))
@@ -362,15 +398,32 @@ class OnlineKernelClient(PhaseClient):
 
     def _close(
         self,
-        request: wire.KernelRequest,
+        request: wire.StreamRequest,
         state: SessionState,
         account: StreamAccount,
-        seen: _Predictions,
-        losses: Floats,
-        weights: Floats,
-    ) -> None:
-        _book(account, seen, losses, weights)
+        reply: wire.StreamReport,
+    ) -> wire.StreamReport | wire.MaskedReply:
+        """Keep the state and answer: with the reply, or with all of it masked in a sum."""
+        sums = self.sums
+        if sums is None:
+            self.close_round(state, request.round, account.pack(), request.checkpoint_every)
+            return reply
+        order = sums.order(wire.UPDATE_SUM)
+        vector = np.zeros(order.length)
+        reply.add_to(vector[: -wire.STATISTICS])
+        vector[-wire.STATISTICS :] = account.uncounted(
+            reply.statistics(), order.index, order.counted
+        )
+        sums.contribute(wire.UPDATE_SUM, vector)
         self.close_round(state, request.round, account.pack(), request.checkpoint_every)
+        return wire.MaskedReply(round=request.round)
+
+    def _tell(self, reply: wire.EvaluateReply) -> wire.EvaluateReply | wire.MaskedReply:
+        if self.sums is None:
+            return reply
+        vector = np.array([reply.samples, reply.squared_error], np.float64)
+        self.sums.contribute(wire.EVALUATE_SUM, vector)
+        return wire.MaskedReply(round=0)
 
     def _adapt(
         self, request: wire.NetworkRequest | wire.NetworkEvaluateRequest, widths: tuple[int, ...]

@@ -16,6 +16,7 @@ from .errors import (
     FedKernError,
     OptionError,
     ProtocolError,
+    SumError,
     TableError,
 )
 
@@ -35,6 +36,7 @@ __all__ = [
     "FedKernError",
     "OptionError",
     "ProtocolError",
+    "SumError",
     "TableError",
     "__version__",
 ]

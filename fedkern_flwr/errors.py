@@ -48,12 +48,22 @@ class ProtocolError(FedKernError):
     """A message breaks the contract of the two sides: wrong shape, dtype, version or step."""
 
 
+class SumError(FedKernError):
+    """A secure sum cannot be made or opened: values out of bounds, wrong shares, broken rules."""
+
+
 class ClientError(FedKernError):
     """Client code raised; only the class of its exception leaves the node, never its text."""
 
 
 class CohortError(FedKernError):
     """Too few parties: at the start, or left after failures."""
+
+
+class SmallCohortError(CohortError):
+    """Fewer parties than a secure sum needs, found before anything is sent."""
+
+    exit_code = 2
 
 
 class PartitionError(CohortError):

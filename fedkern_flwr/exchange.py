@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from .errors import CohortError, EngineError, ProtocolError
+from .errors import CohortError, EngineError, FedKernError, ProtocolError
 from .flower_compat import ACTOR_DIED, NODE_UNAVAILABLE
 from .ledger import Ledger
+from .secure_sum.keys import KEY_BYTES
 from .wire.describe import DescribeReply, DescribeRequest, check_parties
 from .wire.message import PhaseMessage
+from .wire.sections import Section, attach, detach, section_arrays, section_bytes
 
 MessageType = Literal["train", "evaluate"]
 Reply = TypeVar("Reply", bound=PhaseMessage)
@@ -75,6 +77,7 @@ def request_messages(
     group_id: str,
     arrays: ArrayRecord | None = None,
     message_type: MessageType = "train",
+    sections: Mapping[int, Sequence[PhaseMessage]] | None = None,
 ) -> list[Message]:
     """Address one request to several nodes; the records are packed once and shared.
 
@@ -90,25 +93,70 @@ def request_messages(
         The request's arrays when they are packed already.
     message_type : {"train", "evaluate"} (default: "train")
         Flower's type of the messages.
+    sections : mapping, optional
+        Node -> sections that its request carries.
     """
     packed = ArrayRecord(request.arrays()) if arrays is None else arrays
-    content = request_content(packed, ConfigRecord(dict(request.scalars())), message_type)
-    return [
-        Message(content, dst_node_id=node, message_type=message_type, group_id=group_id)
-        for node in nodes
-    ]
+    scalars = request.scalars()
+    shared = request_content(packed, ConfigRecord(dict(scalars)), message_type)
+    messages = []
+    for node in nodes:
+        content = shared
+        if sections and sections.get(node):
+            more, extra = attach(sections[node])
+            record = packed
+            if more:
+                first = len(packed)
+                named = {str(first + k): Array(value) for k, value in enumerate(more)}
+                record = ArrayRecord({**packed, **named})
+            content = request_content(record, ConfigRecord({**scalars, **extra}), message_type)
+        messages.append(
+            Message(content, dst_node_id=node, message_type=message_type, group_id=group_id)
+        )
+    return messages
 
 
-def array_bytes(message: Message) -> int:
-    """Return the array payload of a message in bytes."""
+def payload_bytes(message: Message) -> int:
+    """Return the payload of a message in bytes: its arrays, and what sections add to them."""
     if not message.has_content():
         return 0
-    return sum(
-        len(array.data)
-        for record in message.content.values()
-        if isinstance(record, ArrayRecord)
-        for array in record.values()
-    )
+    total = 0
+    for record in message.content.values():
+        if isinstance(record, ArrayRecord):
+            total += sum(len(array.data) for array in record.values())
+        elif isinstance(record, ConfigRecord):
+            total += section_bytes(record)
+    return total
+
+
+def take_sections(message: Message, *, party: str) -> list[Section]:
+    """Remove the sections from a reply and return them; what is left is the method's own reply.
+
+    Raises
+    ------
+    ProtocolError
+        The sections are damaged.
+    """
+    if not message.has_content():
+        return []
+    scalars = message.content.get("fitres.metrics")
+    record = message.content.get("fitres.parameters")
+    if not isinstance(scalars, ConfigRecord) or not isinstance(record, ArrayRecord):
+        return []
+    try:
+        count = section_arrays(scalars)
+        if count is None:
+            return []
+        arrays, keys = [], [key for key in record if key != _EMPTY]
+        for key in keys[len(keys) - count :]:
+            arrays.append(record[key].numpy())
+            del record[key]  # so that no upload stands in memory twice
+    except (ValueError, TypeError, EOFError):
+        raise ProtocolError("its sections are damaged", party=party) from None
+    _, own, sections = detach(arrays, dict(scalars), party=party)
+    for name in [name for name in scalars if name not in own]:
+        del scalars[name]
+    return sections
 
 
 def read_reply(reply: type[Reply], message: Message, *, party: str, **sizes: int) -> Reply:
@@ -136,7 +184,14 @@ def read_reply(reply: type[Reply], message: Message, *, party: str, **sizes: int
 
 
 def exchange(
-    grid: Grid, messages: Sequence[Message], *, phase: str, timeout: float, ledger: Ledger
+    grid: Grid,
+    messages: Sequence[Message],
+    *,
+    phase: str,
+    timeout: float,
+    ledger: Ledger,
+    on_reply: Callable[[int, Message], None] | None = None,
+    enough: Callable[[], bool] | None = None,
 ) -> Outcome:
     """Send messages, wait for every reply, error or the time-out.
 
@@ -156,6 +211,12 @@ def exchange(
         Seconds to wait for all replies together.
     ledger : Ledger
         Totals to add to.
+    on_reply : callable, optional
+        Called with (node, reply) as a reply arrives. What it takes out of the reply is free to go,
+        so large uploads need not wait for each other. An error of ours that it raises counts as an
+        invalid reply.
+    enough : callable, optional
+        Whether the replies so far will do; asked after each batch of replies.
 
     Raises
     ------
@@ -174,7 +235,7 @@ def exchange(
     ledger.by_phase[phase] += 1
     ledger.messages += len(messages)
     payloads = {id(message.content): message for message in messages}  # often shared by all
-    sizes = {content: array_bytes(message) for content, message in payloads.items()}
+    sizes = {content: payload_bytes(message) for content, message in payloads.items()}
     ledger.bytes_down += sum(sizes[id(message.content)] for message in messages)
     while waiting:
         arrived = list(grid.pull_messages(waiting))
@@ -187,9 +248,17 @@ def exchange(
             if reply.has_error():
                 outcome.failures[node] = _read_error(reply, phase)
             else:
-                ledger.bytes_up += array_bytes(reply)
-                outcome.replies[node] = reply
-        if not waiting or time.monotonic() - started > timeout:
+                ledger.bytes_up += payload_bytes(reply)
+                try:
+                    if on_reply is not None:
+                        on_reply(node, reply)
+                    outcome.replies[node] = reply
+                except FedKernError as error:
+                    outcome.failures[node] = Failure("invalid reply", error.problem)
+        if not waiting or (enough is not None and enough()):
+            waiting.clear()
+            break
+        if time.monotonic() - started > timeout:
             break
         if not arrived:
             time.sleep(min(pause, max(0.0, timeout - (time.monotonic() - started))))
@@ -232,6 +301,7 @@ def gather_nodes(
     min_clients: int,
     timeout: float,
     ledger: Ledger,
+    secure: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[int, DescribeReply]:
     """Wait for the nodes and ask each who it is (phase ``describe``).
@@ -258,12 +328,21 @@ def gather_nodes(
         fresh = sorted(set(grid.get_node_ids()) - set(parties))
         if len(fresh) + len(parties) >= expected and fresh:
             remaining = max(1.0, deadline - time.monotonic())
-            request = DescribeRequest(session=session, method=method, resume_round=resume_round)
+            request = DescribeRequest(
+                session=session, method=method, resume_round=resume_round, secure=secure
+            )
             messages = request_messages(request, fresh, group_id=_DESCRIBE)
             outcome = exchange(grid, messages, phase=_DESCRIBE, timeout=remaining, ledger=ledger)
             _refuse_failures(outcome.failures)
             for node, message in outcome.replies.items():
                 parties[node] = read_reply(DescribeReply, message, party=f"node {node}")
+                if secure and len(parties[node].public_key) != KEY_BYTES:
+                    raise ProtocolError(
+                        "it sent no key for secure sums",
+                        remedy="serve one of the clients in fedkern_flwr.clients on this node",
+                        party=f"partition {parties[node].partition}",
+                        phase=_DESCRIBE,
+                    )
             expected = max(expected, *(party.partitions for party in parties.values()))
         if len(parties) >= expected:
             break

@@ -18,6 +18,7 @@ __all__ = [
     "Client",
     "NumPyClient",
     "empty_run",
+    "is_simulated",
     "message_round_trip",
     "quiet_flower",
     "set_task_identity",
@@ -40,6 +41,15 @@ def empty_run(run_id: int) -> Any:
     from flwr.supercore.run import Run
 
     return Run.create_empty(run_id=run_id)
+
+
+def is_simulated(grid: Any) -> bool:
+    """Tell whether a grid belongs to a simulation; any grid that is not known does not.
+
+    Our own grids say so; Flower's engine uses ``InMemoryGrid``, which is not public.
+    """
+    names = {cls.__name__ for cls in type(grid).__mro__}
+    return bool(getattr(grid, "simulation", False)) or "InMemoryGrid" in names
 
 
 def stamp_message(message: Message, *, message_id: str) -> None:

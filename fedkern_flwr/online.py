@@ -12,11 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import OptionError
+from .seeding import derive_seed
 
 Floats = NDArray[np.float64]
 WeightRule = Literal["exponential", "adahedge"]
 StepSize = Literal["paper", "adaptive"]
 Selection = Literal["bins", "subset"]
+#: Whether every client chooses its own kernels or all share a public choice per round.
+Subset = Literal["private", "shared"]
 
 _TINY = 1e-200  # a sum of weights below this counts as none
 
@@ -170,6 +173,16 @@ def select_bin(
     probabilities = np.empty(chosen.size)
     probabilities.fill(probability)  # np.full takes three times as long
     return chosen, probabilities
+
+
+def shared_subset(kernels: int, kernels_per_round: int, seed: int, round: int) -> NDArray[np.int32]:
+    """Return the M of N kernels that all clients update in a round, in increasing order.
+
+    Each kernel is as likely as the others: the choice is public, so it cannot depend on weights.
+    """
+    rng = np.random.default_rng(derive_seed(seed, "shared kernels", round))
+    chosen = rng.choice(kernels, kernels_per_round, replace=False)
+    return np.sort(chosen).astype(np.int32)
 
 
 def select_subset(

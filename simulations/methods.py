@@ -25,8 +25,8 @@ METHODS: dict[str, type[OnlineStrategy[Any]]] = {
     )
 }
 
-# Set by the run itself, not by an option of the method.
-_OF_THE_RUN = frozenset({"seed", "checkpoint", "resume"})
+# Options of every run, or set by the run itself.
+_OF_THE_RUN = frozenset({"seed", "checkpoint", "resume", "secure"})
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,13 @@ class OFMKLAvg(KernelOnlineStrategy[wire.SharedReply]):
 
     def privacy(self) -> dict[str, Any]:
         """Return what the server sees."""
+        if self._is_secure:
+            what = (
+                "gradients, losses and statistics"
+                if self.sends_losses
+                else "gradients and statistics"
+            )
+            return self.secure_privacy(what)
         return {
             "protocol": "plain",
             "server_sees": [
@@ -73,12 +80,13 @@ class OFMKLAvg(KernelOnlineStrategy[wire.SharedReply]):
             send_losses=self.sends_losses,
         )
 
-    def update(self, replies: list[wire.SharedReply]) -> ArrayRecord:
+    def sum_length(self) -> int:
+        """Return N 2D gradients and the losses reported."""
+        return super().sum_length() + (self.kernels if self.sends_losses else 0)
+
+    def step(self, total: Floats, answers: int) -> ArrayRecord:
         """Step along the mean gradient."""
-        total = np.zeros_like(self.theta_)
-        for reply in replies:
-            total += reply.gradient
-        return self.move(total)
+        return self.move(total[: self.theta_.size].reshape(self.theta_.shape))
 
     def evaluation_weights(self) -> Floats:
         """Predict held-out rows with the server's weights."""

@@ -60,13 +60,11 @@ class GlobalWeights(KernelOnlineStrategy[Report]):
         rule, rate = self.weight_rule()
         return current_weights(rule, self._losses, self._gap, rate)  # type: ignore[arg-type]
 
-    def learn_weights(self, losses: list[Floats]) -> None:
-        """Enter the clients' losses of a round into the weights."""
-        if not losses:
+    def learn_weights(self, losses: Floats, answers: int) -> None:
+        """Enter the losses of a round, summed over the clients, into the weights."""
+        if not answers:
             return
-        total = np.sum(losses, axis=0)
-        if self.loss_aggregation == "mean":
-            total = total / len(losses)
+        total = losses / answers if self.loss_aggregation == "mean" else losses
         rule, rate = self.weight_rule()
         _, self._losses, self._gap = kernel_weights(
             rule,  # type: ignore[arg-type]
@@ -117,10 +115,10 @@ class VMKOFL(GlobalWeights[wire.SharedReply], OFMKLAvg):
         """Predict with the global weights."""
         return self.current_weights()
 
-    def update(self, replies: list[wire.SharedReply]) -> ArrayRecord:
+    def step(self, total: Floats, answers: int) -> ArrayRecord:
         """Learn the weights, then step along the mean gradient."""
-        self.learn_weights([reply.losses for reply in replies])
-        return OFMKLAvg.update(self, replies)
+        self.learn_weights(total[self.theta_.size :], answers)
+        return OFMKLAvg.step(self, total, answers)
 
 
 class EMKOFL(GlobalWeights[wire.DrawnReply]):
@@ -173,6 +171,8 @@ class EMKOFL(GlobalWeights[wire.DrawnReply]):
 
     def privacy(self) -> dict[str, Any]:
         """Return what the server sees."""
+        if self._is_secure:
+            return self.secure_privacy("gradients, losses and statistics")
         return {
             "protocol": "plain",
             "server_sees": [*PLAIN_GRADIENTS, "the loss of every kernel at each client"],
@@ -197,13 +197,16 @@ class EMKOFL(GlobalWeights[wire.DrawnReply]):
             probability=float(probabilities[self._drawn]) if self.importance_weighting else 1.0,
         )
 
-    def update(self, replies: list[wire.DrawnReply]) -> ArrayRecord:
+    def sum_length(self) -> int:
+        """Return 2D numbers of a gradient and N losses."""
+        return 2 * self.features + self.kernels
+
+    def step(self, total: Floats, answers: int) -> ArrayRecord:
         """Learn the weights, then step along the mean gradient of the drawn kernel."""
-        self.learn_weights([reply.losses for reply in replies])
-        total = np.zeros_like(self.theta_)
-        for reply in replies:
-            total[self._drawn] += reply.gradient[0]
-        return self.move(total)
+        self.learn_weights(total[2 * self.features :], answers)
+        gradient = np.zeros_like(self.theta_)
+        gradient[self._drawn] = total[: 2 * self.features]
+        return self.move(gradient)
 
     def evaluation_weights(self) -> Floats:
         """Predict held-out rows with the global weights."""

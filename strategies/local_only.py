@@ -13,7 +13,7 @@ from fedkern_flwr.random_features import FrequencyDraw, Precision
 from fedkern_flwr.wire import online as wire
 
 from .base import Arrays, at_least
-from .online import OnlineStrategy, resolve_draw
+from .online import Floats, OnlineStrategy, resolve_draw
 
 
 class LocalOnly(OnlineStrategy[wire.LocalReply]):
@@ -41,7 +41,9 @@ class LocalOnly(OnlineStrategy[wire.LocalReply]):
 
     method = "local-only"
     title = "local only"
-    fixed = frozenset({"samples_per_round", "checkpoint_every", "max_missed"})
+    fixed = frozenset(
+        {"samples_per_round", "checkpoint_every", "max_missed", "secure", "threshold", "min_cohort"}
+    )
     reply_class = wire.LocalReply
 
     def __init__(
@@ -54,7 +56,7 @@ class LocalOnly(OnlineStrategy[wire.LocalReply]):
         frequency_draw: FrequencyDraw | None = None,
         **common: Any,
     ) -> None:
-        super().__init__(**common)
+        super().__init__(secure=False, **common)
         at_least("features", features, 1)
         at_least("regularization", regularization, 0.0)
         check_choice("precision", precision, ("float32", "float64"))
@@ -129,6 +131,14 @@ class LocalOnly(OnlineStrategy[wire.LocalReply]):
         if rows:
             metrics["test_mse"] = sum(reply.test_squared_error for reply in replies) / rows
         return metrics
+
+    def sum_length(self) -> int:
+        """Return 0: nothing is summed."""
+        return 0
+
+    def step(self, total: Floats, answers: int) -> ArrayRecord:
+        """Send nothing."""
+        return ArrayRecord([])
 
     def update(self, replies: list[wire.LocalReply]) -> ArrayRecord:
         """Write the history of every sample from the clients' running totals."""

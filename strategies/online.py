@@ -12,16 +12,20 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import OptionError, ProtocolError, TableError
+from fedkern_flwr.errors import CohortError, OptionError, ProtocolError, SumError, TableError
 from fedkern_flwr.exchange import Failure, read_reply, request_messages
+from fedkern_flwr.flower_compat import is_simulated
 from fedkern_flwr.kernels import bandwidth_dictionary
 from fedkern_flwr.online import StepSize, check_choice, step_rule
 from fedkern_flwr.random_features import FrequencyDraw, Precision
+from fedkern_flwr.secure_sum import Encoding, RunningSum
+from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import online as wire
 
-from .base import Arrays, PhaseStrategy, at_least
+from .base import Arrays, PhaseStrategy, at_least, logger
 
 Floats = NDArray[np.float64]
+_ENCODING = Encoding.fixed_point(wire.SUM_BOUND)
 Report = TypeVar("Report", bound=wire.StreamReport)
 
 
@@ -38,6 +42,9 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
         AdaHedge for the weights; nothing to tune.
     samples_per_round : int (default: 1)
         B, samples that a client takes per exchange; 1 is the paper.
+    secure : bool, optional
+        Secure sums: the server sees sums over the clients, no client's gradient or error. Costs an
+        exchange more per round. By default on in deployments and off in simulations.
     **common
         Options of :class:`~fedkern_flwr.strategies.base.PhaseStrategy`.
     """
@@ -49,16 +56,21 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
         *,
         step_size: StepSize = "adaptive",
         samples_per_round: int = 1,
+        secure: bool | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
         check_choice("step_size", step_size, ("paper", "adaptive"))
         at_least("samples_per_round", samples_per_round, 1)
         self.step_size: StepSize = step_size
-        self.samples_per_round = samples_per_round
+        self.samples_per_round, self.secure = samples_per_round, secure
         self._samples = 0  # T of the run at hand
         self._run_seed = 0
         self._reports: dict[int, wire.StreamReport] = {}  # partition -> latest report
+        self._is_secure = bool(secure)
+        self._statistics = np.zeros(wire.STATISTICS)  # of a secure run, summed over the clients
+        self._running: RunningSum | None = None  # the secure sum of the round at hand
+        self._lost_rounds = 0  # in a row
 
     def options(self) -> dict[str, Any]:
         """Return the options that determine the model."""
@@ -68,6 +80,7 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
             "samples_per_round": self.samples_per_round,
             "samples": self._samples,
             "seed": self._run_seed,
+            "secure": self._is_secure,
         }
 
     # -- what a method adds
@@ -84,8 +97,19 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
         """
 
     @abstractmethod
+    def sum_length(self) -> int:
+        """Return how many numbers of each client the method sums in this round."""
+
+    @abstractmethod
+    def step(self, total: Floats, answers: int) -> ArrayRecord:
+        """Move the server's state by a sum over ``answers`` clients; return what is sent."""
+
     def update(self, replies: list[Report]) -> ArrayRecord:
-        """Move the server's state by the replies, sorted by partition; return what is sent."""
+        """Sum plain replies, sorted by partition, and step along the sum."""
+        total = np.zeros(self.sum_length())
+        for reply in replies:
+            reply.add_to(total)
+        return self.step(total, len(replies))
 
     @abstractmethod
     def server_state(self) -> Arrays:
@@ -161,9 +185,13 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
         self._reports = {}
         self._samples = num_rounds
         self._run_seed = self.seed if self.seed is not None else int(config.get("seed", 0))  # type: ignore[arg-type]
+        self._is_secure = not is_simulated(grid) if self.secure is None else self.secure
+        self._statistics, self._lost_rounds = np.zeros(wire.STATISTICS), 0
         self.summary()
         restored = self.restore()
-        self.gather(grid, resume_round=restored[1]["round"] if restored else 0)
+        self.gather(
+            grid, resume_round=restored[1]["round"] if restored else 0, secure=self._is_secure
+        )
         self._check_streams(num_rounds)
         dimension = next(iter(self.parties_.values())).features
         result, first = Result(), 1
@@ -184,13 +212,14 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
                 timeout=timeout,
                 number=number,
             )
+            if self.sums is not None:
+                self._open_round(grid, number, timeout)
             updated, metrics = self.aggregate_train(number, self.in_order(outcome))
             if updated is not None:
                 arrays = result.arrays = updated
             if metrics is not None:
                 result.train_metrics_clientapp[number] = metrics
-            reports = {"reports": self._pack_reports()}
-            self.keep(number, self.server_state(), reports, last=number == rounds)
+            self.keep(number, self.server_state(), self._pack_metrics(), last=number == rounds)
             self.confirm(outcome)
             if evaluate_fn and (metrics := evaluate_fn(number, arrays)) is not None:
                 result.evaluate_metrics_serverapp[number] = metrics
@@ -198,6 +227,7 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
                 self.on_round(number, rounds, self.history_[-1])
         self.metrics_ = self.final_metrics()
         self._evaluate(grid, arrays, rounds, timeout, result)
+        self.finish_sums(grid, number=rounds, timeout=timeout)
         return result
 
     def configure_train(
@@ -216,14 +246,25 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
                 "checkpoint_every": every if self.checkpoint else 0,
             }
         )
+        sections = None
+        if self.sums is not None:
+            length = self.sum_length() + wire.STATISTICS
+            self._running = self.sums.order(wire.UPDATE_SUM, length, _ENCODING)
+            sections = self.sum_sections([self._running])
         return request_messages(
-            request, self.active_nodes(), group_id=str(server_round), arrays=arrays
+            request,
+            self.active_nodes(),
+            group_id=str(server_round),
+            arrays=arrays,
+            sections=sections,
         )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies, move the model, return what is sent next and the round's metrics."""
+        if self.sums is not None:
+            return self._aggregate_masked(server_round, replies)
         reports: list[Report] = []
         failures: dict[int, Failure] = {}
         for message in replies:
@@ -241,10 +282,74 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
             self._reports[self.parties_[node].partition] = reply
             reports.append(reply)
         self.require(len(reports), server_round, self.reply_class.phase, failures)
-        arrays = self.update(reports)
-        metrics = self._round_metrics(server_round, len(reports))
-        self.history_.append(metrics)
-        return arrays, MetricRecord({k: v for k, v in metrics.items() if v is not None})
+        return self.update(reports), self._enter_round(server_round, len(reports))
+
+    # -- secure rounds
+
+    def secure_privacy(self, summed: str, *kept: str) -> dict[str, Any]:
+        """Return what is seen in a secure run.
+
+        Parameters
+        ----------
+        summed : str
+            What the clients sum in a round.
+        *kept : str
+            What never leaves a client, besides rows and labels.
+        """
+        return {
+            **self.sums_privacy(),
+            "server_sees": [
+                f"sums over the clients of a round: {summed}",
+                "which clients contributed to which sum",
+                "number of rows, held-out rows and columns per client, digest of the column names",
+                "the sum of the clients' squared errors on held-out rows, if there are any",
+            ],
+            "clients_see": ["the model", "which clients contributed to which sum"],
+            "never_leaves_the_client": ["rows", "labels", "own gradients and errors", *kept],
+        }
+
+    def _open_round(self, grid: Grid, number: int, timeout: float) -> None:
+        """Unmask the sum of a round; a sum that cannot be opened is a round lost."""
+        assert self.sums is not None
+        assert self._running is not None
+        try:
+            self.unmask(grid, [self._running], number=number, timeout=timeout)
+            self._lost_rounds = 0
+        except SumError as error:
+            self._lost_rounds += 1
+            logger.warning("round %d is lost: %s", number, error)
+            self.sums.close(self._running)
+            self._running = None
+            if self._lost_rounds >= self.max_missed:
+                raise CohortError(
+                    f"{self._lost_rounds} rounds in a row are lost: {error.problem}",
+                    remedy="mend the clients and resume from the checkpoint"
+                    if self.checkpoint
+                    else "mend the clients and start again",
+                    phase=self.reply_class.phase,
+                ) from None
+
+    def _aggregate_masked(
+        self, number: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        for message in replies:
+            node = message.metadata.src_node_id
+            try:
+                if read_reply(wire.MaskedReply, message, party=self.party(node)).round != number:
+                    raise ProtocolError("the reply belongs to another round")
+                self.accept(node)
+            except ProtocolError as error:
+                self.reject(node, Failure("invalid reply", error.problem), number)
+        if self._running is None:
+            return None, self._enter_round(number, 0)
+        total, answers = self._take_total(self._running)
+        self._statistics += total[-wire.STATISTICS :]
+        arrays = self.step(total[: -wire.STATISTICS], answers)
+        return arrays, self._enter_round(number, answers)
+
+    def _take_total(self, running: RunningSum) -> tuple[Floats, int]:
+        assert self.sums is not None
+        return self.sums.total(running), len(running.survivors)
 
     # -- pieces
 
@@ -257,25 +362,42 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
                     party=f"partition {party.partition}",
                 )
 
-    def _round_metrics(self, number: int, survivors: int) -> dict[str, Any]:
+    def _enter_round(self, number: int, survivors: int) -> MetricRecord:
+        """Append a round to the history."""
+        samples, errors, clients, regrets = self._summary()
+        metrics = {
+            "round": min(number * self.batch_size(), self._samples),
+            "mse": errors / samples if samples else None,
+            "regret": regrets / clients if clients and self._has_regret else None,
+            "survivors": survivors,
+        }
+        self.history_.append(metrics)
+        return MetricRecord({k: v for k, v in metrics.items() if v is not None})  # type: ignore[misc]
+
+    @property
+    def _has_regret(self) -> bool:
+        return issubclass(self.reply_class, wire.KernelReport)
+
+    def _summary(self) -> tuple[float, float, int, float]:
+        """Return samples, squared errors, clients heard of, regrets; summed over the clients."""
+        if self.sums is not None:
+            samples, errors, regrets = self._statistics[:3].tolist()
+            return samples, errors, self.sums.contributors, regrets
         reports = list(self._reports.values())
         samples = sum(report.total_samples for report in reports)
         errors = sum(report.total_squared_error for report in reports)
-        regrets = [r.regret for r in reports if isinstance(r, wire.KernelReport)]
-        return {
-            "round": min(number * self.batch_size(), self._samples),
-            "mse": errors / samples if samples else None,
-            "regret": float(np.mean(regrets)) if regrets else None,
-            "survivors": survivors,
-        }
+        regrets = float(np.sum([r.regret for r in reports if isinstance(r, wire.KernelReport)]))
+        return samples, errors, len(reports), regrets
 
     def final_metrics(self) -> dict[str, Any]:
         """Return the metrics of the finished run, from the clients' last reports."""
+        last = self.history_[-1] if self.history_ else {}
+        if self.sums is not None:
+            return {"mse": last.get("mse"), **self._secure_metrics(self.sums.contributors)}
         reports = sorted(self._reports.items())
         per_client = [r.total_squared_error / max(1, r.total_samples) for _, r in reports]
         kernel_reports = [r for _, r in reports if isinstance(r, wire.KernelReport)]
         regrets = [r.regret for r in kernel_reports]
-        last = self.history_[-1] if self.history_ else {}
         return {
             "mse": last.get("mse"),
             "mse_client_std": float(np.std(per_client)) if per_client else None,
@@ -284,27 +406,56 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
             "largest_loss": max((r.largest_loss for r in kernel_reports), default=None),
         }
 
+    def _secure_metrics(self, clients: int) -> dict[str, Any]:
+        """Means and spreads over clients, none of which the server knows by itself."""
+        if not clients:
+            return {}
+        _, _, regret, regret_square, mean, mean_square = (self._statistics / clients).tolist()
+        spread = np.sqrt(max(0.0, wire.REGRET_SCALE * regret_square - regret * regret))
+        return {
+            "mse_client_std": float(np.sqrt(max(0.0, mean_square - mean * mean))),
+            "regret_mean": regret if self._has_regret else None,
+            "regret_std": float(spread) if self._has_regret else None,
+            "largest_loss": None,
+        }
+
     def _evaluate(
         self, grid: Grid, arrays: ArrayRecord, number: int, timeout: float, result: Result
     ) -> None:
+        self._running = None
         messages = list(self.configure_evaluate(number, arrays, ConfigRecord(), grid))
         if not messages:
             return
         outcome = self.run_phase(
             grid, messages, phase="online-evaluate", timeout=timeout, number=number, required=0
         )
+        if self.sums is not None:
+            self._open_round(grid, number, timeout)
         metrics = self.aggregate_evaluate(number, self.in_order(outcome))
         if metrics is not None:
             result.evaluate_metrics_clientapp[number] = metrics
             self.metrics_.update(metrics)
 
-    def _evaluation_nodes(self) -> list[int]:
-        return [node for node in self.active_nodes() if self.parties_[node].test_rows]
+    def evaluation_messages(self, request: PhaseMessage) -> list[Message]:
+        """Address an evaluation to the clients that hold rows out; to all of a secure run."""
+        nodes = [node for node in self.active_nodes() if self.parties_[node].test_rows]
+        if self.sums is None or not nodes:
+            return request_messages(request, nodes, group_id="evaluate", message_type="evaluate")
+        self._running = self.sums.order(wire.EVALUATE_SUM, 2, _ENCODING)
+        sections = self.sum_sections([self._running])
+        return request_messages(
+            request, self.active_nodes(), group_id="evaluate", sections=sections
+        )
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return the mean squared error over all held-out rows."""
+        if self.sums is not None:
+            if self._running is None:
+                return None
+            (rows, error), _ = self._take_total(self._running)
+            return MetricRecord({"test_mse": error / rows}) if rows else None
         samples, error = 0, 0.0
         for message in replies:
             node = message.metadata.src_node_id
@@ -320,17 +471,24 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
 
     _evaluate_reply: type[wire.EvaluateReply] = wire.EvaluateReply
 
-    def _pack_reports(self) -> dict[str, dict[str, Any]]:
+    def _pack_metrics(self) -> dict[str, Any]:
+        """Return what the metrics are made of, for a checkpoint."""
+        if self.sums is not None:
+            return {"statistics": self._statistics.tolist(), "sums": self.sums.progress()}
         names = ("round", "total_samples", "total_squared_error", "regret", "largest_loss")
-        return {
+        reports = {
             str(partition): {n: getattr(report, n) for n in names if hasattr(report, n)}
             for partition, report in self._reports.items()
         }
+        return {"reports": reports}
 
     def _take_up(self, arrays: Arrays, meta: dict[str, Any]) -> ArrayRecord:
-        for partition, values in meta["reports"].items():
+        for partition, values in meta.get("reports", {}).items():
             kind = wire.KernelReport if "regret" in values else wire.StreamReport
             self._reports[int(partition)] = kind(**values)
+        if self.sums is not None:
+            self._statistics = np.array(meta["statistics"])
+            self.sums.go_on(meta["sums"])
         return self.load_server_state(arrays)
 
     def _state_from(self, record: ArrayRecord) -> Arrays:
@@ -432,6 +590,10 @@ class KernelOnlineStrategy(OnlineStrategy[Report]):
         self.theta_, self._rule.state = arrays["theta"].copy(), arrays["step_state"].copy()
         return self.sent_arrays()
 
+    def sum_length(self) -> int:
+        """Return N 2D."""
+        return self.kernels * 2 * self.features
+
     def reply_sizes(self) -> dict[str, int]:
         """Return N and 2D."""
         return {"kernels": self.kernels, "width": 2 * self.features}
@@ -473,9 +635,7 @@ class KernelOnlineStrategy(OnlineStrategy[Report]):
             weights=self.evaluation_weights(),
             **{**self.kernel_fields(), "theta": self.theta_.astype(self.precision)},
         )
-        return request_messages(
-            request, self._evaluation_nodes(), group_id="evaluate", message_type="evaluate"
-        )
+        return self.evaluation_messages(request)
 
     def weight_rule(self) -> tuple[str, float]:
         """Return the rule of the weights over kernels and its learning rate eta_k."""

@@ -9,13 +9,12 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fedkern_flwr.exchange import request_messages
 from fedkern_flwr.network import initial_parameters, plan_layers
 from fedkern_flwr.online import step_rule
 from fedkern_flwr.wire import online as wire
 
 from .base import PLAIN_GRADIENTS, Arrays, at_least
-from .online import OnlineStrategy
+from .online import Floats, OnlineStrategy
 
 
 class PerFedAvg(OnlineStrategy[wire.NetworkReply]):
@@ -61,6 +60,8 @@ class PerFedAvg(OnlineStrategy[wire.NetworkReply]):
 
     def privacy(self) -> dict[str, Any]:
         """Return what the server sees."""
+        if self._is_secure:
+            return self.secure_privacy("gradients and statistics")
         return {
             "protocol": "plain",
             "server_sees": list(PLAIN_GRADIENTS),
@@ -99,12 +100,13 @@ class PerFedAvg(OnlineStrategy[wire.NetworkReply]):
         """Ask for the meta-gradient."""
         return wire.NetworkRequest(**stream, **self._network_fields())
 
-    def update(self, replies: list[wire.NetworkReply]) -> ArrayRecord:
+    def sum_length(self) -> int:
+        """Return the number of parameters."""
+        return self.parameters_.size
+
+    def step(self, total: Floats, answers: int) -> ArrayRecord:
         """Step along the mean meta-gradient over all clients."""
-        total = np.zeros_like(self.parameters_)
-        for reply in replies:
-            total[0] += reply.gradient
-        self._rule.update(self.parameters_, total / len(self.parties_))
+        self._rule.update(self.parameters_, total[None] / len(self.parties_))
         return self._sent()
 
     def configure_evaluate(
@@ -117,9 +119,7 @@ class PerFedAvg(OnlineStrategy[wire.NetworkReply]):
             samples=self.samples_per_round,
             **self._network_fields(),
         )
-        return request_messages(
-            request, self._evaluation_nodes(), group_id="evaluate", message_type="evaluate"
-        )
+        return self.evaluation_messages(request)
 
     def _network_fields(self) -> dict[str, Any]:
         default = 1.0 / np.sqrt(self._samples)

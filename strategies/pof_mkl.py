@@ -8,11 +8,11 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from fedkern_flwr.errors import OptionError, ProtocolError
-from fedkern_flwr.online import Selection, check_choice, regret_bound
+from fedkern_flwr.online import Selection, Subset, check_choice, regret_bound, shared_subset
 from fedkern_flwr.wire import online as wire
 
 from .base import PLAIN_GRADIENTS, at_least, within
-from .online import KernelOnlineStrategy
+from .online import Floats, KernelOnlineStrategy
 
 DEFAULT_KERNELS_PER_ROUND = 25
 
@@ -37,6 +37,9 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
     selection : {"bins", "subset"}, optional
         How a client chooses its kernels: the bins of Algorithm 1, or exactly M kernels, each with
         a probability of its own. By default ``bins`` with the paper's step size, else ``subset``.
+    subset : {"private", "shared"} (default: "private")
+        ``shared``: all clients send the gradients of the same M kernels, drawn publicly each round.
+        With secure sums a round then costs 2 M D numbers of a client instead of 2 N D.
     **common
         Options of ``KernelOnlineStrategy``: ``regularization``, ``step_size``,
         ``samples_per_round``, ``precision``, ``seed``, ``checkpoint``, ...
@@ -48,7 +51,8 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
 
     Notes
     -----
-    Without secure sums the server can compute a client's sample and label from its gradient.
+    Without secure sums the server can compute a client's sample and label from its gradient. With
+    them it sees sums over at least ``threshold`` clients, each of ``samples_per_round`` samples.
 
     References
     ----------
@@ -68,6 +72,7 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
         features: int = 20,
         exploration: float = 1.0,
         selection: Selection | None = None,
+        subset: Subset = "private",
         **common: Any,
     ) -> None:
         super().__init__(kernels=kernels, features=features, **common)
@@ -84,7 +89,10 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
         if selection is None:
             selection = "bins" if self.step_size == "paper" else "subset"
         check_choice("selection", selection, ("bins", "subset"))
+        check_choice("subset", subset, ("private", "shared"))
         self.selection: Selection = selection
+        self.subset: Subset = subset
+        self._chosen = np.arange(self.kernels, dtype=np.int32)  # the shared kernels of the round
 
     def options(self) -> dict[str, Any]:
         """Return the options that determine the model."""
@@ -93,10 +101,13 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
             "kernels_per_round": self.kernels_per_round,
             "exploration": self.exploration,
             "selection": self.selection,
+            "subset": self.subset,
         }
 
     def privacy(self) -> dict[str, Any]:
         """Return what the server sees."""
+        if self._is_secure:
+            return self.secure_privacy("gradients and statistics", "weights over the kernels")
         return {
             "protocol": "plain",
             "server_sees": [
@@ -109,11 +120,14 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
     def request(self, stream: dict[str, Any]) -> wire.PersonalRequest:
         """Ask for the gradients of M kernels."""
         rule, rate = self.weight_rule()
+        many = self.kernels_per_round
+        if self.subset == "shared":
+            self._chosen = shared_subset(self.kernels, many, self._run_seed, stream["round"])
         return wire.PersonalRequest(
             **stream,
             **self.kernel_fields(),
-            kernels_per_round=self.kernels_per_round,
-            selection=self.selection,
+            kernels_per_round=many,
+            selection="shared" if self.subset == "shared" else self.selection,
             exploration=self.exploration,
             weight_rule=rule,
             learning_rate=rate,
@@ -123,7 +137,7 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
         """Return the metrics; in paper mode also the largest share of Theorem 1's bound reached."""
         metrics = super().final_metrics()
         rule, rate = self.weight_rule()
-        if rule == "exponential":
+        if rule == "exponential" and self._reports:
             metrics["regret_to_bound"] = max(
                 report.regret
                 / regret_bound(self.kernels, rate, report.total_samples, report.largest_loss)
@@ -141,10 +155,18 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
             raise ProtocolError("its kernels do not exist or come twice")
         if kernels.size > self.kernels_per_round:
             raise ProtocolError(f"it sends {kernels.size} kernels, {self.kernels_per_round} asked")
+        if self.subset == "shared" and not np.array_equal(kernels, self._chosen):
+            raise ProtocolError("its kernels are not those of the round")
 
-    def update(self, replies: list[wire.PersonalReply]) -> ArrayRecord:
+    def sum_length(self) -> int:
+        """Return N 2D, or M 2D with a shared subset."""
+        kernels = self.kernels_per_round if self.subset == "shared" else self.kernels
+        return kernels * 2 * self.features
+
+    def step(self, total: Floats, answers: int) -> ArrayRecord:
         """Equation 10: a step along the mean of the weighted gradients."""
-        total = np.zeros_like(self.theta_)
-        for reply in replies:
-            total[reply.kernels] += reply.gradient
-        return self.move(total)
+        if self.subset == "private":
+            return self.move(total.reshape(self.theta_.shape))
+        gradient = np.zeros_like(self.theta_)
+        gradient[self._chosen] = total.reshape(-1, gradient.shape[1])
+        return self.move(gradient)

@@ -22,12 +22,15 @@ class DescribeRequest(PhaseMessage):
         The method's name, such as ``"pof-mkl"``.
     resume_round : int
         0 for a new run, else the round from which the client must restore its private state.
+    secure : bool
+        Whether the run takes secure sums: the node makes a key for them.
     """
 
     phase = "describe"
     session: str
     method: str
     resume_round: int
+    secure: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,10 @@ class DescribeReply(PhaseMessage):
         Digest of the feature names (see :func:`columns_digest`).
     restored : bool
         Whether the node has the private state of the round to resume from.
+    public_key : bytes
+        Its X25519 key of the run; empty without secure sums.
+    signature : bytes
+        Signature of that key by the node's identity; empty if it has none.
     """
 
     phase = "describe"
@@ -57,6 +64,8 @@ class DescribeReply(PhaseMessage):
     test_rows: int
     columns: str
     restored: bool
+    public_key: bytes = b""
+    signature: bytes = b""
 
 
 def columns_digest(names: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..errors import ProtocolError
 
 #: Raised whenever a message changes its meaning; both sides must have the same.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Scalar = bool | bytes | float | int | str
 Arrays = list[NDArray[Any]]
@@ -30,6 +30,7 @@ _DTYPES = {
     "real": (np.dtype(np.float32), np.dtype(np.float64)),
     "float64": (np.dtype(np.float64),),
     "index": (np.dtype(np.int32),),
+    "ring": (np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.uint64)),
 }
 _SCALARS: dict[str, type] = {"bool": bool, "bytes": bytes, "float": float, "int": int, "str": str}
 
@@ -42,10 +43,15 @@ def array(*dimensions: str, dtype: str = "real") -> Any:
     *dimensions : str
         A name per dimension. Equal names must have equal sizes within a message and agree with
         the sizes that the receiver expects.
-    dtype : {"real", "float64", "index"} (default: "real")
-        ``real`` admits float32 and float64, ``index`` is int32.
+    dtype : {"real", "float64", "index", "ring"} (default: "real")
+        ``real`` admits float32 and float64, ``index`` is int32, ``ring`` unsigned integers.
     """
-    return field(metadata={"dimensions": dimensions, "dtypes": _DTYPES[dtype]})
+    return field(metadata={"dimensions": dimensions, "dtypes": _DTYPES[dtype], "many": False})
+
+
+def arrays(*dimensions: str, dtype: str = "real") -> Any:
+    """Declare a tuple of arrays: the last array field of a message, whatever their number."""
+    return field(metadata={"dimensions": dimensions, "dtypes": _DTYPES[dtype], "many": True})
 
 
 def _any(cls: type) -> Any:
@@ -71,7 +77,11 @@ class PhaseMessage:
 
     def arrays(self) -> Arrays:
         """Return the array fields in the order of their declaration."""
-        return [getattr(self, f.name) for f in _layout(_any(type(self)))[0]]
+        out: Arrays = []
+        for declared in _layout(_any(type(self)))[0]:
+            value = getattr(self, declared.name)
+            out += value if declared.metadata["many"] else [value]
+        return out
 
     def scalars(self) -> dict[str, Scalar]:
         """Return the scalar fields together with the phase and the protocol version."""
@@ -111,10 +121,15 @@ class PhaseMessage:
             _check_header(cls.phase, scalars)
             array_fields, scalar_fields = _layout(_any(cls))
             values: dict[str, Any] = {n: _check_scalar(n, scalars, t) for n, t in scalar_fields}
-            if len(arrays) != len(array_fields):
-                raise _Broken(f"{len(arrays)} arrays instead of {len(array_fields)}")
-            for declared, value in zip(array_fields, arrays, strict=True):
+            many = bool(array_fields) and array_fields[-1].metadata["many"]
+            single = array_fields[:-1] if many else array_fields
+            if len(arrays) < len(single) or (len(arrays) > len(single) and not many):
+                raise _Broken(f"{len(arrays)} arrays instead of {len(single)}")
+            for declared, value in zip(single, arrays, strict=False):
                 values[declared.name] = _check_array(declared, value, sizes)
+            if many:
+                rest, last = arrays[len(single) :], array_fields[-1]
+                values[last.name] = tuple(_check_array(last, value, dict(sizes)) for value in rest)
         except _Broken as broken:
             raise ProtocolError(
                 str(broken),

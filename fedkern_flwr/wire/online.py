@@ -1,5 +1,9 @@
 """Messages of the online methods (POF-MKL and its baselines).
 
+What a method learns from is a sum over the clients. ``add_to`` says which numbers of a reply go
+where in it; the server sums plain replies with it, and in a secure run each client puts its own
+reply into an empty vector with it and masks that. Both ways are the same sum.
+
 Sizes: ``kernels`` N, ``width`` 2D (sines and cosines), ``chosen`` at most M, ``parameters`` of a
 network. Every request is complete in itself: a node needs nothing but its own table and state.
 """
@@ -13,6 +17,15 @@ from numpy.typing import NDArray
 
 from ..random_features import Real
 from .message import PhaseMessage, array
+
+Floats = NDArray[np.float64]
+
+#: Numbers in :meth:`StreamReport.statistics`.
+STATISTICS = 6
+#: Keeps squared regrets within the bound of a secure sum.
+REGRET_SCALE = 1024.0
+#: Names of the secure sums, and the public bound on each of their numbers.
+UPDATE_SUM, EVALUATE_SUM, SUM_BOUND = "update", "evaluate", 2.0**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +131,35 @@ class StreamReport(PhaseMessage):
     total_samples: int
     total_squared_error: float
 
+    def add_to(self, total: Floats) -> None:
+        """Add what the method sums to ``total``, shape (numbers,)."""
+
+    def statistics(self) -> Floats:
+        """Return what the metrics are made of, so that their sum over clients will do.
+
+        Samples, squared error, regret, its square / 1024, mean squared error, its square.
+        """
+        mean = self.total_squared_error / max(1, self.total_samples)
+        regret = getattr(self, "regret", 0.0)
+        return np.array(
+            [
+                self.total_samples,
+                self.total_squared_error,
+                regret,
+                regret * regret / REGRET_SCALE,
+                mean,
+                mean * mean,
+            ]
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedReply(PhaseMessage):
+    """The reply of a secure run: what it says is in a masked vector beside it."""
+
+    phase = "online-masked"
+    round: int
+
 
 @dataclass(frozen=True, kw_only=True)
 class KernelReport(StreamReport):
@@ -135,6 +177,13 @@ class PersonalReply(KernelReport):
     kernels: NDArray[np.int32] = array("chosen", dtype="index")
     gradient: Real = array("chosen", "width")
 
+    def add_to(self, total: Floats) -> None:
+        """Add the gradients to a total of all kernels, (N 2D,), or of the chosen ones, (M 2D,)."""
+        if total.size == self.gradient.size:
+            total += self.gradient.reshape(-1)
+        else:
+            total.reshape(-1, self.gradient.shape[1])[self.kernels] += self.gradient
+
 
 @dataclass(frozen=True, kw_only=True)
 class SharedReply(KernelReport):
@@ -144,6 +193,11 @@ class SharedReply(KernelReport):
     gradient: Real = array("kernels", "width")
     losses: NDArray[np.float64] = array("reported", dtype="float64")
 
+    def add_to(self, total: Floats) -> None:
+        """Add the gradients, then the losses reported, total of shape (N 2D + reported,)."""
+        total[: self.gradient.size] += self.gradient.reshape(-1)
+        total[self.gradient.size :] += self.losses
+
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnReply(KernelReport):
@@ -152,6 +206,11 @@ class DrawnReply(KernelReport):
     phase = "online-drawn"
     gradient: Real = array("drawn", "width")
     losses: NDArray[np.float64] = array("kernels", dtype="float64")
+
+    def add_to(self, total: Floats) -> None:
+        """Add the gradient of the drawn kernel, then the losses, total of shape (2D + N,)."""
+        total[: self.gradient.size] += self.gradient.reshape(-1)
+        total[self.gradient.size :] += self.losses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +259,10 @@ class NetworkReply(StreamReport):
 
     phase = "online-network"
     gradient: Real = array("parameters")
+
+    def add_to(self, total: Floats) -> None:
+        """Add the gradient, total of shape (parameters,)."""
+        total += self.gradient
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,7 +127,11 @@ COMMON: list[tuple[str, Any, Any]] = [
         "secure",
         Annotated[
             bool,
-            _option("--secure/--no-secure", "Secure sums (not in this release yet).", _RUN),
+            _option(
+                "--secure/--no-secure",
+                "Secure sums: the server sees sums over the clients, no client's update.",
+                _RUN,
+            ),
         ],
         False,
     ),

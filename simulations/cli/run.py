@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.secure_sum import check_cohort
 
 from ...strategies.online import OnlineStrategy
 from ..engines import DropOut
@@ -67,6 +68,9 @@ def run_method(name: str, values: dict[str, Any]) -> None:
         config = _config(name, values)
         _check(config)
         prepared = prepare(data_settings(config))
+        if config["secure"]:
+            strategy = method(name)(**config["options"])
+            check_cohort(prepared.num_clients, strategy.threshold, strategy.min_cohort)
         default = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder = RunFolder.create(Path(values["out"] or default), config)
         result = _execute(screen, folder, config, resume=False, prepared=prepared)
@@ -91,6 +95,8 @@ def _config(name: str, values: dict[str, Any]) -> dict[str, Any]:
         data["data"] = str(Path(data["data"]).resolve())
     known = {*_DATA_KEYS, *_RUN_KEYS, *_VIEW_KEYS}
     options = {k: v for k, v in values.items() if k not in known and v is not None}
+    if "secure" not in method(name).fixed:
+        options["secure"] = values["secure"]
     return {
         "method": name,
         "data": data,
@@ -101,9 +107,9 @@ def _config(name: str, values: dict[str, Any]) -> dict[str, Any]:
 
 def _check(config: dict[str, Any]) -> None:
     """Refuse options that cannot work before any data is read."""
-    if config["secure"]:
+    if config["secure"] and "secure" in method(config["method"]).fixed:
         raise OptionError(
-            "secure sums are not in this release", remedy="run with --no-secure on data of your own"
+            f"{config['method']} sends nothing that could be summed", remedy="leave out --secure"
         )
     check_seed(config["seed"], config["runs"])
     if config["timeout"] <= 0:

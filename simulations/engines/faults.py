@@ -54,6 +54,7 @@ class Delivery:
     partition: int
     phase: str
     round: int
+    attempt: int = 0
 
 
 Plan = Callable[[Delivery], Fault | None]
@@ -81,7 +82,9 @@ class DropOut:
         """Say whether the client vanishes."""
         if delivery.round < 1 or delivery.phase.endswith("evaluate"):
             return None
-        draw = uniform(self.seed, "drop", delivery.partition, delivery.phase, delivery.round)
+        place = (delivery.partition, delivery.phase, delivery.round)
+        again = (delivery.attempt,) if delivery.attempt else ()
+        draw = uniform(self.seed, "drop", *place, *again)
         return Fault("vanished") if draw < self.fraction else None
 
 
@@ -180,11 +183,12 @@ class FaultyGrid(GridWrapper):
     def _delivery(self, message: Message) -> Delivery:
         node = message.metadata.dst_node_id
         config: Mapping[str, Any] = next(iter(message.content.config_records.values()), {})
-        number = config.get("round", 0)
+        number, attempt = config.get("round", 0), config.get("attempt", 0)
         return Delivery(
             partition=self._partition(node),
             phase=str(config.get("phase", "")),
             round=number if isinstance(number, int) else 0,
+            attempt=attempt if isinstance(attempt, int) else 0,
         )
 
     def _partition(self, node: int) -> int:

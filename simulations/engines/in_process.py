@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedkern_flwr.exchange import array_bytes
+from fedkern_flwr.exchange import payload_bytes
 from fedkern_flwr.flower_compat import (
     CLIENT_RAISED,
     empty_run,
@@ -117,7 +117,7 @@ class InProcessGrid(PollingGrid):
             if message is None:
                 continue
             replies.append(self._answer(message))
-            volume += array_bytes(replies[-1])
+            volume += payload_bytes(replies[-1])
             if volume > _PULL_BYTES:
                 break
         return replies

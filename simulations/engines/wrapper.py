@@ -13,6 +13,9 @@ from flwr.serverapp import Grid
 class PollingGrid(Grid):
     """A grid whose ``send_and_receive`` pushes and then pulls."""
 
+    #: What a strategy reads to tell a simulation from a deployment.
+    simulation = True
+
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:

@@ -16,9 +16,9 @@ from fedkern_flwr.errors import EngineError, ProtocolError
 from fedkern_flwr.exchange import (
     Failure,
     Outcome,
-    array_bytes,
     exchange,
     mark_error,
+    payload_bytes,
     read_reply,
     request_messages,
 )
@@ -107,7 +107,7 @@ def test_late_and_duplicate_replies_are_ignored() -> None:
     outcome, ledger, _ = run([[stranger, first], [again], [reply("b", node=1001)]])
     assert outcome.replies[1000] is first
     assert set(outcome.replies) == {1000, 1001}
-    size = array_bytes(first)
+    size = payload_bytes(first)
     assert ledger.bytes_up == 2 * size
 
 
@@ -225,7 +225,7 @@ def test_the_ledger_counts_the_bytes_of_every_array() -> None:
     arrays = [np.zeros((3, 4), np.float32), np.zeros(5)]
     up = reply("a", node=1000, arrays=arrays)
     sizes = [len(array.data) for array in up.content["fitres.parameters"].values()]  # type: ignore[union-attr]
-    assert array_bytes(up) == sum(sizes)
+    assert payload_bytes(up) == sum(sizes)
     assert sum(sizes) >= sum(a.nbytes for a in arrays)
     down = request_messages(REQUEST, range(1000, 1003), group_id="g", arrays=ArrayRecord(arrays))
     ledger = Ledger()

@@ -60,7 +60,8 @@ class Nodes:
 
 def description(partition: int, partitions: int = 3) -> Any:
     values = {
-        f.name: {"int": 5, "str": "c", "bool": True}[str(f.type)] for f in fields(DescribeReply)
+        f.name: {"int": 5, "str": "c", "bool": True, "bytes": b""}[str(f.type)]
+        for f in fields(DescribeReply)
     }
     return DescribeReply(**{**values, "partition": partition, "partitions": partitions})  # type: ignore[arg-type]
 

@@ -23,17 +23,21 @@ from fedkern_flwr.wire import (
     check_parties,
     columns_digest,
     online,
+    sums,
 )
 
 SIZES = {"kernels": 3, "width": 4, "chosen": 2, "drawn": 1, "reported": 3, "given": 3}
-SIZES |= {"parameters": 5, "samples": 2}
+SIZES |= {"parameters": 5, "samples": 2, "numbers": 4}
 VALUES = {"bool": True, "bytes": b"\x00\xff", "float": 0.25, "int": 7, "str": "a\u00e9"}
 
 
 def message_classes() -> list[type[PhaseMessage]]:
     """All messages that travel: those with a phase."""
-    found = [c for _, c in inspect.getmembers(online, inspect.isclass) if c.__dict__.get("phase")]
-    return [DescribeRequest, DescribeReply, *found]
+    both = [
+        *inspect.getmembers(online, inspect.isclass),
+        *inspect.getmembers(sums, inspect.isclass),
+    ]
+    return [DescribeRequest, DescribeReply, *(c for _, c in both if c.__dict__.get("phase"))]
 
 
 def example(cls: type[PhaseMessage], seed: int = 0) -> PhaseMessage:
@@ -42,7 +46,8 @@ def example(cls: type[PhaseMessage], seed: int = 0) -> PhaseMessage:
     for f in dataclasses.fields(cls):
         if "dimensions" in f.metadata:
             shape = tuple(SIZES[d] for d in f.metadata["dimensions"])
-            values[f.name] = rng.integers(0, 3, shape).astype(f.metadata["dtypes"][0])
+            one = rng.integers(0, 3, shape).astype(f.metadata["dtypes"][0])
+            values[f.name] = (one, one + one.dtype.type(1)) if f.metadata["many"] else one
         else:
             values[f.name] = VALUES[str(f.type)]
     return cls(**values)
@@ -59,13 +64,18 @@ def assert_equal(a: PhaseMessage, b: PhaseMessage) -> None:
 
 
 CLASSES = message_classes()
-ARRAYS = [c for c in CLASSES if example(c).arrays()]
+MANY = [sums.Upload, sums.Delivery]  # any number of arrays
+ARRAYS = [c for c in CLASSES if example(c).arrays() and c not in MANY]
+SCALARS = [c for c in CLASSES if len(example(c).scalars()) > 2]
 
 
 def test_every_phase_has_its_messages() -> None:
-    assert len(CLASSES) == 16
-    requests = {c.phase for c in CLASSES if c.__name__.endswith("Request")}
-    assert requests == {c.phase for c in CLASSES if c.__name__.endswith("Reply")}
+    assert len(CLASSES) == 29
+    ours = [c for c in CLASSES if c.__module__ != sums.__name__]
+    requests = {c.phase for c in ours if c.__name__.endswith("Request")}
+    replies = {c.phase for c in ours if c.__name__.endswith("Reply")}
+    assert replies - requests == {"online-masked"}  # answers any request of a secure run
+    assert requests <= replies
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -99,7 +109,7 @@ def refused(cls: type[PhaseMessage], arrays: list[Any], scalars: dict[str, Any])
     return text
 
 
-@given(cls=st.sampled_from(CLASSES), data=st.data())
+@given(cls=st.sampled_from(SCALARS), data=st.data())
 def test_a_missing_or_wrongly_typed_scalar_is_refused(
     cls: type[PhaseMessage], data: st.DataObject
 ) -> None:
@@ -135,6 +145,16 @@ def test_another_protocol_version_is_refused(cls: type[PhaseMessage], version: A
     sent = example(cls)
     text = refused(cls, sent.arrays(), {**sent.scalars(), "protocol": version})
     assert f"protocol version {version} instead of {PROTOCOL_VERSION}" in text
+
+
+@pytest.mark.parametrize("cls", MANY)
+def test_any_number_of_chunks_arrives_but_only_of_ring_elements(cls: type[PhaseMessage]) -> None:
+    sent = example(cls)
+    for chunks in ([], sent.arrays()[:1], [*sent.arrays(), np.zeros(7, np.uint16)]):
+        arrived = cls.unpack(chunks, sent.scalars(), party="server")
+        assert len(arrived.arrays()) == len(chunks)
+    for wrong in (np.zeros(3), np.zeros(3, np.int64), np.zeros((2, 2), np.uint64)):
+        assert "masked" in (text := refused(cls, [wrong], sent.scalars())) or "padded" in text
 
 
 @given(cls=st.sampled_from(CLASSES), phase=st.none() | st.text(max_size=200))

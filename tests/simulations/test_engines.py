@@ -10,7 +10,7 @@ import pytest
 from flwr.clientapp import ClientApp
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.exchange import array_bytes, request_messages
+from fedkern_flwr.exchange import payload_bytes, request_messages
 from fedkern_flwr.simulations import (
     Fault,
     FaultPlan,
@@ -79,7 +79,7 @@ def test_every_client_appears_in_the_ledger_of_bytes(streams: Any) -> None:
     record = Transcript()
     strategy = run(streams, transcript=record)
     messages = [m for way, m in record._messages if way == "up"]
-    assert strategy.ledger_.bytes_up == sum(map(array_bytes, messages))
+    assert strategy.ledger_.bytes_up == sum(map(payload_bytes, messages))
     payload = sum(a.nbytes for e in record.entries(direction="up") for a in e.arrays)
     assert payload < strategy.ledger_.bytes_up < payload + 200 * 2 * len(messages)
     assert strategy.ledger_.exchanges == 1 + ROUNDS
@@ -100,7 +100,7 @@ def test_replies_of_many_clients_never_stand_in_memory_together(
 
     def watched(self: InProcessGrid, ids: Any) -> Any:
         replies = list(pull(self, ids))
-        volumes.append(sum(map(array_bytes, replies)))
+        volumes.append(sum(map(payload_bytes, replies)))
         return replies
 
     monkeypatch.setattr(InProcessGrid, "pull_messages", watched)

@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from fedkern_flwr import strategies
 from fedkern_flwr.errors import OptionError, ProtocolError
-from fedkern_flwr.exchange import array_bytes
+from fedkern_flwr.exchange import payload_bytes
 from fedkern_flwr.online import regret_bound
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
 from fedkern_flwr.strategies import (
@@ -170,8 +170,8 @@ def test_the_ledger_counts_what_the_transcript_shows(method: type[Any], streams:
     strategy, record = make(method), Transcript()
     run(strategy, streams, transcript=record)
     ledger, messages = strategy.ledger_, record._messages
-    up = sum(array_bytes(m) for way, m in messages if way == "up")
-    down = sum(array_bytes(m) for way, m in messages if way == "down")
+    up = sum(payload_bytes(m) for way, m in messages if way == "up")
+    down = sum(payload_bytes(m) for way, m in messages if way == "down")
     assert (ledger.bytes_up, ledger.bytes_down) == (up, down)
     assert up > 0
     assert down > 0 or method is LocalOnly

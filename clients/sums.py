@@ -1,0 +1,132 @@
+"""A client's part in the secure sums of one message: reads the sections, answers them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from flwr.app import ConfigRecord, Context
+from numpy.typing import NDArray
+
+from fedkern_flwr.errors import ProtocolError, SumError
+from fedkern_flwr.secure_sum import Party, PartyState
+from fedkern_flwr.wire import PhaseMessage
+from fedkern_flwr.wire import sums as wire
+from fedkern_flwr.wire.sections import Section
+
+_RECORD = "fedkern-sums"
+_SERVER = "server"
+
+
+class ClientSums:
+    """The sums that a request asks for, and the sections of the reply.
+
+    A handler contributes to what was ordered, by name, and finds what was delivered. All else is
+    done here.
+
+    Parameters
+    ----------
+    party : Party
+
+    Attributes
+    ----------
+    orders : dict
+        Name -> order of a sum to which this client must contribute.
+    delivered : dict
+        Name -> total of a sum that belongs to this client, shape (length,).
+    replies : list
+        Sections of the reply.
+    """
+
+    def __init__(self, party: Party) -> None:
+        self.party = party
+        self.orders: dict[str, wire.Order] = {}
+        self.delivered: dict[str, NDArray[Any]] = {}
+        self.replies: list[PhaseMessage] = []
+
+    def take(self, sections: Iterable[Section]) -> None:
+        """Read the sections of a request; unmask and recover at once, keep orders for later.
+
+        Raises
+        ------
+        ProtocolError, SumError
+            A section is malformed or breaks a rule of the protocol.
+        """
+        for section in sections:
+            if section.phase == wire.Roster.phase:
+                self.party.join(section.read(wire.Roster, party=_SERVER))
+            elif section.phase == wire.Order.phase:
+                order = section.read(wire.Order, party=_SERVER)
+                self.orders[order.name] = order
+            elif section.phase == wire.Unmask.phase:
+                self.replies.append(self.party.unmask(section.read(wire.Unmask, party=_SERVER)))
+            elif section.phase == wire.Recover.phase:
+                self.replies.append(self.party.recover(section.read(wire.Recover, party=_SERVER)))
+            elif section.phase == wire.Delivery.phase:
+                name, total = self.party.receive(section.read(wire.Delivery, party=_SERVER))
+                self.delivered[name] = total
+            else:
+                raise ProtocolError(f"there is no section {section.phase[:20]!r}", party=_SERVER)
+
+    def order(self, name: str) -> wire.Order:
+        """Return the order of the sum of that name.
+
+        Raises
+        ------
+        SumError
+        """
+        if name not in self.orders:
+            raise SumError(f"no sum {name!r} was ordered", party=self._name)
+        return self.orders[name]
+
+    def contribute(self, name: str, values: NDArray[Any]) -> None:
+        """Add this client's vector to the sum of that name.
+
+        Raises
+        ------
+        SumError
+            The sum was not ordered, or the values do not fit what was declared.
+        """
+        self.replies.append(self.party.contribute(self.order(name), values))
+        del self.orders[name]
+
+    def check_done(self) -> None:
+        """Refuse to answer while a sum waits for this client's vector.
+
+        Raises
+        ------
+        SumError
+        """
+        if self.orders:
+            raise SumError(
+                f"this phase contributes nothing to {', '.join(sorted(self.orders))}",
+                remedy="run the same release of fedkern-flwr on both sides",
+                party=self._name,
+            )
+
+    @property
+    def _name(self) -> str:
+        return f"partition {self.party.partition}"
+
+
+def load_state(context: Context, session: str) -> PartyState:
+    """Read what the node remembers of the sums of a session."""
+    record = context.state.get(_RECORD)
+    if isinstance(record, ConfigRecord):
+        state = PartyState.unpack(record["state"])  # type: ignore[arg-type]
+        if state.session == session:
+            return state
+    raise ProtocolError(
+        "the request sums securely, but this node has announced no key in its session",
+        remedy="start the run again",
+    )
+
+
+def store_state(context: Context, state: PartyState) -> None:
+    """Keep what the node must remember; it never leaves the node."""
+    context.state[_RECORD] = ConfigRecord({"state": state.pack()})
+
+
+def erase_state(context: Context) -> None:
+    """Forget all that belongs to secure sums."""
+    context.state.pop(_RECORD, None)

@@ -1,0 +1,107 @@
+"""Secure sums: the server learns the exact sum of the parties' vectors, or nothing.
+
+This page is the protocol; each module holds one idea of it. What it protects against, and what it
+does not, is argued for users in ``docs/security.md``.
+
+**Parties.** N clients, a server that relays every message, follows the protocol, keeps all it
+sees, and may collude with clients. Clients may vanish at any moment, be late, or send rubbish.
+
+**Promise.** A sum is either exactly that of the vectors of one declared set of at least t
+clients, or it is aborted and nothing is released. The server and t - 1 colluding clients learn
+the sum and what the colluders know, nothing else (complete graph; for the sparse one see
+:mod:`.graph`).
+
+**Set-up**, one exchange per run, fused with ``describe``:
+
+1. Each client makes an X25519 key pair and sends the public key, signed with its identity key if
+   it has one (:mod:`.identity`).
+2. The server sends the roster of all keys and the cohorts, with the first request of each client
+   (:mod:`.membership`). With every neighbour of its mask graph (:mod:`.graph`) a client derives a
+   root by X25519 and HKDF, salted with the roster's digest, then erases its private key.
+
+**A sum**, two exchanges. Number r of a sum grows within a cohort and never comes twice.
+
+====  ==================  ==========================================================================
+step  message (section)   content
+====  ==================  ==========================================================================
+1     Order, down         name, length, encoding with public bound, receiver
+2     Upload, up          y_i = x_i + PRG(b_i) + sum_j +-PRG(s_ij) (+ PRG(pad) at the receiver),
+                          x_i encoded in Z modulo 2^16, 2^32 or 2^64 (:mod:`.encoding`); a share of
+                          b_i for every neighbour, sealed (:mod:`.shamir`, :mod:`.relay`); a digest
+                          of b_i; where backups are on, also shares and digests of the s_ij
+3     Unmask, down        the survivors: the clients whose y is in; to each, the sealed shares that
+                          its surviving neighbours made for it
+4     UnmaskReply, up     for survivors i: its share of b_i. For the others d: its seed s_id
+5     Recover, down       only if a survivor i fell silent that shared s_id with a dropped d: the
+                          sealed shares of the s_ij that i made, to its neighbours
+6     RecoverReply, up    shares of those s_id
+7     Delivery, down      only for a sum with a receiver: the total, still under the receiver's pad
+====  ==================  ==========================================================================
+
+s_ij is the seed of the pair for this sum, from a ratchet of their root (:mod:`.keys`); its stream
+is added by the party with the smaller id and subtracted by the other, so that pairs of survivors
+cancel. b_i is fresh from the operating system. PRG is AES-256-CTR or ChaCha20 (:mod:`.masks`).
+The server adds uploads as they arrive (:mod:`.running_sum`), rebuilds each survivor's b_i from t
+shares, checks it against the digest, and subtracts what is left. Steps 1 and 2 ride on the
+method's messages, steps 3 and 4 may ride on its next ones; see :class:`SecureSum` (server) and
+:class:`Party` (client).
+
+**Why it is private.**
+
+* For each client either b_i or its s_ij are revealed, never both: a client answers for one set of
+  survivors per sum (:meth:`Party.unmask`) and refuses any other. So a vector that is late, after
+  its sender was declared dropped, stays under PRG(b_i), whose shares are then never revealed.
+* b_i takes t shares in any case; its owner never reveals it itself. Otherwise a server that tells
+  i that it survived, and i's neighbours that it did not, would hold all masks of i without a
+  colluder. With shares it needs at least 2 t - N colluders for that, N / 3 for the default t > 2
+  N / 3.
+* After the first Unmask the survivors are final. Repeating a sum without one of them, with the
+  same values or fresh ones, would give the difference of two sums to whoever later obtains the
+  missing answer; follow-up requests are answered for the same set only.
+* The X25519 keys are never shared. Roots are replaced with every sum, and seeds, shares and keys
+  of a sum are erased when the next order or the end of the run closes it (:mod:`.party_state`).
+* Relayed shares are sealed end to end, bound to run, cohort, sum, kind, source and destination.
+
+**Sums with a receiver.** The receiver adds a pad only it knows; the server sums and forwards, and
+learns nothing at all. With ``self_masks=False`` no unmasking exchange is needed: the masks cancel
+if the *whole* cohort takes part, else the sum cannot be opened. That is safe only while the set
+of parties stays the same for this receiver: from a late vector of the larger set and a repetition
+without its sender, the server and the receiver, who knows both pads, get that vector by
+subtraction. So clients refuse a sum without self masks over another cohort, and a repetition
+takes the same cohort with a new number. With exactly one other party the receiver learns its
+values: refused unless allowed.
+
+**Losses.** A client that never uploaded costs nothing: each survivor reveals its own seed with
+it. A survivor that falls silent before step 4 is replaced by the shares of the others; if it also
+shared a seed with a dropped client, steps 5 and 6 rebuild that seed where backups are on, else
+the sum is aborted. Fewer than t uploads, or fewer than t answers: aborted.
+
+References
+----------
+Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal and Seth, "Practical Secure
+Aggregation for Privacy-Preserving Machine Learning", ACM CCS 2017 (double masking, recovery).
+
+Bell, Bonawitz, Gascon, Lepoint and Raykova, "Secure Single-Server Aggregation with
+(Poly)Logarithmic Overhead", ACM CCS 2020 (sparse graphs).
+"""
+
+from __future__ import annotations
+
+from .encoding import Encoding
+from .masks import CIPHERS, add_streams
+from .membership import check_cohort
+from .party import Party
+from .party_state import PartyState
+from .running_sum import RunningSum
+from .server import SecureSum
+
+__all__ = [
+    "CIPHERS",
+    "Encoding",
+    "Party",
+    "PartyState",
+    "RunningSum",
+    "SecureSum",
+    "add_streams",
+    "check_cohort",
+]

@@ -1,0 +1,159 @@
+"""How numbers enter a ring: fixed point with a declared bound, integers, angles on the circle.
+
+Sums are taken modulo 2^16, 2^32 or 2^64 with unsigned wrap-around, never in floating point: a
+float mask cannot both hide a value and keep its last digits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import OptionError, SumError
+
+Kind = Literal["fixed-point", "integer", "circle"]
+RingArray = NDArray[np.unsignedinteger[Any]]
+
+_UNSIGNED: dict[int, type[np.unsignedinteger[Any]]] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
+_SIGNED: dict[int, type[np.signedinteger[Any]]] = {16: np.int16, 32: np.int32, 64: np.int64}
+_KINDS = get_args(Kind)
+_CHUNK = 1 << 17  # numbers encoded or decoded at once
+_TURN = 2.0 * math.pi
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Maps vectors to ring elements and sums of ring elements back.
+
+    Use :meth:`fixed_point`, :meth:`integers` or :meth:`circle`.
+
+    Attributes
+    ----------
+    kind : {"fixed-point", "integer", "circle"}
+    bits : {16, 32, 64}
+        The ring is Z modulo 2^bits.
+    bound : float
+        Public bound B on the absolute value of each number of each party; 0 for angles.
+    """
+
+    kind: Kind
+    bits: int
+    bound: float
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS or self.bits not in _UNSIGNED:
+            raise OptionError(
+                f"there is no {self.bits}-bit ring for {self.kind!r} numbers",
+                remedy="use 16, 32 or 64 bits",
+            )
+        if self.kind != "circle" and not 0.0 < self.bound < math.inf:
+            raise OptionError(f"bound is {self.bound}", remedy="declare a positive bound")
+
+    @classmethod
+    def fixed_point(cls, bound: float, bits: int = 64) -> Encoding:
+        """Real numbers of absolute value at most ``bound``, with the most fractional bits."""
+        return cls("fixed-point", bits, float(bound))
+
+    @classmethod
+    def integers(cls, bound: int, bits: int = 64) -> Encoding:
+        """Integers of absolute value at most ``bound``, summed exactly."""
+        return cls("integer", bits, float(bound))
+
+    @classmethod
+    def circle(cls, bits: int = 32) -> Encoding:
+        """Angles in radians; only their sum modulo 2 pi survives."""
+        return cls("circle", bits, 0.0)
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
+        """The NumPy type of the ring's elements."""
+        return np.dtype(_UNSIGNED[self.bits])
+
+    def fraction_bits(self, parties: int) -> int:
+        """Return f, fractional bits of the fixed point when ``parties`` numbers are added.
+
+        f = bits - 2 - ceil(log2 parties) - ceil(log2 bound), so that the sum stays below a quarter
+        of the ring. Each number is rounded to a multiple of 2^-f.
+        """
+        return self.bits - 2 - _ceil_log2(parties) - _ceil_log2(self.bound)
+
+    def check_room(self, parties: int) -> None:
+        """Refuse a sum that could overflow the ring.
+
+        Raises
+        ------
+        OptionError
+        """
+        if self.kind == "integer" and parties * self.bound >= 2.0 ** (self.bits - 1):
+            raise OptionError(
+                f"{parties} integers up to {self.bound:g} overflow a {self.bits}-bit ring",
+                remedy="use a larger ring or a smaller bound",
+            )
+        if self.kind == "fixed-point" and not -900 < self.fraction_bits(parties) < 900:
+            raise OptionError(f"bound is {self.bound}", remedy="scale the numbers")
+
+    def encode(self, values: NDArray[Any], parties: int, *, name: str) -> RingArray:
+        """Return ring elements.
+
+        Parameters
+        ----------
+        values : ndarray, shape (length,)
+            Real numbers, integers or angles in radians.
+        parties : int
+            Number of parties in the sum.
+        name : str
+            Name of the sum, for errors.
+
+        Raises
+        ------
+        SumError
+            NaN, infinite, beyond the bound, or not numbers of the declared kind. The text quotes
+            no value.
+        """
+        allowed = "iub" if self.kind == "integer" else "fiub"
+        if not isinstance(values, np.ndarray) or values.ndim != 1:
+            raise SumError(f"{name} is not a vector", remedy="pass a one-dimensional array")
+        if values.dtype.kind not in allowed:
+            raise SumError(f"{name} has dtype {values.dtype}, declared as {self.kind}")
+        out = np.empty(values.size, self.dtype)
+        for start in range(0, values.size, _CHUNK):
+            part = slice(start, start + _CHUNK)
+            out[part] = self._encode(values[part], parties, name)
+        return out
+
+    def decode(self, total: RingArray, parties: int) -> NDArray[Any]:
+        """Return the sum: float64 numbers or angles in [0, 2 pi), or int64 integers."""
+        if self.kind == "circle":
+            return total * (_TURN / 2.0**self.bits)
+        signed = total.view(_SIGNED[self.bits])
+        if self.kind == "integer":
+            return signed.astype(np.int64)
+        return np.ldexp(signed.astype(np.float64), -self.fraction_bits(parties))
+
+    def _encode(self, values: NDArray[Any], parties: int, name: str) -> RingArray:
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise SumError(f"{name} holds NaN or infinite values", remedy="clean the data")
+        if self.kind == "circle":
+            turns = values.astype(np.float64) / _TURN
+            turns -= np.floor(turns)
+            steps = np.rint(np.ldexp(turns, min(self.bits, 53)))
+            units = steps.astype(np.uint64) << np.uint64(max(0, self.bits - 53))
+            return units.astype(self.dtype)
+        if values.size and max(float(values.max()), -float(values.min())) > self.bound:
+            raise SumError(
+                f"{name} exceeds its declared bound of {self.bound:g}",
+                remedy="scale the data, or declare a larger bound for all parties",
+            )
+        if self.kind == "integer":
+            return values.astype(np.int64).astype(self.dtype)
+        scaled = np.ldexp(values.astype(np.float64), self.fraction_bits(parties))
+        return np.rint(scaled).astype(np.int64).astype(self.dtype)
+
+
+def _ceil_log2(value: float) -> int:
+    mantissa, exponent = math.frexp(value)
+    return exponent - 1 if mantissa == 0.5 else exponent

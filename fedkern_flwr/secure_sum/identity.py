@@ -1,0 +1,111 @@
+"""Pinned identities: Ed25519 signatures under the keys of a run, against a server that swaps them.
+
+A party signs its key of the run with its long-term identity key. The others compare with a file of
+trusted keys that the organisations exchanged out of band. Keys are those of
+``ssh-keygen -t ed25519``; the file has a line per party: partition id, then the public key::
+
+    0 ssh-ed25519 AAAAC3... hospital-a
+    1 ssh-ed25519 AAAAC3... hospital-b
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from ..errors import OptionError, SumError
+
+SIGNATURE_BYTES = 64
+
+
+def read_identity(path: Path) -> Ed25519PrivateKey:
+    """Read a private identity key (OpenSSH or PEM, without a passphrase).
+
+    Raises
+    ------
+    OptionError
+    """
+    try:
+        data = path.read_bytes()
+        openssh = b"OPENSSH PRIVATE KEY" in data
+        load = serialization.load_ssh_private_key if openssh else serialization.load_pem_private_key
+        key = load(data, None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise OptionError(
+            f"{path.name} is not an Ed25519 private key without a passphrase",
+            remedy="make one with ssh-keygen -t ed25519 -N '' -f FILE",
+        )
+    return key
+
+
+def read_trusted(path: Path) -> dict[int, bytes]:
+    """Read the file of trusted keys: partition -> raw public key.
+
+    Raises
+    ------
+    OptionError
+    """
+    trusted: dict[int, bytes] = {}
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise OptionError(f"{path.name} cannot be read", remedy="check the path") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        partition, _, text = line.strip().partition(" ")
+        try:
+            key = serialization.load_ssh_public_key(text.encode())
+        except (ValueError, UnsupportedAlgorithm):
+            key = None
+        if not partition.isdecimal() or not isinstance(key, Ed25519PublicKey):
+            raise OptionError(
+                f"line {number} of {path.name} is not 'PARTITION ssh-ed25519 KEY'",
+                remedy="write the partition id before each line of a .pub file",
+            )
+        if int(partition) in trusted:
+            raise OptionError(f"{path.name} names partition {partition} twice")
+        trusted[int(partition)] = key.public_bytes_raw()
+    return trusted
+
+
+def sign_key(identity: Ed25519PrivateKey, session: str, partition: int, public: bytes) -> bytes:
+    """Sign a party's key of the run."""
+    return identity.sign(_statement(session, partition, public))
+
+
+def check_key(
+    trusted: dict[int, bytes], session: str, partition: int, public: bytes, signature: bytes
+) -> None:
+    """Refuse a key of the run that the party's pinned identity has not signed.
+
+    Raises
+    ------
+    SumError
+    """
+    party = f"partition {partition}"
+    if partition not in trusted:
+        raise SumError(
+            "its identity key is not pinned", remedy="add it to the trusted keys", party=party
+        )
+    try:
+        pinned = Ed25519PublicKey.from_public_bytes(trusted[partition])
+        pinned.verify(signature, _statement(session, partition, public))
+    except InvalidSignature:
+        raise SumError(
+            "its key of this run is not signed by its pinned identity"
+            if signature
+            else "its key of this run is not signed, its identity is pinned",
+            remedy="do not go on: give it its identity key, or find out who swaps keys",
+            party=party,
+        ) from None
+
+
+def _statement(session: str, partition: int, public: bytes) -> bytes:
+    return json.dumps(["fedkern-flwr key of a run", session, partition, public.hex()]).encode()

@@ -1,0 +1,213 @@
+"""Who takes part: the roster of keys, and the cohorts among which sums are taken.
+
+Both sides build the same objects from the same message, and everything secret of a run is derived
+with its digest: parties that were shown different rosters share no keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ..errors import OptionError, SmallCohortError, SumError
+from ..wire.message import PROTOCOL_VERSION
+from ..wire.sums import Roster
+from . import graph
+from .identity import SIGNATURE_BYTES
+from .keys import KEY_BYTES
+from .masks import CIPHERS
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """A fixed set of parties; a sum belongs to one cohort.
+
+    Attributes
+    ----------
+    number : int
+        Position in the roster.
+    members : tuple of int
+        Partitions, ascending.
+    threshold : int
+        t, least number of survivors of a sum.
+    digest : bytes
+        Digest of the roster.
+    """
+
+    number: int
+    members: tuple[int, ...]
+    threshold: int
+    digest: bytes
+
+    @cached_property
+    def neighbours(self) -> dict[int, tuple[int, ...]]:
+        """Party -> the parties that it masks with."""
+        return graph.neighbourhoods(self.members, self.digest)
+
+    @cached_property
+    def share_threshold(self) -> int:
+        """Shares needed to reconstruct a seed."""
+        return graph.share_threshold(len(self.members), self.threshold)
+
+    @cached_property
+    def _points(self) -> dict[int, int]:
+        return {member: position for position, member in enumerate(self.members, start=1)}
+
+    def point(self, member: int) -> int:
+        """Return the point at which a member holds shares."""
+        return self._points[member]
+
+    def holders(self, member: int) -> tuple[int, ...]:
+        """Return who holds shares of a member's seeds: its neighbours and itself."""
+        return (member, *self.neighbours[member])
+
+    def pack(self, parties: Iterable[int]) -> bytes:
+        """Return a set of members as a bit set."""
+        flags = np.zeros(len(self.members), bool)
+        flags[[self._points[party] - 1 for party in parties]] = True
+        return np.packbits(flags, bitorder="little").tobytes()
+
+    def unpack(self, bits: bytes) -> frozenset[int]:
+        """Return the members of a bit set.
+
+        Raises
+        ------
+        SumError
+        """
+        flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+        n = len(self.members)
+        if len(bits) != -(-n // 8) or flags[n:].any():
+            raise SumError(f"a set of parties is not one of {n} members")
+        return frozenset(np.asarray(self.members)[flags[:n].astype(bool)].tolist())
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The roster of a run, checked.
+
+    Attributes
+    ----------
+    session : str
+    keys, signatures : dict
+        Partition -> public key of the run, signature of its identity (zeros for none).
+    cohorts : tuple of Cohort
+    cipher : str
+    digest : bytes
+    """
+
+    session: str
+    keys: Mapping[int, bytes]
+    signatures: Mapping[int, bytes]
+    cohorts: tuple[Cohort, ...]
+    cipher: str
+    digest: bytes
+
+    @classmethod
+    def read(cls, roster: Roster, session: str) -> Membership:
+        """Build from the message.
+
+        Raises
+        ------
+        SumError
+            Sizes do not fit, a party comes twice, a cohort is too small or has strangers.
+        """
+        ids = np.frombuffer(roster.partitions[: len(roster.partitions) // 4 * 4], "<i4").tolist()
+        keys = _cut(roster.keys, KEY_BYTES)
+        signatures = _cut(roster.signatures, SIGNATURE_BYTES)
+        try:
+            listed = [
+                (int(threshold), tuple(map(int, members)))
+                for threshold, members in json.loads(roster.cohorts)
+            ]
+        except (ValueError, TypeError):
+            raise SumError("the roster's cohorts are damaged") from None
+        if not len(ids) == len(keys) == len(signatures) or ids != sorted(set(ids)):
+            raise SumError("the roster is damaged")
+        if roster.cipher not in CIPHERS:
+            raise SumError(f"there is no cipher {roster.cipher[:20]!r}")
+        text = [PROTOCOL_VERSION, session, ids, roster.keys.hex(), listed, roster.cipher]
+        digest = hashlib.sha256(json.dumps(text).encode()).digest()
+        cohorts = []
+        for number, (threshold, members) in enumerate(listed):
+            if list(members) != sorted(set(members)) or not set(members) <= set(ids):
+                raise SumError(f"cohort {number} has strangers or members twice")
+            check_threshold(len(members), threshold)
+            cohorts.append(Cohort(number, members, threshold, digest))
+        return cls(
+            session,
+            dict(zip(ids, keys, strict=True)),
+            dict(zip(ids, signatures, strict=True)),
+            tuple(cohorts),
+            roster.cipher,
+            digest,
+        )
+
+
+def make_roster(
+    keys: Mapping[int, tuple[bytes, bytes]],
+    cohorts: Sequence[Sequence[int]],
+    threshold: int | None,
+    cipher: str,
+) -> Roster:
+    """Return the roster message for parties with (public key, signature)."""
+    ids = sorted(keys)
+    listed = []
+    for members in cohorts:
+        t = graph.default_threshold(len(members)) if threshold is None else threshold
+        listed.append([t, sorted(members)])
+    return Roster(
+        partitions=np.array(ids, "<i4").tobytes(),
+        keys=b"".join(keys[i][0] for i in ids),
+        signatures=b"".join(keys[i][1].ljust(SIGNATURE_BYTES, b"\0") for i in ids),
+        cohorts=json.dumps(listed),
+        cipher=cipher,
+    )
+
+
+def check_cohort(parties: int, threshold: int | None, min_cohort: int) -> None:
+    """Refuse a cohort that cannot be summed safely.
+
+    Raises
+    ------
+    SmallCohortError
+        Fewer than ``min_cohort`` parties.
+    OptionError
+        A minimum of one party, or a threshold that cannot work.
+    """
+    if min_cohort < 2:
+        raise OptionError(
+            f"min_cohort is {min_cohort}", remedy="a sum of one party hides nothing: use 2 or more"
+        )
+    if parties < min_cohort:
+        raise SmallCohortError(
+            f"{parties} {'party is' if parties == 1 else 'parties are'} too few for a secure sum, "
+            f"{min_cohort} are needed",
+            remedy="let more parties take part, or run without secure sums",
+        )
+    if threshold is not None:
+        check_threshold(parties, threshold)
+
+
+def check_threshold(parties: int, threshold: int) -> None:
+    """Refuse thresholds that protect nobody or that nobody can reach.
+
+    With at most half the parties, two disjoint sets of survivors could both be opened.
+
+    Raises
+    ------
+    OptionError
+    """
+    if not parties // 2 < threshold <= parties:
+        raise OptionError(
+            f"threshold is {threshold} for {parties} parties",
+            remedy=f"use {parties // 2 + 1} to {parties}",
+        )
+
+
+def _cut(data: bytes, size: int) -> list[bytes]:
+    return [data[k : k + size] for k in range(0, len(data), size)]

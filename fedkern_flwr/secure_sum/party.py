@@ -1,0 +1,383 @@
+"""The client's side of secure sums: masks its vectors, keeps shares, refuses what would leak."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
+from ..errors import SumError
+from ..wire.sums import (
+    Delivery,
+    Order,
+    Recover,
+    RecoverReply,
+    Roster,
+    Unmask,
+    UnmaskReply,
+    Upload,
+)
+from . import relay
+from .encoding import Encoding, RingArray
+from .identity import check_key, sign_key
+from .keys import (
+    KEY_BYTES,
+    generate_key,
+    next_root,
+    pair_label,
+    pair_root,
+    sum_keys,
+    sum_label,
+)
+from .masks import Stream, add_streams
+from .membership import Cohort, Membership
+from .party_state import OpenSum, PartyState
+from .seeds import commitment
+from .shamir import SHARE_BYTES, share_seeds
+
+CHUNK_BYTES = 4 << 20
+SEALED_SHARE = SHARE_BYTES + relay.TAG_BYTES
+_LONGEST_LEAP = 1 << 20  # sums that a party may have missed in a row
+
+
+class Party:
+    """One party in all sums of a run.
+
+    Parameters
+    ----------
+    partition : int
+    state : PartyState
+        What it remembers between messages; changed in place.
+    identity : Ed25519PrivateKey, optional
+        Signs the party's key of the run.
+    trusted : dict, optional
+        Partition -> pinned identity key. With it, every other party must have signed its key.
+    allow_single : bool (default: False)
+        Whether to contribute to a sum that another client opens and that has no third party: the
+        receiver then learns this party's values.
+    """
+
+    def __init__(
+        self,
+        partition: int,
+        state: PartyState,
+        *,
+        identity: Ed25519PrivateKey | None = None,
+        trusted: dict[int, bytes] | None = None,
+        allow_single: bool = False,
+    ) -> None:
+        self.partition, self.state = partition, state
+        self.identity, self.trusted, self.allow_single = identity, trusted, allow_single
+
+    # -- set-up
+
+    def announce(self) -> tuple[bytes, bytes]:
+        """Make a key for the run; return (public key, signature or nothing)."""
+        private, public = generate_key()
+        self.state.private = private
+        if self.identity is None:
+            return public, b""
+        return public, sign_key(self.identity, self.state.session, self.partition, public)
+
+    def join(self, roster: Roster) -> None:
+        """Derive the roots of all pairs from the roster, then erase the private key.
+
+        Raises
+        ------
+        SumError
+            Another roster was accepted before, a key is not the pinned one, or this party's own
+            key was replaced.
+        """
+        members = Membership.read(roster, self.state.session)
+        if self.state.digest:
+            if self.state.digest != members.digest:
+                raise self._refuse("the roster of the run has changed", "start the run again")
+            return
+        if self.trusted is not None:
+            for partition, public in members.keys.items():
+                if partition != self.partition:
+                    signature = members.signatures[partition]
+                    signature = signature if any(signature) else b""
+                    check_key(self.trusted, self.state.session, partition, public, signature)
+        private = self.state.private
+        if not private:
+            raise self._refuse("this party has announced no key", "start the run again")
+        for cohort in members.cohorts:
+            if self.partition not in cohort.members:
+                continue
+            roots = {}
+            for other in cohort.neighbours[self.partition]:
+                pair = pair_label(self.partition, other)
+                try:
+                    roots[other] = pair_root(
+                        private,
+                        members.keys[other],
+                        digest=members.digest,
+                        cohort=cohort.number,
+                        pair=pair,
+                    )
+                except ValueError:
+                    raise SumError(
+                        "its public key is not valid", party=f"partition {other}"
+                    ) from None
+            self.state.enter(cohort, roots)
+        self.state.digest, self.state.cipher = members.digest, members.cipher
+        self.state.private = b""
+
+    # -- a sum
+
+    def contribute(self, order: Order, values: NDArray[Any]) -> Upload:
+        """Encode, mask and share; refuse before anything leaves this party.
+
+        Parameters
+        ----------
+        order : Order
+            What the server asked for.
+        values : ndarray, shape (order.length,)
+            This party's vector.
+
+        Raises
+        ------
+        SumError
+            The values do not fit the order, or the order breaks a rule: a number used before, a
+            receiver who would learn this party's values, a single-mask sum over another cohort.
+        OptionError
+            The ring has no room for the sum.
+        """
+        cohort, encoding = self._check(order)
+        parties = len(cohort.members)
+        if np.shape(values) != (order.length,):
+            raise SumError(
+                f"{order.name} has shape {np.shape(values)} instead of ({order.length},)",
+                party=self._name,
+            )
+        try:
+            masked = encoding.encode(np.asarray(values), parties, name=order.name)
+        except SumError as error:
+            raise SumError(error.problem, remedy=error.remedy, party=self._name) from None
+        label = sum_label(self.state.session, cohort.number, order.index, order.name)
+        keys = self._advance(cohort, order.index, label)
+        others = cohort.neighbours[self.partition]
+        streams: list[Stream] = [(keys[j][0], j < self.partition) for j in others]
+        opened = OpenSum.of(order, keys)
+        if order.receiver == self.partition:
+            opened.pad = secrets.token_bytes(KEY_BYTES)
+            streams.append((opened.pad, False))
+        shares: list[bytes] = []
+        backups: list[bytes] = []
+        committed = b""
+        if order.self_masks:
+            seed = secrets.token_bytes(KEY_BYTES)
+            streams.append((seed, False))
+            committed = commitment(label, seed)
+            points = [cohort.point(h) for h in cohort.holders(self.partition)]
+            opened.own_share, *shares = share_seeds([seed], points, cohort.share_threshold)
+            if order.backups:
+                pair_seeds = [keys[j][0] for j in others]
+                committed += b"".join(commitment(label, s) for s in pair_seeds)
+                backups = share_seeds(pair_seeds, points[1:], cohort.share_threshold)
+        add_streams(masked, streams, cipher=self.state.cipher)
+        self.state.open[cohort.number, order.index] = opened
+        return Upload(
+            cohort=cohort.number,
+            index=order.index,
+            shares=self._seal(relay.SHARE, label, others, shares, opened),
+            backups=self._seal(relay.BACKUP, label, others, backups, opened),
+            commitments=committed,
+            masked=chunks(masked),
+        )
+
+    def unmask(self, request: Unmask) -> UnmaskReply:
+        """Reveal what opens the sum over the declared survivors, and nothing else.
+
+        Raises
+        ------
+        SumError
+            A party is both alive and dead, or neither; another set was declared before; fewer
+            survivors than the threshold; this party or the receiver is not among them; a relayed
+            share was changed.
+        """
+        opened, cohort = self._opened(request.cohort, request.index)
+        if not opened.self_masks:
+            raise self._refuse("a sum without self masks is never unmasked")
+        alive, dead = cohort.unpack(request.alive), cohort.unpack(request.dead)
+        if alive & dead or len(alive) + len(dead) != len(cohort.members):
+            raise self._refuse("survivors and dropped parties overlap or leave gaps")
+        if opened.alive and opened.alive != request.alive:
+            raise self._refuse("a second set of survivors for the same sum")
+        if len(alive) < cohort.threshold:
+            raise self._refuse(
+                f"{len(alive)} survivors are fewer than the threshold {cohort.threshold}"
+            )
+        if self.partition not in alive or (opened.receiver >= 0 and opened.receiver not in alive):
+            raise self._refuse("the survivors leave out this party or the receiver")
+        others = cohort.neighbours[self.partition]
+        living = [j for j in others if j in alive]
+        sealed = _cut(request.shares, SEALED_SHARE)
+        if len(sealed) != len(living):
+            raise self._refuse(f"{len(sealed)} relayed shares for {len(living)} neighbours")
+        label = opened.label(self.state.session, cohort.number, request.index)
+        shares = [opened.own_share]
+        for source, text in zip(living, sealed, strict=True):
+            shares.append(self._unseal(relay.SHARE, label, source, text, opened))
+        opened.alive = request.alive
+        return UnmaskReply(
+            cohort=cohort.number,
+            index=request.index,
+            shares=b"".join(shares),
+            seeds=b"".join(opened.keys[j][0] for j in others if j in dead),
+        )
+
+    def recover(self, request: Recover) -> RecoverReply:
+        """Reveal shares of seeds of silent survivors' pairs with the dead.
+
+        Raises
+        ------
+        SumError
+            The survivors are not those that this party has answered for, or a pair of two
+            survivors is asked for.
+        """
+        opened, cohort = self._opened(request.cohort, request.index)
+        if not opened.alive or opened.alive != request.alive:
+            raise self._refuse("a second set of survivors for the same sum")
+        alive, silent = cohort.unpack(request.alive), cohort.unpack(request.silent)
+        others = cohort.neighbours[self.partition]
+        if not silent <= alive or not silent <= set(others):
+            raise self._refuse("seeds are asked for that stay secret in this sum")
+        sources = [j for j in others if j in silent]
+        label = opened.label(self.state.session, cohort.number, request.index)
+        size = len(request.backups) // max(1, len(sources))
+        out = []
+        for source, text in zip(sources, _cut(request.backups, size), strict=True):
+            plain = self._unseal(relay.BACKUP, label, source, text, opened)
+            shares = _cut(plain, SHARE_BYTES)
+            pairs = cohort.neighbours[source]
+            if len(shares) != len(pairs):
+                raise self._refuse(f"what partition {source} sealed has the wrong size")
+            out += [s for j, s in zip(pairs, shares, strict=True) if j not in alive]
+        return RecoverReply(cohort=cohort.number, index=request.index, shares=b"".join(out))
+
+    def receive(self, delivery: Delivery) -> tuple[str, NDArray[Any]]:
+        """Open a sum that belongs to this party.
+
+        Returns
+        -------
+        (str, ndarray)
+            Name of the sum and its total.
+        """
+        opened, cohort = self._opened(delivery.cohort, delivery.index)
+        if opened.receiver != self.partition:
+            raise self._refuse("a sum was delivered that belongs to somebody else")
+        encoding = opened.encoding
+        total = np.concatenate(delivery.padded) if delivery.padded else np.zeros(0, encoding.dtype)
+        if total.dtype != encoding.dtype or total.size != opened.length:
+            raise self._refuse(f"the total of {opened.name} has the wrong size or dtype")
+        add_streams(total, [(opened.pad, True)], cipher=self.state.cipher)
+        return opened.name, encoding.decode(total, len(cohort.members))
+
+    # -- pieces
+
+    @property
+    def _name(self) -> str:
+        return f"partition {self.partition}"
+
+    def _refuse(self, problem: str, remedy: str = "") -> SumError:
+        return SumError(problem, remedy=remedy, party=self._name)
+
+    def _check(self, order: Order) -> tuple[Cohort, Encoding]:
+        cohort = self.state.cohorts.get(order.cohort)
+        if cohort is None:
+            raise self._refuse("this party is not in the cohort of the sum")
+        if not 0 < order.index - self.state.last[order.cohort] <= _LONGEST_LEAP:
+            raise self._refuse(f"number {order.index} of a sum has been used already")
+        if order.receiver >= 0:
+            if order.receiver not in cohort.members:
+                raise self._refuse("the receiver is not in the cohort")
+            if len(cohort.members) == 2 and order.receiver != self.partition:
+                self._check_single()
+        elif not order.self_masks:
+            raise self._refuse("a sum that the server opens needs self masks")
+        if not order.self_masks:
+            fixed = self.state.fixed.setdefault(order.receiver, order.cohort)
+            if fixed != order.cohort:
+                raise self._refuse(
+                    "sums without self masks for one receiver must keep their parties",
+                    "use self masks, or start again without the party that is gone",
+                )
+        encoding = Encoding(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
+        encoding.check_room(len(cohort.members))
+        self.state.close(order.cohort, order.open_from)
+        return cohort, encoding
+
+    def _check_single(self) -> None:
+        if not self.allow_single:
+            raise self._refuse(
+                "the receiver of this sum would learn this party's values: there is no third",
+                "let more parties take part, or allow it with allow_single",
+            )
+
+    def _advance(self, cohort: Cohort, index: int, label: bytes) -> dict[int, tuple[bytes, bytes]]:
+        """Turn the ratchet to this sum; return neighbour -> (mask key, relay key)."""
+        roots = self.state.roots[cohort.number]
+        missed = index - self.state.last[cohort.number] - 1
+        keys = {}
+        for other, root in roots.items():
+            for _ in range(missed):
+                root = next_root(root)
+            keys[other] = sum_keys(root, label, pair_label(self.partition, other))
+            roots[other] = next_root(root)
+        self.state.last[cohort.number] = index
+        return keys
+
+    def _opened(self, cohort: int, index: int) -> tuple[OpenSum, Cohort]:
+        opened = self.state.open.get((cohort, index))
+        if opened is None:
+            raise self._refuse("the sum is closed, or this party had no part in it")
+        return opened, self.state.cohorts[cohort]
+
+    def _seal(
+        self,
+        kind: int,
+        label: bytes,
+        others: Sequence[int],
+        plain: Sequence[bytes],
+        opened: OpenSum,
+    ) -> bytes:
+        return b"".join(
+            relay.seal(
+                opened.keys[j][1],
+                text,
+                label=label,
+                kind=kind,
+                source=self.partition,
+                destination=j,
+            )
+            for j, text in zip(others, plain, strict=False)
+        )
+
+    def _unseal(self, kind: int, label: bytes, source: int, text: bytes, opened: OpenSum) -> bytes:
+        try:
+            return relay.unseal(
+                opened.keys[source][1],
+                text,
+                label=label,
+                kind=kind,
+                source=source,
+                destination=self.partition,
+            )
+        except SumError as error:
+            raise self._refuse(error.problem) from None
+
+
+def chunks(vector: RingArray) -> tuple[RingArray, ...]:
+    """Cut a vector into chunks of a few MB, so that neither side copies it as a whole."""
+    step = CHUNK_BYTES // vector.itemsize
+    return tuple(vector[k : k + step] for k in range(0, vector.size, step))
+
+
+def _cut(data: bytes, size: int) -> list[bytes]:
+    return [data[k : k + size] for k in range(0, len(data), size)] if size else []

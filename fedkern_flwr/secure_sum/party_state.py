@@ -1,0 +1,153 @@
+"""What a party remembers between two messages; lives with the client, never sent.
+
+In a deployment every message may meet a new process, so the state must survive as bytes. A closed
+sum leaves nothing behind: its seeds, shares and keys are erased, and the roots that remain lead
+forward only.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..wire.sums import Order
+from .encoding import Encoding
+from .keys import sum_label
+from .membership import Cohort
+
+
+@dataclass
+class OpenSum:
+    """A sum to which this party has contributed and that is not closed."""
+
+    name: str
+    length: int
+    kind: str
+    bits: int
+    bound: float
+    receiver: int
+    self_masks: bool
+    keys: dict[int, tuple[bytes, bytes]]
+    own_share: bytes = b""
+    pad: bytes = b""
+    alive: bytes = b""
+
+    @classmethod
+    def of(cls, order: Order, keys: dict[int, tuple[bytes, bytes]]) -> OpenSum:
+        """Return the record of an order."""
+        return cls(
+            order.name,
+            order.length,
+            order.kind,
+            order.bits,
+            order.bound,
+            order.receiver,
+            order.self_masks,
+            keys,
+        )
+
+    @property
+    def encoding(self) -> Encoding:
+        """The encoding of the sum."""
+        return Encoding(self.kind, self.bits, self.bound)  # type: ignore[arg-type]
+
+    def label(self, session: str, cohort: int, index: int) -> bytes:
+        """Return the label of the sum."""
+        return sum_label(session, cohort, index, self.name)
+
+
+@dataclass
+class PartyState:
+    """A party's memory of a run.
+
+    Attributes
+    ----------
+    session : str
+    private : bytes
+        X25519 key of the run, erased as soon as the roster has come.
+    digest : bytes
+        Digest of the roster, empty before.
+    cipher : str
+    cohorts : dict
+        Number -> cohort, those of which this party is a member.
+    roots : dict
+        Cohort -> neighbour -> root of the next sum.
+    last : dict
+        Cohort -> number of the last sum.
+    fixed : dict
+        Receiver -> the cohort of its sums without self masks.
+    open : dict
+        (cohort, number) -> open sum.
+    """
+
+    session: str
+    private: bytes = b""
+    digest: bytes = b""
+    cipher: str = ""
+    cohorts: dict[int, Cohort] = field(default_factory=dict)
+    roots: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)
+    fixed: dict[int, int] = field(default_factory=dict)
+    open: dict[tuple[int, int], OpenSum] = field(default_factory=dict)
+
+    def enter(self, cohort: Cohort, roots: dict[int, bytes]) -> None:
+        """Become a member of a cohort."""
+        self.cohorts[cohort.number], self.roots[cohort.number] = cohort, roots
+        self.last[cohort.number] = 0
+
+    def close(self, cohort: int, open_from: int) -> None:
+        """Erase what belongs to the sums of a cohort before ``open_from``."""
+        for key in [k for k in self.open if k[0] == cohort and k[1] < open_from]:
+            del self.open[key]
+
+    def pack(self) -> bytes:
+        """Return the state as bytes."""
+        value = {
+            "session": self.session,
+            "private": self.private.hex(),
+            "digest": self.digest.hex(),
+            "cipher": self.cipher,
+            "cohorts": [[c.number, c.members, c.threshold] for c in self.cohorts.values()],
+            "roots": [
+                [c, [[j, root.hex()] for j, root in roots.items()]]
+                for c, roots in self.roots.items()
+            ],
+            "last": list(self.last.items()),
+            "fixed": list(self.fixed.items()),
+            "open": [[*key, _pack_open(opened)] for key, opened in self.open.items()],
+        }
+        return json.dumps(value).encode()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> PartyState:
+        """Rebuild a state from :meth:`pack`."""
+        value = json.loads(data)
+        digest = bytes.fromhex(value["digest"])
+        return cls(
+            session=value["session"],
+            private=bytes.fromhex(value["private"]),
+            digest=digest,
+            cipher=value["cipher"],
+            cohorts={c: Cohort(c, tuple(m), t, digest) for c, m, t in value["cohorts"]},
+            roots={c: {j: bytes.fromhex(root) for j, root in r} for c, r in value["roots"]},
+            last=dict(value["last"]),
+            fixed=dict(value["fixed"]),
+            open={(c, k): _unpack_open(opened) for c, k, opened in value["open"]},
+        )
+
+
+def _pack_open(opened: OpenSum) -> dict[str, Any]:
+    return {
+        **vars(opened),
+        "keys": [[j, mask.hex(), seal.hex()] for j, (mask, seal) in opened.keys.items()],
+        "own_share": opened.own_share.hex(),
+        "pad": opened.pad.hex(),
+        "alive": opened.alive.hex(),
+    }
+
+
+def _unpack_open(value: dict[str, Any]) -> OpenSum:
+    keys = {j: (bytes.fromhex(mask), bytes.fromhex(seal)) for j, mask, seal in value["keys"]}
+    secret = {name: bytes.fromhex(value[name]) for name in ("own_share", "pad", "alive")}
+    return OpenSum(**{**value, "keys": keys, **secret})

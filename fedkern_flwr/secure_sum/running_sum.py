@@ -1,0 +1,367 @@
+"""The server's side of one sum: adds what arrives, declares the survivors, removes the masks."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import SumError
+from ..wire.sums import Delivery, Order, Recover, RecoverReply, Unmask, UnmaskReply, Upload
+from . import relay
+from .encoding import Encoding
+from .keys import KEY_BYTES, sum_label
+from .masks import Stream, add_streams
+from .membership import Cohort
+from .party import SEALED_SHARE, chunks
+from .seeds import COMMITMENT_BYTES, commitment, open_seed
+from .shamir import SHARE_BYTES
+
+_SPOOL = 16 << 20  # bytes of sealed backups in memory, more go to a temporary file
+
+Pair = tuple[int, int]
+
+
+@dataclass
+class _Sealed:
+    """What came with an upload: only its neighbours can read it."""
+
+    shares: list[bytes]
+    commitments: list[bytes]
+    backups: slice  # in the spool
+
+
+@dataclass
+class RunningSum:
+    """A sum from its order to its total.
+
+    Memory: one vector of the sum, the uploads' sealed shares (49 bytes per neighbour and party);
+    an upload is added when it arrives and dropped.
+
+    Attributes
+    ----------
+    order : Order
+        As sent, but for the fields that differ by party.
+    cohort : Cohort
+    session : str
+    cipher : str
+    survivors : tuple of int
+        Declared by :meth:`declare`, empty before.
+    forgers : list of int
+        Parties whose shares were found to be forged and left out.
+    """
+
+    order: Order
+    cohort: Cohort
+    session: str
+    cipher: str
+    survivors: tuple[int, ...] = ()
+    forgers: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        order = self.order
+        self.encoding = Encoding(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
+        self.label = sum_label(self.session, self.cohort.number, order.index, order.name)
+        self._vector = np.zeros(order.length, self.encoding.dtype)
+        self._uploads: dict[int, _Sealed] = {}
+        self._answered: set[int] = set()
+        self._shares: dict[int, dict[int, bytes]] = {}  # survivor -> point -> share
+        self._seeds: dict[Pair, bytes] = {}  # (survivor, dead) -> seed
+        self._pair_shares: dict[Pair, dict[int, bytes]] = {}
+        self._spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL)  # noqa: SIM115
+        self._finished = False
+
+    @property
+    def uploaded(self) -> tuple[int, ...]:
+        """Parties whose vectors are in, ascending."""
+        return tuple(sorted(self._uploads))
+
+    # -- first exchange
+
+    def add(self, partition: int, upload: Upload) -> None:
+        """Add a masked vector.
+
+        Raises
+        ------
+        SumError
+            A stranger, a second or late vector, wrong sizes. The sum is as before.
+        """
+        order, party = self.order, f"partition {partition}"
+        if partition not in self.cohort.members:
+            raise SumError("it is not in the cohort of the sum", party=party)
+        if partition in self._uploads:
+            raise SumError("a second vector for the same sum", party=party)
+        if self.survivors:
+            raise SumError("its vector came after the survivors were declared", party=party)
+        if any(part.dtype != self.encoding.dtype for part in upload.masked):
+            raise SumError("its masked vector has the wrong dtype", party=party)
+        if sum(part.size for part in upload.masked) != order.length:
+            raise SumError(f"its masked vector has not {order.length} numbers", party=party)
+        degree = len(self.cohort.neighbours[partition])
+        double, backed = int(order.self_masks), int(order.self_masks and order.backups)
+        sizes = (
+            (upload.shares, double * degree * SEALED_SHARE),
+            (upload.backups, backed * degree * (degree * SHARE_BYTES + relay.TAG_BYTES)),
+            (upload.commitments, (double + backed * degree) * COMMITMENT_BYTES),
+        )
+        if any(len(data) != size for data, size in sizes):
+            raise SumError("its sealed shares have the wrong size", party=party)
+        start = 0
+        for part in upload.masked:
+            target = self._vector[start : start + part.size]
+            np.add(target, part, out=target)
+            start += part.size
+        offset = self._spool.seek(0, 2)
+        self._spool.write(upload.backups)
+        self._uploads[partition] = _Sealed(
+            _cut(upload.shares, SEALED_SHARE),
+            _cut(upload.commitments, COMMITMENT_BYTES),
+            slice(offset, offset + len(upload.backups)),
+        )
+
+    # -- second exchange
+
+    def declare(self, min_cohort: int) -> tuple[int, ...]:
+        """Fix the survivors: the parties whose vectors are in. Final.
+
+        Raises
+        ------
+        SumError
+            Too few, or the receiver or (without self masks) any other party is missing. Nothing
+            is released.
+        """
+        if self.survivors:
+            return self.survivors
+        alive, members = self.uploaded, self.cohort.members
+        least = max(self.cohort.threshold, min_cohort)
+        if len(alive) < least:
+            raise SumError(
+                f"{len(alive)} of {len(members)} parties contributed to {self.order.name}, "
+                f"at least {least} must",
+                remedy="bring the missing parties back, or lower the threshold",
+            )
+        if not self.order.self_masks and len(alive) < len(members):
+            raise SumError(
+                f"{len(members) - len(alive)} parties are missing in {self.order.name}, which has "
+                "no self masks",
+                remedy="repeat it with the same parties, or use self masks",
+            )
+        if self.order.receiver >= 0 and self.order.receiver not in alive:
+            raise SumError(f"partition {self.order.receiver}, which receives it, is missing")
+        self.survivors = alive
+        return alive
+
+    @property
+    def dead(self) -> frozenset[int]:
+        """Members that are not survivors."""
+        return frozenset(self.cohort.members) - set(self.survivors)
+
+    def unmask_request(self, partition: int) -> Unmask:
+        """Return the request to a survivor."""
+        shares = []
+        for source in self._living(partition):
+            position = self.cohort.neighbours[source].index(partition)
+            shares.append(self._uploads[source].shares[position])
+        return Unmask(
+            cohort=self.cohort.number,
+            index=self.order.index,
+            alive=self.cohort.pack(self.survivors),
+            dead=self.cohort.pack(self.dead),
+            shares=b"".join(shares),
+        )
+
+    def reveal(self, partition: int, reply: UnmaskReply) -> None:
+        """Take the shares and seeds of a survivor.
+
+        Raises
+        ------
+        SumError
+            Wrong sizes, or a seed other than the one committed to.
+        """
+        party = f"partition {partition}"
+        if partition not in self.survivors or partition in self._answered:
+            raise SumError("it was not asked to unmask, or has answered before", party=party)
+        living = self._living(partition)
+        dead = [j for j in self.cohort.neighbours[partition] if j in self.dead]
+        shares, seeds = _cut(reply.shares, SHARE_BYTES), _cut(reply.seeds, KEY_BYTES)
+        sizes = (len(living) + 1) * SHARE_BYTES, len(dead) * KEY_BYTES
+        if (len(reply.shares), len(reply.seeds)) != sizes:
+            raise SumError("its shares and seeds have the wrong size", party=party)
+        for j, seed in zip(dead, seeds, strict=True):
+            if self.order.backups and not self._is_committed(partition, j, seed):
+                raise SumError("a seed differs from the one it committed to", party=party)
+        point = self.cohort.point(partition)
+        for owner, share in zip((partition, *living), shares, strict=True):
+            self._shares.setdefault(owner, {})[point] = share
+        for j, seed in zip(dead, seeds, strict=True):
+            self._seeds[partition, j] = seed
+        self._answered.add(partition)
+
+    # -- third exchange, when survivors fell silent
+
+    @property
+    def silent(self) -> tuple[int, ...]:
+        """Survivors that have not answered."""
+        return tuple(p for p in self.survivors if p not in self._answered)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that the total needs has been revealed."""
+        if not self.order.self_masks:
+            return bool(self.survivors)
+        t = self.cohort.share_threshold
+        enough = all(len(self._shares.get(p, {})) >= t for p in self.survivors)
+        return bool(self.survivors) and enough and not self._missing_pairs()
+
+    def recover_request(self, partition: int) -> Recover | None:
+        """Return the request to a survivor that has answered; None if it cannot help any more."""
+        point = self.cohort.point(partition)
+        wanted = {
+            pair[0]
+            for pair in self._missing_pairs()
+            if point not in self._pair_shares.get(pair, {})
+        }
+        sources = [j for j in self.cohort.neighbours[partition] if j in wanted]
+        if not self.order.backups or not sources or partition not in self._answered:
+            return None
+        return Recover(
+            cohort=self.cohort.number,
+            index=self.order.index,
+            alive=self.cohort.pack(self.survivors),
+            silent=self.cohort.pack(sources),
+            backups=b"".join(self._backup(source, partition) for source in sources),
+        )
+
+    def recover(self, partition: int, request: Recover, reply: RecoverReply) -> None:
+        """Take the shares of pair seeds that a survivor was asked for.
+
+        Raises
+        ------
+        SumError
+            Wrong size.
+        """
+        silent = self.cohort.unpack(request.silent)
+        pairs = [
+            (i, j)
+            for i in self.cohort.neighbours[partition]
+            if i in silent
+            for j in self.cohort.neighbours[i]
+            if j in self.dead
+        ]
+        if len(reply.shares) != len(pairs) * SHARE_BYTES:
+            raise SumError("its shares have the wrong size", party=f"partition {partition}")
+        point = self.cohort.point(partition)
+        for pair, share in zip(pairs, _cut(reply.shares, SHARE_BYTES), strict=True):
+            self._pair_shares.setdefault(pair, {})[point] = share
+
+    # -- the end
+
+    def open(self) -> None:
+        """Remove all masks but a receiver's pad.
+
+        Raises
+        ------
+        SumError
+            Shares are missing or forged beyond repair. Nothing is released.
+        """
+        if self._finished:
+            return
+        if not self.complete:
+            raise SumError(
+                f"{len(self.silent)} of {len(self.survivors)} survivors of {self.order.name} fell "
+                "silent before it could be unmasked",
+                remedy="repeat it with new values, or lower the threshold",
+            )
+        streams: list[Stream] = []
+        if self.order.self_masks:
+            for party in self.survivors:
+                committed = self._uploads[party].commitments[0]
+                streams.append((self._open(self._shares[party], committed, party), True))
+            for alive, dead in self._pairs():
+                seed = self._seeds.get((alive, dead))
+                if seed is None:
+                    committed = self._commitment(alive, dead)
+                    seed = self._open(self._pair_shares[alive, dead], committed, alive)
+                streams.append((seed, alive < dead))
+        add_streams(self._vector, streams, cipher=self.cipher)
+        self._finished = True
+
+    def total(self) -> np.ndarray:
+        """Return the decoded sum over the survivors, shape (length,).
+
+        Raises
+        ------
+        SumError
+            It cannot be opened, or belongs to a receiver.
+        """
+        if self.order.receiver >= 0:
+            raise SumError(f"{self.order.name} belongs to partition {self.order.receiver}")
+        self.open()
+        return self.encoding.decode(self._vector, len(self.cohort.members))
+
+    def delivery(self) -> Delivery:
+        """Return what the receiver gets: the sum under its own pad."""
+        self.open()
+        return Delivery(
+            cohort=self.cohort.number, index=self.order.index, padded=chunks(self._vector)
+        )
+
+    def close(self) -> None:
+        """Drop everything."""
+        self._spool.close()
+        self._uploads.clear()
+        self._shares.clear()
+        self._seeds.clear()
+        self._pair_shares.clear()
+        self._vector = self._vector[:0]
+
+    # -- pieces
+
+    def _living(self, partition: int) -> list[int]:
+        alive = set(self.survivors)
+        return [j for j in self.cohort.neighbours[partition] if j in alive]
+
+    def _pairs(self) -> Iterator[Pair]:
+        """Yield the pairs of a survivor and a dead neighbour: their masks do not cancel."""
+        dead = self.dead
+        for alive in self.survivors:
+            yield from ((alive, j) for j in self.cohort.neighbours[alive] if j in dead)
+
+    def _missing_pairs(self) -> list[Pair]:
+        t = self.cohort.share_threshold
+        return [
+            pair
+            for pair in self._pairs()
+            if pair not in self._seeds and len(self._pair_shares.get(pair, {})) < t
+        ]
+
+    def _commitment(self, owner: int, other: int) -> bytes:
+        position = self.cohort.neighbours[owner].index(other)
+        return self._uploads[owner].commitments[1 + position]
+
+    def _is_committed(self, owner: int, other: int, seed: bytes) -> bool:
+        return commitment(self.label, seed) == self._commitment(owner, other)
+
+    def _backup(self, source: int, destination: int) -> bytes:
+        others = self.cohort.neighbours[source]
+        size = len(others) * SHARE_BYTES + relay.TAG_BYTES
+        where = self._uploads[source].backups
+        self._spool.seek(where.start + others.index(destination) * size)
+        return self._spool.read(size)
+
+    def _open(self, shares: dict[int, bytes], committed: bytes, owner: int) -> bytes:
+        try:
+            seed, forged = open_seed(shares, self.cohort.share_threshold, self.label, committed)
+        except SumError as error:
+            raise SumError(error.problem, party=f"partition {owner}") from None
+        if forged is not None:
+            forger = self.cohort.members[forged - 1]
+            if forger not in self.forgers:
+                self.forgers.append(forger)
+        return seed
+
+
+def _cut(data: bytes, size: int) -> list[bytes]:
+    return [data[k : k + size] for k in range(0, len(data), size)]

@@ -1,0 +1,265 @@
+"""``SecureSum``: the server's side of all sums of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ..errors import OptionError, SumError
+from ..wire.message import PhaseMessage
+from ..wire.sections import Section
+from ..wire.sums import (
+    Order,
+    Recover,
+    RecoverReply,
+    UnmaskReply,
+    Upload,
+)
+from . import relay
+from .encoding import Encoding
+from .masks import CIPHERS
+from .membership import Membership, check_cohort, make_roster
+from .running_sum import RunningSum
+from .shamir import SHARE_BYTES
+
+logger = logging.getLogger("fedkern_flwr")
+
+_SMALL = 32 << 10  # bytes per upload
+
+
+class SecureSum:
+    """All sums of a run, on the server.
+
+    A method says what is summed (:meth:`order`); everything else travels in sections of messages.
+
+    Parameters
+    ----------
+    session : str
+        Name of the run.
+    keys : dict
+        Partition -> (X25519 public key, signature or nothing), from ``describe``.
+    cohorts : sequence of sequences of int, optional
+        The sets of parties among which sums are taken, by default everybody. They cannot change
+        in a run.
+    threshold : int, optional
+        t, least number of survivors, by default floor(2 N / 3) + 1 of each cohort.
+    min_cohort : int (default: 2)
+        Least number of survivors whatever the threshold.
+    cipher : {"aes-256-ctr", "chacha20"}
+    allow_single : bool (default: False)
+        Whether a sum of two parties may belong to one of them.
+
+    Raises
+    ------
+    SmallCohortError
+        A cohort is smaller than the minimum.
+    OptionError
+        A threshold that cannot work.
+    """
+
+    def __init__(
+        self,
+        session: str,
+        keys: Mapping[int, tuple[bytes, bytes]],
+        *,
+        cohorts: Sequence[Sequence[int]] | None = None,
+        threshold: int | None = None,
+        min_cohort: int = 2,
+        cipher: str = CIPHERS[0],
+        allow_single: bool = False,
+    ) -> None:
+        chosen = [sorted(keys)] if cohorts is None else cohorts
+        for members in chosen:
+            check_cohort(len(members), threshold, min_cohort)
+        if min(map(len, chosen)) < 3:
+            logger.warning("a sum of two parties: whoever sees it and is one of them has the other")
+        self.roster = make_roster(keys, chosen, threshold, cipher)
+        self.membership = Membership.read(self.roster, session)
+        self.min_cohort, self.allow_single = min_cohort, allow_single
+        self._next = [1] * len(chosen)
+        self._knows: set[int] = set()
+        self._open: dict[tuple[int, int], RunningSum] = {}
+        self._counted: dict[tuple[int, int], int] = {}
+        self._asked: dict[tuple[int, int, int], Recover] = {}
+
+    def order(
+        self,
+        name: str,
+        length: int,
+        encoding: Encoding,
+        *,
+        cohort: int = 0,
+        receiver: int | None = None,
+        self_masks: bool = True,
+    ) -> RunningSum:
+        """Begin a sum.
+
+        Parameters
+        ----------
+        name : str
+            The method's name for it; the clients contribute under this name.
+        length : int
+            Numbers per party.
+        encoding : Encoding
+            Ring and public bound.
+        cohort : int (default: 0)
+            Whose vectors are summed.
+        receiver : int, optional
+            The partition that alone can open the sum, by default the server.
+        self_masks : bool (default: True)
+            Without them a sum for a receiver needs no unmasking exchange, and is opened only if
+            the whole cohort takes part.
+
+        Raises
+        ------
+        OptionError
+            The ring has no room, or the receiver would learn the other party's values.
+        """
+        members = self.membership.cohorts[cohort]
+        parties = len(members.members)
+        encoding.check_room(parties)
+        if receiver is not None and receiver not in members.members:
+            raise OptionError(f"partition {receiver} is not in the cohort of {name}")
+        if receiver is not None and parties == 2 and not self.allow_single:
+            raise OptionError(
+                f"partition {receiver} would learn the values of the only other party in {name}",
+                remedy="let more parties take part, or allow it with allow_single",
+            )
+        if receiver is None and not self_masks:
+            raise OptionError("a sum that the server opens needs self masks")
+        degree = len(members.neighbours[members.members[0]])
+        backups = degree * (degree * SHARE_BYTES + relay.TAG_BYTES)
+        order = Order(
+            cohort=cohort,
+            index=self._next[cohort],
+            name=name,
+            length=length,
+            kind=encoding.kind,
+            bits=encoding.bits,
+            bound=encoding.bound,
+            receiver=-1 if receiver is None else receiver,
+            self_masks=self_masks,
+            # where they help (enough are left to hold them) and cost little beside the vector
+            backups=self_masks
+            and degree > members.share_threshold
+            and backups <= max(_SMALL, length * encoding.dtype.itemsize),
+            open_from=min((k for c, k in self._open if c == cohort), default=self._next[cohort]),
+            counted=0,
+        )
+        self._next[cohort] += 1
+        running = RunningSum(order, members, self.membership.session, self.membership.cipher)
+        self._open[cohort, order.index] = running
+        return running
+
+    def sections(self, partition: int, sums: Iterable[RunningSum]) -> list[PhaseMessage]:
+        """Return what the request to a party must carry so that it contributes to ``sums``."""
+        out: list[PhaseMessage] = [] if partition in self._knows else [self.roster]
+        for running in sums:
+            if partition in running.cohort.members:
+                counted = self._counted.get((partition, running.order.cohort), 0)
+                out.append(dataclasses.replace(running.order, counted=counted))
+        return out
+
+    def unmask_sections(self, sums: Iterable[RunningSum]) -> dict[int, list[PhaseMessage]]:
+        """Declare the survivors of sums; return per party what its next request must carry.
+
+        The sections may ride on the next request of the method.
+
+        Raises
+        ------
+        SumError
+            A sum has too few survivors.
+        """
+        out: dict[int, list[PhaseMessage]] = {}
+        for running in sums:
+            for party in running.declare(self.min_cohort):
+                if running.order.self_masks:
+                    out.setdefault(party, []).append(running.unmask_request(party))
+        return dict(sorted(out.items()))
+
+    def recover_sections(self, sums: Iterable[RunningSum]) -> dict[int, list[PhaseMessage]]:
+        """Return what to ask next when survivors fell silent: they again, and their neighbours."""
+        out: dict[int, list[PhaseMessage]] = {}
+        for running in sums:
+            if running.complete:
+                continue
+            for party in running.survivors:
+                if party in running.silent:
+                    out.setdefault(party, []).append(running.unmask_request(party))
+                elif (request := running.recover_request(party)) is not None:
+                    self._asked[party, request.cohort, request.index] = request
+                    out.setdefault(party, []).append(request)
+        return dict(sorted(out.items()))
+
+    def take(self, partition: int, sections: Iterable[Section]) -> None:
+        """Take the sections of a party's reply.
+
+        Raises
+        ------
+        ProtocolError, SumError
+            A section is malformed, or does not belong to an open sum.
+        """
+        party = f"partition {partition}"
+        for section in sections:
+            if section.phase == Upload.phase:
+                upload = section.read(Upload, party=party)
+                self._running(upload, party).add(partition, upload)
+            elif section.phase == UnmaskReply.phase:
+                unmasked = section.read(UnmaskReply, party=party)
+                self._running(unmasked, party).reveal(partition, unmasked)
+            elif section.phase == RecoverReply.phase:
+                recovered = section.read(RecoverReply, party=party)
+                asked = self._asked.pop((partition, recovered.cohort, recovered.index), None)
+                if asked is None:
+                    raise SumError("it was not asked to recover anything", party=party)
+                self._running(recovered, party).recover(partition, asked, recovered)
+            else:
+                raise SumError(f"unexpected section {section.phase[:20]!r}", party=party)
+        self._knows.add(partition)
+
+    def total(self, running: RunningSum) -> NDArray[Any]:
+        """Return the decoded sum over the survivors, shape (length,), and close it.
+
+        Raises
+        ------
+        SumError
+            It cannot be opened, or belongs to a receiver.
+        """
+        total = running.total()
+        for party in running.survivors:
+            self._counted[party, running.order.cohort] = running.order.index
+        self.close(running)
+        return total
+
+    def close(self, running: RunningSum) -> None:
+        """Forget a sum; the parties erase what belongs to it with the next order or at the end."""
+        self._open.pop((running.order.cohort, running.order.index), None)
+        running.close()
+
+    @property
+    def contributors(self) -> int:
+        """Number of parties whose vectors were counted in at least one sum."""
+        return len({party for party, _ in self._counted})
+
+    def progress(self) -> dict[str, list[list[int]]]:
+        """Return what a resumed run must know: the numbers used, and who was counted when."""
+        return {
+            "next": [[cohort, index] for cohort, index in enumerate(self._next)],
+            "counted": [[*key, index] for key, index in self._counted.items()],
+        }
+
+    def go_on(self, progress: Mapping[str, list[list[int]]]) -> None:
+        """Take up the numbers of a run that broke off; its keys are fresh all the same."""
+        for cohort, index in progress["next"]:
+            self._next[cohort] = index
+        self._counted = {(party, cohort): index for party, cohort, index in progress["counted"]}
+
+    def _running(self, section: Upload | UnmaskReply | RecoverReply, party: str) -> RunningSum:
+        running = self._open.get((section.cohort, section.index))
+        if running is None:
+            raise SumError("its message belongs to no open sum", party=party)
+        return running
