@@ -19,6 +19,7 @@ from fedkern_flwr.errors import (
     FedKernError,
     OptionError,
     ProtocolError,
+    SumError,
     TableError,
 )
 from fedkern_flwr.exchange import mark_error
@@ -27,7 +28,7 @@ from fedkern_flwr.secure_sum import Party, PartyState
 from fedkern_flwr.secure_sum.identity import read_identity, read_trusted
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
 from fedkern_flwr.wire import sums as sum_wire
-from fedkern_flwr.wire.sections import Section, attach, detach
+from fedkern_flwr.wire.sections import Section, attach, carries_sections, detach
 
 from .sums import ClientSums, erase_state, load_state, store_state
 
@@ -95,11 +96,17 @@ class PhaseClient(NumPyClient):
     Attributes
     ----------
     sums : ClientSums or None
-        The secure sums that the request at hand asks for.
+        The secure sums that the request at hand asks for; None outside secure runs.
+    restored : bool
+        Whether the state of the round to resume from was found, for ``describe``.
+    answered : int
+        The last round of a secure run that broke off which this node has answered.
     """
 
     role: ClassVar[str] = "client"
     sums: ClientSums | None = None
+    restored = True
+    answered = 0
 
     _wrappers: ClassVar[dict[type, type[Client]]] = {}
 
@@ -151,7 +158,12 @@ class PhaseClient(NumPyClient):
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Scalar]
     ) -> tuple[float, int, dict[str, Scalar]]:
-        """Answer a phase of evaluation; the first figure is a mean loss."""
+        """Answer a phase of evaluation; the first figure is a mean loss.
+
+        Sums travel in messages of training only: Flower's evaluation replies carry no arrays.
+        """
+        if carries_sections(config):
+            raise ProtocolError(mark_error("sums are ordered in a message of evaluation"))
         reply = self._answer(parameters, config)
         samples = int(getattr(reply, "samples", 0))
         total = float(getattr(reply, "squared_error", 0.0))
@@ -208,8 +220,14 @@ class PhaseClient(NumPyClient):
     def close_round(
         self, state: SessionState, number: int, payload: bytes, checkpoint_every: int
     ) -> None:
-        """Keep the state after a round; the last thing a handler does before it answers."""
+        """Keep the state after a round; the last thing a handler does before it answers.
+
+        In a secure run the number is noted on disk as well: a run that is resumed must not repeat
+        a sum of the same values, see :meth:`_open_session`.
+        """
         state.round, state.payload = number, payload
+        if self.sums is not None and checkpoint_every:
+            self.note_answered(state.session, number)
         if checkpoint_every and number % checkpoint_every == 0:
             self._save(state, number)
         state.store(self.context)
@@ -228,6 +246,7 @@ class PhaseClient(NumPyClient):
         raise ClientError(mark_error(name))
 
     def _dispatch(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
+        self.sums = None
         parameters, config, sections = detach(parameters, config, party=_SERVER)
         phase = str(config.get("phase", ""))
         if phase == DescribeRequest.phase:
@@ -243,30 +262,46 @@ class PhaseClient(NumPyClient):
             )
         message, handler = handlers[phase]
         request = message.unpack(parameters, config, party=_SERVER)
-        if not sections:
-            return handler(request)
-        sums = self.sums = self._open_sums(str(config.get("session", "")), sections)
+        self.sums = self._open_sums(str(config.get("session", "")), sections)
         reply = handler(request)
-        sums.check_done()
-        store_state(self.context, sums.party.state)
+        if self.sums is not None:
+            self.sums.check_done()
+            if phase != sum_wire.FinishRequest.phase:
+                store_state(self.context, self.sums.party.state)
         return reply
 
     def _open_session(self, request: DescribeRequest) -> None:
-        """Start with an empty state, or with the one saved for the round to resume from."""
+        """Start with an empty state, or with the one saved for the round to resume from.
+
+        Rounds after that one which this node answered in a secure run are not done again: with
+        the same values but other survivors, the difference of two sums would show a single client.
+        """
         state = SessionState(session=request.session)
+        self.restored, self.answered = not request.resume_round, 0
         if request.resume_round:
-            path = self._state_path(request.session, request.resume_round)
+            path = self._state_path(request.session, f"-round-{request.resume_round}.state")
             if path is not None and path.is_file():
+                self.restored = True
                 state.round, state.payload = request.resume_round, path.read_bytes()
+            noted = self._state_path(request.session, ".answered")
+            if noted is not None and noted.is_file():
+                self.answered = int(noted.read_text())
+                state.round = max(state.round, self.answered)
         state.store(self.context)
 
-    def _state_path(self, session: str, number: int) -> Path | None:
+    def note_answered(self, session: str, number: int) -> None:
+        """Note on disk, before the reply leaves, that a secure round has been answered."""
+        path = self._state_path(session, ".answered")
+        if path is not None:
+            write_atomically(path, str(number).encode(), private=True)
+
+    def _state_path(self, session: str, name: str) -> Path | None:
         if self.state_dir is None or not session.isalnum():
             return None
-        return self.state_dir / session / f"partition-{self.partition}-round-{number}.state"
+        return self.state_dir / session / f"partition-{self.partition}{name}"
 
     def _save(self, state: SessionState, number: int) -> None:
-        path = self._state_path(state.session, number)
+        path = self._state_path(state.session, f"-round-{number}.state")
         if path is None:
             return
         write_atomically(path, state.payload, private=True)
@@ -291,16 +326,32 @@ class PhaseClient(NumPyClient):
     def _announce(self, request: DescribeRequest, reply: DescribeReply) -> DescribeReply:
         """Add the node's key of the run to its description."""
         if not request.secure:
+            if self.trusted_keys:
+                raise SumError(
+                    "this node has pinned identities and takes part in secure runs only",
+                    remedy="run with secure sums",
+                    party=f"partition {self.partition}",
+                )
             erase_state(self.context)
             return reply
         party = self._party(PartyState(request.session))
         public, signature = party.announce()
         store_state(self.context, party.state)
-        return replace(reply, public_key=public, signature=signature)
+        return replace(reply, public_key=public, signature=signature, answered=self.answered)
 
-    def _open_sums(self, session: str, sections: list[Section]) -> ClientSums:
+    def _open_sums(self, session: str, sections: list[Section]) -> ClientSums | None:
+        """Return the sums of a request; in a secure run always, so that nothing goes unmasked."""
+        state = load_state(self.context)
+        if state is None or state.session != session:
+            if sections:
+                raise ProtocolError(
+                    "the request sums securely, but this node has announced no key in its session",
+                    remedy="start the run again",
+                    party=f"partition {self.partition}",
+                )
+            return None
         self.open_session(session)
-        sums = ClientSums(self._party(load_state(self.context, session)))
+        sums = ClientSums(self._party(state))
         sums.take(sections)
         return sums
 

@@ -215,7 +215,7 @@ class OnlineKernelClient(PhaseClient):
             features=self.x.shape[1],
             test_rows=len(self.x_test),
             columns=columns_digest(self.columns),
-            restored=SessionState.load(self.context).round == request.resume_round,
+            restored=self.restored,
         )
 
     # -- phases
@@ -340,7 +340,8 @@ class OnlineKernelClient(PhaseClient):
             )
         features = _feature_map(request, self.x_test.shape[1])
         error = self._test_error(features, request.theta, weights)
-        return self._tell(wire.EvaluateReply(samples=len(self.x_test), squared_error=error))
+        reply = wire.EvaluateReply(samples=len(self.x_test), squared_error=error)
+        return self._tell(request, reply)
 
     def evaluate_network(self, request: wire.NetworkEvaluateRequest) -> PhaseMessage:
         """Predict the held-out rows with the network adapted to the last samples."""
@@ -349,7 +350,8 @@ class OnlineKernelClient(PhaseClient):
         inputs = network.project(self.x_test, widths[0], request.seed)
         predicted = network.predict(self._adapt(request, widths), widths, inputs)
         error = float(((predicted - self.y_test) ** 2).sum())
-        return self._tell(wire.NetworkEvaluateReply(samples=len(self.x_test), squared_error=error))
+        reply = wire.NetworkEvaluateReply(samples=len(self.x_test), squared_error=error)
+        return self._tell(request, reply)
 
     # -- pieces
 
@@ -418,12 +420,18 @@ class OnlineKernelClient(PhaseClient):
         self.close_round(state, request.round, account.pack(), request.checkpoint_every)
         return wire.MaskedReply(round=request.round)
 
-    def _tell(self, reply: wire.EvaluateReply) -> wire.EvaluateReply | wire.MaskedReply:
+    def _tell(
+        self,
+        request: wire.EvaluateRequest | wire.NetworkEvaluateRequest,
+        reply: wire.EvaluateReply,
+    ) -> wire.EvaluateReply | wire.MaskedReply:
         if self.sums is None:
             return reply
         vector = np.array([reply.samples, reply.squared_error], np.float64)
         self.sums.contribute(wire.EVALUATE_SUM, vector)
-        return wire.MaskedReply(round=0)
+        if request.checkpoint_every:
+            self.note_answered(request.session, request.round)
+        return wire.MaskedReply(round=request.round)
 
     def _adapt(
         self, request: wire.NetworkRequest | wire.NetworkEvaluateRequest, widths: tuple[int, ...]

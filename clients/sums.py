@@ -57,6 +57,9 @@ class ClientSums:
                 self.party.join(section.read(wire.Roster, party=_SERVER))
             elif section.phase == wire.Order.phase:
                 order = section.read(wire.Order, party=_SERVER)
+                if order.name in self.orders:
+                    raise SumError(f"two sums {order.name!r} in one request", party=self._name)
+                self.party.accept(order)
                 self.orders[order.name] = order
             elif section.phase == wire.Unmask.phase:
                 self.replies.append(self.party.unmask(section.read(wire.Unmask, party=_SERVER)))
@@ -109,17 +112,12 @@ class ClientSums:
         return f"partition {self.party.partition}"
 
 
-def load_state(context: Context, session: str) -> PartyState:
-    """Read what the node remembers of the sums of a session."""
+def load_state(context: Context) -> PartyState | None:
+    """Read what the node remembers of secure sums; None outside a secure run."""
     record = context.state.get(_RECORD)
-    if isinstance(record, ConfigRecord):
-        state = PartyState.unpack(record["state"])  # type: ignore[arg-type]
-        if state.session == session:
-            return state
-    raise ProtocolError(
-        "the request sums securely, but this node has announced no key in its session",
-        remedy="start the run again",
-    )
+    if not isinstance(record, ConfigRecord):
+        return None
+    return PartyState.unpack(record["state"])  # type: ignore[arg-type]
 
 
 def store_state(context: Context, state: PartyState) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from .errors import CohortError, EngineError, FedKernError, ProtocolError
 from .flower_compat import ACTOR_DIED, NODE_UNAVAILABLE
@@ -129,6 +133,28 @@ def payload_bytes(message: Message) -> int:
     return total
 
 
+def read_array(array: Any) -> NDArray[Any]:
+    """Return the array of a record without copying its bytes, which are trusted with nothing.
+
+    Raises
+    ------
+    ValueError
+        They are not a plain array in NumPy's format, of exactly the size that they announce.
+    """
+    try:
+        stream = io.BytesIO(array.data)
+        if np.lib.format.read_magic(stream) != (1, 0):
+            raise ValueError
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+        start = stream.tell()
+        if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(array.data) - start:
+            raise ValueError
+        flat = np.frombuffer(array.data, dtype, offset=start) if dtype.itemsize else None
+        return flat.reshape(shape, order="F" if fortran else "C")  # type: ignore[union-attr]
+    except Exception:  # a header can break its parser in many ways
+        raise ValueError("not an array") from None
+
+
 def take_sections(message: Message, *, party: str) -> list[Section]:
     """Remove the sections from a reply and return them; what is left is the method's own reply.
 
@@ -149,9 +175,9 @@ def take_sections(message: Message, *, party: str) -> list[Section]:
             return []
         arrays, keys = [], [key for key in record if key != _EMPTY]
         for key in keys[len(keys) - count :]:
-            arrays.append(record[key].numpy())
+            arrays.append(read_array(record[key]))
             del record[key]  # so that no upload stands in memory twice
-    except (ValueError, TypeError, EOFError):
+    except ValueError:
         raise ProtocolError("its sections are damaged", party=party) from None
     _, own, sections = detach(arrays, dict(scalars), party=party)
     for name in [name for name in scalars if name not in own]:
@@ -172,8 +198,8 @@ def read_reply(reply: type[Reply], message: Message, *, party: str, **sizes: int
     try:
         record = content[f"{prefix}res.parameters"] if prefix == "fit" else ArrayRecord()
         scalars = dict(content[f"{prefix}res.metrics"])
-        arrays = [value.numpy() for key, value in record.items() if key != _EMPTY]  # type: ignore[union-attr]
-    except (KeyError, ValueError, TypeError, EOFError, AttributeError):
+        arrays = [read_array(value) for key, value in record.items() if key != _EMPTY]  # type: ignore[union-attr]
+    except (KeyError, ValueError, TypeError, AttributeError):
         raise ProtocolError(
             "the reply is not one of a fedkern-flwr client",
             remedy="serve one of the clients in fedkern_flwr.clients on this node",

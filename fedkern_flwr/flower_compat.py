@@ -5,10 +5,11 @@ A future removal in Flower is mended here and nowhere else.
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.client import Client, NumPyClient
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "NODE_UNAVAILABLE",
     "Client",
     "NumPyClient",
+    "copy_message",
     "empty_run",
     "is_simulated",
     "message_round_trip",
@@ -55,6 +57,16 @@ def is_simulated(grid: Any) -> bool:
 def stamp_message(message: Message, *, message_id: str) -> None:
     """Give a message the id that a SuperLink would give it."""
     message.metadata.__dict__["_message_id"] = message_id
+
+
+def copy_message(message: Message) -> Message:
+    """Copy a message and its records, but not the values in them."""
+    if message.has_error():
+        return message
+    content = RecordDict({n: type(r)(dict(r)) for n, r in message.content.items()})  # type: ignore[arg-type]
+    twin = copy.copy(message)
+    twin.__dict__["_content"] = content
+    return twin
 
 
 def message_round_trip(message: Message) -> Message:

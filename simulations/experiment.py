@@ -23,7 +23,7 @@ from fedkern_flwr.tables import Missing, Table, drop_constant_columns
 from ..clients import OnlineKernelClient
 from ..strategies.online import OnlineStrategy
 from .datasets import load_data
-from .engines import DropOut, Engine, SimulationStep, simulate_all
+from .engines import Audit, DropOut, Engine, SimulationStep, simulate_all
 from .methods import method
 from .splits import Split, split_rows
 
@@ -225,6 +225,7 @@ def run_entries(
     timeout: float = 3600.0,
     checkpoints: Path | None = None,
     resume: bool = False,
+    audited: bool = False,
     progress: Progress = lambda label, done, total: None,
     draw_done: DrawDone = lambda entry, strategy: None,
 ) -> None:
@@ -250,6 +251,8 @@ def run_entries(
         Folder for checkpoints, one per draw; for a single entry.
     resume : bool (default: False)
         Go on from the checkpoint of the first draw that is missing, if there is one.
+    audited : bool (default: False)
+        Count which kinds of values server and clients see in the first draw of each entry.
     progress : callable
         Called with (label, exchanges done, exchanges in all) of the draw at hand.
     draw_done : callable
@@ -267,7 +270,9 @@ def run_entries(
                 checkpoint=file,
                 resume=resume and file is not None and file.is_file(),
             )
-            steps.append(_step(entry, draw, runs, strategy, prepared, timeout, progress, draw_done))
+            step = _step(entry, draw, runs, strategy, prepared, timeout, progress, draw_done)
+            step.audit = Audit() if audited and draw == 0 else None
+            steps.append(step)
     simulate_all(
         steps,
         prepared.clients,
@@ -300,7 +305,8 @@ def summarise(entry: Entry) -> dict[str, Any]:
     -------
     dict
         ``metrics``, ``history``, ``exchanges``, ``bytes_up``, ``bytes_down``, ``seconds`` (means
-        per draw; ``mse_std`` is the standard deviation over draws), ``survivors``, ``failures``.
+        per draw; ``mse_std`` is the standard deviation over draws), ``survivors``, ``failures``,
+        ``privacy`` (of the first draw).
     """
     results = entry.results
     metrics: dict[str, Any] = {
@@ -325,13 +331,14 @@ def summarise(entry: Entry) -> dict[str, Any]:
         },
         "survivors": results[-1]["history"][-1]["survivors"],
         "failures": _add_failures(r["failures"] for r in results),
+        "privacy": results[0]["privacy"],
     }
 
 
 def versions() -> dict[str, str]:
     """Return the versions of what a run depends on."""
     found = {"python": platform.python_version(), "platform": sys.platform}
-    for package in ("fedkern-flwr", "flwr", "numpy", "scipy", "ray"):
+    for package in ("fedkern-flwr", "flwr", "numpy", "scipy", "cryptography", "ray"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -371,8 +378,11 @@ def _step(
                 "bytes_down": ledger.bytes_down,
                 "seconds": time.monotonic() - started,
                 "failures": ledger.failures,
+                "privacy": strategy.privacy(),
             }
         )
+        if step.audit is not None:
+            entry.results[-1]["privacy"]["seen"] = step.audit.to_dict()
         if entry.strategy is None:
             entry.strategy = strategy
         draw_done(entry, strategy)

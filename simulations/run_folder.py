@@ -143,7 +143,7 @@ class RunFolder:
         """Remove what only an unfinished run needs."""
         for file in (*self.path.glob("checkpoint-*.npz"), self.path / "draws.json"):
             file.unlink(missing_ok=True)
-        for file in self.state_dir.glob("*/partition-*.state"):
+        for file in self.state_dir.glob("*/partition-*"):
             file.unlink()
 
     def _write(self, name: str, value: Any) -> None:

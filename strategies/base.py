@@ -58,7 +58,8 @@ class PhaseStrategy(Strategy):
         Go on from the checkpoint instead of starting anew.
     threshold : int, optional
         Of secure sums: t, least number of clients whose vectors are in a sum, by default
-        floor(2 K / 3) + 1. More than t - 1 clients and the server together could open a vector.
+        floor(2 K / 3) + 1. Up to 30 clients, t - 1 of them and the server together cannot open
+        another's vector; with more it takes 65 % of the few with whom a client shares masks.
     min_cohort : int (default: 2)
         Of secure sums: least number of clients in a sum whatever the threshold.
 
@@ -124,6 +125,7 @@ class PhaseStrategy(Strategy):
         self.sums: SecureSum | None = None
         self._session = secrets.token_hex(8)
         self._missed: dict[int, int] = {}
+        self._last_missed: dict[int, int] = {}
         self._pending: tuple[int, Arrays, dict[str, Any], set[int]] | None = None
 
     # -- what a method tells about itself
@@ -181,7 +183,10 @@ class PhaseStrategy(Strategy):
             )
 
     def cohorts(self) -> list[list[int]] | None:
-        """Return the sets of partitions among which the method sums; None for everybody."""
+        """Return the sets of partitions among which the method sums; None for everybody.
+
+        Sums of the same values over two sets that differ by one party give that party's values.
+        """
         return None
 
     def active_nodes(self) -> list[int]:
@@ -245,16 +250,18 @@ class PhaseStrategy(Strategy):
         least = self.min_clients if required is None else required
         if answers >= least:
             return
-        kinds = Counter(str(failure) for failure in (failures or {}).values())
-        why = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        raise CohortError(
+        raise self.broken(
             f"{answers} of {len(self.parties_)} clients answered round {number}, at least "
-            f"{least} must" + (f" ({why})" if why else ""),
-            remedy="mend the clients and resume from the checkpoint"
-            if self.checkpoint
-            else "mend the clients and start again",
-            phase=phase,
+            f"{least} must{count_failures(failures)}",
+            phase,
         )
+
+    def broken(self, problem: str, phase: str) -> CohortError:
+        """Return the error with which a run ends for want of clients."""
+        remedy = "mend the clients and start again"
+        if self.checkpoint:
+            remedy = "mend the clients and resume from the checkpoint"
+        return CohortError(problem, remedy=remedy, phase=phase)
 
     def accept(self, node: int) -> None:
         """Note that a client gave a proper answer."""
@@ -271,8 +278,9 @@ class PhaseStrategy(Strategy):
     def _count_failure(self, node: int, failure: Failure, number: int) -> None:
         partition = self.parties_[node].partition
         self.ledger_.add_failure(partition, str(failure))
-        missed = self._missed.get(partition, 0) + 1
-        self._missed[partition] = missed
+        once = self._last_missed.get(partition) != number  # a round may have several exchanges
+        missed = self._missed.get(partition, 0) + once
+        self._missed[partition], self._last_missed[partition] = missed, number
         logger.info("partition %d, round %d: %s", partition, number, failure)
         if missed >= self.max_missed and partition not in self.left_out_:
             self.left_out_.append(partition)
@@ -336,11 +344,11 @@ class PhaseStrategy(Strategy):
                 self.ledger_.add_failure(forger, "forged share")
 
     def finish_sums(self, grid: Grid, *, number: int, timeout: float) -> None:
-        """Let the clients erase what belongs to the run's secure sums."""
+        """Let all clients erase what belongs to the run's secure sums."""
         if self.sums is None:
             return
         request = sum_wire.FinishRequest(session=self._session, round=number)
-        messages = request_messages(request, self.active_nodes(), group_id="finish")
+        messages = request_messages(request, self.parties_, group_id="finish")
         self.run_phase(grid, messages, phase="finish", timeout=timeout, number=number, required=0)
 
     def _sum_exchange(
@@ -461,6 +469,13 @@ PLAIN_GRADIENTS = (
     "number of rows, held-out rows and columns per client, digest of the column names",
     "each client's squared error on its held-out rows, if there are any",
 )
+
+
+def count_failures(failures: Mapping[int, Failure] | None) -> str:
+    """Return failures by reason in brackets, to be added to a sentence."""
+    kinds = Counter(str(failure) for failure in (failures or {}).values())
+    why = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    return f" ({why})" if why else ""
 
 
 def at_least(name: str, value: float, least: float) -> None:

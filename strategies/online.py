@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -12,7 +13,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import CohortError, OptionError, ProtocolError, SumError, TableError
+from fedkern_flwr.errors import (
+    CohortError,
+    FedKernError,
+    OptionError,
+    ProtocolError,
+    SumError,
+    TableError,
+)
 from fedkern_flwr.exchange import Failure, read_reply, request_messages
 from fedkern_flwr.flower_compat import is_simulated
 from fedkern_flwr.kernels import bandwidth_dictionary
@@ -22,9 +30,10 @@ from fedkern_flwr.secure_sum import Encoding, RunningSum
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import online as wire
 
-from .base import Arrays, PhaseStrategy, at_least, logger
+from .base import Arrays, PhaseStrategy, at_least, count_failures, logger
 
 Floats = NDArray[np.float64]
+_FAREWELL = 10.0  # seconds to wait for clients when a run has failed
 _ENCODING = Encoding.fixed_point(wire.SUM_BOUND)
 Report = TypeVar("Report", bound=wire.StreamReport)
 
@@ -194,16 +203,40 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
         )
         self._check_streams(num_rounds)
         dimension = next(iter(self.parties_.values())).features
+        rounds = -(-num_rounds // self.batch_size())
         result, first = Result(), 1
         arrays = self.initial_arrays(dimension)
         if initial_arrays is not None and len(initial_arrays):
             arrays = self.load_server_state(self._state_from(initial_arrays))
         if restored:
             arrays, first = self._take_up(*restored), restored[1]["round"] + 1
+            first = self._skip_answered(first, rounds)
         result.arrays = arrays
         if evaluate_fn and (metrics := evaluate_fn(first - 1, arrays)) is not None:
             result.evaluate_metrics_serverapp[first - 1] = metrics
-        rounds = -(-num_rounds // self.batch_size())
+        try:
+            arrays = self._run_rounds(grid, result, first, rounds, timeout, config, evaluate_fn)
+        except CohortError:
+            with contextlib.suppress(FedKernError):  # whoever is left erases its secrets
+                self.finish_sums(grid, number=rounds, timeout=min(timeout, _FAREWELL))
+            raise
+        self.metrics_ = self.final_metrics()
+        if first <= rounds + 1:
+            self._evaluate(grid, arrays, rounds, timeout, result)
+        self.finish_sums(grid, number=rounds, timeout=timeout)
+        return result
+
+    def _run_rounds(
+        self,
+        grid: Grid,
+        result: Result,
+        first: int,
+        rounds: int,
+        timeout: float,
+        config: ConfigRecord,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> ArrayRecord:
+        arrays = result.arrays
         for number in range(first, rounds + 1):
             outcome = self.run_phase(
                 grid,
@@ -213,7 +246,7 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
                 number=number,
             )
             if self.sums is not None:
-                self._open_round(grid, number, timeout)
+                self._open_round(grid, number, timeout, outcome.failures)
             updated, metrics = self.aggregate_train(number, self.in_order(outcome))
             if updated is not None:
                 arrays = result.arrays = updated
@@ -225,10 +258,7 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
                 result.evaluate_metrics_serverapp[number] = metrics
             if self.on_round is not None:
                 self.on_round(number, rounds, self.history_[-1])
-        self.metrics_ = self.final_metrics()
-        self._evaluate(grid, arrays, rounds, timeout, result)
-        self.finish_sums(grid, number=rounds, timeout=timeout)
-        return result
+        return arrays
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -308,7 +338,9 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
             "never_leaves_the_client": ["rows", "labels", "own gradients and errors", *kept],
         }
 
-    def _open_round(self, grid: Grid, number: int, timeout: float) -> None:
+    def _open_round(
+        self, grid: Grid, number: int, timeout: float, failures: Mapping[int, Failure]
+    ) -> None:
         """Unmask the sum of a round; a sum that cannot be opened is a round lost."""
         assert self.sums is not None
         assert self._running is not None
@@ -316,18 +348,30 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
             self.unmask(grid, [self._running], number=number, timeout=timeout)
             self._lost_rounds = 0
         except SumError as error:
-            self._lost_rounds += 1
-            logger.warning("round %d is lost: %s", number, error)
             self.sums.close(self._running)
             self._running = None
-            if self._lost_rounds >= self.max_missed:
-                raise CohortError(
-                    f"{self._lost_rounds} rounds in a row are lost: {error.problem}",
-                    remedy="mend the clients and resume from the checkpoint"
-                    if self.checkpoint
-                    else "mend the clients and start again",
-                    phase=self.reply_class.phase,
-                ) from None
+            self._lost_rounds += 1
+            problem = f"{error.problem}{count_failures(failures)}"
+            logger.warning("round %d is lost: %s", number, problem)
+            last = number * self.batch_size() >= self._samples
+            hopeless = last and not self.sums.contributors
+            if self._lost_rounds >= self.max_missed or hopeless:
+                lost = f"{self._lost_rounds} rounds in a row are lost: {problem}"
+                raise self.broken(lost, self.reply_class.phase) from None
+
+    def _skip_answered(self, first: int, rounds: int) -> int:
+        """Return the round with which a resumed secure run goes on.
+
+        Rounds that a client answered after the checkpoint are lost: repeated with other survivors,
+        the difference of the two sums would be that of single clients.
+        """
+        answered = max(party.answered for party in self.parties_.values())
+        for number in range(first, min(answered, rounds) + 1):
+            logger.warning("round %d is lost: it was answered before the run broke off", number)
+            self._enter_round(number, 0)
+        if answered > rounds:
+            logger.warning("the held-out rows are not evaluated again")
+        return max(first, answered + 1)
 
     def _aggregate_masked(
         self, number: int, replies: Iterable[Message]
@@ -337,7 +381,11 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
             try:
                 if read_reply(wire.MaskedReply, message, party=self.party(node)).round != number:
                     raise ProtocolError("the reply belongs to another round")
-                self.accept(node)
+                if (
+                    self._running is None
+                    or self.parties_[node].partition not in self._running.silent
+                ):
+                    self.accept(node)
             except ProtocolError as error:
                 self.reject(node, Failure("invalid reply", error.problem), number)
         if self._running is None:
@@ -430,7 +478,7 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
             grid, messages, phase="online-evaluate", timeout=timeout, number=number, required=0
         )
         if self.sums is not None:
-            self._open_round(grid, number, timeout)
+            self._open_round(grid, number, timeout, outcome.failures)
         metrics = self.aggregate_evaluate(number, self.in_order(outcome))
         if metrics is not None:
             result.evaluate_metrics_clientapp[number] = metrics
@@ -454,7 +502,8 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
         if self.sums is not None:
             if self._running is None:
                 return None
-            (rows, error), _ = self._take_total(self._running)
+            total, _ = self._take_total(self._running)
+            rows, error = total.tolist()
             return MetricRecord({"test_mse": error / rows}) if rows else None
         samples, error = 0, 0.0
         for message in replies:
@@ -626,10 +675,10 @@ class KernelOnlineStrategy(OnlineStrategy[Report]):
         rule, rate = self.weight_rule()
         request = wire.EvaluateRequest(
             session=self._session,
-            round=server_round,
+            round=server_round + 1,
             step=0,
             samples=0,
-            checkpoint_every=0,
+            checkpoint_every=1 if self.checkpoint else 0,
             weight_rule=rule,
             learning_rate=rate,
             weights=self.evaluation_weights(),

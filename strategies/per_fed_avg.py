@@ -115,6 +115,8 @@ class PerFedAvg(OnlineStrategy[wire.NetworkReply]):
         """Ask the clients that hold rows out to predict them."""
         request = wire.NetworkEvaluateRequest(
             session=self._session,
+            round=server_round + 1,
+            checkpoint_every=1 if self.checkpoint else 0,
             step=self._samples,
             samples=self.samples_per_round,
             **self._network_fields(),

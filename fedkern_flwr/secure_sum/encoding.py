@@ -93,8 +93,12 @@ class Encoding:
                 f"{parties} integers up to {self.bound:g} overflow a {self.bits}-bit ring",
                 remedy="use a larger ring or a smaller bound",
             )
-        if self.kind == "fixed-point" and not -900 < self.fraction_bits(parties) < 900:
-            raise OptionError(f"bound is {self.bound}", remedy="scale the numbers")
+        if self.kind == "fixed-point" and not 0 <= self.fraction_bits(parties) < 900:
+            raise OptionError(
+                f"{parties} numbers up to {self.bound:g} leave no fractional bits in a "
+                f"{self.bits}-bit ring",
+                remedy="use a larger ring or scale the numbers",
+            )
 
     def encode(self, values: NDArray[Any], parties: int, *, name: str) -> RingArray:
         """Return ring elements.
@@ -128,7 +132,9 @@ class Encoding:
     def decode(self, total: RingArray, parties: int) -> NDArray[Any]:
         """Return the sum: float64 numbers or angles in [0, 2 pi), or int64 integers."""
         if self.kind == "circle":
-            return total * (_TURN / 2.0**self.bits)
+            angles = total * (_TURN / 2.0**self.bits)
+            angles[angles >= _TURN] = 0.0  # the last few of 2^64 steps round up to a full turn
+            return angles
         signed = total.view(_SIGNED[self.bits])
         if self.kind == "integer":
             return signed.astype(np.int64)

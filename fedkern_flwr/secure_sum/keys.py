@@ -28,6 +28,20 @@ def generate_key() -> tuple[bytes, bytes]:
     return key.private_bytes_raw(), key.public_key().public_bytes_raw()
 
 
+def public_key(private: bytes) -> bytes:
+    """Return the public key of a private one."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def is_public_key(public: bytes) -> bool:
+    """Tell whether 32 bytes are an X25519 key with which a secret can be agreed."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        return False
+    return True
+
+
 def sum_label(session: str, cohort: int, index: int, name: str) -> bytes:
     """Return the label of a sum: unique within a run, as ``index`` only grows."""
     return json.dumps([session, cohort, index, name]).encode()

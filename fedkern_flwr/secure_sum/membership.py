@@ -19,8 +19,10 @@ from ..wire.message import PROTOCOL_VERSION
 from ..wire.sums import Roster
 from . import graph
 from .identity import SIGNATURE_BYTES
-from .keys import KEY_BYTES
+from .keys import KEY_BYTES, is_public_key
 from .masks import CIPHERS
+
+_LEAST = 2  # parties in any sum
 
 
 @dataclass(frozen=True)
@@ -116,16 +118,12 @@ class Membership:
         SumError
             Sizes do not fit, a party comes twice, a cohort is too small or has strangers.
         """
-        ids = np.frombuffer(roster.partitions[: len(roster.partitions) // 4 * 4], "<i4").tolist()
+        if len(roster.partitions) % 4:
+            raise SumError("the roster is damaged")
+        ids = np.frombuffer(roster.partitions, "<i4").tolist()
         keys = _cut(roster.keys, KEY_BYTES)
         signatures = _cut(roster.signatures, SIGNATURE_BYTES)
-        try:
-            listed = [
-                (int(threshold), tuple(map(int, members)))
-                for threshold, members in json.loads(roster.cohorts)
-            ]
-        except (ValueError, TypeError):
-            raise SumError("the roster's cohorts are damaged") from None
+        listed = _read_cohorts(roster.cohorts)
         if not len(ids) == len(keys) == len(signatures) or ids != sorted(set(ids)):
             raise SumError("the roster is damaged")
         if roster.cipher not in CIPHERS:
@@ -134,10 +132,10 @@ class Membership:
         digest = hashlib.sha256(json.dumps(text).encode()).digest()
         cohorts = []
         for number, (threshold, members) in enumerate(listed):
-            if list(members) != sorted(set(members)) or not set(members) <= set(ids):
+            if members != sorted(set(members)) or not set(members) <= set(ids):
                 raise SumError(f"cohort {number} has strangers or members twice")
-            check_threshold(len(members), threshold)
-            cohorts.append(Cohort(number, members, threshold, digest))
+            check_cohort(len(members), threshold, _LEAST)
+            cohorts.append(Cohort(number, tuple(members), threshold, digest))
         return cls(
             session,
             dict(zip(ids, keys, strict=True)),
@@ -148,14 +146,39 @@ class Membership:
         )
 
 
+def _read_cohorts(text: str) -> list[tuple[int, list[int]]]:
+    try:
+        value = json.loads(text)
+        listed = [(threshold, list(members)) for threshold, members in value]
+    except (ValueError, TypeError, RecursionError):
+        listed = [(0, [""])]
+    if any(type(n) is not int for threshold, members in listed for n in (threshold, *members)):
+        raise SumError("the roster's cohorts are damaged")
+    return listed
+
+
 def make_roster(
     keys: Mapping[int, tuple[bytes, bytes]],
     cohorts: Sequence[Sequence[int]],
     threshold: int | None,
     cipher: str,
 ) -> Roster:
-    """Return the roster message for parties with (public key, signature)."""
+    """Return the roster message for parties with (public key, signature).
+
+    Raises
+    ------
+    SumError
+        A key or signature is none.
+    """
     ids = sorted(keys)
+    for partition in ids:
+        public, signature = keys[partition]
+        if not is_public_key(public) or len(signature) not in (0, SIGNATURE_BYTES):
+            raise SumError(
+                "its public key or signature is not valid",
+                remedy="run the same release of fedkern-flwr on both sides",
+                party=f"partition {partition}",
+            )
     listed = []
     for members in cohorts:
         t = graph.default_threshold(len(members)) if threshold is None else threshold

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -30,6 +30,7 @@ from .keys import (
     next_root,
     pair_label,
     pair_root,
+    public_key,
     sum_keys,
     sum_label,
 )
@@ -41,7 +42,14 @@ from .shamir import SHARE_BYTES, share_seeds
 
 CHUNK_BYTES = 4 << 20
 SEALED_SHARE = SHARE_BYTES + relay.TAG_BYTES
-_LONGEST_LEAP = 1 << 20  # sums that a party may have missed in a row
+_LONGEST_LEAP = 1 << 16  # sums that a party may have missed in a row
+
+
+class _Accepted(NamedTuple):
+    cohort: Cohort
+    encoding: Encoding
+    label: bytes
+    keys: dict[int, tuple[bytes, bytes]]
 
 
 class Party:
@@ -72,6 +80,7 @@ class Party:
     ) -> None:
         self.partition, self.state = partition, state
         self.identity, self.trusted, self.allow_single = identity, trusted, allow_single
+        self._accepted: dict[tuple[int, int], _Accepted] = {}
 
     # -- set-up
 
@@ -106,6 +115,10 @@ class Party:
         private = self.state.private
         if not private:
             raise self._refuse("this party has announced no key", "start the run again")
+        if members.keys.get(self.partition) != public_key(private):
+            raise self._refuse(
+                "the roster holds another key under the name of this party", "start the run again"
+            )
         for cohort in members.cohorts:
             if self.partition not in cohort.members:
                 continue
@@ -130,37 +143,56 @@ class Party:
 
     # -- a sum
 
+    def accept(self, order: Order) -> None:
+        """Take an order: its number is used up, whatever this party contributes.
+
+        Orders of a cohort must be accepted in the order of their numbers. Nothing that leaves this
+        party may be masked with keys of a number whose use it does not remember: what the state
+        holds after this must be kept before a reply is sent.
+
+        Raises
+        ------
+        SumError
+            The order breaks a rule: a number used before, a receiver who would learn this party's
+            values, a sum with and one without self masks of the same values.
+        OptionError
+            The ring has no room for the sum.
+        """
+        cohort, encoding = self._check(order)
+        label = sum_label(self.state.session, cohort.number, order.index, order.name)
+        keys = self._advance(cohort, order.index, label)
+        self._accepted[order.cohort, order.index] = _Accepted(cohort, encoding, label, keys)
+
     def contribute(self, order: Order, values: NDArray[Any]) -> Upload:
         """Encode, mask and share; refuse before anything leaves this party.
 
         Parameters
         ----------
         order : Order
-            What the server asked for.
+            What the server asked for; accepted here if it has not been.
         values : ndarray, shape (order.length,)
             This party's vector.
 
         Raises
         ------
         SumError
-            The values do not fit the order, or the order breaks a rule: a number used before, a
-            receiver who would learn this party's values, a single-mask sum over another cohort.
+            The values do not fit the order; see also :meth:`accept`.
         OptionError
             The ring has no room for the sum.
         """
-        cohort, encoding = self._check(order)
-        parties = len(cohort.members)
         if np.shape(values) != (order.length,):
             raise SumError(
                 f"{order.name} has shape {np.shape(values)} instead of ({order.length},)",
                 party=self._name,
             )
+        if (order.cohort, order.index) not in self._accepted:
+            self.accept(order)
+        cohort, encoding, label, keys = self._accepted[order.cohort, order.index]
         try:
-            masked = encoding.encode(np.asarray(values), parties, name=order.name)
+            masked = encoding.encode(np.asarray(values), len(cohort.members), name=order.name)
         except SumError as error:
             raise SumError(error.problem, remedy=error.remedy, party=self._name) from None
-        label = sum_label(self.state.session, cohort.number, order.index, order.name)
-        keys = self._advance(cohort, order.index, label)
+        del self._accepted[order.cohort, order.index]
         others = cohort.neighbours[self.partition]
         streams: list[Stream] = [(keys[j][0], j < self.partition) for j in others]
         opened = OpenSum.of(order, keys)
@@ -173,12 +205,11 @@ class Party:
         if order.self_masks:
             seed = secrets.token_bytes(KEY_BYTES)
             streams.append((seed, False))
-            committed = commitment(label, seed)
+            pair_seeds = [keys[j][0] for j in others]
+            committed = b"".join(commitment(label, s) for s in (seed, *pair_seeds))
             points = [cohort.point(h) for h in cohort.holders(self.partition)]
             opened.own_share, *shares = share_seeds([seed], points, cohort.share_threshold)
             if order.backups:
-                pair_seeds = [keys[j][0] for j in others]
-                committed += b"".join(commitment(label, s) for s in pair_seeds)
                 backups = share_seeds(pair_seeds, points[1:], cohort.share_threshold)
         add_streams(masked, streams, cipher=self.state.cipher)
         self.state.open[cohort.number, order.index] = opened
@@ -215,6 +246,8 @@ class Party:
             )
         if self.partition not in alive or (opened.receiver >= 0 and opened.receiver not in alive):
             raise self._refuse("the survivors leave out this party or the receiver")
+        if opened.receiver not in (-1, self.partition) and len(alive) == 2:
+            self._check_single()
         others = cohort.neighbours[self.partition]
         living = [j for j in others if j in alive]
         sealed = _cut(request.shares, SEALED_SHARE)
@@ -250,7 +283,9 @@ class Party:
             raise self._refuse("seeds are asked for that stay secret in this sum")
         sources = [j for j in others if j in silent]
         label = opened.label(self.state.session, cohort.number, request.index)
-        size = len(request.backups) // max(1, len(sources))
+        size, rest = divmod(len(request.backups), max(1, len(sources)))
+        if rest or not size:
+            raise self._refuse("relayed backups of the wrong size")
         out = []
         for source, text in zip(sources, _cut(request.backups, size), strict=True):
             plain = self._unseal(relay.BACKUP, label, source, text, opened)
@@ -272,9 +307,9 @@ class Party:
         opened, cohort = self._opened(delivery.cohort, delivery.index)
         if opened.receiver != self.partition:
             raise self._refuse("a sum was delivered that belongs to somebody else")
-        encoding = opened.encoding
-        total = np.concatenate(delivery.padded) if delivery.padded else np.zeros(0, encoding.dtype)
-        if total.dtype != encoding.dtype or total.size != opened.length:
+        encoding, parts = opened.encoding, delivery.padded
+        total = np.concatenate(parts) if parts else np.zeros(0, encoding.dtype)
+        if any(part.dtype != encoding.dtype for part in parts) or total.size != opened.length:
             raise self._refuse(f"the total of {opened.name} has the wrong size or dtype")
         add_streams(total, [(opened.pad, True)], cipher=self.state.cipher)
         return opened.name, encoding.decode(total, len(cohort.members))
@@ -301,17 +336,22 @@ class Party:
                 self._check_single()
         elif not order.self_masks:
             raise self._refuse("a sum that the server opens needs self masks")
-        if not order.self_masks:
-            fixed = self.state.fixed.setdefault(order.receiver, order.cohort)
-            if fixed != order.cohort:
-                raise self._refuse(
-                    "sums without self masks for one receiver must keep their parties",
-                    "use self masks, or start again without the party that is gone",
-                )
+        if order.receiver >= 0:
+            self._check_fixed(order)
         encoding = Encoding(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
         encoding.check_room(len(cohort.members))
         self.state.close(order.cohort, order.open_from)
         return cohort, encoding
+
+    def _check_fixed(self, order: Order) -> None:
+        """Without self masks, the sums of one name for one receiver keep their parties."""
+        mode = (order.cohort, order.self_masks)
+        first = self.state.fixed.setdefault((order.receiver, order.name), mode)
+        if mode != first and not (order.self_masks and first[1]):
+            raise self._refuse(
+                f"{order.name} was summed without self masks and would be repeated otherwise",
+                "repeat it with the same parties, or end the run",
+            )
 
     def _check_single(self) -> None:
         if not self.allow_single:

@@ -104,10 +104,18 @@ class RunningSum:
         sizes = (
             (upload.shares, double * degree * SEALED_SHARE),
             (upload.backups, backed * degree * (degree * SHARE_BYTES + relay.TAG_BYTES)),
-            (upload.commitments, (double + backed * degree) * COMMITMENT_BYTES),
+            (upload.commitments, double * (1 + degree) * COMMITMENT_BYTES),
         )
         if any(len(data) != size for data, size in sizes):
             raise SumError("its sealed shares have the wrong size", party=party)
+        commitments = _cut(upload.commitments, COMMITMENT_BYTES)
+        for other, committed in zip(
+            self.cohort.neighbours[partition], commitments[1:], strict=False
+        ):
+            if other in self._uploads and self._commitment(other, partition) != committed:
+                raise SumError(
+                    f"its seed with partition {other} is not that of {other}", party=party
+                )
         start = 0
         for part in upload.masked:
             target = self._vector[start : start + part.size]
@@ -117,14 +125,14 @@ class RunningSum:
         self._spool.write(upload.backups)
         self._uploads[partition] = _Sealed(
             _cut(upload.shares, SEALED_SHARE),
-            _cut(upload.commitments, COMMITMENT_BYTES),
+            commitments,
             slice(offset, offset + len(upload.backups)),
         )
 
     # -- second exchange
 
-    def declare(self, min_cohort: int) -> tuple[int, ...]:
-        """Fix the survivors: the parties whose vectors are in. Final.
+    def check_survivors(self, min_cohort: int) -> None:
+        """Refuse to declare the survivors if the sum could not be opened or would reveal one.
 
         Raises
         ------
@@ -132,26 +140,41 @@ class RunningSum:
             Too few, or the receiver or (without self masks) any other party is missing. Nothing
             is released.
         """
-        if self.survivors:
-            return self.survivors
-        alive, members = self.uploaded, self.cohort.members
+        alive, members, name = self.uploaded, self.cohort.members, self.order.name
         least = max(self.cohort.threshold, min_cohort)
         if len(alive) < least:
             raise SumError(
-                f"{len(alive)} of {len(members)} parties contributed to {self.order.name}, "
+                f"{len(alive)} of {len(members)} parties contributed to {name}, "
                 f"at least {least} must",
                 remedy="bring the missing parties back, or lower the threshold",
             )
         if not self.order.self_masks and len(alive) < len(members):
             raise SumError(
-                f"{len(members) - len(alive)} parties are missing in {self.order.name}, which has "
-                "no self masks",
-                remedy="repeat it with the same parties, or use self masks",
+                f"{len(members) - len(alive)} parties are missing in {name}, which has no self "
+                "masks",
+                remedy="repeat it with the same parties, or end the run",
             )
         if self.order.receiver >= 0 and self.order.receiver not in alive:
-            raise SumError(f"partition {self.order.receiver}, which receives it, is missing")
-        self.survivors = alive
-        return alive
+            raise SumError(f"partition {self.order.receiver}, which receives {name}, is missing")
+        if self.order.receiver >= 0 and len(alive) == 2 < len(members):
+            raise SumError(
+                f"partition {self.order.receiver} would learn the values of the only other "
+                f"survivor of {name}",
+                remedy="bring the missing parties back",
+            )
+
+    def declare(self, min_cohort: int) -> tuple[int, ...]:
+        """Fix the survivors: the parties whose vectors are in. Final.
+
+        Raises
+        ------
+        SumError
+            See :meth:`check_survivors`.
+        """
+        if not self.survivors:
+            self.check_survivors(min_cohort)
+            self.survivors = self.uploaded
+        return self.survivors
 
     @property
     def dead(self) -> frozenset[int]:
@@ -190,7 +213,7 @@ class RunningSum:
         if (len(reply.shares), len(reply.seeds)) != sizes:
             raise SumError("its shares and seeds have the wrong size", party=party)
         for j, seed in zip(dead, seeds, strict=True):
-            if self.order.backups and not self._is_committed(partition, j, seed):
+            if commitment(self.label, seed) != self._commitment(partition, j):
                 raise SumError("a seed differs from the one it committed to", party=party)
         point = self.cohort.point(partition)
         for owner, share in zip((partition, *living), shares, strict=True):
@@ -340,9 +363,6 @@ class RunningSum:
     def _commitment(self, owner: int, other: int) -> bytes:
         position = self.cohort.neighbours[owner].index(other)
         return self._uploads[owner].commitments[1 + position]
-
-    def _is_committed(self, owner: int, other: int, seed: bytes) -> bool:
-        return commitment(self.label, seed) == self._commitment(owner, other)
 
     def _backup(self, source: int, destination: int) -> bytes:
         others = self.cohort.neighbours[source]

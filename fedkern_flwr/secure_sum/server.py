@@ -73,6 +73,8 @@ class SecureSum:
         allow_single: bool = False,
     ) -> None:
         chosen = [sorted(keys)] if cohorts is None else cohorts
+        if not chosen:
+            raise OptionError("there is no cohort to sum over", remedy="name at least one")
         for members in chosen:
             check_cohort(len(members), threshold, min_cohort)
         if min(map(len, chosen)) < 3:
@@ -119,6 +121,8 @@ class SecureSum:
         OptionError
             The ring has no room, or the receiver would learn the other party's values.
         """
+        if length < 1 or not 0 <= cohort < len(self.membership.cohorts):
+            raise OptionError(f"{name} has length {length} and cohort {cohort}")
         members = self.membership.cohorts[cohort]
         parties = len(members.members)
         encoding.check_room(parties)
@@ -172,9 +176,13 @@ class SecureSum:
         Raises
         ------
         SumError
-            A sum has too few survivors.
+            A sum has too few survivors. Then no sum is declared.
         """
         out: dict[int, list[PhaseMessage]] = {}
+        sums = list(sums)
+        for running in sums:
+            if not running.survivors:
+                running.check_survivors(self.min_cohort)
         for running in sums:
             for party in running.declare(self.min_cohort):
                 if running.order.self_masks:
@@ -230,15 +238,32 @@ class SecureSum:
             It cannot be opened, or belongs to a receiver.
         """
         total = running.total()
-        for party in running.survivors:
-            self._counted[party, running.order.cohort] = running.order.index
-        self.close(running)
+        self._count(running)
         return total
+
+    def delivery_sections(self, sums: Iterable[RunningSum]) -> dict[int, list[PhaseMessage]]:
+        """Close sums that belong to clients; return per receiver what its next request must carry.
+
+        Raises
+        ------
+        SumError
+            A sum cannot be opened.
+        """
+        out: dict[int, list[PhaseMessage]] = {}
+        for running in sums:
+            out.setdefault(running.order.receiver, []).append(running.delivery())
+            self._count(running)
+        return dict(sorted(out.items()))
 
     def close(self, running: RunningSum) -> None:
         """Forget a sum; the parties erase what belongs to it with the next order or at the end."""
         self._open.pop((running.order.cohort, running.order.index), None)
         running.close()
+
+    def _count(self, running: RunningSum) -> None:
+        for party in running.survivors:
+            self._counted[party, running.order.cohort] = running.order.index
+        self.close(running)
 
     @property
     def contributors(self) -> int:

@@ -53,6 +53,8 @@ class DescribeReply(PhaseMessage):
         Its X25519 key of the run; empty without secure sums.
     signature : bytes
         Signature of that key by the node's identity; empty if it has none.
+    answered : int
+        The last round that it answered in a secure run that broke off; it repeats none of them.
     """
 
     phase = "describe"
@@ -66,6 +68,7 @@ class DescribeReply(PhaseMessage):
     restored: bool
     public_key: bytes = b""
     signature: bytes = b""
+    answered: int = 0
 
 
 def columns_digest(names: Iterable[str]) -> str:

@@ -300,12 +300,18 @@ class NetworkEvaluateRequest(PhaseMessage):
     ----------
     session : str
         The session opened by ``describe``.
+    round : int
+        One more than the last round of the run.
+    checkpoint_every : int
+        As in ``StreamRequest``.
     step, samples : int
         The support set is the ``samples`` rows of the stream before row ``step``.
     """
 
     phase = "online-network-evaluate"
     session: str
+    round: int
+    checkpoint_every: int
     step: int
     samples: int
     layers: bytes

@@ -53,6 +53,11 @@ def attach(sections: Sequence[PhaseMessage]) -> tuple[Arrays, dict[str, Scalar]]
     return arrays, scalars
 
 
+def carries_sections(scalars: Mapping[str, Any]) -> bool:
+    """Tell whether a message carries sections."""
+    return _INDEX in scalars
+
+
 def section_arrays(scalars: Mapping[str, Any]) -> int | None:
     """Return how many of a message's arrays belong to sections; None if it carries none.
 
@@ -83,11 +88,11 @@ def detach(
     except ValueError:
         raise ProtocolError("its sections are damaged", party=party) from None
     own: dict[str, Any] = {}
-    parts = [part for _, _, part in index]
+    parts = {str(number): part for number, (_, _, part) in enumerate(index)}
     for name, value in scalars.items():
         number, dot, rest = name.partition(".")
-        if dot and number.isdecimal() and int(number) < len(parts):
-            parts[int(number)][rest] = value
+        if dot and number in parts:
+            parts[number][rest] = value
         elif name != _INDEX:
             own[name] = value
     first = start = len(arrays) - sum(count for _, count, _ in index)
@@ -107,9 +112,10 @@ def section_bytes(scalars: Mapping[str, Any]) -> int:
 
 def _read_index(scalars: Mapping[str, Any]) -> list[tuple[str, int, dict[str, Any]]]:
     try:
-        index = [(str(p), int(count), dict(own)) for p, count, own in json.loads(scalars[_INDEX])]
-    except TypeError:
+        index = [(phase, count, own) for phase, count, own in json.loads(scalars[_INDEX])]
+    except (TypeError, RecursionError):
         raise ValueError from None
-    if any(count < 0 for _, count, _ in index):
-        raise ValueError
+    for phase, count, own in index:
+        if type(phase) is not str or type(count) is not int or type(own) is not dict or count < 0:
+            raise ValueError
     return index

@@ -154,6 +154,7 @@ def _execute(
             timeout=config["timeout"],
             checkpoints=folder.path,
             resume=resume,
+            audited=True,
             progress=bar.update,
             draw_done=draw_done,
         )
@@ -170,7 +171,6 @@ def _execute(
         },
         "versions": versions(),
         **summary,
-        "privacy": strategy_class(**config["options"]).privacy(),
         "artifacts": {**ARTIFACTS, **_plots(folder, entry.label, summary)},
     }
     folder.save_result(result)
@@ -224,6 +224,7 @@ def _show(screen: Screen, folder: RunFolder, result: dict[str, Any]) -> None:
         rows.insert(-5, ["  largest share of Theorem 1's bound", share])
     if metrics.get("server_regret") is not None:
         rows.insert(-5, ["server's regret", figure(metrics["server_regret"], 1)])
+    rows.append(["the server saw", _privacy_line(result["privacy"])])
     lost = sum(sum(reasons.values()) for reasons in result["failures"].values())
     if lost:
         rows.append(["requests not answered", str(lost)])
@@ -235,3 +236,10 @@ def _show(screen: Screen, folder: RunFolder, result: dict[str, Any]) -> None:
         rows,
     )
     screen.note(f"run folder: {folder.path}")
+
+
+def _privacy_line(privacy: dict[str, Any]) -> str:
+    if privacy.get("protocol") != "secure sums":
+        return "every client's reply"
+    (cohort,) = privacy["cohorts"]
+    return f"sums of at least {cohort['threshold']} of {cohort['parties']} clients"

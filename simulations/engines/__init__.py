@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from .audit import Audit, AuditingGrid
 from .faults import DropOut, Fault, FaultPlan, FaultyGrid
 from .in_process import InProcessGrid
 from .simulate import Engine, SimulationStep, simulate, simulate_all
 from .transcript import RecordingGrid, Transcript, TranscriptEntry
 
 __all__ = [
+    "Audit",
+    "AuditingGrid",
     "DropOut",
     "Engine",
     "Fault",

@@ -15,6 +15,7 @@ from fedkern_flwr.errors import OptionError
 from fedkern_flwr.online import check_choice
 
 from ...strategies import PhaseStrategy
+from .audit import Audit, AuditingGrid
 from .faults import FaultyGrid, Plan
 from .in_process import InProcessGrid
 from .ray import ClientFn, as_client, run_on_ray
@@ -36,6 +37,8 @@ class SimulationStep:
         More arguments for ``strategy.start``, such as ``num_rounds``.
     before, after : callable, optional
         Called with this step before it starts and after it has ended.
+    audit : Audit or None
+        Counts what is seen in this step, if given.
     result : Result or None
         Filled by the simulation.
     """
@@ -45,6 +48,7 @@ class SimulationStep:
     start: dict[str, Any] = field(default_factory=dict)
     before: Callable[[SimulationStep], None] | None = None
     after: Callable[[SimulationStep], None] | None = None
+    audit: Audit | None = None
     result: Result | None = None
 
 
@@ -57,6 +61,7 @@ def simulate(
     *,
     faults: Plan | None = None,
     transcript: Transcript | None = None,
+    audit: Audit | None = None,
     serialise: bool = False,
     **start: Any,
 ) -> Result:
@@ -79,6 +84,8 @@ def simulate(
         Faults to inject, such as :class:`DropOut` or :class:`FaultPlan`.
     transcript : Transcript, optional
         Records all messages.
+    audit : Audit, optional
+        Counts which kinds of values the server and each client see.
     serialise : bool (default: False)
         In process: send messages through Flower's serialisation.
     **start
@@ -94,7 +101,7 @@ def simulate(
     FedKernError
         See the strategy's ``start``.
     """
-    step = SimulationStep(strategy, seed, start)
+    step = SimulationStep(strategy, seed, start, audit=audit)
     simulate_all(
         [step],
         client_fn,
@@ -132,10 +139,11 @@ def simulate_all(
         if transcript is not None:
             grid = RecordingGrid(grid, transcript)
         for step in steps:
+            watched = grid if step.audit is None else AuditingGrid(grid, step.audit)
             if step.before is not None:
                 step.before(step)
             config = ConfigRecord({"seed": step.seed})
-            step.result = step.strategy.start(grid=grid, train_config=config, **step.start)
+            step.result = step.strategy.start(grid=watched, train_config=config, **step.start)
             if step.after is not None:
                 step.after(step)
 

@@ -10,6 +10,8 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from fedkern_flwr.flower_compat import copy_message
+
 from .wrapper import GridWrapper
 
 
@@ -40,13 +42,13 @@ class TranscriptEntry:
 
 @dataclass
 class Transcript:
-    """All messages of a run, in order. Keeps the messages themselves and decodes on demand."""
+    """All messages of a run, in order. Keeps the messages as they passed, decodes on demand."""
 
     _messages: list[tuple[Literal["down", "up"], Message]] = field(default_factory=list)
 
     def add(self, direction: Literal["down", "up"], message: Message) -> None:
-        """Append a message."""
-        self._messages.append((direction, message))
+        """Append a message; the receiver may take it apart afterwards."""
+        self._messages.append((direction, copy_message(message)))
 
     def __len__(self) -> int:
         return len(self._messages)

@@ -19,12 +19,14 @@ from fedkern_flwr.exchange import (
     exchange,
     mark_error,
     payload_bytes,
+    read_array,
     read_reply,
     request_messages,
+    take_sections,
 )
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.ledger import Ledger
-from fedkern_flwr.wire import DescribeRequest
+from fedkern_flwr.wire import PROTOCOL_VERSION, DescribeRequest
 from fedkern_flwr.wire.online import PersonalReply
 
 REQUEST = DescribeRequest(session="s", method="m", resume_round=0)
@@ -255,3 +257,124 @@ def test_a_reply_of_another_client_is_refused() -> None:
     message = Message(RecordDict({"metrics": ConfigRecord({"a": 1})}), 1, "train")
     with pytest.raises(ProtocolError, match="partition 3, phase online-personal: the reply is not"):
         read_reply(PersonalReply, message, party="partition 3")
+
+
+def npy(value: np.ndarray) -> bytes:
+    return ArrayRecord([value])["0"].data
+
+
+def header(shape: str, descr: str = "<f8") -> bytes:
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+DAMAGED = {
+    "nothing": b"",
+    "a zip": b"PK\x03\x04x",
+    "huge": header(f"({10**15},)"),
+    "beyond any integer": header(f"({10**30},)"),
+    "negative": header("(-1,)"),
+    "no Python": header("(((("),
+    "objects": header("(1,)", "|O") + bytes(8),
+    "too short": npy(np.zeros(3))[:-1],
+    "too long": npy(np.zeros(3)) + b"x",
+    "another version": b"\x93NUMPY\x02\x00" + npy(np.zeros(3))[8:],
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_arrays_that_are_none_are_refused_without_asking_for_memory(what: str) -> None:
+    """NumPy's own reader raises half a dozen exceptions here, or reserves a petabyte."""
+    record = ArrayRecord([np.zeros(1)])
+    record["0"].data = DAMAGED[what]
+    with pytest.raises(ValueError, match="not an array"):
+        read_array(record["0"])
+    message = reply("a", node=7, phase="online-personal", protocol=PROTOCOL_VERSION)
+    message.content["fitres.parameters"] = record
+    with pytest.raises(ProtocolError, match="partition 3"):
+        read_reply(PersonalReply, message, party="partition 3")
+    message.content["fitres.metrics"]["sections"] = '[["sum-upload", 1, {}]]'  # type: ignore[index]
+    with pytest.raises(ProtocolError, match="partition 3: its sections are damaged"):
+        take_sections(message, party="partition 3")
+
+
+@given(
+    dtype=st.sampled_from(["<f4", "<f8", "<i4", "<u2", "<u8", "|b1"]),
+    shape=st.lists(st.integers(0, 4), max_size=3),
+    fortran=st.booleans(),
+)
+def test_arrays_are_read_as_they_were_sent(dtype: str, shape: list[int], fortran: bool) -> None:
+    value = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
+    value = np.asfortranarray(value) if fortran else value
+    found = read_array(ArrayRecord([value])["0"])
+    assert found.dtype == value.dtype
+    np.testing.assert_array_equal(found, value)
+
+
+RUBBISH = {
+    "no JSON": "{",
+    "deep": "[" * 100_000,
+    "infinite": '[["a", Infinity, {}]]',
+    "negative": '[["a", -1, {}]]',
+    "not a number": '[["a", true, {}]]',
+    "no name": "[[1, 0, {}]]",
+    "no scalars": '[["a", 0, []]]',
+    "too short": '[["a", 0]]',
+    "a number": "3",
+    "too many": '[["a", 5, {}]]',
+}
+
+
+@pytest.mark.parametrize("what", RUBBISH)
+def test_sections_that_are_none_are_refused(what: str) -> None:
+    message = reply("a", node=7, arrays=[np.zeros(2)], phase="x", sections=RUBBISH[what])
+    with pytest.raises(ProtocolError, match="partition 3: its sections are damaged"):
+        take_sections(message, party="partition 3")
+
+
+def test_names_of_scalars_cannot_break_the_server() -> None:
+    odd = {"0" * 5000 + ".x": 1, "7.y": 2, "0.z": b"z", ".w": 3}
+    message = reply("a", node=7, phase="x", sections='[["s", 0, {"phase": "s"}]]', **odd)
+    (section,) = take_sections(message, party="partition 3")
+    assert section.scalars == {"phase": "s", "z": b"z"}
+
+
+def test_what_is_taken_out_of_a_reply_is_counted_and_gone() -> None:
+    arrays = [np.zeros(3), np.arange(4, dtype=np.uint64)]
+    up = reply("a", node=1000, arrays=arrays, phase="p", **{"0.shares": b"12345"})
+    up.content["fitres.metrics"]["sections"] = '[["s", 1, {}]]'  # type: ignore[index]
+    grid, ledger, taken = FakeGrid([[up]], ["a"]), Ledger(), []
+    outcome = exchange(
+        grid,  # type: ignore[arg-type]
+        request_messages(REQUEST, [1000], group_id="g"),
+        phase="p",
+        timeout=1,
+        ledger=ledger,
+        on_reply=lambda node, m: taken.extend(take_sections(m, party="x")),
+    )
+    assert ledger.bytes_up == len(npy(arrays[0])) + len(npy(arrays[1])) + 5
+    np.testing.assert_array_equal(taken[0].arrays[0], arrays[1])
+    left = outcome.replies[1000].content
+    assert len(left["fitres.parameters"]) == 1  # type: ignore[arg-type]
+    assert dict(left["fitres.metrics"]) == {"phase": "p"}  # type: ignore[arg-type]
+
+
+def test_a_reply_that_cannot_be_used_is_a_failure_and_enough_is_enough() -> None:
+    def refuse(node: int, message: Message) -> None:
+        if node == 1000:
+            raise ProtocolError("it is too large")
+
+    replies = [[reply("a", node=1000), reply("b", node=1001)]]
+    grid, started = FakeGrid(replies, ["a", "b", "c"]), time.monotonic()
+    outcome = exchange(
+        grid,  # type: ignore[arg-type]
+        request_messages(REQUEST, range(1000, 1003), group_id="g"),
+        phase="p",
+        timeout=30,
+        ledger=Ledger(),
+        on_reply=refuse,
+        enough=lambda: True,
+    )
+    assert list(outcome.replies) == [1001]
+    assert outcome.failures == {1000: Failure("invalid reply", "it is too large")}
+    assert time.monotonic() - started < 5

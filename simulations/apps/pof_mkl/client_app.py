@@ -46,7 +46,14 @@ def make_client(context: Context) -> OnlineKernelClient:
         clients, rows = node["num-partitions"], run["num-rounds"]
         tables = simulated_tables(run["data"], run["split"], clients, rows, run["seed"])
         table = tables[node["partition-id"]]
-    return OnlineKernelClient(context, table.x, table.y, columns=table.columns)
+    return OnlineKernelClient(
+        context,
+        table.x,
+        table.y,
+        columns=table.columns,
+        identity_key=node.get("identity-key"),
+        trusted_keys=node.get("trusted-keys"),
+    )
 
 
 app = ClientApp(client_fn=lambda context: make_client(context).to_client())

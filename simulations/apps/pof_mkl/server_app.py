@@ -12,6 +12,8 @@ from flwr.serverapp import Grid, ServerApp
 from fedkern_flwr.checkpoint import save_arrays
 from fedkern_flwr.strategies import POFMKL
 
+SECURE = {"auto": None, "on": True, "off": False}
+
 app = ServerApp()
 logger = logging.getLogger("flwr")  # what `flwr log` shows
 
@@ -30,12 +32,17 @@ def main(grid: Grid, context: Context) -> None:
         samples_per_round=config["samples-per-round"],
         seed=config["seed"],
         min_clients=config["min-clients"],
+        secure=SECURE[config["secure"]],
+        subset=config["subset"],
+        threshold=config["threshold"] or None,
     )
     strategy.start(grid=grid, num_rounds=config["num-rounds"], timeout=float(config["timeout"]))
 
     metrics, ledger = strategy.metrics_, strategy.ledger_
     logger.info("mean squared error: %.4g", metrics["mse"])
     logger.info("regret per client: %.4g", metrics["regret_mean"])
+    for seen in strategy.privacy()["server_sees"]:
+        logger.info("the server saw: %s", seen)
     logger.info("exchanges: %d in %.1f s", ledger.exchanges, ledger.seconds)
     for partition, reasons in ledger.failures.items():
         logger.warning("partition %s: %s", partition, reasons)

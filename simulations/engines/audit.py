@@ -1,0 +1,261 @@
+"""An audit of the traffic: which kinds of values did the server see, which did each client see.
+
+The audit reads every message as it passes and keeps counts, no values. What a field holds is
+declared in one table, and any field that is not in it counts as ``plain``. The claim that a field
+is masked or sealed is checked: its bytes must be uniform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+from scipy.stats import chi2
+
+from fedkern_flwr.errors import ProtocolError
+from fedkern_flwr.wire.message import PhaseMessage
+from fedkern_flwr.wire.sections import detach
+
+from .wrapper import GridWrapper
+
+Direction = Literal["up", "down"]
+
+#: Kinds of what a client sends. ``plain``: computed from its own rows, for the server to read.
+#: ``size``: of its table. ``masked``: one-time padded. ``sealed``: for another client.
+#: ``commitment``: digest of a random seed. ``share``: of the seed of a survivor's self mask.
+#: ``seed``: of a mask of a client that dropped out. ``key``: public. ``control``: numbers of
+#: rounds and sums, names, versions.
+_UP = {
+    ("describe", "partition"): "control",
+    ("describe", "partitions"): "control",
+    ("describe", "role"): "control",
+    ("describe", "restored"): "control",
+    ("describe", "answered"): "control",
+    ("describe", "rows"): "size",
+    ("describe", "features"): "size",
+    ("describe", "test_rows"): "size",
+    ("describe", "columns"): "size",
+    ("describe", "public_key"): "key",
+    ("describe", "signature"): "key",
+    ("sum-upload", "masked"): "masked",
+    ("sum-upload", "shares"): "sealed",
+    ("sum-upload", "backups"): "sealed",
+    ("sum-upload", "commitments"): "commitment",
+    ("sum-unmask", "shares"): "share",
+    ("sum-unmask", "seeds"): "seed",
+    ("sum-recover", "shares"): "share",
+}
+#: What a client gets is ``public`` (chosen by the server, or made of released sums) but for these.
+_DOWN = {
+    ("sum-roster", "keys"): "key",
+    ("sum-roster", "signatures"): "key",
+    ("sum-unmask", "shares"): "sealed",
+    ("sum-recover", "backups"): "sealed",
+    ("sum-delivery", "padded"): "masked",
+}
+_CONTROL = {"phase", "protocol", "round", "cohort", "index", "session"}
+_CONTROL |= {"num_examples", "code", "message"}  # Flower's own: samples asked for, status
+_UNIFORM = ("masked", "sealed")
+_MANY = 1000  # chunks of a vector that keep its name
+_SAMPLE = 4096  # bytes of each value that enter the test of uniformity
+
+Key = tuple[Direction, int, str, str]  # direction, node, phase, field
+
+
+@dataclass
+class Seen:
+    """How often and how much of one field was seen, and a histogram of bytes said to be random."""
+
+    kind: str
+    values: int = 0
+    bytes: int = 0
+    histogram: NDArray[np.int64] | None = None
+
+    def add(self, value: Any) -> None:
+        """Count a value."""
+        self.values += 1
+        data = value.reshape(-1).view(np.uint8) if isinstance(value, np.ndarray) else None
+        if data is None and isinstance(value, bytes):
+            data = np.frombuffer(value, np.uint8)
+        self.bytes += len(str(value).encode()) if data is None else data.size
+        if self.kind in _UNIFORM and data is not None:
+            counts = np.bincount(data[:_SAMPLE], minlength=256)
+            self.histogram = counts if self.histogram is None else self.histogram + counts
+
+    def merge(self, other: Seen) -> None:
+        """Add the counts of the same field of another node."""
+        self.values += other.values
+        self.bytes += other.bytes
+        if other.histogram is not None:
+            mine = 0 if self.histogram is None else self.histogram
+            self.histogram = other.histogram + mine
+
+    @property
+    def uniform(self) -> float | None:
+        """P-value of the chi-square test that all 256 bytes are equally likely; None if untested.
+
+        Fewer than five expected of each are too few to test.
+        """
+        if self.histogram is None or (total := int(self.histogram.sum())) < 5 * 256:
+            return None
+        expected = total / 256
+        statistic = float(((self.histogram - expected) ** 2).sum() / expected)
+        return float(chi2.sf(statistic, 255))
+
+
+@dataclass
+class Audit:
+    """What was seen in a run, by direction, node, phase and field."""
+
+    seen: dict[Key, Seen] = field(default_factory=dict)
+
+    def add(self, direction: Direction, message: Message) -> None:
+        """Count the fields of a message."""
+        if message.has_error():
+            return
+        meta = message.metadata
+        node = meta.dst_node_id if direction == "down" else meta.src_node_id
+        for phase, name, value in _fields(direction, message):
+            key = (direction, node, phase, name)
+            entry = self.seen.get(key)
+            if entry is None:
+                entry = self.seen[key] = Seen(_kind(direction, phase, name))
+            entry.add(value)
+
+    def view(self, direction: Direction, node: int | None = None) -> dict[tuple[str, str], Seen]:
+        """Return (phase, field) -> what was seen: sent ``up`` to the server or ``down``.
+
+        Of one node, or of all of them together.
+        """
+        out: dict[tuple[str, str], Seen] = {}
+        for (way, whose, phase, name), entry in self.seen.items():
+            if way == direction and node in (None, whose):
+                out.setdefault((phase, name), Seen(entry.kind)).merge(entry)
+        return out
+
+    def kinds(self, direction: Direction, node: int | None = None) -> set[str]:
+        """Return the kinds of values that were seen."""
+        return {entry.kind for entry in self.view(direction, node).values()}
+
+    def to_dict(self) -> dict[str, list[dict[str, Any]]]:
+        """Return plain values for JSON: what the server saw, and what the clients saw in all."""
+        return {
+            "server": _rows(self.view("up")),
+            "clients": _rows(self.view("down")),
+        }
+
+
+class AuditingGrid(GridWrapper):
+    """Audits the traffic of another grid.
+
+    Parameters
+    ----------
+    grid : Grid
+        The grid of an engine.
+    audit : Audit
+        Where to count.
+    """
+
+    def __init__(self, grid: Grid, audit: Audit) -> None:
+        super().__init__(grid)
+        self.audit = audit
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push messages and count what they show to clients."""
+        listed = list(messages)
+        for message in listed:
+            self.audit.add("down", message)
+        return self.grid.push_messages(listed)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Pull replies and count what they show to the server."""
+        replies = list(self.grid.pull_messages(message_ids))
+        for reply in replies:
+            self.audit.add("up", reply)
+        return replies
+
+
+def _fields(direction: Direction, message: Message) -> Iterator[tuple[str, str, Any]]:
+    """Yield (phase, field, value) of a message and its sections."""
+    scalars: dict[str, Any] = {}
+    for record in message.content.config_records.values():
+        scalars.update(record)
+    arrays = [
+        array
+        for record in message.content.array_records.values()
+        for key, array in record.items()
+        if key != "_empty"
+    ]
+    try:
+        own, plain, sections = detach(arrays, scalars, party="")  # type: ignore[arg-type]
+    except ProtocolError:
+        own, plain, sections = list(arrays), scalars, []  # type: ignore[arg-type]
+    phase = str(plain.get("phase", ""))
+    for name, value in plain.items():
+        yield phase, name, value
+    for name, array in zip(_array_names(phase, direction), own, strict=False):
+        yield phase, name, np.frombuffer(array.data, np.uint8)
+    for section in sections:
+        for name, value in section.scalars.items():
+            yield section.phase, name, value
+        for name, array in zip(_array_names(section.phase, ""), section.arrays, strict=False):
+            yield section.phase, name, array.numpy()
+    for record in message.content.metric_records.values():
+        for name, value in record.items():
+            yield phase, name, value
+
+
+@cache
+def _array_names(phase: str, direction: str) -> tuple[str, ...]:
+    """Return the names of the arrays of a phase's request (down) or reply (up); many of the last.
+
+    Sections have one message per phase that carries arrays.
+    """
+    end = {"up": "Reply", "down": "Request", "": ""}[direction]
+    for cls in _subclasses(PhaseMessage):
+        if cls.phase == phase and cls.__name__.endswith(end):
+            names = [f for f in fields(cls) if "dimensions" in f.metadata]
+            many = [f.name for f in names if f.metadata["many"]] * _MANY
+            if names:
+                return (*(f.name for f in names if not f.metadata["many"]), *many)
+    return ("arrays",) * _MANY
+
+
+def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from _subclasses(sub)
+
+
+def _kind(direction: Direction, phase: str, name: str) -> str:
+    if name in _CONTROL:
+        return "control"
+    if direction == "up":
+        return _UP.get((phase, name), "plain")
+    return _DOWN.get((phase, name), "public")
+
+
+def _rows(view: dict[tuple[str, str], Seen]) -> list[dict[str, Any]]:
+    """Return a row per field; what is public is one row per phase, what is empty none."""
+    merged: dict[tuple[str, str], Seen] = {}
+    for (phase, name), seen in sorted(view.items()):
+        if seen.kind != "control" and seen.bytes:
+            what = "all that is not listed" if seen.kind == "public" else name
+            merged.setdefault((phase, what), Seen(seen.kind)).merge(seen)
+    return [
+        {
+            "phase": phase,
+            "field": name,
+            "kind": seen.kind,
+            "values": seen.values,
+            "bytes": seen.bytes,
+            **({"uniform_p": seen.uniform} if seen.kind in _UNIFORM else {}),
+        }
+        for (phase, name), seen in merged.items()
+    ]

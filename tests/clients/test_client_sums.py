@@ -1,0 +1,226 @@
+"""A client in a secure run: nothing leaves it unmasked, and its secrets end with the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedkern_flwr.clients.base import PhaseClient
+from fedkern_flwr.errors import FedKernError, ProtocolError, SumError
+from fedkern_flwr.secure_sum import Encoding, PartyState, RunningSum, SecureSum
+from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, sums
+from fedkern_flwr.wire.sections import attach, detach
+
+SESSION, MEMBERS = "abc", (0, 1, 2, 3)
+
+
+class Client(PhaseClient):
+    """Sums one vector under a name, and one under another, in the order it is told."""
+
+    names: tuple[str, ...] = ("a",)
+
+    def handlers(self) -> dict[str, Any]:
+        return {"work": (Work, self.work)}
+
+    def describe(self, request: DescribeRequest) -> DescribeReply:
+        return DescribeReply(
+            partition=self.partition,
+            partitions=self.partitions,
+            role=self.role,
+            rows=1,
+            features=1,
+            test_rows=0,
+            columns="",
+            restored=True,
+        )
+
+    def work(self, request: PhaseMessage) -> PhaseMessage:
+        if self.sums is None:
+            return Done()
+        for name in self.names:
+            self.sums.contribute(name, np.full(3, 1.0 + self.partition))
+        return Done()
+
+
+class Work(sums.SumRequest):
+    phase = "work"
+
+
+class Done(PhaseMessage):
+    phase = "work"
+
+
+class Run:
+    """Four nodes and a server, message by message."""
+
+    def __init__(self, **options: Any) -> None:
+        self.contexts = {k: new_context(k) for k in MEMBERS}
+        self.options = options
+        keys = {}
+        for k in MEMBERS:
+            opening = DescribeRequest(session=SESSION, method="m", resume_round=0, secure=True)
+            reply = self.ask(k, opening)[0]
+            keys[k] = (reply["public_key"], reply["signature"])
+        self.server = SecureSum(SESSION, keys)
+
+    def client(self, k: int, cls: type[Client] = Client) -> Client:
+        return cls(self.contexts[k], **self.options)
+
+    def ask(
+        self, k: int, request: PhaseMessage, sections: Any = (), cls: type[Client] = Client
+    ) -> tuple[dict[str, Any], list[Any]]:
+        arrays, scalars = attach(list(sections))
+        out, _, metrics = self.client(k, cls).fit(
+            request.arrays() + arrays, request.scalars() | scalars
+        )
+        _, own, found = detach(out, metrics, party=f"partition {k}")
+        return own, found
+
+    def contribute(self, *running: RunningSum, cls: type[Client] = Client) -> None:
+        for k in MEMBERS:
+            _, found = self.ask(k, work(), self.server.sections(k, running), cls)
+            self.server.take(k, found)
+
+    def state(self, k: int) -> PartyState:
+        return PartyState.unpack(self.contexts[k].state["fedkern-sums"]["state"])  # type: ignore[arg-type]
+
+
+def new_context(k: int) -> Context:
+    config: Any = {"partition-id": k, "num-partitions": len(MEMBERS)}
+    return Context(run_id=1, node_id=k, node_config=config, state=RecordDict(), run_config={})
+
+
+def work() -> Work:
+    return Work(session=SESSION, round=1)
+
+
+def encoding() -> Encoding:
+    return Encoding.fixed_point(8.0)
+
+
+def test_unmasking_rides_on_the_next_request() -> None:
+    """Two sums in three exchanges: the second's order and the first's survivors travel together."""
+    run = Run()
+    first = run.server.order("a", 3, encoding())
+    run.contribute(first)
+    unmask = run.server.unmask_sections([first])
+    second = run.server.order("a", 3, encoding())
+    for k in MEMBERS:
+        sections = [*unmask[k], *run.server.sections(k, [second])]
+        run.server.take(k, run.ask(k, work(), sections)[1])
+    np.testing.assert_array_equal(run.server.total(first), np.full(3, 10.0))
+    for k, sections in run.server.unmask_sections([second]).items():
+        request = sums.UnmaskRequest(session=SESSION, round=2)
+        run.server.take(k, run.ask(k, request, sections)[1])
+    np.testing.assert_array_equal(run.server.total(second), np.full(3, 10.0))
+
+
+def test_sums_may_be_filled_in_any_order_and_delivered_together() -> None:
+    class Backwards(Client):
+        names = ("b", "a")
+
+        def work(self, request: PhaseMessage) -> PhaseMessage:
+            delivered.update({(self.partition, n): v for n, v in self.sums.delivered.items()})  # type: ignore[union-attr]
+            return super().work(request) if self.sums.orders else Done()  # type: ignore[union-attr]
+
+    run, delivered = Run(), {}
+    a = run.server.order("a", 3, encoding(), receiver=0, self_masks=False)
+    b = run.server.order("b", 3, encoding(), receiver=1, self_masks=False)
+    run.contribute(a, b, cls=Backwards)
+    assert run.server.unmask_sections([a, b]) == {}
+    for k, sections in run.server.delivery_sections([a, b]).items():
+        run.ask(k, work(), sections, Backwards)
+    assert sorted(delivered) == [(0, "a"), (1, "b")]
+    for total in delivered.values():
+        np.testing.assert_array_equal(total, np.full(3, 10.0))
+
+
+def test_a_request_without_orders_gets_no_plain_answer_in_a_secure_run() -> None:
+    run = Run()
+    with pytest.raises(SumError, match="no sum 'a' was ordered"):
+        run.ask(0, work())
+
+
+def test_two_sums_of_one_name_are_refused() -> None:
+    run = Run()
+    twice = [run.server.order("a", 3, encoding()) for _ in range(2)]
+    with pytest.raises(SumError, match="two sums 'a' in one request"):
+        run.contribute(*twice)
+
+
+def test_an_order_that_nobody_fills_is_refused() -> None:
+    run = Run()
+    orders = [run.server.order(name, 3, encoding()) for name in "ac"]
+    with pytest.raises(SumError, match="contributes nothing to c"):
+        run.contribute(*orders)
+
+
+def test_sections_need_a_key_of_the_session() -> None:
+    run = Run()
+    order = run.server.order("a", 3, encoding())
+    opening = DescribeRequest(session=SESSION, method="m", resume_round=0, secure=False)
+    run.ask(0, opening)
+    assert "fedkern-sums" not in run.contexts[0].state
+    with pytest.raises(ProtocolError, match="has announced no key in its session"):
+        run.ask(0, work(), run.server.sections(0, [order]))
+
+
+def test_a_node_with_pinned_identities_refuses_a_plain_run(tmp_path: Any) -> None:
+    (tmp_path / "trusted").write_text("")
+    client = Client(new_context(0), trusted_keys=tmp_path / "trusted")
+    opening = DescribeRequest(session=SESSION, method="m", resume_round=0, secure=False)
+    with pytest.raises(SumError, match="takes part in secure runs only; run with secure sums"):
+        client.fit([], opening.scalars())
+
+
+def test_sums_do_not_travel_in_messages_of_evaluation() -> None:
+    run = Run()
+    order = run.server.order("a", 3, encoding())
+    arrays, scalars = attach(run.server.sections(0, [order]))
+    with pytest.raises(ProtocolError, match="message of evaluation"):
+        run.client(0).evaluate(arrays, work().scalars() | scalars)
+    assert run.state(0).last == {}
+
+
+def test_the_end_of_a_run_erases_everything_even_with_sections() -> None:
+    run = Run()
+    running = run.server.order("a", 3, encoding())
+    run.contribute(running)
+    assert run.state(2).open
+    finish = sums.FinishRequest(session=SESSION, round=1)
+    run.ask(2, finish, run.server.unmask_sections([running])[2])
+    assert "fedkern-sums" not in run.contexts[2].state
+    with pytest.raises(ProtocolError):
+        run.ask(2, work(), [running.order])
+
+
+def test_a_handler_that_fails_leaves_no_trace_of_its_sum() -> None:
+    class Failing(Client):
+        def work(self, request: PhaseMessage) -> PhaseMessage:
+            super().work(request)
+            raise RuntimeError("quotes 42")
+
+    run = Run()
+    running = run.server.order("a", 3, encoding())
+    before = bytes(run.contexts[1].state["fedkern-sums"]["state"])  # type: ignore[arg-type]
+    with pytest.raises(FedKernError) as caught:
+        run.ask(1, work(), run.server.sections(1, [running]), Failing)
+    assert "42" not in str(caught.value)
+    assert run.contexts[1].state["fedkern-sums"]["state"] == before
+    run.contribute(running)  # the client takes part with its first and only use of the number
+
+
+def test_a_client_object_does_not_repeat_the_sections_of_an_earlier_reply() -> None:
+    run = Run()
+    running = run.server.order("a", 3, encoding())
+    client = run.client(0)
+    arrays, scalars = attach(run.server.sections(0, [running]))
+    out, _, metrics = client.fit(arrays, work().scalars() | scalars)
+    assert detach(out, metrics, party="")[2]
+    finish = sums.FinishRequest(session=SESSION, round=1)
+    out, _, metrics = client.fit([], finish.scalars())
+    assert not out
+    assert not detach(out, metrics, party="")[2]
