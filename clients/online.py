@@ -86,7 +86,11 @@ class StreamAccount:
 
     def pack(self) -> bytes:
         """Return the account as bytes."""
-        parts = [self.losses, self.squared, (self.total, self.samples, self.gap, self.largest)]
+        parts: list[Any] = [
+            self.losses,
+            self.squared,
+            (self.total, self.samples, self.gap, self.largest),
+        ]
         if self.pending.size:
             parts += [self.counted, self.pending, (self.pending_sum,)]
         return np.concatenate(parts).astype("<f8").tobytes()

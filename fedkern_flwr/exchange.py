@@ -198,7 +198,7 @@ def read_reply(reply: type[Reply], message: Message, *, party: str, **sizes: int
     try:
         record = content[f"{prefix}res.parameters"] if prefix == "fit" else ArrayRecord()
         scalars = dict(content[f"{prefix}res.metrics"])
-        arrays = [read_array(value) for key, value in record.items() if key != _EMPTY]  # type: ignore[union-attr]
+        arrays = [read_array(value) for key, value in record.items() if key != _EMPTY]
     except (KeyError, ValueError, TypeError, AttributeError):
         raise ProtocolError(
             "the reply is not one of a fedkern-flwr client",

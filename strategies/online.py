@@ -420,7 +420,7 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
             "survivors": survivors,
         }
         self.history_.append(metrics)
-        return MetricRecord({k: v for k, v in metrics.items() if v is not None})  # type: ignore[misc]
+        return MetricRecord({k: v for k, v in metrics.items() if v is not None})
 
     @property
     def _has_regret(self) -> bool:

@@ -28,8 +28,6 @@ from .shamir import SHARE_BYTES
 
 logger = logging.getLogger("fedkern_flwr")
 
-_SMALL = 32 << 10  # bytes per upload
-
 
 class SecureSum:
     """All sums of a run, on the server.
@@ -147,10 +145,10 @@ class SecureSum:
             bound=encoding.bound,
             receiver=-1 if receiver is None else receiver,
             self_masks=self_masks,
-            # where they help (enough are left to hold them) and cost little beside the vector
+            # where they help (enough are left to hold them) and cost no more than the vector
             backups=self_masks
             and degree > members.share_threshold
-            and backups <= max(_SMALL, length * encoding.dtype.itemsize),
+            and backups <= length * encoding.dtype.itemsize,
             open_from=min((k for c, k in self._open if c == cohort), default=self._next[cohort]),
             counted=0,
         )

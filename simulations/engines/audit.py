@@ -204,10 +204,11 @@ def _fields(direction: Direction, message: Message) -> Iterator[tuple[str, str, 
     for section in sections:
         for name, value in section.scalars.items():
             yield section.phase, name, value
-        for name, array in zip(_array_names(section.phase, ""), section.arrays, strict=False):
+        packed: list[Any] = list(section.arrays)
+        for name, array in zip(_array_names(section.phase, ""), packed, strict=False):
             yield section.phase, name, array.numpy()
-    for record in message.content.metric_records.values():
-        for name, value in record.items():
+    for metrics in message.content.metric_records.values():
+        for name, value in metrics.items():
             yield phase, name, value
 
 

@@ -70,6 +70,39 @@ def test_every_method_runs_and_prints_json_alone(method, capsys):
         assert (Path("here") / artifact).is_file()
 
 
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "local-only"])
+def test_secure_sums_give_the_plain_result_and_show_the_server_nothing_else(method, capsys):
+    found = {}
+    for flag in ("--secure", "--no-secure"):
+        options = [*SMALL, flag, "--drop", "0.1", "--json", "-", "--out", flag]
+        assert run(["run", method, *options]) == 0
+        found[flag] = json.loads(capsys.readouterr().out)
+    secure, plain = found["--secure"], found["--no-secure"]
+    lost = any(row["survivors"] == 0 for row in secure["history"])
+    assert not lost
+    assert secure["metrics"]["mse"] == pytest.approx(plain["metrics"]["mse"], rel=0, abs=1e-9)
+    assert [r["survivors"] for r in secure["history"]] == [r["survivors"] for r in plain["history"]]
+    kinds = {row["kind"] for row in secure["privacy"]["seen"]["server"]}
+    assert "masked" in kinds
+    assert "plain" not in kinds
+    assert "plain" in {row["kind"] for row in plain["privacy"]["seen"]["server"]}
+    assert secure["privacy"]["protocol"] == "secure sums"
+    assert secure["privacy"]["cohorts"][0]["threshold"] == 3
+    assert secure["exchanges"] >= 2 * plain["exchanges"]
+
+
+def test_a_secure_run_says_what_the_server_saw(capsys):
+    arguments = [a for a in SMALL if a != "--quiet"]
+    assert run(["run", "pof-mkl", *arguments, "--secure", "--out", "here"]) == 0
+    assert "sums of at least 3 of 4 clients" in capsys.readouterr().err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedkern_flwr.secure_sum.graph.default_threshold", lambda n: n)
+        assert run(["run", "pof-mkl", *SMALL, "--secure", "--drop", "0.5", "--out", "lost"]) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "rounds in a row are lost" in error
+    assert "at least 4 must" in error
+
+
 def test_model_opens_without_pickle(capsys):
     assert run(["run", "pof-mkl", *SMALL, "--features", "3", "--out", "here"]) == 0
     with np.load("here/model.npz", allow_pickle=False) as model:
