@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.online import Selection, Subset, check_choice, regret_bound, shared_subset
 from fedkern_flwr.wire import online as wire
 
-from .base import PLAIN_GRADIENTS, at_least, within
+from .base import PLAIN_GRADIENTS, at_least, logger, within
 from .online import Floats, KernelOnlineStrategy
 
 DEFAULT_KERNELS_PER_ROUND = 25
+_FEW = 4  # clients whose sum hides them; sums of three have been inverted
+_NEGLIGIBLE = 1e-9
 
 
 class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
@@ -29,7 +32,8 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
     kernels : int (default: 51)
         N, Gaussian kernels with bandwidths from 1e-2 to 1e2.
     kernels_per_round : int, optional
-        M, by default 25 or N if that is less: kernels whose gradients a client sends.
+        M, kernels whose gradients a client sends. By default all N with secure sums and a private
+        subset, which costs the same and leaves no kernel to few clients; else 25, or N if less.
     features : int (default: 20)
         D, random frequencies per kernel. The paper caps 2 M D at 1000 numbers.
     exploration : float (default: 1.0)
@@ -76,16 +80,16 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
         **common: Any,
     ) -> None:
         super().__init__(kernels=kernels, features=features, **common)
-        if kernels_per_round is None:
-            kernels_per_round = min(DEFAULT_KERNELS_PER_ROUND, self.kernels)
-        at_least("kernels_per_round", kernels_per_round, 1)
+        if kernels_per_round is not None:
+            at_least("kernels_per_round", kernels_per_round, 1)
+            if kernels_per_round > self.kernels:
+                raise OptionError(
+                    f"kernels_per_round is {kernels_per_round} but there are {self.kernels} "
+                    "kernels",
+                    remedy=f"use at most {self.kernels}",
+                )
         within("exploration", exploration, 0.0, 1.0, open_low=True)
-        if kernels_per_round > self.kernels:
-            raise OptionError(
-                f"kernels_per_round is {kernels_per_round} but there are {self.kernels} kernels",
-                remedy=f"use at most {self.kernels}",
-            )
-        self.kernels_per_round, self.exploration = kernels_per_round, exploration
+        self._kernels_per_round, self.exploration = kernels_per_round, exploration
         if selection is None:
             selection = "bins" if self.step_size == "paper" else "subset"
         check_choice("selection", selection, ("bins", "subset"))
@@ -93,6 +97,45 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
         self.selection: Selection = selection
         self.subset: Subset = subset
         self._chosen = np.arange(self.kernels, dtype=np.int32)  # the shared kernels of the round
+
+    @property
+    def kernels_per_round(self) -> int:
+        """M, kernels whose gradients a client sends."""
+        if self._kernels_per_round is not None:
+            return self._kernels_per_round
+        if self._is_secure and self.subset == "private":
+            return self.kernels
+        return min(DEFAULT_KERNELS_PER_ROUND, self.kernels)
+
+    @property
+    def lonely_kernels(self) -> float:
+        """Chance that some kernel of a round is chosen by fewer than four clients.
+
+        A secure sum over the clients is, for each kernel, a sum over those who chose it, and from
+        sums of up to three clients the server can compute their samples.
+        """
+        everybody = self.subset == "shared" or self.kernels_per_round == self.kernels
+        if self.sums is None or everybody:
+            return 0.0
+        survivors = self.sums.membership.cohorts[0].threshold
+        share = self.exploration * self.kernels_per_round / self.kernels
+        few = sum(
+            math.comb(survivors, n) * share**n * (1.0 - share) ** (survivors - n)
+            for n in range(min(_FEW, survivors))
+        )
+        return min(1.0, self.kernels * few)
+
+    def initial_arrays(self, dimension: int) -> ArrayRecord:
+        """Start from theta = 0; warn of what a private subset shows in spite of secure sums."""
+        if self.lonely_kernels > _NEGLIGIBLE:
+            logger.warning(
+                "in a round a kernel may be chosen by fewer than %d clients (chance up to %.1g): "
+                "their samples can be computed from its sum; leave out kernels_per_round or use "
+                "subset='shared'",
+                _FEW,
+                self.lonely_kernels,
+            )
+        return super().initial_arrays(dimension)
 
     def options(self) -> dict[str, Any]:
         """Return the options that determine the model."""
@@ -107,7 +150,12 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
     def privacy(self) -> dict[str, Any]:
         """Return what the server sees."""
         if self._is_secure:
-            return self.secure_privacy("gradients and statistics", "weights over the kernels")
+            seen = self.secure_privacy("gradients and statistics", "weights over the kernels")
+            if self.lonely_kernels > _NEGLIGIBLE:
+                chance = f"{self.lonely_kernels:.1g} a round"
+                few = f"gradients of kernels that few clients chose (chance up to {chance})"
+                seen["server_sees"].append(few)
+            return seen
         return {
             "protocol": "plain",
             "server_sees": [

@@ -381,6 +381,29 @@ def test_state_between_rounds_holds_no_secret_of_a_finished_round(
     assert all(state["private"] == "" for state in seen)
 
 
+def test_by_default_every_client_updates_every_kernel_of_a_dense_sum(
+    make_streams: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the sum of a kernel that few clients chose would be nearly their own gradient."""
+    streams = make_streams(CLIENTS, 5)
+    for options, many, warned in (
+        ({}, 7, False),
+        ({"kernels_per_round": 7}, 7, False),
+        ({"kernels_per_round": 3}, 3, True),
+        ({"kernels_per_round": 3, "subset": "shared"}, 3, False),
+        ({"subset": "shared", "kernels": 40}, 25, False),
+        ({"kernels": 40, "secure": False}, 25, False),
+    ):
+        caplog.clear()
+        settings = {**KERNELS, "secure": True, **options}
+        strategy = run(POFMKL(**settings), streams, 3)
+        assert strategy.kernels_per_round == strategy.options()["kernels_per_round"] == many
+        assert ("chosen by fewer than 4 clients" in caplog.text) == warned
+        seen = strategy.privacy()["server_sees"]
+        assert any("few clients chose" in line for line in seen) == warned
+        assert (strategy.lonely_kernels > 1e-9) == warned
+
+
 # -- bad input: before anything leaves the client
 
 
