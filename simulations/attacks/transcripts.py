@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, ProtocolError
-from fedkern_flwr.online import Selection
+from fedkern_flwr.online import Selection, shared_subset
 from fedkern_flwr.random_features import FrequencyDraw, Precision, Real, gaussian_frequencies
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.wire import online as wire
@@ -129,9 +129,14 @@ def _read(party: dict[str, Any], question: TranscriptEntry, answer: TranscriptEn
         upload = _section(uploads, Upload.phase, name).read(Upload, party=name)
         encoding = Encoding(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
         vector = encoding.decode(np.concatenate(upload.masked), party["partitions"])
-        dense = vector[: request.theta.size].reshape(request.theta.shape)
-        kernels = np.flatnonzero(dense.any(axis=1))
-        gradient = dense[kernels]
+        summed = vector[: -wire.STATISTICS].reshape(-1, request.theta.shape[1])
+        if request.selection == "shared":
+            many = request.kernels_per_round
+            kernels = shared_subset(len(request.theta), many, request.seed, request.round)
+            gradient = summed
+        else:
+            kernels = np.flatnonzero(summed.any(axis=1))
+            gradient = summed[kernels]
     else:
         reply = wire.PersonalReply.unpack(arrays, scalars, party=name)
         kernels, gradient = reply.kernels, reply.gradient
