@@ -27,7 +27,7 @@ from fedkern_flwr.simulations.experiment import DataSettings, prepare
 from fedkern_flwr.strategies import POFMKL
 
 BIN = Path(sys.executable).parent
-CONFIG = 'data="diabetes" num-rounds=20 samples-per-round=5 kernels-per-round=4 features=6 seed=3'
+CONFIG = 'data="diabetes" num-rounds=20 samples-per-round=5 features=6 seed=3 secure="on"'
 
 
 def app_folder() -> Path:
@@ -146,7 +146,7 @@ def test_flwr_run_gives_the_model_of_simulate(
     arrays, options = load_arrays(saved)
 
     prepared = prepare(DataSettings("diabetes", clients=3, rounds=20, seed=3))
-    strategy = POFMKL(kernels_per_round=4, features=6, samples_per_round=5, seed=3)
+    strategy = POFMKL(features=6, samples_per_round=5, seed=3, secure=True)
     simulate(strategy, prepared.clients, 3, num_rounds=20)
 
     expected_arrays, expected_options = strategy.model()
@@ -158,6 +158,7 @@ def test_flwr_run_gives_the_model_of_simulate(
     log = superlink.log(run_id)
     assert f"mean squared error: {strategy.metrics_['mse']:.4g}" in log
     assert f"regret per client: {strategy.metrics_['regret_mean']:.4g}" in log
+    assert "the server saw: sums over the clients of a round" in log
 
 
 def test_app_reads_a_deployed_node_s_own_table(
@@ -197,7 +198,7 @@ def test_app_s_defaults_are_options_the_strategy_takes(app: Path) -> None:
     assert used == set(declared)
     POFMKL(
         kernels=declared["kernels"],
-        kernels_per_round=declared["kernels-per-round"],
+        kernels_per_round=declared["kernels-per-round"] or None,
         features=declared["features"],
         exploration=declared["exploration"],
         step_size=declared["step-size"],

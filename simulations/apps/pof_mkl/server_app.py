@@ -24,7 +24,7 @@ def main(grid: Grid, context: Context) -> None:
     config: dict[str, Any] = context.run_config
     strategy = POFMKL(
         kernels=config["kernels"],
-        kernels_per_round=config["kernels-per-round"],
+        kernels_per_round=config["kernels-per-round"] or None,
         features=config["features"],
         exploration=float(config["exploration"]),
         regularization=float(config["regularization"]),
