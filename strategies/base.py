@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
-from fedkern_flwr.errors import CheckpointError, CohortError, OptionError
+from fedkern_flwr.errors import CheckpointError, CohortError, OptionError, SumError
 from fedkern_flwr.exchange import (
     Failure,
     Outcome,
@@ -342,6 +342,12 @@ class PhaseStrategy(Strategy):
             for forger in running.forgers:
                 logger.warning("partition %d revealed a forged share", forger)
                 self.ledger_.add_failure(forger, "forged share")
+
+    def blame(self, running: RunningSum, error: SumError, number: int) -> None:
+        """Count an aborted sum against the parties whose masks did not fit."""
+        for node, party in self.parties_.items():
+            if party.partition in running.suspects:
+                self._count_failure(node, Failure("invalid reply", error.problem), number)
 
     def finish_sums(self, grid: Grid, *, number: int, timeout: float) -> None:
         """Let all clients erase what belongs to the run's secure sums."""

@@ -348,10 +348,14 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
             self.unmask(grid, [self._running], number=number, timeout=timeout)
             self._lost_rounds = 0
         except SumError as error:
+            before = len(self.left_out_)
+            self.blame(self._running, error, number)
             self.sums.close(self._running)
             self._running = None
-            self._lost_rounds += 1
-            problem = f"{error.problem}{count_failures(failures)}"
+            # whoever is to blame and has just been left out will not spoil the next round
+            self._lost_rounds = self._lost_rounds + 1 if len(self.left_out_) == before else 0
+            who = f"{error.party}: " if error.party else ""
+            problem = f"{who}{error.problem}{count_failures(failures)}"
             logger.warning("round %d is lost: %s", number, problem)
             last = number * self.batch_size() >= self._samples
             hopeless = last and not self.sums.contributors
@@ -376,21 +380,20 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
     def _aggregate_masked(
         self, number: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        running = self._running
+        proper = set(running.survivors) - set(running.silent) if running is not None else set()
         for message in replies:
             node = message.metadata.src_node_id
             try:
                 if read_reply(wire.MaskedReply, message, party=self.party(node)).round != number:
                     raise ProtocolError("the reply belongs to another round")
-                if (
-                    self._running is None
-                    or self.parties_[node].partition not in self._running.silent
-                ):
+                if self.parties_[node].partition in proper:
                     self.accept(node)
             except ProtocolError as error:
                 self.reject(node, Failure("invalid reply", error.problem), number)
-        if self._running is None:
+        if running is None:
             return None, self._enter_round(number, 0)
-        total, answers = self._take_total(self._running)
+        total, answers = self._take_total(running)
         self._statistics += total[-wire.STATISTICS :]
         arrays = self.step(total[: -wire.STATISTICS], answers)
         return arrays, self._enter_round(number, answers)

@@ -149,7 +149,9 @@ class Encoding:
             steps = np.rint(np.ldexp(turns, min(self.bits, 53)))
             units = steps.astype(np.uint64) << np.uint64(max(0, self.bits - 53))
             return units.astype(self.dtype)
-        if values.size and max(float(values.max()), -float(values.min())) > self.bound:
+        number: type[float] | type[int] = int if self.kind == "integer" else float
+        largest = max(number(values.max()), -number(values.min())) if values.size else 0
+        if largest > self.bound:  # exact: Python compares integers of any size with floats
             raise SumError(
                 f"{name} exceeds its declared bound of {self.bound:g}",
                 remedy="scale the data, or declare a larger bound for all parties",

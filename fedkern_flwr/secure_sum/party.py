@@ -119,6 +119,7 @@ class Party:
             raise self._refuse(
                 "the roster holds another key under the name of this party", "start the run again"
             )
+        derived: list[tuple[Cohort, dict[int, bytes]]] = []
         for cohort in members.cohorts:
             if self.partition not in cohort.members:
                 continue
@@ -137,6 +138,8 @@ class Party:
                     raise SumError(
                         "its public key is not valid", party=f"partition {other}"
                     ) from None
+            derived.append((cohort, roots))
+        for cohort, roots in derived:
             self.state.enter(cohort, roots)
         self.state.digest, self.state.cipher = members.digest, members.cipher
         self.state.private = b""
@@ -250,6 +253,8 @@ class Party:
             self._check_single()
         others = cohort.neighbours[self.partition]
         living = [j for j in others if j in alive]
+        if len(living) + 1 < cohort.share_threshold:
+            raise self._refuse("too few neighbours of this party survived to open the sum")
         sealed = _cut(request.shares, SEALED_SHARE)
         if len(sealed) != len(living):
             raise self._refuse(f"{len(sealed)} relayed shares for {len(living)} neighbours")
@@ -279,7 +284,7 @@ class Party:
             raise self._refuse("a second set of survivors for the same sum")
         alive, silent = cohort.unpack(request.alive), cohort.unpack(request.silent)
         others = cohort.neighbours[self.partition]
-        if not silent <= alive or not silent <= set(others):
+        if not silent or not silent <= alive or not silent <= set(others):
             raise self._refuse("seeds are asked for that stay secret in this sum")
         sources = [j for j in others if j in silent]
         label = opened.label(self.state.session, cohort.number, request.index)
@@ -336,18 +341,17 @@ class Party:
                 self._check_single()
         elif not order.self_masks:
             raise self._refuse("a sum that the server opens needs self masks")
-        if order.receiver >= 0:
-            self._check_fixed(order)
+        self._check_fixed(order)
         encoding = Encoding(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
         encoding.check_room(len(cohort.members))
         self.state.close(order.cohort, order.open_from)
         return cohort, encoding
 
     def _check_fixed(self, order: Order) -> None:
-        """Without self masks, the sums of one name for one receiver keep their parties."""
-        mode = (order.cohort, order.self_masks)
-        first = self.state.fixed.setdefault((order.receiver, order.name), mode)
-        if mode != first and not (order.self_masks and first[1]):
+        """A sum without self masks is repeated, under its name, only as it was."""
+        mode = (order.cohort, order.receiver, order.self_masks)
+        first = self.state.fixed.setdefault(order.name, mode)
+        if mode != first and not (order.self_masks and first[2]):
             raise self._refuse(
                 f"{order.name} was summed without self masks and would be repeated otherwise",
                 "repeat it with the same parties, or end the run",

@@ -17,7 +17,7 @@ from .keys import sum_label
 from .membership import Cohort
 
 
-@dataclass
+@dataclass(repr=False)  # its text would show secrets
 class OpenSum:
     """A sum to which this party has contributed and that is not closed."""
 
@@ -57,7 +57,7 @@ class OpenSum:
         return sum_label(session, cohort, index, self.name)
 
 
-@dataclass
+@dataclass(repr=False)  # its text would show secrets
 class PartyState:
     """A party's memory of a run.
 
@@ -76,7 +76,7 @@ class PartyState:
     last : dict
         Cohort -> number of the last sum.
     fixed : dict
-        (receiver, name) -> (cohort, self masks) of the first sum of that name for that receiver.
+        Name -> (cohort, receiver, self masks) of the first sum of that name.
     open : dict
         (cohort, number) -> open sum.
     """
@@ -88,7 +88,7 @@ class PartyState:
     cohorts: dict[int, Cohort] = field(default_factory=dict)
     roots: dict[int, dict[int, bytes]] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
-    fixed: dict[tuple[int, str], tuple[int, bool]] = field(default_factory=dict)
+    fixed: dict[str, tuple[int, int, bool]] = field(default_factory=dict)
     open: dict[tuple[int, int], OpenSum] = field(default_factory=dict)
 
     def enter(self, cohort: Cohort, roots: dict[int, bytes]) -> None:
@@ -114,7 +114,7 @@ class PartyState:
                 for c, roots in self.roots.items()
             ],
             "last": list(self.last.items()),
-            "fixed": [[*key, *mode] for key, mode in self.fixed.items()],
+            "fixed": self.fixed,
             "open": [[*key, _pack_open(opened)] for key, opened in self.open.items()],
         }
         return json.dumps(value).encode()
@@ -132,7 +132,7 @@ class PartyState:
             cohorts={c: Cohort(c, tuple(m), t, digest) for c, m, t in value["cohorts"]},
             roots={c: {j: bytes.fromhex(root) for j, root in r} for c, r in value["roots"]},
             last=dict(value["last"]),
-            fixed={(r, name): (c, masks) for r, name, c, masks in value["fixed"]},
+            fixed={name: (c, r, masks) for name, (c, r, masks) in value["fixed"].items()},
             open={(c, k): _unpack_open(opened) for c, k, opened in value["open"]},
         )
 

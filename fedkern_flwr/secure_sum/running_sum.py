@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -51,6 +52,8 @@ class RunningSum:
         Declared by :meth:`declare`, empty before.
     forgers : list of int
         Parties whose shares were found to be forged and left out.
+    suspects : list of int
+        Parties whose masks do not fit those of most others, for which the sum was aborted.
     """
 
     order: Order
@@ -59,6 +62,7 @@ class RunningSum:
     cipher: str
     survivors: tuple[int, ...] = ()
     forgers: list[int] = field(default_factory=list)
+    suspects: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         order = self.order
@@ -71,7 +75,8 @@ class RunningSum:
         self._seeds: dict[Pair, bytes] = {}  # (survivor, dead) -> seed
         self._pair_shares: dict[Pair, dict[int, bytes]] = {}
         self._spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL)  # noqa: SIM115
-        self._finished = False
+        self._conflicts: Counter[int] = Counter()  # pairs that committed to different seeds
+        self._finished = self._closed = False
 
     @property
     def uploaded(self) -> tuple[int, ...]:
@@ -109,13 +114,12 @@ class RunningSum:
         if any(len(data) != size for data, size in sizes):
             raise SumError("its sealed shares have the wrong size", party=party)
         commitments = _cut(upload.commitments, COMMITMENT_BYTES)
-        for other, committed in zip(
-            self.cohort.neighbours[partition], commitments[1:], strict=False
-        ):
-            if other in self._uploads and self._commitment(other, partition) != committed:
-                raise SumError(
-                    f"its seed with partition {other} is not that of {other}", party=party
-                )
+        known = [j for j in self.cohort.neighbours[partition] if j in self._uploads]
+        at_odds = [j for j in known if self._odd(partition, j, commitments)] if double else []
+        if len(at_odds) > max(1, len(known) // 2):
+            raise SumError(f"its masks do not fit those of {len(at_odds)} others", party=party)
+        for other in at_odds:  # nobody can say yet which of the two is wrong
+            self._conflicts.update((partition, other))
         start = 0
         for part in upload.masked:
             target = self._vector[start : start + part.size]
@@ -137,10 +141,19 @@ class RunningSum:
         Raises
         ------
         SumError
-            Too few, or the receiver or (without self masks) any other party is missing. Nothing
-            is released.
+            Too few, or the receiver or (without self masks) any other party is missing, or two
+            parties masked with different seeds. Nothing is released.
         """
         alive, members, name = self.uploaded, self.cohort.members, self.order.name
+        if self._conflicts:
+            most = max(self._conflicts.values())
+            self.suspects = sorted(p for p, count in self._conflicts.items() if count == most)
+            raise SumError(
+                f"its masks in {name} do not fit those of {most} other"
+                f"{'s' if most > 1 else ', or those do not fit its'}",
+                remedy="run the same release on all nodes; leave it out if it happens again",
+                party=f"partition {self.suspects[0]}",
+            )
         least = max(self.cohort.threshold, min_cohort)
         if len(alive) < least:
             raise SumError(
@@ -153,6 +166,15 @@ class RunningSum:
                 f"{len(members) - len(alive)} parties are missing in {name}, which has no self "
                 "masks",
                 remedy="repeat it with the same parties, or end the run",
+            )
+        survivors = set(alive)
+        if self.order.self_masks and any(
+            len(survivors.intersection(self.cohort.holders(p))) < self.cohort.share_threshold
+            for p in alive
+        ):
+            raise SumError(
+                f"too many neighbours of a party in {name} are missing to open it",
+                remedy="bring the missing parties back",
             )
         if self.order.receiver >= 0 and self.order.receiver not in alive:
             raise SumError(f"partition {self.order.receiver}, which receives {name}, is missing")
@@ -289,6 +311,8 @@ class RunningSum:
         SumError
             Shares are missing or forged beyond repair. Nothing is released.
         """
+        if self._closed:
+            raise SumError(f"{self.order.name} is closed")
         if self._finished:
             return
         if not self.complete:
@@ -333,6 +357,7 @@ class RunningSum:
 
     def close(self) -> None:
         """Drop everything."""
+        self._closed = True
         self._spool.close()
         self._uploads.clear()
         self._shares.clear()
@@ -363,6 +388,11 @@ class RunningSum:
     def _commitment(self, owner: int, other: int) -> bytes:
         position = self.cohort.neighbours[owner].index(other)
         return self._uploads[owner].commitments[1 + position]
+
+    def _odd(self, partition: int, other: int, commitments: list[bytes]) -> bool:
+        """Tell whether a newcomer committed to another seed of a pair than its neighbour did."""
+        position = self.cohort.neighbours[partition].index(other)
+        return commitments[1 + position] != self._commitment(other, partition)
 
     def _backup(self, source: int, destination: int) -> bytes:
         others = self.cohort.neighbours[source]

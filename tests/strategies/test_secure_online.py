@@ -253,6 +253,32 @@ def test_a_round_whose_survivors_fall_silent_is_lost(make_streams: Callable[...,
     assert [row["survivors"] for row in strategy.history_] == [7, 0, 7, 7]
 
 
+def lie(metrics: ConfigRecord, arrays: ArrayRecord) -> None:
+    """Commit to seeds that are not those of the masks."""
+    name = next(n for n in metrics if n.endswith("commitments"))
+    metrics[name] = bytes(len(metrics[name]))  # type: ignore[arg-type]
+
+
+def test_a_client_whose_masks_do_not_fit_is_left_out(make_streams: Callable[..., Any]) -> None:
+    """Its vector may be anything, so nothing is released; it is named, and soon not asked again."""
+    faults = FaultPlan([(1, UPLOAD, None, garbage(lie))])
+    strategy = METHODS["pof-mkl"](secure=True, max_missed=3)
+    run(strategy, make_streams(CLIENTS, 6), 6, faults=faults)
+    assert [row["survivors"] for row in strategy.history_] == [0, 0, 0, 6, 6, 6]
+    assert strategy.left_out_ == [1]
+    (reasons,) = strategy.ledger_.failures.values()
+    assert reasons == {"invalid reply its masks in update do not fit those of 6 others": 3}
+
+
+def test_a_client_that_never_unmasks_is_left_out(make_streams: Callable[..., Any]) -> None:
+    """One miss a round, however many exchanges it has; contributing does not make up for it."""
+    faults = FaultPlan([(1, p, None, Fault("vanished")) for p in ("unmask", "recover")])
+    strategy = METHODS["pof-mkl"](secure=True, max_missed=3)
+    run(strategy, make_streams(CLIENTS, 6), 6, faults=faults)
+    assert [row["survivors"] for row in strategy.history_] == [7, 7, 7, 6, 6, 6]
+    assert strategy.left_out_ == [1]
+
+
 def test_too_many_lost_rounds_in_a_row_stop_the_run(make_streams: Callable[..., Any]) -> None:
     faults = FaultPlan([(k, UPLOAD, None, Fault("vanished")) for k in (0, 1, 2)])
     with pytest.raises(CohortError, match="10 rounds in a row are lost: 4 of 7 parties contrib"):

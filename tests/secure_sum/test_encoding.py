@@ -1,0 +1,332 @@
+"""How numbers enter a ring and leave it: exact where it says so, refused where it must."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.secure_sum import Encoding
+
+RINGS = (16, 32, 64)
+bounds = st.floats(2.0**-40, 2.0**40)
+rings = st.sampled_from(RINGS)
+
+
+def encode(encoding: Encoding, values: Any, parties: int = 3) -> np.ndarray:
+    return encoding.encode(np.asarray(values), parties, name="gradient")
+
+
+# -- fixed point
+
+
+@given(bits=rings, parties=st.integers(2, 2000), bound=bounds)
+def test_the_overflow_rule_leaves_the_sum_below_a_quarter_of_the_ring(
+    reference: Any, bits: int, parties: int, bound: float
+) -> None:
+    encoding = Encoding.fixed_point(bound, bits)
+    f = encoding.fraction_bits(parties)
+    assert f == reference.fraction_bits(encoding, parties)
+    scaled = parties * Fraction(bound) * Fraction(2) ** f
+    assert scaled <= 2 ** (bits - 2)
+    assert 2 * scaled > 2 ** (bits - 2) / 4  # not a bit more is given away than two roundings
+
+
+@pytest.mark.parametrize(
+    ("bits", "parties", "bound", "f"),
+    [
+        (64, 3, 8.0, 57),
+        (64, 4, 8.0, 57),
+        (64, 5, 8.0, 56),
+        (64, 4, 8.1, 56),
+        (32, 943, 1.0, 20),
+        (16, 3, 2.0**12, 0),
+        (64, 2, 0.75, 61),
+        (64, 2, 0.5, 62),
+    ],
+)
+def test_fraction_bits_of_known_sums(bits: int, parties: int, bound: float, f: int) -> None:
+    assert Encoding.fixed_point(bound, bits).fraction_bits(parties) == f
+
+
+def test_the_last_sum_with_room_is_accepted() -> None:
+    """Negative control of the refusals of :func:`Encoding.check_room`."""
+    Encoding.fixed_point(2.0**12, 16).check_room(3)
+    Encoding.fixed_point(1.0, 16).check_room(2**14)
+
+
+@pytest.mark.parametrize("bits", RINGS)
+@pytest.mark.parametrize("bound", [1.0, 8.0, 2.0**-30, 2.0**20, 0.5])
+def test_both_ends_of_the_range_are_exact(bits: int, bound: float) -> None:
+    encoding = Encoding.fixed_point(bound, bits)
+    for parties in (2, 3, 5):
+        total = sum(encode(encoding, [bound, -bound], parties) for _ in range(parties))
+        np.testing.assert_array_equal(
+            encoding.decode(np.asarray(total, encoding.dtype), parties),
+            [parties * bound, -parties * bound],
+        )
+
+
+@given(bits=rings, bound=bounds, parties=st.integers(2, 50), data=st.data())
+def test_a_number_is_rounded_to_the_nearest_step(
+    reference: Any, bits: int, bound: float, parties: int, data: st.DataObject
+) -> None:
+    encoding = Encoding.fixed_point(bound, bits)
+    values = data.draw(st.lists(st.floats(-bound, bound), min_size=1, max_size=8))
+    ring = encode(encoding, values, parties)
+    assert ring.dtype == encoding.dtype
+    assert ring.tolist() == reference.ring(encoding, parties, values)
+    half_step = Fraction(2) ** -(encoding.fraction_bits(parties) + 1)
+    for value, element in zip(values, ring.tolist(), strict=True):
+        signed = (element + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
+        assert abs(Fraction(value) - 2 * half_step * signed) <= half_step
+    back = encoding.decode(ring, parties)
+    assert back.dtype == np.float64
+    slack = 2 * bound * 2.0**-53  # of the float64 that comes out
+    assert np.abs(back - values).max() <= float(half_step) + slack
+
+
+def test_half_a_step_is_lost_and_a_whole_one_is_not() -> None:
+    """Negative control of the resolution: it is 2^-f, not finer."""
+    encoding = Encoding.fixed_point(1.0, 32)
+    step = 2.0 ** -encoding.fraction_bits(3)
+    assert encode(encoding, [0.5 * step, step, 1.5 * step]).tolist() == [0, 1, 2]
+
+
+def test_32_bits_give_distances_the_26_fractional_bits_of_the_design() -> None:
+    assert Encoding.fixed_point(4.0, 32).fraction_bits(4) == 26
+
+
+# -- integers
+
+
+@given(bits=rings, parties=st.integers(2, 30), data=st.data())
+def test_integers_are_summed_exactly(
+    reference: Any, bits: int, parties: int, data: st.DataObject
+) -> None:
+    largest = (2 ** (bits - 1) - 1) // parties
+    bound = data.draw(st.integers(1, min(largest, 2**52)))
+    encoding = Encoding.integers(bound, bits)
+    encoding.check_room(parties)
+    vectors = data.draw(
+        st.lists(
+            st.lists(st.integers(-bound, bound), min_size=2, max_size=2),
+            min_size=parties,
+            max_size=parties,
+        )
+    )
+    total = np.zeros(2, encoding.dtype)
+    for vector in vectors:
+        total += encode(encoding, np.array(vector, np.int64), parties)
+    assert encoding.decode(total, parties).tolist() == [sum(c) for c in zip(*vectors, strict=True)]
+    assert encoding.decode(total, parties).dtype == np.int64
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "uint64", "int64"])
+def test_all_integer_types_enter(dtype: str) -> None:
+    encoding = Encoding.integers(1)
+    assert encode(encoding, np.array([0, 1], dtype)).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(("bits", "parties", "most"), [(16, 4, 8191), (32, 4, 2**29 - 1)])
+def test_integers_that_could_overflow_are_refused(
+    refused: Any, bits: int, parties: int, most: int
+) -> None:
+    Encoding.integers(most, bits).check_room(parties)
+    refused(
+        Encoding.integers(most + 1, bits).check_room,
+        parties,
+        text=f"{parties} integers up to {most + 1} overflow a {bits}-bit ring"
+        if bits == 16
+        else f"overflow a {bits}-bit ring",
+        remedy="use a larger ring or a smaller bound",
+        kind=OptionError,
+    )
+
+
+def test_an_unchecked_sum_would_overflow() -> None:
+    """Negative control: what ``check_room`` refuses does go wrong."""
+    encoding = Encoding.integers(8192, 16)
+    total = sum(encode(encoding, [8192], 4) for _ in range(4))
+    assert encoding.decode(np.asarray(total, np.uint16), 4).tolist() == [-32768]
+
+
+def test_large_integers_beyond_the_bound_are_refused(refused: Any) -> None:
+    refused(encode, Encoding.integers(2**53), [2**53 + 1], text="exceeds its declared bound")
+
+
+# -- the circle
+
+
+@pytest.mark.parametrize("bits", RINGS)
+def test_angles_count_modulo_a_turn(bits: int) -> None:
+    encoding = Encoding.circle(bits)
+    step = 2.0 * math.pi / 2.0 ** min(bits, 50)
+    angles = np.array([0.0, 1.0, math.pi, -1.0, -1e-30, 6.28, 100.0])
+    for turns in (-3, -1, 1, 7):
+        shifted = encoding.decode(encode(encoding, angles + turns * 2.0 * math.pi), 3)
+        distance = np.angle(np.exp(1j * (shifted - angles)))
+        assert np.abs(distance).max() <= step + 1e-13
+    assert (encoding.decode(encode(encoding, angles), 3) >= 0.0).all()
+    every = encoding.decode(np.array([0, 1, -1, -2, -1000]).astype(encoding.dtype), 3)
+    assert ((every >= 0.0) & (every < 2.0 * math.pi)).all()
+
+
+@given(
+    bits=rings,
+    angles=st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=6),
+)
+def test_sums_of_angles_are_right_modulo_a_turn(
+    reference: Any, bits: int, angles: list[float]
+) -> None:
+    encoding = Encoding.circle(bits)
+    total = np.zeros(1, encoding.dtype)
+    for angle in angles:
+        ring = encode(encoding, [angle])
+        assert ring.tolist() == reference.ring(encoding, 3, [angle])
+        total += ring
+    (found,) = encoding.decode(total, 3)
+    error = abs(np.angle(np.exp(1j * (found - math.fsum(angles)))))
+    assert error <= len(angles) * (math.pi * 2.0 ** -min(bits, 53) + 1e-12)
+
+
+def test_the_distance_of_angles_sees_an_error() -> None:
+    """Negative control of the two tests above."""
+    encoding = Encoding.circle(32)
+    found = encoding.decode(encode(encoding, [1.0]) + np.uint32(2**20), 3)
+    assert abs(np.angle(np.exp(1j * (found[0] - 1.0)))) > 1e-3
+
+
+# -- what is refused
+
+SECRET = 123456.789
+
+
+@pytest.mark.parametrize("bits", RINGS)
+@pytest.mark.parametrize("bound", [1.0, 0.1, 8.0, 1e-20, 1e300])
+def test_one_ulp_beyond_the_bound_is_refused(refused: Any, bits: int, bound: float) -> None:
+    encoding = Encoding.fixed_point(bound, bits)
+    for value in (bound, -bound):
+        encode(encoding, [0.0, value])
+        refused(
+            encode,
+            encoding,
+            [0.0, np.nextafter(value, 2.0 * value)],
+            text=f"gradient exceeds its declared bound of {bound:g}",
+            remedy="scale the data, or declare a larger bound for all parties",
+        )
+
+
+def test_float32_is_compared_with_the_bound_as_it_is(refused: Any) -> None:
+    """float32(0.1) is larger than 0.1."""
+    encoding = Encoding.fixed_point(0.1)
+    refused(encode, encoding, np.array([0.1], np.float32), text="exceeds its declared bound")
+    encode(Encoding.fixed_point(float(np.float32(0.1))), np.array([0.1], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "values", "text"),
+    [
+        (Encoding.fixed_point(1e6), [SECRET, math.nan], "holds NaN or infinite values"),
+        (Encoding.fixed_point(1e6), [SECRET, math.inf], "holds NaN or infinite values"),
+        (Encoding.fixed_point(1e6), [SECRET, -math.inf], "holds NaN or infinite values"),
+        (Encoding.circle(), [SECRET, math.nan], "holds NaN or infinite values"),
+        (Encoding.circle(), [SECRET, math.inf], "holds NaN or infinite values"),
+        (Encoding.fixed_point(1.0), [SECRET], "exceeds its declared bound of 1"),
+        (Encoding.integers(3), [4], "exceeds its declared bound of 3"),
+        (Encoding.integers(3), [-4], "exceeds its declared bound of 3"),
+        (Encoding.integers(3), np.array([2**64 - 1], np.uint64), "exceeds its declared bound"),
+        (Encoding.integers(3), [SECRET], "has dtype float64, declared as integer"),
+        (Encoding.integers(3), [1.0], "has dtype float64, declared as integer"),
+        (Encoding.fixed_point(1e6), [SECRET + 0j], "has dtype complex128, declared as fixed-point"),
+        (Encoding.fixed_point(1e6), ["123456.789"], "declared as fixed-point"),
+        (Encoding.fixed_point(1e6), np.array([SECRET], object), "has dtype object"),
+        (Encoding.circle(), np.array(["2020-01-01"], "datetime64[D]"), "declared as circle"),
+        (Encoding.fixed_point(1e6), [[SECRET]], "is not a vector"),
+        (Encoding.fixed_point(1e6), SECRET, "is not a vector"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_never_quoted(
+    refused: Any, encoding: Encoding, values: Any, text: str
+) -> None:
+    error = refused(encode, encoding, values, text=text)
+    for shown in (str(error), repr(error), repr(error.args)):
+        assert "123456" not in shown
+        assert "nan" not in shown.replace("NaN", "")
+
+
+def test_a_bad_number_is_found_wherever_it_stands(refused: Any) -> None:
+    """Vectors are encoded piece by piece; the last piece counts as the first."""
+    values = np.zeros((1 << 17) + 3)
+    encode(Encoding.fixed_point(1.0), values)
+    for place in (0, (1 << 17) - 1, 1 << 17, -1):
+        bad = values.copy()
+        bad[place] = 1.5
+        refused(encode, Encoding.fixed_point(1.0), bad, text="exceeds its declared bound")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Encoding.fixed_point(1.0, 8),
+        lambda: Encoding.fixed_point(1.0, 128),
+        lambda: Encoding("float", 64, 1.0),  # type: ignore[arg-type]
+        lambda: Encoding.fixed_point(0.0),
+        lambda: Encoding.fixed_point(-1.0),
+        lambda: Encoding.fixed_point(math.nan),
+        lambda: Encoding.fixed_point(math.inf),
+        lambda: Encoding.integers(0),
+        lambda: Encoding.fixed_point(5e-324).check_room(3),
+        lambda: Encoding.fixed_point(2.0**12 + 1, 16).check_room(3),
+        lambda: Encoding.fixed_point(1.0, 16).check_room(2**15),
+    ],
+)
+def test_encodings_that_cannot_be_are_refused(make: Callable[[], Any]) -> None:
+    with pytest.raises(OptionError) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("bits", RINGS)
+def test_an_empty_vector_is_no_error(bits: int) -> None:
+    for encoding in (
+        Encoding.fixed_point(1.0, bits),
+        Encoding.circle(bits),
+        Encoding.integers(1, bits),
+    ):
+        values = np.zeros(0, np.int64 if encoding.kind == "integer" else np.float64)
+        ring = encode(encoding, values)
+        assert (ring.size, ring.dtype) == (0, encoding.dtype)
+        assert encoding.decode(ring, 3).size == 0
+
+
+def test_the_values_themselves_are_left_alone() -> None:
+    for encoding in (Encoding.fixed_point(8.0), Encoding.circle()):
+        values = np.linspace(-7.0, 7.0, 100)
+        before = values.copy()
+        encode(encoding, values)
+        np.testing.assert_array_equal(values, before)
+
+
+# -- the reference of these tests is itself right
+
+
+def test_the_reference_finds_known_elements(reference: Any) -> None:
+    """Negative control: the independent encoder is not a copy of the code under test."""
+    assert reference.ring(Encoding.fixed_point(1.0, 16), 4, [1.0, -1.0, 0.25]) == [
+        4096,
+        61440,
+        1024,
+    ]
+    assert reference.ring(Encoding.circle(16), 4, [math.pi, -math.pi / 2]) == [32768, 49152]
+    assert reference.total(Encoding.integers(9), 2, [[9, -9], [9, -9]]).tolist() == [18, -18]
+    off = Encoding.fixed_point(1.0, 16)
+    assert encode(off, [0.25], 4).tolist() != reference.ring(off, 8, [0.25])

@@ -1,0 +1,114 @@
+"""Who masks with whom: regular, symmetric, connected, and drawn by the roster's digest."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedkern_flwr.secure_sum import graph
+
+Graph = dict[int, tuple[int, ...]]
+
+
+def digest(number: int) -> bytes:
+    return hashlib.sha256(b"%d" % number).digest()
+
+
+def draw_graph(parties: int, number: int = 0) -> Graph:
+    return graph.neighbourhoods(tuple(range(parties)), digest(number))
+
+
+def check_graph(neighbours: Graph, parties: int, k: int) -> None:
+    """Regular of degree k, symmetric, without loops, connected, neighbours ascending."""
+    assert sorted(neighbours) == list(range(parties))
+    for i, around in neighbours.items():
+        assert list(around) == sorted(set(around))
+        assert len(around) == k, f"{i} has {len(around)} neighbours"
+        assert i not in around
+        assert all(i in neighbours[j] for j in around), "not symmetric"
+    reached, queue = {0}, deque([0])
+    while queue:
+        for j in neighbours[queue.popleft()]:
+            if j not in reached:
+                reached.add(j)
+                queue.append(j)
+    assert len(reached) == parties, "not connected"
+
+
+@pytest.mark.parametrize(
+    ("parties", "k"),
+    [(2, 1), (3, 2), (20, 19), (30, 29), (31, 16), (50, 16), (100, 32), (200, 46), (1000, 68)],
+)
+def test_degrees_of_the_design(parties: int, k: int) -> None:
+    assert graph.degree(parties) == k
+    check_graph(draw_graph(parties), parties, k)
+
+
+@given(parties=st.integers(2, 5000))
+def test_degrees_are_even_possible_and_grow(parties: int) -> None:
+    k = graph.degree(parties)
+    if parties <= 30:
+        assert k == parties - 1
+        return
+    assert k % 2 == 0
+    assert 16 <= k < parties - 1
+    assert graph.degree(parties + 1) >= k
+    assert abs(graph.degree(2 * parties) - k) <= 20  # logarithmic
+
+
+@given(parties=st.integers(31, 120), number=st.integers(0, 1000))
+def test_sparse_graphs_are_regular_symmetric_and_connected(parties: int, number: int) -> None:
+    check_graph(draw_graph(parties, number), parties, graph.degree(parties))
+
+
+def test_the_graph_follows_the_digest() -> None:
+    first = draw_graph(60, 1)
+    assert first == draw_graph(60, 1)
+    others = [draw_graph(60, number) for number in range(2, 12)]
+    assert first not in others
+    shared = [len(set(first[0]) & set(other[0])) for other in others]
+    assert max(shared) < 16  # expected 16 * 16 / 59
+    assert draw_graph(30, 1) == draw_graph(30, 2)  # complete: nothing to draw
+
+
+def test_sparse_members_need_not_be_consecutive() -> None:
+    members = tuple(range(5, 500, 7))
+    found = graph.neighbourhoods(members, digest(0))
+    assert set(found) == set(members)
+    assert all(set(around) < set(members) for around in found.values())
+
+
+@pytest.mark.parametrize("broken", ["one-sided", "loop", "two islands", "irregular"])
+def test_broken_graphs_are_noticed(broken: str) -> None:
+    """Negative control of the checker."""
+    ring = {i: tuple(sorted({(i - 1) % 8, (i + 1) % 8})) for i in range(8)}
+    check_graph(ring, 8, 2)
+    if broken == "one-sided":
+        ring[0] = (2, 7)
+    elif broken == "loop":
+        ring[0] = (0, 1)
+    elif broken == "irregular":
+        ring[0], ring[4] = (1, 4, 7), (0, 3, 5)
+    else:
+        islands = {i: tuple(j for j in range(4) if j != i) for i in range(4)}
+        ring = islands | {i + 4: tuple(j + 4 for j in islands[i]) for i in range(4)}
+    with pytest.raises(AssertionError):
+        check_graph(ring, 8, 3 if broken == "two islands" else 2)
+
+
+@given(parties=st.integers(2, 2000))
+def test_default_thresholds(parties: int) -> None:
+    t = graph.default_threshold(parties)
+    assert t == math.floor(2 * parties / 3) + 1
+    assert parties // 2 < t <= parties
+    needed = graph.share_threshold(parties, t)
+    if parties <= 30:
+        assert needed == t
+    else:
+        assert needed == math.ceil(0.65 * graph.degree(parties))
+        assert needed > graph.degree(parties) / 2

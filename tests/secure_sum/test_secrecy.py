@@ -1,0 +1,713 @@
+"""What the server and colluding clients see: uniform numbers, until the threshold is crossed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkern_flwr.errors import SumError
+from fedkern_flwr.secure_sum import CIPHERS, Encoding, add_streams, relay
+from fedkern_flwr.secure_sum import party as party_module
+from fedkern_flwr.secure_sum.seeds import commitment
+from fedkern_flwr.secure_sum.shamir import SHARE_BYTES, reconstruct_seed
+from fedkern_flwr.wire.sums import UnmaskReply
+
+RINGS = (16, 32, 64)
+LARGE = {16: 2.0**12, 32: 2.0**20, 64: 2.0**20}  # 16 bits have no room for 2^20
+LENGTH = 64
+UPLOADS = 250
+
+
+def cut(data: bytes, size: int) -> list[bytes]:
+    return [data[k : k + size] for k in range(0, len(data), size)]
+
+
+def whole(upload: Any) -> np.ndarray:
+    return np.concatenate(upload.masked)
+
+
+# -- 1. a masked upload looks random, whatever is in it
+
+
+def collect_uploads(
+    make_run: Any, value: float, bits: int, cipher: str, uploads: int = UPLOADS
+) -> np.ndarray:
+    """Uploads of one party, a row for each sum, always the same vector."""
+    run = make_run(3, cipher=cipher)
+    run.join()
+    party, rows = run.party(1), []
+    encoding = Encoding.fixed_point(LARGE[bits], bits)
+    values = np.full(LENGTH, value)
+    for _ in range(uploads):
+        running = run.order(LENGTH, encoding)
+        rows.append(whole(party.contribute(running.order, values)))
+        run.server.close(running)
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("cipher", CIPHERS)
+@pytest.mark.parametrize("bits", RINGS)
+def test_uploads_are_uniform_and_alike(
+    make_run: Any, assert_uniform: Any, assert_alike: Any, bits: int, cipher: str
+) -> None:
+    zeros = collect_uploads(make_run, 0.0, bits, cipher)
+    large = collect_uploads(make_run, LARGE[bits], bits, cipher)
+    assert_uniform(zeros)
+    assert_uniform(large)
+    assert_alike(zeros, large)
+
+
+def only(streams: Callable[[Any], Any]) -> Callable[..., None]:
+    """A party that masks with something else."""
+
+    def broken(target: np.ndarray, given: Any, *, cipher: str) -> None:
+        add_streams(target, streams(given), cipher=cipher)
+
+    return broken
+
+
+def half(target: np.ndarray, given: Any, *, cipher: str) -> None:
+    """Masks that do not reach the upper half of the ring."""
+    mask = np.zeros_like(target)
+    add_streams(mask, given, cipher=cipher)
+    target += mask & target.dtype.type((1 << 4 * target.itemsize) - 1)
+
+
+@pytest.mark.parametrize("bits", RINGS)
+@pytest.mark.parametrize(
+    "broken",
+    [only(lambda given: []), only(lambda given: [(bytes(32), False)]), half],
+    ids=["no masks", "a constant mask", "narrow masks"],
+)
+def test_poor_masks_are_noticed(
+    make_run: Any,
+    assert_uniform: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    bits: int,
+    broken: Callable[..., None],
+) -> None:
+    """Negative control of the uniformity of uploads."""
+    monkeypatch.setattr(party_module, "add_streams", broken)
+    for value in (0.0, LARGE[bits]):
+        with pytest.raises(AssertionError):
+            assert_uniform(collect_uploads(make_run, value, bits, CIPHERS[0]))
+
+
+@pytest.mark.parametrize("bits", RINGS)
+def test_bare_encodings_are_told_apart(
+    make_run: Any, assert_alike: Any, monkeypatch: pytest.MonkeyPatch, bits: int
+) -> None:
+    """Negative control of the two-sample test, down to a bias of a quarter of a mask."""
+    for broken in (only(lambda given: []), half):
+        monkeypatch.setattr(party_module, "add_streams", broken)
+        samples = [collect_uploads(make_run, x, bits, CIPHERS[0]) for x in (0.0, LARGE[bits])]
+        with pytest.raises(AssertionError):
+            assert_alike(*samples)
+
+
+def test_a_single_bare_bit_is_noticed(assert_uniform: Any) -> None:
+    """Negative control: one bit of one place that is never masked, or one that leans a little."""
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 2**32, (UPLOADS, LENGTH), dtype=np.uint32)
+    assert_uniform(words)
+    bare = words.copy()
+    bare[:, 5] &= ~np.uint32(1 << 7)
+    with pytest.raises(AssertionError, match="a bit of a place"):
+        assert_uniform(bare)
+    leaning = words | np.where(rng.random(words.shape) < 0.08, np.uint32(1), np.uint32(0))
+    with pytest.raises(AssertionError, match="a bit is"):
+        assert_uniform(leaning)
+
+
+# -- 5. nothing comes twice
+
+
+def two_uploads(run: Any, attempts: Iterable[Any], values: np.ndarray) -> list[np.ndarray]:
+    return [whole(run.contribute(running, 1, values)) for running in attempts]
+
+
+def check_fresh(one: np.ndarray, other: np.ndarray, assert_uniform: Any) -> None:
+    assert (one != other).all()
+    assert_uniform(one - other)
+    assert_uniform(one + other)
+
+
+REPETITIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "another round": ({}, {}),
+    "another attempt for a receiver": ({"receiver": 0}, {"receiver": 0}),
+    "no self masks": ({"receiver": 0, "self_masks": False},) * 2,
+    "own receiver": ({"receiver": 1, "self_masks": False},) * 2,
+    "another cohort": ({}, {"cohort": 1}),
+}
+
+
+@pytest.mark.parametrize("kind", REPETITIONS)
+def test_the_same_vector_is_masked_afresh(make_run: Any, assert_uniform: Any, kind: str) -> None:
+    run = make_run(4, cohorts=[range(4), range(4)])
+    values = np.arange(4096)
+    attempts = [run.order(4096, **options) for options in REPETITIONS[kind]]
+    check_fresh(*two_uploads(run, attempts, values), assert_uniform)
+
+
+def test_two_runs_mask_afresh(make_run: Any, assert_uniform: Any) -> None:
+    uploads = []
+    for _ in range(2):
+        run = make_run(4)
+        uploads += two_uploads(run, [run.order(4096)], np.arange(4096))
+    check_fresh(*uploads, assert_uniform)
+
+
+def test_repeated_masks_are_noticed(
+    make_run: Any, assert_uniform: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: neither labels nor ratchet nor fresh seeds."""
+    monkeypatch.setattr(party_module, "sum_label", lambda *_: b"a sum")
+    monkeypatch.setattr(party_module, "next_root", lambda root: root)
+    monkeypatch.setattr(party_module.secrets, "token_bytes", bytes)
+    run = make_run(4)
+    attempts = [run.order(4096), run.order(4096)]
+    with pytest.raises(AssertionError):
+        check_fresh(*two_uploads(run, attempts, np.arange(4096)), assert_uniform)
+
+
+@pytest.mark.parametrize("kept", ["labels", "ratchet", "self masks"])
+def test_each_of_three_precautions_suffices(
+    make_run: Any, assert_uniform: Any, monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
+    if kept != "labels":
+        monkeypatch.setattr(party_module, "sum_label", lambda *_: b"a sum")
+    if kept != "ratchet":
+        monkeypatch.setattr(party_module, "next_root", lambda root: root)
+    if kept != "self masks":
+        monkeypatch.setattr(party_module.secrets, "token_bytes", bytes)
+    run = make_run(4)
+    attempts = [run.order(4096), run.order(4096)]
+    check_fresh(*two_uploads(run, attempts, np.arange(4096)), assert_uniform)
+
+
+# -- 3. the server and colluding clients
+
+
+class Coalition:
+    """The server, with all that it has seen of a sum, and clients with their whole states.
+
+    It computes every seed that it can: those of its members, those that were revealed, those that
+    it can open from shares, be they revealed or sealed for a member.
+    """
+
+    def __init__(self, run: Any, running: Any, members: Iterable[int]) -> None:
+        self.running, self.cohort, self.label = running, running.cohort, running.label
+        self.members = set(members)
+        key = running.order.cohort, running.order.index
+        self.open = {p: run.party(p).state.open.get(key) for p in self.members}
+        self.seen = run.transcript(running)
+
+    def unseal(self, kind: int, text: bytes, source: int, holder: int) -> bytes:
+        key = self.open[holder].keys[source][1]
+        return relay.unseal(
+            key, text, label=self.label, kind=kind, source=source, destination=holder
+        )
+
+    def shares_of_self_seed(self, owner: int) -> dict[int, bytes]:
+        """Point -> share."""
+        found: dict[int, bytes] = {}
+        alive = set(self.running.survivors)
+        for p, reply in self.seen.unmasked.items():
+            owners = [p, *(j for j in self.cohort.neighbours[p] if j in alive)]
+            for who, share in zip(owners, cut(reply.shares, SHARE_BYTES), strict=True):
+                if who == owner:
+                    found[self.cohort.point(p)] = share
+        if owner in self.members and self.open[owner] is not None:
+            found[self.cohort.point(owner)] = self.open[owner].own_share
+        upload = self.seen.uploads.get(owner)
+        if upload is not None and upload.shares:
+            sealed = cut(upload.shares, SHARE_BYTES + relay.TAG_BYTES)
+            for holder, text in zip(self.cohort.neighbours[owner], sealed, strict=True):
+                if holder in self.members and self.open[holder] is not None:
+                    share = self.unseal(relay.SHARE, text, owner, holder)
+                    found[self.cohort.point(holder)] = share
+        return found
+
+    def self_seed(self, owner: int) -> bytes | None:
+        shares = self.shares_of_self_seed(owner)
+        committed = self.seen.uploads[owner].commitments[:16]
+        return self.reconstruct(shares, committed)
+
+    def reconstruct(self, shares: dict[int, bytes], committed: bytes) -> bytes | None:
+        points = sorted(shares)[: self.cohort.share_threshold]
+        seed = reconstruct_seed({x: shares[x] for x in points}) if points else None
+        return seed if seed is not None and commitment(self.label, seed) == committed else None
+
+    def pair_seed(self, one: int, other: int) -> bytes | None:
+        for p, q in ((one, other), (other, one)):
+            if p in self.members and self.open[p] is not None:
+                return self.open[p].keys[q][0]
+            reply = self.seen.unmasked.get(p)
+            if reply is not None:
+                dead = [j for j in self.cohort.neighbours[p] if j in self.running.dead]
+                if q in dead:
+                    return reply.seeds[32 * dead.index(q) :][:32]
+            seed = self.backed_up(p, q)
+            if seed is not None:
+                return seed
+        return None
+
+    def backed_up(self, owner: int, other: int) -> bytes | None:
+        """The seed of a pair from the shares that one of them made."""
+        upload = self.seen.uploads.get(owner)
+        if upload is None or not upload.backups:
+            return None
+        others = self.cohort.neighbours[owner]
+        place = others.index(other)
+        shares: dict[int, bytes] = {}
+        size = len(others) * SHARE_BYTES + relay.TAG_BYTES
+        for holder, text in zip(others, cut(upload.backups, size), strict=True):
+            if holder in self.members and self.open[holder] is not None:
+                plain = self.unseal(relay.BACKUP, text, owner, holder)
+                shares[self.cohort.point(holder)] = cut(plain, SHARE_BYTES)[place]
+        for holder, (request, reply) in self.seen.recovered.items():
+            silent = self.cohort.unpack(request.silent)
+            pairs = [
+                (i, j)
+                for i in self.cohort.neighbours[holder]
+                if i in silent
+                for j in self.cohort.neighbours[i]
+                if j in self.running.dead
+            ]
+            for pair, share in zip(pairs, cut(reply.shares, SHARE_BYTES), strict=True):
+                if pair == (owner, other):
+                    shares[self.cohort.point(holder)] = share
+        return self.reconstruct(shares, upload.commitments[16 * (1 + place) :][:16])
+
+    def remainder(self, victim: int) -> np.ndarray:
+        """The victim's upload without all masks that the coalition can compute."""
+        left = whole(self.seen.uploads[victim])
+        streams = []
+        for other in self.cohort.neighbours[victim]:
+            seed = self.pair_seed(victim, other)
+            if seed is not None:
+                streams.append((seed, victim < other))
+        if self.running.order.self_masks:
+            seed = self.self_seed(victim)
+            if seed is not None:
+                streams.append((seed, True))
+        add_streams(left, streams, cipher=self.running.cipher)
+        return left
+
+
+VALUE = 1 << 20
+LONG = 4096
+
+
+def play(run: Any, running: Any, dead: Iterable[int] = (), silent: Iterable[int] = ()) -> None:
+    """A sum in which the dead contribute too late, and some survivors never answer."""
+    dead, silent = set(dead), set(silent)
+    for p in running.cohort.members:
+        if p not in dead:
+            run.upload(running, p, np.full(LONG, VALUE))
+    for p in dead:
+        run.contribute(running, p, np.full(LONG, VALUE))
+    run.unmask(running, [p for p in running.survivors or running.uploaded if p not in silent])
+    run.recover(running, [p for p in running.survivors if p not in silent])
+
+
+def is_open(remainder: np.ndarray) -> bool:
+    return bool((remainder == VALUE).all())
+
+
+ENDS: dict[str, dict[str, Any]] = {
+    "all survive": {},
+    "the victim is late": {"dead": [0]},
+    "the victim is silent": {"silent": [0]},
+    "another is dead, the victim silent": {"dead": [8], "silent": [0]},
+    "the victim is late, another silent": {"dead": [0], "silent": [8]},
+}
+
+
+@pytest.mark.parametrize("cipher", CIPHERS)
+@pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
+def test_fewer_than_t_colluders_learn_nothing(
+    make_run: Any, assert_uniform: Any, ends: dict[str, Any], cipher: str
+) -> None:
+    run = make_run(9, cipher=cipher)  # t = 7
+    running = run.order(LONG)
+    assert running.order.backups
+    play(run, running, **ends)
+    assert running.complete
+    coalition = Coalition(run, running, range(1, 7))  # t - 1 with the server
+    assert_uniform(coalition.remainder(0))
+    if 0 in ends.get("dead", ()):
+        assert len(coalition.shares_of_self_seed(0)) == 6
+        assert coalition.self_seed(0) is None
+    else:
+        assert coalition.self_seed(0) is not None  # revealed, as the victim survived
+    assert is_open(Coalition(run, running, range(1, 8)).remainder(0))  # t do learn it
+
+
+@pytest.mark.parametrize("dead", [[], [0], [8]], ids=["all survive", "victim late", "other dead"])
+def test_without_backups_pair_seeds_are_not_shared(
+    make_run: Any, assert_uniform: Any, dead: list[int]
+) -> None:
+    """t = 8: seven colluders learn nothing; eight hold the shares, or all pair seeds."""
+    run = make_run(9, threshold=8)
+    running = run.order(LONG)
+    assert not running.order.backups
+    play(run, running, dead=dead)
+    assert_uniform(Coalition(run, running, range(1, 7)).remainder(0))
+    if dead == [8]:  # the victim is the only honest survivor: the sum itself gives it away
+        assert is_open(Coalition(run, running, range(1, 8)).remainder(0))
+    else:
+        assert_uniform(Coalition(run, running, range(1, 8)).remainder(0))
+    assert is_open(Coalition(run, running, range(1, 9)).remainder(0))
+
+
+def test_t_colluders_open_a_late_vector(make_run: Any, assert_uniform: Any) -> None:
+    """Negative control: the threshold is real, from both sides."""
+    run = make_run(9)
+    running = run.order(LONG)
+    play(run, running, dead=[0])
+    for count in range(9):
+        coalition = Coalition(run, running, range(1, 1 + count))
+        assert len(coalition.shares_of_self_seed(0)) == min(count, 8)
+        if count < 7:
+            assert coalition.self_seed(0) is None
+            assert_uniform(coalition.remainder(0))
+        else:
+            assert coalition.self_seed(0) is not None
+            assert is_open(coalition.remainder(0))
+
+
+def test_t_colluders_open_pair_seeds_from_backups(make_run: Any) -> None:
+    """The seeds of pairs are shared with the same threshold, once the victim has uploaded."""
+    run = make_run(9)
+    running = run.order(LONG)
+    play(run, running)
+    assert Coalition(run, running, range(2, 8)).backed_up(0, 8) is None
+    full = Coalition(run, running, range(1, 8))
+    assert full.backed_up(0, 8) == run.party(0).state.open[0, 1].keys[8][0]
+
+
+def test_a_sparse_neighbourhood_keeps_its_threshold(
+    make_run: Any, sparse: Any, assert_uniform: Any
+) -> None:
+    """k = 6: 3 neighbours and any strangers do not open a late vector, 4 neighbours do."""
+    with sparse(6):
+        run = make_run(20, threshold=11)
+        running = run.order(LONG)
+        around = running.cohort.neighbours[0]
+        strangers = [p for p in run.members if p not in around and p != 0]
+        assert (len(around), running.cohort.share_threshold) == (6, 4)
+        play(run, running, dead=[0])
+        assert running.complete
+        assert_uniform(Coalition(run, running, [*strangers, *around[:3]]).remainder(0))
+        assert is_open(Coalition(run, running, around[:4]).remainder(0))
+
+
+def test_a_sparse_survivor_needs_an_honest_neighbourhood_and_an_honest_neighbour(
+    make_run: Any, sparse: Any, assert_uniform: Any
+) -> None:
+    """With backups the seed of a pair stands with either end: both need fewer than 4 colluders."""
+    with sparse(6):
+        run = make_run(20, threshold=11)
+        running = run.order(LONG)
+        assert running.order.backups
+        play(run, running)
+        neighbours = {p: set(around) for p, around in running.cohort.neighbours.items()}
+
+        def within(colluders: set[int]) -> bool:
+            honest = neighbours[0] - colluders
+            return all(len(neighbours[p] & colluders) <= 3 for p in (0, *honest))
+
+        chosen = next(set(c) for c in combinations(sorted(neighbours[0]), 3) if within(set(c)))
+        for p in run.members[1:]:
+            if within(chosen | {p}):
+                chosen.add(p)
+        assert len(chosen) > 3
+        assert_uniform(Coalition(run, running, chosen).remainder(0))
+        assert is_open(Coalition(run, running, running.cohort.neighbours[0][:4]).remainder(0))
+        everybody_around = set(run.members) - {0} - (neighbours[0] - chosen)
+        coalition = Coalition(run, running, everybody_around)
+        bare = all(len(neighbours[p] & everybody_around) >= 4 for p in neighbours[0] - chosen)
+        assert is_open(coalition.remainder(0)) == bare
+
+
+def test_a_receiver_in_the_coalition_learns_the_sum_only(
+    make_run: Any, assert_uniform: Any
+) -> None:
+    for options in ({"receiver": 1}, {"receiver": 1, "self_masks": False}):
+        run = make_run(9)
+        running = run.order(LONG, **options)
+        play(run, running)
+        colluders = range(1, 7)
+        assert_uniform(Coalition(run, running, colluders).remainder(0))
+        assert is_open(Coalition(run, running, range(1, 9)).remainder(0))
+        assert (run.result(running) == 9 * VALUE).all()
+
+
+def test_the_server_alone_sees_a_padded_sum(make_run: Any, assert_uniform: Any) -> None:
+    """A sum with a receiver stays closed to the server, and to all clients but the receiver."""
+    for options in ({"receiver": 1}, {"receiver": 1, "self_masks": False}):
+        run = make_run(4, threshold=3)
+        running = run.order(LONG, **options)
+        play(run, running)
+        running.open()
+        assert_uniform(running._vector)
+        with pytest.raises(SumError, match="gradient belongs to partition 1"):
+            running.total()
+        everybody_else = Coalition(run, running, [0, 2, 3])
+        left = everybody_else.remainder(1)
+        assert_uniform(left)  # only the pad is left
+        pad = run.party(1).state.open[0, 1].pad
+        add_streams(left, [(pad, True)], cipher=running.cipher)
+        assert is_open(left)  # negative control
+
+
+def test_masks_of_one_kind_would_be_opened(
+    make_run: Any, assert_uniform: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: with pair masks alone a late vector is bare, with self masks alone any."""
+    for kept, ends in (("pairs", {"dead": [0]}), ("self", {})):
+        run = make_run(9)
+        running = run.order(LONG)
+        pick = (lambda given: given[:-1]) if kept == "pairs" else (lambda given: given[-1:])
+        for p in range(1, 9):
+            run.upload(running, p, np.full(LONG, VALUE))
+        with monkeypatch.context() as patch:
+            patch.setattr(party_module, "add_streams", only(pick))
+            run.contribute(running, 0, np.full(LONG, VALUE))
+        if not ends:
+            run.take(0, run.transcript(running).uploads[0])
+        run.unmask(running)
+        left = whole(run.transcript(running).uploads[0])
+        coalition = Coalition(run, running, [])
+        if kept == "pairs":
+            seeds = [(coalition.pair_seed(0, j), True) for j in range(1, 9)]
+        else:
+            seeds = [(coalition.self_seed(0), True)]
+        assert None not in [seed for seed, _ in seeds]
+        assert_uniform(left)
+        add_streams(left, seeds, cipher=running.cipher)
+        assert is_open(left)
+        with pytest.raises(AssertionError):
+            assert_uniform(left)
+
+
+# -- 7. a late vector stays closed
+
+
+@pytest.mark.parametrize("k", [None, 6], ids=["complete", "sparse"])
+def test_a_late_vector_stays_closed_after_all_pair_seeds_are_known(
+    make_run: Any, sparse: Any, refused: Any, assert_uniform: Any, k: int | None
+) -> None:
+    with sparse(k):
+        run = make_run(12, threshold=7)
+        running = run.order(LONG)
+        play(run, running, dead=[3])
+        server = Coalition(run, running, [])
+        known = {j: server.pair_seed(3, j) for j in running.cohort.neighbours[3]}
+        truth = {j: keys[0] for j, keys in run.party(3).state.open[0, 1].keys.items()}
+        assert known == truth  # all of them were revealed
+        assert_uniform(server.remainder(3))
+        late = run.transcript(running).uploads[3]
+        before = running._vector.copy()
+        text = "its vector came after the survivors were declared"
+        refused(run.take, 3, late, text=text, party="partition 3")
+        np.testing.assert_array_equal(running._vector, before)
+        assert (run.result(running) == 11 * VALUE).all()
+        refused(run.take, 3, late, text="its message belongs to no open sum", party="partition 3")
+
+
+# -- retrying without a party
+
+
+def attack(run: Any, full: Any, smaller: Any, late: int, receivers: list[int]) -> np.ndarray:
+    """Server and receivers: sum over the larger set with the late vector, less the smaller one.
+
+    Each sum is stripped of all that the coalition knows: revealed seeds and the receivers' pads.
+    """
+    totals = []
+    for running in (full, smaller):
+        coalition = Coalition(run, running, receivers)
+        parts = [p for p in running.cohort.members if p in coalition.seen.uploads]
+        if running is smaller:
+            parts = [p for p in parts if p != late]
+        total = sum((whole(coalition.seen.uploads[p]) for p in parts), np.zeros(LONG, np.uint64))
+        streams = []
+        for p in parts:
+            if running.order.self_masks and (seed := coalition.self_seed(p)) is not None:
+                streams.append((seed, True))
+            for j in running.cohort.neighbours[p]:
+                if j not in parts and (seed := coalition.pair_seed(p, j)) is not None:
+                    streams.append((seed, p < j))
+            opened = coalition.open.get(p)
+            if opened is not None and opened.pad:
+                streams.append((opened.pad, True))
+        add_streams(total, streams, cipher=running.cipher)
+        totals.append(total)
+    return totals[0] - totals[1]
+
+
+def retry(
+    make_run: Any, first: dict[str, Any], second: dict[str, Any], bypass: bool
+) -> tuple[Any, Any, Any]:
+    """A sum of six in which the vector of party 5 is late, then one without it, same values."""
+    run = make_run(6, cohorts=[range(6), range(5)], threshold=None)
+    full = run.order(LONG, **first)
+    for p in range(5):
+        run.upload(full, p, np.full(LONG, VALUE))
+    if full.order.self_masks:
+        run.unmask(full)
+    smaller = run.order(LONG, **second)
+    for p in range(5):
+        if bypass:
+            party = run.party(p)
+            party.state.fixed.clear()
+            run.keep(party)
+        run.upload(smaller, p, np.full(LONG, VALUE))
+    run.unmask(smaller)
+    run.contribute(full, 5, np.full(LONG, VALUE))
+    return run, full, smaller
+
+
+BARE = {"receiver": 0, "self_masks": False}
+
+
+def test_a_retry_without_self_masks_would_open_the_late_vector(make_run: Any) -> None:
+    run, full, smaller = retry(make_run, BARE, BARE | {"cohort": 1}, bypass=True)
+    assert is_open(attack(run, full, smaller, 5, [0]))
+
+
+@pytest.mark.parametrize(
+    "second",
+    [BARE | {"cohort": 1}, {"receiver": 0}, {"receiver": 0, "cohort": 1}],
+    ids=["smaller cohort", "with self masks", "with self masks, smaller cohort"],
+)
+def test_clients_refuse_that_retry(make_run: Any, second: dict[str, Any]) -> None:
+    with pytest.raises(SumError) as caught:
+        retry(make_run, BARE, second, bypass=False)
+    assert caught.value.party == "partition 0"
+    text = "gradient was summed without self masks and would be repeated otherwise"
+    assert caught.value.problem == text
+    assert caught.value.remedy == "repeat it with the same parties, or end the run"
+
+
+def test_the_same_retry_with_self_masks_would_open_the_late_vector(make_run: Any) -> None:
+    """Negative control: what is refused above is an attack."""
+    for second in ({"receiver": 0}, {"receiver": 0, "cohort": 1}):
+        run, full, smaller = retry(make_run, BARE, second, bypass=True)
+        assert is_open(attack(run, full, smaller, 5, [0]))
+
+
+def test_a_repetition_with_the_same_parties_is_allowed(make_run: Any) -> None:
+    run = make_run(6)
+    values = {p: [p] for p in run.members}
+    for name in ("a", "a", "b", "a"):
+        assert run.sum(values, name=name, **BARE).tolist() == [15]
+    assert run.sum(values, name="c", receiver=0).tolist() == [15]  # another name, other values
+
+
+@pytest.mark.parametrize("second", [{"cohort": 1}, {}], ids=["smaller cohort", "same cohort"])
+@pytest.mark.parametrize("receiver", [0, None])
+def test_a_retry_under_self_masks_leaves_the_late_vector_closed(
+    make_run: Any, assert_uniform: Any, receiver: int | None, second: dict[str, Any]
+) -> None:
+    options = {"receiver": receiver}
+    run, full, smaller = retry(make_run, options, options | second, bypass=False)
+    assert_uniform(attack(run, full, smaller, 5, [0]))
+    assert (run.result(full) == 5 * VALUE).all()
+    assert (run.result(smaller) == 5 * VALUE).all()
+
+
+@pytest.mark.parametrize(
+    ("second", "colluders"),
+    [
+        ({"receiver": None}, [0]),
+        ({"receiver": 1}, [0, 1]),
+        ({"receiver": 1, "self_masks": False, "cohort": 1}, [0, 1]),
+    ],
+    ids=["for the server", "for another", "for another without self masks"],
+)
+def test_a_retry_for_somebody_else_is_refused_or_safe(
+    make_run: Any, assert_uniform: Any, second: dict[str, Any], colluders: list[int]
+) -> None:
+    try:
+        run, full, smaller = retry(make_run, BARE, second, bypass=False)
+    except SumError:
+        return
+    assert_uniform(attack(run, full, smaller, 5, colluders))
+
+
+# -- a server that tells parties different things
+
+
+@pytest.mark.parametrize("k", [None, 6], ids=["complete", "sparse"])
+def test_two_stories_about_the_survivors(
+    make_run: Any, sparse: Any, refused: Any, assert_uniform: Any, k: int | None
+) -> None:
+    """The victim hears that others dropped, they hear that the victim did: no colluder."""
+    with sparse(k):
+        run = make_run(12)  # t = 9
+        running = run.order(LONG)
+        for p in run.members:
+            run.upload(running, p, np.full(LONG, VALUE))
+        told = [p for p in run.members if p != 0]
+        running.declare(2)
+        replies: dict[int, UnmaskReply] = {}
+        for p in told:  # the victim dropped
+            running.survivors = tuple(told)
+            replies[p] = run.party(p).unmask(running.unmask_request(p))
+        running.survivors = tuple(run.members)
+        replies[0] = run.party(0).unmask(running.unmask_request(0))
+        left = whole(run.transcript(running).uploads[0])
+        seeds = []
+        for p, reply in replies.items():
+            if p in running.cohort.neighbours[0]:
+                assert len(reply.seeds) == 32
+                seeds.append((reply.seeds, p > 0))
+        add_streams(left, seeds, cipher=running.cipher)  # all pair masks are gone
+        assert_uniform(left)  # the self mask is not: the victim revealed one share of it
+        everybody = Coalition(run, running, running.cohort.neighbours[0])
+        add_streams(left, [(everybody.self_seed(0), True)], cipher=running.cipher)
+        assert is_open(left)  # negative control
+
+
+def test_two_stories_in_a_sparse_graph(make_run: Any, sparse: Any, assert_uniform: Any) -> None:
+    """A sum with so few survivors around a party cannot be opened anyway; it should refuse."""
+    with sparse(6):
+        run = make_run(20, threshold=11)
+        running = run.order(LONG)
+        for p in run.members:
+            run.upload(running, p, np.full(LONG, VALUE))
+        around = running.cohort.neighbours[0]
+        running.survivors = tuple(p for p in run.members if p not in around)
+        try:
+            bare = run.party(0).unmask(running.unmask_request(0))
+        except SumError:
+            return
+        running.survivors = tuple(run.members)
+        shares = {}
+        for p in around:
+            reply = run.party(p).unmask(running.unmask_request(p))
+            place = 1 + running.cohort.neighbours[p].index(0)
+            shares[running.cohort.point(p)] = cut(reply.shares, SHARE_BYTES)[place]
+        seed = reconstruct_seed(dict(list(shares.items())[: running.cohort.share_threshold]))
+        left = whole(run.transcript(running).uploads[0])
+        streams = [(seed, True)]
+        streams += [(s, j > 0) for s, j in zip(cut(bare.seeds, 32), around, strict=True)]
+        add_streams(left, streams, cipher=running.cipher)
+        assert_uniform(left)
+
+
+def test_random_numbers_pass_the_checker(assert_uniform: Any, assert_alike: Any) -> None:
+    """The checkers do not reject what is uniform, at any width and shape that is used above."""
+    for dtype in (np.uint16, np.uint32, np.uint64):
+        for shape in ((UPLOADS, LENGTH), (LONG,)):
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            one, other = (np.frombuffer(os.urandom(size), dtype).reshape(shape) for _ in range(2))
+            assert_uniform(one)
+            assert_alike(one, other)
