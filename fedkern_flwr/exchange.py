@@ -36,6 +36,7 @@ _CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)(?:\(\w+\))?'>")
 _TRACEBACK_END = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*)(?:: |$)", re.MULTILINE)
 _WRAPPERS = ("RayTaskError", "ClientAppException")
 _POLL_FIRST, _POLL_LAST = 0.05, 0.5  # seconds
+_GRACE = 1.0  # seconds that nodes get at least when the others' replies are enough
 _DESCRIBE = "describe"
 
 
@@ -242,7 +243,9 @@ def exchange(
         so large uploads need not wait for each other. An error of ours that it raises counts as an
         invalid reply.
     enough : callable, optional
-        Whether the replies so far will do; asked after each batch of replies.
+        Whether the replies so far will do, asked after each batch. Then the others get as long
+        again as it took, and a second at least; who is later than that has not failed, it is
+        neither in ``replies`` nor in ``failures``.
 
     Raises
     ------
@@ -256,7 +259,7 @@ def exchange(
     for message_id, message in zip(ids, messages, strict=True):
         if not message_id:
             outcome.failures[message.metadata.dst_node_id] = Failure("unreachable")
-    waiting, pause = set(nodes), _POLL_FIRST
+    waiting, pause, limit, satisfied = set(nodes), _POLL_FIRST, timeout, False
     ledger.exchanges += 1
     ledger.by_phase[phase] += 1
     ledger.messages += len(messages)
@@ -281,15 +284,17 @@ def exchange(
                     outcome.replies[node] = reply
                 except FedKernError as error:
                     outcome.failures[node] = Failure("invalid reply", error.problem)
-        if not waiting or (enough is not None and enough()):
-            waiting.clear()
+        if not waiting:
             break
-        if time.monotonic() - started > timeout:
+        elapsed = time.monotonic() - started
+        if enough is not None and not satisfied and enough():
+            satisfied, limit = True, min(limit, elapsed + max(_GRACE, elapsed))
+        if elapsed > limit:
             break
         if not arrived:
-            time.sleep(min(pause, max(0.0, timeout - (time.monotonic() - started))))
+            time.sleep(min(pause, max(0.0, limit - (time.monotonic() - started))))
             pause = min(2.0 * pause, _POLL_LAST)
-    for message_id in waiting:
+    for message_id in () if satisfied else waiting:
         outcome.failures[nodes[message_id]] = Failure("timed out", f"after {timeout:g} s")
     ledger.seconds += time.monotonic() - started
     return outcome

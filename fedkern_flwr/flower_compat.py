@@ -24,6 +24,7 @@ __all__ = [
     "message_round_trip",
     "quiet_flower",
     "set_task_identity",
+    "set_telemetry",
     "stamp_message",
 ]
 
@@ -36,6 +37,13 @@ def set_task_identity(run_id: int, node_id: int) -> None:
     from flwr.supercore.task_identity import TaskIdentity
 
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, node_id, 1
+
+
+def set_telemetry(enabled: str) -> None:
+    """Switch Flower's telemetry on ("1") or off; it reads the environment on import only."""
+    from flwr.supercore import telemetry
+
+    telemetry.FLWR_TELEMETRY_ENABLED = enabled
 
 
 def empty_run(run_id: int) -> Any:

@@ -328,15 +328,13 @@ class PhaseStrategy(Strategy):
         assert self.sums is not None
         asked = self.sums.unmask_sections(sums)
         request = sum_wire.UnmaskRequest(session=self._session, round=number)
-        self._sum_exchange(grid, request, asked, timeout)
+        self._sum_exchange(grid, request, sums, asked, timeout)
         for attempt in range(1, _FOLLOW_UPS + 1):
             missing = self.sums.recover_sections(sums)
             if not missing:
                 break
             again = sum_wire.RecoverRequest(session=self._session, round=number, attempt=attempt)
-            self._sum_exchange(
-                grid, again, missing, timeout, lambda: all(running.complete for running in sums)
-            )
+            self._sum_exchange(grid, again, sums, missing, timeout)
         for running in sums:
             running.open()
             for forger in running.forgers:
@@ -350,9 +348,10 @@ class PhaseStrategy(Strategy):
                 self._count_failure(node, Failure("invalid reply", error.problem), number)
 
     def finish_sums(self, grid: Grid, *, number: int, timeout: float) -> None:
-        """Let all clients erase what belongs to the run's secure sums."""
+        """Let all clients erase what belongs to the run's secure sums; wait a minute at most."""
         if self.sums is None:
             return
+        timeout = min(timeout, _FAREWELL)
         request = sum_wire.FinishRequest(session=self._session, round=number)
         messages = request_messages(request, self.parties_, group_id="finish")
         self.run_phase(grid, messages, phase="finish", timeout=timeout, number=number, required=0)
@@ -361,9 +360,9 @@ class PhaseStrategy(Strategy):
         self,
         grid: Grid,
         request: sum_wire.SumRequest,
+        sums: Sequence[RunningSum],
         sections: Mapping[int, list[PhaseMessage]],
         timeout: float,
-        enough: Callable[[], bool] | None = None,
     ) -> None:
         by_node = {
             node: sections[party.partition]
@@ -377,7 +376,7 @@ class PhaseStrategy(Strategy):
             timeout=timeout,
             number=request.round,
             required=0,
-            enough=enough,
+            enough=lambda: all(running.complete for running in sums),
         )
 
     def _take_sections(self, node: int, message: Message) -> None:
@@ -465,6 +464,7 @@ class PhaseStrategy(Strategy):
         return None
 
 
+_FAREWELL = 60.0  # seconds
 _FOLLOW_UPS = 3  # exchanges after the first that may be spent on unmasking a sum
 _PATIENCE = 30  # checkpoints that one may wait to be confirmed; clients keep a few more states
 

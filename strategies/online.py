@@ -33,7 +33,6 @@ from fedkern_flwr.wire import online as wire
 from .base import Arrays, PhaseStrategy, at_least, count_failures, logger
 
 Floats = NDArray[np.float64]
-_FAREWELL = 10.0  # seconds to wait for clients when a run has failed
 _ENCODING = Encoding.fixed_point(wire.SUM_BOUND)
 Report = TypeVar("Report", bound=wire.StreamReport)
 
@@ -218,7 +217,7 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
             arrays = self._run_rounds(grid, result, first, rounds, timeout, config, evaluate_fn)
         except CohortError:
             with contextlib.suppress(FedKernError):  # whoever is left erases its secrets
-                self.finish_sums(grid, number=rounds, timeout=min(timeout, _FAREWELL))
+                self.finish_sums(grid, number=rounds, timeout=timeout)
             raise
         self.metrics_ = self.final_metrics()
         if first <= rounds + 1:

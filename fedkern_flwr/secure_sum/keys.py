@@ -28,9 +28,10 @@ def generate_key() -> tuple[bytes, bytes]:
     return key.private_bytes_raw(), key.public_key().public_bytes_raw()
 
 
-def public_key(private: bytes) -> bytes:
-    """Return the public key of a private one."""
-    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+def read_key(private: bytes) -> tuple[X25519PrivateKey, bytes]:
+    """Return a private key of 32 raw bytes as an object, and its public key."""
+    key = X25519PrivateKey.from_private_bytes(private)
+    return key, key.public_key().public_bytes_raw()
 
 
 def is_public_key(public: bytes) -> bool:
@@ -52,7 +53,9 @@ def pair_label(one: int, other: int) -> bytes:
     return f" {min(one, other)}-{max(one, other)}".encode()
 
 
-def pair_root(private: bytes, public: bytes, *, digest: bytes, cohort: int, pair: bytes) -> bytes:
+def pair_root(
+    private: X25519PrivateKey, public: bytes, *, digest: bytes, cohort: int, pair: bytes
+) -> bytes:
     """Return root_0 of two parties in a cohort.
 
     Raises
@@ -60,9 +63,7 @@ def pair_root(private: bytes, public: bytes, *, digest: bytes, cohort: int, pair
     ValueError
         The public key is no proper X25519 key.
     """
-    shared = X25519PrivateKey.from_private_bytes(private).exchange(
-        X25519PublicKey.from_public_bytes(public)
-    )
+    shared = private.exchange(X25519PublicKey.from_public_bytes(public))
     info = _CONTEXT + b"root %d" % cohort + pair
     return HKDF(hashes.SHA256(), KEY_BYTES, digest, info).derive(shared)
 

@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from .encoding import RingArray
 
 BLOCK = 1 << 20  # bytes; smaller blocks do not keep the cipher busy
-_PARALLEL = 4 * BLOCK  # vectors of fewer bytes are not worth a second thread
+_PARALLEL = 4 * BLOCK  # bytes of streams that are worth another thread
+_STEP = 1 << 16  # ranges of threads begin at multiples of it
 _ZEROS = bytes(BLOCK)
 _AES_BLOCK, _CHACHA_BLOCK = 16, 64
 
@@ -46,11 +47,13 @@ def add_streams(
     Memory: one block of 1 MiB per thread.
     """
     size = target.nbytes
-    workers = min(threads or _processors(), -(-size // _PARALLEL)) if size else 0
-    if workers <= 1:
+    if not size or not streams:
+        return
+    workers = min(threads or _processors(), -(-size * len(streams) // _PARALLEL))
+    step = -(-size // workers // _STEP) * _STEP
+    if step >= size:
         _add_range(target, streams, cipher, 0, size)
         return
-    step = -(-size // workers // BLOCK) * BLOCK
     ranges = [(start, min(start + step, size)) for start in range(0, size, step)]
     with ThreadPoolExecutor(workers) as pool:
         for done in [pool.submit(_add_range, target, streams, cipher, *r) for r in ranges]:
@@ -60,7 +63,7 @@ def add_streams(
 def _add_range(
     target: RingArray, streams: Sequence[Stream], cipher: str, start: int, stop: int
 ) -> None:
-    """Add the streams to the bytes from ``start``, a multiple of the block, to ``stop``."""
+    """Add the streams to the bytes from ``start``, a multiple of ``_STEP``, to ``stop``."""
     width = target.itemsize
     buffer = np.empty(min(BLOCK, stop - start), np.uint8)
     ciphers = [(_cipher(cipher, key, start), negative) for key, negative in streams]

@@ -30,7 +30,7 @@ from .keys import (
     next_root,
     pair_label,
     pair_root,
-    public_key,
+    read_key,
     sum_keys,
     sum_label,
 )
@@ -112,10 +112,10 @@ class Party:
                     signature = members.signatures[partition]
                     signature = signature if any(signature) else b""
                     check_key(self.trusted, self.state.session, partition, public, signature)
-        private = self.state.private
-        if not private:
+        if not self.state.private:
             raise self._refuse("this party has announced no key", "start the run again")
-        if members.keys.get(self.partition) != public_key(private):
+        private, public = read_key(self.state.private)
+        if members.keys.get(self.partition) != public:
             raise self._refuse(
                 "the roster holds another key under the name of this party", "start the run again"
             )

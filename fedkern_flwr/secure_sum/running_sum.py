@@ -201,7 +201,7 @@ class RunningSum:
     @property
     def dead(self) -> frozenset[int]:
         """Members that are not survivors."""
-        return frozenset(self.cohort.members) - set(self.survivors)
+        return frozenset(self.cohort.members).difference(self.survivors)
 
     def unmask_request(self, partition: int) -> Unmask:
         """Return the request to a survivor."""
@@ -228,8 +228,8 @@ class RunningSum:
         party = f"partition {partition}"
         if partition not in self.survivors or partition in self._answered:
             raise SumError("it was not asked to unmask, or has answered before", party=party)
-        living = self._living(partition)
-        dead = [j for j in self.cohort.neighbours[partition] if j in self.dead]
+        gone, living = self.dead, self._living(partition)
+        dead = [j for j in self.cohort.neighbours[partition] if j in gone]
         shares, seeds = _cut(reply.shares, SHARE_BYTES), _cut(reply.seeds, KEY_BYTES)
         sizes = (len(living) + 1) * SHARE_BYTES, len(dead) * KEY_BYTES
         if (len(reply.shares), len(reply.seeds)) != sizes:
@@ -260,17 +260,19 @@ class RunningSum:
         enough = all(len(self._shares.get(p, {})) >= t for p in self.survivors)
         return bool(self.survivors) and enough and not self._missing_pairs()
 
-    def recover_request(self, partition: int) -> Recover | None:
-        """Return the request to a survivor that has answered; None if it cannot help any more."""
-        point = self.cohort.point(partition)
-        wanted = {
-            pair[0]
-            for pair in self._missing_pairs()
-            if point not in self._pair_shares.get(pair, {})
-        }
-        sources = [j for j in self.cohort.neighbours[partition] if j in wanted]
-        if not self.order.backups or not sources or partition not in self._answered:
-            return None
+    def recover_requests(self) -> dict[int, Recover]:
+        """Return the requests to survivors that have answered and can help."""
+        missing = self._missing_pairs() if self.order.backups else []
+        out = {}
+        for partition in self.survivors if missing else ():
+            point = self.cohort.point(partition)
+            wanted = {i for i, j in missing if point not in self._pair_shares.get((i, j), {})}
+            sources = [j for j in self.cohort.neighbours[partition] if j in wanted]
+            if sources and partition in self._answered:
+                out[partition] = self._recover_request(partition, sources)
+        return out
+
+    def _recover_request(self, partition: int, sources: list[int]) -> Recover:
         return Recover(
             cohort=self.cohort.number,
             index=self.order.index,
@@ -287,13 +289,13 @@ class RunningSum:
         SumError
             Wrong size.
         """
-        silent = self.cohort.unpack(request.silent)
+        silent, dead = self.cohort.unpack(request.silent), self.dead
         pairs = [
             (i, j)
             for i in self.cohort.neighbours[partition]
             if i in silent
             for j in self.cohort.neighbours[i]
-            if j in self.dead
+            if j in dead
         ]
         if len(reply.shares) != len(pairs) * SHARE_BYTES:
             raise SumError("its shares have the wrong size", party=f"partition {partition}")
@@ -368,8 +370,8 @@ class RunningSum:
     # -- pieces
 
     def _living(self, partition: int) -> list[int]:
-        alive = set(self.survivors)
-        return [j for j in self.cohort.neighbours[partition] if j in alive]
+        dead = self.dead
+        return [j for j in self.cohort.neighbours[partition] if j not in dead]
 
     def _pairs(self) -> Iterator[Pair]:
         """Yield the pairs of a survivor and a dead neighbour: their masks do not cancel."""

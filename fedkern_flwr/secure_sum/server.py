@@ -193,12 +193,11 @@ class SecureSum:
         for running in sums:
             if running.complete:
                 continue
-            for party in running.survivors:
-                if party in running.silent:
-                    out.setdefault(party, []).append(running.unmask_request(party))
-                elif (request := running.recover_request(party)) is not None:
-                    self._asked[party, request.cohort, request.index] = request
-                    out.setdefault(party, []).append(request)
+            for party in running.silent:
+                out.setdefault(party, []).append(running.unmask_request(party))
+            for party, request in running.recover_requests().items():
+                self._asked[party, request.cohort, request.index] = request
+                out.setdefault(party, []).append(request)
         return dict(sorted(out.items()))
 
     def take(self, partition: int, sections: Iterable[Section]) -> None:

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedkern_flwr.errors import EngineError
-from fedkern_flwr.flower_compat import Client
+from fedkern_flwr.flower_compat import Client, set_telemetry
 
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -86,6 +86,7 @@ def run_on_ray(drive: Callable[[Grid], None], client_fn: ClientFn, num_clients: 
         Ray is not installed or its engine broke down.
     """
     os.environ.update({k: os.environ.get(k, v) for k, v in ENVIRONMENT.items()})
+    set_telemetry(os.environ["FLWR_TELEMETRY_ENABLED"])
     try:
         import ray  # noqa: F401
         from flwr.simulation import run_simulation

@@ -15,6 +15,7 @@ from fedkern_flwr.secure_sum.keys import (
     next_root,
     pair_label,
     pair_root,
+    read_key,
     sum_keys,
     sum_label,
 )
@@ -24,18 +25,22 @@ ONE, OTHER = generate_key(), generate_key()
 PLACE = {"digest": bytes(32), "cohort": 0, "pair": pair_label(0, 1)}
 
 
+def root_of(private: bytes, public: bytes, **place: Any) -> bytes:
+    return pair_root(read_key(private)[0], public, **place)
+
+
 def test_two_parties_derive_the_same_root_and_nobody_else() -> None:
-    root = pair_root(ONE[0], OTHER[1], **PLACE)
-    assert root == pair_root(OTHER[0], ONE[1], **PLACE)
+    root = root_of(ONE[0], OTHER[1], **PLACE)
+    assert root == root_of(OTHER[0], ONE[1], **PLACE)
     third = generate_key()
-    assert root not in {pair_root(third[0], k, **PLACE) for k in (ONE[1], OTHER[1])}
+    assert root not in {root_of(third[0], k, **PLACE) for k in (ONE[1], OTHER[1])}
 
 
 @pytest.mark.parametrize(
     "change", [{"digest": b"\1" + bytes(31)}, {"cohort": 1}, {"pair": pair_label(0, 2)}]
 )
 def test_roots_depend_on_roster_cohort_and_pair(change: dict[str, Any]) -> None:
-    assert pair_root(ONE[0], OTHER[1], **PLACE) != pair_root(ONE[0], OTHER[1], **PLACE | change)
+    assert root_of(ONE[0], OTHER[1], **PLACE) != root_of(ONE[0], OTHER[1], **PLACE | change)
 
 
 def test_pair_labels_are_unordered_and_unambiguous() -> None:
@@ -48,7 +53,7 @@ def test_pair_labels_are_unordered_and_unambiguous() -> None:
 def test_improper_public_keys_are_refused(public: bytes) -> None:
     """Points of small order would give a secret that everybody knows."""
     with pytest.raises(ValueError, match=r".+"):
-        pair_root(ONE[0], public, **PLACE)
+        root_of(ONE[0], public, **PLACE)
 
 
 def test_keys_of_all_sums_pairs_and_purposes_differ() -> None:

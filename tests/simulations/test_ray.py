@@ -16,7 +16,7 @@ import pytest
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
 PRELUDE = """
-import json, os, sys, time
+import atexit, json, os, sys, time
 import numpy as np
 from fedkern_flwr.clients import OnlineKernelClient
 from fedkern_flwr.errors import EngineError, FedKernError
@@ -38,6 +38,11 @@ class Client(OnlineKernelClient):
 def before(partition, round):
     pass
 
+@atexit.register
+def tell_telemetry():
+    from flwr.supercore import telemetry
+    print("telemetry", telemetry.FLWR_TELEMETRY_ENABLED)
+
 def client_fn(context):
     k = context.node_config["partition-id"]
     return Client(context, X[k], Y[k], state_dir=os.environ.get("STATE_DIR"))
@@ -57,17 +62,20 @@ def outcome(strategy):
 def run_program(tmp_path: Path, body: str, **environment: str) -> dict:
     program = tmp_path / "program.py"
     program.write_text(PRELUDE + body)
+    all_of_it = {**os.environ, **environment}
     finished = subprocess.run(
         [sys.executable, str(program)],
         cwd=tmp_path,
-        env={**os.environ, **environment},
+        env={k: v for k, v in all_of_it.items() if k != "FLWR_TELEMETRY_ENABLED"},
         capture_output=True,
         text=True,
         timeout=180,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
-    return json.loads(finished.stdout.strip().splitlines()[-1])
+    *_, outcome, telemetry = finished.stdout.strip().splitlines()
+    assert telemetry == "telemetry 0"  # though Flower was imported before the engine started
+    return json.loads(outcome)
 
 
 def test_metrics_equal_those_in_process(tmp_path):
