@@ -6,7 +6,7 @@ import io
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -36,6 +36,7 @@ _CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)(?:\(\w+\))?'>")
 _TRACEBACK_END = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*)(?:: |$)", re.MULTILINE)
 _WRAPPERS = ("RayTaskError", "ClientAppException")
 _POLL_FIRST, _POLL_LAST = 0.05, 0.5  # seconds
+_GROUP = 32  # replies that are asked for at once: Flower's grids hold them all in memory
 _GRACE = 1.0  # seconds that nodes get at least when the others' replies are enough
 _DESCRIBE = "describe"
 
@@ -220,7 +221,7 @@ def exchange(
     on_reply: Callable[[int, Message], None] | None = None,
     enough: Callable[[], bool] | None = None,
 ) -> Outcome:
-    """Send messages, wait for every reply, error or the time-out.
+    """Send messages; wait for every reply or error, for enough of them, or the time-out.
 
     Replies and errors are matched by the id of the request, because an error for a node that
     cannot be reached comes from another node. Messages that answer nothing we wait for (late or
@@ -267,16 +268,18 @@ def exchange(
     sizes = {content: payload_bytes(message) for content, message in payloads.items()}
     ledger.bytes_down += sum(sizes[id(message.content)] for message in messages)
     while waiting:
-        arrived = list(grid.pull_messages(waiting))
-        for reply in arrived:
-            message_id = reply.metadata.reply_to_message_id
-            if message_id not in waiting:
-                continue
-            waiting.discard(message_id)
-            node = nodes[message_id]
-            if reply.has_error():
-                outcome.failures[node] = _read_error(reply, phase)
-            else:
+        arrived = 0
+        for group in _groups([message_id for message_id in ids if message_id in waiting]):
+            for reply in grid.pull_messages(group):
+                message_id = reply.metadata.reply_to_message_id
+                if message_id not in waiting:
+                    continue
+                arrived += 1
+                waiting.discard(message_id)
+                node = nodes[message_id]
+                if reply.has_error():
+                    outcome.failures[node] = _read_error(reply, phase)
+                    continue
                 ledger.bytes_up += payload_bytes(reply)
                 try:
                     if on_reply is not None:
@@ -298,6 +301,11 @@ def exchange(
         outcome.failures[nodes[message_id]] = Failure("timed out", f"after {timeout:g} s")
     ledger.seconds += time.monotonic() - started
     return outcome
+
+
+def _groups(ids: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(ids), _GROUP):
+        yield ids[start : start + _GROUP]
 
 
 def _read_error(reply: Message, phase: str) -> Failure:

@@ -261,6 +261,11 @@ class PhaseStrategy(Strategy):
         remedy = "mend the clients and start again"
         if self.checkpoint:
             remedy = "mend the clients and resume from the checkpoint"
+        elif self.sums is not None and self.sums.contributors:
+            remedy = (
+                "mend the clients and start again with all of them: two runs over the same rows "
+                "that differ in their clients show single ones; a checkpoint avoids that"
+            )
         return CohortError(problem, remedy=remedy, phase=phase)
 
     def accept(self, node: int) -> None:

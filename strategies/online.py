@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import (
-    CohortError,
+    EngineError,
     FedKernError,
     OptionError,
     ProtocolError,
@@ -215,13 +215,15 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
             result.evaluate_metrics_serverapp[first - 1] = metrics
         try:
             arrays = self._run_rounds(grid, result, first, rounds, timeout, config, evaluate_fn)
-        except CohortError:
+            self.metrics_ = self.final_metrics()
+            if first <= rounds + 1:
+                self._evaluate(grid, arrays, rounds, timeout, result)
+        except EngineError:
+            raise  # nobody can be reached any more
+        except FedKernError:
             with contextlib.suppress(FedKernError):  # whoever is left erases its secrets
                 self.finish_sums(grid, number=rounds, timeout=timeout)
             raise
-        self.metrics_ = self.final_metrics()
-        if first <= rounds + 1:
-            self._evaluate(grid, arrays, rounds, timeout, result)
         self.finish_sums(grid, number=rounds, timeout=timeout)
         return result
 
@@ -277,6 +279,7 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
         )
         sections = None
         if self.sums is not None:
+            self._check_left(server_round)
             length = self.sum_length() + wire.STATISTICS
             self._running = self.sums.order(wire.UPDATE_SUM, length, _ENCODING)
             sections = self.sum_sections([self._running])
@@ -337,6 +340,18 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
             "never_leaves_the_client": ["rows", "labels", "own gradients and errors", *kept],
         }
 
+    def _check_left(self, number: int) -> None:
+        """Stop when too many clients are left out for any sum to be opened."""
+        assert self.sums is not None
+        left, cohort = len(self.active_nodes()), self.sums.membership.cohorts[0]
+        least = max(cohort.threshold, self.min_cohort)
+        if left < least:
+            raise self.broken(
+                f"{left} of {len(cohort.members)} clients are left in round {number}, a secure "
+                f"sum needs {least}",
+                self.reply_class.phase,
+            )
+
     def _open_round(
         self, grid: Grid, number: int, timeout: float, failures: Mapping[int, Failure]
     ) -> None:
@@ -357,8 +372,11 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
             problem = f"{who}{error.problem}{count_failures(failures)}"
             logger.warning("round %d is lost: %s", number, problem)
             last = number * self.batch_size() >= self._samples
-            hopeless = last and not self.sums.contributors
-            if self._lost_rounds >= self.max_missed or hopeless:
+            if last and not self.sums.contributors:
+                raise self.broken(
+                    f"no round could be opened: {problem}", self.reply_class.phase
+                ) from None
+            if self._lost_rounds >= self.max_missed:
                 lost = f"{self._lost_rounds} rounds in a row are lost: {problem}"
                 raise self.broken(lost, self.reply_class.phase) from None
 
@@ -479,8 +497,13 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
         outcome = self.run_phase(
             grid, messages, phase="online-evaluate", timeout=timeout, number=number, required=0
         )
-        if self.sums is not None:
-            self._open_round(grid, number, timeout, outcome.failures)
+        if self.sums is not None and self._running is not None:
+            try:
+                self.unmask(grid, [self._running], number=number, timeout=timeout)
+            except SumError as error:
+                logger.warning("the held-out rows are not evaluated: %s", error)
+                self.sums.close(self._running)
+                self._running = None
         metrics = self.aggregate_evaluate(number, self.in_order(outcome))
         if metrics is not None:
             result.evaluate_metrics_clientapp[number] = metrics

@@ -20,6 +20,8 @@ RingArray = NDArray[np.unsignedinteger[Any]]
 
 _UNSIGNED: dict[int, type[np.unsignedinteger[Any]]] = {16: np.uint16, 32: np.uint32, 64: np.uint64}
 _SIGNED: dict[int, type[np.signedinteger[Any]]] = {16: np.int16, 32: np.int32, 64: np.int64}
+CHUNK_BYTES = 4 << 20  # of a vector that travels
+
 _KINDS = get_args(Kind)
 _CHUNK = 1 << 17  # numbers encoded or decoded at once
 _TURN = 2.0 * math.pi
@@ -165,3 +167,9 @@ class Encoding:
 def _ceil_log2(value: float) -> int:
     mantissa, exponent = math.frexp(value)
     return exponent - 1 if mantissa == 0.5 else exponent
+
+
+def chunks(vector: RingArray) -> tuple[RingArray, ...]:
+    """Cut a vector into chunks of a few MB, so that neither side copies it as a whole."""
+    step = CHUNK_BYTES // vector.itemsize
+    return tuple(vector[k : k + step] for k in range(0, vector.size, step))

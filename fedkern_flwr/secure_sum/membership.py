@@ -21,6 +21,7 @@ from . import graph
 from .identity import SIGNATURE_BYTES
 from .keys import KEY_BYTES, is_public_key
 from .masks import CIPHERS
+from .shamir import cut
 
 _LEAST = 2  # parties in any sum
 
@@ -39,12 +40,15 @@ class Cohort:
         t, least number of survivors of a sum.
     digest : bytes
         Digest of the roster.
+    first : int
+        Number of the cohort's first sum in this roster; more than 1 in a run that was resumed.
     """
 
     number: int
     members: tuple[int, ...]
     threshold: int
     digest: bytes
+    first: int = 1
 
     @cached_property
     def neighbours(self) -> dict[int, tuple[int, ...]]:
@@ -121,8 +125,8 @@ class Membership:
         if len(roster.partitions) % 4:
             raise SumError("the roster is damaged")
         ids = np.frombuffer(roster.partitions, "<i4").tolist()
-        keys = _cut(roster.keys, KEY_BYTES)
-        signatures = _cut(roster.signatures, SIGNATURE_BYTES)
+        keys = cut(roster.keys, KEY_BYTES)
+        signatures = cut(roster.signatures, SIGNATURE_BYTES)
         listed = _read_cohorts(roster.cohorts)
         if not len(ids) == len(keys) == len(signatures) or ids != sorted(set(ids)):
             raise SumError("the roster is damaged")
@@ -131,11 +135,13 @@ class Membership:
         text = [PROTOCOL_VERSION, session, ids, roster.keys.hex(), listed, roster.cipher]
         digest = hashlib.sha256(json.dumps(text).encode()).digest()
         cohorts = []
-        for number, (threshold, members) in enumerate(listed):
+        for number, (threshold, first, members) in enumerate(listed):
             if members != sorted(set(members)) or not set(members) <= set(ids):
                 raise SumError(f"cohort {number} has strangers or members twice")
             check_cohort(len(members), threshold, _LEAST)
-            cohorts.append(Cohort(number, tuple(members), threshold, digest))
+            if first < 1:
+                raise SumError("the roster's cohorts are damaged")
+            cohorts.append(Cohort(number, tuple(members), threshold, digest, first))
         return cls(
             session,
             dict(zip(ids, keys, strict=True)),
@@ -146,13 +152,14 @@ class Membership:
         )
 
 
-def _read_cohorts(text: str) -> list[tuple[int, list[int]]]:
+def _read_cohorts(text: str) -> list[tuple[int, int, list[int]]]:
     try:
-        value = json.loads(text)
-        listed = [(threshold, list(members)) for threshold, members in value]
+        listed = [
+            (threshold, first, list(members)) for threshold, first, members in json.loads(text)
+        ]
     except (ValueError, TypeError, RecursionError):
-        listed = [(0, [""])]
-    if any(type(n) is not int for threshold, members in listed for n in (threshold, *members)):
+        listed = [(0, 0, [""])]
+    if any(type(n) is not int for *numbers, members in listed for n in (*numbers, *members)):
         raise SumError("the roster's cohorts are damaged")
     return listed
 
@@ -162,8 +169,11 @@ def make_roster(
     cohorts: Sequence[Sequence[int]],
     threshold: int | None,
     cipher: str,
+    first: Sequence[int],
 ) -> Roster:
     """Return the roster message for parties with (public key, signature).
+
+    ``first`` holds the number of the first sum of each cohort.
 
     Raises
     ------
@@ -180,9 +190,9 @@ def make_roster(
                 party=f"partition {partition}",
             )
     listed = []
-    for members in cohorts:
+    for members, number in zip(cohorts, first, strict=True):
         t = graph.default_threshold(len(members)) if threshold is None else threshold
-        listed.append([t, sorted(members)])
+        listed.append([t, number, sorted(members)])
     return Roster(
         partitions=np.array(ids, "<i4").tobytes(),
         keys=b"".join(keys[i][0] for i in ids),
@@ -230,7 +240,3 @@ def check_threshold(parties: int, threshold: int) -> None:
             f"threshold is {threshold} for {parties} parties",
             remedy=f"use {parties // 2 + 1} to {parties}",
         )
-
-
-def _cut(data: bytes, size: int) -> list[bytes]:
-    return [data[k : k + size] for k in range(0, len(data), size)]

@@ -22,7 +22,7 @@ from ..wire.sums import (
     Upload,
 )
 from . import relay
-from .encoding import Encoding, RingArray
+from .encoding import Encoding, chunks
 from .identity import check_key, sign_key
 from .keys import (
     KEY_BYTES,
@@ -38,10 +38,8 @@ from .masks import Stream, add_streams
 from .membership import Cohort, Membership
 from .party_state import OpenSum, PartyState
 from .seeds import commitment
-from .shamir import SHARE_BYTES, share_seeds
+from .shamir import SHARE_BYTES, cut, share_seeds
 
-CHUNK_BYTES = 4 << 20
-SEALED_SHARE = SHARE_BYTES + relay.TAG_BYTES
 _LONGEST_LEAP = 1 << 16  # sums that a party may have missed in a row
 
 
@@ -255,7 +253,7 @@ class Party:
         living = [j for j in others if j in alive]
         if len(living) + 1 < cohort.share_threshold:
             raise self._refuse("too few neighbours of this party survived to open the sum")
-        sealed = _cut(request.shares, SEALED_SHARE)
+        sealed = cut(request.shares, relay.SEALED_SHARE)
         if len(sealed) != len(living):
             raise self._refuse(f"{len(sealed)} relayed shares for {len(living)} neighbours")
         label = opened.label(self.state.session, cohort.number, request.index)
@@ -292,9 +290,9 @@ class Party:
         if rest or not size:
             raise self._refuse("relayed backups of the wrong size")
         out = []
-        for source, text in zip(sources, _cut(request.backups, size), strict=True):
+        for source, text in zip(sources, cut(request.backups, size), strict=True):
             plain = self._unseal(relay.BACKUP, label, source, text, opened)
-            shares = _cut(plain, SHARE_BYTES)
+            shares = cut(plain, SHARE_BYTES)
             pairs = cohort.neighbours[source]
             if len(shares) != len(pairs):
                 raise self._refuse(f"what partition {source} sealed has the wrong size")
@@ -332,8 +330,11 @@ class Party:
         cohort = self.state.cohorts.get(order.cohort)
         if cohort is None:
             raise self._refuse("this party is not in the cohort of the sum")
-        if not 0 < order.index - self.state.last[order.cohort] <= _LONGEST_LEAP:
+        leap = order.index - self.state.last[order.cohort]
+        if leap < 1:
             raise self._refuse(f"number {order.index} of a sum has been used already")
+        if leap > _LONGEST_LEAP:
+            raise self._refuse(f"number {order.index} of a sum is too far ahead")
         if order.receiver >= 0:
             if order.receiver not in cohort.members:
                 raise self._refuse("the receiver is not in the cohort")
@@ -391,6 +392,7 @@ class Party:
         plain: Sequence[bytes],
         opened: OpenSum,
     ) -> bytes:
+        """Seal a piece for each neighbour; nothing if there are none to seal."""
         return b"".join(
             relay.seal(
                 opened.keys[j][1],
@@ -400,7 +402,7 @@ class Party:
                 source=self.partition,
                 destination=j,
             )
-            for j, text in zip(others, plain, strict=False)
+            for j, text in (zip(others, plain, strict=True) if plain else ())
         )
 
     def _unseal(self, kind: int, label: bytes, source: int, text: bytes, opened: OpenSum) -> bytes:
@@ -415,13 +417,3 @@ class Party:
             )
         except SumError as error:
             raise self._refuse(error.problem) from None
-
-
-def chunks(vector: RingArray) -> tuple[RingArray, ...]:
-    """Cut a vector into chunks of a few MB, so that neither side copies it as a whole."""
-    step = CHUNK_BYTES // vector.itemsize
-    return tuple(vector[k : k + step] for k in range(0, vector.size, step))
-
-
-def _cut(data: bytes, size: int) -> list[bytes]:
-    return [data[k : k + size] for k in range(0, len(data), size)] if size else []

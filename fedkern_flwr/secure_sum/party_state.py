@@ -94,7 +94,7 @@ class PartyState:
     def enter(self, cohort: Cohort, roots: dict[int, bytes]) -> None:
         """Become a member of a cohort."""
         self.cohorts[cohort.number], self.roots[cohort.number] = cohort, roots
-        self.last[cohort.number] = 0
+        self.last[cohort.number] = cohort.first - 1
 
     def close(self, cohort: int, open_from: int) -> None:
         """Erase what belongs to the sums of a cohort before ``open_from``."""

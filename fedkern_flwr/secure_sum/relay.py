@@ -6,8 +6,10 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ..errors import SumError
+from .shamir import SHARE_BYTES
 
 TAG_BYTES = 16
+SEALED_SHARE = SHARE_BYTES + TAG_BYTES
 #: What a sealed message may be: each kind is sent once per sum and direction of a pair.
 SHARE, BACKUP = 1, 2
 

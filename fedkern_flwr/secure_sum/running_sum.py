@@ -12,13 +12,12 @@ import numpy as np
 from ..errors import SumError
 from ..wire.sums import Delivery, Order, Recover, RecoverReply, Unmask, UnmaskReply, Upload
 from . import relay
-from .encoding import Encoding
+from .encoding import Encoding, chunks
 from .keys import KEY_BYTES, sum_label
 from .masks import Stream, add_streams
 from .membership import Cohort
-from .party import SEALED_SHARE, chunks
 from .seeds import COMMITMENT_BYTES, commitment, open_seed
-from .shamir import SHARE_BYTES
+from .shamir import SHARE_BYTES, cut
 
 _SPOOL = 16 << 20  # bytes of sealed backups in memory, more go to a temporary file
 
@@ -38,8 +37,8 @@ class _Sealed:
 class RunningSum:
     """A sum from its order to its total.
 
-    Memory: one vector of the sum, the uploads' sealed shares (49 bytes per neighbour and party);
-    an upload is added when it arrives and dropped.
+    Memory: one vector of the sum, and per party and neighbour 65 bytes of sealed shares and digests
+    (backups beyond 16 MiB go to a temporary file); an upload is added when it arrives and dropped.
 
     Attributes
     ----------
@@ -107,16 +106,16 @@ class RunningSum:
         degree = len(self.cohort.neighbours[partition])
         double, backed = int(order.self_masks), int(order.self_masks and order.backups)
         sizes = (
-            (upload.shares, double * degree * SEALED_SHARE),
+            (upload.shares, double * degree * relay.SEALED_SHARE),
             (upload.backups, backed * degree * (degree * SHARE_BYTES + relay.TAG_BYTES)),
             (upload.commitments, double * (1 + degree) * COMMITMENT_BYTES),
         )
         if any(len(data) != size for data, size in sizes):
             raise SumError("its sealed shares have the wrong size", party=party)
-        commitments = _cut(upload.commitments, COMMITMENT_BYTES)
+        commitments = cut(upload.commitments, COMMITMENT_BYTES)
         known = [j for j in self.cohort.neighbours[partition] if j in self._uploads]
         at_odds = [j for j in known if self._odd(partition, j, commitments)] if double else []
-        if len(at_odds) > max(1, len(known) // 2):
+        if len(at_odds) > max(1, degree // 2):  # with most of all, so it is the odd one
             raise SumError(f"its masks do not fit those of {len(at_odds)} others", party=party)
         for other in at_odds:  # nobody can say yet which of the two is wrong
             self._conflicts.update((partition, other))
@@ -128,7 +127,7 @@ class RunningSum:
         offset = self._spool.seek(0, 2)
         self._spool.write(upload.backups)
         self._uploads[partition] = _Sealed(
-            _cut(upload.shares, SEALED_SHARE),
+            cut(upload.shares, relay.SEALED_SHARE),
             commitments,
             slice(offset, offset + len(upload.backups)),
         )
@@ -230,7 +229,7 @@ class RunningSum:
             raise SumError("it was not asked to unmask, or has answered before", party=party)
         gone, living = self.dead, self._living(partition)
         dead = [j for j in self.cohort.neighbours[partition] if j in gone]
-        shares, seeds = _cut(reply.shares, SHARE_BYTES), _cut(reply.seeds, KEY_BYTES)
+        shares, seeds = cut(reply.shares, SHARE_BYTES), cut(reply.seeds, KEY_BYTES)
         sizes = (len(living) + 1) * SHARE_BYTES, len(dead) * KEY_BYTES
         if (len(reply.shares), len(reply.seeds)) != sizes:
             raise SumError("its shares and seeds have the wrong size", party=party)
@@ -300,7 +299,7 @@ class RunningSum:
         if len(reply.shares) != len(pairs) * SHARE_BYTES:
             raise SumError("its shares have the wrong size", party=f"partition {partition}")
         point = self.cohort.point(partition)
-        for pair, share in zip(pairs, _cut(reply.shares, SHARE_BYTES), strict=True):
+        for pair, share in zip(pairs, cut(reply.shares, SHARE_BYTES), strict=True):
             self._pair_shares.setdefault(pair, {})[point] = share
 
     # -- the end
@@ -413,7 +412,3 @@ class RunningSum:
             if forger not in self.forgers:
                 self.forgers.append(forger)
         return seed
-
-
-def _cut(data: bytes, size: int) -> list[bytes]:
-    return [data[k : k + size] for k in range(0, len(data), size)]

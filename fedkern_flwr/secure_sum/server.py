@@ -77,14 +77,20 @@ class SecureSum:
             check_cohort(len(members), threshold, min_cohort)
         if min(map(len, chosen)) < 3:
             logger.warning("a sum of two parties: whoever sees it and is one of them has the other")
-        self.roster = make_roster(keys, chosen, threshold, cipher)
-        self.membership = Membership.read(self.roster, session)
-        self.min_cohort, self.allow_single = min_cohort, allow_single
         self._next = [1] * len(chosen)
+        self._keys, self._chosen, self._threshold, self._cipher = keys, chosen, threshold, cipher
+        self._write_roster(session)
+        self.min_cohort, self.allow_single = min_cohort, allow_single
         self._knows: set[int] = set()
         self._open: dict[tuple[int, int], RunningSum] = {}
         self._counted: dict[tuple[int, int], int] = {}
         self._asked: dict[tuple[int, int, int], Recover] = {}
+
+    def _write_roster(self, session: str) -> None:
+        self.roster = make_roster(
+            self._keys, self._chosen, self._threshold, self._cipher, self._next
+        )
+        self.membership = Membership.read(self.roster, session)
 
     def order(
         self,
@@ -275,9 +281,13 @@ class SecureSum:
         }
 
     def go_on(self, progress: Mapping[str, list[list[int]]]) -> None:
-        """Take up the numbers of a run that broke off; its keys are fresh all the same."""
+        """Take up the numbers of a run that broke off, before the roster is sent.
+
+        The keys are fresh all the same.
+        """
         for cohort, index in progress["next"]:
             self._next[cohort] = index
+        self._write_roster(self.membership.session)
         self._counted = {(party, cohort): index for party, cohort, index in progress["counted"]}
 
     def _running(self, section: Upload | UnmaskReply | RecoverReply, party: str) -> RunningSum:

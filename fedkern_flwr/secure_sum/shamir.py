@@ -78,6 +78,11 @@ def reconstruct_seed(shares: Mapping[int, bytes]) -> bytes | None:
     return seed.to_bytes(SEED_BYTES, "little") if seed < 2**256 else None
 
 
+def cut(data: bytes, size: int) -> list[bytes]:
+    """Cut what was joined into pieces of ``size`` bytes, at least 1."""
+    return [data[k : k + size] for k in range(0, len(data), size)]
+
+
 @lru_cache(maxsize=1024)
 def _weights_at_zero(points: tuple[int, ...]) -> tuple[int, ...]:
     """Return Lagrange's weights for the value at 0."""

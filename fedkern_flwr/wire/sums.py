@@ -46,7 +46,7 @@ class Roster(PhaseMessage):
     signatures : bytes
         Ed25519 signatures of the keys, 64 bytes each, zeros for a party without identity.
     cohorts : str
-        JSON list of [threshold, [partition, ...]].
+        JSON list of [threshold, number of its first sum, [partition, ...]].
     cipher : str
         The cipher that makes masks.
     """
@@ -114,7 +114,7 @@ class Upload(SumSection):
     backups : bytes
         Per neighbour: its shares of the seeds of the other pairs of this client, sealed.
     commitments : bytes
-        Digests of the self seed and, with backups, of the pair seeds, 16 bytes each.
+        Digests of the self seed and of the seeds of all its pairs, 16 bytes each.
     masked : tuple of ndarray
     """
 

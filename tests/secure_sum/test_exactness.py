@@ -83,7 +83,7 @@ def test_one_changed_element_is_noticed(make_run: Any, reference: Any, draw: Any
 def test_long_vectors_travel_in_chunks(
     make_run: Any, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedkern_flwr.secure_sum.party.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("fedkern_flwr.secure_sum.encoding.CHUNK_BYTES", 1000)
     run = make_run(3)
     values = {p: np.arange(1003) * (p + 1) for p in run.members}
     for options in ({}, {"receiver": 1}):
@@ -497,6 +497,30 @@ def test_the_minimum_cohort_counts_beside_the_threshold(make_run: Any, refused: 
         else:
             run.unmask(running)
             assert run.result(running).tolist() == [6]
+
+
+def test_a_lonely_party_aborts_a_sparse_sum_before_anything_is_revealed(
+    make_run: Any, sparse: Any, refused: Any
+) -> None:
+    with sparse(6):
+        for gone in (4, 3):
+            run = make_run(20, threshold=11)
+            running = run.order(1)
+            absent = running.cohort.neighbours[0][:gone]
+            present = [p for p in run.members if p not in absent]
+            for p in present:
+                run.upload(running, p, [p])
+            if gone == 4:  # 3 of the 4 holders that are needed are left
+                refused(
+                    run.server.unmask_sections,
+                    [running],
+                    text="too many neighbours of a party in gradient are missing to open it",
+                    remedy="bring the missing parties back",
+                )
+                assert running.survivors == ()
+            else:
+                run.unmask(running)
+                assert run.result(running).tolist() == [sum(present)]
 
 
 # -- a large cohort

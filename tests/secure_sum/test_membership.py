@@ -57,10 +57,10 @@ def test_the_two_ends_of_a_pair_hold_the_same_root_and_no_two_pairs_do(make_run:
 CHANGES: dict[str, dict[str, Any]] = {
     "another key": {"keys": lambda keys: generate_key()[1] + keys[32:]},
     "another cipher": {"cipher": lambda _: CIPHERS[1]},
-    "another threshold": {"cohorts": lambda _: "[[3,[0,1,2,3]]]"},
-    "another cohort": {"cohorts": lambda _: "[[4,[0,1,2,3]],[3,[0,1,2]]]"},
+    "another threshold": {"cohorts": lambda _: "[[3,1,[0,1,2,3]]]"},
+    "another cohort": {"cohorts": lambda _: "[[4,1,[0,1,2,3]],[3,1,[0,1,2]]]"},
     "a party less": {
-        "cohorts": lambda _: "[[3,[0,1,2]]]",
+        "cohorts": lambda _: "[[3,1,[0,1,2]]]",
         "partitions": lambda data: data[:12],
         "keys": lambda data: data[:96],
         "signatures": lambda data: data[:192],
@@ -118,19 +118,19 @@ DAMAGED: dict[str, tuple[dict[str, Any], str]] = {
     "keys cut": ({"keys": bytes(96)}, "the roster is damaged"),
     "signatures cut": ({"signatures": bytes(64)}, "the roster is damaged"),
     "an unknown cipher": ({"cipher": "rot13" * 100}, "there is no cipher 'rot13rot13rot13rot13'"),
-    "strangers": ({"cohorts": "[[4,[0,1,2,9]]]"}, "cohort 0 has strangers or members twice"),
-    "members twice": ({"cohorts": "[[3,[0,1,1,2]]]"}, "cohort 0 has strangers or members twice"),
-    "out of order": ({"cohorts": "[[3,[0,2,1]]]"}, "cohort 0 has strangers or members twice"),
+    "strangers": ({"cohorts": "[[4,1,[0,1,2,9]]]"}, "cohort 0 has strangers or members twice"),
+    "members twice": ({"cohorts": "[[3,1,[0,1,1,2]]]"}, "cohort 0 has strangers or members twice"),
+    "out of order": ({"cohorts": "[[3,1,[0,2,1]]]"}, "cohort 0 has strangers or members twice"),
     "garbage": ({"cohorts": "cohorts"}, "the roster's cohorts are damaged"),
     "nothing": ({"cohorts": ""}, "the roster's cohorts are damaged"),
     "a number": ({"cohorts": "7"}, "the roster's cohorts are damaged"),
     "null": ({"cohorts": "null"}, "the roster's cohorts are damaged"),
     "no members": ({"cohorts": "[[3]]"}, "the roster's cohorts are damaged"),
-    "words": ({"cohorts": '[["3",["0","1","2"]]]'}, "the roster's cohorts are damaged"),
-    "fractions": ({"cohorts": "[[3,[0.0,1.0,2.0]]]"}, "the roster's cohorts are damaged"),
-    "truths": ({"cohorts": "[[3,[false,true,2]]]"}, "the roster's cohorts are damaged"),
-    "infinity": ({"cohorts": "[[Infinity,[0,1,2]]]"}, "the roster's cohorts are damaged"),
-    "not a number": ({"cohorts": "[[NaN,[0,1,2]]]"}, "the roster's cohorts are damaged"),
+    "words": ({"cohorts": '[["3",1,["0","1","2"]]]'}, "the roster's cohorts are damaged"),
+    "fractions": ({"cohorts": "[[3,1,[0.0,1.0,2.0]]]"}, "the roster's cohorts are damaged"),
+    "truths": ({"cohorts": "[[3,1,[false,true,2]]]"}, "the roster's cohorts are damaged"),
+    "infinity": ({"cohorts": "[[Infinity,1,[0,1,2]]]"}, "the roster's cohorts are damaged"),
+    "not a number": ({"cohorts": "[[NaN,1,[0,1,2]]]"}, "the roster's cohorts are damaged"),
     "depth": ({"cohorts": "[" * 100_000}, "the roster's cohorts are damaged"),
 }
 
@@ -171,12 +171,12 @@ def test_cohorts_of_any_text_break_nothing(cohorts: str) -> None:
 @pytest.mark.parametrize(
     ("cohorts", "kind", "text"),
     [
-        ("[[1,[1]]]", SmallCohortError, "1 party is too few for a secure sum"),
-        ("[[0,[]]]", SmallCohortError, "0 parties are too few for a secure sum"),
-        ("[[4,[0,1,2,3]],[1,[1]]]", SmallCohortError, "1 party is too few for a secure sum"),
-        ("[[2,[0,1,2,3]]]", OptionError, "threshold is 2 for 4 parties"),
-        ("[[5,[0,1,2,3]]]", OptionError, "threshold is 5 for 4 parties"),
-        ("[[-1,[0,1,2,3]]]", OptionError, "threshold is -1 for 4 parties"),
+        ("[[1,1,[1]]]", SmallCohortError, "1 party is too few for a secure sum"),
+        ("[[0,1,[]]]", SmallCohortError, "0 parties are too few for a secure sum"),
+        ("[[4,1,[0,1,2,3]],[1,1,[1]]]", SmallCohortError, "1 party is too few for a secure sum"),
+        ("[[2,1,[0,1,2,3]]]", OptionError, "threshold is 2 for 4 parties"),
+        ("[[5,1,[0,1,2,3]]]", OptionError, "threshold is 5 for 4 parties"),
+        ("[[-1,1,[0,1,2,3]]]", OptionError, "threshold is -1 for 4 parties"),
     ],
 )
 def test_parties_refuse_cohorts_that_protect_nobody(
@@ -342,4 +342,4 @@ def test_orders_tell_a_party_when_it_was_last_counted(make_run: Any) -> None:
 def test_sizes_of_the_roster(make_run: Any) -> None:
     roster = make_run(7).server.roster
     assert (len(roster.partitions), len(roster.keys), len(roster.signatures)) == (28, 224, 448)
-    assert json.loads(roster.cohorts) == [[5, list(range(7))]]
+    assert json.loads(roster.cohorts) == [[5, 1, list(range(7))]]

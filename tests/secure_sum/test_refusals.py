@@ -293,6 +293,18 @@ def test_recover_refuses(make_run: Any, refused: Any, kind: str) -> None:
     refuse_recover(make_run, refused, kind)
 
 
+def test_who_is_asked_to_recover(make_run: Any) -> None:
+    """Each party gets one request: the silent the first one again, the others for their shares."""
+    run, running = begin(make_run, parties=7, dead=(6,), threshold=4)
+    run.unmask(running, [0, 1, 2, 3])
+    requests = run.server.recover_sections([running])
+    asked = {p: [m.phase for m in messages] for p, messages in requests.items()}
+    assert asked == {p: ["sum-recover"] for p in (0, 1, 2, 3)} | {p: ["sum-unmask"] for p in (4, 5)}
+    run.recover(running, [0, 1, 2])
+    requests = run.server.recover_sections([running])
+    assert sorted(requests) == [3, 4, 5]  # not those who have told all they know
+
+
 def test_the_honest_recovery_is_answered(make_run: Any, refused: Any) -> None:
     """Negative control; and what is revealed is the silent party's pair with the dead one only."""
     with pytest.raises(AssertionError, match="it was accepted"):
@@ -821,6 +833,19 @@ def test_one_liar_does_not_have_the_others_refused(make_run: Any, refused: Any) 
     assert running.suspects == [0]
 
 
+def test_two_liars_do_not_have_the_others_refused(make_run: Any, refused: Any) -> None:
+    run = make_run(9)
+    running = run.order(3)
+    for p in (0, 1):
+        upload = run.contribute(running, p, np.full(3, p))
+        among = upload.commitments[:32]  # to its own seed and to that of the two
+        run.take(p, replaced(upload, commitments=among + bytes(7 * 16)))
+    for p in run.members[2:]:
+        run.upload(running, p, np.full(3, p))
+    refused(run.unmask, running, text="do not fit those of 7 others", party="partition 0")
+    assert running.suspects == [0, 1]
+
+
 @pytest.mark.parametrize("spare", [0, 1])
 def test_forged_shares_of_pair_seeds(make_run: Any, refused: Any, spare: int) -> None:
     run, running = begin(make_run, parties=8, dead=(7,), threshold=5)
@@ -1013,15 +1038,13 @@ def test_orders_of_the_server_are_checked(make_run: Any, refused: Any) -> None:
     assert run.order(1).order.index == 1  # none of these has used up a number
 
 
-def test_a_closed_sum_is_not_released_again(make_run: Any) -> None:
+def test_a_closed_sum_is_not_released_again(make_run: Any, refused: Any) -> None:
     run, running = begin(make_run)
     run.unmask(running)
+    assert running.total().tolist() == running.total().tolist()  # as often as you like before
     run.result(running)
-    try:
-        total = running.total()
-    except SumError:
-        return
-    assert total.shape == (3,)
+    for release in (running.total, running.delivery, running.open):
+        refused(release, text="gradient is closed")
 
 
 def test_sessions_do_not_mix(make_run: Any, refused: Any) -> None:

@@ -623,23 +623,27 @@ def test_a_retry_under_self_masks_leaves_the_late_vector_closed(
     assert (run.result(smaller) == 5 * VALUE).all()
 
 
-@pytest.mark.parametrize(
-    ("second", "colluders"),
-    [
-        ({"receiver": None}, [0]),
-        ({"receiver": 1}, [0, 1]),
-        ({"receiver": 1, "self_masks": False, "cohort": 1}, [0, 1]),
-    ],
-    ids=["for the server", "for another", "for another without self masks"],
-)
-def test_a_retry_for_somebody_else_is_refused_or_safe(
-    make_run: Any, assert_uniform: Any, second: dict[str, Any], colluders: list[int]
-) -> None:
-    try:
-        run, full, smaller = retry(make_run, BARE, second, bypass=False)
-    except SumError:
-        return
-    assert_uniform(attack(run, full, smaller, 5, colluders))
+SOMEBODY_ELSE: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "the server": ({"receiver": None}, [0]),
+    "another": ({"receiver": 1}, [0, 1]),
+    "another without self masks": ({"receiver": 1, "self_masks": False, "cohort": 1}, [0, 1]),
+}
+
+
+@pytest.mark.parametrize("kind", SOMEBODY_ELSE)
+def test_a_retry_for_somebody_else_is_refused(make_run: Any, kind: str) -> None:
+    second, _ = SOMEBODY_ELSE[kind]
+    text = "gradient was summed without self masks and would be repeated otherwise"
+    with pytest.raises(SumError, match=text):
+        retry(make_run, BARE, second, bypass=False)
+
+
+@pytest.mark.parametrize("kind", SOMEBODY_ELSE)
+def test_a_retry_for_somebody_else_would_open_the_late_vector(make_run: Any, kind: str) -> None:
+    """Negative control: what is refused above is an attack."""
+    second, colluders = SOMEBODY_ELSE[kind]
+    run, full, smaller = retry(make_run, BARE, second, bypass=True)
+    assert is_open(attack(run, full, smaller, 5, colluders))
 
 
 # -- a server that tells parties different things
@@ -676,31 +680,81 @@ def test_two_stories_about_the_survivors(
         assert is_open(left)  # negative control
 
 
-def test_two_stories_in_a_sparse_graph(make_run: Any, sparse: Any, assert_uniform: Any) -> None:
-    """A sum with so few survivors around a party cannot be opened anyway; it should refuse."""
+def test_a_party_left_alone_by_its_neighbours_refuses(
+    make_run: Any, sparse: Any, refused: Any
+) -> None:
+    """Such a sum cannot be opened anyway; answering would reveal the seeds of all its pairs."""
     with sparse(6):
         run = make_run(20, threshold=11)
         running = run.order(LONG)
         for p in run.members:
             run.upload(running, p, np.full(LONG, VALUE))
         around = running.cohort.neighbours[0]
-        running.survivors = tuple(p for p in run.members if p not in around)
-        try:
-            bare = run.party(0).unmask(running.unmask_request(0))
-        except SumError:
-            return
-        running.survivors = tuple(run.members)
-        shares = {}
-        for p in around:
-            reply = run.party(p).unmask(running.unmask_request(p))
-            place = 1 + running.cohort.neighbours[p].index(0)
-            shares[running.cohort.point(p)] = cut(reply.shares, SHARE_BYTES)[place]
-        seed = reconstruct_seed(dict(list(shares.items())[: running.cohort.share_threshold]))
-        left = whole(run.transcript(running).uploads[0])
-        streams = [(seed, True)]
-        streams += [(s, j > 0) for s, j in zip(cut(bare.seeds, 32), around, strict=True)]
-        add_streams(left, streams, cipher=running.cipher)
-        assert_uniform(left)
+        text = "too few neighbours of this party survived to open the sum"
+        for gone in (6, 5, 4):
+            running.survivors = tuple(p for p in run.members if p not in around[:gone])
+            request = running.unmask_request(0)
+            refused(run.party(0).unmask, request, text=text, party="partition 0")
+        running.survivors = tuple(p for p in run.members if p not in around[:3])
+        assert len(run.party(0).unmask(running.unmask_request(0)).seeds) == 3 * 32
+
+
+def lie(run: Any, running: Any, count: int) -> np.ndarray:
+    """What a lying server and ``count`` colluders are left with of the upload of party 0.
+
+    As many neighbours of the victim as may be are dropped in the story that it hears; they hear
+    that all survived, and reveal shares of its self seed, as it does itself. Its other neighbours
+    hear that it dropped, and reveal the seeds of their pairs with it. Colluders are among those.
+    """
+    cohort, around = running.cohort, running.cohort.neighbours[0]
+    needed, members = cohort.share_threshold, cohort.members
+    gone, others = around[: len(around) + 1 - needed], around[len(around) + 1 - needed :]
+    streams, shares = [], {}
+    running.survivors = tuple(p for p in members if p not in gone)
+    reply = run.party(0).unmask(running.unmask_request(0))
+    shares[cohort.point(0)] = reply.shares[:SHARE_BYTES]
+    streams += [(s, j > 0) for j, s in zip(gone, cut(reply.seeds, 32), strict=True)]
+    running.survivors = members
+    for p in gone:
+        reply = run.party(p).unmask(running.unmask_request(p))
+        place = 1 + cohort.neighbours[p].index(0)
+        shares[cohort.point(p)] = cut(reply.shares, SHARE_BYTES)[place]
+    running.survivors = members[1:]
+    for p in others:
+        streams.append((run.party(p).unmask(running.unmask_request(p)).seeds, p > 0))
+    running.survivors = members
+    coalition = Coalition(run, running, others[:count])
+    shares |= coalition.shares_of_self_seed(0)
+    seed = coalition.reconstruct(shares, coalition.seen.uploads[0].commitments[:16])
+    left = whole(coalition.seen.uploads[0])
+    add_streams(left, streams + ([(seed, True)] if seed else []), cipher=running.cipher)
+    return left
+
+
+def all_uploaded(make_run: Any, parties: int, threshold: int | None) -> tuple[Any, Any]:
+    run = make_run(parties, threshold=threshold)
+    running = run.order(LONG)
+    for p in run.members:
+        run.upload(running, p, np.full(LONG, VALUE))
+    return run, running
+
+
+LIES = [(4, None), (5, 3), (9, None), (9, 5), (20, None), (31, None), (50, None)]
+
+
+@pytest.mark.parametrize(("parties", "threshold"), LIES)
+def test_how_many_colluders_a_lying_server_needs(
+    make_run: Any, assert_uniform: Any, parties: int, threshold: int | None
+) -> None:
+    """2 s - k - 2 of the victim's k neighbours, where s shares open a seed; k = N - 1, s = t if
+    the graph is complete. Outside the model, in which the server does not lie."""
+    run, running = all_uploaded(make_run, parties, threshold)
+    k, s = len(running.cohort.neighbours[0]), running.cohort.share_threshold
+    enough = 2 * s - k - 2
+    assert enough >= 0
+    if enough:
+        assert_uniform(lie(run, running, enough - 1))
+    assert is_open(lie(run, running, enough))
 
 
 def test_random_numbers_pass_the_checker(assert_uniform: Any, assert_alike: Any) -> None:
