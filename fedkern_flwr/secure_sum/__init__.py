@@ -27,13 +27,13 @@ step  message (section)   content
 1     Order, down         name, length, encoding with public bound, receiver
 2     Upload, up          y_i = x_i + PRG(b_i) + sum_j +-PRG(s_ij) (+ PRG(pad) at the receiver),
                           x_i encoded in Z modulo 2^16, 2^32 or 2^64 (:mod:`.encoding`); a share of
-                          b_i for every neighbour, sealed (:mod:`.shamir`, :mod:`.relay`); a digest
-                          of b_i; where backups are on, also shares and digests of the s_ij
+                          b_i for every neighbour, sealed (:mod:`.shamir`, :mod:`.relay`); digests
+                          of b_i and of all s_ij; where backups are on, also shares of the s_ij
 3     Unmask, down        the survivors: the clients whose y is in; to each, the sealed shares that
                           its surviving neighbours made for it
 4     UnmaskReply, up     for survivors i: its share of b_i. For the others d: its seed s_id
-5     Recover, down       only if a survivor i fell silent that shared s_id with a dropped d: the
-                          sealed shares of the s_ij that i made, to its neighbours
+5     Recover, down       only if survivors i fell silent: Unmask again to them; to their neighbours,
+                          if i shared s_id with a dropped d, the sealed shares of the s_ij
 6     RecoverReply, up    shares of those s_id
 7     Delivery, down      only for a sum with a receiver: the total, still under the receiver's pad
 ====  ==================  ==========================================================================
@@ -51,10 +51,10 @@ method's messages, steps 3 and 4 may ride on its next ones; see :class:`SecureSu
 * For each client either b_i or its s_ij are revealed, never both: a client answers for one set of
   survivors per sum (:meth:`Party.unmask`) and refuses any other. So a vector that is late, after
   its sender was declared dropped, stays under PRG(b_i), whose shares are then never revealed.
-* b_i takes t shares in any case; its owner never reveals it itself. Otherwise a server that tells
-  i that it survived, and i's neighbours that it did not, would hold all masks of i without a
-  colluder. With shares it needs at least 2 t - N colluders for that, N / 3 for the default t > 2
-  N / 3.
+* b_i takes s shares in any case (s = t up to 30 parties); its owner reveals one of them, never b_i
+  itself. Otherwise a server that tells i that it survived, and i's neighbours that it did not,
+  would hold all masks of i without a colluder. With shares it needs 2 s - k - 2 of i's k
+  neighbours for that: 2 t - N - 1 up to 30 parties.
 * After the first Unmask the survivors are final. Repeating a sum without one of them, with the
   same values or fresh ones, would give the difference of two sums to whoever later obtains the
   missing answer; follow-up requests are answered for the same set only.
@@ -67,14 +67,17 @@ learns nothing at all. With ``self_masks=False`` no unmasking exchange is needed
 if the *whole* cohort takes part, else the sum cannot be opened. That is safe only while the set
 of parties stays the same for this receiver: from a late vector of the larger set and a repetition
 without its sender, the server and the receiver, who knows both pads, get that vector by
-subtraction. So clients refuse a sum without self masks over another cohort, and a repetition
-takes the same cohort with a new number. With exactly one other party the receiver learns its
-values: refused unless allowed.
+subtraction. So clients repeat a sum without self masks, under its name, only with the same cohort, receiver
+and masks, and a new number; a method must not sum the same values under two names. With exactly
+one other party the receiver learns its values: refused unless allowed.
 
-**Losses.** A client that never uploaded costs nothing: each survivor reveals its own seed with
-it. A survivor that falls silent before step 4 is replaced by the shares of the others; if it also
-shared a seed with a dropped client, steps 5 and 6 rebuild that seed where backups are on, else
-the sum is aborted. Fewer than t uploads, or fewer than t answers: aborted.
+**Losses.** A client that never uploaded costs nothing: each survivor reveals its own seed with it.
+A survivor that falls silent before step 4 is replaced by the shares of the others, and asked again
+up to three times; if it also shared a seed with a dropped client, steps 5 and 6 rebuild that seed
+where backups are on (where they cost no more than the vector), else the sum is aborted. Fewer than
+t uploads, or too few answers: aborted. Digests of a pair's seed that differ abort the sum as well,
+as its masks would not cancel; the party that is at odds with most others is named. A forged share
+is found by the digest and left out where there are more than s.
 
 References
 ----------

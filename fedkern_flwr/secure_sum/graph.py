@@ -18,7 +18,7 @@ import numpy as np
 
 COMPLETE_UP_TO = 30
 _SIZES, _DEGREES = (50, 100, 200, 1000), (16, 32, 46, 68)
-_SHARE = 0.65  # of a neighbourhood that must answer
+_SHARE = 0.65  # of k: shares that open a seed, of k neighbours and the party itself
 
 
 def degree(parties: int) -> int:

@@ -129,7 +129,8 @@ COMMON: list[tuple[str, Any, Any]] = [
             bool,
             _option(
                 "--secure/--no-secure",
-                "Secure sums: the server sees sums over the clients, no client's update.",
+                "Secure sums: the server sees sums over the clients, no client's update; costs an "
+                "exchange more per round, and rounds with too few clients are lost.",
                 _RUN,
             ),
         ],

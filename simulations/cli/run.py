@@ -28,7 +28,7 @@ from ..experiment import (
 )
 from ..format import figure, megabytes, milli
 from ..hindsight import server_regret
-from ..methods import method
+from ..methods import method, options
 from ..run_folder import ARTIFACTS, RunFolder, open_json_target
 from .console import Screen
 
@@ -111,6 +111,10 @@ def _check(config: dict[str, Any]) -> None:
         raise OptionError(
             f"{config['method']} sends nothing that could be summed", remedy="leave out --secure"
         )
+    alone = [n for n in ("threshold", "min_cohort") if n in _given(config)]
+    if alone and not config["secure"]:
+        name = alone[0].replace("_", "-")
+        raise OptionError(f"--{name} is for secure sums", remedy="add --secure")
     check_seed(config["seed"], config["runs"])
     if config["timeout"] <= 0:
         raise OptionError(f"timeout is {config['timeout']}", remedy="use a positive number")
@@ -118,6 +122,12 @@ def _check(config: dict[str, Any]) -> None:
     if config["runs"] < 1:
         raise OptionError(f"runs is {config['runs']}", remedy="use at least 1")
     method(config["method"])(**config["options"])
+
+
+def _given(config: dict[str, Any]) -> set[str]:
+    """Return the options of the method that differ from their defaults."""
+    defaults = {o.name: o.default for o in options(method(config["method"]))}
+    return {n for n, value in config["options"].items() if value != defaults.get(n)}
 
 
 def _execute(
@@ -225,6 +235,8 @@ def _show(screen: Screen, folder: RunFolder, result: dict[str, Any]) -> None:
     if metrics.get("server_regret") is not None:
         rows.insert(-5, ["server's regret", figure(metrics["server_regret"], 1)])
     rows.append(["the server saw", _privacy_line(result["privacy"])])
+    if rounds_lost := sum(row["survivors"] == 0 for row in result["history"]):
+        rows.append(["rounds lost: too few for a sum", str(rounds_lost)])
     lost = sum(sum(reasons.values()) for reasons in result["failures"].values())
     if lost:
         rows.append(["requests not answered", str(lost)])

@@ -257,6 +257,7 @@ def test_too_few_rows_is_one_line(capsys):
         (["run", "pof-mkl", "--secure", "--clients", "1"], "too few for a secure sum"),
         (["run", "pof-mkl", "--secure", "--threshold", "5"], "threshold is 5 for 10 parties"),
         (["run", "pof-mkl", "--secure", "--min-cohort", "1"], "min_cohort is 1"),
+        (["run", "pof-mkl", "--threshold", "5"], "--threshold is for secure sums; add --secure"),
         (["run", "pof-mkl", "--resume", "nowhere"], "nowhere is not the folder of a run"),
         (["run", "pof-mkl", "--json", "no/such/folder.json"], "cannot be written"),
         (["run", "pof-mkl", "--data", "iris", "--split", "site"], "--site"),

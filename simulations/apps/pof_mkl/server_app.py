@@ -10,6 +10,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedkern_flwr.checkpoint import save_arrays
+from fedkern_flwr.errors import OptionError
 from fedkern_flwr.strategies import POFMKL
 
 SECURE = {"auto": None, "on": True, "off": False}
@@ -22,6 +23,8 @@ logger = logging.getLogger("flwr")  # what `flwr log` shows
 def main(grid: Grid, context: Context) -> None:
     """Run the method with the options of ``[tool.flwr.app.config]``."""
     config: dict[str, Any] = context.run_config
+    if config["secure"] not in SECURE:
+        raise OptionError(f"secure is {config['secure']!r}", remedy="use auto, on or off")
     strategy = POFMKL(
         kernels=config["kernels"],
         kernels_per_round=config["kernels-per-round"] or None,
