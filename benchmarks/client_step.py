@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedkern_flwr.clients import OnlineKernelClient
-from fedkern_flwr.clients.online import StreamAccount, _book, _gradient
+from fedkern_flwr.clients.account import StreamAccount
+from fedkern_flwr.clients.online import _book, _gradient
 from fedkern_flwr.kernels import bandwidth_dictionary
 from fedkern_flwr.online import kernel_weights
 from fedkern_flwr.random_features import gaussian_frequencies

@@ -15,11 +15,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from .errors import CohortError, EngineError, FedKernError, ProtocolError
+from .errors import EngineError, FedKernError, ProtocolError
 from .flower_compat import ACTOR_DIED, NODE_UNAVAILABLE
 from .ledger import Ledger
-from .secure_sum.keys import KEY_BYTES
-from .wire.describe import DescribeReply, DescribeRequest, check_parties
 from .wire.message import PhaseMessage
 from .wire.sections import Section, attach, detach, section_arrays, section_bytes
 
@@ -38,7 +36,6 @@ _WRAPPERS = ("RayTaskError", "ClientAppException")
 _POLL_FIRST, _POLL_LAST = 0.05, 0.5  # seconds
 _GROUP = 32  # replies that are asked for at once: Flower's grids hold them all in memory
 _GRACE = 1.0  # seconds that nodes get at least when the others' replies are enough
-_DESCRIBE = "describe"
 
 
 @dataclass(frozen=True)
@@ -329,83 +326,3 @@ def _read_error(reply: Message, phase: str) -> Failure:
 def mark_error(text: str) -> str:
     """Mark the text of an error that leaves a client as safe to be shown by the server."""
     return text if text.startswith(_MARK) else f"{_MARK}{text}"
-
-
-def gather_nodes(
-    grid: Grid,
-    *,
-    session: str,
-    method: str,
-    resume_round: int,
-    min_clients: int,
-    timeout: float,
-    ledger: Ledger,
-    secure: bool = False,
-    say: Callable[[str], None] = lambda _: None,
-) -> dict[int, DescribeReply]:
-    """Wait for the nodes and ask each who it is (phase ``describe``).
-
-    The nodes' ``num-partitions`` tells how many there must be; late nodes are described as they
-    come. Nobody is left out silently: a node that fails here fails the run.
-
-    Returns
-    -------
-    dict
-        Node id -> description, sorted by partition.
-
-    Raises
-    ------
-    CohortError
-        Nodes are missing after ``timeout`` seconds, or partition ids clash.
-    ProtocolError
-        A node's table or its reply does not fit.
-    """
-    deadline = time.monotonic() + timeout
-    parties: dict[int, DescribeReply] = {}
-    expected = max(1, min_clients)
-    while True:
-        fresh = sorted(set(grid.get_node_ids()) - set(parties))
-        if len(fresh) + len(parties) >= expected and fresh:
-            remaining = max(1.0, deadline - time.monotonic())
-            request = DescribeRequest(
-                session=session, method=method, resume_round=resume_round, secure=secure
-            )
-            messages = request_messages(request, fresh, group_id=_DESCRIBE)
-            outcome = exchange(grid, messages, phase=_DESCRIBE, timeout=remaining, ledger=ledger)
-            _refuse_failures(outcome.failures)
-            for node, message in outcome.replies.items():
-                parties[node] = read_reply(DescribeReply, message, party=f"node {node}")
-                if secure and len(parties[node].public_key) != KEY_BYTES:
-                    raise ProtocolError(
-                        "it sent no key for secure sums",
-                        remedy="serve one of the clients in fedkern_flwr.clients on this node",
-                        party=f"partition {parties[node].partition}",
-                        phase=_DESCRIBE,
-                    )
-            expected = max(expected, *(party.partitions for party in parties.values()))
-        if len(parties) >= expected:
-            break
-        if time.monotonic() > deadline:
-            if parties:
-                check_parties(list(parties.values()))
-            raise CohortError(
-                f"{len(fresh) + len(parties)} of {expected} nodes connected within {timeout:g} s",
-                remedy="start the missing nodes or allow more time",
-                phase=_DESCRIBE,
-            )
-        say(f"waiting for nodes: {len(parties)} of {expected}")
-        time.sleep(0.2)
-    ordered = dict(sorted(parties.items(), key=lambda item: (item[1].partition, item[0])))
-    check_parties(list(ordered.values()))
-    return ordered
-
-
-def _refuse_failures(failures: Mapping[int, Failure]) -> None:
-    if failures:
-        node, failure = next(iter(sorted(failures.items())))
-        raise ProtocolError(
-            f"{failure}" + (f" ({len(failures)} nodes in all)" if len(failures) > 1 else ""),
-            remedy="read that node's log: its table, its options or its release do not fit",
-            party=f"node {node}",
-            phase=_DESCRIBE,
-        )

@@ -8,7 +8,8 @@ import numpy as np
 
 from fedkern_flwr.random_features import FeatureMap
 
-from ..strategies.online import KernelOnlineStrategy, OnlineStrategy
+from ..strategies.kernel_online import KernelOnlineStrategy
+from ..strategies.online import OnlineStrategy
 from .experiment import Prepared
 
 _CHUNK = 512  # rows at a time: memory 512 * N * 2D numbers

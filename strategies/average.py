@@ -10,7 +10,8 @@ from flwr.app import ArrayRecord
 from fedkern_flwr.wire import online as wire
 
 from .base import PLAIN_GRADIENTS, within
-from .online import Floats, KernelOnlineStrategy
+from .kernel_online import KernelOnlineStrategy
+from .online import Floats
 
 
 class OFMKLAvg(KernelOnlineStrategy[wire.SharedReply]):

@@ -21,10 +21,10 @@ from fedkern_flwr.exchange import (
     Failure,
     Outcome,
     exchange,
-    gather_nodes,
     request_messages,
     take_sections,
 )
+from fedkern_flwr.gather import gather_nodes
 from fedkern_flwr.ledger import Ledger
 from fedkern_flwr.secure_sum import RunningSum, SecureSum
 from fedkern_flwr.wire import DescribeReply, PhaseMessage

@@ -13,7 +13,8 @@ from fedkern_flwr.wire import online as wire
 
 from .average import OFMKLAvg
 from .base import PLAIN_GRADIENTS, Arrays
-from .online import Floats, KernelOnlineStrategy, Report
+from .kernel_online import KernelOnlineStrategy
+from .online import Floats, Report
 
 LossAggregation = Literal["mean", "sum"]
 

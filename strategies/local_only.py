@@ -13,7 +13,8 @@ from fedkern_flwr.random_features import FrequencyDraw, Precision
 from fedkern_flwr.wire import online as wire
 
 from .base import Arrays, at_least
-from .online import Floats, OnlineStrategy, resolve_draw
+from .kernel_online import resolve_draw
+from .online import Floats, OnlineStrategy
 
 
 class LocalOnly(OnlineStrategy[wire.LocalReply]):

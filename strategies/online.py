@@ -16,16 +16,13 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import (
     EngineError,
     FedKernError,
-    OptionError,
     ProtocolError,
     SumError,
     TableError,
 )
 from fedkern_flwr.exchange import Failure, read_reply, request_messages
 from fedkern_flwr.flower_compat import is_simulated
-from fedkern_flwr.kernels import bandwidth_dictionary
-from fedkern_flwr.online import StepSize, check_choice, step_rule
-from fedkern_flwr.random_features import FrequencyDraw, Precision
+from fedkern_flwr.online import StepSize, check_choice
 from fedkern_flwr.secure_sum import Encoding, RunningSum
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import online as wire
@@ -397,7 +394,7 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
     def _aggregate_masked(
         self, number: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        running = self._running
+        running, self._running = self._running, None
         proper = set(running.survivors) - set(running.silent) if running is not None else set()
         for message in replies:
             node = message.metadata.src_node_id
@@ -490,7 +487,6 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
     def _evaluate(
         self, grid: Grid, arrays: ArrayRecord, number: int, timeout: float, result: Result
     ) -> None:
-        self._running = None
         messages = list(self.configure_evaluate(number, arrays, ConfigRecord(), grid))
         if not messages:
             return
@@ -578,148 +574,3 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
                 remedy="pass the arrays of a run with the same options",
             )
         return {**state, first: given.reshape(expected.shape)}
-
-
-class KernelOnlineStrategy(OnlineStrategy[Report]):
-    """Base class of the online methods with random features of a dictionary of kernels.
-
-    Parameters
-    ----------
-    kernels : int
-        N, kernels in the dictionary; not used when ``bandwidths`` are given.
-    features : int
-        D, random frequencies per kernel.
-    regularization : float (default: 1e-3)
-        lambda, weight of the squared norm of the parameters in the loss.
-    precision : {"float32", "float64"} (default: "float32")
-        Arithmetic of the features and of what travels; the server sums in float64.
-    frequency_draw : {"independent", "orthogonal"}, optional
-        How random frequencies are drawn; by default ``independent`` with the paper's step size,
-        else ``orthogonal``, which estimates the kernels with less variance.
-    bandwidths : sequence of float, optional
-        Bandwidths of the kernels, by default the paper's dictionary.
-    **common
-        Options of :class:`OnlineStrategy`.
-    """
-
-    def __init__(
-        self,
-        *,
-        kernels: int,
-        features: int,
-        regularization: float = 1e-3,
-        precision: Precision = "float32",
-        frequency_draw: FrequencyDraw | None = None,
-        bandwidths: Iterable[float] | None = None,
-        **common: Any,
-    ) -> None:
-        super().__init__(**common)
-        at_least("kernels", kernels, 1)
-        at_least("features", features, 1)
-        at_least("regularization", regularization, 0.0)
-        check_choice("precision", precision, ("float32", "float64"))
-        self.frequency_draw = resolve_draw(frequency_draw, self.step_size)
-        self.bandwidths = (
-            bandwidth_dictionary(kernels)
-            if bandwidths is None
-            else np.array(list(bandwidths), np.float64)
-        )
-        if not self.bandwidths.size or not np.all((self.bandwidths > 0) & (self.bandwidths < 1e9)):
-            raise OptionError("bandwidths are missing or not positive", remedy="give numbers > 0")
-        self.kernels, self.features = self.bandwidths.size, features
-        self.regularization, self.precision = regularization, precision
-        self.theta_ = np.zeros((0, 0))
-
-    def options(self) -> dict[str, Any]:
-        """Return the options that determine the model."""
-        return {
-            **super().options(),
-            "bandwidths": self.bandwidths.tolist(),
-            "features": self.features,
-            "regularization": self.regularization,
-            "precision": self.precision,
-            "frequency_draw": self.frequency_draw,
-        }
-
-    def model(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return theta with all that is needed to build the features."""
-        return {"theta": self.theta_, "bandwidths": self.bandwidths}, self.options()
-
-    def initial_arrays(self, dimension: int) -> ArrayRecord:
-        """Start from theta = 0."""
-        self.theta_ = np.zeros((self.kernels, 2 * self.features))
-        self._rule = step_rule(self.step_size, self.kernels, self._samples)
-        return self.sent_arrays()
-
-    def sent_arrays(self) -> ArrayRecord:
-        """Return what the clients get: theta, and what a method adds."""
-        return ArrayRecord([self.theta_.astype(self.precision)])
-
-    def server_state(self) -> Arrays:
-        """Return theta and the memory of the step rule."""
-        return {"theta": self.theta_, "step_state": self._rule.state}
-
-    def load_server_state(self, arrays: Arrays) -> ArrayRecord:
-        """Set theta and the memory of the step rule."""
-        self.theta_, self._rule.state = arrays["theta"].copy(), arrays["step_state"].copy()
-        return self.sent_arrays()
-
-    def sum_length(self) -> int:
-        """Return N 2D."""
-        return self.kernels * 2 * self.features
-
-    def reply_sizes(self) -> dict[str, int]:
-        """Return N and 2D."""
-        return {"kernels": self.kernels, "width": 2 * self.features}
-
-    def kernel_fields(self) -> dict[str, Any]:
-        """Return the fields of a ``KernelRequest``; theta itself is packed already."""
-        return {
-            "bandwidths": self.bandwidths.astype("<f8").tobytes(),
-            "features": self.features,
-            "seed": self._run_seed,
-            "regularization": self.regularization,
-            "precision": self.precision,
-            "frequency_draw": self.frequency_draw,
-            "theta": self.theta_,
-        }
-
-    def move(self, gradient_sum: Floats) -> ArrayRecord:
-        """Step along the mean over all K clients; one that did not answer counts as zero."""
-        self._rule.update(self.theta_, gradient_sum / len(self.parties_))
-        return self.sent_arrays()
-
-    def evaluation_weights(self) -> Floats:
-        """Return the weights for held-out rows; empty for the client's own."""
-        return np.zeros(0)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask the clients that hold rows out to predict them."""
-        rule, rate = self.weight_rule()
-        request = wire.EvaluateRequest(
-            session=self._session,
-            round=server_round + 1,
-            step=0,
-            samples=0,
-            checkpoint_every=1 if self.checkpoint else 0,
-            weight_rule=rule,
-            learning_rate=rate,
-            weights=self.evaluation_weights(),
-            **{**self.kernel_fields(), "theta": self.theta_.astype(self.precision)},
-        )
-        return self.evaluation_messages(request)
-
-    def weight_rule(self) -> tuple[str, float]:
-        """Return the rule of the weights over kernels and its learning rate eta_k."""
-        rate = float(1.0 / np.sqrt(max(1, self._samples)))
-        return ("exponential" if self.step_size == "paper" else "adahedge"), rate
-
-
-def resolve_draw(draw: FrequencyDraw | None, step_size: StepSize) -> FrequencyDraw:
-    """Return how frequencies are drawn: as given, else what belongs to the step size."""
-    if draw is None:
-        return "independent" if step_size == "paper" else "orthogonal"
-    check_choice("frequency_draw", draw, ("independent", "orthogonal"))
-    return draw

@@ -13,7 +13,8 @@ from fedkern_flwr.online import Selection, Subset, check_choice, regret_bound, s
 from fedkern_flwr.wire import online as wire
 
 from .base import PLAIN_GRADIENTS, at_least, logger, within
-from .online import Floats, KernelOnlineStrategy
+from .kernel_online import KernelOnlineStrategy
+from .online import Floats
 
 DEFAULT_KERNELS_PER_ROUND = 25
 _FEW = 4  # clients whose sum hides them; sums of three have been inverted

@@ -32,7 +32,7 @@ step  message (section)   content
 3     Unmask, down        the survivors: the clients whose y is in; to each, the sealed shares that
                           its surviving neighbours made for it
 4     UnmaskReply, up     for survivors i: its share of b_i. For the others d: its seed s_id
-5     Recover, down       only if survivors i fell silent: Unmask again to them; to their neighbours,
+5     Recover, down       only if survivors i fell silent: Unmask again to them, and to the others,
                           if i shared s_id with a dropped d, the sealed shares of the s_ij
 6     RecoverReply, up    shares of those s_id
 7     Delivery, down      only for a sum with a receiver: the total, still under the receiver's pad
@@ -67,9 +67,9 @@ learns nothing at all. With ``self_masks=False`` no unmasking exchange is needed
 if the *whole* cohort takes part, else the sum cannot be opened. That is safe only while the set
 of parties stays the same for this receiver: from a late vector of the larger set and a repetition
 without its sender, the server and the receiver, who knows both pads, get that vector by
-subtraction. So clients repeat a sum without self masks, under its name, only with the same cohort, receiver
-and masks, and a new number; a method must not sum the same values under two names. With exactly
-one other party the receiver learns its values: refused unless allowed.
+subtraction. So clients repeat a sum without self masks, under its name, only with the same
+cohort, receiver and masks, and a new number; a method must not sum the same values under two
+names. With exactly one other party the receiver learns its values: refused unless allowed.
 
 **Losses.** A client that never uploaded costs nothing: each survivor reveals its own seed with it.
 A survivor that falls silent before step 4 is replaced by the shares of the others, and asked again

@@ -11,10 +11,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from fedkern_flwr.errors import CohortError, ProtocolError
 from fedkern_flwr.exchange import (
-    gather_nodes,
     mark_error,
 )
 from fedkern_flwr.flower_compat import set_task_identity
+from fedkern_flwr.gather import gather_nodes
 from fedkern_flwr.ledger import Ledger
 from fedkern_flwr.wire import DescribeReply
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -122,7 +123,7 @@ def test_a_party_that_missed_sums_takes_part_again(make_run: Any) -> None:
     assert run.server.contributors == 4
 
 
-def test_a_resumed_run_goes_on_with_new_numbers(make_run: Any) -> None:
+def test_a_resumed_run_goes_on_with_new_numbers(make_run: Any, refused: Any) -> None:
     run = make_run(3)
     run.sum({p: np.array([p]) for p in run.members})
     progress = run.server.progress()
@@ -130,6 +131,15 @@ def test_a_resumed_run_goes_on_with_new_numbers(make_run: Any) -> None:
     again.server.go_on(progress)
     running = again.order(1)
     assert running.order.index == 2
+    again.join()
+    earlier = replace(running.order, index=1)
+    refused(
+        again.party(0).contribute,
+        earlier,
+        np.array([0]),
+        text="number 1 of a sum has been used already",
+        party="partition 0",
+    )
     for p in again.members:
         again.upload(running, p, np.array([p]))
     again.unmask(running)

@@ -126,6 +126,7 @@ DAMAGED: dict[str, tuple[dict[str, Any], str]] = {
     "a number": ({"cohorts": "7"}, "the roster's cohorts are damaged"),
     "null": ({"cohorts": "null"}, "the roster's cohorts are damaged"),
     "no members": ({"cohorts": "[[3]]"}, "the roster's cohorts are damaged"),
+    "first number zero": ({"cohorts": "[[3,0,[0,1,2,3]]]"}, "the roster's cohorts are damaged"),
     "words": ({"cohorts": '[["3",1,["0","1","2"]]]'}, "the roster's cohorts are damaged"),
     "fractions": ({"cohorts": "[[3,1,[0.0,1.0,2.0]]]"}, "the roster's cohorts are damaged"),
     "truths": ({"cohorts": "[[3,1,[false,true,2]]]"}, "the roster's cohorts are damaged"),
@@ -343,3 +344,18 @@ def test_sizes_of_the_roster(make_run: Any) -> None:
     roster = make_run(7).server.roster
     assert (len(roster.partitions), len(roster.keys), len(roster.signatures)) == (28, 224, 448)
     assert json.loads(roster.cohorts) == [[5, 1, list(range(7))]]
+
+
+def test_a_resumed_run_goes_on_with_its_numbers_however_large(make_run: Any, refused: Any) -> None:
+    """The roster says where numbers begin, so fresh roots need not be turned there step by step."""
+    run = make_run(3)
+    run.server.go_on({"next": [[0, 10**9]], "counted": [[1, 0, 10**9 - 1]]})
+    running = run.order(2)
+    assert running.order.index == 10**9
+    for p in run.members:
+        run.upload(running, p, [p, 1])
+    run.unmask(running)
+    assert run.result(running).tolist() == [3, 3]
+    ahead = replaced(running.order, index=2 * 10**9)
+    text, party = "is too far ahead", run.party(0)
+    refused(party.contribute, ahead, np.zeros(2, np.int64), text=text, party="partition 0")

@@ -638,6 +638,14 @@ def test_a_retry_for_somebody_else_is_refused(make_run: Any, kind: str) -> None:
         retry(make_run, BARE, second, bypass=False)
 
 
+def test_another_receiver_with_the_same_parties_is_refused_too(make_run: Any) -> None:
+    run = make_run(3)
+    values = {p: [p] for p in run.members}
+    run.sum(values, receiver=0, self_masks=False)
+    with pytest.raises(SumError, match="was summed without self masks and would be repeated"):
+        run.sum(values, receiver=1, self_masks=False)
+
+
 @pytest.mark.parametrize("kind", SOMEBODY_ELSE)
 def test_a_retry_for_somebody_else_would_open_the_late_vector(make_run: Any, kind: str) -> None:
     """Negative control: what is refused above is an attack."""

@@ -279,6 +279,28 @@ def test_a_client_that_never_unmasks_is_left_out(make_streams: Callable[..., Any
     assert strategy.left_out_ == [1]
 
 
+def test_a_run_ends_when_too_few_are_left_for_any_sum(make_streams: Callable[..., Any]) -> None:
+    """0 and 1 never answer, 2 lies; all three are left out, and t = 5 of 7 cannot be reached."""
+    gone = [(k, UPLOAD, None, Fault("vanished")) for k in (0, 1)]
+    faults = FaultPlan([*gone, (2, UPLOAD, None, garbage(lie))])
+    strategy = METHODS["pof-mkl"](secure=True, max_missed=2, threshold=4)
+    run(strategy, make_streams(CLIENTS, 5), 5, faults=faults)
+    assert [row["survivors"] for row in strategy.history_] == [0, 0, 4, 4, 4]
+    strategy = METHODS["pof-mkl"](secure=True, max_missed=2)
+    with pytest.raises(CohortError, match=r"4 of 7 clients are left in round 3, .* sum needs 5"):
+        run(strategy, make_streams(CLIENTS, 5), 5, faults=faults)
+
+
+def test_a_lost_evaluation_does_not_lose_the_run(make_streams: Callable[..., Any]) -> None:
+    faults = FaultPlan([(k, "online-evaluate", None, Fault("vanished")) for k in (0, 1, 2)])
+    streams, strategy = make_streams(CLIENTS, 6, test_rows=3), METHODS["pof-mkl"](secure=True)
+    run(strategy, streams, 3, faults=faults)
+    assert "test_mse" not in strategy.metrics_
+    assert strategy.metrics_["mse"] > 0
+    assert strategy.history_[-1]["survivors"] == CLIENTS
+    assert all("fedkern-sums" not in context.state for context in streams.contexts.values())
+
+
 def test_too_many_lost_rounds_in_a_row_stop_the_run(make_streams: Callable[..., Any]) -> None:
     faults = FaultPlan([(k, UPLOAD, None, Fault("vanished")) for k in (0, 1, 2)])
     with pytest.raises(CohortError, match="10 rounds in a row are lost: 4 of 7 parties contrib"):

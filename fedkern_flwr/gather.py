@@ -1,0 +1,96 @@
+"""The start of a run: wait for the nodes and ask each who it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from flwr.serverapp import Grid
+
+from .errors import CohortError, ProtocolError
+from .exchange import Failure, exchange, read_reply, request_messages
+from .ledger import Ledger
+from .secure_sum.keys import KEY_BYTES
+from .wire.describe import DescribeReply, DescribeRequest, check_parties
+
+_DESCRIBE = "describe"
+
+
+def gather_nodes(
+    grid: Grid,
+    *,
+    session: str,
+    method: str,
+    resume_round: int,
+    min_clients: int,
+    timeout: float,
+    ledger: Ledger,
+    secure: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[int, DescribeReply]:
+    """Wait for the nodes and ask each who it is (phase ``describe``).
+
+    The nodes' ``num-partitions`` tells how many there must be; late nodes are described as they
+    come. Nobody is left out silently: a node that fails here fails the run.
+
+    Returns
+    -------
+    dict
+        Node id -> description, sorted by partition.
+
+    Raises
+    ------
+    CohortError
+        Nodes are missing after ``timeout`` seconds, or partition ids clash.
+    ProtocolError
+        A node's table or its reply does not fit.
+    """
+    deadline = time.monotonic() + timeout
+    parties: dict[int, DescribeReply] = {}
+    expected = max(1, min_clients)
+    while True:
+        fresh = sorted(set(grid.get_node_ids()) - set(parties))
+        if len(fresh) + len(parties) >= expected and fresh:
+            remaining = max(1.0, deadline - time.monotonic())
+            request = DescribeRequest(
+                session=session, method=method, resume_round=resume_round, secure=secure
+            )
+            messages = request_messages(request, fresh, group_id=_DESCRIBE)
+            outcome = exchange(grid, messages, phase=_DESCRIBE, timeout=remaining, ledger=ledger)
+            _refuse_failures(outcome.failures)
+            for node, message in outcome.replies.items():
+                parties[node] = read_reply(DescribeReply, message, party=f"node {node}")
+                if secure and len(parties[node].public_key) != KEY_BYTES:
+                    raise ProtocolError(
+                        "it sent no key for secure sums",
+                        remedy="serve one of the clients in fedkern_flwr.clients on this node",
+                        party=f"partition {parties[node].partition}",
+                        phase=_DESCRIBE,
+                    )
+            expected = max(expected, *(party.partitions for party in parties.values()))
+        if len(parties) >= expected:
+            break
+        if time.monotonic() > deadline:
+            if parties:
+                check_parties(list(parties.values()))
+            raise CohortError(
+                f"{len(fresh) + len(parties)} of {expected} nodes connected within {timeout:g} s",
+                remedy="start the missing nodes or allow more time",
+                phase=_DESCRIBE,
+            )
+        say(f"waiting for nodes: {len(parties)} of {expected}")
+        time.sleep(0.2)
+    ordered = dict(sorted(parties.items(), key=lambda item: (item[1].partition, item[0])))
+    check_parties(list(ordered.values()))
+    return ordered
+
+
+def _refuse_failures(failures: Mapping[int, Failure]) -> None:
+    if failures:
+        node, failure = next(iter(sorted(failures.items())))
+        raise ProtocolError(
+            f"{failure}" + (f" ({len(failures)} nodes in all)" if len(failures) > 1 else ""),
+            remedy="read that node's log: its table, its options or its release do not fit",
+            party=f"node {node}",
+            phase=_DESCRIBE,
+        )
