@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
@@ -30,6 +31,8 @@ from fedkern_flwr.wire import online as wire
 from .base import Arrays, PhaseStrategy, at_least, count_failures, logger
 
 Floats = NDArray[np.float64]
+#: Clients or samples whose sum hides them; sums of up to three have been inverted.
+FEW = 4
 _ENCODING = Encoding.fixed_point(wire.SUM_BOUND)
 Report = TypeVar("Report", bound=wire.StreamReport)
 
@@ -198,6 +201,12 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
             grid, resume_round=restored[1]["round"] if restored else 0, secure=self._is_secure
         )
         self._check_streams(num_rounds)
+        if self._samples_in_a_sum < FEW:
+            logger.warning(
+                "a sum may hold %d samples only: sums of up to three have been inverted; let more "
+                "clients take part or raise samples_per_round",
+                self._samples_in_a_sum,
+            )
         dimension = next(iter(self.parties_.values())).features
         rounds = -(-num_rounds // self.batch_size())
         result, first = Result(), 1
@@ -315,6 +324,13 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
 
     # -- secure rounds
 
+    @property
+    def _samples_in_a_sum(self) -> float:
+        """Least number of samples that a released sum may hold; infinite without secure sums."""
+        if self.sums is None:
+            return math.inf
+        return self.sums.membership.cohorts[0].threshold * self.batch_size()
+
     def secure_privacy(self, summed: str, *kept: str) -> dict[str, Any]:
         """Return what is seen in a secure run.
 
@@ -325,10 +341,12 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
         *kept : str
             What never leaves a client, besides rows and labels.
         """
+        few = self._samples_in_a_sum < FEW
+        warning = f" (of {self._samples_in_a_sum:g} samples at least: these can be computed)"
         return {
             **self.sums_privacy(),
             "server_sees": [
-                f"sums over the clients of a round: {summed}",
+                f"sums over the clients of a round: {summed}{warning if few else ''}",
                 "which clients contributed to which sum",
                 "number of rows, held-out rows and columns per client, digest of the column names",
                 "the sum of the clients' squared errors on held-out rows, if there are any",

@@ -14,10 +14,9 @@ from fedkern_flwr.wire import online as wire
 
 from .base import PLAIN_GRADIENTS, at_least, logger, within
 from .kernel_online import KernelOnlineStrategy
-from .online import Floats
+from .online import FEW, Floats
 
 DEFAULT_KERNELS_PER_ROUND = 25
-_FEW = 4  # clients whose sum hides them; sums of three have been inverted
 _NEGLIGIBLE = 1e-9
 
 
@@ -122,7 +121,7 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
         share = self.exploration * self.kernels_per_round / self.kernels
         few = sum(
             math.comb(survivors, n) * share**n * (1.0 - share) ** (survivors - n)
-            for n in range(min(_FEW, survivors))
+            for n in range(min(FEW, survivors))
         )
         return min(1.0, self.kernels * few)
 
@@ -133,7 +132,7 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
                 "in a round a kernel may be chosen by fewer than %d clients (chance up to %.1g): "
                 "their samples can be computed from its sum; leave out kernels_per_round or use "
                 "subset='shared'",
-                _FEW,
+                FEW,
                 self.lonely_kernels,
             )
         return super().initial_arrays(dimension)

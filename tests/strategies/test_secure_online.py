@@ -452,6 +452,23 @@ def test_by_default_every_client_updates_every_kernel_of_a_dense_sum(
         assert (strategy.lonely_kernels > 1e-9) == warned
 
 
+@pytest.mark.parametrize(
+    ("clients", "batch", "warned"), [(3, 1, True), (3, 2, False), (7, 1, False)]
+)
+def test_sums_of_few_samples_are_warned_of(
+    clients: int,
+    batch: int,
+    warned: bool,
+    make_streams: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    strategy = POFMKL(**KERNELS, secure=True, samples_per_round=batch)
+    run(strategy, make_streams(clients, 5), 4)
+    assert ("sums of up to three have been inverted" in caplog.text) == warned
+    seen = strategy.privacy()["server_sees"][0]
+    assert ("of 3 samples at least: these can be computed" in seen) == warned
+
+
 # -- bad input: before anything leaves the client
 
 
