@@ -32,7 +32,7 @@ from fedkern_flwr.secure_sum.graph import degree
 from fedkern_flwr.secure_sum.masks import _PARALLEL, _processors
 from fedkern_flwr.simulations import Fault, simulate
 from fedkern_flwr.simulations.engines.faults import Delivery
-from fedkern_flwr.strategies.base import PhaseStrategy
+from fedkern_flwr.strategies import SummingStrategy
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage
 from fedkern_flwr.wire.sections import Section
 from fedkern_flwr.wire.sums import Roster, SumReply, SumRequest
@@ -108,7 +108,7 @@ class VectorClient(PhaseClient):
         return SumReply()
 
 
-class OneSum(PhaseStrategy):
+class OneSum(SummingStrategy):
     """Sums one vector of every client, ``num_rounds`` times.
 
     Parameters

@@ -8,6 +8,7 @@ from .kofl import EMKOFL, VMKOFL
 from .local_only import LocalOnly
 from .per_fed_avg import PerFedAvg
 from .pof_mkl import POFMKL
+from .summing import SummingStrategy
 
 __all__ = [
     "EMKOFL",
@@ -18,4 +19,5 @@ __all__ = [
     "OFMKLAvg",
     "PerFedAvg",
     "PhaseStrategy",
+    "SummingStrategy",
 ]

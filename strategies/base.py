@@ -6,7 +6,7 @@ import logging
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,19 +16,15 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
-from fedkern_flwr.errors import CheckpointError, CohortError, OptionError, SumError
+from fedkern_flwr.errors import CheckpointError, CohortError, OptionError
 from fedkern_flwr.exchange import (
     Failure,
     Outcome,
     exchange,
-    request_messages,
-    take_sections,
 )
 from fedkern_flwr.gather import gather_nodes
 from fedkern_flwr.ledger import Ledger
-from fedkern_flwr.secure_sum import RunningSum, SecureSum
-from fedkern_flwr.wire import DescribeReply, PhaseMessage
-from fedkern_flwr.wire import sums as sum_wire
+from fedkern_flwr.wire import DescribeReply
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -56,12 +52,6 @@ class PhaseStrategy(Strategy):
         Rounds from one checkpoint to the next.
     resume : bool (default: False)
         Go on from the checkpoint instead of starting anew.
-    threshold : int, optional
-        Of secure sums: t, least number of clients whose vectors are in a sum, by default
-        floor(2 K / 3) + 1. Up to 30 clients, t - 1 of them and the server together cannot open
-        another's vector; with more it takes 65 % of the few with whom a client shares masks.
-    min_cohort : int (default: 2)
-        Of secure sums: least number of clients in a sum whatever the threshold.
 
     Attributes
     ----------
@@ -75,8 +65,6 @@ class PhaseStrategy(Strategy):
         Metrics of the finished run.
     left_out_ : list of int
         Partitions left out for missing too many rounds.
-    sums : SecureSum or None
-        The secure sums of the run at hand.
     on_round : callable or None
         Called after each round with (rounds done, rounds in all, metrics of the round).
     """
@@ -96,11 +84,8 @@ class PhaseStrategy(Strategy):
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 50,
         resume: bool = False,
-        threshold: int | None = None,
-        min_cohort: int = 2,
     ) -> None:
         at_least("min_clients", min_clients, 1)
-        at_least("min_cohort", min_cohort, 2)
         at_least("max_missed", max_missed, 1)
         at_least("checkpoint_every", checkpoint_every, 1)
         if resume and checkpoint is None:
@@ -112,7 +97,6 @@ class PhaseStrategy(Strategy):
         self.checkpoint = Path(checkpoint) if checkpoint is not None else None
         self.checkpoint_every = checkpoint_every
         self.resume = resume
-        self.threshold, self.min_cohort = threshold, min_cohort
         self.on_round: Progress | None = None
         self._reset()
 
@@ -122,7 +106,6 @@ class PhaseStrategy(Strategy):
         self.history_: list[dict[str, Any]] = []
         self.metrics_: dict[str, Any] = {}
         self.left_out_: list[int] = []
-        self.sums: SecureSum | None = None
         self._session = secrets.token_hex(8)
         self._missed: dict[int, int] = {}
         self._last_missed: dict[int, int] = {}
@@ -152,7 +135,7 @@ class PhaseStrategy(Strategy):
     def gather(self, grid: Grid, *, resume_round: int = 0, secure: bool = False) -> None:
         """Wait for the nodes, ask who they are, remember them in ``parties_``.
 
-        With ``secure`` their keys come with the answers, and ``sums`` is ready.
+        With ``secure`` their keys for secure sums come with the answers.
         """
         self.parties_ = gather_nodes(
             grid,
@@ -173,21 +156,6 @@ class PhaseStrategy(Strategy):
                     party=f"partition {party.partition}",
                     phase="describe",
                 )
-        if secure:
-            self.sums = SecureSum(
-                self._session,
-                {p.partition: (p.public_key, p.signature) for p in self.parties_.values()},
-                cohorts=self.cohorts(),
-                threshold=self.threshold,
-                min_cohort=self.min_cohort,
-            )
-
-    def cohorts(self) -> list[list[int]] | None:
-        """Return the sets of partitions among which the method sums; None for everybody.
-
-        Sums of the same values over two sets that differ by one party give that party's values.
-        """
-        return None
 
     def active_nodes(self) -> list[int]:
         """Return the ids of the nodes that take part, by partition."""
@@ -225,13 +193,17 @@ class PhaseStrategy(Strategy):
             phase=phase,
             timeout=timeout,
             ledger=self.ledger_,
-            on_reply=self._take_sections if self.sums is not None else None,
+            on_reply=self.on_reply(),
             enough=enough,
         )
         for node, failure in sorted(outcome.failures.items()):
             self._count_failure(node, failure, number)
         self.require(len(outcome.replies), number, phase, outcome.failures, required)
         return outcome
+
+    def on_reply(self) -> Callable[[int, Message], None] | None:
+        """Return what is called with (node, reply) as a reply arrives; nothing by default."""
+        return None
 
     def require(
         self,
@@ -261,11 +233,6 @@ class PhaseStrategy(Strategy):
         remedy = "mend the clients and start again"
         if self.checkpoint:
             remedy = "mend the clients and resume from the checkpoint"
-        elif self.sums is not None and self.sums.contributors:
-            remedy = (
-                "mend the clients and start again with all of them: two runs over the same rows "
-                "that differ in their clients show single ones; a checkpoint avoids that"
-            )
         return CohortError(problem, remedy=remedy, phase=phase)
 
     def accept(self, node: int) -> None:
@@ -290,104 +257,6 @@ class PhaseStrategy(Strategy):
         if missed >= self.max_missed and partition not in self.left_out_:
             self.left_out_.append(partition)
             logger.warning("partition %d is left out after %d rounds", partition, missed)
-
-    # -- secure sums
-
-    def sums_privacy(self) -> dict[str, Any]:
-        """Return the parameters of the secure sums of the last run."""
-        out: dict[str, Any] = {"protocol": "secure sums", "min_cohort": self.min_cohort}
-        if self.sums is not None:
-            cohorts = self.sums.membership.cohorts
-            out["cohorts"] = [
-                {
-                    "parties": len(cohort.members),
-                    "threshold": cohort.threshold,
-                    "masks_per_party": len(cohort.neighbours[cohort.members[0]]),
-                    "shares_to_open": cohort.share_threshold,
-                }
-                for cohort in cohorts
-            ]
-        return out
-
-    def sum_sections(self, sums: Sequence[RunningSum]) -> dict[int, list[PhaseMessage]]:
-        """Return node -> what its request must carry so that it contributes to ``sums``."""
-        assert self.sums is not None
-        return {
-            node: self.sums.sections(self.parties_[node].partition, sums)
-            for node in self.active_nodes()
-        }
-
-    def unmask(
-        self, grid: Grid, sums: Sequence[RunningSum], *, number: int, timeout: float
-    ) -> None:
-        """Unmask sums whose vectors are in: one exchange, more when survivors fall silent.
-
-        A method that has a next request at hand lets ``SecureSum.unmask_sections`` ride on it
-        instead.
-
-        Raises
-        ------
-        SumError
-            A sum has too few survivors or cannot be opened. Nothing is released.
-        """
-        assert self.sums is not None
-        asked = self.sums.unmask_sections(sums)
-        request = sum_wire.UnmaskRequest(session=self._session, round=number)
-        self._sum_exchange(grid, request, sums, asked, timeout)
-        for attempt in range(1, _FOLLOW_UPS + 1):
-            missing = self.sums.recover_sections(sums)
-            if not missing:
-                break
-            again = sum_wire.RecoverRequest(session=self._session, round=number, attempt=attempt)
-            self._sum_exchange(grid, again, sums, missing, timeout)
-        for running in sums:
-            running.open()
-            for forger in running.forgers:
-                logger.warning("partition %d revealed a forged share", forger)
-                self.ledger_.add_failure(forger, "forged share")
-
-    def blame(self, running: RunningSum, error: SumError, number: int) -> None:
-        """Count an aborted sum against the parties whose masks did not fit."""
-        for node, party in self.parties_.items():
-            if party.partition in running.suspects:
-                self._count_failure(node, Failure("invalid reply", error.problem), number)
-
-    def finish_sums(self, grid: Grid, *, number: int, timeout: float) -> None:
-        """Let all clients erase what belongs to the run's secure sums; wait a minute at most."""
-        if self.sums is None:
-            return
-        timeout = min(timeout, _FAREWELL)
-        request = sum_wire.FinishRequest(session=self._session, round=number)
-        messages = request_messages(request, self.parties_, group_id="finish")
-        self.run_phase(grid, messages, phase="finish", timeout=timeout, number=number, required=0)
-
-    def _sum_exchange(
-        self,
-        grid: Grid,
-        request: sum_wire.SumRequest,
-        sums: Sequence[RunningSum],
-        sections: Mapping[int, list[PhaseMessage]],
-        timeout: float,
-    ) -> None:
-        by_node = {
-            node: sections[party.partition]
-            for node, party in self.parties_.items()
-            if party.partition in sections
-        }
-        self.run_phase(
-            grid,
-            request_messages(request, by_node, group_id=str(request.round), sections=by_node),
-            phase=request.phase,
-            timeout=timeout,
-            number=request.round,
-            required=0,
-            enough=lambda: all(running.complete for running in sums),
-        )
-
-    def _take_sections(self, node: int, message: Message) -> None:
-        assert self.sums is not None
-        partition = self.parties_[node].partition
-        self.sums.take(partition, take_sections(message, party=self.party(node)))
 
     # -- checkpoints
 
@@ -469,8 +338,6 @@ class PhaseStrategy(Strategy):
         return None
 
 
-_FAREWELL = 60.0  # seconds
-_FOLLOW_UPS = 3  # exchanges after the first that may be spent on unmasking a sum
 _PATIENCE = 30  # checkpoints that one may wait to be confirmed; clients keep a few more states
 
 #: What the server sees of a client in a method that sends plain gradients.

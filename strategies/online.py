@@ -28,7 +28,8 @@ from fedkern_flwr.secure_sum import Encoding, RunningSum
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import online as wire
 
-from .base import Arrays, PhaseStrategy, at_least, count_failures, logger
+from .base import Arrays, at_least, count_failures, logger
+from .summing import SummingStrategy
 
 Floats = NDArray[np.float64]
 #: Clients or samples whose sum hides them; sums of up to three have been inverted.
@@ -37,7 +38,7 @@ _ENCODING = Encoding.fixed_point(wire.SUM_BOUND)
 Report = TypeVar("Report", bound=wire.StreamReport)
 
 
-class OnlineStrategy(PhaseStrategy, Generic[Report]):
+class OnlineStrategy(SummingStrategy, Generic[Report]):
     """Base class of the online methods.
 
     ``start(grid, num_rounds=T)`` lets every client predict T samples of its own stream, each
@@ -54,7 +55,7 @@ class OnlineStrategy(PhaseStrategy, Generic[Report]):
         Secure sums: the server sees sums over the clients, no client's gradient or error. Costs an
         exchange more per round. By default on in deployments and off in simulations.
     **common
-        Options of :class:`~fedkern_flwr.strategies.base.PhaseStrategy`.
+        Options of :class:`~fedkern_flwr.strategies.summing.SummingStrategy`.
     """
 
     reply_class: type[Report]

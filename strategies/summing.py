@@ -1,0 +1,183 @@
+"""Secure sums for strategies: keys at the start, sections on messages, unmasking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedkern_flwr.errors import CohortError, SumError
+from fedkern_flwr.exchange import Failure, request_messages, take_sections
+from fedkern_flwr.secure_sum import RunningSum, SecureSum
+from fedkern_flwr.wire import PhaseMessage
+from fedkern_flwr.wire import sums as sum_wire
+
+from .base import PhaseStrategy, at_least, logger
+
+_FAREWELL = 60.0  # seconds
+_FOLLOW_UPS = 3  # exchanges after the first that may be spent on unmasking a sum
+
+
+class SummingStrategy(PhaseStrategy):
+    """Base class of strategies that may take secure sums.
+
+    A method begins a sum with ``sums.order(...)``, lets ``sum_sections`` ride on its requests, and
+    opens it with ``unmask``; replies are taken apart as they arrive.
+
+    Parameters
+    ----------
+    threshold : int, optional
+        Of secure sums: t, least number of clients whose vectors are in a sum, by default
+        floor(2 K / 3) + 1. Up to 30 clients, t - 1 of them and the server together cannot open
+        another's vector; with more it takes 65 % of the few with whom a client shares masks.
+    min_cohort : int (default: 2)
+        Of secure sums: least number of clients in a sum whatever the threshold.
+    **common
+        Options of :class:`~fedkern_flwr.strategies.base.PhaseStrategy`.
+
+    Attributes
+    ----------
+    sums : SecureSum or None
+        The secure sums of the run at hand.
+    """
+
+    def __init__(self, *, threshold: int | None = None, min_cohort: int = 2, **common: Any) -> None:
+        super().__init__(**common)
+        at_least("min_cohort", min_cohort, 2)
+        self.threshold, self.min_cohort = threshold, min_cohort
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.sums: SecureSum | None = None
+
+    def gather(self, grid: Grid, *, resume_round: int = 0, secure: bool = False) -> None:
+        """Wait for the nodes and remember them; with ``secure``, ``sums`` is ready after it."""
+        super().gather(grid, resume_round=resume_round, secure=secure)
+        if secure:
+            self.sums = SecureSum(
+                self._session,
+                {p.partition: (p.public_key, p.signature) for p in self.parties_.values()},
+                cohorts=self.cohorts(),
+                threshold=self.threshold,
+                min_cohort=self.min_cohort,
+            )
+
+    def cohorts(self) -> list[list[int]] | None:
+        """Return the sets of partitions among which the method sums; None for everybody.
+
+        Sums of the same values over two sets that differ by one party give that party's values.
+        """
+        return None
+
+    def sums_privacy(self) -> dict[str, Any]:
+        """Return the parameters of the secure sums of the last run."""
+        out: dict[str, Any] = {"protocol": "secure sums", "min_cohort": self.min_cohort}
+        if self.sums is not None:
+            cohorts = self.sums.membership.cohorts
+            out["cohorts"] = [
+                {
+                    "parties": len(cohort.members),
+                    "threshold": cohort.threshold,
+                    "masks_per_party": len(cohort.neighbours[cohort.members[0]]),
+                    "shares_to_open": cohort.share_threshold,
+                }
+                for cohort in cohorts
+            ]
+        return out
+
+    def sum_sections(self, sums: Sequence[RunningSum]) -> dict[int, list[PhaseMessage]]:
+        """Return node -> what its request must carry so that it contributes to ``sums``."""
+        assert self.sums is not None
+        return {
+            node: self.sums.sections(self.parties_[node].partition, sums)
+            for node in self.active_nodes()
+        }
+
+    def unmask(
+        self, grid: Grid, sums: Sequence[RunningSum], *, number: int, timeout: float
+    ) -> None:
+        """Unmask sums whose vectors are in: one exchange, more when survivors fall silent.
+
+        A method that has a next request at hand lets ``SecureSum.unmask_sections`` ride on it
+        instead.
+
+        Raises
+        ------
+        SumError
+            A sum has too few survivors or cannot be opened. Nothing is released.
+        """
+        assert self.sums is not None
+        asked = self.sums.unmask_sections(sums)
+        request = sum_wire.UnmaskRequest(session=self._session, round=number)
+        self._sum_exchange(grid, request, sums, asked, timeout)
+        for attempt in range(1, _FOLLOW_UPS + 1):
+            missing = self.sums.recover_sections(sums)
+            if not missing:
+                break
+            again = sum_wire.RecoverRequest(session=self._session, round=number, attempt=attempt)
+            self._sum_exchange(grid, again, sums, missing, timeout)
+        for running in sums:
+            running.open()
+            for forger in running.forgers:
+                logger.warning("partition %d revealed a forged share", forger)
+                self.ledger_.add_failure(forger, "forged share")
+
+    def blame(self, running: RunningSum, error: SumError, number: int) -> None:
+        """Count an aborted sum against the parties whose masks did not fit."""
+        for node, party in self.parties_.items():
+            if party.partition in running.suspects:
+                self._count_failure(node, Failure("invalid reply", error.problem), number)
+
+    def finish_sums(self, grid: Grid, *, number: int, timeout: float) -> None:
+        """Let all clients erase what belongs to the run's secure sums; wait a minute at most."""
+        if self.sums is None:
+            return
+        timeout = min(timeout, _FAREWELL)
+        request = sum_wire.FinishRequest(session=self._session, round=number)
+        messages = request_messages(request, self.parties_, group_id="finish")
+        self.run_phase(grid, messages, phase="finish", timeout=timeout, number=number, required=0)
+
+    def _sum_exchange(
+        self,
+        grid: Grid,
+        request: sum_wire.SumRequest,
+        sums: Sequence[RunningSum],
+        sections: Mapping[int, list[PhaseMessage]],
+        timeout: float,
+    ) -> None:
+        by_node = {
+            node: sections[party.partition]
+            for node, party in self.parties_.items()
+            if party.partition in sections
+        }
+        self.run_phase(
+            grid,
+            request_messages(request, by_node, group_id=str(request.round), sections=by_node),
+            phase=request.phase,
+            timeout=timeout,
+            number=request.round,
+            required=0,
+            enough=lambda: all(running.complete for running in sums),
+        )
+
+    def on_reply(self) -> Callable[[int, Message], None] | None:
+        """Take the sections of secure sums out of replies as they arrive."""
+        return self._take_sections if self.sums is not None else None
+
+    def _take_sections(self, node: int, message: Message) -> None:
+        assert self.sums is not None
+        partition = self.parties_[node].partition
+        self.sums.take(partition, take_sections(message, party=self.party(node)))
+
+    def broken(self, problem: str, phase: str) -> CohortError:
+        """Return the error with which a run ends for want of clients."""
+        error = super().broken(problem, phase)
+        if self.checkpoint or self.sums is None or not self.sums.contributors:
+            return error
+        remedy = (
+            "mend the clients and start again with all of them: two runs over the same rows that "
+            "differ in their clients show single ones; a checkpoint avoids that"
+        )
+        return CohortError(problem, remedy=remedy, phase=phase)
