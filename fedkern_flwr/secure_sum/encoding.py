@@ -142,6 +142,27 @@ class Encoding:
             return signed.astype(np.int64)
         return np.ldexp(signed.astype(np.float64), -self.fraction_bits(parties))
 
+    def check_total(self, total: NDArray[Any], parties: int, *, name: str) -> None:
+        """Refuse a decoded sum that ``parties`` vectors within the bound cannot have.
+
+        Garbage that a party uploads instead of its vector is nearly always noticed so; whose it
+        was cannot be told.
+
+        Raises
+        ------
+        SumError
+        """
+        if self.kind == "circle" or not total.size:
+            return
+        largest = max(abs(float(total.min())), abs(float(total.max())))
+        step = 2.0 ** -self.fraction_bits(parties) if self.kind == "fixed-point" else 0.0
+        if largest > parties * (self.bound * (1.0 + 1e-9) + step):
+            raise SumError(
+                f"{name} is larger than {parties} vectors within the bound can be: a party did not "
+                "keep to the protocol",
+                remedy="run the same release on all nodes and look at their logs",
+            )
+
     def _encode(self, values: NDArray[Any], parties: int, name: str) -> RingArray:
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise SumError(f"{name} holds NaN or infinite values", remedy="clean the data")

@@ -315,7 +315,10 @@ class Party:
         if any(part.dtype != encoding.dtype for part in parts) or total.size != opened.length:
             raise self._refuse(f"the total of {opened.name} has the wrong size or dtype")
         add_streams(total, [(opened.pad, True)], cipher=self.state.cipher)
-        return opened.name, encoding.decode(total, len(cohort.members))
+        parties = len(cohort.members)
+        values = encoding.decode(total, parties)
+        encoding.check_total(values, parties, name=opened.name)
+        return opened.name, values
 
     # -- pieces
 

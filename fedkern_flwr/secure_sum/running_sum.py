@@ -115,7 +115,7 @@ class RunningSum:
         commitments = cut(upload.commitments, COMMITMENT_BYTES)
         known = [j for j in self.cohort.neighbours[partition] if j in self._uploads]
         at_odds = [j for j in known if self._odd(partition, j, commitments)] if double else []
-        if len(at_odds) > max(1, degree // 2):  # with most of all, so it is the odd one
+        if 2 * len(at_odds) > degree + 1:  # with most of all, so it is the odd one
             raise SumError(f"its masks do not fit those of {len(at_odds)} others", party=party)
         for other in at_odds:  # nobody can say yet which of the two is wrong
             self._conflicts.update((partition, other))
@@ -310,7 +310,8 @@ class RunningSum:
         Raises
         ------
         SumError
-            Shares are missing or forged beyond repair. Nothing is released.
+            Shares are missing or forged beyond repair, or the total is not one of vectors within
+            their bound. Nothing is released.
         """
         if self._closed:
             raise SumError(f"{self.order.name} is closed")
@@ -320,7 +321,7 @@ class RunningSum:
             raise SumError(
                 f"{len(self.silent)} of {len(self.survivors)} survivors of {self.order.name} fell "
                 "silent before it could be unmasked",
-                remedy="repeat it with new values, or lower the threshold",
+                remedy="repeat it with new values when more parties answer",
             )
         streams: list[Stream] = []
         if self.order.self_masks:
@@ -334,6 +335,12 @@ class RunningSum:
                     seed = self._open(self._pair_shares[alive, dead], committed, alive)
                 streams.append((seed, alive < dead))
         add_streams(self._vector, streams, cipher=self.cipher)
+        if self.order.receiver < 0:
+            self.encoding.check_total(
+                self.encoding.decode(self._vector, len(self.cohort.members)),
+                len(self.survivors),
+                name=self.order.name,
+            )
         self._finished = True
 
     def total(self) -> np.ndarray:

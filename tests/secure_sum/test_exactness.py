@@ -385,7 +385,7 @@ def test_a_server_that_adds_wrongly_is_noticed(
     monkeypatch.setattr(running, "add", add)
     fates = dict.fromkeys(run.members, "good") | {4: "lost"}
     values = {p: np.array([p]) for p in run.members}
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, SumError)):  # masks that do not cancel leave garbage
         check_outcome(run, running, values, fates, fixtures)
 
 

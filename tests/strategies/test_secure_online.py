@@ -18,6 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from fedkern_flwr.clients import OnlineKernelClient
 from fedkern_flwr.errors import CohortError, FedKernError, OptionError, SmallCohortError
 from fedkern_flwr.secure_sum import party as party_module
+from fedkern_flwr.secure_sum import running_sum
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import (
     Audit,
@@ -270,6 +271,18 @@ def test_a_client_whose_masks_do_not_fit_is_left_out(make_streams: Callable[...,
     assert reasons == {"invalid reply its masks in update do not fit those of 6 others": 3}
 
 
+def test_garbage_instead_of_a_vector_loses_the_round(make_streams: Callable[..., Any]) -> None:
+    """Random ring elements: the total is not one of vectors within the bound."""
+
+    def scramble(metrics: ConfigRecord, arrays: ArrayRecord) -> None:
+        noise = np.random.default_rng(0).integers(0, 2**64, LENGTH - 7 * 52, np.uint64)
+        replace_array(noise)(metrics, arrays)
+
+    faults = FaultPlan([(1, UPLOAD, 2, garbage(scramble))])
+    strategy = run(METHODS["pof-mkl"](secure=True), make_streams(CLIENTS, 4), 4, faults=faults)
+    assert [row["survivors"] for row in strategy.history_] == [7, 0, 7, 7]
+
+
 def test_a_client_that_never_unmasks_is_left_out(make_streams: Callable[..., Any]) -> None:
     """One miss a round, however many exchanges it has; contributing does not make up for it."""
     faults = FaultPlan([(1, p, None, Fault("vanished")) for p in ("unmask", "recover")])
@@ -368,6 +381,7 @@ def test_the_audit_finds_masks_that_are_none(
 ) -> None:
     """The mutation that must be seen: vectors that are encoded but not masked."""
     monkeypatch.setattr(party_module, "add_streams", lambda *a, **o: None)
+    monkeypatch.setattr(running_sum, "add_streams", lambda *a, **o: None)
     audit, strategy = Audit(), METHODS["pof-mkl"](secure=True)
     run(strategy, make_streams(CLIENTS, 12), audit=audit)
     rows = {(r["phase"], r["field"]): r for r in audit.to_dict()["server"]}
