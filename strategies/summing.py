@@ -110,8 +110,9 @@ class SummingStrategy(PhaseStrategy):
         """
         assert self.sums is not None
         asked = self.sums.unmask_sections(sums)
-        request = sum_wire.UnmaskRequest(session=self._session, round=number)
-        self._sum_exchange(grid, request, sums, asked, timeout)
+        if asked:  # nobody is asked where there are no self masks
+            request = sum_wire.UnmaskRequest(session=self._session, round=number)
+            self._sum_exchange(grid, request, sums, asked, timeout)
         for attempt in range(1, _FOLLOW_UPS + 1):
             missing = self.sums.recover_sections(sums)
             if not missing:

@@ -37,8 +37,9 @@ class _Sealed:
 class RunningSum:
     """A sum from its order to its total.
 
-    Memory: one vector of the sum, and per party and neighbour 65 bytes of sealed shares and digests
-    (backups beyond 16 MiB go to a temporary file); an upload is added when it arrives and dropped.
+    Memory: one vector of the sum (two once it is open), and per party and neighbour 65 bytes of
+    sealed shares and digests (backups beyond 16 MiB go to a temporary file); an upload is added
+    when it arrives and dropped.
 
     Attributes
     ----------
@@ -68,6 +69,7 @@ class RunningSum:
         self.encoding = Encoding(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
         self.label = sum_label(self.session, self.cohort.number, order.index, order.name)
         self._vector = np.zeros(order.length, self.encoding.dtype)
+        self._total: np.ndarray = np.zeros(0)  # decoded, once the sum is open
         self._uploads: dict[int, _Sealed] = {}
         self._answered: set[int] = set()
         self._shares: dict[int, dict[int, bytes]] = {}  # survivor -> point -> share
@@ -335,13 +337,14 @@ class RunningSum:
                     seed = self._open(self._pair_shares[alive, dead], committed, alive)
                 streams.append((seed, alive < dead))
         add_streams(self._vector, streams, cipher=self.cipher)
-        if self.order.receiver < 0:
-            self.encoding.check_total(
-                self.encoding.decode(self._vector, len(self.cohort.members)),
-                len(self.survivors),
-                name=self.order.name,
-            )
         self._finished = True
+        if self.order.receiver < 0:
+            self._total = self.encoding.decode(self._vector, len(self.cohort.members))
+            try:
+                self.encoding.check_total(self._total, len(self.survivors), name=self.order.name)
+            except SumError:
+                self.close()
+                raise
 
     def total(self) -> np.ndarray:
         """Return the decoded sum over the survivors, shape (length,).
@@ -354,7 +357,7 @@ class RunningSum:
         if self.order.receiver >= 0:
             raise SumError(f"{self.order.name} belongs to partition {self.order.receiver}")
         self.open()
-        return self.encoding.decode(self._vector, len(self.cohort.members))
+        return self._total
 
     def delivery(self) -> Delivery:
         """Return what the receiver gets: the sum under its own pad."""
@@ -371,7 +374,7 @@ class RunningSum:
         self._shares.clear()
         self._seeds.clear()
         self._pair_shares.clear()
-        self._vector = self._vector[:0]
+        self._vector, self._total = self._vector[:0], self._total[:0]
 
     # -- pieces
 

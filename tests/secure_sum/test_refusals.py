@@ -1068,3 +1068,16 @@ def test_recover_replies_are_what_they_say(make_run: Any, refused: Any) -> None:
     text = "it was not asked to recover anything"
     refused(run.take, 0, reply, text=text, party="partition 0")
     assert not running.complete
+
+
+def test_a_total_beyond_the_bound_is_never_given_out(make_run: Any, refused: Any) -> None:
+    """Garbage of one party; asking again does not unmask the vector a second time."""
+    run = make_run(3)
+    running = run.order(3)
+    for p in run.members:
+        upload = run.contribute(running, p, np.full(3, p))
+        noise = (np.array([1 << 60, 0, 7], np.uint64),)
+        run.take(p, replaced(upload, masked=noise) if p == 1 else upload)
+    run.unmask(running)
+    refused(running.total, text="larger than 3 vectors within the bound can be")
+    refused(running.total, text="gradient is closed")
