@@ -200,7 +200,7 @@ def _plots(folder: RunFolder, label: str, summary: dict[str, Any]) -> dict[str, 
             folder.plots / "mean_squared_error.png",
             title="Prediction error so far",
             xlabel="samples per client t",
-            ylabel="mean squared error of the first t predictions",
+            ylabel="error (MSE) of the first t predictions",
         )
     }
     if history[0]["regret"] is not None:
