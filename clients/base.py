@@ -104,6 +104,8 @@ class PhaseClient(NumPyClient):
     """
 
     role: ClassVar[str] = "client"
+    #: Whether the method seals messages between two clients.
+    pair_secrets: ClassVar[bool] = False
     sums: ClientSums | None = None
     restored = True
     answered = 0
@@ -362,6 +364,7 @@ class PhaseClient(NumPyClient):
             identity=read_identity(Path(self.identity_key)) if self.identity_key else None,
             trusted=read_trusted(Path(self.trusted_keys)) if self.trusted_keys else None,
             allow_single=self.allow_single,
+            pair_secrets=self.pair_secrets,
         )
 
     def _answer_sections(self, request: sum_wire.SumRequest) -> sum_wire.SumReply:

@@ -62,14 +62,17 @@ method's messages, steps 3 and 4 may ride on its next ones; see :class:`SecureSu
   of a sum are erased when the next order or the end of the run closes it (:mod:`.party_state`).
 * Relayed shares are sealed end to end, bound to run, cohort, sum, kind, source and destination.
 
+**Sums of the whole cohort.** With ``self_masks=False`` no unmasking exchange is needed: the masks
+cancel if *every* party of the cohort takes part, else the sum cannot be opened. No seed of such a
+sum is ever revealed, so a late vector stays hidden. It is safe only while the set of parties stays
+the same: were the sum repeated without one of them, its late vector and the two totals would give
+that vector by subtraction (to the server, or to the receiver with the server, who knows both pads).
+So clients repeat a sum without self masks, under its name, only with the same cohort, receiver and
+masks, and a new number; a method must not sum the same values under two names.
+
 **Sums with a receiver.** The receiver adds a pad only it knows; the server sums and forwards, and
-learns nothing at all. With ``self_masks=False`` no unmasking exchange is needed: the masks cancel
-if the *whole* cohort takes part, else the sum cannot be opened. That is safe only while the set
-of parties stays the same for this receiver: from a late vector of the larger set and a repetition
-without its sender, the server and the receiver, who knows both pads, get that vector by
-subtraction. So clients repeat a sum without self masks, under its name, only with the same
-cohort, receiver and masks, and a new number; a method must not sum the same values under two
-names. With exactly one other party the receiver learns its values: refused unless allowed.
+learns nothing at all. With exactly one other party the receiver learns its values: refused unless
+allowed.
 
 **Losses.** A client that never uploaded costs nothing: each survivor reveals its own seed with it.
 A survivor that falls silent before step 4 is replaced by the shares of the others, and asked again

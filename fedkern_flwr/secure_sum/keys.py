@@ -5,6 +5,7 @@
     root_0     = HKDF(X25519(own private key, other public key), salt = roster digest, info = pair)
     root_r+1   = HKDF-Expand(root_r, "next")
     mask key || relay key of sum r = HKDF-Expand(root_r, label of the sum || pair)
+    secret of the pair for the method = HKDF(X25519(...), salt = roster digest, info = "secret", pair)
 
 Both parties advance one root per sum of their cohort and erase the old one, so that nothing a
 party still holds after a sum is closed leads back to its masks.
@@ -63,9 +64,25 @@ def pair_root(
     ValueError
         The public key is no proper X25519 key.
     """
+    return _agree(private, public, digest, b"root %d" % cohort + pair)
+
+
+def pair_secret(
+    private: X25519PrivateKey, public: bytes, *, digest: bytes, pair: bytes
+) -> bytes:
+    """Return a secret of two parties for a method's own use, independent of all masks.
+
+    Raises
+    ------
+    ValueError
+        The public key is no proper X25519 key.
+    """
+    return _agree(private, public, digest, b"secret" + pair)
+
+
+def _agree(private: X25519PrivateKey, public: bytes, digest: bytes, purpose: bytes) -> bytes:
     shared = private.exchange(X25519PublicKey.from_public_bytes(public))
-    info = _CONTEXT + b"root %d" % cohort + pair
-    return HKDF(hashes.SHA256(), KEY_BYTES, digest, info).derive(shared)
+    return HKDF(hashes.SHA256(), KEY_BYTES, digest, _CONTEXT + purpose).derive(shared)
 
 
 def next_root(root: bytes) -> bytes:

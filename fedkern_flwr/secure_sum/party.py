@@ -30,6 +30,7 @@ from .keys import (
     next_root,
     pair_label,
     pair_root,
+    pair_secret,
     read_key,
     sum_keys,
     sum_label,
@@ -65,6 +66,8 @@ class Party:
     allow_single : bool (default: False)
         Whether to contribute to a sum that another client opens and that has no third party: the
         receiver then learns this party's values.
+    pair_secrets : bool (default: False)
+        Whether to derive a secret with every neighbour for the method's own use.
     """
 
     def __init__(
@@ -75,8 +78,9 @@ class Party:
         identity: Ed25519PrivateKey | None = None,
         trusted: dict[int, bytes] | None = None,
         allow_single: bool = False,
+        pair_secrets: bool = False,
     ) -> None:
-        self.partition, self.state = partition, state
+        self.partition, self.state, self.pair_secrets = partition, state, pair_secrets
         self.identity, self.trusted, self.allow_single = identity, trusted, allow_single
         self._accepted: dict[tuple[int, int], _Accepted] = {}
 
@@ -118,6 +122,7 @@ class Party:
                 "the roster holds another key under the name of this party", "start the run again"
             )
         derived: list[tuple[Cohort, dict[int, bytes]]] = []
+        secrets_of_pairs: dict[int, bytes] = {}
         for cohort in members.cohorts:
             if self.partition not in cohort.members:
                 continue
@@ -132,6 +137,10 @@ class Party:
                         cohort=cohort.number,
                         pair=pair,
                     )
+                    if self.pair_secrets and other not in secrets_of_pairs:
+                        secrets_of_pairs[other] = pair_secret(
+                            private, members.keys[other], digest=members.digest, pair=pair
+                        )
                 except ValueError:
                     raise SumError(
                         "its public key is not valid", party=f"partition {other}"
@@ -140,7 +149,7 @@ class Party:
         for cohort, roots in derived:
             self.state.enter(cohort, roots)
         self.state.digest, self.state.cipher = members.digest, members.cipher
-        self.state.private = b""
+        self.state.private, self.state.secrets = b"", secrets_of_pairs
 
     # -- a sum
 
@@ -343,8 +352,6 @@ class Party:
                 raise self._refuse("the receiver is not in the cohort")
             if len(cohort.members) == 2 and order.receiver != self.partition:
                 self._check_single()
-        elif not order.self_masks:
-            raise self._refuse("a sum that the server opens needs self masks")
         self._check_fixed(order)
         encoding = Encoding(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
         encoding.check_room(len(cohort.members))

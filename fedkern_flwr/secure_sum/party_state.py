@@ -79,6 +79,8 @@ class PartyState:
         Name -> (cohort, receiver, self masks) of the first sum of that name.
     open : dict
         (cohort, number) -> open sum.
+    secrets : dict
+        Neighbour -> secret of the pair for the method's own use, if the method has any.
     """
 
     session: str
@@ -90,6 +92,7 @@ class PartyState:
     last: dict[int, int] = field(default_factory=dict)
     fixed: dict[str, tuple[int, int, bool]] = field(default_factory=dict)
     open: dict[tuple[int, int], OpenSum] = field(default_factory=dict)
+    secrets: dict[int, bytes] = field(default_factory=dict)
 
     def enter(self, cohort: Cohort, roots: dict[int, bytes]) -> None:
         """Become a member of a cohort."""
@@ -116,6 +119,7 @@ class PartyState:
             "last": list(self.last.items()),
             "fixed": self.fixed,
             "open": [[*key, _pack_open(opened)] for key, opened in self.open.items()],
+            "secrets": [[j, secret.hex()] for j, secret in self.secrets.items()],
         }
         return json.dumps(value).encode()
 
@@ -134,6 +138,7 @@ class PartyState:
             last=dict(value["last"]),
             fixed={name: (c, r, masks) for name, (c, r, masks) in value["fixed"].items()},
             open={(c, k): _unpack_open(opened) for c, k, opened in value["open"]},
+            secrets={j: bytes.fromhex(secret) for j, secret in value["secrets"]},
         )
 
 

@@ -117,8 +117,8 @@ class SecureSum:
         receiver : int, optional
             The partition that alone can open the sum, by default the server.
         self_masks : bool (default: True)
-            Without them a sum for a receiver needs no unmasking exchange, and is opened only if
-            the whole cohort takes part.
+            Without them a sum needs no unmasking exchange, and is opened only if the whole cohort
+            takes part.
 
         Raises
         ------
@@ -137,8 +137,6 @@ class SecureSum:
                 f"partition {receiver} would learn the values of the only other party in {name}",
                 remedy="let more parties take part, or allow it with allow_single",
             )
-        if receiver is None and not self_masks:
-            raise OptionError("a sum that the server opens needs self masks")
         degree = len(members.neighbours[members.members[0]])
         backups = degree * (degree * SHARE_BYTES + relay.TAG_BYTES)
         order = Order(

@@ -399,11 +399,6 @@ def test_a_number_far_ahead_is_refused(make_run: Any, refused: Any) -> None:
 ORDERS: dict[str, tuple[dict[str, Any], str, str]] = {
     "another cohort": ({"cohort": 3}, "this party is not in the cohort of the sum", ""),
     "a strange receiver": ({"receiver": 9}, "the receiver is not in the cohort", ""),
-    "open without self masks": (
-        {"self_masks": False},
-        "a sum that the server opens needs self masks",
-        "",
-    ),
     "the wrong length": ({"length": 4}, "gradient has shape (3,) instead of (4,)", ""),
 }
 
@@ -1029,8 +1024,6 @@ def test_thresholds_at_or_below_half_are_refused(make_run: Any, refused: Any, pa
 def test_orders_of_the_server_are_checked(make_run: Any, refused: Any) -> None:
     run = make_run(4)
     refused(run.order, 1, receiver=4, text="partition 4 is not in the cohort", kind=OptionError)
-    text = "a sum that the server opens needs self masks"
-    refused(run.order, 1, self_masks=False, text=text, kind=OptionError)
     text = "4 integers up to 9000 overflow a 16-bit ring"
     refused(run.order, 1, Encoding.integers(9000, 16), text=text, kind=OptionError)
     refused(run.order, 0, text="gradient has length 0 and cohort 0", kind=OptionError)

@@ -141,6 +141,7 @@ REPETITIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "another round": ({}, {}),
     "another attempt for a receiver": ({"receiver": 0}, {"receiver": 0}),
     "no self masks": ({"receiver": 0, "self_masks": False},) * 2,
+    "no self masks, for the server": ({"self_masks": False},) * 2,
     "own receiver": ({"receiver": 1, "self_masks": False},) * 2,
     "another cohort": ({}, {"cohort": 1}),
 }
@@ -575,39 +576,54 @@ def retry(
 
 
 BARE = {"receiver": 0, "self_masks": False}
+BARE_FOR_THE_SERVER = {"receiver": None, "self_masks": False}
+BARES = pytest.mark.parametrize("bare", [BARE, BARE_FOR_THE_SERVER], ids=["client", "server"])
 
 
-def test_a_retry_without_self_masks_would_open_the_late_vector(make_run: Any) -> None:
-    run, full, smaller = retry(make_run, BARE, BARE | {"cohort": 1}, bypass=True)
+@BARES
+def test_a_retry_without_self_masks_would_open_the_late_vector(
+    make_run: Any, bare: dict[str, Any]
+) -> None:
+    run, full, smaller = retry(make_run, bare, bare | {"cohort": 1}, bypass=True)
     assert is_open(attack(run, full, smaller, 5, [0]))
 
 
+@BARES
 @pytest.mark.parametrize(
     "second",
-    [BARE | {"cohort": 1}, {"receiver": 0}, {"receiver": 0, "cohort": 1}],
+    [{"self_masks": False, "cohort": 1}, {}, {"cohort": 1}],
     ids=["smaller cohort", "with self masks", "with self masks, smaller cohort"],
 )
-def test_clients_refuse_that_retry(make_run: Any, second: dict[str, Any]) -> None:
+def test_clients_refuse_that_retry(
+    make_run: Any, bare: dict[str, Any], second: dict[str, Any]
+) -> None:
     with pytest.raises(SumError) as caught:
-        retry(make_run, BARE, second, bypass=False)
+        retry(make_run, bare, {"receiver": bare["receiver"], **second}, bypass=False)
     assert caught.value.party == "partition 0"
     text = "gradient was summed without self masks and would be repeated otherwise"
     assert caught.value.problem == text
     assert caught.value.remedy == "repeat it with the same parties, or end the run"
 
 
-def test_the_same_retry_with_self_masks_would_open_the_late_vector(make_run: Any) -> None:
+@BARES
+def test_the_same_retry_with_self_masks_would_open_the_late_vector(
+    make_run: Any, bare: dict[str, Any]
+) -> None:
     """Negative control: what is refused above is an attack."""
-    for second in ({"receiver": 0}, {"receiver": 0, "cohort": 1}):
-        run, full, smaller = retry(make_run, BARE, second, bypass=True)
+    for cohort in (0, 1):
+        second = {"receiver": bare["receiver"], "cohort": cohort}
+        run, full, smaller = retry(make_run, bare, second, bypass=True)
         assert is_open(attack(run, full, smaller, 5, [0]))
 
 
-def test_a_repetition_with_the_same_parties_is_allowed(make_run: Any) -> None:
+@BARES
+def test_a_repetition_with_the_same_parties_is_allowed(
+    make_run: Any, bare: dict[str, Any]
+) -> None:
     run = make_run(6)
     values = {p: [p] for p in run.members}
     for name in ("a", "a", "b", "a"):
-        assert run.sum(values, name=name, **BARE).tolist() == [15]
+        assert run.sum(values, name=name, **bare).tolist() == [15]
     assert run.sum(values, name="c", receiver=0).tolist() == [15]  # another name, other values
 
 
