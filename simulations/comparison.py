@@ -1,43 +1,42 @@
-"""Run a comparison on one data set and lay its figures out as a table."""
+"""Run a section of a preset on one data set and lay its figures out as a table."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from .experiment import Entry, Prepared, Progress, run_entries, summarise
-from .format import figure, megabytes, milli
+from .data import Prepared
+from .engines import Engine
+from .entries import Entry
+from .experiment import Progress, run_entries, summarise
+from .format import milli
 from .paired import PairedDifference, paired_differences
-from .presets import Column, Preset
-
-_HEADINGS: dict[Column, tuple[str, ...]] = {
-    "mse": ("MSE (10⁻³)",),
-    "mse_std": ("std (draws)",),
-    "regret": ("regret", "std (clients)"),
-    "seconds": ("seconds",),
-    "megabytes": ("MB up", "MB down"),
-    "exchanges": ("exchanges",),
-}
+from .presets import Section
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Results of a preset on one data set.
+    """Results of a section of a preset on one data set.
 
     Attributes
     ----------
+    section : Section
     dataset : str
+    runs : int
+        Draws per entry.
     entries : list of Entry
     summaries : dict
-        Label -> what :func:`~fedkern_flwr.simulations.experiment.summarise` returns, with the mean
-        squared errors of all draws as ``mse_draws``.
+        Label -> what :func:`~fedkern_flwr.simulations.experiment.summarise` returns, with what the
+        family keeps of all draws (the mean squared errors as ``mse_draws``).
     notes : tuple of str
         What was done to the data.
     pairs : tuple of PairedDifference
         Methods that the paper ranks, compared draw by draw.
     """
 
+    section: Section
     dataset: str
+    runs: int
     entries: list[Entry]
     summaries: dict[str, dict[str, Any]]
     notes: tuple[str, ...]
@@ -64,66 +63,65 @@ def pair_rows(comparison: Comparison) -> list[list[str]]:
 
 
 def compare_on(
-    chosen: Preset, dataset: str, prepared: Prepared, seed: int, progress: Progress
+    section: Section,
+    dataset: str,
+    prepared: Prepared,
+    *,
+    engine: Engine,
+    seed: int,
+    runs: int,
+    progress: Progress,
 ) -> Comparison:
-    """Run all entries of a preset on the same clients, one engine for all."""
-    entries = chosen.fresh_entries()
+    """Run all entries of a section on the same clients, one engine for all."""
+    family, entries = section.family, section.fresh_entries()
     run_entries(
         entries,
         prepared,
-        engine=chosen.engine,
+        engine=engine,
         seed=seed,
-        runs=chosen.runs,
+        runs=runs,
         progress=progress,
+        measure=lambda strategy: family.measure(strategy, prepared, {}),
     )
     summaries = {}
     for entry in entries:
-        summary = summarise(entry)
-        summary["mse_draws"] = [result["metrics"]["mse"] for result in entry.results]
+        summary = {**summarise(entry), **family.per_draw(entry)}
         summary["method"], summary["options"] = entry.method, entry.options
         summaries[entry.label] = summary
-    pairs = tuple(paired_differences(summaries, chosen.ranks))
-    return Comparison(dataset, entries, summaries, prepared.notes, pairs)
+    pairs = tuple(paired_differences(summaries, section.ranks))
+    return Comparison(section, dataset, runs, entries, summaries, prepared.notes, pairs)
 
 
-def headings(chosen: Preset, dataset: str) -> list[str]:
+def headings(section: Section, dataset: str) -> list[str]:
     """Return the headings of the table."""
-    paper = ["paper"] if dataset in chosen.paper else []
-    first, *others = chosen.columns
-    rest = [heading for column in others for heading in _HEADINGS[column]]
-    return ["method", *_HEADINGS[first], *paper, *rest]
+    found, paper = ["method"], section.paper.get(dataset, {})
+    for name in section.columns:
+        found += section.family.columns[name].headings
+        found += ["paper"] if name in paper else []
+    return found
 
 
-def table_rows(chosen: Preset, comparison: Comparison) -> list[list[str]]:
-    """Return a row of text per method."""
+def table_rows(comparison: Comparison) -> list[list[str]]:
+    """Return a row of text per method; figures of the paper stand beside ours."""
+    section = comparison.section
+    paper = section.paper.get(comparison.dataset, {})
     rows = []
     for label, summary in comparison.summaries.items():
-        first, *others = chosen.columns
-        row = [label, *_cells(first, summary)]
-        if comparison.dataset in chosen.paper:
-            row.append(figure(chosen.paper[comparison.dataset].get(label)))
-        rows.append(row + [cell for column in others for cell in _cells(column, summary)])
+        row = [label]
+        for name in section.columns:
+            column = section.family.columns[name]
+            row += column.cells(summary)
+            row += [column.paper(paper[name].get(label))] if name in paper else []
+        rows.append(row)
     return rows
 
 
-def best_cells(chosen: Preset, comparison: Comparison) -> frozenset[tuple[int, int]]:
-    """Return (row, column) of the smallest figure of the table's first column."""
-    key = "mse" if chosen.columns[0] == "mse" else "regret_mean"
-    values = [summary["metrics"][key] for summary in comparison.summaries.values()]
+def best_cells(comparison: Comparison) -> frozenset[tuple[int, int]]:
+    """Return (row, column) of the best figure of the table's first column."""
+    section = comparison.section
+    rank = section.family.columns[section.columns[0]].rank
+    if rank is None:
+        return frozenset()
+    values = [rank(summary) for summary in comparison.summaries.values()]
     known = [value for value in values if value is not None]
     return frozenset({(values.index(min(known)), 1)}) if known else frozenset()
-
-
-def _cells(column: Column, summary: dict[str, Any]) -> list[str]:
-    metrics = summary["metrics"]
-    if column == "mse":
-        return [milli(metrics["mse"])]
-    if column == "mse_std":
-        return [milli(metrics["mse_std"])]
-    if column == "regret":
-        return [figure(metrics["regret_mean"]), figure(metrics["regret_std"])]
-    if column == "seconds":
-        return [figure(summary["seconds"], 1)]
-    if column == "exchanges":
-        return [f"{summary['exchanges']:g}"]
-    return [megabytes(summary["bytes_up"]), megabytes(summary["bytes_down"])]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from fedkern_flwr.random_features import FeatureMap
 
+from ..strategies import PhaseStrategy
 from ..strategies.kernel_online import KernelOnlineStrategy
-from ..strategies.online import OnlineStrategy
-from .experiment import Prepared
+from .families.online_data import Streams
 
 _CHUNK = 512  # rows at a time: memory 512 * N * 2D numbers
 
 
-def server_regret(strategy: OnlineStrategy[Any], prepared: Prepared) -> float | None:
+def server_regret(strategy: PhaseStrategy, prepared: Streams) -> float | None:
     """Return the squared error of all predictions above that of the best kernel (eq. 12).
 
     The best kernel is the one whose ridge fit, with the method's own features and lambda, has the
@@ -23,9 +21,9 @@ def server_regret(strategy: OnlineStrategy[Any], prepared: Prepared) -> float | 
 
     Parameters
     ----------
-    strategy : OnlineStrategy
+    strategy : PhaseStrategy
         After its run.
-    prepared : Prepared
+    prepared : Streams
         The data of the run.
 
     Returns

@@ -10,7 +10,7 @@ from typing import Any
 from fedkern_flwr.checkpoint import save_arrays, write_atomically
 from fedkern_flwr.errors import CheckpointError, OptionError, TableError
 
-from ..strategies.online import OnlineStrategy
+from ..strategies import PhaseStrategy
 
 ARTIFACTS = {"model": "model.npz", "scaling": "scaling.json"}
 
@@ -121,7 +121,7 @@ class RunFolder:
         self.tidy()
         self._write("result.json", result)
 
-    def save_model(self, strategy: OnlineStrategy[Any], scaling: str) -> None:
+    def save_model(self, strategy: PhaseStrategy, scaling: str) -> None:
         """Save the model of a strategy and the scaling of its data."""
         arrays, meta = strategy.model()
         save_arrays(self.path / ARTIFACTS["model"], arrays, meta)

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import click
 import typer
@@ -16,8 +16,10 @@ from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError
 
 from ..comparison import Comparison, compare_on, headings, table_rows
-from ..experiment import check_seed, prepare, versions
-from ..presets import NAMES, Preset, preset
+from ..engines import Engine
+from ..entries import check_seed
+from ..experiment import versions
+from ..presets import NAMES, Preset, Section, preset
 from ..run_folder import open_json_target
 from .console import Screen
 
@@ -49,7 +51,7 @@ def compare(
     json_file = open_json_target(json_target) if json_target else None
     chosen = _adjust(
         preset(name, tuple(d.strip() for d in datasets.split(",")) if datasets else ()),
-        engine=engine,
+        engine=cast("Engine | None", engine),
         runs=runs,
         rounds=rounds,
         clients=clients,
@@ -63,20 +65,11 @@ def compare(
             f"{folder} cannot be written ({error.strerror})", remedy="choose another --out"
         ) from None
     comparisons = []
-    for dataset, settings in chosen.data.items():
-        prepared = prepare(settings)
-        with screen.progress() as bar:
-            comparison = compare_on(chosen, dataset, prepared, seed, bar.update)
-        comparisons.append(comparison)
-        screen.table(
-            f"{dataset}: {prepared.num_clients} clients x {prepared.rounds} samples, "
-            f"{chosen.engine}, {chosen.runs} feature draw{'s' if chosen.runs > 1 else ''}",
-            headings(chosen, dataset),
-            table_rows(chosen, comparison),
-        )
-        for pair in comparison.pairs:
-            if pair.reversed:
-                screen.note(f"reversed: {pair.better} is not better than {pair.worse}")
+    for section in chosen.sections:
+        if section.title:
+            screen.note(f"\n{section.title}")
+        for dataset in section.data:
+            comparisons.append(_compare(screen, chosen, section, dataset, seed))
     result = _save(folder, chosen, comparisons, seed)
     from ..comparison_report import write_comparison_report
 
@@ -89,16 +82,63 @@ def compare(
         sys.stdout.write(f"{text}\n")
 
 
-def _adjust(chosen: Preset, **changes: Any) -> Preset:
+def _compare(
+    screen: Screen, chosen: Preset, section: Section, dataset: str, seed: int
+) -> Comparison:
+    """Run a section on a data set and show its table."""
+    family = section.family
+    prepared = family.prepare(section.data[dataset])
+    with screen.progress() as bar:
+        comparison = compare_on(
+            section,
+            dataset,
+            prepared,
+            engine=chosen.engine,
+            seed=seed,
+            runs=chosen.runs,
+            progress=bar.update,
+        )
+    screen.table(
+        f"{dataset}: {family.size(prepared.facts())}, {chosen.engine}, "
+        f"{chosen.runs} {family.draws if chosen.runs > 1 else family.draws.removesuffix('s')}",
+        headings(section, dataset),
+        table_rows(comparison),
+    )
+    for pair in comparison.pairs:
+        if pair.reversed:
+            screen.note(f"reversed: {pair.better} is not better than {pair.worse}")
+    return comparison
+
+
+def _adjust(
+    chosen: Preset,
+    *,
+    engine: Engine | None,
+    runs: int | None,
+    rounds: int | None,
+    clients: int | None,
+    seed: int,
+) -> Preset:
     """Apply what the user asked for instead of the preset's own settings."""
-    if changes["runs"] is not None and changes["runs"] < 1:
-        raise OptionError(f"runs is {changes['runs']}", remedy="use at least 1")
-    data = {}
-    for dataset, settings in chosen.data.items():
-        new = {k: changes[k] for k in ("rounds", "clients") if changes[k] is not None}
-        data[dataset] = dataclasses.replace(settings, **new, seed=changes["seed"])
-    own = {k: changes[k] for k in ("engine", "runs") if changes[k] is not None}
-    return dataclasses.replace(chosen, data=data, **own)
+    if runs is not None and runs < 1:
+        raise OptionError(f"runs is {runs}", remedy="use at least 1")
+    asked = {k: v for k, v in (("rounds", rounds), ("clients", clients)) if v is not None}
+    for name in asked:
+        if not any(hasattr(settings, name) for settings in chosen.data.values()):
+            raise OptionError(f"{chosen.name} has no {name}", remedy=f"leave out --{name}")
+    sections = []
+    for section in chosen.sections:
+        data = {}
+        for dataset, settings in section.data.items():
+            new: dict[str, Any] = {k: v for k, v in asked.items() if hasattr(settings, k)}
+            data[dataset] = dataclasses.replace(settings, **new, seed=seed)
+        sections.append(dataclasses.replace(section, data=data))
+    return dataclasses.replace(
+        chosen,
+        sections=tuple(sections),
+        engine=engine or chosen.engine,
+        runs=chosen.runs if runs is None else runs,
+    )
 
 
 def _save(folder: Path, chosen: Preset, comparisons: list[Comparison], seed: int) -> dict[str, Any]:

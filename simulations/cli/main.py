@@ -11,10 +11,10 @@ import typer
 from fedkern_flwr import __version__
 from fedkern_flwr.errors import FedKernError
 
-from ..methods import METHODS, options
+from ..methods import METHODS, family, options
 from .compare import compare
 from .doctor import doctor
-from .options import COMMON, build_command, method_option
+from .options import build_command, parameter
 from .run import run_method
 
 _INTERRUPTED = 130  # what Typer makes of Ctrl-C, as shells do
@@ -30,8 +30,11 @@ app = typer.Typer(
 run_app = typer.Typer(name="run", help="Run one method on one data set.", no_args_is_help=True)
 for name, strategy in METHODS.items():
     summary = (strategy.__doc__ or "").strip().splitlines()[0]
-    parameters = [*map(method_option, options(strategy)), *COMMON]
-    run_app.command(name)(build_command(partial(run_method, name), parameters, summary))
+    shared = {o.name: o for o in family(name).parameters()}
+    every = {o.name: o for o in options(strategy)} | shared
+    parameters = [parameter(option) for option in every.values()]
+    command = build_command(partial(run_method, name), parameters, summary)
+    run_app.command(name)(command)
 app.add_typer(run_app)
 app.command("compare")(compare)
 app.command("doctor")(doctor)

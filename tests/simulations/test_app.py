@@ -23,7 +23,7 @@ import pytest
 from fedkern_flwr.checkpoint import load_arrays
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines.ray import ENVIRONMENT
-from fedkern_flwr.simulations.experiment import DataSettings, prepare
+from fedkern_flwr.simulations.families.online_data import DataSettings, prepare
 from fedkern_flwr.strategies import POFMKL
 
 BIN = Path(sys.executable).parent

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedkern_flwr.simulations import engines
+from fedkern_flwr.simulations import engines, presets
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.methods import METHODS
+from fedkern_flwr.simulations.families.online import OnlineFamily
+from fedkern_flwr.simulations.presets.online import weather
 
+METHODS = [cls.method for cls in OnlineFamily.strategies]
 SMALL = ["--data", "wine", "--clients", "4", "--rounds", "12", "--quiet"]
 
 
@@ -292,6 +295,37 @@ def test_compare_writes_table_plots_and_report(capsys):
     assert "POF-MKL" in report
     assert report.count("data:image/png") == 3
     assert len(list(Path("c/plots").glob("*.png"))) == 3
+
+
+def test_a_preset_of_several_sections_shows_each_with_its_own_data_and_columns(capsys, monkeypatch):
+    first = replace(weather(), entries=weather().entries[:2], title="One")
+    data = {"Wine": replace(first.data["NYC weather"], data="wine", split="iid")}
+    paper = {"Wine": {"mse_std": {"OFSKL": 7.5}}}
+    second = replace(
+        first,
+        data=data,
+        entries=(("OFSKL", "ofskl", {}),),
+        columns=("seconds", "mse_std", "mse"),
+        figures=("bytes",),
+        paper=paper,
+        title="Two",
+        text="Another section",
+    )
+    several = presets.Preset("demo", "Both", "Two sections.", (first, second), runs=1)
+    monkeypatch.setitem(presets._PRESETS, "demo", lambda datasets: several)
+    options = ["--clients", "3", "--rounds", "5", "--out", "c", "--json", "-"]
+    assert run(["compare", "demo", *options]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)["datasets"]
+    assert list(found) == ["NYC weather", "Wine"]
+    assert list(found["NYC weather"]["methods"]) == ["POF-MKL", "vM-KOFL"]
+    assert list(found["Wine"]["methods"]) == ["OFSKL"]
+    table = captured.err[captured.err.index("Wine:") :]
+    assert "7.50" in table  # the paper's figure beside its column
+    report = Path("c/report.html").read_text()
+    assert report.index("One") < report.index("NYC weather") < report.index("Another section")
+    assert report.count("data:image/png") == 4
+    assert report.count("Regret: a client") == 1
 
 
 def test_doctor_prints_a_line_each(capsys):

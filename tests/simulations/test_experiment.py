@@ -9,13 +9,8 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.simulations.experiment import (
-    DataSettings,
-    Entry,
-    prepare,
-    run_entries,
-    summarise,
-)
+from fedkern_flwr.simulations.experiment import Entry, run_entries, summarise
+from fedkern_flwr.simulations.families.online_data import DataSettings, Streams, prepare
 from fedkern_flwr.simulations.hindsight import server_regret
 from fedkern_flwr.simulations.methods import METHODS, options
 from fedkern_flwr.simulations.presets import NAMES, preset
@@ -70,6 +65,29 @@ def test_summary_averages_draws_round_by_round():
         np.mean([draw["history"][1]["mse"] for draw in draws])
     )
     assert summary["exchanges"] == 4
+
+
+def test_methods_that_need_other_clients_get_them(monkeypatch):
+    """Draws of one variant share an engine, and results stay in order."""
+    prepared = prepare(DataSettings("iris", clients=3, rounds=4))
+    asked = []
+    real = Streams.client_fn
+
+    def client_fn(self, strategy, state_dir=None):
+        asked.append(strategy.method)
+        return real(self, strategy, state_dir)
+
+    monkeypatch.setattr(Streams, "client_fn", client_fn)
+    entries = [Entry(name, name) for name in ("ofskl", "per-fed-avg")]
+    run_entries(entries, prepared, engine="in-process", seed=0, runs=2)
+    assert asked == ["ofskl"]
+    monkeypatch.setattr(Streams, "variant", lambda self, strategy: strategy.method)
+    again = [Entry(name, name) for name in ("ofskl", "per-fed-avg")]
+    run_entries(again, prepared, engine="in-process", seed=0, runs=2)
+    assert asked == ["ofskl", "ofskl", "per-fed-avg"]
+    for before, after in zip(entries, again, strict=True):
+        errors = [[r["metrics"]["mse"] for r in entry.results] for entry in (before, after)]
+        assert errors[0] == errors[1]
 
 
 def test_server_regret_is_against_the_best_ridge_fit():

@@ -23,7 +23,7 @@ from fedkern_flwr.simulations.attacks import (
     invert_sum,
     observe,
 )
-from fedkern_flwr.simulations.experiment import DataSettings, prepare
+from fedkern_flwr.simulations.families.online_data import DataSettings, prepare
 from fedkern_flwr.strategies import POFMKL
 from fedkern_flwr.wire.online import SUM_BOUND
 

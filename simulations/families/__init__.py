@@ -1,0 +1,1 @@
+"""Families of methods: what differs between them for the command line and for comparisons."""

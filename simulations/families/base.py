@@ -1,0 +1,183 @@
+"""What a family of methods is: all that the command line and comparisons need to know of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.secure_sum import check_cohort
+
+from ...strategies import PhaseStrategy
+from ...strategies.summing import SummingStrategy
+from ..data import Prepared, TableSettings
+from ..engines import DropOut
+from ..entries import Entry, check_seed
+from ..options import Option, options
+from .common import Column
+
+if TYPE_CHECKING:
+    from ..comparison import Comparison
+    from ..plots import Style
+    from ..report import Block
+
+Config = Mapping[str, Any]
+DrawFigure = Callable[["Comparison", Path, Mapping[str, "Style"]], "Block"]
+
+S = TypeVar("S", bound=TableSettings)
+P = TypeVar("P", bound=Prepared)
+
+_COMMON = ("engine", "seed", "drop", "timeout")
+
+
+class Family(ABC, Generic[S, P]):
+    """Methods that take the same data and report the same metrics.
+
+    A family is registered in :data:`fedkern_flwr.simulations.methods.FAMILIES`.
+
+    Attributes
+    ----------
+    strategies : tuple of type
+        The strategies of the family.
+    settings : type of TableSettings
+        The settings of its data; each field is one of the :meth:`parameters`.
+    run_options : tuple of str
+        Parameters that the configuration of a run keeps beside the common ones.
+    draws : str
+        What the repetitions of a run are, in the plural.
+    columns : dict
+        Columns for the tables of comparisons, by name.
+    figures : dict
+        Figures of comparisons, by name: called with the comparison, the path of the figure without
+        its end ``-<name>.png`` and the styles of the entries.
+    reading : tuple of str
+        How to read these columns and figures.
+    """
+
+    strategies: ClassVar[tuple[type[PhaseStrategy], ...]]
+    settings: type[S]
+    run_options: ClassVar[tuple[str, ...]] = ()
+    draws: ClassVar[str] = "draws"
+    columns: ClassVar[Mapping[str, Column]]
+    figures: ClassVar[Mapping[str, DrawFigure]]
+    reading: ClassVar[tuple[str, ...]] = ()
+
+    # -- a run's configuration
+
+    @abstractmethod
+    def parameters(self) -> list[Option]:
+        """Return the options of a run that are not the strategy's, as the help shows them."""
+
+    def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the configuration of a run from the values of the command line.
+
+        Returns
+        -------
+        dict
+            ``method``, ``data`` (the settings), ``options`` (of the strategy), and the options of
+            the run. JSON, and all that is needed to run again.
+        """
+        strategy = self._strategy(name)
+        data = asdict(self.settings.from_values(values))
+        if Path(data["data"]).is_file():
+            data["data"] = str(Path(data["data"]).resolve())
+        own = {o.name for o in options(strategy)}
+        chosen = {k: v for k, v in values.items() if k in own and v is not None}
+        if "secure" in self.run_options and "secure" not in strategy.fixed:
+            chosen["secure"] = values["secure"]
+        return {
+            "method": name,
+            "data": data,
+            "options": chosen,
+            "runs": values.get("runs", 1),
+            **{key: values[key] for key in (*_COMMON, *self.run_options)},
+        }
+
+    def check(self, config: Config) -> None:
+        """Refuse options that cannot work before any data is read.
+
+        Raises
+        ------
+        OptionError
+        """
+        strategy = self._strategy(config["method"])
+        if config.get("secure") and "secure" in strategy.fixed:
+            raise OptionError(
+                f"{config['method']} sends nothing that could be summed",
+                remedy="leave out --secure",
+            )
+        if not config.get("secure", True):
+            _refuse_options_of_sums(strategy, config["options"])
+        check_seed(config["seed"], config["runs"])
+        if config["timeout"] <= 0:
+            raise OptionError(f"timeout is {config['timeout']}", remedy="use a positive number")
+        DropOut(config["drop"])
+        if config["runs"] < 1:
+            raise OptionError(f"runs is {config['runs']}", remedy="use at least 1")
+        strategy(**config["options"])
+
+    def check_data(self, config: Config, prepared: P) -> None:
+        """Refuse options that cannot work with the data.
+
+        Raises
+        ------
+        OptionError, SmallCohortError
+        """
+        if config.get("secure"):
+            strategy = self._strategy(config["method"])(**config["options"])
+            assert isinstance(strategy, SummingStrategy)
+            check_cohort(prepared.num_clients, strategy.threshold, strategy.min_cohort)
+
+    # -- data and draws
+
+    @abstractmethod
+    def prepare(self, settings: S) -> P:
+        """Load, scale and deal the data.
+
+        Raises
+        ------
+        TableError, OptionError
+        """
+
+    def measure(self, strategy: PhaseStrategy, prepared: P, config: Config) -> dict[str, Any]:
+        """Return metrics of a finished draw that only a simulation knows, for it pools the data.
+
+        ``config`` is that of the run, or empty in a comparison.
+        """
+        return {}
+
+    @abstractmethod
+    def summarise(self, entry: Entry) -> dict[str, Any]:
+        """Average the results of an entry's draws, see :func:`average`."""
+
+    def per_draw(self, entry: Entry) -> dict[str, list[Any]]:
+        """Return figures of the single draws that a comparison keeps."""
+        return {}
+
+    # -- what the user sees of a run
+
+    @abstractmethod
+    def size(self, facts: Mapping[str, Any]) -> str:
+        """Return the size of a run from what :meth:`Prepared.facts` returns."""
+
+    @abstractmethod
+    def rows(self, result: Mapping[str, Any]) -> list[list[str]]:
+        """Return (name, figure) of what is shown of a run's result."""
+
+    @abstractmethod
+    def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
+        """Draw the plots of a run; return name of the artifact -> file."""
+
+    def _strategy(self, name: str) -> type[PhaseStrategy]:
+        return next(cls for cls in self.strategies if cls.method == name)
+
+
+def _refuse_options_of_sums(strategy: type[PhaseStrategy], chosen: Mapping[str, Any]) -> None:
+    defaults = {o.name: o.default for o in options(strategy)}
+    for name in ("threshold", "min_cohort"):
+        if name in chosen and chosen[name] != defaults.get(name):
+            flag = name.replace("_", "-")
+            raise OptionError(f"--{flag} is for secure sums", remedy="add --secure")

@@ -1,0 +1,120 @@
+"""Options and table columns that families share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..engines import Engine
+from ..format import figure, megabytes
+from ..options import DATA, RUN, Option
+
+Summary = Mapping[str, Any]
+
+
+def source(data: str) -> list[Option]:
+    """Return the options that name the table, by default a built-in one."""
+    return [
+        Option("data", str, data, "Built-in data set, or a .npz, .csv or .parquet file.", DATA),
+        Option("label", str | None, None, "Label column (npz: array, or column of y).", DATA),
+        Option(
+            "target", str | None, None, "Feature column (index or name) to predict instead.", DATA
+        ),
+        Option("id_column", str | None, None, "Column of record ids.", DATA, "--id"),
+        Option("site_column", str | None, None, "Column of sites.", DATA, "--site"),
+    ]
+
+
+def held_out(share: float) -> Option:
+    """Return the option of the share of rows held out."""
+    return Option("test_size", float, share, "Share of rows held out for a last evaluation.", DATA)
+
+
+def seed(what: str) -> Option:
+    """Return the option of the seed; ``what`` names what it decides."""
+    return Option("seed", int, 0, f"Seed of {what}.", RUN)
+
+
+ENGINE = Option("engine", Engine, "in-process", "Engine.", RUN)
+SECURE = Option(
+    "secure",
+    bool,
+    False,
+    "Secure sums: the server sees sums over the clients, no client's update; costs an "
+    "exchange more per round, and rounds with too few clients are lost.",
+    RUN,
+)
+DROP = Option("drop", float, 0.0, "Probability that a client vanishes in a round.", RUN)
+TIMEOUT = Option("timeout", float, 600.0, "Seconds to wait for a round's replies.", RUN)
+
+#: Where the results go.
+RESULT = (
+    Option("out", str | None, None, "Folder of the run.", RUN),
+    Option("json_target", str | None, None, "Write the result here; - for stdout.", RUN, "--json"),
+    Option(
+        "resume",
+        str | None,
+        None,
+        "Go on with the run in this folder; all other options are its own.",
+        RUN,
+    ),
+    Option("quiet", bool, False, "Show nothing but errors.", RUN, "--quiet"),
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of a comparison, or several that belong together.
+
+    Attributes
+    ----------
+    headings : tuple of str
+    cells : callable
+        Return the cells of an entry, one per heading, from its summary.
+    rank : callable, optional
+        Return the figure by which the best entry is found, the smallest is best; None when the
+        entry has none. The best is set in bold when the column is the first.
+    paper : callable
+        Write a figure of the paper.
+    """
+
+    headings: tuple[str, ...]
+    cells: Callable[[Summary], list[str]]
+    rank: Callable[[Summary], float | None] | None = None
+    paper: Callable[[float | None], str] = figure
+
+
+#: Columns of what a method costs.
+COSTS: dict[str, Column] = {
+    "seconds": Column(("seconds",), lambda s: [figure(s["seconds"], 1)]),
+    "megabytes": Column(
+        ("MB up", "MB down"), lambda s: [megabytes(s["bytes_up"]), megabytes(s["bytes_down"])]
+    ),
+    "exchanges": Column(("exchanges",), lambda s: [f"{s['exchanges']:g}"]),
+}
+
+
+def cost_rows(result: Summary) -> list[list[str]]:
+    """Return the rows of a run's table that say what it cost."""
+    return [
+        ["exchanges", f"{result['exchanges']:g}"],
+        ["MB from clients", megabytes(result["bytes_up"])],
+        ["MB to clients", megabytes(result["bytes_down"])],
+        ["seconds", f"{result['seconds']:.1f}"],
+    ]
+
+
+def server_row(result: Summary) -> list[str]:
+    """Return the row of a run's table that says what the server saw."""
+    privacy = result["privacy"]
+    if privacy.get("protocol") != "secure sums":
+        return ["the server saw", "every client's reply"]
+    sizes = [f"{cohort['threshold']} of {cohort['parties']}" for cohort in privacy["cohorts"]]
+    return ["the server saw", f"sums of at least {' or '.join(dict.fromkeys(sizes))} clients"]
+
+
+def failure_rows(result: Summary) -> list[list[str]]:
+    """Return the row of a run's table that counts requests without an answer, if any."""
+    lost = sum(sum(reasons.values()) for reasons in result["failures"].values())
+    return [["requests not answered", str(lost)]] if lost else []

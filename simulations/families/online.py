@@ -1,0 +1,198 @@
+"""The online methods: clients predict each row of their stream before they learn it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ... import strategies
+from ...strategies import PhaseStrategy
+from .. import plots
+from ..entries import Entry, average, mean
+from ..format import figure, milli
+from ..hindsight import server_regret
+from ..options import DATA, RUN, Option
+from ..splits import Split
+from .base import Config, Family
+from .common import (
+    COSTS,
+    DROP,
+    ENGINE,
+    RESULT,
+    SECURE,
+    TIMEOUT,
+    Column,
+    cost_rows,
+    failure_rows,
+    held_out,
+    seed,
+    server_row,
+    source,
+)
+from .online_data import DataSettings, Missing, Streams, prepare
+from .online_figures import FIGURES
+
+_COLUMNS = {
+    "mse": Column(
+        ("MSE (10⁻³)",),
+        lambda s: [milli(s["metrics"]["mse"])],
+        rank=lambda s: s["metrics"]["mse"],
+    ),
+    "mse_std": Column(("std (draws)",), lambda s: [milli(s["metrics"]["mse_std"])]),
+    "regret": Column(
+        ("regret", "std (clients)"),
+        lambda s: [figure(s["metrics"]["regret_mean"]), figure(s["metrics"]["regret_std"])],
+        rank=lambda s: s["metrics"]["regret_mean"],
+    ),
+    **COSTS,
+}
+
+
+class OnlineFamily(Family[DataSettings, Streams]):
+    """POF-MKL and the methods it is compared with."""
+
+    strategies = (
+        strategies.POFMKL,
+        strategies.OFSKL,
+        strategies.OFMKLAvg,
+        strategies.VMKOFL,
+        strategies.EMKOFL,
+        strategies.PerFedAvg,
+        strategies.LocalOnly,
+    )
+    settings = DataSettings
+    run_options = ("secure", "hindsight")
+    draws = "feature draws"
+    columns = _COLUMNS
+    figures = FIGURES
+    reading = (
+        "MSE: squared error of the predictions, each made before the label was known; mean over "
+        "clients, samples and feature draws. Labels are scaled to [0, 1].",
+        "Regret: a client's summed squared error above that of its best kernel in hindsight; mean "
+        "and standard deviation over clients. PerFedAvg has no kernels and therefore no regret.",
+    )
+
+    def parameters(self) -> list[Option]:
+        """Return the options of a run that are not the strategy's."""
+        return [
+            *source("nyc-weather"),
+            Option("sites", str | None, None, "Sites to keep, separated by commas.", DATA),
+            Option("missing", Missing, "error", "Rows with missing values.", DATA),
+            Option(
+                "clients",
+                int | None,
+                None,
+                "K, number of clients (default: 10, or one a site).",
+                DATA,
+            ),
+            Option("split", Split, "iid", "How rows are dealt.", DATA),
+            Option("site_share", float, 1.0, "Share of a client's rows from its own site.", DATA),
+            Option("alpha", float, 0.5, "Concentration of the Dirichlet split.", DATA),
+            held_out(0.0),
+            Option(
+                "rounds",
+                int | None,
+                None,
+                "T, samples per client (default: 500, or what there is).",
+                RUN,
+            ),
+            Option("runs", int, 1, "Feature draws averaged.", RUN),
+            ENGINE,
+            seed("split and features"),
+            SECURE,
+            DROP,
+            TIMEOUT,
+            Option(
+                "hindsight",
+                bool,
+                False,
+                "Also the server's regret against the best kernel in hindsight (pools the data).",
+                RUN,
+            ),
+            *RESULT,
+        ]
+
+    def prepare(self, settings: DataSettings) -> Streams:
+        """Load, scale and deal the data."""
+        return prepare(settings)
+
+    def measure(self, strategy: PhaseStrategy, prepared: Streams, config: Config) -> dict[str, Any]:
+        """Return the server's regret where it was asked for."""
+        if not config.get("hindsight"):
+            return {}
+        return {"server_regret": server_regret(strategy, prepared)}
+
+    def summarise(self, entry: Entry) -> dict[str, Any]:
+        """Average the draws round by round; ``mse_std`` is the standard deviation over draws."""
+        results = entry.results
+        history = [
+            {
+                "round": rows[0]["round"],
+                "mse": mean([row["mse"] for row in rows]),
+                "regret": mean([row["regret"] for row in rows]),
+                "survivors": min(row["survivors"] for row in rows),
+            }
+            for rows in zip(*(r["history"] for r in results), strict=True)
+        ]
+        return average(
+            results,
+            metrics={"mse_std": float(np.std([r["metrics"]["mse"] for r in results]))},
+            history=history,
+            survivors=results[-1]["history"][-1]["survivors"],
+        )
+
+    def per_draw(self, entry: Entry) -> dict[str, list[Any]]:
+        """Return the mean squared errors."""
+        return {"mse_draws": [result["metrics"]["mse"] for result in entry.results]}
+
+    def size(self, facts: Mapping[str, Any]) -> str:
+        """Return the numbers of clients and of samples per client."""
+        return f"{facts['clients']} clients x {facts['rounds']} samples"
+
+    def rows(self, result: Mapping[str, Any]) -> list[list[str]]:
+        """Return errors, regrets, costs and who took part."""
+        metrics, config = result["metrics"], result["config"]
+        rows = [
+            ["MSE (10⁻³)", milli(metrics["mse"], 3)],
+            ["  std over clients (10⁻³)", milli(metrics["mse_client_std"], 3)],
+            ["regret per client, mean", figure(metrics["regret_mean"], 3)],
+            ["regret per client, std", figure(metrics["regret_std"], 3)],
+        ]
+        if config["runs"] > 1:
+            rows.insert(1, ["  std over feature draws (10⁻³)", milli(metrics["mse_std"], 3)])
+        if "test_mse" in metrics:
+            rows.insert(2, ["MSE on held-out rows (10⁻³)", milli(metrics["test_mse"], 3)])
+        if "regret_to_bound" in metrics:
+            share = f"{100 * metrics['regret_to_bound']:.1f} %"
+            rows.append(["  largest share of Theorem 1's bound", share])
+        if metrics.get("server_regret") is not None:
+            rows.append(["server's regret", figure(metrics["server_regret"], 1)])
+        rows += cost_rows(result)
+        present = f"{result['survivors']} of {config['clients']}"
+        rows += [["clients in the last round", present], server_row(result)]
+        if rounds_lost := sum(row["survivors"] == 0 for row in result["history"]):
+            rows.append(["rounds lost: too few for a sum", str(rounds_lost)])
+        return rows + failure_rows(result)
+
+    def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
+        """Draw the error and the average regret over time."""
+        history = summary["history"]
+        made = {
+            "mse_plot": plots.plot_sweep(
+                {label: [(row["round"], row["mse"], 0.0) for row in history]},
+                folder / "mean_squared_error.png",
+                title="Prediction error so far",
+                xlabel="samples per client t",
+                ylabel="error (MSE) of the first t predictions",
+            )
+        }
+        if history[0]["regret"] is not None:
+            made["regret_plot"] = plots.plot_average_regret(
+                {label: [(row["round"], row["regret"]) for row in history]},
+                folder / "average_regret.png",
+                title="Average regret of the clients",
+            )
+        return made

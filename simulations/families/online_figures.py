@@ -1,0 +1,94 @@
+"""Figures that compare online methods: error, regret, traffic and sweeps of an option."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import plots
+from ..report import FigureBlock
+
+if TYPE_CHECKING:
+    from ..comparison import Comparison
+    from .base import DrawFigure
+
+Styles = Mapping[str, plots.Style]
+
+
+def _errors(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
+    name, several = comparison.dataset, comparison.runs > 1
+    bars = {
+        k: (s["metrics"]["mse"], s["metrics"]["mse_std"] if several else None)
+        for k, s in comparison.summaries.items()
+    }
+    path = plots.plot_mse_bars(
+        bars, _file(stem, "mse"), title=f"{name}: prediction error", styles=styles
+    )
+    return FigureBlock(f"{name}: mean squared error of each method", path)
+
+
+def _regrets(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
+    name = comparison.dataset
+    curves = {
+        k: [(row["round"], row["regret"]) for row in s["history"]]
+        for k, s in comparison.summaries.items()
+        if s["metrics"]["regret_mean"] is not None and s["method"] != "ofskl"
+    }
+    path = plots.plot_average_regret(
+        curves,
+        _file(stem, "regret"),
+        title=f"{name}: average regret of the clients",
+        styles=styles,
+    )
+    return FigureBlock(f"{name}: average regret of the clients over time", path)
+
+
+def _traffic(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
+    name = comparison.dataset
+    traffic = {
+        k: (int(s["bytes_up"]), int(s["bytes_down"])) for k, s in comparison.summaries.items()
+    }
+    path = plots.plot_bytes(traffic, _file(stem, "bytes"), title=f"{name}: traffic", styles=styles)
+    return FigureBlock(f"{name}: arrays sent by all clients and to them", path)
+
+
+def _sweep(comparison: Comparison, stem: Path, _: Styles) -> FigureBlock:
+    """Regret against the option of a sweep, a line per value of the other options."""
+    option = comparison.section.sweep
+    curves: dict[str, list[tuple[float, float, float]]] = {}
+    for label, summary in comparison.summaries.items():
+        draws = [
+            r["metrics"]["regret_mean"]
+            for e in comparison.entries
+            if e.label == label
+            for r in e.results
+        ]
+        mean = sum(draws) / len(draws)
+        spread = (sum((d - mean) ** 2 for d in draws) / len(draws)) ** 0.5
+        series = label.split(f", {option}")[0]
+        curves.setdefault(series, []).append((float(summary["options"][option]), mean, spread))
+    path = plots.plot_sweep(
+        curves,
+        _file(stem, option),
+        title=f"{comparison.dataset}: regret against the {option} rate",
+        xlabel=f"{option} rate",
+        ylabel="mean regret per client (squared error)",
+    )
+    return FigureBlock(
+        f"{comparison.dataset}: mean regret per client after the last sample; band: one standard "
+        "deviation over feature draws",
+        path,
+    )
+
+
+def _file(stem: Path, name: str) -> Path:
+    return stem.with_name(f"{stem.name}-{name}.png")
+
+
+FIGURES: dict[str, DrawFigure] = {
+    "mse": _errors,
+    "regret": _regrets,
+    "bytes": _traffic,
+    "sweep": _sweep,
+}

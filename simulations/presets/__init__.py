@@ -1,0 +1,35 @@
+"""Presets of ``fedkern compare``: the demo, and the tables and figures of the papers."""
+
+from __future__ import annotations
+
+from fedkern_flwr.errors import TableError
+
+from . import demo, online
+from .base import Builder, Preset, Section
+
+__all__ = ["NAMES", "Preset", "Section", "preset"]
+
+#: New presets are registered here.
+_PRESETS: dict[str, Builder] = {"demo": demo.demo, **online.PRESETS}
+
+NAMES = tuple(_PRESETS)
+
+
+def preset(name: str, datasets: tuple[str, ...] = ()) -> Preset:
+    """Return a preset.
+
+    Parameters
+    ----------
+    name : str
+        One of :data:`NAMES`.
+    datasets : tuple of str
+        Data sets of the paper to keep; all when empty.
+
+    Raises
+    ------
+    TableError
+        Unknown preset or data set, or the data of the paper is not there.
+    """
+    if name not in _PRESETS:
+        raise TableError(f"there is no preset {name!r}", remedy=f"choose of {', '.join(NAMES)}")
+    return _PRESETS[name](datasets)

@@ -1,0 +1,135 @@
+"""What a preset is, and where the data of the papers lies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedkern_flwr.errors import TableError
+
+from ..data import TableSettings
+from ..engines import Engine
+from ..entries import Entry
+from ..families.base import Family
+from ..methods import family
+
+DATA_FOLDER = "FEDKERN_DATA"
+
+#: (label, method, options)
+Contender = tuple[str, str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Methods of one family, compared on the same data.
+
+    Attributes
+    ----------
+    data : dict
+        Name of the data set -> settings; names are unique in a preset.
+    entries : tuple of (label, method, options)
+        What is compared.
+    columns, figures : tuple of str
+        Columns of the table, and plots; names of the family's.
+    title, text : str
+        Headline and explanation in a report of several sections.
+    paper : dict
+        Figures of the paper: data set -> column -> label -> value in the column's unit.
+    sweep : str
+        Option on the x axis of the plot ``sweep``.
+    ranks : tuple of tuple of str
+        Labels from the best to the worst as the paper has them, for paired differences of mean
+        squared errors.
+    """
+
+    data: Mapping[str, TableSettings]
+    entries: tuple[Contender, ...]
+    columns: tuple[str, ...]
+    figures: tuple[str, ...]
+    title: str = ""
+    text: str = ""
+    paper: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    sweep: str = ""
+    ranks: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def family(self) -> Family[Any, Any]:
+        """The family of the methods."""
+        return family(self.entries[0][1])
+
+    def fresh_entries(self) -> list[Entry]:
+        """Return entries without results."""
+        return [Entry(label, method, dict(options)) for label, method, options in self.entries]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A comparison with a name.
+
+    Attributes
+    ----------
+    name, title, text : str
+        Name on the command line, headline and explanation in the report.
+    sections : tuple of Section
+        What is compared, one after the other.
+    runs : int
+        Draws per entry.
+    engine : str
+        Default engine.
+    """
+
+    name: str
+    title: str
+    text: str
+    sections: tuple[Section, ...]
+    runs: int = 20
+    engine: Engine = "in-process"
+
+    @property
+    def data(self) -> dict[str, TableSettings]:
+        """Settings of the data sets of all sections."""
+        return {name: own for section in self.sections for name, own in section.data.items()}
+
+    @property
+    def entries(self) -> tuple[Contender, ...]:
+        """Entries of all sections."""
+        return tuple(entry for section in self.sections for entry in section.entries)
+
+
+#: Makes a preset for the data sets of the paper that are asked for; all when there are none.
+Builder = Callable[[tuple[str, ...]], Preset]
+
+
+def data_file(name: str) -> str:
+    """Return the path of a data file in the folder ``$FEDKERN_DATA``.
+
+    Raises
+    ------
+    TableError
+        The folder is not named.
+    """
+    folder = os.environ.get(DATA_FOLDER)
+    if not folder:
+        raise TableError(
+            f"{DATA_FOLDER} is not set", remedy=f"set it to the folder that holds {name}"
+        )
+    return str(Path(folder) / name)
+
+
+def choose(datasets: tuple[str, ...], known: Sequence[str]) -> tuple[str, ...]:
+    """Return the data sets asked for; all that are known when there are none.
+
+    Raises
+    ------
+    TableError
+        Unknown data set.
+    """
+    unknown = sorted(set(datasets) - set(known))
+    if unknown:
+        raise TableError(
+            f"the presets have no data set {unknown[0]!r}", remedy=f"choose of {', '.join(known)}"
+        )
+    return datasets or tuple(known)
