@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .base import PhaseClient
+from .hybrid import HybridKernelClient
 from .online import OnlineKernelClient
 
-__all__ = ["OnlineKernelClient", "PhaseClient"]
+__all__ = ["HybridKernelClient", "OnlineKernelClient", "PhaseClient"]

@@ -180,6 +180,10 @@ class PhaseClient(NumPyClient):
             return client
         return wrapper(numpy_client=self)  # type: ignore[call-arg]
 
+    def forget(self, state: SessionState) -> bytes:
+        """Erase what a finished run leaves on this node; return what is kept of its state."""
+        return state.payload
+
     # -- sessions
 
     def open_session(self, session: str) -> SessionState:
@@ -372,7 +376,9 @@ class PhaseClient(NumPyClient):
         return sum_wire.SumReply()
 
     def _finish_sums(self, request: sum_wire.FinishRequest) -> sum_wire.SumReply:
-        self.open_session(request.session)
+        state = self.open_session(request.session)
+        state.payload = self.forget(state)
+        state.store(self.context)
         erase_state(self.context)
         return sum_wire.SumReply()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 
@@ -92,6 +93,15 @@ class ClientSums:
         """
         self.replies.append(self.party.contribute(self.order(name), values))
         del self.orders[name]
+
+    def contribute_nothing(self, name: str) -> None:
+        """Take part in the sum of that name with zeros.
+
+        Raises
+        ------
+        SumError
+        """
+        self.contribute(name, np.broadcast_to(0.0, self.order(name).length))
 
     def check_done(self) -> None:
         """Refuse to answer while a sum waits for this client's vector.

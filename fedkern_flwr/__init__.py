@@ -16,6 +16,7 @@ from .errors import (
     FedKernError,
     OptionError,
     ProtocolError,
+    StateError,
     SumError,
     TableError,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "FedKernError",
     "OptionError",
     "ProtocolError",
+    "StateError",
     "SumError",
     "TableError",
     "__version__",

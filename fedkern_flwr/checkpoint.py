@@ -33,12 +33,28 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     temporary.replace(path)
 
 
-def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
-    """Save named arrays and a JSON object to ``path`` (``.npz``)."""
+def pack_arrays(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> bytes:
+    """Return named arrays and a JSON object as the bytes of an ``.npz`` file."""
     packed = np.frombuffer(json.dumps(meta).encode(), np.uint8)
     buffer = io.BytesIO()
     np.savez(buffer, **{_META: packed}, **arrays)  # type: ignore[arg-type]
-    write_atomically(path, buffer.getvalue())
+    return buffer.getvalue()
+
+
+def unpack_arrays(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Return what :func:`pack_arrays` packed.
+
+    Raises
+    ------
+    CheckpointError
+        The bytes are damaged or of another kind.
+    """
+    return _read_arrays(io.BytesIO(data), "what was kept")
+
+
+def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
+    """Save named arrays and a JSON object to ``path`` (``.npz``)."""
+    write_atomically(path, pack_arrays(arrays, meta))
 
 
 def load_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -51,12 +67,18 @@ def load_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist", remedy="check the path or start anew")
+    return _read_arrays(path, str(path))
+
+
+def _read_arrays(
+    source: Path | io.BytesIO, name: str
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     try:
-        with np.load(path, allow_pickle=False) as data:
-            arrays = {name: data[name] for name in data.files}
+        with np.load(source, allow_pickle=False) as data:
+            arrays = {key: data[key] for key in data.files}
         meta = json.loads(bytes(arrays.pop(_META)))
     except (KeyError, TypeError, ValueError, EOFError, OSError, zipfile.BadZipFile):
         meta = None
     if not isinstance(meta, dict):
-        raise CheckpointError(f"{path} is damaged or not one of ours", remedy="start anew")
+        raise CheckpointError(f"{name} is damaged or not one of ours", remedy="start anew")
     return arrays, meta

@@ -48,6 +48,10 @@ class ProtocolError(FedKernError):
     """A message breaks the contract of the two sides: wrong shape, dtype, version or step."""
 
 
+class StateError(ProtocolError):
+    """Something that a node should remember is gone; what it was made of must be sent again."""
+
+
 class SumError(FedKernError):
     """A secure sum cannot be made or opened: values out of bounds, wrong shares, broken rules."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from flwr.serverapp import Grid
 
@@ -14,6 +15,8 @@ from .secure_sum.keys import KEY_BYTES
 from .wire.describe import DescribeReply, DescribeRequest, check_parties
 
 _DESCRIBE = "describe"
+
+Described = TypeVar("Described", bound=DescribeReply)
 
 
 def gather_nodes(
@@ -26,10 +29,13 @@ def gather_nodes(
     timeout: float,
     ledger: Ledger,
     secure: bool = False,
+    reply: type[Described] = DescribeReply,  # type: ignore[assignment]
+    check: Callable[[Sequence[Described]], None] = check_parties,
     say: Callable[[str], None] = lambda _: None,
-) -> dict[int, DescribeReply]:
+) -> dict[int, Described]:
     """Wait for the nodes and ask each who it is (phase ``describe``).
 
+    ``reply`` is the class of the answers, ``check`` refuses parties that do not fit together.
     The nodes' ``num-partitions`` tells how many there must be; late nodes are described as they
     come. Nobody is left out silently: a node that fails here fails the run.
 
@@ -46,7 +52,7 @@ def gather_nodes(
         A node's table or its reply does not fit.
     """
     deadline = time.monotonic() + timeout
-    parties: dict[int, DescribeReply] = {}
+    parties: dict[int, Described] = {}
     expected = max(1, min_clients)
     while True:
         fresh = sorted(set(grid.get_node_ids()) - set(parties))
@@ -59,7 +65,7 @@ def gather_nodes(
             outcome = exchange(grid, messages, phase=_DESCRIBE, timeout=remaining, ledger=ledger)
             _refuse_failures(outcome.failures)
             for node, message in outcome.replies.items():
-                parties[node] = read_reply(DescribeReply, message, party=f"node {node}")
+                parties[node] = read_reply(reply, message, party=f"node {node}")
                 if secure and len(parties[node].public_key) != KEY_BYTES:
                     raise ProtocolError(
                         "it sent no key for secure sums",
@@ -72,7 +78,7 @@ def gather_nodes(
             break
         if time.monotonic() > deadline:
             if parties:
-                check_parties(list(parties.values()))
+                check(list(parties.values()))
             raise CohortError(
                 f"{len(fresh) + len(parties)} of {expected} nodes connected within {timeout:g} s",
                 remedy="start the missing nodes or allow more time",
@@ -81,7 +87,7 @@ def gather_nodes(
         say(f"waiting for nodes: {len(parties)} of {expected}")
         time.sleep(0.2)
     ordered = dict(sorted(parties.items(), key=lambda item: (item[1].partition, item[0])))
-    check_parties(list(ordered.values()))
+    check(list(ordered.values()))
     return ordered
 
 

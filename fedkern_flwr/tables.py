@@ -19,8 +19,8 @@ from .errors import OptionError, TableError
 
 __all__ = ["Missing", "Table", "drop_constant_columns", "load_table", "select_target"]
 
-#: What to do with rows that have an empty, NaN or infinite cell.
-Missing = Literal["error", "drop-row"]
+#: What to do with rows that have an empty, NaN or infinite cell; kept ones are NaN.
+Missing = Literal["error", "drop-row", "keep"]
 
 _DROP_ROWS = "use --missing drop-row"
 
@@ -109,8 +109,8 @@ def load_table(
         Name or index of the feature column to predict instead of the label, which is not used.
     id_column, site_column : str or None (default: None)
         The columns (NPZ: arrays) with the record ids and the sites.
-    missing : {"error", "drop-row"} (default: "error")
-        Refuse or drop rows with an empty, NaN or infinite cell.
+    missing : {"error", "drop-row", "keep"} (default: "error")
+        Refuse, drop or keep rows with an empty, NaN or infinite cell.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def load_table(
     """
     path = Path(path)
     if missing not in get_args(Missing):
-        raise OptionError(f"missing is {missing!r}", remedy="choose 'error' or 'drop-row'")
+        raise OptionError(f"missing is {missing!r}", remedy="choose 'error', 'drop-row' or 'keep'")
     _check_file(path)
     use_label = target is None
     if path.suffix.lower() == ".npz":
@@ -231,6 +231,8 @@ def _check_file(path: Path) -> None:
 
 
 def _without_missing(table: Table, missing: Missing, source: str) -> Table:
+    if missing == "keep":
+        return table
     if table.x_test is not None:
         test = Table(table.x_test, table.y_test, table.columns, table.label)
         test = _without_missing(test, missing, f"the test rows of {source}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .average import OFSKL, OFMKLAvg
 from .base import PhaseStrategy
+from .fed_cg import FedCG
 from .kofl import EMKOFL, VMKOFL
 from .local_only import LocalOnly
 from .per_fed_avg import PerFedAvg
@@ -15,6 +16,7 @@ __all__ = [
     "OFSKL",
     "POFMKL",
     "VMKOFL",
+    "FedCG",
     "LocalOnly",
     "OFMKLAvg",
     "PerFedAvg",

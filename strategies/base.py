@@ -6,7 +6,7 @@ import logging
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ from fedkern_flwr.exchange import (
 )
 from fedkern_flwr.gather import gather_nodes
 from fedkern_flwr.ledger import Ledger
-from fedkern_flwr.wire import DescribeReply
+from fedkern_flwr.wire import DescribeReply, check_parties
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -73,6 +73,8 @@ class PhaseStrategy(Strategy):
     title: ClassVar[str] = ""
     #: Options of base classes that this method fixes.
     fixed: ClassVar[frozenset[str]] = frozenset()
+    #: How its clients describe themselves.
+    described: ClassVar[type[DescribeReply]] = DescribeReply
 
     def __init__(
         self,
@@ -132,6 +134,15 @@ class PhaseStrategy(Strategy):
 
     # -- exchanges
 
+    def check_parties(self, parties: Sequence[Any]) -> None:
+        """Refuse parties that do not fit together, of the class ``described``.
+
+        Raises
+        ------
+        PartitionError, ProtocolError
+        """
+        check_parties(parties)
+
     def gather(self, grid: Grid, *, resume_round: int = 0, secure: bool = False) -> None:
         """Wait for the nodes, ask who they are, remember them in ``parties_``.
 
@@ -146,6 +157,8 @@ class PhaseStrategy(Strategy):
             timeout=self.node_timeout,
             ledger=self.ledger_,
             secure=secure,
+            reply=self.described,
+            check=self.check_parties,
             say=logger.info,
         )
         for party in self.parties_.values():
@@ -277,7 +290,15 @@ class PhaseStrategy(Strategy):
             logger.warning("checkpoint of round %d given up: not confirmed", self._pending[0])
         waiting = {self.parties_[node].partition for node in self.active_nodes()}
         arrays = {name: array.copy() for name, array in arrays.items()}
-        shared = {
+        self._pending = (number, arrays, {**self._shared_state(number), **meta}, waiting)
+
+    def write_checkpoint(self, number: int, arrays: Arrays, meta: dict[str, Any]) -> None:
+        """Write a checkpoint that no client has to confirm."""
+        if self.checkpoint is not None:
+            save_arrays(self.checkpoint, arrays, {**self._shared_state(number), **meta})
+
+    def _shared_state(self, number: int) -> dict[str, Any]:
+        return {
             "options": self.options(),
             "session": self._session,
             "round": number,
@@ -286,7 +307,6 @@ class PhaseStrategy(Strategy):
             "missed": {str(k): v for k, v in self._missed.items()},
             "left_out": list(self.left_out_),
         }
-        self._pending = (number, arrays, {**shared, **meta}, waiting)
 
     def confirm(self, outcome: Outcome) -> None:
         """Write the snapshot at hand once all its clients have confirmed."""

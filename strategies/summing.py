@@ -41,7 +41,11 @@ class SummingStrategy(PhaseStrategy):
     ----------
     sums : SecureSum or None
         The secure sums of the run at hand.
+    allow_single : bool
+        Whether a sum of two parties may belong to one of them.
     """
+
+    allow_single = False
 
     def __init__(self, *, threshold: int | None = None, min_cohort: int = 2, **common: Any) -> None:
         super().__init__(**common)
@@ -55,19 +59,22 @@ class SummingStrategy(PhaseStrategy):
     def gather(self, grid: Grid, *, resume_round: int = 0, secure: bool = False) -> None:
         """Wait for the nodes and remember them; with ``secure``, ``sums`` is ready after it."""
         super().gather(grid, resume_round=resume_round, secure=secure)
-        if secure:
+        cohorts = self.cohorts() if secure else []
+        if cohorts != []:
             self.sums = SecureSum(
                 self._session,
                 {p.partition: (p.public_key, p.signature) for p in self.parties_.values()},
-                cohorts=self.cohorts(),
+                cohorts=cohorts,
                 threshold=self.threshold,
                 min_cohort=self.min_cohort,
+                allow_single=self.allow_single,
             )
 
     def cohorts(self) -> list[list[int]] | None:
         """Return the sets of partitions among which the method sums; None for everybody.
 
         Sums of the same values over two sets that differ by one party give that party's values.
+        Without any set there are no sums.
         """
         return None
 
@@ -133,8 +140,11 @@ class SummingStrategy(PhaseStrategy):
 
     def finish_sums(self, grid: Grid, *, number: int, timeout: float) -> None:
         """Let all clients erase what belongs to the run's secure sums; wait a minute at most."""
-        if self.sums is None:
-            return
+        if self.sums is not None:
+            self.finish(grid, number=number, timeout=timeout)
+
+    def finish(self, grid: Grid, *, number: int, timeout: float) -> None:
+        """Let all clients erase what a finished run leaves on them; wait a minute at most."""
         timeout = min(timeout, _FAREWELL)
         request = sum_wire.FinishRequest(session=self._session, round=number)
         messages = request_messages(request, self.parties_, group_id="finish")

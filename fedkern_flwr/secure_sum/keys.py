@@ -5,7 +5,7 @@
     root_0     = HKDF(X25519(own private key, other public key), salt = roster digest, info = pair)
     root_r+1   = HKDF-Expand(root_r, "next")
     mask key || relay key of sum r = HKDF-Expand(root_r, label of the sum || pair)
-    secret of the pair for the method = HKDF(X25519(...), salt = roster digest, info = "secret", pair)
+    secret of a pair for a method = HKDF(X25519(...), salt = roster digest, info = "secret" || pair)
 
 Both parties advance one root per sum of their cohort and erase the old one, so that nothing a
 party still holds after a sum is closed leads back to its masks.
@@ -67,9 +67,7 @@ def pair_root(
     return _agree(private, public, digest, b"root %d" % cohort + pair)
 
 
-def pair_secret(
-    private: X25519PrivateKey, public: bytes, *, digest: bytes, pair: bytes
-) -> bytes:
+def pair_secret(private: X25519PrivateKey, public: bytes, *, digest: bytes, pair: bytes) -> bytes:
     """Return a secret of two parties for a method's own use, independent of all masks.
 
     Raises

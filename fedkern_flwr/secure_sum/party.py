@@ -181,7 +181,7 @@ class Party:
         order : Order
             What the server asked for; accepted here if it has not been.
         values : ndarray, shape (order.length,)
-            This party's vector.
+            This party's vector; ``np.broadcast_to(0.0, length)`` takes no time to encode.
 
         Raises
         ------

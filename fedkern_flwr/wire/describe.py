@@ -82,9 +82,21 @@ def check_parties(parties: Sequence[DescribeReply]) -> None:
     Raises
     ------
     PartitionError
-        Duplicate or missing partition ids, or nodes that disagree on their number.
+        See :func:`check_partitions`.
     ProtocolError
         Tables with different columns.
+    """
+    check_partitions(parties)
+    check_columns(parties)
+
+
+def check_partitions(parties: Sequence[DescribeReply]) -> None:
+    """Refuse duplicate, missing or contradicting partitions.
+
+    Raises
+    ------
+    PartitionError
+        Duplicate or missing partition ids, or nodes that disagree on their number.
     """
     seen: set[int] = set()
     for party in parties:
@@ -112,6 +124,15 @@ def check_parties(parties: Sequence[DescribeReply]) -> None:
             remedy="start the missing nodes or correct num-partitions",
             phase="describe",
         )
+
+
+def check_columns(parties: Sequence[DescribeReply]) -> None:
+    """Refuse tables with different columns.
+
+    Raises
+    ------
+    ProtocolError
+    """
     first = parties[0]
     for party in parties[1:]:
         if (party.features, party.columns) != (first.features, first.columns):

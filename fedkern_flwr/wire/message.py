@@ -30,6 +30,7 @@ _DTYPES = {
     "real": (np.dtype(np.float32), np.dtype(np.float64)),
     "float64": (np.dtype(np.float64),),
     "index": (np.dtype(np.int32),),
+    "byte": (np.dtype(np.uint8),),
     "ring": (np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.uint64)),
 }
 _SCALARS: dict[str, type] = {"bool": bool, "bytes": bytes, "float": float, "int": int, "str": str}
@@ -43,8 +44,9 @@ def array(*dimensions: str, dtype: str = "real") -> Any:
     *dimensions : str
         A name per dimension. Equal names must have equal sizes within a message and agree with
         the sizes that the receiver expects.
-    dtype : {"real", "float64", "index", "ring"} (default: "real")
-        ``real`` admits float32 and float64, ``index`` is int32, ``ring`` unsigned integers.
+    dtype : {"real", "float64", "index", "byte", "ring"} (default: "real")
+        ``real`` admits float32 and float64, ``index`` is int32, ``byte`` uint8, ``ring`` the larger
+        unsigned integers.
     """
     return field(metadata={"dimensions": dimensions, "dtypes": _DTYPES[dtype], "many": False})
 

@@ -370,7 +370,7 @@ def test_error_is_one_line_without_data(tmp_path: Path, case: str) -> None:
 
 
 def test_unknown_missing_lists_the_choices(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="choose 'error' or 'drop-row'"):
+    with pytest.raises(OptionError, match="choose 'error', 'drop-row' or 'keep'"):
         load_table(npz(tmp_path, X=X, y=Y), missing="skip")  # type: ignore[arg-type]
 
 

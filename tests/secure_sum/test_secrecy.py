@@ -617,9 +617,7 @@ def test_the_same_retry_with_self_masks_would_open_the_late_vector(
 
 
 @BARES
-def test_a_repetition_with_the_same_parties_is_allowed(
-    make_run: Any, bare: dict[str, Any]
-) -> None:
+def test_a_repetition_with_the_same_parties_is_allowed(make_run: Any, bare: dict[str, Any]) -> None:
     run = make_run(6)
     values = {p: [p] for p in run.members}
     for name in ("a", "a", "b", "a"):

@@ -1,0 +1,434 @@
+"""Data of FedCG: one table dealt to hospitals (rows) and centres (columns)."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.hybrid import MissingBlocks
+from fedkern_flwr.landmarks import Sampling, public_seed
+from fedkern_flwr.seeding import derive_seed
+from fedkern_flwr.tables import Table
+
+from ...clients import HybridKernelClient
+from ...strategies import FedCG, PhaseStrategy
+from ..data import Prepared, TableSettings, hold_out
+from ..engines.ray import ClientFn
+from ..splits import Split, split_rows
+from ..toy import three_hospitals
+
+Floats = NDArray[np.float64]
+Task = Literal["auto", "classification", "regression"]
+
+OWN_BLOCK = "clinical"
+_TOY = "three-hospitals"
+_MOST_CLASSES = 20  # whole numbers with more values than that are taken for a regression
+
+
+@dataclass(frozen=True)
+class HybridSettings(TableSettings):
+    """Which rows go to which hospital and which columns to which centre.
+
+    Columns are dealt in order: the hospitals' own block, then a block per centre.
+
+    Attributes
+    ----------
+    test_size : float
+        Share of each class's rows held out.
+    missing : {"error", "drop-row", "neutral"}
+        What to do with rows that lack a block.
+    hospitals, centres : int
+    own_block : bool
+        Whether hospitals hold a block of their own.
+    split : {"iid", "site", "dirichlet"}
+        How rows are dealt.
+    alpha : float
+        Concentration of ``split="dirichlet"``.
+    task : {"auto", "classification", "regression"}
+        Auto: classes when the labels are at most 20 whole numbers.
+    positive : float or None
+        Class that is told from all others.
+    resplit : bool
+        Whether every run has a split of its own.
+    allow_single : bool
+        See :class:`~fedkern_flwr.strategies.FedCG`.
+    """
+
+    test_size: float = 0.3
+    missing: MissingBlocks = "error"
+    hospitals: int = 2
+    centres: int = 2
+    own_block: bool = True
+    split: Split = "iid"
+    alpha: float = 0.5
+    task: Task = "auto"
+    positive: float | None = None
+    resplit: bool = False
+    allow_single: bool = False
+
+    def describe(self) -> str:
+        """Return who gets what, for the caption of a table."""
+        own = "" if self.own_block else " (no own columns)"
+        return f"{self.hospitals} hospitals{own} and {self.centres} centres"
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """One split of the pooled table, scaled.
+
+    Attributes
+    ----------
+    x : ndarray, shape (n, d)
+        In [0, 1] by the range of the training rows; NaN where a block is missing.
+    y : ndarray, shape (n,)
+        Labels; of a regression scaled to [-1, 1].
+    train : ndarray of bool, shape (n,)
+    hospital : ndarray of int, shape (n,)
+        To which hospital a row goes.
+    blocks : dict
+        Name of a block -> positions of its columns; the hospitals' own first, if they have one.
+    classes : tuple of float
+        Empty for regression.
+    scaling : dict
+        How the table was scaled, plain values.
+    """
+
+    x: Floats
+    y: Floats
+    train: NDArray[np.bool_]
+    hospital: NDArray[np.intp]
+    blocks: Mapping[str, NDArray[np.intp]]
+    classes: tuple[float, ...]
+    scaling: Mapping[str, Any]
+
+    @property
+    def hospitals(self) -> int:
+        """Number of hospitals."""
+        return int(self.hospital.max()) + 1
+
+    def landmarks(self, count: int, seed: int) -> Floats:
+        """Return training rows drawn without replacement as landmarks (sampling P)."""
+        complete = np.flatnonzero(self.train & np.isfinite(self.x).all(axis=1))
+        if len(complete) < count:
+            raise OptionError(
+                f"{count} landmarks are asked of {len(complete)} training rows",
+                remedy="use fewer landmarks, or sampling U or N",
+            )
+        rng = np.random.default_rng(derive_seed(seed, "landmark rows"))
+        return np.asarray(self.x[rng.choice(complete, count, replace=False)])
+
+
+@dataclass(frozen=True)
+class HybridClients:
+    """A ``client_fn``: hospitals are partitions 0 to H - 1, centres follow.
+
+    Attributes
+    ----------
+    pooled : Pooled
+    columns : tuple of str
+    seed : int
+        Of the landmarks and of the centres' row orders.
+    given : ndarray of shape (m, d) or None
+        Landmarks that were chosen from the pooled rows.
+    protocol : str
+    allow_single : bool
+    predictions : Path
+        Folder for the hospitals' predictions.
+    state_dir : Path or None
+    """
+
+    pooled: Pooled
+    columns: tuple[str, ...]
+    seed: int
+    given: Floats | None
+    protocol: Any
+    allow_single: bool
+    predictions: Path
+    state_dir: Path | None
+
+    def __call__(self, context: Context) -> HybridKernelClient:
+        """Build the client of a node."""
+        k, pooled = int(context.node_config["partition-id"]), self.pooled
+        centre = k - pooled.hospitals
+        names = list(pooled.blocks)
+        block = OWN_BLOCK if centre < 0 else names[centre + (OWN_BLOCK in pooled.blocks)]
+        columns = pooled.blocks.get(block, np.zeros(0, np.intp))
+        common: dict[str, Any] = {
+            "block": block,
+            "columns": tuple(self.columns[c] for c in columns),
+            "alignment_key": hashlib.sha256(b"simulated alignment %d" % self.seed).digest(),
+            "landmark_seed": public_seed(self.seed, block),
+            "landmarks": None if self.given is None else self.given[:, columns],
+            "protocol": self.protocol,
+            "allow_single": self.allow_single,
+            "state_dir": self.state_dir,
+        }
+        if centre < 0:
+            mine = pooled.hospital == k
+            train, test = (np.flatnonzero(mine & part) for part in (pooled.train, ~pooled.train))
+            return HybridKernelClient(
+                context,
+                pooled.x[np.ix_(train, columns)],
+                pooled.y[train],
+                ids=train,
+                x_test=pooled.x[np.ix_(test, columns)],
+                y_test=pooled.y[test],
+                ids_test=test,
+                classes=pooled.classes or None,
+                predictions=self.predictions / f"partition-{k}.csv",
+                **common,
+            )
+        x = pooled.x[:, columns]
+        rows = np.flatnonzero(np.isfinite(x).all(axis=1))
+        rows = np.random.default_rng([self.seed, k]).permutation(rows)
+        return HybridKernelClient(context, x[rows], ids=rows, **common)
+
+
+class HybridData(Prepared):
+    """A table ready to be dealt, once or anew for every run.
+
+    Parameters
+    ----------
+    settings : HybridSettings
+
+    Raises
+    ------
+    TableError, OptionError
+        The table cannot be used, or there are too few rows or columns to deal.
+    """
+
+    def __init__(self, settings: HybridSettings) -> None:
+        if settings.hospitals < 1 or settings.centres < 0:
+            raise OptionError(
+                f"{settings.hospitals} hospitals and {settings.centres} centres",
+                remedy="use at least one hospital",
+            )
+        if not settings.centres and not settings.own_block:
+            raise OptionError("nobody has columns", remedy="use --own-block or more centres")
+        self.settings = settings
+        self._splits: dict[int, Pooled] = {}
+        self._folder: Any = None
+        table, _ = self._load(settings.seed)
+        self.columns, self.notes = table.columns, table.notes
+        self.notes += _read_task(settings, table)[1]
+        first = self.split(settings.seed)
+        constant = np.ptp(np.nan_to_num(first.x[first.train]), axis=0) == 0.0
+        if constant.any():
+            names = [c for c, flat in zip(self.columns, constant, strict=True) if flat]
+            self.notes += (f"constant in the training rows: {', '.join(names[:10])}",)
+
+    # -- what every family's data has
+
+    @property
+    def num_clients(self) -> int:
+        """Number of hospitals and centres."""
+        return self.settings.hospitals + self.settings.centres
+
+    def client_fn(self, strategy: PhaseStrategy, state_dir: Path | None = None) -> ClientFn:
+        """Return what builds the hospitals and centres of a run."""
+        assert isinstance(strategy, FedCG)
+        seed = strategy.seed or 0
+        pooled = self.split(seed)
+        return HybridClients(
+            pooled,
+            self.columns,
+            seed,
+            self.given(strategy),
+            strategy.protocol,
+            strategy.allow_single,
+            self.predictions,
+            state_dir,
+        )
+
+    def variant(self, strategy: PhaseStrategy) -> Hashable:
+        """Return what the clients depend on: protocol, seed, landmarks that are training rows."""
+        assert isinstance(strategy, FedCG)
+        rows = strategy.landmarks if strategy.sampling == "P" else 0
+        return strategy.protocol, strategy.allow_single, strategy.seed, rows
+
+    def start(self) -> dict[str, Any]:
+        """Return nothing: the method needs no more."""
+        return {}
+
+    def facts(self) -> dict[str, Any]:
+        """Return who got which columns and how many rows."""
+        first = self.split(self.settings.seed)
+        return {
+            "clients": self.num_clients,
+            "hospitals": self.settings.hospitals,
+            "centres": self.settings.centres,
+            "columns": {
+                block: [self.columns[c] for c in columns] for block, columns in first.blocks.items()
+            },
+            "rows": [int((first.hospital[first.train] == h).sum()) for h in range(first.hospitals)],
+            "held_out_rows": [
+                int((first.hospital[~first.train] == h).sum()) for h in range(first.hospitals)
+            ],
+            "classes": list(first.classes),
+        }
+
+    def scaling_json(self) -> str:
+        """Return the ranges of the columns and of the labels."""
+        import json
+
+        return json.dumps(dict(self.split(self.settings.seed).scaling))
+
+    # -- what the family needs
+
+    @property
+    def predictions(self) -> Path:
+        """Folder to which simulated hospitals write, gone with this object."""
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="fedkern-")
+        return Path(self._folder.name)
+
+    def given(self, strategy: FedCG) -> Floats | None:
+        """Return landmarks chosen from the pooled training rows, where the sampling is P."""
+        if strategy.sampling != "P":
+            return None
+        seed = strategy.seed or 0
+        return self.split(seed).landmarks(strategy.landmarks, seed)
+
+    def split(self, seed: int) -> Pooled:
+        """Return the split of a run."""
+        if not self.settings.resplit:
+            seed = self.settings.seed
+        if seed not in self._splits:
+            self._splits.clear()  # one at a time: tables may be large
+            self._splits[seed] = self._deal(*self._load(seed), seed)
+        return self._splits[seed]
+
+    def _load(self, seed: int) -> tuple[Table, NDArray[np.bool_]]:
+        """Return training and held-out rows as one table, and which of them are for training."""
+        settings = self.settings
+        if settings.data == _TOY:
+            table = three_hospitals(seed)
+        else:
+            table = settings.load("error" if settings.missing == "error" else "keep")
+        if table.y is None:
+            raise TableError("the data has no labels", remedy="name them with --label")
+        if table.x_test is not None and table.y_test is not None:
+            train = np.arange(table.rows + len(table.y_test)) < table.rows
+            site = None
+            if table.site is not None:  # held-out rows of a data set have no sites: dealt in turn
+                site = np.concatenate([table.site, np.resize(table.site, len(table.y_test))])
+            whole = replace(
+                table,
+                x=np.concatenate([table.x, table.x_test]),
+                y=np.concatenate([table.y, table.y_test]),
+                ids=None,
+                site=site,
+                x_test=None,
+                y_test=None,
+            )
+            return whole, train
+        return table, _hold_out_evenly(settings, table, seed)
+
+    def _deal(self, table: Table, train: NDArray[np.bool_], seed: int) -> Pooled:
+        settings, d = self.settings, len(table.columns)
+        assert table.y is not None
+        classes, _ = _read_task(settings, table)
+        x, y = np.where(np.isfinite(table.x), table.x, np.nan), table.y.copy()
+        low = np.nan_to_num(np.nanmin(x[train], axis=0))
+        high = np.nan_to_num(np.nanmax(x[train], axis=0))
+        span = np.where(high > low, high - low, 1.0)
+        x = np.clip((x - low) / span, 0.0, 1.0)
+        middle, half = 0.0, 1.0
+        if settings.positive is not None:
+            y = (y == settings.positive).astype(np.float64)
+        elif not classes:
+            least, most = float(np.nanmin(y[train])), float(np.nanmax(y[train]))
+            middle, half = (least + most) / 2.0, (most - least) / 2.0 or 1.0
+            y = np.clip((y - middle) / half, -1.0, 1.0)
+        shares = settings.centres + settings.own_block
+        if d < shares:
+            raise OptionError(
+                f"{d} columns cannot be dealt to {shares} blocks", remedy="use fewer centres"
+            )
+        parts = np.array_split(np.arange(d), shares)
+        names = [OWN_BLOCK] if settings.own_block else []
+        names += [f"centre {c + 1}" for c in range(settings.centres)]
+        blocks = dict(zip(names, parts, strict=True))
+        keep = np.isfinite(y)
+        if settings.own_block:
+            keep &= np.isfinite(x[:, blocks[OWN_BLOCK]]).all(axis=1)
+        rows = np.flatnonzero(keep)
+        x, y, train = x[rows], y[rows], train[rows]
+        hospital = np.empty(len(rows), np.intp)
+        for part in (train, ~train):  # so that every hospital has rows of both kinds
+            held = np.flatnonzero(part)
+            if not len(held):
+                continue
+            dealt = split_rows(
+                table.take(rows[held]),
+                settings.split,
+                settings.hospitals,
+                seed,
+                alpha=settings.alpha,
+            )
+            for h, mine in enumerate(dealt):
+                hospital[held[mine]] = h
+        if (np.bincount(hospital[train], minlength=settings.hospitals) == 0).any():
+            raise OptionError("a hospital has no training rows", remedy="use fewer hospitals")
+        scaling = {
+            "columns": list(table.columns),
+            "x_min": low.tolist(),
+            "x_max": high.tolist(),
+            "y_middle": middle,
+            "y_half_range": half,
+            "classes": list(classes),
+        }
+        return Pooled(x, y, train, hospital, blocks, classes, scaling)
+
+
+def _hold_out_evenly(settings: HybridSettings, table: Table, seed: int) -> NDArray[np.bool_]:
+    """Return which rows are for training; the same share of every class is held out."""
+    hold_out(table, settings.test_size, seed)  # refuses shares that cannot be
+    classes, _ = _read_task(settings, table)
+    assert table.y is not None
+    groups = np.zeros(table.rows)
+    if settings.positive is not None:
+        groups = (table.y == settings.positive).astype(np.float64)
+    elif classes:
+        groups = table.y
+    rng = np.random.default_rng(derive_seed(seed, "held-out rows"))
+    train = np.ones(table.rows, bool)
+    for group in np.unique(groups[np.isfinite(groups)]):
+        rows = rng.permutation(np.flatnonzero(groups == group))
+        train[rows[: round(settings.test_size * len(rows))]] = False
+    return train
+
+
+def _read_task(settings: HybridSettings, table: Table) -> tuple[tuple[float, ...], tuple[str, ...]]:
+    """Return the classes, none for a regression, and notes for the user."""
+    if settings.task not in get_args(Task):
+        raise OptionError(f"there is no task {settings.task!r}", remedy="see --help")
+    assert table.y is not None
+    y = table.y if table.y_test is None else np.concatenate([table.y, table.y_test])
+    values = np.unique(y[np.isfinite(y)])
+    if settings.positive is not None:
+        if settings.task == "regression" or settings.positive not in values:
+            raise OptionError(
+                f"there is no class {settings.positive:g} to tell from the others",
+                remedy="choose one of the labels",
+            )
+        return (0.0, 1.0), ()
+    whole = bool((values == np.rint(values)).all()) and len(values) <= _MOST_CLASSES
+    if settings.task == "regression" or (settings.task == "auto" and not whole):
+        return (), ()
+    if len(values) < 2:
+        raise TableError("the label is constant", remedy="choose a label that varies")
+    note = (f"{len(values)} classes",) if settings.task == "auto" else ()
+    return tuple(values.tolist()), note
+
+
+__all__ = ["HybridClients", "HybridData", "HybridSettings", "Pooled", "Sampling", "Task"]

@@ -1,0 +1,61 @@
+"""What each protocol of FedCG shows to whom."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .fed_cg import FedCG
+
+#: Logged once when a run begins.
+WARNINGS = {
+    "naive": "protocol naive shows the server every kernel block and all labels: it can compute "
+    "every feature of every row",
+    "chain": "protocol chain shows each centre the kernel of the centres before it, and the server "
+    "K^T K p of each hospital and noisy labels",
+}
+
+_SIZES = "numbers of rows, held-out rows and columns per party, keyed hashes of ids"
+
+
+def seen_by(run: FedCG) -> dict[str, Any]:
+    """Return what server and clients see in a run, for its privacy ledger."""
+    if run.protocol == "naive":
+        return {
+            "server_sees": [
+                "every kernel block, and with the landmarks every feature",
+                "all labels, and each hospital's counts on held-out rows",
+                _SIZES,
+            ],
+            "clients_see": ["the coefficients", "the landmarks of their block"],
+            "never_leaves_the_client": ["ids"],
+        }
+    if run.protocol == "chain":
+        return {
+            "server_sees": [
+                "K^T K p of each hospital",
+                "K alpha - y + noise of each row at the start, from which labels can be told",
+                "each hospital's counts on held-out rows",
+                _SIZES,
+            ],
+            "clients_see": ["p", "the kernel of the centres before it in the chain"],
+            "never_leaves_the_client": ["ids", "rows"],
+        }
+    direct = run.chosen_solver == "normal-equations"
+    summed = "K^T K and K^T y" if direct else "K^T y and products of K^T K"
+    server = [f"sums over the hospitals of {summed}, and of counts on held-out rows"]
+    if len(run.plan_.hospitals) == 1:
+        server = [f"{summed} of the only hospital, and its counts on held-out rows"]
+    if run.penalty == "rkhs":
+        server.append("distances between landmarks, which no patient enters")
+    if run.sampling == "N":
+        server.append("means and deviations of blocks that several parties hold")
+    return {
+        "server_sees": [*server, _SIZES, "which rows of which party belong together"],
+        "hospitals_see": [
+            "the kernel of their own rows: distances between their own patients",
+            "the coefficients",
+        ],
+        "centres_see": ["which of their rows belong to which hospital"],
+        "never_leaves_the_client": ["rows", "labels", "ids", "landmarks", "predictions"],
+    }

@@ -1,0 +1,146 @@
+"""What a solver needs of the parties of FedCG, whatever the protocol."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fedkern_flwr.errors import OptionError, ProtocolError
+from fedkern_flwr.hybrid import Plan, Ward
+from fedkern_flwr.wire import hybrid as wire
+
+if TYPE_CHECKING:
+    from .fed_cg import FedCG
+
+Floats = NDArray[np.float64]
+NOTHING = np.zeros(0)
+_NO_BYTES = np.zeros(0, np.uint8)
+
+
+class HybridSystem(ABC):
+    """The linear system of a run, held by the parties.
+
+    Parameters
+    ----------
+    run : FedCG
+        The run at hand, its plan made.
+    grid : Grid
+    timeout : float
+        Seconds to wait for the replies of an exchange.
+
+    Attributes
+    ----------
+    landmark_kernel : ndarray of shape (m, m) or None
+        K_mm, where the penalty needs it.
+    fingerprints : dict
+        Block -> fingerprint of its landmarks.
+    """
+
+    def __init__(self, run: FedCG, grid: Grid, timeout: float) -> None:
+        self.run, self.grid, self.timeout = run, grid, timeout
+        self.plan: Plan = run.plan_
+        self.landmark_kernel: Floats | None = None
+        self.fingerprints: dict[str, str] = {}
+
+    @abstractmethod
+    def open(self) -> None:
+        """Have the kernel made, wherever the protocol keeps it."""
+
+    @abstractmethod
+    def equations(self) -> tuple[Floats, Floats]:
+        """Return K^T K, shape (m, m), and K^T y, shape (m, k)."""
+
+    @abstractmethod
+    def products(self, directions: Floats, *, labels: bool = False) -> tuple[Floats, Floats]:
+        """Return (K^T y if ``labels``, K^T K P) for directions P of shape (m, j)."""
+
+    def predictions(self, coefficients: Floats) -> Mapping[int, Floats]:
+        """Return predictions of held-out rows per hospital, where hospitals cannot make them."""
+        return {}
+
+    # -- requests about rows
+
+    def rows_request(
+        self, kind: Any, partition: int, parts: Mapping[int, slice], **more: Any
+    ) -> Any:
+        """Return a request to a party about rows of hospitals, as far as it has any of them."""
+        wards = [ward for ward in self.plan.wards.values() if partition in ward.rows]
+        wards = [ward for ward in wards if ward.partition in parts]
+
+        def whole(of: Callable[[Ward], int]) -> NDArray[np.int32]:
+            return np.array([of(ward) for ward in wards], np.int32)
+
+        return kind(
+            session=self.run.session,
+            round=self.run.step,
+            hospitals=whole(lambda w: w.partition),
+            trains=whole(lambda w: w.train),
+            starts=whole(lambda w: parts[w.partition].start),
+            stops=whole(lambda w: parts[w.partition].stop),
+            rows=tuple(ward.rows[partition] for ward in wards),
+            **more,
+        )
+
+    def landmark_fields(self, partition: int) -> dict[str, Any]:
+        """Return what a party must know to draw its landmarks and make its kernel."""
+        run = self.run
+        return {
+            "variant": run.protocol,
+            "kernel": run.kernel,
+            "sampling": run.sampling,
+            "landmarks": run.landmarks,
+            "seed_from": -1,
+            "public_seed": -1,
+            "model": run.model_of[0],
+            "model_round": run.model_of[1],
+            "save_as": run.save_step(),
+            "landmark_pairs": False,
+            "keep_training": run.chosen_solver == "cg",
+            "gammas": run.gammas_,
+            "moments": NOTHING,
+            "sealed_seed": _NO_BYTES,
+        }
+
+    def take_fingerprints(self, replies: Mapping[int, wire.DistancesReply]) -> None:
+        """Check that all holders of a block have the same landmarks, and the model's.
+
+        Raises
+        ------
+        ProtocolError
+        """
+        for block, holders in self.plan.blocks.items():
+            for partition in holders:
+                if partition not in replies:
+                    continue
+                found = replies[partition].fingerprint.hex()
+                if self.fingerprints.setdefault(block, found) != found:
+                    raise ProtocolError(
+                        f"its landmarks of block {block!r} differ from those of the other holders",
+                        remedy="configure the same landmark seed at all holders of the block",
+                        party=f"partition {partition}",
+                    )
+                expected = self.run.fingerprints_.get(block, found)
+                if expected != found:
+                    raise ProtocolError(
+                        f"its landmarks of block {block!r} are not those of the model",
+                        remedy="give it the state_dir or the landmark seed of the training run",
+                        party=f"partition {partition}",
+                    )
+
+    def check_one_output(self, outputs: int) -> None:
+        """Refuse several outputs.
+
+        Raises
+        ------
+        OptionError
+        """
+        if outputs != 1:
+            raise OptionError(
+                f"protocol {self.run.protocol!r} solves for one output, the labels make {outputs}",
+                remedy="use protocol secure or naive",
+            )
