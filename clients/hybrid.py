@@ -166,7 +166,7 @@ class HybridKernelClient(PhaseClient):
                 remedy="give all parties that share records the same alignment_key, or pass no ids",
                 party=self.name,
             )
-        self.landmarks = None if landmarks is None else np.asarray(landmarks, np.float64)
+        self.landmarks = None if landmarks is None else self.table.check_landmarks(landmarks)
 
     # -- phases
 
@@ -216,9 +216,14 @@ class HybridKernelClient(PhaseClient):
         """Add up the moments of the block; draw and seal its secret, if it falls to this party."""
         state = self.open_round(request.session, request.round, 0)
         kept = RunState.unpack(state.payload)
+        plain = np.zeros(0)
         if request.moments:
             x = self._training_rows(request, request.rows)
-            self._sums.contribute(f"moments/{self.block}", moment_sums(x, self.table.ranges))
+            moments = moment_sums(x, self.table.ranges)
+            if self.protocol == "secure":
+                self._sums.contribute(f"moments/{self.block}", moments)
+            else:
+                plain = moments
         sealed = []
         if request.peers.size:
             kept.seed = kept.seed or secrets.token_bytes(_SEED_BYTES)
@@ -227,7 +232,9 @@ class HybridKernelClient(PhaseClient):
                 sealed.append(seal_message(self.pair_secret(peer), kept.seed, *place))
         self.close_round(state, request.round, kept.pack(), 0)
         return wire.MomentsReply(
-            round=request.round, sealed=tuple(np.frombuffer(s, np.uint8) for s in sealed)
+            round=request.round,
+            plain=plain,
+            sealed=tuple(np.frombuffer(s, np.uint8) for s in sealed),
         )
 
     def send_distances(self, request: wire.DistancesRequest) -> wire.DistancesReply:
@@ -254,7 +261,7 @@ class HybridKernelClient(PhaseClient):
             else:
                 rows = request.rows[k][start:stop]
                 found = self._distances(request.session, rows, landmarks, kept)
-                self._sums.contribute(name, found.ravel())
+                self._sums.contribute(name, found.reshape(-1), overwrite=True)
         self._keep(state, request, kept)
         return wire.DistancesReply(round=request.round, fingerprint=self._fingerprint(kept))
 
@@ -355,8 +362,17 @@ class HybridKernelClient(PhaseClient):
             raise ProtocolError(
                 f"this node takes part in runs with protocol {self.protocol!r} only, not "
                 f"{request.variant!r}",
-                remedy=f"start it with protocol={request.variant!r}, knowing what that shows",
+                remedy=f"start it with protocol={request.variant!r}"
+                + ("" if request.variant == "secure" else ", knowing what that shows"),
                 party=self.name,
+            )
+        if self.protocol != "naive" and isinstance(request, wire.BlocksRequest):
+            raise ProtocolError(
+                "kernel blocks and labels leave a node in protocol 'naive' only", party=self.name
+            )
+        if self.protocol == "secure" and request.public_seed >= 0:
+            raise ProtocolError(
+                "landmarks that everybody knows are not for protocol 'secure'", party=self.name
             )
         kept = RunState.unpack(state.payload)
         if not kept.begun:
@@ -488,6 +504,8 @@ class HybridKernelClient(PhaseClient):
         )
 
     def _landmarks(self, kept: RunState) -> Floats:
+        if not self.table.features:
+            return np.zeros((kept.landmarks, 0))
         if kept.settings["sampling"] == "P":
             if self.landmarks is None or self.landmarks.shape[1] != self.table.features:
                 raise OptionError(
@@ -510,7 +528,8 @@ class HybridKernelClient(PhaseClient):
         model = str(kept.settings["model"])
         if kept.settings["sampling"] == "P":
             return array_fingerprint(self._landmarks(kept), model, self.block)
-        return seed_fingerprint(kept.seed, model, self.block)
+        drawn_from = np.vstack([self.table.ranges.T, *kept.arrays.get("moments", ())])
+        return seed_fingerprint(kept.seed, model, self.block, drawn_from)
 
     # -- kernels
 
@@ -543,8 +562,12 @@ class HybridKernelClient(PhaseClient):
     def _take_distances(self, session: str, kept: RunState) -> None:
         """Turn totals that came with a request into kernel rows."""
         for name, total in self.sums.delivered.items() if self.sums is not None else ():
-            if int(name.rpartition("/")[2]) == kept.done:  # else it came before
+            if int(name.rpartition("/")[2]) != kept.done:  # it came before
+                continue
+            try:
                 self._absorb(session, kept, total.reshape(-1, kept.landmarks))
+            except StateError:  # the rows before are gone: the next step asks for all of them
+                kept.settings["done"] = -1
         while kept.settings.get("alone") and kept.done < kept.total:
             part = next(row_chunks(kept.total - kept.done, kept.landmarks))
             self._absorb(session, kept, np.zeros((part.stop, kept.landmarks)))
@@ -553,8 +576,9 @@ class HybridKernelClient(PhaseClient):
         """Add this hospital's own block, make the kernel, keep what later steps need of it."""
         start, stop = kept.done, kept.done + len(totals)
         if self.table.features:
-            rows = kept.arrays["rows"][start:stop]
-            totals += self._distances(session, rows, self._landmarks(kept), kept)
+            rows, landmarks = kept.arrays["rows"][start:stop], self._landmarks(kept)
+            for part in row_chunks(len(rows), 32 * kept.landmarks):  # 1 MB: no array of full size
+                totals[part] += self._distances(session, rows[part], landmarks, kept)
         kernel = kernel_from_distances(totals, kept.arrays["gammas"])
         trained = max(0, min(kept.train, stop) - start)
         if kept.settings["keep_training"]:
@@ -562,7 +586,8 @@ class HybridKernelClient(PhaseClient):
         else:
             self._add_equations(session, kept, kernel[:trained])
             if trained < len(kernel):
-                self._kernel_rows(session, kept).write(start + trained, kernel[trained:])
+                test = kernel[trained:]
+                self._kernel_rows(session, kept).write(start + trained, test, first=kept.train)
         kept.settings["done"] = stop
 
     def _add_equations(self, session: str, kept: RunState, kernel: Floats) -> None:

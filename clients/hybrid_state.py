@@ -21,9 +21,10 @@ class RunState:
     seed : bytes
         The secret of the block's landmarks.
     arrays : dict
-        ``gammas`` (1,) or (m,). ``moments`` (2, d), if landmarks are normal. At a hospital:
-        ``rows``, its announced rows in the kernel's order; ``gram`` and ``right``, the normal
-        equations so far. In a chain: ``rows/<hospital>`` and what the method keeps.
+        ``order`` (rows,), the row of the table at each announced position. ``gammas`` (1,) or
+        (m,). ``moments`` (2, d), if landmarks are normal. At a hospital: ``rows``, its announced
+        rows in the kernel's order; ``gram`` and ``right``, the normal equations so far. In a
+        chain: ``rows/<hospital>`` and what the method keeps.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)

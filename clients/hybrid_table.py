@@ -63,7 +63,10 @@ class HybridTable:
         classes: Sequence[float],
         label_bound: float,
     ) -> None:
-        self.party, self.classes, self.label_bound = party, tuple(classes), label_bound
+        self.party, self.label_bound = party, label_bound
+        self.classes = tuple(self._numbers(list(classes), "classes").tolist())
+        if self.classes and len(set(self.classes)) < max(2, len(self.classes)):
+            raise self._bad("classes that are fewer than two or not distinct", "name each once")
         self.x = self._features(x, _length(x, y, ids))
         self.y = self._targets(y, len(self.x))
         tests, features = _length(x_test, y_test, ids_test), self.x.shape[1]
@@ -87,9 +90,10 @@ class HybridTable:
                 f"{features} features have {len(self.columns)} names", "name each of them"
             )
         unit = np.tile([0.0, 1.0], (features, 1))
-        self.ranges = unit if ranges is None else np.asarray(ranges, np.float64).reshape(-1, 2)
+        self.ranges = unit if ranges is None else self._numbers(ranges, "ranges")
         self._check_ranges()
-        self._known: tuple[str, NDArray[np.uint64]] | None = None  # hashes of a session
+        # of a session: hashes of the rows, and the order that sorts them
+        self._known: tuple[str, NDArray[np.uint64], NDArray[np.intp]] | None = None
 
     @property
     def rows(self) -> int:
@@ -113,12 +117,12 @@ class HybridTable:
 
         Without ids rows get numbers of this party that match nobody else's.
         """
-        hashes = self._hashes(session, key)
-        return hashes[self._sorted(hashes)]
+        _, hashes, order = self._hash(session, key)
+        return hashes[order]
 
     def order(self, session: str, key: bytes | None) -> NDArray[np.intp]:
         """Return the row of the table (held-out ones last) at each announced position."""
-        return self._sorted(self._hashes(session, key))
+        return self._hash(session, key)[2]
 
     def announced(self, session: str, key: bytes | None) -> Floats:
         """Return the features of all rows in announced order, shape (n + t, d)."""
@@ -126,18 +130,19 @@ class HybridTable:
 
     def features_of(self, rows: NDArray[Any]) -> Floats:
         """Return the features of some rows of the table, held-out ones counted last."""
-        return (np.concatenate([self.x, self.x_test]) if self.tests else self.x)[rows]
+        x = np.concatenate([self.x, self.x_test]) if self.tests else self.x
+        return np.asarray(x[rows])
 
-    def _hashes(self, session: str, key: bytes | None) -> NDArray[np.uint64]:
+    def _hash(
+        self, session: str, key: bytes | None
+    ) -> tuple[str, NDArray[np.uint64], NDArray[np.intp]]:
         if self._known is None or self._known[0] != session:
             if key is None:
                 key = hashlib.sha256(f"fedkern-flwr rows/{self.party}".encode()).digest()
-            self._known = (session, hash_ids(self._ids, key, session))
-        return self._known[1]
-
-    def _sorted(self, hashes: NDArray[np.uint64]) -> NDArray[np.intp]:
-        n = self.rows
-        return np.concatenate([sort_order(hashes[:n]), n + sort_order(hashes[n:])])
+            hashes, n = hash_ids(self._ids, key, session), self.rows
+            order = np.concatenate([sort_order(hashes[:n]), n + sort_order(hashes[n:])])
+            self._known = (session, hashes, order)
+        return self._known
 
     # -- predictions
 
@@ -151,16 +156,38 @@ class HybridTable:
         for place in np.argsort(tests, kind="stable"):
             row = [self._ids[self.rows + tests[place]], *map(repr, outputs[place].tolist())]
             if decided is not None:
-                row.append(f"{self.classes[decided[place]]:g}")
+                name = np.format_float_positional(self.classes[decided[place]], trim="-")
+                row.append(name)
             writer.writerow(row)
         write_atomically(path, text.getvalue().encode(), private=True)
 
     # -- checks
 
+    def check_landmarks(self, landmarks: ArrayLike) -> Floats:
+        """Return landmarks that were chosen elsewhere, shape (m, d).
+
+        Raises
+        ------
+        TableError
+        """
+        out = self._numbers(landmarks, "landmarks")
+        if out.ndim != 2 or out.shape[1] != self.features or not np.isfinite(out).all():
+            raise self._bad(
+                f"landmarks of shape {out.shape} do not fit {self.features} features",
+                "pass the block's own columns, without NaN",
+            )
+        return out
+
+    def _numbers(self, values: ArrayLike, what: str) -> Floats:
+        try:
+            return np.asarray(values, dtype=np.float64)
+        except (TypeError, ValueError):  # whose text quotes a value
+            raise self._bad(f"{what} that are not numbers", "clean the table first") from None
+
     def _features(self, x: ArrayLike | None, rows: int) -> Floats:
         if x is None:
             return np.zeros((rows, 0))
-        out = np.ascontiguousarray(x, dtype=np.float64)
+        out = np.ascontiguousarray(self._numbers(x, "features"))
         if out.ndim != 2 or len(out) != rows:
             raise self._bad(
                 f"features of shape {out.shape} do not fit {rows} rows", "pass x of shape (n, d)"
@@ -172,7 +199,7 @@ class HybridTable:
     def _targets(self, y: ArrayLike | None, rows: int) -> Floats:
         if y is None:
             return np.zeros((0, 0))
-        out = np.asarray(y, dtype=np.float64)
+        out = self._numbers(y, "labels")
         if self.classes and out.ndim == 2 and out.shape[1] == 1:
             out = out[:, 0]
         if out.ndim not in (1, 2) or len(out) != rows or (self.classes and out.ndim != 1):
@@ -183,7 +210,7 @@ class HybridTable:
             raise self._bad("NaN or infinite labels", "leave such rows out")
         if self.classes:
             return encode_classes(out, self.classes, self.party)
-        out = out.reshape(rows, -1)
+        out = out[:, None] if out.ndim == 1 else out
         if rows and np.abs(out).max() > self.label_bound:
             raise self._bad(
                 f"labels beyond the declared bound of {self.label_bound:g}",
@@ -208,15 +235,19 @@ class HybridTable:
         ------
         TableError
         """
-        if repeated := count_duplicates(self._hashes(session, key)):
+        if repeated := count_duplicates(self._hash(session, key)[1]):
             raise self._bad(f"{repeated} duplicate ids", "keep one row per id")
 
     def _check_ranges(self) -> None:
-        low, high = self.ranges.T
-        if self.ranges.shape != (self.features, 2) or not (high >= low).all():
+        if self.ranges.shape != (self.features, 2) or not np.isfinite(self.ranges).all():
             raise self._bad(
                 f"ranges of shape {self.ranges.shape} do not fit {self.features} features",
                 "declare least and greatest value of each",
+            )
+        low, high = self.ranges.T
+        if not (high >= low).all():
+            raise self._bad(
+                "ranges that end before they begin", "declare least and greatest value of each"
             )
         for x in (self.x, self.x_test):
             outside = ((x < low) | (x > high)).any(axis=0)

@@ -37,11 +37,19 @@ class KernelRows:
         self.path = base / session / f"partition-{partition}.kernel"
         self.partition, self.landmarks = partition, landmarks
 
-    def write(self, start: int, rows: Floats) -> None:
-        """Write rows from position ``start`` on; position 0 begins a new file."""
+    def write(self, start: int, rows: Floats, *, first: int = 0) -> None:
+        """Write rows from position ``start`` on; those of position ``first`` begin a new file.
+
+        Raises
+        ------
+        StateError
+            The rows before them are gone.
+        """
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not start:
+        if start == first:
             self.path.unlink(missing_ok=True)
+        else:
+            self._check_length(start)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o600)
         with os.fdopen(descriptor, "r+b") as file:
             file.seek(start * self.landmarks * 8)
@@ -57,15 +65,17 @@ class KernelRows:
         """
         if stop <= start:
             return np.zeros((0, self.landmarks))
-        size = 8 * self.landmarks
-        if not self.path.is_file() or self.path.stat().st_size < stop * size:
+        self._check_length(stop)
+        offset, shape = 8 * self.landmarks * start, (stop - start, self.landmarks)
+        return np.memmap(self.path, "<f8", mode="r", offset=offset, shape=shape)
+
+    def _check_length(self, rows: int) -> None:
+        if not self.path.is_file() or self.path.stat().st_size < 8 * self.landmarks * rows:
             raise StateError(
                 "the kernel rows of this run are gone from its disk",
                 remedy="they are made again",
                 party=f"partition {self.partition}",
             )
-        shape = (stop - start, self.landmarks)
-        return np.memmap(self.path, "<f8", mode="r", offset=start * size, shape=shape)
 
     def erase(self) -> None:
         """Remove the file and, if it was the last, the run's folder."""

@@ -83,15 +83,16 @@ class ClientSums:
             raise SumError(f"no sum {name!r} was ordered", party=self._name)
         return self.orders[name]
 
-    def contribute(self, name: str, values: NDArray[Any]) -> None:
-        """Add this client's vector to the sum of that name.
+    def contribute(self, name: str, values: NDArray[Any], *, overwrite: bool = False) -> None:
+        """Add this client's vector to the sum of that name; ``overwrite`` it if that may be done.
 
         Raises
         ------
         SumError
             The sum was not ordered, or the values do not fit what was declared.
         """
-        self.replies.append(self.party.contribute(self.order(name), values))
+        upload = self.party.contribute(self.order(name), values, overwrite=overwrite)
+        self.replies.append(upload)
         del self.orders[name]
 
     def contribute_nothing(self, name: str) -> None:

@@ -39,7 +39,8 @@ def hash_ids(ids: Sequence[Any] | NDArray[Any], key: bytes, session: str) -> Has
     ndarray of uint64, shape (n, 2)
     """
     own = hmac.digest(key, f"fedkern-flwr ids/{session}".encode(), "sha256")
-    digests = [hmac.digest(own, str(i).encode(), "sha256")[:16] for i in ids]
+    texts = ids.tolist() if isinstance(ids, np.ndarray) and ids.dtype.kind == "U" else map(str, ids)
+    digests = [hmac.digest(own, text.encode(), "sha256")[:16] for text in texts]
     return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
 
 
@@ -72,7 +73,8 @@ def find_rows(wanted: Hashes, known: Hashes) -> Positions:
 
 def count_duplicates(hashes: Hashes) -> int:
     """Return how many rows have a pseudonym that came before."""
-    return len(hashes) - len(np.unique(hashes, axis=0)) if len(hashes) else 0
+    sorted_hashes = hashes[sort_order(hashes)]
+    return int((sorted_hashes[1:] == sorted_hashes[:-1]).all(axis=1).sum())
 
 
 def check_alignment_key(key: bytes) -> None:

@@ -89,12 +89,14 @@ def public_seed(seed: int, block: str) -> bytes:
     return hashlib.sha256(f"fedkern-flwr public landmarks/{seed}/{block}".encode()).digest()
 
 
-def seed_fingerprint(seed: bytes, session: str, block: str) -> bytes:
-    """Return 16 bytes that are equal at all holders of a block if they have the same seed.
+def seed_fingerprint(seed: bytes, session: str, block: str, moments: Floats | None = None) -> bytes:
+    """Return 16 bytes that are equal at all holders of a block if they draw the same landmarks.
 
-    They say nothing about the seed, which has 256 bits.
+    They say nothing about the seed, which has 256 bits, nor, without it, about the moments.
     """
     text = f"fedkern-flwr fingerprint/{session}/{block}".encode()
+    if moments is not None:
+        text += b"/" + np.ascontiguousarray(moments, "<f8").tobytes()
     return hmac.digest(seed, text, "sha256")[:_FINGERPRINT_BYTES]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 
-from .errors import EngineError, OptionError
+from .errors import OptionError
 
 Floats = NDArray[np.float64]
 Penalty = Literal["ridge", "rkhs"]
@@ -75,7 +75,7 @@ def solve_equations(
 
     Raises
     ------
-    EngineError
+    OptionError
         The matrix is not positive definite within the precision of the numbers.
     """
     matrix = regularized(gram, regularization, landmark_kernel)
@@ -84,7 +84,7 @@ def solve_equations(
     try:
         return np.asarray(linalg.cho_solve(linalg.cho_factor(matrix, lower=True), right))
     except linalg.LinAlgError:
-        raise EngineError(
+        raise OptionError(
             f"the normal equations are singular at regularization {regularization:g}",
             remedy="use a larger --regularization",
         ) from None

@@ -21,12 +21,16 @@ from scipy.spatial.distance import cdist
 
 from .errors import OptionError
 from .seeding import derive_seed
+from .threads import share
 
 Floats = NDArray[np.float64]
 ProductKernel = Literal["rbf", "laplacian"]
 PRODUCT_KERNELS = ("rbf", "laplacian")
 
 _CHUNK = 1 << 22  # numbers of a temporary array, 32 MB
+# Distances made at once: they stay in the processor's cache, and the product is too small for
+# threads of BLAS, which would spin on for a while and keep others from their work.
+_BLOCK = 1 << 15
 
 
 def partial_distances(x: Floats, landmarks: Floats, kernel: ProductKernel) -> Floats:
@@ -45,19 +49,31 @@ def partial_distances(x: Floats, landmarks: Floats, kernel: ProductKernel) -> Fl
     -------
     ndarray of float64, shape (n, m)
         Zeros for a block without features. Squared distances are computed by a matrix product:
-        their error is of the order of 1e-16 times the squared norms of the rows.
+        their error is of the order of 1e-16 times those of the rows to the landmarks' mean.
     """
     n, m = len(x), len(landmarks)
     if not x.shape[1]:
         return np.zeros((n, m))
-    if kernel == "laplacian":
-        return np.asarray(cdist(x, landmarks, "cityblock"))
+    out, rows = np.empty((n, m)), max(1, _BLOCK // max(1, m))
     # -2 x.w + |x|^2 + |w|^2 as one matrix product into the result: no temporary of its size
-    left = np.hstack([x, np.einsum("nd,nd->n", x, x)[:, None], np.ones((n, 1))])
-    squares = np.einsum("md,md->m", landmarks, landmarks)[:, None]
-    right = np.hstack([-2.0 * landmarks, np.ones((m, 1)), squares])
-    out: Floats = left @ right.T
-    return np.maximum(out, 0.0, out=out)
+    # around the landmarks, since features far from zero would lose their digits in the squares
+    middle = landmarks.mean(axis=0)
+    near, places = x - middle, landmarks - middle
+    left = np.hstack([near, np.einsum("nd,nd->n", near, near)[:, None], np.ones((n, 1))])
+    squares = np.einsum("md,md->m", places, places)[:, None]
+    right = np.hstack([-2.0 * places, np.ones((m, 1)), squares]).T
+
+    def work(start: int, stop: int) -> None:
+        for k in range(start, stop, rows):
+            part = slice(k, min(k + rows, stop))
+            if kernel == "laplacian":
+                cdist(x[part], landmarks, "cityblock", out=out[part])
+            else:
+                np.matmul(left[part], right, out=out[part])
+                np.maximum(out[part], 0.0, out=out[part])
+
+    share(work, n, 4 * rows)
+    return out
 
 
 def kernel_from_distances(distances: Floats, gammas: Floats) -> Floats:

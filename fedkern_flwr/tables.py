@@ -8,6 +8,7 @@ numbers and counts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -90,6 +91,8 @@ def load_table(
     id_column: str | None = None,
     site_column: str | None = None,
     missing: Missing = "error",
+    labelled: bool = True,
+    classes: Sequence[str] | None = None,
 ) -> Table:
     """Load a party's table from an ``.npz``, ``.csv`` or ``.parquet`` file.
 
@@ -111,6 +114,11 @@ def load_table(
         The columns (NPZ: arrays) with the record ids and the sites.
     missing : {"error", "drop-row", "keep"} (default: "error")
         Refuse, drop or keep rows with an empty, NaN or infinite cell.
+    labelled : bool (default: True)
+        Refuse a file without labels; else y is None where the file has none.
+    classes : sequence of str or None (default: None)
+        CSV and Parquet: all classes of a text label. It is encoded as the position in this list,
+        the same in every file that is read with it.
 
     Raises
     ------
@@ -127,11 +135,11 @@ def load_table(
     if path.suffix.lower() == ".npz":
         from .tables_npz import read_npz
 
-        table = read_npz(path, label, id_column, site_column, use_label)
+        table = read_npz(path, label, id_column, site_column, use_label, labelled)
     else:
         from .tables_arrow import read_columns
 
-        table = read_columns(path, label, id_column, site_column, use_label)
+        table = read_columns(path, label, id_column, site_column, use_label, labelled, classes)
     if table.rows == 0:
         raise TableError(f"{path.name} has no rows", remedy="give a file with data")
     if not table.columns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,18 @@ _NUMBER = r"(?i)^[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf(inity)?|nan)$"
 
 
 def read_columns(
-    path: Path, label: str | None, id_column: str | None, site_column: str | None, use_label: bool
+    path: Path,
+    label: str | None,
+    id_column: str | None,
+    site_column: str | None,
+    use_label: bool,
+    labelled: bool,
+    classes: Sequence[str] | None,
 ) -> Table:
     """Read a CSV or Parquet file; see :func:`load_table` for the columns."""
     columns = _arrow_columns(path)
+    if not labelled and label not in columns:
+        label, use_label = None, False
     if label is None and use_label:
         raise TableError(
             f"the label column of {path.name} is not named",
@@ -42,7 +51,7 @@ def read_columns(
     y: NDArray[np.float64] | None = None
     notes: tuple[str, ...] = ()
     if use_label and label is not None:
-        y, notes = _labels(columns[label], label, path.name)
+        y, notes = _labels(columns[label], label, path.name, classes)
     return Table(
         x,
         y,
@@ -93,13 +102,7 @@ def _arrow_columns(path: Path) -> dict[str, Any]:
 
 def _looks_like_data(name: str, columns: int) -> bool:
     # Names such as 0, 1, 2 are common; any other number is the first row of a headerless file.
-    if name.isdecimal():
-        return int(name) > columns
-    try:
-        float(name)
-    except ValueError:
-        return False
-    return True
+    return int(name) > columns if name.isdecimal() else _is_number(name)
 
 
 def _cells(column: Any) -> Any:
@@ -148,8 +151,10 @@ def _numbers(column: Any, name: str, source: str) -> NDArray[np.float64]:
     return values
 
 
-def _labels(column: Any, name: str, source: str) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-    """Return the labels; text becomes 0..k-1 in sorted order, with a note of k."""
+def _labels(
+    column: Any, name: str, source: str, named: Sequence[str] | None
+) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    """Return the labels; text becomes 0..k-1 in sorted order or that of ``named``, with a note."""
     import pyarrow as pa
 
     values, text = _parse(column)
@@ -157,11 +162,31 @@ def _labels(column: Any, name: str, source: str) -> tuple[NDArray[np.float64], t
     known = ~cells.is_null().to_numpy()
     # A few text cells among numbers are typing errors, not classes.
     if values is not None or not pa.types.is_string(cells.type) or text.size < known.sum():
+        if named and not all(_is_number(one) for one in named):
+            raise TableError(
+                f"column {name!r} of {source} holds numbers, the classes are text",
+                remedy="name the classes as they are in the file",
+            )
         return _numbers(column, name, source), ()
-    classes, codes = np.unique(cells.to_numpy()[known].astype(np.str_), return_inverse=True)
+    texts = cells.to_numpy()[known].astype(np.str_)
+    found, codes = np.unique(texts, return_inverse=True)
+    classes = found.tolist() if named is None else list(named)
+    if strange := int((~np.isin(texts, classes)).sum()):
+        raise TableError(
+            f"{strange} labels in column {name!r} of {source} are none of {len(classes)} classes",
+            remedy="name all classes, the same on every node",
+        )
     y = np.full(len(cells), np.nan)
-    y[known] = codes
-    return y, (f"encoded the {classes.size} classes of {name!r} as 0 to {classes.size - 1}",)
+    y[known] = np.array([classes.index(one) for one in found])[codes]
+    return y, (f"encoded the {len(classes)} classes of {name!r} as 0 to {len(classes) - 1}",)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _text(column: Any, name: str, source: str) -> NDArray[np.str_]:

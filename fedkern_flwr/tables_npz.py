@@ -15,7 +15,12 @@ from .tables import Table, no_such
 
 
 def read_npz(
-    path: Path, label: str | None, id_column: str | None, site_column: str | None, use_label: bool
+    path: Path,
+    label: str | None,
+    id_column: str | None,
+    site_column: str | None,
+    use_label: bool,
+    labelled: bool,
 ) -> Table:
     """Read an NPZ file; see :func:`load_table` for the arrays."""
     arrays = _NpzArrays(path)
@@ -25,7 +30,7 @@ def read_npz(
     if "feature_names" in arrays.names:
         columns = tuple(str(name) for name in arrays.get("feature_names").ravel())
     y = y_test = label_name = None
-    if use_label:
+    if use_label and (labelled or arrays.has_labels(label)):
         y, label_name, y_test = arrays.labels(label)
     x_test = arrays.numbers("X_test", ndim=2) if "X_test" in arrays.names else None
     site_column = "site" if site_column is None and "site" in arrays.names else site_column
@@ -103,6 +108,10 @@ class _NpzArrays:
                 remedy="save one integer or text per row",
             )
         return values.astype(np.str_) if values.dtype.kind == "S" else values
+
+    def has_labels(self, label: str | None) -> bool:
+        """Tell whether there is an array for a label."""
+        return (label or "y") in self.names or ("y" in self.names and str(label).isdecimal())
 
     def labels(
         self, label: str | None

@@ -100,6 +100,10 @@ class FedCG(HybridStrategy):
         Rows that lack a block: refuse the run, leave them out, or let the block's factor be one.
     allow_single : bool (default: False)
         Allow a single hospital, and rows that a single centre knows: their values are then shown.
+    distance_bits : int (default: 64)
+        Of protocol secure: bits of a number in the sums of distances, 32 or 64. With 32 they are
+        half as large; the total of C centres' distances of at most b is then off by less than
+        C 2^(ceil(log2(C + 1)) + ceil(log2 b) - 31).
     attempts : int (default: 5)
         An exchange that somebody failed to answer is repeated so often in all.
     **common
@@ -139,6 +143,7 @@ class FedCG(HybridStrategy):
         tolerance: float = 1e-10,
         missing: MissingBlocks = "error",
         allow_single: bool = False,
+        distance_bits: int = 64,
         attempts: int = 5,
         **common: Any,
     ) -> None:
@@ -151,6 +156,8 @@ class FedCG(HybridStrategy):
         check_choice("missing", missing, hybrid.MISSING_BLOCKS)
         at_least("landmarks", landmarks, 1)
         at_least("attempts", attempts, 1)
+        if distance_bits not in (32, 64):
+            raise OptionError(f"distance_bits is {distance_bits}", remedy="use 32 or 64")
         check_regularization(regularization)
         if gamma is not None:
             check_gamma(gamma)
@@ -167,6 +174,7 @@ class FedCG(HybridStrategy):
             protocol=protocol,
             missing=missing,
             allow_single=allow_single,
+            distance_bits=distance_bits,
             attempts=attempts,
             **common,
         )
@@ -231,6 +239,7 @@ class FedCG(HybridStrategy):
             "init",
             "tolerance",
             "missing",
+            "distance_bits",
         )
         return {
             **super().options(),
@@ -256,7 +265,15 @@ class FedCG(HybridStrategy):
 
     def privacy(self) -> dict[str, Any]:
         """Return what is seen by whom."""
-        return {**(self.sums_privacy() if self.protocol == "secure" else {}), **seen_by(self)}
+        seen = seen_by(self)
+        if self.protocol != "secure":
+            return seen
+        sums = self.sums_privacy()
+        for cohort in sums.get("cohorts", []):  # every sum is over its whole cohort
+            cohort["threshold"] = cohort.pop("parties")
+            cohort["parties"] = cohort["threshold"]
+            del cohort["shares_to_open"]
+        return {**sums, **seen}
 
     # -- Flower's interface
 
@@ -369,6 +386,7 @@ class FedCG(HybridStrategy):
         self._open(grid, timeout, None, of=model)
         try:
             self.coefficients_, self.gammas_ = arrays["coefficients"], arrays["gammas"]
+            self.outputs_ = self.coefficients_.shape[1]
             self.fingerprints_ = dict(model["fingerprints"])
             if sorted(self.plan_.blocks) != model["blocks"]:
                 raise ProtocolError(
@@ -386,8 +404,19 @@ class FedCG(HybridStrategy):
 
     @classmethod
     def of_model(cls, meta: Mapping[str, Any], **more: Any) -> FedCG:
-        """Return a strategy with the options of a model that was saved."""
+        """Return a strategy with the options of a model that was saved.
+
+        Raises
+        ------
+        CheckpointError
+            It is not a model of this method.
+        """
         names = ("landmarks", "sampling", "kernel", "missing")
+        if meta.get("method") != cls.method or not set(names) <= set(meta):
+            raise CheckpointError(
+                f"the model is one of {meta.get('method') or 'another method'}",
+                remedy=f"give a model of {cls.method}",
+            )
         return cls(**{name: meta[name] for name in names}, **more)
 
     def _open(
@@ -415,6 +444,11 @@ class FedCG(HybridStrategy):
         self.gather(grid, resume_round=resume_round, secure=self.protocol != "naive")
         self.gammas_ = self._widths()
         if restored:
+            if restored[1].get("rows") != self.rows_digest():
+                raise CheckpointError(
+                    f"the rows of the parties are not those of the run of {self.checkpoint}",
+                    remedy="bring back the tables of that run, or start anew",
+                )
             answered = max(party.answered for party in self.parties_.values())
             self.step = max(int(restored[1]["round"]), answered)
             if self.sums is not None and restored[1].get("sums"):
@@ -426,7 +460,7 @@ class FedCG(HybridStrategy):
         gamma = self.gamma if self.gamma is not None else 1.0 / features
         if self.landmark_gamma:
             return landmark_gammas(gamma, self.landmarks, self.run_seed)
-        return np.array([gamma])
+        return np.array([gamma], np.float64)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -571,6 +605,7 @@ class FedCG(HybridStrategy):
                 "stage": stage,
                 "first_step": self.first_step,
                 "fingerprints": self.fingerprints_,
+                "rows": self.rows_digest(),
                 "sums": self.sums.progress() if self.sums is not None else {},
                 **meta,
             },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -45,6 +46,8 @@ class HybridStrategy(SummingStrategy):
         What to do with rows that lack a block.
     allow_single : bool
         Whether a single party's values may be shown.
+    distance_bits : int
+        Bits of a number in the sums of distances.
     attempts : int
         How often an exchange is tried in all.
     **common
@@ -81,12 +84,14 @@ class HybridStrategy(SummingStrategy):
         protocol: str,
         missing: MissingBlocks,
         allow_single: bool,
+        distance_bits: int,
         attempts: int,
         **common: Any,
     ) -> None:
         self.landmarks, self.sampling, self.kernel = landmarks, sampling, kernel
         self.penalty, self.protocol, self.missing = penalty, protocol, missing
         self.allow_single, self.attempts = allow_single, attempts
+        self.distance_bits = distance_bits
         super().__init__(**common)
 
     def _reset(self) -> None:
@@ -139,8 +144,15 @@ class HybridStrategy(SummingStrategy):
         found = {}
         for block, holders in self.plan_.blocks.items():
             moments = self.sampling == "N" and len(holders) > 1
+            if moments and len(holders) == 2 and self.protocol == "secure":
+                logger.warning(
+                    "block %r has two holders: each can compute the other's means and deviations "
+                    "from those of both; sampling U needs none",
+                    block,
+                )
             leader = None
-            if len(holders) > 2 and not self.party_of(holders[0]).seeded:
+            unseeded = not self.party_of(holders[0]).seeded
+            if self.protocol == "secure" and len(holders) > 2 and unseeded:
                 leader = holders[0]
             if self.sampling != "P" and not self.model_of[0] and (moments or leader is not None):
                 found[block] = (holders, moments, leader)
@@ -201,6 +213,14 @@ class HybridStrategy(SummingStrategy):
         """Return the description of a party."""
         return next(p for p in self.described_parties() if p.partition == partition)
 
+    def rows_digest(self) -> str:
+        """Return a digest of which rows, features and outputs each party has, in this session."""
+        digest = hashlib.sha256()
+        for party in self.described_parties():
+            sizes = (party.partition, party.block, party.rows, party.features, party.outputs)
+            digest.update(repr(sizes).encode() + party.ids.tobytes())
+        return digest.hexdigest()
+
     def features_of(self, block: str) -> int:
         """Return the number of features of a block."""
         return self.party_of(self.plan_.blocks[block][0]).features
@@ -254,14 +274,21 @@ class HybridStrategy(SummingStrategy):
         return found
 
     def order(
-        self, name: str, length: int, bound: float, cohort: str, *, receiver: int | None = None
+        self,
+        name: str,
+        length: int,
+        bound: float,
+        cohort: str,
+        *,
+        receiver: int | None = None,
+        bits: int = 64,
     ) -> RunningSum:
         """Begin a sum of real numbers over a whole cohort."""
         assert self.sums is not None
         return self.sums.order(
             name,
             length,
-            Encoding.fixed_point(bound),
+            Encoding.fixed_point(bound, bits),
             cohort=self._cohort_numbers[cohort],
             receiver=receiver,
             self_masks=False,
@@ -308,7 +335,8 @@ class HybridStrategy(SummingStrategy):
             for node, failure in sorted(self._failures.items())
         ]
         written = self.checkpoint is not None and self.checkpoint.is_file()
-        remedy = "mend it and resume from the checkpoint" if written else "mend it and start again"
+        again = "resume from the checkpoint" if written else "start again"
+        remedy = f"mend it and {again}, with more attempts if it answers at times"
         return CohortError(
             f"not all parties answered, {self.attempts} times in a row: "
             f"{', '.join(who[:3]) or 'replies without their sums'}",

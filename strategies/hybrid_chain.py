@@ -48,6 +48,7 @@ class ChainSystem(HybridSystem):
         """Tell all parties rows, landmarks and widths (one exchange)."""
         run = self.run
         self.check_one_output(run.outputs_)
+        self.agree()
         whole = {h: slice(0, ward.total) for h, ward in self.plan.wards.items()}
         replies: dict[int, Any] = {}
         for _ in range(run.attempts):
@@ -62,10 +63,6 @@ class ChainSystem(HybridSystem):
                 self.take_fingerprints(replies)
                 return
         raise run.gave_up("hybrid-distances")
-
-    def landmark_fields(self, partition: int) -> dict[str, Any]:
-        """Return the base's fields; all landmarks come from the run's public seed."""
-        return {**super().landmark_fields(partition), "public_seed": self.run.public_seed}
 
     def equations(self) -> tuple[Floats, Floats]:
         """Not there: this protocol iterates."""

@@ -24,6 +24,7 @@ class NaiveSystem(HybridSystem):
     def open(self) -> None:
         """Collect all kernel blocks and labels, multiply the blocks (one exchange)."""
         run = self.run
+        self.agree()
         whole = {h: slice(0, ward.total) for h, ward in self.plan.wards.items()}
         replies: dict[int, Any] = {}
         for _ in range(run.attempts):
@@ -59,10 +60,6 @@ class NaiveSystem(HybridSystem):
             targets.append(replies[h].targets)
         parts = [self._kernels[h][: w.train] for h, w in self.plan.wards.items()]
         self._kernel, self._targets = np.concatenate(parts), np.concatenate(targets)
-
-    def landmark_fields(self, partition: int) -> dict[str, Any]:
-        """Return the base's fields; all landmarks come from the run's public seed."""
-        return {**super().landmark_fields(partition), "public_seed": self.run.public_seed}
 
     def equations(self) -> tuple[Floats, Floats]:
         """Compute the normal equations here."""

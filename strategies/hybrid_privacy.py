@@ -50,12 +50,15 @@ def seen_by(run: FedCG) -> dict[str, Any]:
         server.append("distances between landmarks, which no patient enters")
     if run.sampling == "N":
         server.append("means and deviations of blocks that several parties hold")
+    moments = ["means and deviations of their own block over all its holders"]
+    shared = moments if run.sampling == "N" else []
     return {
         "server_sees": [*server, _SIZES, "which rows of which party belong together"],
         "hospitals_see": [
             "the kernel of their own rows: distances between their own patients",
             "the coefficients",
+            *shared,
         ],
-        "centres_see": ["which of their rows belong to which hospital"],
+        "centres_see": ["which of their rows belong to which hospital", *shared],
         "never_leaves_the_client": ["rows", "labels", "ids", "landmarks", "predictions"],
     }

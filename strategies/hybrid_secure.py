@@ -22,7 +22,6 @@ from fedkern_flwr.wire import hybrid as wire
 from .hybrid_system import Floats, HybridSystem
 
 _MESSAGE = 256 << 20  # bytes of distances in a message; larger problems take more exchanges
-_WORD = 8  # bytes of a number of a sum
 
 
 class SecureSystem(HybridSystem):
@@ -30,13 +29,11 @@ class SecureSystem(HybridSystem):
 
     def __init__(self, run: Any, grid: Grid, timeout: float) -> None:
         super().__init__(run, grid, timeout)
-        self._moments: dict[str, Floats] = {}
-        self._sealed: dict[int, tuple[int, Any]] = {}  # partition -> (from, sealed secret)
         self._deliveries: dict[int, RunningSum] = {}
 
     def open(self) -> None:
         """Agree on landmarks where needed, then have the hospitals' kernels made."""
-        self._agree()
+        self.agree()
         self._make_kernels()
 
     def equations(self) -> tuple[Floats, Floats]:
@@ -47,7 +44,7 @@ class SecureSystem(HybridSystem):
             lambda _: wire.EquationsRequest(session=run.session, round=run.step),
             wire.EquationsReply,
             equations_length(m, run.outputs_),
-            self._rows * max(1.0, run.label_bound_),
+            self.most_rows * max(1.0, run.label_bound_),
         )
         return unpack_equations(vector, m, run.outputs_)
 
@@ -65,79 +62,23 @@ class SecureSystem(HybridSystem):
             ),
             wire.ProductReply,
             right + unit.size,
-            self._rows * max(np.sqrt(m), run.label_bound_),
+            self.most_rows * max(np.sqrt(m), run.label_bound_),
         )
         product = vector[right:].reshape(unit.shape) * lengths
         return vector[:right].reshape(m if right else 0, -1) if right else product[:, :0], product
-
-    # -- landmarks
-
-    def _agree(self) -> None:
-        """Sum the moments and pass on the secrets of blocks that several parties hold."""
-        run = self.run
-        blocks = run.agreements()
-        if not blocks:
-            return
-        whole = {h: slice(0, ward.total) for h, ward in self.plan.wards.items()}
-        for _ in range(run.attempts):
-            run.next_step()
-            sums: dict[str, RunningSum] = {}
-            requests = {}
-            for block, (holders, moments, leader) in blocks.items():
-                for p in holders:
-                    peers = [q for q in holders if q != p] if p == leader else []
-                    requests[p] = self.rows_request(
-                        wire.MomentsRequest,
-                        p,
-                        whole,
-                        moments=moments,
-                        peers=np.array(peers, np.int32),
-                    )
-                if moments:
-                    length = 1 + 2 * run.features_of(block)
-                    sums[block] = run.order(
-                        f"moments/{block}", length, float(self._rows), f"block {block}"
-                    )
-            replies = run.ask(self.grid, requests, wire.MomentsReply, self.timeout, sums.values())
-            if len(replies) == len(requests) and all(map(run.whole, sums.values())):
-                self._moments = {block: run.total(running) for block, running in sums.items()}
-                for holders, _, leader in blocks.values():
-                    if leader is not None:
-                        peers = [q for q in holders if q != leader]
-                        for q, sealed in zip(peers, replies[leader].sealed, strict=True):
-                            self._sealed[q] = (leader, sealed)
-                return
-            for running in sums.values():
-                run.close(running)
-        raise run.gave_up("hybrid-moments")
-
-    def landmark_fields(self, partition: int) -> dict[str, Any]:
-        """Return the base's fields and where the secret of the block comes from."""
-        run = self.run
-        fields = super().landmark_fields(partition)
-        party = run.party_of(partition)
-        holders = self.plan.blocks.get(party.block, ())
-        if party.features and not party.seeded and len(holders) == 2 and not run.model_of[0]:
-            fields["seed_from"] = next(p for p in holders if p != partition)
-        if partition in self._sealed:
-            fields["seed_from"], fields["sealed_seed"] = self._sealed[partition]
-        if party.block in self._moments:
-            fields["moments"] = self._moments[party.block]
-        fields["landmark_pairs"] = bool(party.features) and holders[:1] == (partition,)
-        return fields
 
     # -- kernels
 
     def _make_kernels(self) -> None:
         """Sum the distances, as many rows at a time as a message may hold."""
-        m, wards = self.run.landmarks, self.plan.wards
+        run, wards = self.run, self.plan.wards
         for hospital in list(self._deliveries):
             self._delivered(hospital)
         largest = max(
             (sum(w.total for w in wards.values() if p in w.centres) for p in self.plan.parties),
             default=0,
         )
-        parts = max(1, -(-largest * m * _WORD // _MESSAGE))
+        parts = max(1, -(-largest * run.landmarks * run.distance_bits // 8 // _MESSAGE))
         steps = {h: -(-ward.total // parts) for h, ward in wards.items()}
         for number in range(parts):
             pending = {}
@@ -154,13 +95,23 @@ class SecureSystem(HybridSystem):
     def _sum_distances(self, pending: dict[int, slice], *, landmark_pairs: bool) -> None:
         run, m = self.run, self.run.landmarks
         want_pairs = landmark_pairs and run.penalty == "rkhs" and self.landmark_kernel is None
+        if want_pairs and m == 1:
+            self._take_pairs(np.zeros(0))
+            want_pairs = False
         for _ in range(run.attempts):
             run.next_step()
             sums: dict[int, RunningSum] = {}
             for h, part in pending.items():
                 if part.stop:
                     name, length = f"distances/{h}/{part.start}", (part.stop - part.start) * m
-                    sums[h] = run.order(name, length, self._distance_bound, f"ward {h}", receiver=h)
+                    sums[h] = run.order(
+                        name,
+                        length,
+                        self._distance_bound,
+                        f"ward {h}",
+                        receiver=h,
+                        bits=run.distance_bits,
+                    )
             pairs = None
             if want_pairs:
                 pairs = run.order(
@@ -214,11 +165,6 @@ class SecureSystem(HybridSystem):
         return (max(bounds) or 1.0) * (1.0 + 1e-9)  # rounding of the distances
 
     # -- sums over the hospitals
-
-    @property
-    def _rows(self) -> float:
-        """Largest number of training rows of a hospital: bounds its sums of kernel values."""
-        return max(1.0, *(float(w.train) for w in self.plan.wards.values())) * (1.0 + 1e-9)
 
     def sum_over_hospitals(
         self,

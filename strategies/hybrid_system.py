@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.hybrid import Plan, Ward
+from fedkern_flwr.secure_sum import RunningSum
 from fedkern_flwr.wire import hybrid as wire
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class HybridSystem(ABC):
         self.run, self.grid, self.timeout = run, grid, timeout
         self.plan: Plan = run.plan_
         self.landmark_kernel: Floats | None = None
+        self._moments: dict[str, Floats] = {}
+        self._sealed: dict[int, tuple[int, NDArray[Any]]] = {}  # partition -> (from, sealed secret)
         self.fingerprints: dict[str, str] = {}
 
     @abstractmethod
@@ -62,6 +65,72 @@ class HybridSystem(ABC):
     def predictions(self, coefficients: Floats) -> Mapping[int, Floats]:
         """Return predictions of held-out rows per hospital, where hospitals cannot make them."""
         return {}
+
+    @property
+    def most_rows(self) -> float:
+        """Largest number of training rows of a hospital: bounds its sums of kernel values."""
+        return max(1.0, *(float(w.train) for w in self.plan.wards.values())) * (1.0 + 1e-9)
+
+    # -- landmarks
+
+    def agree(self) -> None:
+        """Add up the moments and pass on the secrets of blocks that several parties hold.
+
+        Nothing is asked where there are none. One exchange.
+        """
+        run, blocks = self.run, self.run.agreements()
+        if not blocks:
+            return
+        whole = {h: slice(0, ward.total) for h, ward in self.plan.wards.items()}
+        for _ in range(run.attempts):
+            run.next_step()
+            sums: dict[str, RunningSum] = {}
+            requests = {}
+            for block, (holders, moments, leader) in blocks.items():
+                for p in holders:
+                    peers = [q for q in holders if q != p] if p == leader else []
+                    requests[p] = self.rows_request(
+                        wire.MomentsRequest,
+                        p,
+                        whole,
+                        moments=moments,
+                        peers=np.array(peers, np.int32),
+                    )
+                if moments and run.protocol == "secure":
+                    length = 1 + 2 * run.features_of(block)
+                    sums[block] = run.order(
+                        f"moments/{block}", length, self._held_rows, f"block {block}"
+                    )
+            replies = run.ask(self.grid, requests, wire.MomentsReply, self.timeout, sums.values())
+            if len(replies) == len(requests) and all(map(run.whole, sums.values())):
+                self._moments = {block: run.total(running) for block, running in sums.items()}
+                self._take_agreements(blocks, replies)
+                return
+            for running in sums.values():
+                run.close(running)
+        raise run.gave_up("hybrid-moments")
+
+    def _take_agreements(self, blocks: Mapping[str, Any], replies: Mapping[int, Any]) -> None:
+        for block, (holders, moments, leader) in blocks.items():
+            if moments and block not in self._moments:  # the paper's protocols hide nothing
+                length = 1 + 2 * self.run.features_of(block)
+                plain = [replies[p].plain for p in holders]
+                if any(vector.shape != (length,) for vector in plain):
+                    raise ProtocolError(f"moments of block {block!r} are missing")
+                self._moments[block] = np.sum(plain, axis=0)
+            if leader is not None:
+                peers = [q for q in holders if q != leader]
+                if len(replies[leader].sealed) != len(peers):
+                    raise ProtocolError(
+                        "the secret of its block is missing", party=f"partition {leader}"
+                    )
+                for q, sealed in zip(peers, replies[leader].sealed, strict=True):
+                    self._sealed[q] = (leader, sealed)
+
+    @property
+    def _held_rows(self) -> float:
+        """Largest number of training rows that one party may hold of a block."""
+        return max(1.0, float(sum(w.train for w in self.plan.wards.values()))) * (1.0 + 1e-9)
 
     # -- requests about rows
 
@@ -88,22 +157,27 @@ class HybridSystem(ABC):
 
     def landmark_fields(self, partition: int) -> dict[str, Any]:
         """Return what a party must know to draw its landmarks and make its kernel."""
-        run = self.run
+        run, party = self.run, self.run.party_of(partition)
+        holders = self.plan.blocks.get(party.block, ())
+        seed_from, sealed = self._sealed.get(partition, (-1, _NO_BYTES))
+        secret = run.protocol == "secure"
+        if secret and party.features and not party.seeded and len(holders) == 2:
+            seed_from = next(p for p in holders if p != partition)
         return {
             "variant": run.protocol,
             "kernel": run.kernel,
             "sampling": run.sampling,
             "landmarks": run.landmarks,
-            "seed_from": -1,
-            "public_seed": -1,
+            "seed_from": seed_from,
+            "public_seed": -1 if secret else run.public_seed,
             "model": run.model_of[0],
             "model_round": run.model_of[1],
             "save_as": run.save_step(),
-            "landmark_pairs": False,
+            "landmark_pairs": bool(party.features) and holders[:1] == (partition,),
             "keep_training": run.chosen_solver == "cg",
             "gammas": run.gammas_,
-            "moments": NOTHING,
-            "sealed_seed": _NO_BYTES,
+            "moments": self._moments.get(party.block, NOTHING),
+            "sealed_seed": sealed,
         }
 
     def take_fingerprints(self, replies: Mapping[int, wire.DistancesReply]) -> None:

@@ -102,7 +102,9 @@ class Encoding:
                 remedy="use a larger ring or scale the numbers",
             )
 
-    def encode(self, values: NDArray[Any], parties: int, *, name: str) -> RingArray:
+    def encode(
+        self, values: NDArray[Any], parties: int, *, name: str, overwrite: bool = False
+    ) -> RingArray:
         """Return ring elements.
 
         Parameters
@@ -113,6 +115,8 @@ class Encoding:
             Number of parties in the sum.
         name : str
             Name of the sum, for errors.
+        overwrite : bool (default: False)
+            Whether the result may take the place of the values, where it has their size.
 
         Raises
         ------
@@ -127,14 +131,20 @@ class Encoding:
             raise SumError(f"{name} has dtype {values.dtype}, declared as {self.kind}")
         if values.strides == (0,) and not values[:1].any():  # broadcast zeros
             return np.zeros(values.size, self.dtype)
-        out = np.empty(values.size, self.dtype)
+        if overwrite and values.flags.carray and values.itemsize == self.dtype.itemsize:
+            out = values.view(self.dtype)  # new memory costs as much as the rest
+        else:
+            out = np.empty(values.size, self.dtype)
         for start in range(0, values.size, _CHUNK):
             part = slice(start, start + _CHUNK)
             self._encode(values[part], out[part], parties, name)
         return out
 
-    def decode(self, total: RingArray, parties: int) -> NDArray[Any]:
-        """Return the sum: float64 numbers or angles in [0, 2 pi), or int64 integers."""
+    def decode(self, total: RingArray, parties: int, *, overwrite: bool = False) -> NDArray[Any]:
+        """Return the sum: float64 numbers or angles in [0, 2 pi), or int64 integers.
+
+        With ``overwrite`` real numbers may take the place of ``total``.
+        """
         if self.kind == "circle":
             angles = total * (_TURN / 2.0**self.bits)
             angles[angles >= _TURN] = 0.0  # the last few of 2^64 steps round up to a full turn
@@ -143,7 +153,8 @@ class Encoding:
         if self.kind == "integer":
             return signed.astype(np.int64)
         step = 2.0 ** -self.fraction_bits(parties)  # as exact as np.ldexp, in one pass
-        return np.multiply(signed, step, dtype=np.float64)
+        out = total.view(np.float64) if overwrite and self.bits == 64 else None
+        return np.multiply(signed, step, out=out, dtype=np.float64)
 
     def check_total(self, total: NDArray[Any], parties: int, *, name: str) -> None:
         """Refuse a decoded sum that ``parties`` vectors within the bound cannot have.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
+from ..threads import processors as _processors
 from .encoding import RingArray
 
 BLOCK = 1 << 20  # bytes; smaller blocks do not keep the cipher busy
@@ -89,8 +89,3 @@ def _cipher(name: str, key: bytes, offset: int) -> CipherContext:
     else:
         raise ValueError(f"unknown cipher {name!r}")
     return chosen.encryptor()
-
-
-def _processors() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -173,7 +173,7 @@ class Party:
         keys = self._advance(cohort, order.index, label)
         self._accepted[order.cohort, order.index] = _Accepted(cohort, encoding, label, keys)
 
-    def contribute(self, order: Order, values: NDArray[Any]) -> Upload:
+    def contribute(self, order: Order, values: NDArray[Any], *, overwrite: bool = False) -> Upload:
         """Encode, mask and share; refuse before anything leaves this party.
 
         Parameters
@@ -182,6 +182,8 @@ class Party:
             What the server asked for; accepted here if it has not been.
         values : ndarray, shape (order.length,)
             This party's vector; ``np.broadcast_to(0.0, length)`` takes no time to encode.
+        overwrite : bool (default: False)
+            Whether the masked vector may take the place of the values.
 
         Raises
         ------
@@ -199,7 +201,9 @@ class Party:
             self.accept(order)
         cohort, encoding, label, keys = self._accepted[order.cohort, order.index]
         try:
-            masked = encoding.encode(np.asarray(values), len(cohort.members), name=order.name)
+            masked = encoding.encode(
+                np.asarray(values), len(cohort.members), name=order.name, overwrite=overwrite
+            )
         except SumError as error:
             raise SumError(error.problem, remedy=error.remedy, party=self._name) from None
         del self._accepted[order.cohort, order.index]
@@ -325,7 +329,7 @@ class Party:
             raise self._refuse(f"the total of {opened.name} has the wrong size or dtype")
         add_streams(total, [(opened.pad, True)], cipher=self.state.cipher)
         parties = len(cohort.members)
-        values = encoding.decode(total, parties)
+        values = encoding.decode(total, parties, overwrite=True)
         encoding.check_total(values, parties, name=opened.name)
         return opened.name, values
 

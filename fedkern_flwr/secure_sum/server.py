@@ -77,7 +77,9 @@ class SecureSum:
         for members in chosen:
             check_cohort(len(members), threshold, min_cohort)
         if min(map(len, chosen)) < 3:
-            logger.warning("a sum of two parties: whoever sees it and is one of them has the other")
+            logger.warning(
+                "a sum has two parties: with one of them, whoever opens it has the other's part"
+            )
         self._next = [1] * len(chosen)
         self._keys, self._chosen, self._threshold, self._cipher = keys, chosen, threshold, cipher
         self._write_roster(session)

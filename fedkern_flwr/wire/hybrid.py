@@ -113,7 +113,7 @@ class MomentsRequest(RowsRequest):
     Attributes
     ----------
     moments : bool
-        Whether to add count, sums and squares of the block's training rows to a secure sum.
+        Whether to add up count, sums and squares of the block's training rows.
     peers : ndarray of int32
         At the party that draws the block's secret: for whom to seal it. Else empty.
     rows : tuple of ndarray of int32
@@ -127,9 +127,18 @@ class MomentsRequest(RowsRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class MomentsReply(HybridReply):
-    """``sealed``: the block's secret, sealed for each peer."""
+    """What the holders of a block agree on.
+
+    Attributes
+    ----------
+    plain : ndarray of float64
+        Of the paper's protocols: count, sums and squares. Empty in the secure one.
+    sealed : tuple of ndarray of uint8
+        The block's secret, sealed for each peer.
+    """
 
     phase = "hybrid-moments"
+    plain: NDArray[Any] = array("numbers", dtype="float64")
     sealed: tuple[NDArray[Any], ...] = arrays("bytes", dtype="byte")
 
 

@@ -33,6 +33,7 @@ class Screen:
             self.console.width = _FILE_WIDTH
         quiet_flower(logging.CRITICAL)
         handler = RichHandler(console=self.console, show_path=False, show_time=False)
+        handler.addFilter(_Once())
         logger = logging.getLogger("fedkern_flwr")
         logger.handlers[:] = [handler]
         logger.setLevel(logging.WARNING)
@@ -66,6 +67,21 @@ class Screen:
             table.add_row(*row)
         self.console.print(f"\n{title}", style="bold", markup=False, soft_wrap=True)
         self.console.print(table)
+
+
+class _Once(logging.Filter):
+    """Lets a message pass once: a comparison would repeat it with every run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether the message is new."""
+        text = record.getMessage()
+        new = text not in self._seen
+        self._seen.add(text)
+        return new
 
 
 class ProgressBar:

@@ -15,6 +15,7 @@ from ..methods import METHODS, family, options
 from .compare import compare
 from .doctor import doctor
 from .options import build_command, parameter
+from .predict import predict
 from .run import run_method
 
 _INTERRUPTED = 130  # what Typer makes of Ctrl-C, as shells do
@@ -37,6 +38,7 @@ for name, strategy in METHODS.items():
     run_app.command(name)(command)
 app.add_typer(run_app)
 app.command("compare")(compare)
+app.command("predict")(predict)
 app.command("doctor")(doctor)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import click
 import typer
+from rich.markup import escape
 
 from ..options import Option
 
@@ -23,7 +24,8 @@ def parameter(option: Option) -> tuple[str, Any, Any]:
         flag = f"--{name}/--no-{name}" if kind is bool else f"--{name}"
     annotation: Any = kind | None if optional else kind
     chosen_of = click.Choice(choices) if choices else None
-    shown = typer.Option(flag, help=option.help, rich_help_panel=option.panel, click_type=chosen_of)
+    text = escape(option.help)  # brackets are not markup
+    shown = typer.Option(flag, help=text, rich_help_panel=option.panel, click_type=chosen_of)
     return option.name, Annotated[annotation, shown], option.default
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from fedkern_flwr.errors import ProtocolError
+from fedkern_flwr.exchange import read_array
 from fedkern_flwr.wire.message import PhaseMessage
 from fedkern_flwr.wire.sections import detach
 
@@ -27,7 +28,8 @@ from .wrapper import GridWrapper
 Direction = Literal["up", "down"]
 
 #: Kinds of what a client sends. ``plain``: computed from its own rows, for the server to read.
-#: ``size``: of its table. ``masked``: one-time padded. ``sealed``: for another client.
+#: ``size``: of its table. ``declared``: what its owner says of it, such as ranges and classes.
+#: ``pseudonym``: keyed hash of an id. ``masked``: one-time padded. ``sealed``: for another client.
 #: ``commitment``: digest of a random seed. ``share``: of the seed of a survivor's self mask.
 #: ``seed``: of a mask of a client that dropped out. ``key``: public. ``control``: numbers of
 #: rounds and sums, names, versions.
@@ -43,6 +45,20 @@ _UP = {
     ("describe", "columns"): "size",
     ("describe", "public_key"): "key",
     ("describe", "signature"): "key",
+    ("describe", "block"): "declared",
+    ("describe", "seeded"): "declared",
+    ("describe", "square_bound"): "declared",
+    ("describe", "absolute_bound"): "declared",
+    ("describe", "outputs"): "declared",
+    ("describe", "classes"): "declared",
+    ("describe", "labels"): "declared",
+    ("describe", "label_bound"): "declared",
+    ("describe", "labelled"): "declared",
+    ("describe", "ids"): "pseudonym",
+    ("hybrid-moments", "sealed"): "sealed",
+    ("hybrid-distances", "fingerprint"): "commitment",
+    ("hybrid-blocks", "fingerprint"): "commitment",
+    ("hybrid-chain", "sent"): "sealed",
     ("sum-upload", "masked"): "masked",
     ("sum-upload", "shares"): "sealed",
     ("sum-upload", "backups"): "sealed",
@@ -52,13 +68,24 @@ _UP = {
     ("sum-recover", "shares"): "share",
 }
 #: What a client gets is ``public`` (chosen by the server, or made of released sums) but for these.
+#: ``matching``: which of its rows belong together with those of others. ``own``: of its own rows.
 _DOWN = {
     ("sum-roster", "keys"): "key",
     ("sum-roster", "signatures"): "key",
     ("sum-unmask", "shares"): "sealed",
     ("sum-recover", "backups"): "sealed",
     ("sum-delivery", "padded"): "masked",
+    ("hybrid-moments", "rows"): "matching",
+    ("hybrid-distances", "rows"): "matching",
+    ("hybrid-distances", "sealed_seed"): "sealed",
+    ("hybrid-blocks", "rows"): "matching",
+    ("hybrid-blocks", "sealed_seed"): "sealed",
+    ("hybrid-chain", "received"): "sealed",
+    ("hybrid-coefficients", "predictions"): "own",
 }
+#: Fields whose values are sealed for the next client or, at the end of the way, for the server to
+#: read. Sealed numbers are longer by nonce and tag, so that bare ones cannot pass for them.
+_SOME_SEALED = {("up", "hybrid-chain", "sent"): "sent to the server"}
 _CONTROL = {"phase", "protocol", "round", "cohort", "index", "session"}
 _CONTROL |= {"num_examples", "code", "message"}  # Flower's own: samples asked for, status
 _UNIFORM = ("masked", "sealed")
@@ -122,6 +149,10 @@ class Audit:
         meta = message.metadata
         node = meta.dst_node_id if direction == "down" else meta.src_node_id
         for phase, name, value in _fields(direction, message):
+            if isinstance(value, np.ndarray) and not value.size:
+                continue  # nothing to see
+            if (direction, phase, name) in _SOME_SEALED and value.nbytes % 8 == 0:
+                name = _SOME_SEALED[direction, phase, name]
             key = (direction, node, phase, name)
             entry = self.seen.get(key)
             if entry is None:
@@ -200,7 +231,7 @@ def _fields(direction: Direction, message: Message) -> Iterator[tuple[str, str, 
     for name, value in plain.items():
         yield phase, name, value
     for name, array in zip(_array_names(phase, direction), own, strict=False):
-        yield phase, name, np.frombuffer(array.data, np.uint8)
+        yield phase, name, _content(array)
     for section in sections:
         for name, value in section.scalars.items():
             yield section.phase, name, value
@@ -210,6 +241,14 @@ def _fields(direction: Direction, message: Message) -> Iterator[tuple[str, str, 
     for metrics in message.content.metric_records.values():
         for name, value in metrics.items():
             yield phase, name, value
+
+
+def _content(array: Any) -> NDArray[Any]:
+    """Return an array without the header of its bytes, which is the same for all."""
+    try:
+        return read_array(array)
+    except ValueError:
+        return np.frombuffer(array.data, np.uint8)
 
 
 @cache

@@ -18,6 +18,7 @@ from fedkern_flwr.flower_compat import (
     stamp_message,
 )
 
+from .memory import keep_freed_memory
 from .wrapper import PollingGrid
 
 _RUN_ID, _SERVER_NODE, _FIRST_NODE = 1, 1, 1000
@@ -51,6 +52,7 @@ class InProcessGrid(PollingGrid):
         node_config: dict[str, Any] | None = None,
     ) -> None:
         set_task_identity(_RUN_ID, _SERVER_NODE)
+        keep_freed_memory()
         self.client_app, self.serialise = client_app, serialise
         self.contexts = {
             _FIRST_NODE + k: Context(

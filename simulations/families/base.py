@@ -149,6 +149,22 @@ class Family(ABC, Generic[S, P]):
         """
         return {}
 
+    def predict(
+        self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
+    ) -> tuple[int, int]:
+        """Predict the rows of a file with the model of a run; return (predicted, left out).
+
+        Raises
+        ------
+        OptionError
+            Models of this family do not predict new rows.
+        """
+        raise OptionError(
+            f"a model of {config['method']} belongs to its clients, who predict with weights of "
+            "their own",
+            remedy="hold rows out with --test-size",
+        )
+
     @abstractmethod
     def summarise(self, entry: Entry) -> dict[str, Any]:
         """Average the results of an entry's draws, see :func:`average`."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedkern_flwr.errors import OptionError
 from fedkern_flwr.hybrid import MissingBlocks
 
 from ... import strategies
@@ -33,7 +34,7 @@ from .common import (
 )
 from .hybrid_data import HybridData, HybridSettings, Task
 from .hybrid_figures import FIGURES
-from .hybrid_oracle import centralised_difference
+from .hybrid_oracle import ATTACKS, centralised_difference, check_reconstruction, reconstruction
 
 
 def _range(name: str) -> Any:
@@ -41,7 +42,7 @@ def _range(name: str) -> Any:
         values = summary.get("draws", {}).get(name) or [summary["metrics"].get(name)]
         if any(value is None for value in values):
             return ["-", "-"]
-        return [f"{np.mean(values):.3f}", f"{min(values):.3f}-{max(values):.3f}"]
+        return [f"{np.mean(values):.3f}", f"{min(values):.2f}-{max(values):.2f}"]
 
     return cells
 
@@ -50,12 +51,50 @@ def _mean(name: str, digits: int) -> Any:
     return lambda summary: [figure(summary["metrics"].get(name), digits)]
 
 
+def _stop_epoch(tolerance: str) -> Column:
+    """First iteration at which sum(r^2) is below the paper's tolerance, mean over runs."""
+
+    def cells(summary: Mapping[str, Any]) -> list[str]:
+        epochs = []
+        for run in summary.get("squared_residuals", []):
+            below = np.flatnonzero(np.asarray(run) < float(tolerance))
+            if len(run) < 2 or not len(below):
+                return ["-"]
+            epochs.append(int(below[0]) + 1)
+        return [figure(float(np.mean(epochs)), 1)] if epochs else ["-"]
+
+    return Column((f"epochs to {tolerance}",), cells, paper=lambda value: figure(value, 1))
+
+
+def _reconstruction(summary: Mapping[str, Any]) -> list[str]:
+    found = summary["metrics"]
+    return [_scientific(found.get(f"reconstruction_{name}")) for name in ATTACKS]
+
+
 def _scientific(value: float | None) -> str:
     return "-" if value is None else f"{value:.1e}"
 
 
 def _two_digits(value: float | None) -> str:
     return figure(value, 2)
+
+
+def _server_saw(config: Mapping[str, Any]) -> str:
+    """Return what the server saw in a few words; ``result.json`` has all of it."""
+    short = {"naive": "every feature and label", "chain": "products of each hospital, noisy labels"}
+    sums = f"sums over {config['hospitals']} hospitals"
+    if config["hospitals"] == 1:
+        sums = "the sums of a single hospital"
+    return short.get(config["options"].get("protocol", "secure"), sums)
+
+
+def _missing_rows(result: Mapping[str, Any]) -> list[list[str]]:
+    """Return the rows of a run's table that count rows with missing blocks, if any."""
+    wards = result.get("matched", {}).get("hospitals", {}).values()
+    dropped = sum(ward["dropped_rows"] for ward in wards)
+    lacking = sum(sum(ward["rows_without_block"].values()) for ward in wards)
+    found = (("rows left out for a missing block", dropped), ("missing blocks of rows", lacking))
+    return [[text, str(count)] for text, count in found if count]
 
 
 _COLUMNS = {
@@ -71,16 +110,14 @@ _COLUMNS = {
     "recall": Column(("recall",), _mean("test_recall", 3), paper=_two_digits),
     "precision": Column(("precision",), _mean("test_precision", 3), paper=_two_digits),
     "iterations": Column(("iterations",), _mean("iterations", 1)),
-    "stop epoch": Column(("stop epoch",), _mean("stop_epoch", 1), paper=lambda v: figure(v, 1)),
+    **{f"stop epoch {t}": _stop_epoch(t) for t in ("1e-3", "1e-4", "1e-6")},
     "residual": Column(("residual",), lambda s: [_scientific(s["metrics"]["residual"])]),
     "difference": Column(
         ("to pooled",), lambda s: [_scientific(s["metrics"].get("centralised_difference"))]
     ),
+    "reconstruction": Column(tuple(ATTACKS.values()), _reconstruction),
     **COSTS,
 }
-
-#: The paper stops at sum(r^2) below a tolerance that differs by data set; a preset names it here.
-STOP_TOLERANCE = "stop_tolerance"
 
 
 class HybridFamily(Family[HybridSettings, HybridData]):
@@ -93,8 +130,9 @@ class HybridFamily(Family[HybridSettings, HybridData]):
     figures = FIGURES
     reading = (
         "Accuracy, recall, precision: of held-out rows, mean and range over runs. To pooled: "
-        "largest difference of a prediction from that of the pooled solution in float64.",
-        "Iterations: of conjugate gradients, 0 where the normal equations were solved. Stop epoch: "
+        "largest difference of a prediction from that of the pooled solution in float64, where the "
+        "labels of a regression are scaled to [-1, 1].",
+        "Iterations: of conjugate gradients, 0 where the normal equations were solved. Epochs to: "
         "first iteration at which the sum of squared residuals is below the paper's tolerance.",
     )
 
@@ -103,8 +141,15 @@ class HybridFamily(Family[HybridSettings, HybridData]):
         return [
             *source("breast-cancer"),
             Option("missing", MissingBlocks, "error", "Rows that lack a block of features.", DATA),
-            Option("hospitals", int, 2, "Hospitals, which hold rows.", DATA),
+            Option("hospitals", int | None, None, "Hospitals, which hold rows (default: 2).", DATA),
             Option("centres", int, 2, "Centres, which hold columns.", DATA),
+            Option(
+                "clients",
+                int | None,
+                None,
+                "Hospitals and centres together, instead of --hospitals.",
+                DATA,
+            ),
             Option("own_block", bool, True, "Hospitals hold the first block of columns.", DATA),
             Option("split", Split, "iid", "How rows are dealt to hospitals.", DATA),
             Option("alpha", float, 0.5, "Concentration of the Dirichlet split.", DATA),
@@ -118,14 +163,67 @@ class HybridFamily(Family[HybridSettings, HybridData]):
                 DATA,
             ),
             held_out(0.3),
+            Option(
+                "reconstruction",
+                bool,
+                False,
+                "Attack the naive protocol's kernel and report the errors (pools the data).",
+                RUN,
+            ),
             Option("resplit", bool, False, "A split of its own for every run.", RUN),
             Option("runs", int, 1, "Runs averaged, each with its own landmarks.", RUN),
             ENGINE,
+            Option(
+                "secure",
+                bool | None,
+                None,
+                "Refuse the run unless --protocol is secure, or unless it is not.",
+                RUN,
+            ),
             seed("split and landmarks"),
             DROP,
             TIMEOUT,
             *RESULT,
         ]
+
+    def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the configuration of a run; refuse what contradicts itself.
+
+        Raises
+        ------
+        OptionError
+        """
+        protocol, secure = values["protocol"], values["secure"]
+        if secure is not None and secure != (protocol == "secure"):
+            remedy = "leave out --secure, or use --protocol secure"
+            if not secure:
+                remedy = "leave out --no-secure, or use --protocol naive or chain"
+            raise OptionError(f"the protocol is {protocol}", remedy=remedy)
+        hospitals, centres, clients = (values[n] for n in ("hospitals", "centres", "clients"))
+        if hospitals is None:
+            hospitals = 2 if clients is None else clients - centres
+        if clients not in (None, hospitals + centres):
+            raise OptionError(
+                f"{hospitals} hospitals and {centres} centres are not {clients} clients",
+                remedy="leave out --clients",
+            )
+        return super().config(name, {**values, "hospitals": hospitals})
+
+    def check(self, config: Config) -> None:
+        """Refuse options that cannot work before any data is read."""
+        super().check(config)
+        if config["data"]["reconstruction"]:
+            check_reconstruction(FedCG(**config["options"]))
+
+    def check_data(self, config: Config, prepared: HybridData) -> None:
+        """Refuse more landmarks than there are training rows, where they are such rows.
+
+        Raises
+        ------
+        OptionError
+        """
+        super().check_data(config, prepared)
+        prepared.given(FedCG(**config["options"], seed=config["seed"]))
 
     def prepare(self, settings: HybridSettings) -> HybridData:
         """Load the table and deal it."""
@@ -140,15 +238,26 @@ class HybridFamily(Family[HybridSettings, HybridData]):
         difference = centralised_difference(strategy, prepared)
         if difference is not None:
             found["centralised_difference"] = difference
+        if prepared.settings.reconstruction:
+            found |= reconstruction(strategy, prepared)
         if "test_rmse" in strategy.metrics_:
             half = prepared.split(strategy.seed or 0).scaling["y_half_range"]
             found["test_rmse"] = strategy.metrics_["test_rmse"] * half
         return found
 
+    def predict(
+        self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
+    ) -> tuple[int, int]:
+        """Predict the rows of a file with the model of a run."""
+        from .hybrid_predict import predict_rows
+
+        return predict_rows(folder, config, data, id_column, out)
+
     def summarise(self, entry: Entry) -> dict[str, Any]:
-        """Average the runs; the history is that of the first."""
-        first = entry.results[0]
-        return average(
+        """Average the runs; history and matched rows are those of the first."""
+        first, strategy = entry.results[0], entry.strategy
+        matched = {"matched": strategy.plan_.report()} if isinstance(strategy, FedCG) else {}
+        return matched | average(
             entry.results,
             metrics={},
             history=first["history"],
@@ -185,11 +294,15 @@ class HybridFamily(Family[HybridSettings, HybridData]):
             rows.append(
                 ["largest difference to pooled", _scientific(metrics["centralised_difference"])]
             )
+        for name, text in ATTACKS.items():
+            if f"reconstruction_{name}" in metrics:
+                error = _scientific(metrics[f"reconstruction_{name}"])
+                rows.append([f"error of distances by {text}", error])
         rows.append(["iterations", figure(metrics["iterations"], 1).removesuffix(".0")])
         rows.append(["relative residual", _scientific(metrics["residual"])])
         rows += cost_rows(result)
-        rows.append(["the server saw", result["privacy"]["server_sees"][0]])
-        return rows + failure_rows(result)
+        rows.append(["the server saw", _server_saw(result["config"])])
+        return rows + _missing_rows(result) + failure_rows(result)
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
         """Draw the residual over the iterations, where there were any."""

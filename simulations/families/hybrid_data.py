@@ -61,6 +61,8 @@ class HybridSettings(TableSettings):
         Whether every run has a split of its own.
     allow_single : bool
         See :class:`~fedkern_flwr.strategies.FedCG`.
+    reconstruction : bool
+        Whether to attack the naive protocol's kernel.
     """
 
     test_size: float = 0.3
@@ -74,6 +76,7 @@ class HybridSettings(TableSettings):
     positive: float | None = None
     resplit: bool = False
     allow_single: bool = False
+    reconstruction: bool = False
 
     def describe(self) -> str:
         """Return who gets what, for the caption of a table."""
@@ -90,7 +93,7 @@ class Pooled:
     x : ndarray, shape (n, d)
         In [0, 1] by the range of the training rows; NaN where a block is missing.
     y : ndarray, shape (n,)
-        Labels; of a regression scaled to [-1, 1].
+        Labels; of a regression scaled so that those of the training rows are in [-1, 1].
     train : ndarray of bool, shape (n,)
     hospital : ndarray of int, shape (n,)
         To which hospital a row goes.
@@ -100,6 +103,8 @@ class Pooled:
         Empty for regression.
     scaling : dict
         How the table was scaled, plain values.
+    incomplete : int
+        Rows left out at the hospitals: without a label, or with holes in the hospitals' block.
     """
 
     x: Floats
@@ -109,6 +114,12 @@ class Pooled:
     blocks: Mapping[str, NDArray[np.intp]]
     classes: tuple[float, ...]
     scaling: Mapping[str, Any]
+    incomplete: int = 0
+
+    @property
+    def label_bound(self) -> float:
+        """Bound of the scaled labels; held-out ones may lie beyond those of the training rows."""
+        return float(np.fmax.reduce(np.abs(self.y), initial=1.0))
 
     @property
     def hospitals(self) -> int:
@@ -134,6 +145,7 @@ class HybridClients:
     Attributes
     ----------
     pooled : Pooled
+    hospitals : int
     columns : tuple of str
     seed : int
         Of the landmarks and of the centres' row orders.
@@ -147,6 +159,7 @@ class HybridClients:
     """
 
     pooled: Pooled
+    hospitals: int
     columns: tuple[str, ...]
     seed: int
     given: Floats | None
@@ -158,7 +171,7 @@ class HybridClients:
     def __call__(self, context: Context) -> HybridKernelClient:
         """Build the client of a node."""
         k, pooled = int(context.node_config["partition-id"]), self.pooled
-        centre = k - pooled.hospitals
+        centre = k - self.hospitals
         names = list(pooled.blocks)
         block = OWN_BLOCK if centre < 0 else names[centre + (OWN_BLOCK in pooled.blocks)]
         columns = pooled.blocks.get(block, np.zeros(0, np.intp))
@@ -181,9 +194,10 @@ class HybridClients:
                 pooled.y[train],
                 ids=train,
                 x_test=pooled.x[np.ix_(test, columns)],
-                y_test=pooled.y[test],
+                y_test=pooled.y[test] if np.isfinite(pooled.y[test]).all() else None,
                 ids_test=test,
                 classes=pooled.classes or None,
+                label_bound=pooled.label_bound,
                 predictions=self.predictions / f"partition-{k}.csv",
                 **common,
             )
@@ -221,6 +235,10 @@ class HybridData(Prepared):
         self.columns, self.notes = table.columns, table.notes
         self.notes += _read_task(settings, table)[1]
         first = self.split(settings.seed)
+        if first.incomplete:
+            rows = first.incomplete + len(first.y)
+            lack = "the label" + " or a value of the hospitals' block" * settings.own_block
+            self.notes += (f"left out {first.incomplete} of {rows} rows that lack {lack}",)
         constant = np.ptp(np.nan_to_num(first.x[first.train]), axis=0) == 0.0
         if constant.any():
             names = [c for c, flat in zip(self.columns, constant, strict=True) if flat]
@@ -240,6 +258,7 @@ class HybridData(Prepared):
         pooled = self.split(seed)
         return HybridClients(
             pooled,
+            self.settings.hospitals,
             self.columns,
             seed,
             self.given(strategy),
@@ -337,18 +356,26 @@ class HybridData(Prepared):
         settings, d = self.settings, len(table.columns)
         assert table.y is not None
         classes, _ = _read_task(settings, table)
-        x, y = np.where(np.isfinite(table.x), table.x, np.nan), table.y.copy()
-        low = np.nan_to_num(np.nanmin(x[train], axis=0))
-        high = np.nan_to_num(np.nanmax(x[train], axis=0))
+        x, y = (np.where(np.isfinite(v), v, np.nan) for v in (table.x, table.y))
+        if not np.isfinite(y[train]).any():
+            raise TableError("no training row has a label", remedy="hold out fewer rows")
+        low, high = (bound.reduce(x[train], axis=0) for bound in (np.fmin, np.fmax))
+        empty = np.isnan(low)
+        if empty.any():
+            raise TableError(
+                f"column {table.columns[int(np.argmax(empty))]!r} is empty in all training rows"
+                + (f" ({int(empty.sum())} columns are)" if empty.sum() > 1 else ""),
+                remedy="leave it out",
+            )
         span = np.where(high > low, high - low, 1.0)
         x = np.clip((x - low) / span, 0.0, 1.0)
         middle, half = 0.0, 1.0
         if settings.positive is not None:
-            y = (y == settings.positive).astype(np.float64)
+            y = np.where(np.isnan(y), np.nan, y == settings.positive)
         elif not classes:
             least, most = float(np.nanmin(y[train])), float(np.nanmax(y[train]))
             middle, half = (least + most) / 2.0, (most - least) / 2.0 or 1.0
-            y = np.clip((y - middle) / half, -1.0, 1.0)
+            y = (y - middle) / half
         shares = settings.centres + settings.own_block
         if d < shares:
             raise OptionError(
@@ -363,22 +390,13 @@ class HybridData(Prepared):
             keep &= np.isfinite(x[:, blocks[OWN_BLOCK]]).all(axis=1)
         rows = np.flatnonzero(keep)
         x, y, train = x[rows], y[rows], train[rows]
-        hospital = np.empty(len(rows), np.intp)
-        for part in (train, ~train):  # so that every hospital has rows of both kinds
-            held = np.flatnonzero(part)
-            if not len(held):
-                continue
-            dealt = split_rows(
-                table.take(rows[held]),
-                settings.split,
-                settings.hospitals,
-                seed,
-                alpha=settings.alpha,
-            )
-            for h, mine in enumerate(dealt):
-                hospital[held[mine]] = h
-        if (np.bincount(hospital[train], minlength=settings.hospitals) == 0).any():
-            raise OptionError("a hospital has no training rows", remedy="use fewer hospitals")
+        for block, columns in blocks.items():
+            if not np.isfinite(x[:, columns]).all(axis=1).any():
+                raise TableError(
+                    f"every row lacks a column of block {block!r}",
+                    remedy="leave out columns that are mostly empty, or use more centres",
+                )
+        hospital = _deal_rows(settings, table.take(rows), train, seed)
         scaling = {
             "columns": list(table.columns),
             "x_min": low.tolist(),
@@ -387,7 +405,37 @@ class HybridData(Prepared):
             "y_half_range": half,
             "classes": list(classes),
         }
-        return Pooled(x, y, train, hospital, blocks, classes, scaling)
+        return Pooled(x, y, train, hospital, blocks, classes, scaling, int((~keep).sum()))
+
+
+def _deal_rows(
+    settings: HybridSettings, table: Table, train: NDArray[np.bool_], seed: int
+) -> NDArray[np.intp]:
+    """Return to which hospital each row goes."""
+    hospitals, parts = settings.hospitals, [part for part in (train, ~train) if part.any()]
+    if settings.split == "site" and table.site is not None:
+        sites = len(np.unique(table.site))
+        if sites > hospitals:
+            raise OptionError(
+                f"the rows come from {sites} sites, {hospitals} hospitals cannot hold them all",
+                remedy=f"use --hospitals {sites}, or another --split",
+            )
+        if any(len(np.unique(table.site[part])) < sites for part in parts):
+            parts = [np.ones_like(train)]  # else a hospital's two parts would be of two sites
+    hospital = np.empty(table.rows, np.intp)
+    for held in map(np.flatnonzero, parts):  # so that every hospital has rows of both kinds
+        if len(held) < hospitals:
+            raise OptionError(
+                f"{len(held)} of {table.rows} rows cannot be dealt to {hospitals} hospitals",
+                remedy="use fewer hospitals, or another test-size",
+            )
+        rows = table.take(held)
+        dealt = split_rows(rows, settings.split, hospitals, seed, alpha=settings.alpha)
+        for h, mine in enumerate(dealt):
+            hospital[held[mine]] = h
+    if (np.bincount(hospital[train], minlength=hospitals) == 0).any():
+        raise OptionError("a hospital has no training rows", remedy="use fewer hospitals")
+    return hospital
 
 
 def _hold_out_evenly(settings: HybridSettings, table: Table, seed: int) -> NDArray[np.bool_]:
@@ -415,6 +463,8 @@ def _read_task(settings: HybridSettings, table: Table) -> tuple[tuple[float, ...
     assert table.y is not None
     y = table.y if table.y_test is None else np.concatenate([table.y, table.y_test])
     values = np.unique(y[np.isfinite(y)])
+    if not len(values):
+        raise TableError("no row has a label", remedy="choose another label")
     if settings.positive is not None:
         if settings.task == "regression" or settings.positive not in values:
             raise OptionError(

@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import plots
 from ..report import FigureBlock
+from .hybrid_oracle import ATTACKS
 from .online_figures import FIGURES as ONLINE
 
 if TYPE_CHECKING:
@@ -65,7 +66,35 @@ def _accuracy(comparison: Comparison, stem: Path, _: Styles) -> FigureBlock:
     )
 
 
+def _reconstruction(sampling: str) -> DrawFigure:
+    """Errors of reconstructed distances against the number of landmarks (Figure 8)."""
+
+    def draw(comparison: Comparison, stem: Path, _: Styles) -> FigureBlock:
+        curves: dict[str, list[tuple[float, float, float]]] = {}
+        for label, summary in comparison.summaries.items():
+            if label.rpartition(", ")[0] == sampling:
+                for name, text in ATTACKS.items():
+                    error = max(summary["metrics"][f"reconstruction_{name}"], 1e-16)
+                    point = (float(summary["options"]["landmarks"]), error, 0.0)
+                    curves.setdefault(text, []).append(point)
+        path = plots.plot_sweep(
+            curves,
+            stem.with_name(f"{stem.name}-reconstruction-{sampling}.png"),
+            title=f"{comparison.dataset}: distances between patients, landmarks {sampling}",
+            xlabel="landmarks (number)",
+            ylabel="relative error of squared distances",
+        )
+        return FigureBlock(
+            f"{comparison.dataset}, landmarks {sampling}: relative error of the distances between "
+            "training rows, from what protocol naive shows the server",
+            path,
+        )
+
+    return draw
+
+
 FIGURES: dict[str, DrawFigure] = {
+    **{f"reconstruction {sampling}": _reconstruction(sampling) for sampling in "PUN"},
     "residual": _residuals,
     "accuracy": _accuracy,
     "bytes": ONLINE["bytes"],

@@ -10,13 +10,24 @@ from numpy.typing import NDArray
 from scipy import linalg
 from scipy.spatial.distance import cdist
 
+from fedkern_flwr.errors import OptionError
 from fedkern_flwr.labels import encode_classes
 from fedkern_flwr.landmarks import draw_landmarks, moment_sums, public_seed, read_moments
 
 from ...strategies import FedCG
+from ..attacks import reconstruction_errors
 from .hybrid_data import HybridData, Pooled
 
 Floats = NDArray[np.float64]
+
+#: Attacks of the paper's Figure 8 and the two closed forms: name -> how tables call them.
+ATTACKS = {
+    "alternating-descent": "alternating descent",
+    "rank-alternation": "rank alternation",
+    "soft-impute": "soft-impute",
+    "svd": "closed form",
+    "trilateration": "trilateration",
+}
 _CHUNK = 1 << 21  # numbers of a chunk of the kernel
 
 
@@ -101,6 +112,39 @@ def _distances(strategy: FedCG, x: Floats, landmarks: Floats) -> Floats:
     if strategy.kernel == "rbf":
         return np.asarray(cdist(x, landmarks, "sqeuclidean"))
     return np.asarray(cdist(x, landmarks, "cityblock"))
+
+
+def check_reconstruction(strategy: FedCG) -> None:
+    """Refuse to attack what is not shown.
+
+    Raises
+    ------
+    OptionError
+        The protocol does not show the kernel, or it is not one of squared distances.
+    """
+    if strategy.protocol != "naive" or strategy.kernel != "rbf":
+        raise OptionError(
+            "the attack is on the distances that protocol naive shows",
+            remedy="use --protocol naive with --kernel rbf, or leave out --reconstruction",
+        )
+
+
+def reconstruction(strategy: FedCG, prepared: HybridData) -> dict[str, float]:
+    """Return errors of distances between training rows from what protocol naive shows the server.
+
+    Raises
+    ------
+    OptionError
+        See :func:`check_reconstruction`.
+    """
+    check_reconstruction(strategy)
+    pooled = prepared.split(strategy.seed or 0)
+    rows = np.flatnonzero(taking_part(strategy, pooled) & pooled.train)
+    parts = pooled_landmarks(strategy, prepared)
+    columns = np.concatenate([pooled.blocks[block] for block in parts])
+    x, landmarks = pooled.x[np.ix_(rows, columns)], np.hstack(list(parts.values()))
+    found = reconstruction_errors(x, landmarks, seed=strategy.seed or 0)
+    return {f"reconstruction_{name}": error for name, error in found.items()}
 
 
 def read_predictions(folder: Path) -> dict[int, list[float]]:

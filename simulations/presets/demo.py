@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedkern_flwr.errors import TableError
 
 from .base import Preset
+from .hybrid import hospitals
 from .online import weather
 
 
@@ -14,12 +15,9 @@ def demo(datasets: tuple[str, ...]) -> Preset:
         raise TableError("the demo has its own data", remedy="leave out --datasets")
     return Preset(
         "demo",
-        "Who predicts the weather of three airports best, without pooling it?",
-        "Hourly weather of the three New York airports in 2013: nine clients, three at each "
-        "airport, keep their rows. Every method predicts the temperature of each hour before it "
-        "learns it, in time order; only gradients are sent. Local only shows what a client "
-        "reaches without the others.",
-        (weather(),),
+        "Kernel learning without pooling the data",
+        "Every method once, on data that comes with the package.",
+        (weather(), hospitals()),
         runs=1,
         engine="ray",
     )

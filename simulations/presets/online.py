@@ -180,4 +180,9 @@ def weather() -> Section:
         ),
         ("mse", "regret", "exchanges", "megabytes", "seconds"),
         ("mse", "regret", "bytes"),
+        title="Who predicts the weather of three airports best?",
+        text="Hourly weather of the three New York airports in 2013: nine clients, three at each "
+        "airport, keep their rows. Every method predicts the temperature of each hour before it "
+        "learns it, in time order; only gradients are sent. Local only shows what a client "
+        "reaches without the others.",
     )

@@ -538,3 +538,52 @@ def test_public_data_loads(
     assert table.y is not None
     assert table.y.shape == shape[:1]
     assert (0 if table.x_test is None else len(table.x_test)) == test_rows
+
+
+# --- Parties of a table split by columns ------------------------------------------------------
+
+
+def test_a_file_without_labels_is_loaded_where_none_are_needed(tmp_path: Path) -> None:
+    """As a centre has, or new patients; labels are read where the file has them."""
+    path = csv(tmp_path, "id,a,b\np1,1,2\np2,3,4\n")
+    for label in (None, "y"):
+        table = load_table(path, label=label, id_column="id", labelled=False)
+        assert (table.y, table.label, table.columns) == (None, None, ("a", "b"))
+        with pytest.raises(TableError, match="label column"):
+            load_table(path, label=label, id_column="id")
+    table = load_table(path, label="b", id_column="id", labelled=False)
+    assert table.y is not None
+    assert (table.y.tolist(), table.columns) == ([2.0, 4.0], ("a",))
+
+    bare = npz(tmp_path, X=X)
+    assert load_table(bare, labelled=False).y is None
+    assert load_table(bare, label="1", labelled=False).y is None
+    with pytest.raises(TableError, match="no label array 'y'"):
+        load_table(bare)
+    table = load_table(npz(tmp_path, X=X, y=Y), labelled=False)
+    assert table.y is not None
+    np.testing.assert_array_equal(table.y, Y)
+
+
+def test_text_labels_are_encoded_alike_in_every_file_when_their_classes_are_named(
+    tmp_path: Path,
+) -> None:
+    classes = ("ill", "healthy", SECRET)
+    for cells, expected in ((("healthy", "healthy"), [1.0, 1.0]), (("ill", SECRET), [0.0, 2.0])):
+        path = csv(tmp_path, "a,y\n" + "".join(f"1,{cell}\n" for cell in cells))
+        table = load_table(path, label="y", classes=classes)
+        assert table.y is not None
+        assert table.y.tolist() == expected
+        assert table.notes == ("encoded the 3 classes of 'y' as 0 to 2",)
+    for known in (("ill", "healthy"), ("0", "1"), ()):
+        with pytest.raises(
+            TableError, match=f"labels .* are none of {len(known)} classes"
+        ) as error:
+            load_table(path, label="y", classes=known)
+        assert SECRET not in str(error.value)
+    numbers = csv(tmp_path, "a,y\n1,0\n2,1\n")
+    table = load_table(numbers, label="y", classes=("0", "1"))
+    assert table.y is not None
+    assert table.y.tolist() == [0.0, 1.0]
+    with pytest.raises(TableError, match="holds numbers, the classes are text"):
+        load_table(numbers, label="y", classes=classes)

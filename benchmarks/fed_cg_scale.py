@@ -1,0 +1,266 @@
+"""FedCG with protocol secure against the same normal equations on pooled data in plain NumPy.
+
+Both do the same: Gaussian kernel values of all rows and m landmarks, K^T K, K^T y, solve. The
+yardstick does it in chunks of rows with BLAS and nothing else. FedCG runs through the in-process
+engine: it joins rows by hashed ids, encodes, masks, sums and delivers the distances of every row to
+every landmark, checks every message, and pays for all parties one after the other. Each run is a
+process of its own, so its peak memory is its own too; the two are interleaved. Seconds count from
+when the tables are there to the coefficients at the hospitals. CPU time includes threads of BLAS
+that wait for work.
+
+``--bits 32`` sums distances in half as many bytes, see ``distance_bits`` of FedCG.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from scipy import linalg
+
+from fedkern_flwr.clients import HybridKernelClient
+from fedkern_flwr.flower_compat import quiet_flower
+from fedkern_flwr.landmarks import draw_landmarks, public_seed
+from fedkern_flwr.simulations import simulate
+from fedkern_flwr.strategies import FedCG
+
+Floats = NDArray[np.float64]
+
+GOAL_RATIO, GOAL_BYTES = 3.0, 4e9
+GAMMA, REGULARIZATION = 1.0 / 40, 1e-3
+KEY = b"the parties' alignment key"
+TESTS = 1000  # rows on which the two models are compared
+CHUNK = 4096  # rows of the yardstick at a time
+
+
+@dataclass(frozen=True)
+class Size:
+    """Rows, features, landmarks, hospitals and centres of a problem; bits of its distances."""
+
+    n: int
+    d: int
+    m: int
+    hospitals: int
+    centres: int
+    bits: int
+
+    def table(self) -> tuple[Floats, Floats]:
+        """Return features in [0, 1] and a smooth target in [-1, 1]."""
+        rng = np.random.default_rng(0)
+        x = rng.random((self.n, self.d))
+        weights = rng.standard_normal(self.d) / np.sqrt(self.d)
+        return x, np.sin(4.0 * (x - 0.5) @ weights)
+
+    @property
+    def columns(self) -> list[NDArray[np.intp]]:
+        """Columns of the hospitals' block and of each centre's."""
+        return np.array_split(np.arange(self.d), 1 + self.centres)
+
+    @property
+    def blocks(self) -> list[str]:
+        """Names of the blocks."""
+        return ["clinical", *(f"centre {self.hospitals + c}" for c in range(self.centres))]
+
+    def landmarks(self) -> Floats:
+        """Return all landmarks, which no party of FedCG sees."""
+        return np.hstack(
+            [
+                draw_landmarks(public_seed(0, name), self.m, np.tile([0.0, 1.0], (len(own), 1)))
+                for name, own in zip(self.blocks, self.columns, strict=True)
+            ]
+        )
+
+
+def kernel(x: Floats, landmarks: Floats) -> Floats:
+    """Return kernel values, shape (rows, m): one matrix product, the rest in place."""
+    out = x @ (-2.0 * landmarks).T
+    out += (x**2).sum(1)[:, None]
+    out += (landmarks**2).sum(1)
+    np.maximum(out, 0.0, out=out)
+    out *= -GAMMA
+    return np.exp(out, out=out)
+
+
+def pooled(size: Size) -> dict[str, Any]:
+    """Solve the normal equations of pooled data."""
+    x, y = size.table()
+    landmarks = size.landmarks()
+    started, busy = time.perf_counter(), time.process_time()
+    gram, right = np.zeros((size.m, size.m)), np.zeros(size.m)
+    for start in range(0, size.n, CHUNK):
+        k = kernel(x[start : start + CHUNK], landmarks)
+        gram += k.T @ k
+        right += k.T @ y[start : start + CHUNK]
+    gram[np.diag_indices(size.m)] += REGULARIZATION
+    coefficients = linalg.cho_solve(linalg.cho_factor(gram, lower=True), right)
+    return {
+        "seconds": time.perf_counter() - started,
+        "busy": time.process_time() - busy,
+        "coefficients": coefficients.tolist(),
+    }
+
+
+class Parties:
+    """``client_fn``: hospitals first, then centres, whose rows stand in orders of their own."""
+
+    def __init__(self, size: Size, folder: str) -> None:
+        x, y = size.table()
+        self.hospitals, self.folder = size.hospitals, folder
+        ids = np.arange(size.n).astype(str)
+        landmark_seeds = [public_seed(0, name) for name in size.blocks]
+        self.tables: list[dict[str, Any]] = []
+        order = np.random.default_rng(1).permutation(size.n)
+        for rows in np.array_split(order, size.hospitals):
+            block = np.ascontiguousarray(x[np.ix_(rows, size.columns[0])])
+            self.tables.append(
+                {"x": block, "y": y[rows], "ids": ids[rows], "landmark_seed": landmark_seeds[0]}
+            )
+        for c, own in enumerate(size.columns[1:]):
+            rows = np.random.default_rng(2 + c).permutation(size.n)
+            block = np.ascontiguousarray(x[np.ix_(rows, own)])
+            self.tables.append(
+                {"x": block, "ids": ids[rows], "landmark_seed": landmark_seeds[1 + c]}
+            )
+
+    def __call__(self, context: Context) -> HybridKernelClient:
+        """Build the client of a node."""
+        partition = int(context.node_config["partition-id"])
+        return HybridKernelClient(
+            context, **self.tables[partition], alignment_key=KEY, state_dir=self.folder
+        )
+
+
+def federated(size: Size) -> dict[str, Any]:
+    """Run FedCG."""
+    quiet_flower()
+    logging.getLogger("fedkern_flwr").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory() as folder:
+        parties = Parties(size, folder)
+        strategy = FedCG(
+            landmarks=size.m,
+            gamma=GAMMA,
+            regularization=REGULARIZATION,
+            solver="normal-equations",
+            distance_bits=size.bits,
+        )
+        started, busy = time.perf_counter(), time.process_time()
+        simulate(strategy, parties, size.hospitals + size.centres)
+        seconds, busy = time.perf_counter() - started, time.process_time() - busy
+    ledger = strategy.ledger_
+    return {
+        "seconds": seconds,
+        "busy": busy,
+        "coefficients": strategy.coefficients_[:, 0].tolist(),
+        "exchanges": ledger.exchanges,
+        "parts": ledger.by_phase["hybrid-distances"],
+        "up": ledger.bytes_up,
+        "down": ledger.bytes_down,
+    }
+
+
+def in_own_process(kind: str, size: Size) -> dict[str, Any]:
+    """Return what a run of its own process reports."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--only", kind]
+    for name in ("n", "d", "m", "hospitals", "centres", "bits"):
+        command += [f"--{name}", str(getattr(size, name))]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measure(size: Size, repetitions: int) -> tuple[dict[str, Any], dict[str, Any], float]:
+    """Interleave both; return the best run of each and how far the two models differ."""
+    runs: dict[str, list[dict[str, Any]]] = {"pooled": [], "federated": []}
+    for _ in range(repetitions):
+        for kind, found in runs.items():
+            found.append(in_own_process(kind, size))
+    best = [min(found, key=lambda run: run["seconds"]) for found in runs.values()]
+    rows = np.random.default_rng(9).random((TESTS, size.d))
+    values = kernel(rows, size.landmarks())
+    own, other = (values @ np.array(run["coefficients"]) for run in best)
+    return best[0], best[1], float(np.abs(own - other).max())
+
+
+def row(size: Size, repetitions: int) -> list[str]:
+    """Measure one size; return its row of the table."""
+    plain, ours, difference = measure(size, repetitions)
+    return [
+        f"{ours['seconds'] / plain['seconds']:.2f}",
+        f"{ours['busy'] / plain['busy']:.2f}",
+        f"{size.n:,}",
+        f"{size.m:,}",
+        f"{ours['seconds']:.2f}",
+        f"{ours['busy']:.2f}",
+        f"{plain['seconds']:.2f}",
+        f"{plain['busy']:.2f}",
+        f"{ours['peak'] / 1e9:.2f}",
+        f"{plain['peak'] / 1e9:.2f}",
+        f"{ours['exchanges']} ({ours['parts']})",
+        f"{ours['up'] / 1e9:.2f}",
+        f"{difference:.0e}",
+    ]
+
+
+def main() -> None:
+    """Measure the largest problem, then how time grows with rows and landmarks."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--n", type=int, default=50_000, help="most rows")
+    parser.add_argument("--d", type=int, default=40, help="features")
+    parser.add_argument("--m", type=int, default=500, help="most landmarks")
+    parser.add_argument("--hospitals", type=int, default=4)
+    parser.add_argument("--centres", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=1)
+    parser.add_argument("--full", action="store_true", help="--n 200000 --m 1000")
+    parser.add_argument("--bits", type=int, default=64, help="of distances, 32 or 64")
+    parser.add_argument("--no-growth", action="store_true", help="only the largest problem")
+    parser.add_argument("--only", choices=("pooled", "federated"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.full:
+        options.n, options.m = 200_000, 1000
+    shape = options.d, options.hospitals, options.centres, options.bits
+
+    def size(n: int, m: int) -> Size:
+        return Size(n, shape[0], m, *shape[1:])
+
+    largest = size(options.n, options.m)
+    if options.only:
+        found = {"pooled": pooled, "federated": federated}[options.only](largest)
+        found["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(json.dumps(found))
+        return
+    sizes = [largest]
+    if not options.no_growth:
+        sizes += [size(options.n >> k, options.m) for k in (1, 2, 3)]
+        sizes += [size(options.n, options.m >> k) for k in (1, 2)]
+    table = Table(
+        title=f"FedCG, secure, {shape[1]} hospitals, {shape[2]} centres, {shape[0]} features, "
+        f"{shape[3]} bits: goal is a ratio of {GOAL_RATIO:g} and {GOAL_BYTES / 1e9:g} GB"
+    )
+    for heading in ("ours /\npooled", "of CPU\ntime", "n", "m", "ours\ns", "\nCPU s", "pooled\ns"):
+        table.add_column(heading, justify="right")
+    for heading in ("\nCPU s", "ours\nGB", "pooled\nGB", "exchanges\n(distances)"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("GB up", "most that\nf differs"):
+        table.add_column(heading, justify="right")
+    for each in track(sizes, transient=True):
+        table.add_row(*row(each, options.repetitions))
+    Console(width=max(120, Console().width)).print(table)
+
+
+if __name__ == "__main__":
+    main()

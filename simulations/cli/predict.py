@@ -1,0 +1,40 @@
+"""``fedkern predict``: a model of an earlier run, new rows, a file of predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedkern_flwr.errors import OptionError, TableError
+
+from ..methods import family
+from ..run_folder import RunFolder
+from .console import Screen
+
+
+def predict(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a run, or its model.")],
+    data: Annotated[str, typer.Option(help="File with the columns of the training data.")],
+    id_column: Annotated[
+        str | None, typer.Option("--id", help="Column of record ids (default: row numbers).")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="CSV file (default: predictions.csv in the run's folder).")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing but errors.")] = False,
+) -> None:
+    """Predict new rows with the model of an earlier run."""
+    screen = Screen(quiet)
+    path = Path(model)
+    folder, config = RunFolder.open(path.parent if path.is_file() else path)
+    own = family(config["method"])
+    target = Path(out) if out else folder.path / "predictions.csv"
+    if target.is_dir() or not target.resolve().parent.is_dir():
+        raise OptionError(f"--out {target} cannot be written", remedy="name a file in a folder")
+    if not Path(data).is_file():
+        raise TableError(f"there is no file {data}", remedy="check the path")
+    made, left_out = own.predict(folder.path, config, Path(data), id_column, target)
+    note = f", {left_out} left out: they lack a block of columns" if left_out else ""
+    screen.note(f"{made} predictions: {target}{note}")

@@ -1,0 +1,131 @@
+"""The product kernel: blocks add up to the kernel of the whole row, whoever holds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.spatial.distance import cdist
+
+from fedkern_flwr import product_kernel, threads
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.product_kernel import (
+    check_gamma,
+    distance_bound,
+    kernel_from_distances,
+    landmark_gammas,
+    partial_distances,
+    row_chunks,
+)
+
+METRICS = {"rbf": "sqeuclidean", "laplacian": "cityblock"}
+KERNELS: list[Any] = list(METRICS)
+
+
+def draw(n: int, m: int, d: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.uniform(-1.0, 1.0, (n, d)), rng.uniform(-1.0, 1.0, (m, d))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(sizes=st.tuples(*[st.integers(1, 12)] * 3), cuts=st.lists(st.integers(0, 12), max_size=3))
+def test_the_kernel_of_a_row_is_the_product_of_its_blocks(
+    kernel: Any, sizes: tuple[int, int, int], cuts: list[int]
+) -> None:
+    n, m, d = sizes
+    x, w = draw(n, m, d, n + 13 * m + 169 * d)
+    blocks = np.split(np.arange(d), sorted(min(cut, d) for cut in cuts))  # some may be empty
+    parts = [partial_distances(x[:, b], w[:, b], kernel) for b in blocks]
+    gamma = np.array([0.7])
+    whole = np.exp(-0.7 * cdist(x, w, METRICS[kernel]))
+    np.testing.assert_allclose(kernel_from_distances(sum(parts), gamma), whole, atol=1e-13)
+    factors = [kernel_from_distances(part, gamma) for part in parts]
+    np.testing.assert_allclose(np.prod(factors, axis=0), whole, atol=1e-13)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_many_rows_are_shared_between_threads(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = draw(5003, 9, 4)
+    expected = cdist(x, w, METRICS[kernel])
+    for block, workers in ((9 * 7, 3), (1, 2), (1 << 15, 1)):
+        monkeypatch.setattr(product_kernel, "_BLOCK", block)
+        monkeypatch.setattr(threads, "processors", lambda workers=workers: workers)
+        np.testing.assert_allclose(partial_distances(x, w, kernel), expected, atol=1e-14)
+
+
+def test_a_row_that_is_a_landmark_has_no_distance_to_it() -> None:
+    """Rounding must not make squared distances negative: kernel values beyond one break bounds."""
+    x = np.random.default_rng(0).random((300, 30))
+    found = partial_distances(x, x, "rbf")
+    assert found.min() == 0.0
+    assert np.diagonal(found).max() < 1e-13
+    assert kernel_from_distances(found, np.array([50.0])).max() <= 1.0
+
+
+def test_a_block_without_features_or_rows() -> None:
+    empty = partial_distances(np.zeros((4, 0)), np.zeros((3, 0)), "rbf")
+    np.testing.assert_array_equal(empty, np.zeros((4, 3)))
+    for kernel in KERNELS:
+        assert partial_distances(np.zeros((0, 2)), np.zeros((3, 2)), kernel).shape == (0, 3)
+
+
+def test_kernels_are_made_in_place_with_a_width_per_landmark() -> None:
+    distances = np.array([[0.0, 1.0, 2.0], [3.0, 0.5, 0.0]])
+    copy, gammas = distances.copy(), np.array([0.1, 1.0, 2.0])
+    found = kernel_from_distances(distances, gammas)
+    assert found is distances
+    np.testing.assert_allclose(found, np.exp(-gammas * copy), rtol=1e-15)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(0, 1e3)), max_size=5),
+    st.integers(0, 2**32 - 1),
+)
+def test_no_two_rows_within_the_ranges_are_farther_apart_than_the_bound(
+    spans: list[tuple[float, float]], seed: int
+) -> None:
+    ranges = np.array([[low, low + span] for low, span in spans]).reshape(-1, 2)
+    low, high = ranges.T
+    for kernel, metric in METRICS.items():
+        bound = distance_bound(ranges, kernel)  # type: ignore[arg-type]
+        if len(ranges):
+            assert cdist([low], [high], metric)[0, 0] == pytest.approx(bound, rel=1e-12)
+            rows = np.random.default_rng(seed).uniform(low, high, (20, len(ranges)))
+            assert cdist(rows, rows, metric).max() <= bound * (1.0 + 1e-12)
+        else:
+            assert bound == 0.0
+
+
+def test_widths_per_landmark_are_log_uniform_around_gamma() -> None:
+    found = landmark_gammas(0.5, 4000, 3)
+    assert found.shape == (4000,)
+    assert found.min() >= 0.25
+    assert found.max() <= 1.0
+    logs = np.log2(found / 0.5)
+    assert np.histogram(logs, 4, (-1.0, 1.0))[0].min() > 900
+    np.testing.assert_array_equal(found, landmark_gammas(0.5, 4000, 3))
+    assert not np.isclose(found, landmark_gammas(0.5, 4000, 4)).any()
+    np.testing.assert_allclose(landmark_gammas(1.0, 4000, 3), 2.0 * found, rtol=1e-12)
+
+
+@given(rows=st.integers(0, 10**7), columns=st.integers(0, 10**7))
+def test_chunks_make_up_all_rows_once(rows: int, columns: int) -> None:
+    step = max(1, (1 << 22) // max(1, columns))
+    if rows // step > 2000:
+        rows = 2000 * step + 1
+    stop = 0
+    for part in row_chunks(rows, columns):
+        assert part.start == stop
+        assert 0 < part.stop - part.start <= step
+        stop = part.stop
+    assert stop == rows
+
+
+@pytest.mark.parametrize("gamma", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_width_that_is_no_positive_number_is_refused(gamma: float) -> None:
+    check_gamma(1e-9)
+    with pytest.raises(OptionError, match=r"gamma is .*; use a positive number"):
+        check_gamma(gamma)
