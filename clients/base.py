@@ -106,6 +106,8 @@ class PhaseClient(NumPyClient):
     role: ClassVar[str] = "client"
     #: Whether the method seals messages between two clients.
     pair_secrets: ClassVar[bool] = False
+    #: Whether all sums of the method are over whole cohorts, without self masks.
+    whole_cohorts: ClassVar[bool] = False
     sums: ClientSums | None = None
     restored = True
     answered = 0
@@ -282,6 +284,12 @@ class PhaseClient(NumPyClient):
         Rounds after that one which this node answered in a secure run are not done again: with
         the same values but other survivors, the difference of two sums would show a single client.
         """
+        if not request.session.isalnum():  # it names folders
+            raise ProtocolError(
+                "the name of the session is no name",
+                remedy="run the same release of fedkern-flwr on both sides",
+                party=f"partition {self.partition}",
+            )
         state = SessionState(session=request.session)
         self.restored, self.answered = not request.resume_round, 0
         if request.resume_round:
@@ -340,7 +348,10 @@ class PhaseClient(NumPyClient):
                 )
             erase_state(self.context)
             return reply
-        party = self._party(PartyState(request.session))
+        known = load_state(self.context)
+        if known is None or known.session != request.session or not known.private:
+            known = PartyState(request.session)  # else the request has come twice: the same key
+        party = self._party(known)
         public, signature = party.announce()
         store_state(self.context, party.state)
         return replace(reply, public_key=public, signature=signature, answered=self.answered)
@@ -369,6 +380,7 @@ class PhaseClient(NumPyClient):
             trusted=read_trusted(Path(self.trusted_keys)) if self.trusted_keys else None,
             allow_single=self.allow_single,
             pair_secrets=self.pair_secrets,
+            whole_cohorts=self.whole_cohorts,
         )
 
     def _answer_sections(self, request: sum_wire.SumRequest) -> sum_wire.SumReply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,6 +107,7 @@ class HybridKernelClient(PhaseClient):
     """
 
     pair_secrets: ClassVar[bool] = True
+    whole_cohorts: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -297,6 +299,10 @@ class HybridKernelClient(PhaseClient):
         """Predict the held-out rows, keep the predictions here, count how good they are."""
         state, kept = self._go_on(request)
         session, table = request.session, self.table
+        if len(request.predictions) and self.protocol == "secure":
+            raise ProtocolError(
+                "a node makes its predictions itself in protocol 'secure'", party=self.name
+            )
         predictions = kept.arrays.get("predictions", request.predictions)
         if not len(predictions):
             kernel = self._kernel_rows(session, kept).read(kept.train, kept.total)
@@ -404,6 +410,7 @@ class HybridKernelClient(PhaseClient):
         announced = self.table.rows + self.table.tests
         for k, hospital in enumerate(request.hospitals.tolist()):
             rows = request.rows[k]
+            self._fix_rows(kept, hospital, rows, int(request.trains[k]))
             if len(rows) and not -1 <= int(rows.min()) <= int(rows.max()) < announced:
                 raise ProtocolError("rows are asked for that were not announced", party=self.name)
             if request.variant == "chain":
@@ -419,6 +426,13 @@ class HybridKernelClient(PhaseClient):
                 }
                 for name in ("gram", "right"):
                     kept.arrays.pop(name, None)
+
+    def _fix_rows(self, kept: RunState, hospital: int, rows: NDArray[np.int32], train: int) -> None:
+        """Refuse other rows than before: sums that differ by one patient would show that one."""
+        text = b"%d/" % train + np.ascontiguousarray(rows, "<i4").tobytes()
+        digest, name = hashlib.sha256(text).hexdigest(), f"rows of {hospital}"
+        if kept.settings.setdefault(name, digest) != digest:
+            raise ProtocolError("other rows are asked for than before in this run", party=self.name)
 
     def _go_on(self, request: wire.HybridRequest) -> tuple[SessionState, RunState]:
         """Return the state of a run that has begun, with the kernel as far as it has arrived."""

@@ -207,6 +207,13 @@ def check_alone(plan: Plan, *, secure: bool, allow_single: bool) -> None:
             "there is one hospital: what is summed over hospitals would be its own",
             remedy="let more hospitals take part, or allow it with --allow-single",
         )
+    learning = [ward.partition for ward in plan.wards.values() if ward.train]
+    if len(learning) == 1:
+        raise OptionError(
+            f"partition {learning[0]} alone has training rows: what is summed over hospitals would "
+            "be its own",
+            remedy="let more hospitals take part, or allow it with --allow-single",
+        )
     for partition, ward in plan.wards.items():
         if ward.lonely:
             raise OptionError(

@@ -68,6 +68,9 @@ class Party:
         receiver then learns this party's values.
     pair_secrets : bool (default: False)
         Whether to derive a secret with every neighbour for the method's own use.
+    whole_cohorts : bool (default: False)
+        Whether to take part in sums without self masks only: a method that repeats the same values
+        must not have them opened over different survivors.
     """
 
     def __init__(
@@ -79,8 +82,10 @@ class Party:
         trusted: dict[int, bytes] | None = None,
         allow_single: bool = False,
         pair_secrets: bool = False,
+        whole_cohorts: bool = False,
     ) -> None:
-        self.partition, self.state, self.pair_secrets = partition, state, pair_secrets
+        self.partition, self.state = partition, state
+        self.pair_secrets, self.whole_cohorts = pair_secrets, whole_cohorts
         self.identity, self.trusted, self.allow_single = identity, trusted, allow_single
         self._accepted: dict[tuple[int, int], _Accepted] = {}
 
@@ -88,8 +93,10 @@ class Party:
 
     def announce(self) -> tuple[bytes, bytes]:
         """Make a key for the run; return (public key, signature or nothing)."""
-        private, public = generate_key()
-        self.state.private = private
+        if self.state.private:
+            public = read_key(self.state.private)[1]
+        else:
+            self.state.private, public = generate_key()
         if self.identity is None:
             return public, b""
         return public, sign_key(self.identity, self.state.session, self.partition, public)
@@ -356,6 +363,8 @@ class Party:
                 raise self._refuse("the receiver is not in the cohort")
             if len(cohort.members) == 2 and order.receiver != self.partition:
                 self._check_single()
+        if self.whole_cohorts and order.self_masks:
+            raise self._refuse("this method sums over whole cohorts, without self masks")
         self._check_fixed(order)
         encoding = Encoding(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
         encoding.check_room(len(cohort.members))

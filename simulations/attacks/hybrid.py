@@ -293,6 +293,8 @@ class MaskedVector:
 class HybridRun:
     """A recorded run of FedCG: messages, what each party can open of them, and the truth.
 
+    Attacks are those on the Gaussian kernel.
+
     Parameters
     ----------
     transcript : Transcript
@@ -419,8 +421,11 @@ class HybridRun:
             yield from self._hops(viewer)
 
     def public_landmarks(self, blocks: Sequence[str]) -> Floats | None:
-        """Return the landmarks of blocks in the paper's protocols, whose seed is public."""
-        if self.settings.public_seed < 0:
+        """Return the landmarks of blocks in the paper's protocols, whose seed is public.
+
+        None in the secure protocol, and where moments are needed as well as the seed.
+        """
+        if self.settings.public_seed < 0 or self.settings.sampling != "U":
             return None
         features = {p.block: p.features for p in self.parties.values()}
         unit = np.array([[0.0, 1.0]])
