@@ -340,7 +340,7 @@ LAMBDAS = (1.0, 1e-2, 1e-3, 1e-4)
 @pytest.mark.parametrize("name", SETS)
 def test_the_model_is_that_of_the_pooled_data(name: str, parties: Callable[..., Parties]) -> None:
     x, y, common = load(name)
-    for k, (hospitals, centres) in enumerate(SPLITS[:: 1 if name == "wine" else 2]):
+    for k, (hospitals, centres) in enumerate(SPLITS[:: 1 if name == "wine" else 3]):
         lam = LAMBDAS[k % len(LAMBDAS)]
         tables = deal(x, y, hospitals, centres, seed=k, **common)
         group = parties(tables, allow_single=True)
