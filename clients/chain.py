@@ -10,8 +10,9 @@ As printed the algorithm exchanges the roles of eta and v at lines 36 and 46 of 
 the gradient has the wrong sign, and does not reset its accumulators. Here v belongs to one hospital
 and the first backward pass carries v - eta = K alpha - y.
 
-What it shows: a centre knows p and its own block, so it divides both out of what comes and has the
-product of the blocks before it; the server sees K_h^T K_h p of each hospital and, at the start, v.
+What it shows: a party knows p and its own block, so it divides both out of what comes and has the
+product of the blocks before it, on the way back of those behind it; the server sees K_h^T K_h p of
+each hospital and, at the start, v.
 """
 
 from __future__ import annotations

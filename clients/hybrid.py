@@ -13,7 +13,7 @@ from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.alignment import check_alignment_key
-from fedkern_flwr.errors import OptionError, ProtocolError, StateError
+from fedkern_flwr.errors import OptionError, ProtocolError, StateError, TableError
 from fedkern_flwr.hybrid import CENTRE, HOSPITAL
 from fedkern_flwr.labels import count_outcomes
 from fedkern_flwr.landmarks import (
@@ -190,6 +190,14 @@ class HybridKernelClient(PhaseClient):
         table.check_ids(request.session, self.alignment_key)
         state = self.open_session(request.session)
         kept = RunState.unpack(state.payload)
+        digest = table.digest()
+        if kept.begun and kept.settings.get("table") != digest:
+            raise TableError(
+                "its table is not the one with which this run began",
+                remedy="bring that table back, or start the run anew",
+                party=self.name,
+            )
+        kept.settings["table"] = digest
         kept.arrays["order"] = table.order(request.session, self.alignment_key).astype(np.int32)
         state.payload = kept.pack()
         state.store(self.context)
@@ -211,6 +219,7 @@ class HybridKernelClient(PhaseClient):
             labels=columns_digest(map(str, table.classes)),
             label_bound=table.label_bound,
             labelled=table.labelled,
+            allow_single=self.allow_single,
             ids=table.pseudonyms(request.session, self.alignment_key),
         )
 
@@ -218,6 +227,10 @@ class HybridKernelClient(PhaseClient):
         """Add up the moments of the block; draw and seal its secret, if it falls to this party."""
         state = self.open_round(request.session, request.round, 0)
         kept = RunState.unpack(state.payload)
+        for hospital, rows, train in zip(
+            request.hospitals.tolist(), request.rows, request.trains.tolist(), strict=True
+        ):
+            self._fix_rows(kept, hospital, rows, train)
         plain = np.zeros(0)
         if request.moments:
             x = self._training_rows(request, request.rows)
@@ -382,6 +395,11 @@ class HybridKernelClient(PhaseClient):
             )
         kept = RunState.unpack(state.payload)
         if not kept.begun:
+            fixed = {
+                name: value
+                for name, value in kept.settings.items()
+                if name == "table" or name.startswith("rows of ")
+            }
             if request.model:
                 kept = self._remembered(request)
             else:
@@ -389,6 +407,7 @@ class HybridKernelClient(PhaseClient):
                 if request.sampling == "N":
                     kept.arrays["moments"] = self._moments(request)
             kept.settings = {
+                **fixed,
                 "model": request.model or request.session,
                 "kernel": request.kernel,
                 "landmarks": request.landmarks,

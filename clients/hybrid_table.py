@@ -110,6 +110,12 @@ class HybridTable:
         """Number d of features."""
         return int(self.x.shape[1])
 
+    def digest(self) -> str:
+        """Return a digest of the features and targets of all rows that are not held out."""
+        digest = hashlib.sha256(self.x.tobytes())
+        digest.update(b"/" + self.y.tobytes())
+        return digest.hexdigest()
+
     # -- rows as they are announced to the server: sorted by pseudonym
 
     def pseudonyms(self, session: str, key: bytes | None) -> NDArray[np.uint64]:

@@ -61,10 +61,22 @@ class Ward:
         return tuple(sorted(p for p in self.rows if p != self.partition))
 
     @cached_property
+    def _single(self) -> NDArray[np.bool_]:
+        """Which rows exactly one centre knows: the hospital would learn its partial distances."""
+        held = np.zeros(self.total, np.int64)
+        for centre in self.centres:
+            held += self.rows[centre] >= 0
+        return np.asarray(held == 1)
+
+    @cached_property
     def lonely(self) -> int:
-        """Rows that exactly one centre knows: the hospital would learn its partial distances."""
-        held = sum((self.rows[c] >= 0).astype(np.int64) for c in self.centres)
-        return int(np.sum(held == 1))
+        """Number of rows that exactly one centre knows."""
+        return int(self._single.sum())
+
+    @cached_property
+    def alone(self) -> tuple[int, ...]:
+        """The centres that alone know a row."""
+        return tuple(c for c in self.centres if (self._single & (self.rows[c] >= 0)).any())
 
 
 @dataclass(frozen=True)
@@ -193,14 +205,35 @@ def check_parties(parties: Sequence[HybridDescribeReply]) -> None:
             raise TableError(f"{repeated} duplicate ids", remedy="keep one row per id", party=name)
 
 
-def check_alone(plan: Plan, *, secure: bool, allow_single: bool) -> None:
+def check_alone(
+    plan: Plan,
+    parties: Sequence[HybridDescribeReply],
+    *,
+    secure: bool,
+    allow_single: bool,
+) -> None:
     """Refuse what would show a single party's values.
 
     Raises
     ------
     OptionError
+        The run does not allow it.
+    ProtocolError
+        The run does, a centre does not.
     """
-    if not secure or allow_single:
+    if not secure:
+        return
+    if allow_single:
+        strict = {p.partition for p in parties if not p.allow_single}
+        for ward in plan.wards.values():
+            for centre in strict.intersection(ward.alone):
+                raise ProtocolError(
+                    f"it alone knows rows of partition {ward.partition}, which would learn its "
+                    "distances, and it does not allow that",
+                    remedy="let more centres take part, or set allow_single at this node",
+                    party=f"partition {centre}",
+                    phase="describe",
+                )
         return
     if len(plan.hospitals) == 1:
         raise OptionError(

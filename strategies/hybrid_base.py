@@ -167,7 +167,12 @@ class HybridStrategy(SummingStrategy):
     def _make_plan(self) -> None:
         parties = list(self.described_parties())
         self.plan_ = make_plan(parties, self.missing, predict=bool(self.model_of[0]))
-        check_alone(self.plan_, secure=self.protocol == "secure", allow_single=self.allow_single)
+        check_alone(
+            self.plan_,
+            parties,
+            secure=self.protocol == "secure",
+            allow_single=self.allow_single,
+        )
         first = self.party_of(self.plan_.hospitals[0])
         self.outputs_, self.classes_ = first.outputs, first.classes
         self.label_bound_ = first.label_bound

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 WARNINGS = {
     "naive": "protocol naive shows the server every kernel block and all labels: it can compute "
     "every feature of every row",
-    "chain": "protocol chain shows each centre the kernel of the centres before it, and the server "
+    "chain": "protocol chain shows every party the kernel blocks of the others, and the server "
     "K^T K p of each hospital and noisy labels",
 }
 
@@ -38,7 +38,7 @@ def seen_by(run: FedCG) -> dict[str, Any]:
                 "each hospital's counts on held-out rows",
                 _SIZES,
             ],
-            "clients_see": ["p", "the kernel of the centres before it in the chain"],
+            "clients_see": ["p", "the kernel blocks of all other parties of the chain"],
             "never_leaves_the_client": ["ids", "rows"],
         }
     direct = run.chosen_solver == "normal-equations"
@@ -47,7 +47,7 @@ def seen_by(run: FedCG) -> dict[str, Any]:
     if len(run.plan_.hospitals) == 1:
         server = [f"{summed} of the only hospital, and its counts on held-out rows"]
     if run.penalty == "rkhs":
-        server.append("distances between landmarks, which no patient enters")
+        server.append("distances between landmarks, and from them the landmarks up to axes")
     if run.sampling == "N":
         server.append("means and deviations of blocks that several parties hold")
     moments = ["means and deviations of their own block over all its holders"]
@@ -55,8 +55,9 @@ def seen_by(run: FedCG) -> dict[str, Any]:
     return {
         "server_sees": [*server, _SIZES, "which rows of which party belong together"],
         "hospitals_see": [
-            "the kernel of their own rows: distances between their own patients",
-            "the coefficients",
+            "the kernel of their own rows: distances between their own patients and, with many "
+            "landmarks, their features at the centres up to order and direction of the columns",
+            "the coefficients; of two hospitals each can compute K^T(K a - y) of the other",
             *shared,
         ],
         "centres_see": ["which of their rows belong to which hospital", *shared],

@@ -58,6 +58,8 @@ class HybridDescribeReply(DescribeReply):
         Declared bound of the targets.
     labelled : bool
         Whether the held-out rows have labels.
+    allow_single : bool
+        Whether a centre may be the only one that knows a row.
     ids : ndarray of uint64, shape (rows + test_rows, 2)
         Keyed hashes of the ids, training rows first, each part sorted.
     """
@@ -71,6 +73,7 @@ class HybridDescribeReply(DescribeReply):
     labels: str
     label_bound: float
     labelled: bool
+    allow_single: bool
     ids: NDArray[Any] = array("ids", "words", dtype="ring")
 
 

@@ -54,6 +54,7 @@ _UP = {
     ("describe", "labels"): "declared",
     ("describe", "label_bound"): "declared",
     ("describe", "labelled"): "declared",
+    ("describe", "allow_single"): "declared",
     ("describe", "ids"): "pseudonym",
     ("hybrid-moments", "sealed"): "sealed",
     ("hybrid-distances", "fingerprint"): "commitment",

@@ -329,6 +329,33 @@ def test_rows_that_were_not_announced_are_refused(rows: tuple[int, ...]) -> None
         send(client, about_rows(wire.DistancesRequest, rows=rows))
 
 
+@pytest.mark.parametrize("rows", [(0, 1), (0, 2, 1), (0, 1, -1)])
+def test_rows_stay_the_same_in_a_run(rows: tuple[int, ...]) -> None:
+    """Sums over rows that differ by one patient would show that one."""
+    _, client = opened()
+    send(client, about_rows(wire.DistancesRequest))
+    send(client, about_rows(wire.DistancesRequest, 2))
+    for more in ({"rows": rows}, {"trains": np.array([2], np.int32)}):
+        with pytest.raises(ProtocolError, match="other rows are asked for than before in this run"):
+            send(client, about_rows(wire.DistancesRequest, 3, **more))
+
+
+def test_a_session_is_named_by_letters_and_digits() -> None:
+    """It names folders."""
+    for session in ("../5e", "a/b", "", "a b"):
+        request = DescribeRequest(session=session, method="fed-cg", resume_round=0)
+        with pytest.raises(ProtocolError, match="partition 4: the name of the session is no name"):
+            send(make(), request)
+
+
+def test_predictions_of_the_server_are_for_the_paper_s_protocols() -> None:
+    _, client = opened(allow_single=True)
+    send(client, about_rows(wire.DistancesRequest, stops=np.array([0], np.int32)))
+    request = dataclasses.replace(later(wire.CoefficientsRequest), predictions=np.ones((2, 1)))
+    with pytest.raises(ProtocolError, match="a node makes its predictions itself in protocol 'sec"):
+        send(client, request)
+
+
 @pytest.mark.parametrize("own", ["secure", "chain"])
 def test_a_node_shows_its_kernel_and_labels_in_protocol_naive_only(own: Any) -> None:
     """Whatever a request claims the protocol of the run to be."""

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkern_flwr.errors import CohortError, FedKernError, OptionError, PartitionError
+from fedkern_flwr.errors import (
+    CohortError,
+    FedKernError,
+    OptionError,
+    PartitionError,
+    ProtocolError,
+)
 from fedkern_flwr.hybrid import CENTRE, HOSPITAL, Plan, check_alone, check_parties, make_plan
 from fedkern_flwr.wire.hybrid import HybridDescribeReply
 
@@ -43,6 +49,7 @@ def party(partition: int, rows: Any, tests: Any = (), **more: Any) -> HybridDesc
         "labels": "",
         "label_bound": 1.0,
         "labelled": False,
+        "allow_single": False,
         "ids": ids,
     }
     return HybridDescribeReply(**{**values, **more})
@@ -371,17 +378,34 @@ def test_values_of_a_single_party_are_not_shown_unless_allowed() -> None:
         [hospital(0, ROWS), hospital(1, [4]), party(2, [1, 2, 3, 4]), party(3, [4, 3, 2, 1])],
         "error",
     )
+    learner = make_plan(
+        [hospital(0, ROWS), hospital(1, [], [4]), party(2, [1, 2, 3, 4]), party(3, [4, 3, 2, 1])],
+        "error",
+    )
     texts = [
+        (
+            learner,
+            "partition 0 alone has training rows: what is summed over hospitals would be its",
+        ),
         (alone, "there is one hospital: what is summed over hospitals would be its own; let more"),
         (one, "3 of 3 rows of partition 0 are known to one centre only: the hospital would learn"),
         (partly, "2 of 3 rows of partition 0 are known to one centre only: .* --allow-single"),
     ]
     for plan, text in texts:
         with pytest.raises(OptionError, match=text):
-            check_alone(plan, secure=True, allow_single=False)
-        check_alone(plan, secure=True, allow_single=True)
-        check_alone(plan, secure=False, allow_single=False)
-    check_alone(fine, secure=True, allow_single=False)
+            check_alone(plan, [], secure=True, allow_single=False)
+        check_alone(plan, [], secure=True, allow_single=True)
+        check_alone(plan, [], secure=False, allow_single=False)
+    check_alone(fine, [], secure=True, allow_single=False)
+
+
+def test_a_centre_must_agree_to_be_alone_with_a_row() -> None:
+    parties = [hospital(0, ROWS), hospital(1, [4]), party(2, [1, 2, 3, 4]), party(3, [1, 4])]
+    plan = make_plan(parties, "neutral")
+    with pytest.raises(ProtocolError, match="partition 2, phase describe: it alone knows rows of"):
+        check_alone(plan, parties, secure=True, allow_single=True)
+    parties[2] = replace(parties[2], allow_single=True)
+    check_alone(plan, parties, secure=True, allow_single=True)  # partition 3 is never alone
 
 
 def test_a_run_without_training_rows_is_no_cohort() -> None:

@@ -173,6 +173,23 @@ def test_without_self_masks_every_party_must_be_in(make_run: Any) -> None:
     assert run.server.total(again).tolist() == [1111]
 
 
+def test_a_method_may_insist_on_whole_cohorts(make_run: Any) -> None:
+    """Where values are repeated, sums over different survivors would show the difference."""
+    run = make_run(3, clients={"whole_cohorts": True})
+    with pytest.raises(SumError, match="this method sums over whole cohorts, without self masks"):
+        run.contribute(run.order(1), 0, [1])
+    assert run.sum({p: [p] for p in range(3)}, self_masks=False).tolist() == [3]
+
+
+def test_a_party_that_is_asked_twice_announces_the_same_key(make_run: Any) -> None:
+    run = make_run(3)
+    party = run.party(1)
+    assert party.announce() == run.keys[1]
+    run.keep(party)
+    run.join()
+    assert run.party(1).announce() != run.keys[1]  # the old one is erased
+
+
 def test_a_sum_of_zeros_is_of_the_length_that_was_ordered(make_run: Any) -> None:
     run = make_run(3)
     running = run.order(4)

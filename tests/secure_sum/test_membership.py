@@ -203,6 +203,7 @@ def test_a_party_joins_only_what_it_announced(make_run: Any, refused: Any) -> No
     for change in ({"keys": generate_key()[1] + run.server.roster.keys[32:]}, {}):
         party = run.party(0)
         if not change:
+            party.state.private = b""
             party.announce()  # a second key: the server still has the first
         refused(
             party.join,
@@ -212,6 +213,12 @@ def test_a_party_joins_only_what_it_announced(make_run: Any, refused: Any) -> No
             party="partition 0",
         )
         assert not joined(party)
+
+
+def test_a_party_that_is_asked_twice_announces_the_same_key(make_run: Any) -> None:
+    party = make_run(3).party(0)
+    first = party.announce()
+    assert party.announce() == first
 
 
 def test_a_roster_without_the_party_is_refused(make_run: Any, refused: Any) -> None:

@@ -130,6 +130,7 @@ def test_what_the_server_reads_of_a_secure_run() -> None:
         "labels",
         "label_bound",
         "labelled",
+        "allow_single",
     }
 
 

@@ -34,6 +34,7 @@ def make_strategy(config: dict[str, Any]) -> FedCG:
         tolerance=float(config["tolerance"]),
         missing=config["missing"],
         allow_single=config["allow-single"],
+        distance_bits=config["distance-bits"],
         attempts=config["attempts"],
         seed=config["seed"],
         node_timeout=float(config["node-timeout"]),
