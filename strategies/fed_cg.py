@@ -103,7 +103,7 @@ class FedCG(HybridStrategy):
     distance_bits : int (default: 64)
         Of protocol secure: bits of a number in the sums of distances, 32 or 64. With 32 they are
         half as large; the total of C centres' distances of at most b is then off by less than
-        C 2^(ceil(log2(C + 1)) + ceil(log2 b) - 31).
+        C 2^(ceil(log2(C + 1)) + floor(log2 b) - 30).
     attempts : int (default: 5)
         An exchange that somebody failed to answer is repeated so often in all.
     **common
