@@ -6,6 +6,7 @@ node's state. They can be made again: a hospital without them says so, and the r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -80,7 +81,7 @@ class KernelRows:
     def erase(self) -> None:
         """Remove the file and, if it was the last, the run's folder."""
         self.path.unlink(missing_ok=True)
-        if self.path.parent.is_dir() and not any(self.path.parent.iterdir()):
+        with contextlib.suppress(OSError):  # not empty, or just removed by another party
             self.path.parent.rmdir()
 
 
