@@ -251,7 +251,7 @@ class HybridStrategy(SummingStrategy):
             sections: list[PhaseMessage] = []
             if self.sums is not None:
                 if deliveries and partition in deliveries:
-                    sections = [self.sums.delivery(deliveries[partition])]
+                    sections = [deliveries[partition].delivery()]
                 sections += self.sums.sections(partition, ordered)
             messages += request_messages(
                 request, [node], group_id=str(self.step), sections={node: sections}

@@ -8,7 +8,7 @@ it shows, and what was corrected, is said at the clients' side, :mod:`fedkern_fl
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,27 +46,8 @@ class ChainSystem(HybridSystem):
 
     def open(self) -> None:
         """Tell all parties rows, landmarks and widths (one exchange)."""
-        run = self.run
-        self.check_one_output(run.outputs_)
-        self.agree()
-        whole = {h: slice(0, ward.total) for h, ward in self.plan.wards.items()}
-        replies: dict[int, Any] = {}
-        for _ in range(run.attempts):
-            run.next_step()
-            requests = {
-                p: self.rows_request(wire.DistancesRequest, p, whole, **self.landmark_fields(p))
-                for p in self.plan.parties
-                if p not in replies
-            }
-            replies |= run.ask(self.grid, requests, wire.DistancesReply, self.timeout)
-            if len(replies) == len(self.plan.parties):
-                self.take_fingerprints(replies)
-                return
-        raise run.gave_up("hybrid-distances")
-
-    def equations(self) -> tuple[Floats, Floats]:
-        """Not there: this protocol iterates."""
-        raise NotImplementedError("a chain makes products only")
+        self.check_one_output(self.run.outputs_)
+        self.tell_everybody(wire.DistancesRequest, wire.DistancesReply)
 
     def gradient(self, coefficients: Floats) -> Floats:
         """Return K^T (K alpha - y), shape (m, 1) (Algorithm 1, lines 23-53)."""

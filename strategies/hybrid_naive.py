@@ -8,7 +8,6 @@ distances between rows. Kept for parity with the paper and as the target of the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -24,22 +23,7 @@ class NaiveSystem(HybridSystem):
     def open(self) -> None:
         """Collect all kernel blocks and labels, multiply the blocks (one exchange)."""
         run = self.run
-        self.agree()
-        whole = {h: slice(0, ward.total) for h, ward in self.plan.wards.items()}
-        replies: dict[int, Any] = {}
-        for _ in range(run.attempts):
-            run.next_step()
-            requests = {
-                p: self.rows_request(wire.BlocksRequest, p, whole, **self.landmark_fields(p))
-                for p in self.plan.parties
-                if p not in replies
-            }
-            replies |= run.ask(self.grid, requests, wire.BlocksReply, self.timeout)
-            if len(replies) == len(self.plan.parties):
-                break
-        else:
-            raise run.gave_up("hybrid-blocks")
-        self.take_fingerprints(replies)
+        replies = self.tell_everybody(wire.BlocksRequest, wire.BlocksReply)
         self._kernels, targets = {}, []
         for h, ward in self.plan.wards.items():
             kernel = np.ones((ward.total, run.landmarks))

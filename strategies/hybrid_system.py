@@ -54,9 +54,17 @@ class HybridSystem(ABC):
     def open(self) -> None:
         """Have the kernel made, wherever the protocol keeps it."""
 
-    @abstractmethod
     def equations(self) -> tuple[Floats, Floats]:
-        """Return K^T K, shape (m, m), and K^T y, shape (m, k)."""
+        """Return K^T K, shape (m, m), and K^T y, shape (m, k).
+
+        Raises
+        ------
+        OptionError
+            The protocol makes products only.
+        """
+        raise OptionError(
+            f"protocol {self.run.protocol!r} has no normal equations", remedy="use solver cg"
+        )
 
     @abstractmethod
     def products(self, directions: Floats, *, labels: bool = False) -> tuple[Floats, Floats]:
@@ -154,6 +162,32 @@ class HybridSystem(ABC):
             rows=tuple(ward.rows[partition] for ward in wards),
             **more,
         )
+
+    def tell_everybody(self, request: Any, reply: Any) -> dict[int, Any]:
+        """Tell all parties rows, landmarks and widths; return their replies (one exchange).
+
+        Whoever does not answer is asked again, alone.
+
+        Raises
+        ------
+        CohortError
+        """
+        run = self.run
+        self.agree()
+        whole = {h: slice(0, ward.total) for h, ward in self.plan.wards.items()}
+        replies: dict[int, Any] = {}
+        for _ in range(run.attempts):
+            run.next_step()
+            requests = {
+                p: self.rows_request(request, p, whole, **self.landmark_fields(p))
+                for p in self.plan.parties
+                if p not in replies
+            }
+            replies |= run.ask(self.grid, requests, reply, self.timeout)
+            if len(replies) == len(self.plan.parties):
+                self.take_fingerprints(replies)
+                return replies
+        raise run.gave_up(reply.phase)
 
     def landmark_fields(self, partition: int) -> dict[str, Any]:
         """Return what a party must know to draw its landmarks and make its kernel."""

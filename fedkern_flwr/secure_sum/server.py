@@ -13,7 +13,6 @@ from ..errors import OptionError, SumError
 from ..wire.message import PhaseMessage
 from ..wire.sections import Section
 from ..wire.sums import (
-    Delivery,
     Order,
     Recover,
     RecoverReply,
@@ -244,16 +243,6 @@ class SecureSum:
         total = running.total()
         self._count(running)
         return total
-
-    def delivery(self, running: RunningSum) -> Delivery:
-        """Return what the receiver of a sum must get; it stays open until :meth:`close`.
-
-        Raises
-        ------
-        SumError
-            The sum cannot be opened.
-        """
-        return running.delivery()
 
     def delivery_sections(self, sums: Iterable[RunningSum]) -> dict[int, list[PhaseMessage]]:
         """Close sums that belong to clients; return per receiver what its next request must carry.
