@@ -106,6 +106,8 @@ class PhaseClient(NumPyClient):
     role: ClassVar[str] = "client"
     #: Whether the method seals messages between two clients.
     pair_secrets: ClassVar[bool] = False
+    #: What helps where two clients share no secret.
+    without_secret: ClassVar[str] = "run the same release of fedkern-flwr on both sides"
     #: Whether all sums of the method are over whole cohorts, without self masks.
     whole_cohorts: ClassVar[bool] = False
     sums: ClientSums | None = None
@@ -371,6 +373,23 @@ class PhaseClient(NumPyClient):
         sums = ClientSums(self._party(state))
         sums.take(sections)
         return sums
+
+    def pair_secret(self, other: int) -> bytes:
+        """Return the secret that this party has with another in this run.
+
+        Raises
+        ------
+        ProtocolError
+            They are in no cohort together.
+        """
+        secret = None if self.sums is None else self.sums.party.state.secrets.get(other)
+        if secret is None:
+            raise ProtocolError(
+                f"it shares no secret with partition {other}",
+                remedy=self.without_secret,
+                party=f"partition {self.partition}",
+            )
+        return secret
 
     def _party(self, state: PartyState) -> Party:
         return Party(

@@ -39,8 +39,9 @@ from fedkern_flwr.wire import hybrid as wire
 
 from .base import Handler, PhaseClient, SessionState
 from .hybrid_state import RunState
-from .hybrid_table import Floats, HybridTable, Ids
+from .hybrid_table import HybridTable
 from .kernel_rows import KernelRows
+from .party_table import Floats, Ids
 
 Protocol = Literal["secure", "naive", "chain"]
 PROTOCOLS = ("secure", "naive", "chain")
@@ -108,6 +109,7 @@ class HybridKernelClient(PhaseClient):
 
     pair_secrets: ClassVar[bool] = True
     whole_cohorts: ClassVar[bool] = True
+    without_secret: ClassVar[str] = "configure the landmark seed at all holders of the block"
 
     def __init__(
         self,
@@ -481,23 +483,6 @@ class HybridKernelClient(PhaseClient):
                 party=self.name,
             )
         return (vector,)
-
-    def pair_secret(self, other: int) -> bytes:
-        """Return the secret that this party has with another in this run.
-
-        Raises
-        ------
-        ProtocolError
-            They are in no cohort together.
-        """
-        secret = None if self.sums is None else self.sums.party.state.secrets.get(other)
-        if secret is None:
-            raise ProtocolError(
-                f"it shares no secret with partition {other}",
-                remedy="configure the landmark seed at all holders of the block",
-                party=self.name,
-            )
-        return secret
 
     # -- landmarks
 

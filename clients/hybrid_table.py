@@ -1,51 +1,26 @@
-"""A party's table in a hybrid split: checked once, joined by pseudonyms, never quoted."""
+"""A party's table in a hybrid split: features within declared ranges."""
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import io
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from fedkern_flwr.alignment import count_duplicates, hash_ids, sort_order
-from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.errors import TableError
-from fedkern_flwr.labels import decide, encode_classes
-
-Floats = NDArray[np.float64]
-Ids = Sequence[Any] | NDArray[Any]
+from .party_table import Floats, Ids, PartyTable
 
 
-class HybridTable:
+class HybridTable(PartyTable):
     """Rows of one party: a block of features, labels at a hospital, held-out rows at a hospital.
 
     Parameters
     ----------
-    party : str
-        Name of the party in errors.
-    x, y, ids, x_test, y_test, ids_test
-        See :class:`~fedkern_flwr.clients.hybrid.HybridKernelClient`.
-    columns : sequence of str or None
-        Names of the features, numbers by default.
+    party, x, y, ids, x_test, y_test, ids_test
+        See :class:`~fedkern_flwr.clients.party_table.PartyTable`.
     ranges : array, shape (d, 2), or None
         [0, 1] by default.
-    classes : sequence of float
-        Empty for regression.
-    label_bound : float
-        Bound of the targets of a regression.
-
-    Attributes
-    ----------
-    x, x_test : ndarray, shapes (n, d) and (t, d)
-    y, y_test : ndarray, shapes (n, k) and (t, k)
-        Targets; of no rows where there are none.
-    labelled : bool
-        Whether the held-out rows have labels.
+    **common
+        Options of :class:`~fedkern_flwr.clients.party_table.PartyTable`.
     """
 
     def __init__(
@@ -58,116 +33,13 @@ class HybridTable:
         y_test: ArrayLike | None,
         ids_test: Ids | None,
         *,
-        columns: Sequence[str] | None,
         ranges: ArrayLike | None,
-        classes: Sequence[float],
-        label_bound: float,
+        **common: Any,
     ) -> None:
-        self.party, self.label_bound = party, label_bound
-        self.classes = tuple(self._numbers(list(classes), "classes").tolist())
-        if self.classes and len(set(self.classes)) < max(2, len(self.classes)):
-            raise self._bad("classes that are fewer than two or not distinct", "name each once")
-        self.x = self._features(x, _length(x, y, ids))
-        self.y = self._targets(y, len(self.x))
-        tests, features = _length(x_test, y_test, ids_test), self.x.shape[1]
-        self.x_test = self._features(x_test, tests)
-        if not tests:
-            self.x_test = np.zeros((0, features))
-        if self.x_test.shape[1] != features:
-            raise self._bad(
-                f"its held-out rows have {self.x_test.shape[1]} features instead of {features}",
-                "bring them to the same columns",
-            )
-        self.labelled = y_test is not None
-        self.y_test = self._targets(y_test, tests)
-        self._ids = np.concatenate(
-            [self._names(ids, len(self.x), "row"), self._names(ids_test, tests, "held-out row")]
-        )
-        self.identified = ids is not None or ids_test is not None
-        self.columns = tuple(columns) if columns is not None else tuple(map(str, range(features)))
-        if len(self.columns) != features:
-            raise self._bad(
-                f"{features} features have {len(self.columns)} names", "name each of them"
-            )
-        unit = np.tile([0.0, 1.0], (features, 1))
+        super().__init__(party, x, y, ids, x_test, y_test, ids_test, **common)
+        unit = np.tile([0.0, 1.0], (self.features, 1))
         self.ranges = unit if ranges is None else self._numbers(ranges, "ranges")
         self._check_ranges()
-        # of a session: hashes of the rows, and the order that sorts them
-        self._known: tuple[str, NDArray[np.uint64], NDArray[np.intp]] | None = None
-
-    @property
-    def rows(self) -> int:
-        """Number of rows that are not held out."""
-        return len(self.x)
-
-    @property
-    def tests(self) -> int:
-        """Number of held-out rows."""
-        return len(self.x_test)
-
-    @property
-    def features(self) -> int:
-        """Number d of features."""
-        return int(self.x.shape[1])
-
-    def digest(self) -> str:
-        """Return a digest of the features and targets of all rows that are not held out."""
-        digest = hashlib.sha256(self.x.tobytes())
-        digest.update(b"/" + self.y.tobytes())
-        return digest.hexdigest()
-
-    # -- rows as they are announced to the server: sorted by pseudonym
-
-    def pseudonyms(self, session: str, key: bytes | None) -> NDArray[np.uint64]:
-        """Return the pseudonyms of all rows, held-out ones last, each part sorted.
-
-        Without ids rows get numbers of this party that match nobody else's.
-        """
-        _, hashes, order = self._hash(session, key)
-        return hashes[order]
-
-    def order(self, session: str, key: bytes | None) -> NDArray[np.intp]:
-        """Return the row of the table (held-out ones last) at each announced position."""
-        return self._hash(session, key)[2]
-
-    def announced(self, session: str, key: bytes | None) -> Floats:
-        """Return the features of all rows in announced order, shape (n + t, d)."""
-        return self.features_of(self.order(session, key))
-
-    def features_of(self, rows: NDArray[Any]) -> Floats:
-        """Return the features of some rows of the table, held-out ones counted last."""
-        x = np.concatenate([self.x, self.x_test]) if self.tests else self.x
-        return np.asarray(x[rows])
-
-    def _hash(
-        self, session: str, key: bytes | None
-    ) -> tuple[str, NDArray[np.uint64], NDArray[np.intp]]:
-        if self._known is None or self._known[0] != session:
-            if key is None:
-                key = hashlib.sha256(f"fedkern-flwr rows/{self.party}".encode()).digest()
-            hashes, n = hash_ids(self._ids, key, session), self.rows
-            order = np.concatenate([sort_order(hashes[:n]), n + sort_order(hashes[n:])])
-            self._known = (session, hashes, order)
-        return self._known
-
-    # -- predictions
-
-    def write_predictions(self, path: Path, tests: NDArray[np.intp], outputs: Floats) -> None:
-        """Write predictions of held-out rows as CSV: id, outputs, predicted class."""
-        text = io.StringIO()
-        writer = csv.writer(text)
-        decided = decide(outputs) if self.classes else None
-        heads = [f"output_{k}" for k in range(outputs.shape[1])]
-        writer.writerow(["id", *heads, *(["class"] if decided is not None else [])])
-        for place in np.argsort(tests, kind="stable"):
-            row = [self._ids[self.rows + tests[place]], *map(repr, outputs[place].tolist())]
-            if decided is not None:
-                name = np.format_float_positional(self.classes[decided[place]], trim="-")
-                row.append(name)
-            writer.writerow(row)
-        write_atomically(path, text.getvalue().encode(), private=True)
-
-    # -- checks
 
     def check_landmarks(self, landmarks: ArrayLike) -> Floats:
         """Return landmarks that were chosen elsewhere, shape (m, d).
@@ -183,66 +55,6 @@ class HybridTable:
                 "pass the block's own columns, without NaN",
             )
         return out
-
-    def _numbers(self, values: ArrayLike, what: str) -> Floats:
-        try:
-            return np.asarray(values, dtype=np.float64)
-        except (TypeError, ValueError):  # whose text quotes a value
-            raise self._bad(f"{what} that are not numbers", "clean the table first") from None
-
-    def _features(self, x: ArrayLike | None, rows: int) -> Floats:
-        if x is None:
-            return np.zeros((rows, 0))
-        out = np.ascontiguousarray(self._numbers(x, "features"))
-        if out.ndim != 2 or len(out) != rows:
-            raise self._bad(
-                f"features of shape {out.shape} do not fit {rows} rows", "pass x of shape (n, d)"
-            )
-        if not np.isfinite(out).all():
-            raise self._bad("NaN or infinite values", "leave such rows out: they lack the block")
-        return out
-
-    def _targets(self, y: ArrayLike | None, rows: int) -> Floats:
-        if y is None:
-            return np.zeros((0, 0))
-        out = self._numbers(y, "labels")
-        if self.classes and out.ndim == 2 and out.shape[1] == 1:
-            out = out[:, 0]
-        if out.ndim not in (1, 2) or len(out) != rows or (self.classes and out.ndim != 1):
-            raise self._bad(
-                f"labels of shape {out.shape} do not fit {rows} rows", "pass one label per row"
-            )
-        if not np.isfinite(out).all():
-            raise self._bad("NaN or infinite labels", "leave such rows out")
-        if self.classes:
-            return encode_classes(out, self.classes, self.party)
-        out = out[:, None] if out.ndim == 1 else out
-        if rows and np.abs(out).max() > self.label_bound:
-            raise self._bad(
-                f"labels beyond the declared bound of {self.label_bound:g}",
-                "scale them, or declare a larger label bound at all hospitals",
-            )
-        return out
-
-    def _names(self, ids: Ids | None, rows: int, kind: str) -> NDArray[np.str_]:
-        if ids is None:
-            return np.array([f"{kind} {k}" for k in range(rows)], dtype=np.str_)
-        names = ids if isinstance(ids, np.ndarray) and ids.dtype.kind == "U" else None
-        if names is None:
-            names = np.array([str(i) for i in ids], dtype=np.str_)
-        if len(names) != rows:
-            raise self._bad(f"{len(names)} ids for {rows} rows", "give each row an id")
-        return names
-
-    def check_ids(self, session: str, key: bytes | None) -> None:
-        """Refuse ids that come twice.
-
-        Raises
-        ------
-        TableError
-        """
-        if repeated := count_duplicates(self._hash(session, key)[1]):
-            raise self._bad(f"{repeated} duplicate ids", "keep one row per id")
 
     def _check_ranges(self) -> None:
         if self.ranges.shape != (self.features, 2) or not np.isfinite(self.ranges).all():
@@ -264,10 +76,3 @@ class HybridTable:
                     f"column {name!r}{more} has values outside its declared range",
                     "scale it by the public range, or declare a wider one at all its holders",
                 )
-
-    def _bad(self, problem: str, remedy: str) -> TableError:
-        return TableError(problem, remedy=remedy, party=self.party)
-
-
-def _length(*columns: Any) -> int:
-    return next((len(column) for column in columns if column is not None), 0)

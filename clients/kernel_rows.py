@@ -6,9 +6,6 @@ node's state. They can be made again: a hospital without them says so, and the r
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +13,12 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import StateError
 
+from .run_file import RunFile
+
 Floats = NDArray[np.float64]
 
 
-class KernelRows:
+class KernelRows(RunFile):
     """Rows of a kernel matrix in a file.
 
     Parameters
@@ -34,8 +33,7 @@ class KernelRows:
     """
 
     def __init__(self, folder: Path | None, session: str, partition: int, landmarks: int) -> None:
-        base = folder if folder is not None else _temporary_folder()
-        self.path = base / session / f"partition-{partition}.kernel"
+        super().__init__(folder, session, partition, "kernel")
         self.partition, self.landmarks = partition, landmarks
 
     def write(self, start: int, rows: Floats, *, first: int = 0) -> None:
@@ -46,13 +44,11 @@ class KernelRows:
         StateError
             The rows before them are gone.
         """
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if start == first:
             self.path.unlink(missing_ok=True)
         else:
             self._check_length(start)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o600)
-        with os.fdopen(descriptor, "r+b") as file:
+        with self.open() as file:
             file.seek(start * self.landmarks * 8)
             file.write(np.ascontiguousarray(rows, "<f8").data)
 
@@ -77,24 +73,3 @@ class KernelRows:
                 remedy="they are made again",
                 party=f"partition {self.partition}",
             )
-
-    def erase(self) -> None:
-        """Remove the file and, if it was the last, the run's folder."""
-        self.path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty, or just removed by another party
-            self.path.parent.rmdir()
-
-
-_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
-
-
-def _temporary_folder() -> Path:
-    owner = os.getuid() if hasattr(os, "getuid") else 0
-    folder = Path(tempfile.gettempdir()) / f"fedkern-flwr-{owner}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.is_symlink() or (hasattr(os, "getuid") and folder.stat().st_uid != owner):
-        raise StateError(
-            "the folder for temporary files belongs to somebody else",
-            remedy="give the client a state_dir",
-        )
-    return folder

@@ -29,6 +29,7 @@ def gather_nodes(
     timeout: float,
     ledger: Ledger,
     secure: bool = False,
+    order_seed: int = -1,
     reply: type[Described] = DescribeReply,  # type: ignore[assignment]
     check: Callable[[Sequence[Described]], None] = check_parties,
     say: Callable[[str], None] = lambda _: None,
@@ -59,7 +60,11 @@ def gather_nodes(
         if len(fresh) + len(parties) >= expected and fresh:
             remaining = max(1.0, deadline - time.monotonic())
             request = DescribeRequest(
-                session=session, method=method, resume_round=resume_round, secure=secure
+                session=session,
+                method=method,
+                resume_round=resume_round,
+                secure=secure,
+                order_seed=order_seed,
             )
             messages = request_messages(request, fresh, group_id=_DESCRIBE)
             outcome = exchange(grid, messages, phase=_DESCRIBE, timeout=remaining, ledger=ledger)

@@ -8,10 +8,11 @@ from typing import Any
 from .data import Prepared
 from .engines import Engine
 from .entries import Entry
-from .experiment import Progress, run_entries, summarise
+from .experiment import Progress, run_entries
 from .format import milli
 from .paired import PairedDifference, paired_differences
 from .presets import Section
+from .references import summarise_reference
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,9 @@ class Comparison:
         Draws per entry.
     entries : list of Entry
     summaries : dict
-        Label -> what :func:`~fedkern_flwr.simulations.experiment.summarise` returns, with what the
-        family keeps of all draws (the mean squared errors as ``mse_draws``).
+        Label -> what the family's :meth:`~Family.summarise` returns, with what it keeps of all
+        draws (the mean squared errors as ``mse_draws``); of a reference method what
+        :func:`~fedkern_flwr.simulations.references.summarise_reference` returns.
     notes : tuple of str
         What was done to the data.
     pairs : tuple of PairedDifference
@@ -85,7 +87,10 @@ def compare_on(
     )
     summaries = {}
     for entry in entries:
-        summary = {**summarise(entry), **family.per_draw(entry)}
+        if entry.reference is None:
+            summary = {**family.summarise(entry), **family.per_draw(entry)}
+        else:
+            summary = summarise_reference(entry)
         summary["method"], summary["options"] = entry.method, entry.options
         summaries[entry.label] = summary
     pairs = tuple(paired_differences(summaries, section.ranks))

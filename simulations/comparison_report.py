@@ -88,9 +88,8 @@ def _caption(chosen: Preset, comparison: Comparison) -> str:
 def _privacy(comparison: Comparison) -> list[str]:
     lines = []
     for entry in comparison.entries:
-        if entry.strategy is not None:
-            seen = "; ".join(entry.strategy.privacy().get("server_sees", []))
-            lines.append(f"{entry.label}: {seen}.")
+        seen = "; ".join(entry.results[0]["privacy"].get("server_sees", []))
+        lines.append(f"{entry.label}: {seen}.")
     return lines
 
 

@@ -102,6 +102,10 @@ class Prepared(ABC):
         """
         return None
 
+    def pooled(self, seed: int) -> Any:
+        """Return all data of a draw in one place, as the family's reference methods take it."""
+        raise NotImplementedError
+
     @abstractmethod
     def start(self) -> dict[str, Any]:
         """Return arguments for the strategy's ``start``."""

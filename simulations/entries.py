@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Concatenate
 
 import numpy as np
 
@@ -13,6 +13,13 @@ from fedkern_flwr.errors import OptionError
 from ..strategies import PhaseStrategy
 
 LARGEST_SEED = 2**62
+
+#: Metrics and history of a draw.
+Outcome = tuple[dict[str, Any], list[dict[str, Any]]]
+#: A method that needs all data in one place, to compare with: called with what
+#: :meth:`~fedkern_flwr.simulations.data.Prepared.pooled` returns and, as keywords, ``seed``,
+#: ``progress`` (called with steps done and steps in all) and the options of the entry.
+Reference = Callable[Concatenate[Any, ...], Outcome]
 
 
 @dataclass
@@ -26,11 +33,13 @@ class Entry:
     method : str
         Name of the method.
     options : dict
-        Options of its strategy.
+        Options of its strategy, or of the reference.
     results : list of dict
         One result per draw, filled by :func:`~fedkern_flwr.simulations.experiment.run_entries`.
     strategy : PhaseStrategy or None
         The strategy of the first draw, after its run.
+    reference : callable or None
+        Called instead of running a strategy.
     """
 
     label: str
@@ -38,6 +47,12 @@ class Entry:
     options: dict[str, Any] = field(default_factory=dict)
     results: list[dict[str, Any]] = field(default_factory=list)
     strategy: PhaseStrategy | None = None
+    reference: Reference | None = None
+
+
+def draw_label(entry: Entry, draw: int, runs: int) -> str:
+    """Return how progress bars call a draw."""
+    return entry.label if runs == 1 else f"{entry.label}, draw {draw + 1} of {runs}"
 
 
 def check_seed(seed: int, runs: int = 1) -> None:

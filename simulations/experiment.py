@@ -16,8 +16,9 @@ from fedkern_flwr.errors import OptionError
 from ..strategies import PhaseStrategy
 from .data import Prepared
 from .engines import Audit, DropOut, Engine, SimulationStep, simulate_all
-from .entries import Entry
+from .entries import Entry, draw_label
 from .methods import family, method
+from .references import run_reference
 
 __all__ = ["Entry", "checkpoint_file", "run_entries", "summarise", "versions"]
 
@@ -45,7 +46,8 @@ def run_entries(
 ) -> None:
     """Run methods one after the other on the same data; the engine starts once.
 
-    It starts more often where methods need other clients, see :meth:`Prepared.variant`.
+    It starts more often where methods need other clients, see :meth:`Prepared.variant`. Reference
+    methods need no clients; they are run last, when the engine has ended.
 
     Parameters
     ----------
@@ -74,14 +76,16 @@ def run_entries(
     progress : callable
         Called with (label, exchanges done, exchanges in all) of the draw at hand.
     measure : callable
-        Called with the strategy after each draw; returns metrics to be added to its result.
+        Called with the strategy after each draw of one; returns metrics to be added to its result.
     draw_done : callable
-        Called with (entry, strategy) when an entry has a new result.
+        Called with (entry, strategy) when the entry of a strategy has a new result.
     """
     if runs < 1:
         raise OptionError(f"runs is {runs}", remedy="use at least 1")
     steps: list[SimulationStep] = []
     for entry in entries:
+        if entry.reference is not None:
+            continue
         for draw in range(len(entry.results), runs):
             file = checkpoint_file(checkpoints, draw) if checkpoints is not None else None
             strategy = method(entry.method)(
@@ -90,8 +94,9 @@ def run_entries(
                 checkpoint=file,
                 resume=resume and file is not None and file.is_file(),
             )
-            label = entry.label if runs == 1 else f"{entry.label}, draw {draw + 1} of {runs}"
-            step = _step(entry, label, strategy, progress, measure, draw_done)
+            step = _step(
+                entry, draw_label(entry, draw, runs), strategy, progress, measure, draw_done
+            )
             step.start = {**prepared.start(), "timeout": timeout}
             step.audit = Audit() if audited and draw == 0 else None
             steps.append(step)
@@ -100,6 +105,9 @@ def run_entries(
         alike = list(group)
         client_fn = prepared.client_fn(alike[0].strategy, state_dir)
         simulate_all(alike, client_fn, prepared.num_clients, engine=engine, faults=faults)
+    for entry in entries:
+        if entry.reference is not None:
+            run_reference(entry, prepared, seed=seed, runs=runs, progress=progress)
 
 
 def checkpoint_file(folder: Path, draw: int) -> Path:
@@ -115,7 +123,15 @@ def summarise(entry: Entry) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Return the versions of what a run depends on."""
     found = {"python": platform.python_version(), "platform": sys.platform}
-    for package in ("fedkern-flwr", "flwr", "numpy", "scipy", "cryptography", "ray"):
+    for package in (
+        "fedkern-flwr",
+        "flwr",
+        "numpy",
+        "scipy",
+        "scikit-learn",
+        "cryptography",
+        "ray",
+    ):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

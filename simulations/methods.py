@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from fedkern_flwr.errors import OptionError
@@ -12,7 +13,7 @@ from .families.hybrid import HybridFamily
 from .families.online import OnlineFamily
 from .options import Option, options
 
-__all__ = ["FAMILIES", "METHODS", "Option", "family", "method", "options"]
+__all__ = ["FAMILIES", "METHODS", "Option", "family", "family_of", "method", "options"]
 
 #: A new family is registered here.
 FAMILIES: tuple[Family[Any, Any], ...] = (OnlineFamily(), HybridFamily())
@@ -45,3 +46,25 @@ def family(name: str) -> Family[Any, Any]:
     """
     strategy = method(name)
     return next(family for family in FAMILIES if strategy in family.strategies)
+
+
+def family_of(names: Iterable[str]) -> Family[Any, Any]:
+    """Return the family of some methods, of which any may be reference methods.
+
+    Raises
+    ------
+    OptionError
+        Unknown method, or methods that no single family has.
+    """
+    names = tuple(names)
+    for family in FAMILIES:
+        own = {cls.method for cls in family.strategies} | family.references.keys()
+        if own.issuperset(names):
+            return family
+    known = set(METHODS).union(*(family.references for family in FAMILIES))
+    for name in names:
+        if name not in known:
+            raise OptionError(f"there is no method {name!r}", remedy="see fedkern run --help")
+    raise OptionError(
+        f"no family has all of {', '.join(dict.fromkeys(names))}", remedy="use a section for each"
+    )

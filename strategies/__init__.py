@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .average import OFSKL, OFMKLAvg
 from .base import PhaseStrategy
+from .fdskl import FDSKL
 from .fed_cg import FedCG
 from .kofl import EMKOFL, VMKOFL
 from .local_only import LocalOnly
@@ -13,6 +14,7 @@ from .summing import SummingStrategy
 
 __all__ = [
     "EMKOFL",
+    "FDSKL",
     "OFSKL",
     "POFMKL",
     "VMKOFL",

@@ -65,6 +65,8 @@ class PhaseStrategy(Strategy):
         Metrics of the finished run.
     left_out_ : list of int
         Partitions left out for missing too many rounds.
+    order_seed : int
+        Seed of the order in which clients announce rows, -1 for one of the session.
     on_round : callable or None
         Called after each round with (rounds done, rounds in all, metrics of the round).
     """
@@ -109,6 +111,7 @@ class PhaseStrategy(Strategy):
         self.metrics_: dict[str, Any] = {}
         self.left_out_: list[int] = []
         self._session = secrets.token_hex(8)
+        self.order_seed = -1
         self._missed: dict[int, int] = {}
         self._last_missed: dict[int, int] = {}
         self._pending: tuple[int, Arrays, dict[str, Any], set[int]] | None = None
@@ -157,6 +160,7 @@ class PhaseStrategy(Strategy):
             timeout=self.node_timeout,
             ledger=self.ledger_,
             secure=secure,
+            order_seed=self.order_seed,
             reply=self.described,
             check=self.check_parties,
             say=logger.info,

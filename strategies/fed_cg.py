@@ -155,7 +155,6 @@ class FedCG(HybridStrategy):
         check_choice("init", init, ("zero", "random"))
         check_choice("missing", missing, hybrid.MISSING_BLOCKS)
         at_least("landmarks", landmarks, 1)
-        at_least("attempts", attempts, 1)
         if distance_bits not in (32, 64):
             raise OptionError(f"distance_bits is {distance_bits}", remedy="use 32 or 64")
         check_regularization(regularization)

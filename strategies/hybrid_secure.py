@@ -29,7 +29,7 @@ class SecureSystem(HybridSystem):
 
     def __init__(self, run: Any, grid: Grid, timeout: float) -> None:
         super().__init__(run, grid, timeout)
-        self._deliveries: dict[int, RunningSum] = {}
+        self._deliveries: dict[int, list[RunningSum]] = {}
 
     def open(self) -> None:
         """Agree on landmarks where needed, then have the hospitals' kernels made."""
@@ -137,7 +137,7 @@ class SecureSystem(HybridSystem):
                 ):
                     if h in sums:
                         run.declare(sums[h])
-                        self._deliveries[h] = sums[h]
+                        self._deliveries[h] = [sums[h]]
                     del pending[h]
                 elif h in sums:
                     run.close(sums[h])
@@ -232,6 +232,5 @@ class SecureSystem(HybridSystem):
         raise run.gave_up(reply.phase)
 
     def _delivered(self, hospital: int) -> None:
-        running = self._deliveries.pop(hospital, None)
-        if running is not None:
+        for running in self._deliveries.pop(hospital, ()):
             self.run.close(running)

@@ -325,7 +325,7 @@ class Party:
         Returns
         -------
         (str, ndarray)
-            Name of the sum and its total.
+            Name of the sum and its total; of angles the ring's own numbers, 2^bits to a turn.
         """
         opened, cohort = self._opened(delivery.cohort, delivery.index)
         if opened.receiver != self.partition:
@@ -335,6 +335,8 @@ class Party:
         if any(part.dtype != encoding.dtype for part in parts) or total.size != opened.length:
             raise self._refuse(f"the total of {opened.name} has the wrong size or dtype")
         add_streams(total, [(opened.pad, True)], cipher=self.state.cipher)
+        if encoding.kind == "circle":  # as compact as they travelled
+            return opened.name, total
         parties = len(cohort.members)
         values = encoding.decode(total, parties, overwrite=True)
         encoding.check_total(values, parties, name=opened.name)

@@ -24,6 +24,9 @@ class DescribeRequest(PhaseMessage):
         0 for a new run, else the round from which the client must restore its private state.
     secure : bool
         Whether the run takes secure sums: the node makes a key for them.
+    order_seed : int
+        For methods that draw rows at random: runs with the same seed announce the rows in the same
+        order. -1 for an order of this session.
     """
 
     phase = "describe"
@@ -31,6 +34,7 @@ class DescribeRequest(PhaseMessage):
     method: str
     resume_round: int
     secure: bool = False
+    order_seed: int = -1
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..errors import ProtocolError
 
 #: Raised whenever a message changes its meaning; both sides must have the same.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 Scalar = bool | bytes | float | int | str
 Arrays = list[NDArray[Any]]

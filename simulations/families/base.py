@@ -15,7 +15,7 @@ from ...strategies import PhaseStrategy
 from ...strategies.summing import SummingStrategy
 from ..data import Prepared, TableSettings
 from ..engines import DropOut
-from ..entries import Entry, check_seed
+from ..entries import Entry, Reference, check_seed
 from ..options import Option, options
 from .common import Column
 
@@ -42,6 +42,9 @@ class Family(ABC, Generic[S, P]):
     ----------
     strategies : tuple of type
         The strategies of the family.
+    references : dict
+        Methods to compare with that need all data in one place, by name; no command runs them
+        alone. The family's :class:`Prepared` has :meth:`~Prepared.pooled` data for them.
     settings : type of TableSettings
         The settings of its data; each field is one of the :meth:`parameters`.
     run_options : tuple of str
@@ -58,6 +61,7 @@ class Family(ABC, Generic[S, P]):
     """
 
     strategies: ClassVar[tuple[type[PhaseStrategy], ...]]
+    references: ClassVar[Mapping[str, Reference]] = {}
     settings: type[S]
     run_options: ClassVar[tuple[str, ...]] = ()
     draws: ClassVar[str] = "draws"

@@ -85,13 +85,19 @@ class Column:
     paper: Callable[[float | None], str] = figure
 
 
-#: Columns of what a method costs.
+def _sent(summary: Summary) -> list[str]:
+    if not summary["exchanges"]:
+        return ["-", "-"]
+    return [megabytes(summary["bytes_up"]), megabytes(summary["bytes_down"])]
+
+
+#: Columns of what a method costs; reference methods exchange nothing.
 COSTS: dict[str, Column] = {
     "seconds": Column(("seconds",), lambda s: [figure(s["seconds"], 1)]),
-    "megabytes": Column(
-        ("MB up", "MB down"), lambda s: [megabytes(s["bytes_up"]), megabytes(s["bytes_down"])]
+    "megabytes": Column(("MB up", "MB down"), _sent),
+    "exchanges": Column(
+        ("exchanges",), lambda s: [f"{s['exchanges']:g}" if s["exchanges"] else "-"]
     ),
-    "exchanges": Column(("exchanges",), lambda s: [f"{s['exchanges']:g}"]),
 }
 
 

@@ -47,7 +47,9 @@ def _regrets(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
 def _traffic(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
     name = comparison.dataset
     traffic = {
-        k: (int(s["bytes_up"]), int(s["bytes_down"])) for k, s in comparison.summaries.items()
+        k: (int(s["bytes_up"]), int(s["bytes_down"]))
+        for k, s in comparison.summaries.items()
+        if s["exchanges"]
     }
     path = plots.plot_bytes(traffic, _file(stem, "bytes"), title=f"{name}: traffic", styles=styles)
     return FigureBlock(f"{name}: arrays sent by all clients and to them", path)

@@ -14,7 +14,7 @@ from ..data import TableSettings
 from ..engines import Engine
 from ..entries import Entry
 from ..families.base import Family
-from ..methods import family
+from ..methods import family_of
 
 DATA_FOLDER = "FEDKERN_DATA"
 
@@ -31,7 +31,7 @@ class Section:
     data : dict
         Name of the data set -> settings; names are unique in a preset.
     entries : tuple of (label, method, options)
-        What is compared.
+        What is compared: strategies and reference methods of one family, by name.
     columns, figures : tuple of str
         Columns of the table, and plots; names of the family's.
     title, text : str
@@ -58,11 +58,15 @@ class Section:
     @property
     def family(self) -> Family[Any, Any]:
         """The family of the methods."""
-        return family(self.entries[0][1])
+        return family_of(method for _, method, _ in self.entries)
 
     def fresh_entries(self) -> list[Entry]:
         """Return entries without results."""
-        return [Entry(label, method, dict(options)) for label, method, options in self.entries]
+        references = self.family.references
+        return [
+            Entry(label, method, dict(options), reference=references.get(method))
+            for label, method, options in self.entries
+        ]
 
 
 @dataclass(frozen=True)

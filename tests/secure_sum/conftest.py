@@ -168,6 +168,9 @@ class Run:
         party = self.party(deliveries[0])
         (section,) = carry(deliveries[1])
         name, total = party.receive(section.read(Delivery, party="server"))
+        if running.encoding.kind == "circle":  # a receiver is given the ring's own numbers
+            assert total.dtype == running.encoding.dtype
+            total = running.encoding.decode(total, len(running.cohort.members))
         assert name == running.order.name
         return total
 

@@ -52,7 +52,7 @@ def assert_equal(a: PhaseMessage, b: PhaseMessage) -> None:
 
 
 OWN_ARRAYS = [np.arange(4.0), np.zeros((2, 2), np.float32)]
-OWN = {"phase": "update", "protocol": 2, "round": 3, "0.5": "a name with a dot", "9.x": b"9"}
+OWN = {"phase": "update", "protocol": 3, "round": 3, "0.5": "a name with a dot", "9.x": b"9"}
 
 
 @given(chosen=st.lists(st.sampled_from(CLASSES), max_size=5), parts=st.integers(0, 3))

@@ -1,0 +1,63 @@
+"""Star, ring and tree over slow links: the comparison of FDSKL's Figure 4 by a link model.
+
+The sum of one vector per party at one of them, with 1 ms and 100 Mbit/s at every node; nothing is
+measured. The formulas stand in `fedkern_flwr/links.py` and are tested against a simulation of
+events. "direct" lets parties talk to each other, as the paper does; "server" is Flower, where every
+message goes up to the server and down from it. "in turn" counts the messages of the critical path,
+"two trees" is Algorithm 3, "masked star" what this package does by default.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from fedkern_flwr.links import Link
+from fedkern_flwr.simulations.topologies import (
+    COLUMNS,
+    PARTIES,
+    SERVER_NOTE,
+    SIZES,
+    plot_topologies,
+    size_text,
+    table_rows,
+    topology_rows,
+)
+
+OUT = Path(__file__).parent.parent / "docs" / "images" / "fdskl-topologies.png"
+
+
+def main() -> None:
+    """Print a table for each size and draw the figure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parties", type=int, nargs="+", default=PARTIES)
+    parser.add_argument("--sizes", type=float, nargs="+", default=SIZES, help="bytes of a vector")
+    parser.add_argument("--latency", type=float, default=Link.latency, help="seconds")
+    parser.add_argument("--rate", type=float, default=Link.rate, help="bits per second")
+    parser.add_argument("--out", type=Path, default=OUT, help="where to write the figure")
+    options = parser.parse_args()
+    link = Link(options.latency, options.rate)
+    console = Console(width=max(110, Console().width))
+    for size in options.sizes:
+        table = Table(
+            title=f"sum of a vector of {size_text(size)} per party, "
+            f"{1e3 * link.latency:g} ms, {link.rate / 1e6:g} Mbit/s"
+        )
+        for heading in COLUMNS:
+            side = "left" if heading == "topology" else "right"
+            table.add_column(heading, justify=side, no_wrap=True)
+        for q in options.parties:
+            for cells in table_rows(topology_rows([q], [size], link=link)):
+                table.add_row(*cells)
+            table.add_section()
+        console.print(table)
+    console.print(SERVER_NOTE)
+    drawn = sorted({min(options.sizes), max(options.sizes)})
+    console.print(f"figure: {plot_topologies(options.out, options.parties, drawn, link=link)}")
+
+
+if __name__ == "__main__":
+    main()

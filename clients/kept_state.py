@@ -1,0 +1,41 @@
+"""What a party remembers of a run between two messages; small, never sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from numpy.typing import NDArray
+
+from fedkern_flwr.checkpoint import pack_arrays, unpack_arrays
+
+
+@dataclass(repr=False)  # its text would show the secret
+class KeptState:
+    """State of a run.
+
+    Attributes
+    ----------
+    settings : dict
+        Scalars: what the server asked for, and how far the party is.
+    seed : bytes
+        A secret of the party.
+    arrays : dict
+        What else the method keeps.
+    """
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: bytes = b""
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    def pack(self) -> bytes:
+        """Return the state as bytes."""
+        return pack_arrays(self.arrays, {**self.settings, "seed": self.seed.hex()})
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """Rebuild a state from :meth:`pack`; an empty one from nothing."""
+        if not data:
+            return cls()
+        arrays, settings = unpack_arrays(data)
+        return cls(settings, bytes.fromhex(settings.pop("seed")), arrays)

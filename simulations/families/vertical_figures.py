@@ -1,0 +1,99 @@
+"""Figures that compare vertical methods: test errors over training time and over runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import plots
+from ..error_plots import plot_error_boxes, plot_error_time
+from ..report import FigureBlock
+from .online_figures import FIGURES as ONLINE
+from .vertical_pooled import error_of
+
+if TYPE_CHECKING:
+    from ..comparison import Comparison
+    from ..entries import Entry
+    from .base import DrawFigure
+
+Styles = Mapping[str, plots.Style]
+
+
+def _error_time(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
+    """Test error against the training time, mean of the runs (Figure 3)."""
+    name, (text, unit, scale) = comparison.dataset, _error_unit(comparison)
+    path = plot_error_time(
+        {entry.label: _curve(entry, scale) for entry in comparison.entries},
+        stem.with_name(f"{stem.name}-error-time.png"),
+        title=f"{name}: {text} against training time",
+        ylabel=f"{text} ({unit})",
+        styles=styles,
+    )
+    return FigureBlock(
+        f"{name}: {text} on held-out rows against the seconds of training, without those of "
+        "evaluations and cross-validation; mean and one standard deviation over runs. Markers: "
+        "methods with a model at the end only",
+        path,
+    )
+
+
+def _errors_box(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
+    """Test errors of the runs of each method (Figure 6)."""
+    name, (text, unit, scale) = comparison.dataset, _error_unit(comparison)
+    path = plot_error_boxes(
+        {
+            entry.label: [scale * _final(result) for result in entry.results]
+            for entry in comparison.entries
+        },
+        stem.with_name(f"{stem.name}-errors-box.png"),
+        title=f"{name}: {text} over runs",
+        xlabel=f"{text} ({unit})",
+        styles=styles,
+    )
+    return FigureBlock(
+        f"{name}: {text} on held-out rows; a dot per run, quartiles and median as a box", path
+    )
+
+
+def _error_unit(comparison: Comparison) -> tuple[str, str, float]:
+    """Return what the error is called, its unit, and the factor that brings it there."""
+    if any("test_rmse" in r["metrics"] for entry in comparison.entries for r in entry.results):
+        return "RMSE", "units of the label", 1.0
+    return "test error", "%", 100.0
+
+
+def _curve(entry: Entry, scale: float) -> list[tuple[float, float, float]]:
+    """Return (seconds, mean error, std) of an entry's runs, evaluation by evaluation."""
+    runs = [_evaluations(result) for result in entry.results]
+    points = []
+    for together in zip(*runs, strict=False):
+        seconds, errors = np.array(together).T
+        points.append((float(seconds.mean()), scale * errors.mean(), scale * errors.std()))
+    return points
+
+
+def _evaluations(result: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """Return (seconds, error) of a run; its last error only, if its history has none."""
+    found = [
+        (row["seconds"], row["test_error"])
+        for row in result["history"]
+        if row.get("test_error") is not None and row.get("seconds") is not None
+    ]
+    return found or [(result["seconds"], _final(result))]
+
+
+def _final(result: Mapping[str, Any]) -> float:
+    metrics = result["metrics"]
+    known = any(metrics.get(name) is not None for name in ("test_accuracy", "test_rmse"))
+    return error_of(metrics) if known else math.nan
+
+
+FIGURES: dict[str, DrawFigure] = {
+    "error-time": _error_time,
+    "errors-box": _errors_box,
+    "bytes": ONLINE["bytes"],
+}

@@ -1,0 +1,406 @@
+"""Reference methods on pooled data: beside strategies in comparisons, and each on its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+
+from sklearn import datasets
+
+from fedkern_flwr.doubly_stochastic import draw_batch
+from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.losses import loss_derivatives
+from fedkern_flwr.simulations import presets
+from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.entries import Entry
+from fedkern_flwr.simulations.experiment import run_entries
+from fedkern_flwr.simulations.families import vertical_dsg
+from fedkern_flwr.simulations.families.online import OnlineFamily
+from fedkern_flwr.simulations.families.online_data import DataSettings, Streams, prepare
+from fedkern_flwr.simulations.families.vertical_references import (
+    REFERENCES,
+    PooledSplit,
+    boosting,
+    dsg,
+    linear,
+    svc,
+)
+from fedkern_flwr.simulations.methods import METHODS, family_of
+from fedkern_flwr.simulations.presets.online import weather
+from fedkern_flwr.simulations.references import summarise_reference
+
+#: What a reference takes beside its options.
+GIVEN = {"seed": 3, "progress": lambda done, total: None}
+QUICK_DSG = {"rounds": 300, "loss": "logistic", "step": 1.0}
+
+
+def split(name: str, seed: int = 0) -> PooledSplit:
+    """A data set of scikit-learn, a quarter held out, scaled by its training rows."""
+    bunch = getattr(datasets, f"load_{name}")()
+    order = np.random.default_rng(seed).permutation(len(bunch.target))
+    held, kept = np.split(order, [len(order) // 4])
+    low, high = bunch.data[kept].min(0), bunch.data[kept].max(0)
+    x = np.clip((bunch.data - low) / (high - low), 0.0, 1.0)
+    y, classes, unit = bunch.target.astype(float), tuple(np.unique(bunch.target).tolist()), 1.0
+    if name == "diabetes":
+        middle, unit = (y[kept].min() + y[kept].max()) / 2, np.ptp(y[kept]) / 2
+        y, classes = (y - middle) / unit, ()
+    return PooledSplit(x[kept], y[kept], x[held], y[held], classes, float(unit))
+
+
+# -- the seam
+
+
+def mean_label(pooled, *, seed, progress, shift=0.0):
+    """A reference for tests: it says what it was given."""
+    progress(1, 2)
+    return {"mse": float(pooled.mean() + shift)}, [{"round": 1, "mse": float(seed)}]
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    monkeypatch.setattr(OnlineFamily, "references", {"mean-label": mean_label})
+    monkeypatch.setattr(Streams, "pooled", lambda self, seed: np.full(3, float(seed)))
+
+
+def entries():
+    return [
+        Entry("mean", "mean-label", {"shift": 0.5}, reference=mean_label),
+        Entry("OFSKL", "ofskl"),
+    ]
+
+
+@pytest.mark.usefixtures("fake")
+def test_references_run_beside_strategies_on_the_data_of_each_draw():
+    prepared, said, measured = prepare(DataSettings("iris", clients=3, rounds=4)), [], []
+    pooled, federated = both = entries()
+    run_entries(
+        both,
+        prepared,
+        engine="in-process",
+        seed=5,
+        runs=2,
+        progress=lambda *what: said.append(what),
+        measure=lambda strategy: measured.append(strategy.method) or {},
+    )
+    assert [result["metrics"] for result in pooled.results] == [{"mse": 5.5}, {"mse": 6.5}]
+    assert [result["history"][0]["mse"] for result in pooled.results] == [5.0, 6.0]
+    first = pooled.results[0]
+    assert (first["exchanges"], first["bytes_up"], first["bytes_down"]) == (0, 0, 0)
+    assert first["seconds"] >= 0.0
+    assert first["failures"] == {}
+    assert "pooled" in first["privacy"]["server_sees"][0]
+    assert first.keys() == federated.results[0].keys()
+    assert measured == ["ofskl", "ofskl"]
+    assert ("mean, draw 2 of 2", 1, 2) in said
+    assert pooled.strategy is None
+
+
+@pytest.mark.usefixtures("fake")
+def test_draws_that_an_entry_has_are_not_run_again():
+    prepared = prepare(DataSettings("iris", clients=3, rounds=4))
+    pooled = entries()[0]
+    run_entries([pooled], prepared, engine="in-process", seed=5)
+    run_entries([pooled], prepared, engine="in-process", seed=5, runs=3)
+    assert [result["metrics"]["mse"] for result in pooled.results] == [5.5, 6.5, 7.5]
+    summary = summarise_reference(pooled)
+    assert summary["metrics"] == {"mse": 6.5}
+    assert summary["history"] == [{"round": 1, "mse": 6.0}]
+    assert summary["draws"] == {"mse": [5.5, 6.5, 7.5]}
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_section_finds_the_family_of_its_references():
+    section = replace(weather(), entries=(("mean", "mean-label", {}), ("OFSKL", "ofskl", {})))
+    assert isinstance(section.family, OnlineFamily)
+    pooled, federated = section.fresh_entries()
+    assert pooled.reference is mean_label
+    assert federated.reference is None
+    assert isinstance(family_of(["mean-label"]), OnlineFamily)
+
+
+def test_methods_of_no_single_family_are_refused():
+    with pytest.raises(OptionError, match="no method 'mean-label'"):
+        family_of(["ofskl", "mean-label"])
+    with pytest.raises(OptionError, match="no family has all of ofskl, fed-cg"):
+        family_of(["ofskl", "fed-cg", "ofskl"])
+
+
+@pytest.mark.usefixtures("fake")
+def test_compare_shows_references_and_their_costs_as_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    section = replace(
+        weather(),
+        entries=(("OFSKL", "ofskl", {}), ("the mean", "mean-label", {})),
+        columns=("mse", "exchanges", "megabytes", "seconds"),
+        figures=("bytes",),
+    )
+    chosen = presets.Preset("demo", "Both", "Two methods.", (section,), runs=2)
+    monkeypatch.setitem(presets._PRESETS, "demo", lambda datasets: chosen)
+    options = ["--clients", "3", "--rounds", "5", "--out", "c", "--json", "-"]
+    assert run(["compare", "demo", *options]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)["datasets"]["NYC weather"]["methods"]["the mean"]
+    assert (found["method"], found["exchanges"], found["draws"]) == (
+        "mean-label",
+        0,
+        {"mse": [0.0, 1.0]},
+    )
+    row = next(line for line in captured.err.splitlines() if "the mean" in line)
+    assert row.split()[-4:-1] == ["-", "-", "-"]
+    report = Path("c/report.html").read_text()
+    assert "the mean: all data of all parties: it is pooled." in report
+
+
+def test_references_are_no_methods_of_the_command_line():
+    assert not REFERENCES.keys() & METHODS.keys()
+
+
+# -- the references
+
+
+@pytest.mark.parametrize(
+    ("reference", "options", "least"),
+    [
+        (svc, {}, 0.95),
+        (svc, {"C": 10.0, "gamma": 0.5, "max_rows": 200}, 0.93),
+        (linear, {}, 0.95),
+        (linear, {"loss": "square", "regularization": 1e-3}, 0.93),
+        (linear, {"loss": "squared-hinge"}, 0.93),
+        (boosting, {}, 0.92),
+        (dsg, QUICK_DSG, 0.93),
+        (dsg, {"rounds": 300, "kernel": "laplacian", "gamma": 0.1}, 0.9),
+    ],
+)
+def test_two_classes_are_told_apart(reference, options, least):
+    data = split("breast_cancer")
+    metrics, history = reference(data, **GIVEN, **options)
+    assert metrics["test_accuracy"] > least
+    assert metrics["test_recall"] > 0.85
+    assert metrics["test_precision"] > 0.85
+    assert history[-1]["test_error"] == pytest.approx(1.0 - metrics["test_accuracy"])
+    assert history[-1]["seconds"] > 0.0
+
+
+@pytest.mark.parametrize(
+    ("reference", "options"),
+    [
+        (svc, {}),
+        (linear, {}),
+        (linear, {"loss": "squared-hinge"}),
+        (boosting, {}),
+        (dsg, {**QUICK_DSG, "gamma": 4.0}),
+    ],
+)
+def test_three_classes_are_told_apart(reference, options):
+    metrics, _ = reference(split("iris"), **GIVEN, **options)
+    assert metrics["test_accuracy"] > 0.85
+    assert "test_recall" not in metrics
+
+
+@pytest.mark.parametrize(
+    ("reference", "options"),
+    [(svc, {}), (linear, {}), (boosting, {}), (dsg, {"rounds": 600, "gamma": 0.1})],
+)
+def test_errors_of_a_regression_are_in_units_of_the_label(reference, options):
+    data = split("diabetes")
+    metrics, history = reference(data, **GIVEN, **options)
+    plain = data.label_unit * np.sqrt(((data.y_test - data.y.mean()) ** 2).mean())
+    assert 40.0 < metrics["test_rmse"] < 0.92 * plain
+    assert history[-1]["test_error"] == metrics["test_rmse"]
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_the_seed_decides(name):
+    data, options = split("wine"), QUICK_DSG if name == "dsg" else {}
+
+    def run(seed):
+        metrics, history = REFERENCES[name](
+            data, seed=seed, progress=lambda done, total: None, **options
+        )
+        errors = [row["test_error"] for row in history]
+        return errors, {k: v for k, v in metrics.items() if k != "tuning_seconds"}
+
+    assert run(1) == run(1)
+    if name == "dsg":
+        assert run(1)[0] != run(2)[0]
+
+
+def test_what_is_given_is_not_tuned():
+    data, steps = split("breast_cancer"), []
+    metrics, _ = svc(data, seed=0, progress=lambda *done: steps.append(done), C=2.0, gamma=0.3)
+    assert (metrics["C"], metrics["gamma"], metrics["tuning_seconds"]) == (2.0, 0.3, 0.0)
+    assert steps == [(2, 2)]
+    steps.clear()
+    metrics, _ = linear(data, seed=0, progress=lambda *done: steps.append(done))
+    assert steps == [(k, 6) for k in range(1, 7)]
+    assert metrics["tuning_seconds"] > 0.0
+
+
+@pytest.mark.parametrize(
+    ("reference", "options", "message"),
+    [
+        (svc, {"C": 0.0}, "C is 0; use a positive number"),
+        (svc, {"max_rows": -1}, "max_rows is -1"),
+        (linear, {"loss": "hinge"}, "loss is 'hinge'; choose one of square, logistic"),
+        (dsg, {"rounds": 0}, "rounds is 0; use at least 1"),
+        (dsg, {"gamma": -1.0}, "gamma is -1; use a positive number"),
+        (dsg, {"regularization": -1.0}, "regularization is -1; use at least 0"),
+        (dsg, {"kernel": "linear"}, "kernel is 'linear'; choose one of rbf, laplacian"),
+        (dsg, {"step": 1e3, "rounds": 600}, "DSG diverges at step 1000"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(reference, options, message):
+    with pytest.raises(OptionError, match=message):
+        reference(split("wine"), **GIVEN, **options)
+
+
+def test_the_logistic_loss_is_refused_for_a_regression():
+    for reference in (linear, dsg):
+        with pytest.raises(OptionError, match="loss is 'logistic'; choose one of square"):
+            reference(split("diabetes"), **GIVEN, loss="logistic")
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_data_that_nothing_can_be_learnt_from_is_refused(name):
+    data = split("wine")
+    with pytest.raises(OptionError, match="no rows are held out"):
+        REFERENCES[name](replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0]), **GIVEN)
+    with pytest.raises(TableError, match="all training rows have the same label"):
+        REFERENCES[name](replace(data, y=np.ones_like(data.y)), **GIVEN)
+
+
+def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.svm", None)
+    with pytest.raises(OptionError, match=r"scikit-learn; pip install .*simulation"):
+        svc(split("wine"), **GIVEN)
+
+
+# -- doubly stochastic gradients
+
+
+@pytest.mark.parametrize("chunk", [1 << 14, 50])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("breast_cancer", {"loss": "logistic"}),
+        ("iris", {"loss": "smooth-hinge", "step_schedule": "diminishing", "regularization": 0.1}),
+        ("diabetes", {"kernel": "laplacian", "gamma": 0.2, "batch": 10_000}),
+        ("wine", {"batch": 1, "directions": 1, "rounds": 70}),
+    ],
+)
+def test_dsg_is_the_plain_sum_over_all_directions(monkeypatch, name, options, chunk):
+    """Against a loop that sums over all directions so far, one row at a time."""
+    data, drawn, judged = split(name), [], []
+    draw = vertical_dsg._frequencies
+    real = PooledSplit.judge
+
+    def frequencies(*arguments):
+        drawn.append(draw(*arguments))
+        return drawn[-1]
+
+    def judge(self, outputs):
+        judged.append(outputs.copy())
+        return real(self, outputs)
+
+    offsets = []
+    features = vertical_dsg._features
+
+    def remember(x, omega, b):
+        if not offsets or offsets[-1] is not b:
+            offsets.append(b)
+        return features(x, omega, b)
+
+    monkeypatch.setattr(vertical_dsg, "_frequencies", frequencies)
+    monkeypatch.setattr(vertical_dsg, "_features", remember)
+    monkeypatch.setattr(vertical_dsg, "_CHUNK", chunk)
+    monkeypatch.setattr(PooledSplit, "judge", judge)
+    own = {"rounds": 30, "batch": 8, "directions": 3, "step": 0.3, "evaluations": 7, **options}
+    _, history = dsg(data, **GIVEN, **own)
+
+    loss, targets = own.get("loss", "square"), data.targets()
+    penalty = own.get("regularization", 1e-4)
+    model: list[list] = []  # omega, b, alpha of each direction
+
+    def output(x):
+        total = np.zeros(targets.shape[1])
+        for omega, b, alpha in model:
+            total += alpha * np.sqrt(2.0) * np.cos(omega @ x + b)
+        return total
+
+    expected = []
+    for t in range(1, own["rounds"] + 1):
+        rate = own["step"]
+        if "step_schedule" in own:
+            rate /= 1.0 + own["step"] * penalty * t
+        rows = draw_batch(GIVEN["seed"], t, len(data.y), own["batch"])
+        slopes = [
+            loss_derivatives(loss, output(data.x[i])[None], targets[i][None])[0] for i in rows
+        ]
+        new = []
+        for j in range(own["directions"]):
+            omega, b = drawn[t - 1][:, j], offsets[t - 1][j]
+            alpha = sum(
+                s * np.sqrt(2.0) * np.cos(omega @ data.x[i] + b)
+                for s, i in zip(slopes, rows, strict=True)
+            )
+            new.append([omega, b, -rate / own["directions"] * alpha / len(rows)])
+        for direction in model:
+            direction[2] = direction[2] * (1.0 - rate * penalty)
+        model += new
+        if t in [row["round"] for row in history]:
+            expected.append(np.array([output(x) for x in data.x_test]))
+    assert len(history) == len(judged) == 7
+    assert history[-1]["round"] == own["rounds"]
+    for ours, plain in zip(judged, expected, strict=True):
+        assert np.abs(ours - plain).max() < 1e-5 * max(1.0, np.abs(plain).max())
+    assert np.abs(expected[-1]).max() > 0.05
+
+
+def test_dsg_reports_training_time_without_that_of_evaluations(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(vertical_dsg.time, "perf_counter", lambda: clock[0])
+    real, batch = PooledSplit.judge, vertical_dsg._Rows.batch
+
+    def judge(self, outputs):
+        clock[0] += 100.0
+        return real(self, outputs)
+
+    def draw(self, t):
+        clock[0] += 1.0
+        return batch(self, t)
+
+    monkeypatch.setattr(PooledSplit, "judge", judge)
+    monkeypatch.setattr(vertical_dsg._Rows, "batch", draw)
+    steps = []
+    _, history = dsg(
+        split("iris"),
+        seed=0,
+        progress=lambda *done: steps.append(done),
+        rounds=9,
+        evaluations=3,
+    )
+    assert [(row["round"], row["seconds"]) for row in history] == [(3, 3.0), (6, 6.0), (9, 9.0)]
+    assert steps == [(3, 9), (6, 9), (9, 9)]
+
+
+def test_frequencies_have_the_spread_of_their_kernel():
+    rng = np.random.default_rng(0)
+    x, z = np.array([[0.2, 0.9]]), np.array([[0.6, 0.4]])
+    for kernel, expected in (
+        ("rbf", np.exp(-1.5 * ((x - z) ** 2).sum())),
+        ("laplacian", np.exp(-1.5 * np.abs(x - z).sum())),
+    ):
+        omega = vertical_dsg._frequencies(kernel, 1.5, 2, 200_000, rng)
+        offsets = rng.uniform(0.0, 2.0 * np.pi, 200_000)
+        products = vertical_dsg._features(x, omega, offsets) @ (
+            vertical_dsg._features(z, omega, offsets).T / 200_000
+        )
+        assert products[0, 0] == pytest.approx(expected, abs=0.01)
