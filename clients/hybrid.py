@@ -238,6 +238,7 @@ class HybridKernelClient(PhaseClient):
             x = self._training_rows(request, request.rows)
             moments = moment_sums(x, self.table.ranges)
             if self.protocol == "secure":
+                self._sums.check(f"moments/{self.block}")
                 self._sums.contribute(f"moments/{self.block}", moments)
             else:
                 plain = moments
@@ -262,6 +263,7 @@ class HybridKernelClient(PhaseClient):
         landmarks = self._landmarks(kept)
         orders = {} if self.sums is None else self.sums.orders
         if "landmark pairs" in orders:
+            self._sums.check("landmark pairs")
             if request.landmark_pairs:
                 square = partial_distances(landmarks, landmarks, kept.settings["kernel"])
                 pairs = square[np.triu_indices(len(square), 1)]
@@ -273,6 +275,7 @@ class HybridKernelClient(PhaseClient):
             name = f"distances/{hospital}/{start}"
             if name not in orders:
                 continue
+            self._sums.check(name, receiver=hospital)
             if hospital == self.partition:  # adds its own block by itself
                 self._sums.contribute_nothing(name)
             else:
@@ -474,6 +477,7 @@ class HybridKernelClient(PhaseClient):
     def _add(self, kept: RunState, name: str, vector: Floats) -> tuple[Floats, ...]:
         """Contribute to a sum; without one return the vector, where that is allowed."""
         if self.sums is not None and name in self.sums.orders:
+            self.sums.check(name)
             self.sums.contribute(name, vector)
             return ()
         if kept.settings["protocol"] == "secure" and not self.allow_single:

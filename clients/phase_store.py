@@ -14,10 +14,13 @@ from fedkern_flwr.phases import Phases
 from .run_file import RunFile
 
 Positions = NDArray[np.signedinteger[Any]]
+_COUNT = np.dtype("<i4")
 
 
 class PhaseStore(RunFile):
     """Phases of the rows of a table, row by row, in a sparse file.
+
+    It begins with the number of phases of each row: rows that a file lost are never read as zeros.
 
     Parameters
     ----------
@@ -56,7 +59,9 @@ class PhaseStore(RunFile):
         StateError
             The phases that should be here are gone.
         """
-        store = self._map(begin=not known.any())
+        counts, store = self._map(begin=not known.any())
+        if (counts[rows] < known).any():
+            raise self._gone()
         first = int(known.min()) if len(known) else 0
         if (known == first).all():
             block = phases.reshape(len(rows), upto - first)
@@ -67,6 +72,7 @@ class PhaseStore(RunFile):
             store[rows[0] : rows[-1] + 1, first:upto] = block
         else:
             store[rows, first:upto] = block
+        counts[rows] = upto
 
     def read(self, rows: Positions, upto: int) -> Phases:
         """Return the first phases of rows, shape (n, upto).
@@ -74,22 +80,33 @@ class PhaseStore(RunFile):
         Raises
         ------
         StateError
-            The file is gone.
+            The file is gone, or was gone and came back without these rows.
         """
-        store = self._map(begin=False)[:, :upto]
+        counts, whole = self._map(begin=False)
+        if (counts[rows] < upto).any():
+            raise self._gone()
+        store = whole[:, :upto]
         if len(rows) and (np.diff(rows) == 1).all():
             return store[rows[0] : rows[-1] + 1].view(np.ndarray)
         return store[rows].view(np.ndarray)
 
-    def _map(self, *, begin: bool) -> Phases:
-        size = self.shape[0] * self.shape[1] * self.dtype.itemsize
-        if not self.path.is_file() and begin:
-            with self.open() as file:
-                file.truncate(size)
+    def _map(self, *, begin: bool) -> tuple[NDArray[np.int32], Phases]:
+        """Return how many phases each row has, and the phases, as they are in the file."""
+        rows, capacity = self.shape
+        size = rows * (_COUNT.itemsize + capacity * self.dtype.itemsize)
         if not self.path.is_file() or self.path.stat().st_size != size:
-            raise StateError(
-                "the phases of this run are gone from its disk",
-                remedy="they are sent again",
-                party=f"partition {self.partition}",
-            )
-        return np.memmap(self.path, self.dtype, mode="r+", shape=self.shape)
+            if not begin:
+                raise self._gone()
+            with self.open() as file:
+                file.truncate(0)
+                file.truncate(size)
+        counts = np.memmap(self.path, _COUNT, mode="r+", shape=(rows,))
+        place = rows * _COUNT.itemsize
+        return counts, np.memmap(self.path, self.dtype, mode="r+", offset=place, shape=self.shape)
+
+    def _gone(self) -> StateError:
+        return StateError(
+            "the phases of this run are gone from its disk",
+            remedy="they are sent again",
+            party=f"partition {self.partition}",
+        )

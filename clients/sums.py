@@ -10,7 +10,8 @@ from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import ProtocolError, SumError
-from fedkern_flwr.secure_sum import Party, PartyState
+from fedkern_flwr.secure_sum import Encoding, Party, PartyState
+from fedkern_flwr.secure_sum.encoding import Kind
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import sums as wire
 from fedkern_flwr.wire.sections import Section
@@ -82,6 +83,49 @@ class ClientSums:
         if name not in self.orders:
             raise SumError(f"no sum {name!r} was ordered", party=self._name)
         return self.orders[name]
+
+    def check(
+        self,
+        name: str,
+        *,
+        receiver: int = -1,
+        encoding: Encoding | None = None,
+        kind: Kind = "fixed-point",
+        everybody: bool = False,
+    ) -> None:
+        """Refuse a sum that others would open than those whom it belongs to, or of other numbers.
+
+        Who opens a sum is the server's word until the method that contributes looks at it.
+
+        Parameters
+        ----------
+        name : str
+            The sum.
+        receiver : int (default: -1)
+            The partition that alone may open it, -1 for the server.
+        encoding : Encoding, optional
+            The ring and bound that it must have; without it only the kind counts.
+        kind : {"fixed-point", "integer", "circle"} (default: "fixed-point")
+            What numbers it must be of.
+        everybody : bool (default: False)
+            Whether all sums must be over one and the same cohort.
+
+        Raises
+        ------
+        SumError
+            The sum was not ordered.
+        ProtocolError
+        """
+        order = self.order(name)
+        numbers = (order.kind,) if encoding is None else (order.kind, order.bits, order.bound)
+        right = (kind,) if encoding is None else (encoding.kind, encoding.bits, encoding.bound)
+        if order.receiver != receiver or numbers != right:
+            raise ProtocolError(
+                f"the sum {name!r} is not the one that its receiver is entitled to",
+                party=self._name,
+            )
+        if everybody and len(self.party.state.cohorts) > 1:
+            raise ProtocolError("all parties sum together, not some of them", party=self._name)
 
     def contribute(self, name: str, values: NDArray[Any], *, overwrite: bool = False) -> None:
         """Add this client's vector to the sum of that name; ``overwrite`` it if that may be done.

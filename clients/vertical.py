@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,7 +28,8 @@ from fedkern_flwr.labels import count_outcomes
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.phase_training import fit, outputs
 from fedkern_flwr.phases import cosines
-from fedkern_flwr.vertical import ACTIVE, PASSIVE
+from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.vertical import ACTIVE, PASSIVE, name_sum
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import vertical as wire
 
@@ -204,6 +206,7 @@ class VerticalKernelClient(PhaseClient):
             )
         kept.settings["table"] = digest
         kept.arrays["order"] = table.order(request.session, self.alignment_key).astype(np.int32)
+        kept.arrays["names"] = table.pseudonyms(request.session, self.alignment_key)[:, 0].copy()
         state.payload = kept.pack()
         state.store(self.context)
         return wire.VerticalDescribeReply(
@@ -233,7 +236,8 @@ class VerticalKernelClient(PhaseClient):
         if request.finish and self.role == ACTIVE:
             self._finish_iteration(request, kept)
         if request.score:
-            self._contribute_scores(f"scores/{request.scorer}", request.score_rows, kept)
+            self._contribute_scores("scores", request.scorer, request.score_rows, kept)
+            kept.settings["scored"] = request.score
         self._send_phases(request, kept)
         self.end(state, request, kept)
         return wire.StepReply(round=request.round)
@@ -242,6 +246,10 @@ class VerticalKernelClient(PhaseClient):
         """Take part in a sum over two trees (Algorithm 3); see :mod:`.trees`."""
         from .trees import make_hops
 
+        if request.topology != "tree":
+            raise ProtocolError(
+                "hops leave a node in runs with topology 'tree' only", party=self.name
+            )
         state, kept = self.begin(request)
         reply = make_hops(self, request, kept)
         self.end(state, request, kept)
@@ -283,7 +291,7 @@ class VerticalKernelClient(PhaseClient):
         for owner, size, end in zip(request.owners.tolist(), request.sizes, ends, strict=True):
             rows = request.rows[end - size : end]
             if request.scoring and size:
-                self._contribute_scores(f"outcome/{owner}", rows, kept)
+                self._contribute_scores("outcome", owner, rows, kept)
             elif owner == self.partition and size:
                 counts = self._judge(
                     rows, self._summed(f"outcome/{owner}", rows, kept), request.count, kept
@@ -327,7 +335,13 @@ class VerticalKernelClient(PhaseClient):
                 kept.seed = self.frequency_seed or kept.seed or secrets.token_bytes(SEED_BYTES)
             kept.settings |= {name: getattr(request, name) for name in _PINNED}
         if any(kept.settings[name] != getattr(request, name) for name in _PINNED):
-            raise ProtocolError("the settings of the run have changed", party=self.name)
+            raise ProtocolError(
+                "the settings of the run have changed",
+                remedy="resume it with the options and the number of rounds it began with",
+                party=self.name,
+            )
+        if self.role == PASSIVE and self.partition in request.owners:
+            raise ProtocolError("phases are for parties with labels", party=self.name)
         announced = self.table.rows + self.table.tests + self.table.others
         if len(request.rows) and not 0 <= request.rows.min() <= request.rows.max() < announced:
             raise ProtocolError("rows are asked for that were not announced", party=self.name)
@@ -358,6 +372,10 @@ class VerticalKernelClient(PhaseClient):
                 party=self.name,
             )
         old = KeptState.unpack(path.read_bytes())
+        if any(old.settings.get(name) != getattr(request, name) for name in _PINNED):
+            raise ProtocolError(
+                "the settings are not those of the run that made the model", party=self.name
+            )
         kept.seed = old.seed
         if self.role == ACTIVE and "alpha" in old.arrays:
             kept.arrays["alpha"] = old.arrays["alpha"]
@@ -375,11 +393,11 @@ class VerticalKernelClient(PhaseClient):
         (ndarray, ndarray), shapes (upto - first, d) and (upto - first,)
         """
         settings, seed = kept.settings, kept.seed
-        offsets = draw_offsets(seed, owner, upto)[first:]
+        law = settings["kernel"], settings["gamma"]
+        offsets = draw_offsets(seed, owner, upto, *law)[first:]
         if settings["public_seed"] >= 0:
             seed = public_frequency_seed(int(settings["public_seed"]), self.partition)
-        width = self.table.features
-        omega = draw_directions(seed, owner, upto, width, settings["kernel"], settings["gamma"])
+        omega = draw_directions(seed, owner, upto, self.table.features, *law)
         return omega[first:], offsets
 
     def features_at(self, kept: KeptState, rows: NDArray[Any]) -> Floats:
@@ -416,20 +434,28 @@ class VerticalKernelClient(PhaseClient):
         self.note_pending(request, kept)
         x = self.features_at(kept, request.rows)
         orders = {} if self.sums is None else self.sums.orders
+        circle = Encoding.circle(int(kept.settings["phase_bits"]))
         for place, owner in enumerate(request.owners.tolist()):
             upto, all_known = int(request.upto[place]), request.known[place]
             first = int(all_known.min())
             omega, offsets = self.directions(kept, owner, first, upto)
             for number, part in enumerate(self.chunks(request)):
-                name = f"phases/{owner}/{number}"
+                known = all_known[part]
+                name = name_sum(owner, number, self._names(kept, request.rows[part]), known, upto)
                 if name not in orders:
                     continue
-                known = all_known[part]
                 here = x[part] @ omega.T
                 here += offsets
                 if known.max() > first:
                     here = here[np.arange(first, upto) >= known[:, None]]
+                self.sums.check(  # type: ignore[union-attr]
+                    name, receiver=owner, encoding=circle, everybody=True
+                )
                 self.sums.contribute(name, here.reshape(-1))  # type: ignore[union-attr]
+
+    def _names(self, kept: KeptState, rows: NDArray[Any]) -> NDArray[np.uint64]:
+        """Return the first halves of the pseudonyms of announced rows."""
+        return np.asarray(kept.arrays["names"][rows])
 
     def _take_phases(self, request: wire.VerticalRequest, kept: KeptState) -> None:
         """Keep phases that came with a request; those that came before are not taken again."""
@@ -446,11 +472,12 @@ class VerticalKernelClient(PhaseClient):
         rows, known = kept.arrays["pending rows"], kept.arrays["pending known"]
         start = 0
         for number, end in enumerate(kept.arrays["pending cuts"].tolist()):
-            phases = self.sums.delivered.get(  # type: ignore[union-attr]
-                f"phases/{self.partition}/{number}"
-            )
+            part = slice(start, end)
+            names = self._names(kept, rows[part])
+            name = name_sum(self.partition, number, names, known[part], upto)
+            phases = self.sums.delivered.get(name)  # type: ignore[union-attr]
             if phases is not None:
-                store.take(rows[start:end], known[start:end], upto, phases)
+                store.take(rows[part], known[part], upto, phases)
             start = end
         self.note_taken(kept)
 
@@ -484,9 +511,14 @@ class VerticalKernelClient(PhaseClient):
         weights = alpha * np.sqrt(len(alpha))
         return outputs(phases, weights, int(kept.settings.get("multiple", 1)))
 
-    def _contribute_scores(self, name: str, rows: NDArray[Any], kept: KeptState) -> None:
+    def _contribute_scores(
+        self, what: str, receiver: int, rows: NDArray[Any], kept: KeptState
+    ) -> None:
+        name = f"{what}/{receiver}"
         if self.sums is None or name not in self.sums.orders:
             raise ProtocolError("scores are asked for outside a secure sum", party=self.name)
+        bounded = Encoding.fixed_point(_LARGEST)
+        self.sums.check(name, receiver=receiver, encoding=bounded, everybody=True)
         if self.role == ACTIVE:
             self.sums.contribute(name, self._bounded(self._scores(rows, kept)).reshape(-1))
         else:
@@ -511,6 +543,8 @@ class VerticalKernelClient(PhaseClient):
             name = f"scores/{self.partition}"
             if self.sums is not None and name in self.sums.delivered:
                 scores = self.sums.delivered[name].reshape(len(rows), -1)
+            elif kept.settings.get("scored", 0) >= request.finish:
+                raise ProtocolError("the sum of the scores is missing", party=self.name)
             else:
                 scores = features[:, :have] @ alpha.astype(features.dtype)
             made = new_coefficients(
@@ -542,6 +576,27 @@ class VerticalKernelClient(PhaseClient):
             table.write_predictions(self.predictions, tests, predictions)
         if not count or not table.labelled or not len(rows):
             return np.zeros(0)
+        self._check_counted(tests, kept)
         return count_outcomes(
             predictions, table.y_test[tests], len(table.classes), table.label_bound
         )
+
+    def _check_counted(self, tests: NDArray[Any], kept: KeptState) -> None:
+        """Refuse to count few or other rows than before: what is counted of one row is its label.
+
+        Raises
+        ------
+        ProtocolError
+        """
+        digest = hashlib.sha256(np.sort(tests).astype("<i8").tobytes()).hexdigest()
+        if kept.settings.setdefault("counted", digest) != digest:
+            raise ProtocolError(
+                "other held-out rows are to be counted than before", party=self.name
+            )
+        if 2 * len(tests) < self.table.tests:
+            raise ProtocolError(
+                f"{len(tests)} of {self.table.tests} held-out rows are to be counted, which would "
+                "tell too much of them",
+                remedy="check the ids: most of these rows are not held by all parties",
+                party=self.name,
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,8 @@ class VerticalTable(PartyTable):
                     f"labels of shape {labels.shape} do not fit {rows} rows",
                     "pass one label per row",
                 )
-            known = np.asarray(~np.isnan(labels).reshape(rows, -1).any(axis=1))
+            missing = np.isnan(labels)
+            known = np.asarray(~(missing.any(axis=1) if labels.ndim == 2 else missing), bool)
             labels = labels[known]
         super().__init__(
             party, features[known], labels, names[known], x_test, y_test, ids_test, **common
@@ -80,6 +82,13 @@ class VerticalTable(PartyTable):
     def others(self) -> int:
         """Number of rows that are neither labelled nor held out."""
         return len(self.x_other)
+
+    def digest(self) -> str:
+        """Return a digest of the features of all rows, and of the targets to learn from."""
+        digest = hashlib.sha256(super().digest().encode())
+        for part in self.parts[1:]:
+            digest.update(b"/" + part.tobytes())
+        return digest.hexdigest()
 
     def _ranks(self, hashes: Hashes, session: str, key: bytes) -> Hashes:
         if self.order_seed < 0:

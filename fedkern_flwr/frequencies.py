@@ -60,25 +60,26 @@ def draw_directions(
     ndarray of float64, shape (count, d)
         Memory: twice as many at most are kept for the next call.
     """
-    standard = _draw(seed, owner, _capacity(count), width, kernel)[:count]
+    standard = _draw(seed, owner, _capacity(count), width, kernel, gamma)[:count]
     return np.asarray(standard * (gamma if kernel == "laplacian" else np.sqrt(2.0 * gamma)))
 
 
-def draw_offsets(seed: bytes, owner: int, count: int) -> Floats:
+def draw_offsets(seed: bytes, owner: int, count: int, kernel: Kernel, gamma: float) -> Floats:
     """Return one party's part of the offsets b of an owner's first directions, in [0, 2 pi).
 
     Parameters
     ----------
     seed : bytes
         The party's secret.
-    owner, count : int
-        See :func:`draw_directions`.
+    owner, count, kernel, gamma
+        See :func:`draw_directions`; with another kernel or width the offsets are others too, or
+        they would cancel between two runs.
 
     Returns
     -------
     ndarray of float64, shape (count,)
     """
-    return _offsets(seed, owner, _capacity(count))[:count]
+    return _offsets(seed, owner, _capacity(count), kernel, gamma)[:count]
 
 
 def public_frequency_seed(seed: int, partition: int) -> bytes:
@@ -104,14 +105,16 @@ def _capacity(count: int) -> int:
     return max(_LEAST, 1 << max(0, count - 1).bit_length())
 
 
-def _generator(seed: bytes, purpose: str, owner: int) -> np.random.Generator:
-    text = f"fedkern-flwr {purpose}/{owner}/".encode() + seed
+def _generator(
+    seed: bytes, purpose: str, owner: int, kernel: Kernel, gamma: float
+) -> np.random.Generator:
+    text = f"fedkern-flwr {purpose}/{owner}/{kernel}/{float(gamma)!r}/".encode() + seed
     return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest(), "little"))
 
 
 @lru_cache(maxsize=16)
-def _draw(seed: bytes, owner: int, count: int, width: int, kernel: Kernel) -> Floats:
-    rng = _generator(seed, "frequencies", owner)
+def _draw(seed: bytes, owner: int, count: int, width: int, kernel: Kernel, gamma: float) -> Floats:
+    rng = _generator(seed, "frequencies", owner, kernel, gamma)
     draw = rng.standard_cauchy if kernel == "laplacian" else rng.standard_normal
     found = np.asarray(draw((count, width)))  # row by row: more directions begin with these
     found.setflags(write=False)
@@ -119,7 +122,7 @@ def _draw(seed: bytes, owner: int, count: int, width: int, kernel: Kernel) -> Fl
 
 
 @lru_cache(maxsize=16)
-def _offsets(seed: bytes, owner: int, count: int) -> Floats:
-    found = _generator(seed, "offsets", owner).random(count) * (2.0 * np.pi)
+def _offsets(seed: bytes, owner: int, count: int, kernel: Kernel, gamma: float) -> Floats:
+    found = _generator(seed, "offsets", owner, kernel, gamma).random(count) * (2.0 * np.pi)
     found.setflags(write=False)
     return found

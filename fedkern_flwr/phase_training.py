@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, optimize
+from threadpoolctl import threadpool_limits
 
 from .errors import FedKernError, OptionError
 from .labels import decide
@@ -42,6 +43,7 @@ REGULARIZATIONS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 #: round, is larger: the objective is then within about its square, times R, of the smallest.
 TOLERANCE = 1e-4
 _SEARCH_TOLERANCE = 1e-3
+_ROUNDING = 10.0  # how far from the tolerance the rounding of float32 may end the search
 _ITERATIONS = 500
 _LARGEST_CURVATURE: Mapping[Loss, float] = {"square": 2.0, "logistic": 0.25, "smooth-hinge": 1.0}
 
@@ -254,11 +256,12 @@ def fit(
     sample, folds = order[:rows], min(folds, len(targets))
     held = np.zeros(len(targets), np.bool_)
     held[order[: len(targets) // folds]] = True
-    few, y, many = phases[sample][:, :directions], targets[sample], len(targets) > rows
+    few, y, many = phases[:, :directions][sample], targets[sample], len(targets) > rows
 
     def search(loss: Loss, multiple: int) -> Scores:
         z = _features(few, multiple)
-        found = _cross_validate(loss, z, y, regularizations, classes, folds)
+        with threadpool_limits(1, "blas"):  # the matrices are too small to share
+            found = _cross_validate(loss, z, y, regularizations, classes, folds)
         return {(multiple, value): score for value, score in found.items()}
 
     def refine(loss: Loss, multiple: int, regularization: float) -> Scores:
@@ -543,7 +546,8 @@ def _descend(
         },
     )
     largest = float(np.abs(found.jac).max())
-    if not largest <= tolerance:
+    # a line search that finds nothing lower (status 2) has met the rounding of the features
+    if not largest <= tolerance * (_ROUNDING if found.status == 2 else 1.0):
         raise FedKernError(
             f"the {loss} loss stopped at a gradient of {largest:.1e} after {found.nit} steps",
             remedy="use a larger regularization or tolerance, or more iterations",

@@ -12,6 +12,7 @@ Damiani, Rodina and Decherchi, "A Hybrid Federated Kernel Regularized Least Squa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -91,9 +92,18 @@ def kernel_from_distances(distances: Floats, gammas: Floats) -> Floats:
 
 
 def distance_bound(ranges: Floats, kernel: ProductKernel) -> float:
-    """Return the largest distance that two rows within ``ranges``, shape (d, 2), can have."""
+    """Return a bound of the distance of any row within ``ranges``, shape (d, 2), to any landmark.
+
+    Landmarks lie in the ball through the corners of the ranges, whose diameter is D: the squared
+    distance is at most D^2 = sum span^2, the absolute one at most sqrt(d) D, which is the sum of
+    the spans if they are equal. Features whose range is a point do not count in d.
+    """
     spans = ranges[:, 1] - ranges[:, 0]
-    return float((spans**2).sum() if kernel == "rbf" else spans.sum())
+    if kernel == "rbf":
+        return float((spans**2).sum())
+    widest = float(spans.max(initial=0.0))
+    parts = spans[spans > 0.0] / widest  # squares of tiny spans would vanish
+    return widest * math.sqrt(len(parts) * (parts**2).sum())
 
 
 def landmark_gammas(gamma: float, landmarks: int, seed: int) -> Floats:

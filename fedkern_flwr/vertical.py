@@ -6,9 +6,10 @@ matches keyed hashes of ids; it sees which rows a party has, and no id.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -40,6 +41,8 @@ class VerticalPlan:
         Partition -> position of each row of the plan among those that the party announced.
     dropped : int
         Rows left out because some party does not hold them.
+    names : ndarray of uint64, shape (rows,)
+        The first half of each row's pseudonym.
     """
 
     parties: tuple[int, ...]
@@ -48,6 +51,7 @@ class VerticalPlan:
     test: Mapping[int, slice]
     rows: Mapping[int, Positions]
     dropped: int = 0
+    names: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
 
     @property
     def total(self) -> int:
@@ -77,6 +81,34 @@ class VerticalPlan:
             "passive_parties": [p for p in self.parties if p not in self.actives],
             "dropped_rows": self.dropped,
         }
+
+
+def name_sum(
+    owner: int,
+    number: int,
+    names: NDArray[np.uint64],
+    known: NDArray[np.int32],
+    upto: int,
+) -> str:
+    """Return the name of a sum of phases, which binds it to its rows and directions.
+
+    All parties make it from what they were asked for: masks of parties that were asked for
+    different rows do not cancel.
+
+    Parameters
+    ----------
+    owner, number : int
+        Partition that receives the sum, and number of the chunk of rows.
+    names : ndarray of uint64, shape (n,)
+        Pseudonyms of the rows.
+    known : ndarray of int32, shape (n,)
+        Phases that the owner has of each row.
+    upto : int
+        Phases that it shall have.
+    """
+    digest = hashlib.sha256(np.ascontiguousarray(names, "<u8").tobytes())
+    digest.update(np.ascontiguousarray(known, "<i4").tobytes() + b"%d" % upto)
+    return f"phases/{owner}/{number}#{digest.hexdigest()[:32]}"
 
 
 def check_parties(parties: Sequence[VerticalDescribeReply]) -> None:
@@ -164,6 +196,7 @@ def make_plan(
         slices[False],
         {p: found[keep] for p, found in positions.items()},
         int((~keep).sum()),
+        hashes[keep, 0],
     )
     if not predict and not plan.training_rows:
         raise CohortError("there are no labelled rows to learn from", remedy="check the tables")

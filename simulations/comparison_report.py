@@ -33,6 +33,8 @@ def write_comparison_report(
             blocks.append(TextBlock(section.title, [section.text]))
         for comparison in own:
             blocks += _results(folder / "plots", chosen, comparison, styles)
+        for name in section.across:
+            blocks.append(section.family.across[name](own, folder / "plots" / name, styles))
         reading += section.family.reading
         privacy += _privacy(own[0])
     reading = [*dict.fromkeys(reading), _READING_COSTS]

@@ -30,6 +30,7 @@ def train_once(run: FDSKL, steps: Steps, restored: tuple[Any, dict[str, Any]] | 
     run.upto_ = {owner: run.features}
     if restored and restored[1]["stage"] == "trained":
         run.metrics_, run.multiple_ = restored[1]["metrics"], int(restored[1]["multiple"])
+        run.regularization_ = float(run.metrics_["regularization"])
         return
     need = Need(np.arange(run.plan_.total), run.upto_)
     run.first_step = run.first_step or run.step + 1
@@ -58,7 +59,7 @@ def _train(run: FDSKL, steps: Steps, owner: int, need: Need) -> wire.TrainReply:
         run.next_step()
         request = wire.TrainRequest(
             **run.step_fields(owner, run.first_step),
-            loss=run.loss,
+            loss=run.chosen_loss,
             seed=run.run_seed,
             count=run.counting,
             multiples=np.array(MULTIPLES if run.gamma is None else (1,), np.int32),

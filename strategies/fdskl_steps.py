@@ -109,7 +109,8 @@ class Steps:
                         for part in parts[:-1]:
                             self._step(part)
                         wanted = parts[-1]
-                self._step(wanted, finish=finish, score=score, save_as=save_as)
+                if wanted is not None or finish or score or save_as:
+                    self._step(wanted, finish=finish, score=score, save_as=save_as)
             except LostStateError:
                 run.forget_phases()
                 if again is not None:
@@ -130,16 +131,17 @@ class Steps:
             scores = self._order_scores(score)
             requests = {p: self._request(p, wanted, finish, score, save_as) for p in parties}
             sums = [*(one for some in phases.values() for one in some), *scores]
+            totals = self._scores if finish else {}  # else they wait: an iteration needs them
             try:
                 replies = run.ask_parties(
-                    self.grid, requests, wire.StepReply, self.timeout, sums, self._scores
+                    self.grid, requests, wire.StepReply, self.timeout, sums, totals
                 )
             except LostStateError:
                 for one in sums:
                     run.close(one)
                 raise
             for partition in replies:
-                for one in self._scores.pop(partition, ()):
+                for one in totals.pop(partition, ()):
                     run.close(one)
             if len(replies) == len(requests) and all(run.whole(one) for one in sums):
                 if wanted is not None:
@@ -181,7 +183,7 @@ class Steps:
             **run.step_fields(partition, save_as),
             **run.settings(),
             **run.phase_fields(partition, wanted),
-            loss=run.loss,
+            loss=run.chosen_loss,
             finish=finish,
             leader=self.leader(finish) if finish else -1,
             scorer=self.leader(score) if score else -1,

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .fdskl_steps import Steps
 from .vertical_base import Need
 
@@ -31,7 +34,7 @@ def iterate(
     if restored:
         done = int(restored[1]["iteration"])
         run.metrics_ = restored[1]["metrics"]
-        run.upto_ = steps.upto(done)
+        run.upto_, run.evaluated = steps.upto(done), np.array(restored[1]["evaluated"])
         run.regularization_ = run.chosen_regularization
     while done < rounds:
         kept = run.checkpoint_every if run.checkpoint is not None else None
@@ -45,7 +48,14 @@ def iterate(
         run.upto_ = steps.upto(done)
         if judged:
             _judge(run, steps, done)
-        run.save("iterating", run.first_step, iteration=done, metrics=run.metrics_)
+        evaluated = run.evaluated.tolist()
+        state = {"iteration": done, "metrics": run.metrics_, "evaluated": evaluated}
+        run.save("iterating", run.first_step, **state)
+
+
+def _spent(run: FDSKL) -> NDArray[np.float64]:
+    """Return the seconds and uploaded bytes of the run so far."""
+    return np.array([run.ledger_.seconds, run.ledger_.bytes_up])
 
 
 def _next(done: int, every: int | None) -> int:
@@ -66,9 +76,12 @@ def _iterate(
         need, saving = None, t == last + lag
         if t <= last:
             need = steps.need(t, t)
-        before = run.ledger_.bytes_up
+        before = _spent(run)
         if saving:
-            need, run.first_step = tested, run.step + 1
+            need = tested
+        keeping = saving and (last == rounds or run.checkpoint is not None)
+        if keeping:
+            run.first_step = run.step + 1
 
         def again(first: int = max(t - lag, done + 1), newest: int = min(t - 1, last)) -> Need:
             return steps.need(first, newest)
@@ -77,11 +90,11 @@ def _iterate(
             need,
             finish=finish,
             score=score,
-            save_as=run.first_step if saving else 0,
+            save_as=run.first_step if keeping else 0,
             again=again if t > done + 1 else None,
         )
         if saving and tested is not None:
-            run.evaluated_bytes += run.ledger_.bytes_up - before
+            run.evaluated += _spent(run) - before
         if finish and run.on_round is not None:
             run.on_round(finish, rounds, {})
 
@@ -92,16 +105,12 @@ def _judge(run: FDSKL, steps: Steps, done: int) -> None:
     run.metrics_ = {"gamma": run.gamma_, "regularization": run.chosen_regularization}
     if not run.plan_.test_rows:
         return
-    before = run.ledger_.bytes_up
+    before = _spent(run)
     found = steps.judge(run.upto_)
-    run.evaluated_bytes += run.ledger_.bytes_up - before
+    run.evaluated += _spent(run) - before
     run.metrics_ |= found
     if found:
-        run.history_.append(
-            {
-                "round": done,
-                **found,
-                "bytes_up": run.ledger_.bytes_up - run.evaluated_bytes,
-                "seconds": run.ledger_.seconds,
-            }
-        )
+        seconds, bytes_up = (_spent(run) - run.evaluated).tolist()
+        error = found.get("test_rmse", 1.0 - found.get("test_accuracy", 1.0))
+        spent = {"bytes_up": int(bytes_up), "seconds": seconds}
+        run.history_.append({"round": done, **found, "test_error": error, **spent})

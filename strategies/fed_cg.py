@@ -73,7 +73,8 @@ class FedCG(HybridStrategy):
         m, number of random landmarks.
     sampling : {"U", "N", "P"} (default: "U")
         Landmarks uniform on each feature's range, normal with mean and deviation of the data and
-        clipped to the range, or training rows (only where data may be pooled).
+        clipped to the range, both turned at random (see :mod:`fedkern_flwr.landmarks`), or training
+        rows (only where data may be pooled).
     kernel : {"rbf", "laplacian"} (default: "rbf")
         exp(-gamma d) of squared Euclidean or of absolute distances d.
     gamma : float, optional

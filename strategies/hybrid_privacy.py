@@ -47,7 +47,7 @@ def seen_by(run: FedCG) -> dict[str, Any]:
     if len(run.plan_.hospitals) == 1:
         server = [f"{summed} of the only hospital, and its counts on held-out rows"]
     if run.penalty == "rkhs":
-        server.append("distances between landmarks, and from them the landmarks up to axes")
+        server.append("distances between landmarks")
     if run.sampling == "N":
         server.append("means and deviations of blocks that several parties hold")
     moments = ["means and deviations of their own block over all its holders"]
@@ -55,8 +55,9 @@ def seen_by(run: FedCG) -> dict[str, Any]:
     return {
         "server_sees": [*server, _SIZES, "which rows of which party belong together"],
         "hospitals_see": [
-            "the kernel of their own rows: distances between their own patients and, with many "
-            "landmarks, their features at the centres up to order and direction of the columns",
+            "the kernel of their own rows: distances between their own patients, with many "
+            "landmarks also along random directions of a centre's features; of a centre with a "
+            "single feature that feature",
             "the coefficients; of two hospitals each can compute K^T(K a - y) of the other",
             *shared,
         ],

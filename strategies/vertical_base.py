@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 
 from fedkern_flwr import vertical
 from fedkern_flwr.secure_sum import Encoding, RunningSum
-from fedkern_flwr.vertical import MissingRows, VerticalPlan, check_alone, make_plan
+from fedkern_flwr.vertical import (
+    MissingRows,
+    VerticalPlan,
+    check_alone,
+    make_plan,
+    name_sum,
+)
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import vertical as wire
 
@@ -164,20 +170,23 @@ class VerticalStrategy(WholeCohortStrategy):
     def order_phases(self, wanted: Collection) -> dict[int, list[RunningSum]]:
         """Begin the sums of a collection; return owner -> sums."""
         assert self.sums is not None
-        return {
-            owner: [
-                self.sums.order(
-                    f"phases/{owner}/{number}",
-                    length,
-                    Encoding.circle(self.phase_bits),
-                    receiver=owner,
-                    self_masks=False,
-                )
-                for number, length in enumerate(wanted.lengths(owner))
-                if length
-            ]
-            for owner in wanted.need.upto
-        }
+        found: dict[int, list[RunningSum]] = {}
+        names = self.plan_.names[wanted.need.rows]
+        starts = [0, *wanted.cuts[:-1].tolist()]
+        for owner, upto in wanted.need.upto.items():
+            found[owner] = []
+            for number, length in enumerate(wanted.lengths(owner)):
+                part = slice(starts[number], wanted.cuts[number])
+                if length:
+                    running = self.sums.order(
+                        name_sum(owner, number, names[part], wanted.known[owner][part], upto),
+                        length,
+                        Encoding.circle(self.phase_bits),
+                        receiver=owner,
+                        self_masks=False,
+                    )
+                    found[owner].append(running)
+        return found
 
     def phase_fields(self, partition: int, wanted: Collection | None) -> dict[str, Any]:
         """Return the fields of a request that say which phases a party shall contribute to."""

@@ -26,6 +26,12 @@ Sealed = NDArray[np.uint8]
 _NOTHING = np.zeros(0, np.int32)
 
 
+def kept_party(parties: Iterable[int], owner: int, seed: int) -> int:
+    """Return l', the party whose b stays in an owner's phases (Algorithm 3, line 6)."""
+    others = [p for p in parties if p != owner]
+    return others[derive_seed(seed, "kept", owner) % len(others)]
+
+
 class TreeSums:
     """Collects phases over trees; see the module and :class:`~.fdskl_steps.Steps`."""
 
@@ -53,8 +59,7 @@ class TreeSums:
     def trees(self, owner: int) -> tuple[int, Tree, Tree]:
         """Return l' and the trees of an owner, the same in all of the run."""
         parties, seed = self.run.plan_.parties, self.run.run_seed
-        others = [p for p in parties if p != owner]
-        kept = others[derive_seed(seed, "kept", owner) % len(others)]
+        kept = kept_party(parties, owner, seed)
         return kept, *make_trees(parties, owner, kept, derive_seed(seed, "trees", owner))
 
     def _sum(self, owner: int, wanted: Collection) -> None:

@@ -374,9 +374,12 @@ class Party:
         return cohort, encoding
 
     def _check_fixed(self, order: Order) -> None:
-        """A sum without self masks is repeated, under its name, only as it was."""
+        """A sum without self masks is repeated, under its name, only as it was.
+
+        What follows a # in a name tells what is summed, not under which rule.
+        """
         mode = (order.cohort, order.receiver, order.self_masks)
-        first = self.state.fixed.setdefault(order.name, mode)
+        first = self.state.fixed.setdefault(order.name.partition("#")[0], mode)
         if mode != first and not (order.self_masks and first[2]):
             raise self._refuse(
                 f"{order.name} was summed without self masks and would be repeated otherwise",

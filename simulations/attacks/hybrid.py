@@ -22,8 +22,9 @@ does not hinder trilateration, which takes means over the landmarks away.
 
 Beyond matrices: :func:`gram_of_products` (chain and conjugate gradients: the server has K^T K as
 soon as the directions span the space), :func:`labels_of_residual` (chain: the noise hides no
-label), :func:`rows_in_box` (secure: landmarks uniform on a box show a hospital the axes of the
-features, so that from its patients' distances it has their features) and
+label), :func:`rows_in_box` and :func:`rows_along_spread` (secure: landmarks with a coordinate per
+feature, uniform or normal, would show a hospital the axes of the features, so that from its
+patients' distances it had their features; the landmarks of a block are turned for that) and
 :func:`gradient_of_others` (the model of two hospitals tells each K^T (K a - y) of the other).
 
 Source: follows from Algorithms 1 and 2 of FedCG and from the messages of
@@ -882,6 +883,39 @@ def rows_in_box(distances: Floats) -> Floats:
     OptionError
         There are fewer rows or landmarks than it takes.
     """
+    x, w = _common_frame(distances)
+    rotation = _smallest_box(w, independent_axes(w))
+    turned = w @ rotation
+    middle = (turned.min(axis=0) + turned.max(axis=0)) / 2.0
+    return np.asarray(x @ rotation - middle + 0.5)
+
+
+def rows_along_spread(distances: Floats) -> Floats:
+    """Compute features from distances to unknown landmarks whose deviations differ by feature.
+
+    Of normal landmarks (sampling N before they were turned) the principal axes are the features.
+
+    Parameters
+    ----------
+    distances : ndarray, shape (n, m)
+        Squared, of patients to landmarks.
+
+    Returns
+    -------
+    ndarray, shape (n, d)
+        Features but for order, direction and a constant each.
+
+    Raises
+    ------
+    OptionError
+        There are fewer rows or landmarks than it takes.
+    """
+    x, w = _common_frame(distances)
+    return np.asarray(x @ np.linalg.svd(w - w.mean(axis=0), full_matrices=False)[2].T)
+
+
+def _common_frame(distances: Floats) -> tuple[Floats, Floats]:
+    """Return rows and landmarks up to a motion, from their squared distances to each other."""
     found = distances_by_svd(distances)
     if not found.consistent:
         raise OptionError("too few rows and landmarks to know the distances among rows")
@@ -889,11 +923,7 @@ def rows_in_box(distances: Floats) -> Floats:
     values, vectors = np.linalg.eigh((centred - centred.mean(axis=1, keepdims=True)) / -2.0)
     d = found.dimension
     x = vectors[:, -d:] * np.sqrt(np.maximum(values[-d:], 0.0))
-    w = trilaterate(distances.T, x)
-    rotation = _smallest_box(w, _independent_axes(w))
-    turned = w @ rotation
-    middle = (turned.min(axis=0) + turned.max(axis=0)) / 2.0
-    return np.asarray(x @ rotation - middle + 0.5)
+    return x, trilaterate(distances.T, x)
 
 
 def match_columns(found: Floats, truth: Floats) -> Floats:
@@ -905,7 +935,7 @@ def match_columns(found: Floats, truth: Floats) -> Floats:
     return np.where(forward, found[:, order], 1.0 - found[:, order])
 
 
-def _independent_axes(w: Floats) -> Floats:
+def independent_axes(w: Floats) -> Floats:
     """Return the rotation to axes along which fourth moments are smallest, (d, d)."""
     z = (w - w.mean(axis=0)) * _SIDE
     best, least = np.eye(w.shape[1]), np.inf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, Any]
 DrawFigure = Callable[["Comparison", Path, Mapping[str, "Style"]], "Block"]
+DrawAcross = Callable[[Sequence["Comparison"], Path, Mapping[str, "Style"]], "Block"]
 
 S = TypeVar("S", bound=TableSettings)
 P = TypeVar("P", bound=Prepared)
@@ -56,6 +57,8 @@ class Family(ABC, Generic[S, P]):
     figures : dict
         Figures of comparisons, by name: called with the comparison, the path of the figure without
         its end ``-<name>.png`` and the styles of the entries.
+    across : dict
+        Figures over the comparisons of a section on several data sets, by name.
     reading : tuple of str
         How to read these columns and figures.
     """
@@ -67,6 +70,7 @@ class Family(ABC, Generic[S, P]):
     draws: ClassVar[str] = "draws"
     columns: ClassVar[Mapping[str, Column]]
     figures: ClassVar[Mapping[str, DrawFigure]]
+    across: ClassVar[Mapping[str, DrawAcross]] = {}
     reading: ClassVar[tuple[str, ...]] = ()
 
     # -- a run's configuration

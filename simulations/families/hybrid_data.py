@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from flwr.app import Context
@@ -21,21 +20,27 @@ from fedkern_flwr.tables import Table
 
 from ...clients import HybridKernelClient
 from ...strategies import FedCG, PhaseStrategy
-from ..data import Prepared, TableSettings, hold_out
 from ..engines.ray import ClientFn
 from ..splits import Split, split_rows
 from ..toy import three_hospitals
+from .labelled_data import (
+    DealtData,
+    LabelledSettings,
+    Task,
+    constant_columns,
+    part_rows,
+    read_task,
+    scale,
+)
 
 Floats = NDArray[np.float64]
-Task = Literal["auto", "classification", "regression"]
 
 OWN_BLOCK = "clinical"
 _TOY = "three-hospitals"
-_MOST_CLASSES = 20  # whole numbers with more values than that are taken for a regression
 
 
 @dataclass(frozen=True)
-class HybridSettings(TableSettings):
+class HybridSettings(LabelledSettings):
     """Which rows go to which hospital and which columns to which centre.
 
     Columns are dealt in order: the hospitals' own block, then a block per centre.
@@ -53,12 +58,6 @@ class HybridSettings(TableSettings):
         How rows are dealt.
     alpha : float
         Concentration of ``split="dirichlet"``.
-    task : {"auto", "classification", "regression"}
-        Auto: classes when the labels are at most 20 whole numbers.
-    positive : float or None
-        Class that is told from all others.
-    resplit : bool
-        Whether every run has a split of its own.
     allow_single : bool
         See :class:`~fedkern_flwr.strategies.FedCG`.
     reconstruction : bool
@@ -72,9 +71,6 @@ class HybridSettings(TableSettings):
     own_block: bool = True
     split: Split = "iid"
     alpha: float = 0.5
-    task: Task = "auto"
-    positive: float | None = None
-    resplit: bool = False
     allow_single: bool = False
     reconstruction: bool = False
 
@@ -207,7 +203,7 @@ class HybridClients:
         return HybridKernelClient(context, x[rows], ids=rows, **common)
 
 
-class HybridData(Prepared):
+class HybridData(DealtData[HybridSettings, Pooled]):
     """A table ready to be dealt, once or anew for every run.
 
     Parameters
@@ -228,21 +224,16 @@ class HybridData(Prepared):
             )
         if not settings.centres and not settings.own_block:
             raise OptionError("nobody has columns", remedy="use --own-block or more centres")
-        self.settings = settings
-        self._splits: dict[int, Pooled] = {}
-        self._folder: Any = None
+        super().__init__(settings)
         table, _ = self._load(settings.seed)
         self.columns, self.notes = table.columns, table.notes
-        self.notes += _read_task(settings, table)[1]
+        self.notes += read_task(settings, table)[1]
         first = self.split(settings.seed)
         if first.incomplete:
             rows = first.incomplete + len(first.y)
             lack = "the label" + " or a value of the hospitals' block" * settings.own_block
             self.notes += (f"left out {first.incomplete} of {rows} rows that lack {lack}",)
-        constant = np.ptp(np.nan_to_num(first.x[first.train]), axis=0) == 0.0
-        if constant.any():
-            names = [c for c, flat in zip(self.columns, constant, strict=True) if flat]
-            self.notes += (f"constant in the training rows: {', '.join(names[:10])}",)
+        self.notes += constant_columns(first.x[first.train], self.columns)
 
     # -- what every family's data has
 
@@ -274,10 +265,6 @@ class HybridData(Prepared):
         rows = strategy.landmarks if strategy.sampling == "P" else 0
         return strategy.protocol, strategy.allow_single, strategy.seed, rows
 
-    def start(self) -> dict[str, Any]:
-        """Return nothing: the method needs no more."""
-        return {}
-
     def facts(self) -> dict[str, Any]:
         """Return who got which columns and how many rows."""
         first = self.split(self.settings.seed)
@@ -295,20 +282,7 @@ class HybridData(Prepared):
             "classes": list(first.classes),
         }
 
-    def scaling_json(self) -> str:
-        """Return the ranges of the columns and of the labels."""
-        import json
-
-        return json.dumps(dict(self.split(self.settings.seed).scaling))
-
     # -- what the family needs
-
-    @property
-    def predictions(self) -> Path:
-        """Folder to which simulated hospitals write, gone with this object."""
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="fedkern-")
-        return Path(self._folder.name)
 
     def given(self, strategy: FedCG) -> Floats | None:
         """Return landmarks chosen from the pooled training rows, where the sampling is P."""
@@ -317,65 +291,21 @@ class HybridData(Prepared):
         seed = strategy.seed or 0
         return self.split(seed).landmarks(strategy.landmarks, seed)
 
-    def split(self, seed: int) -> Pooled:
-        """Return the split of a run."""
-        if not self.settings.resplit:
-            seed = self.settings.seed
-        if seed not in self._splits:
-            self._splits.clear()  # one at a time: tables may be large
-            self._splits[seed] = self._deal(*self._load(seed), seed)
-        return self._splits[seed]
-
     def _load(self, seed: int) -> tuple[Table, NDArray[np.bool_]]:
         """Return training and held-out rows as one table, and which of them are for training."""
         settings = self.settings
         if settings.data == _TOY:
-            table = three_hospitals(seed)
-        else:
-            table = settings.load("error" if settings.missing == "error" else "keep")
-        if table.y is None:
-            raise TableError("the data has no labels", remedy="name them with --label")
-        if table.x_test is not None and table.y_test is not None:
-            train = np.arange(table.rows + len(table.y_test)) < table.rows
-            site = None
-            if table.site is not None:  # held-out rows of a data set have no sites: dealt in turn
-                site = np.concatenate([table.site, np.resize(table.site, len(table.y_test))])
-            whole = replace(
-                table,
-                x=np.concatenate([table.x, table.x_test]),
-                y=np.concatenate([table.y, table.y_test]),
-                ids=None,
-                site=site,
-                x_test=None,
-                y_test=None,
-            )
-            return whole, train
-        return table, _hold_out_evenly(settings, table, seed)
+            return part_rows(settings, three_hospitals(seed), seed)
+        table = settings.load("error" if settings.missing == "error" else "keep")
+        return part_rows(settings, table, seed)
+
+    def deal(self, seed: int) -> Pooled:
+        """Load the table, split, scale and deal it."""
+        return self._deal(*self._load(seed), seed)
 
     def _deal(self, table: Table, train: NDArray[np.bool_], seed: int) -> Pooled:
         settings, d = self.settings, len(table.columns)
-        assert table.y is not None
-        classes, _ = _read_task(settings, table)
-        x, y = (np.where(np.isfinite(v), v, np.nan) for v in (table.x, table.y))
-        if not np.isfinite(y[train]).any():
-            raise TableError("no training row has a label", remedy="hold out fewer rows")
-        low, high = (bound.reduce(x[train], axis=0) for bound in (np.fmin, np.fmax))
-        empty = np.isnan(low)
-        if empty.any():
-            raise TableError(
-                f"column {table.columns[int(np.argmax(empty))]!r} is empty in all training rows"
-                + (f" ({int(empty.sum())} columns are)" if empty.sum() > 1 else ""),
-                remedy="leave it out",
-            )
-        span = np.where(high > low, high - low, 1.0)
-        x = np.clip((x - low) / span, 0.0, 1.0)
-        middle, half = 0.0, 1.0
-        if settings.positive is not None:
-            y = np.where(np.isnan(y), np.nan, y == settings.positive)
-        elif not classes:
-            least, most = float(np.nanmin(y[train])), float(np.nanmax(y[train]))
-            middle, half = (least + most) / 2.0, (most - least) / 2.0 or 1.0
-            y = (y - middle) / half
+        x, y, classes, scaling = scale(settings, table, train)
         shares = settings.centres + settings.own_block
         if d < shares:
             raise OptionError(
@@ -397,14 +327,6 @@ class HybridData(Prepared):
                     remedy="leave out columns that are mostly empty, or use more centres",
                 )
         hospital = _deal_rows(settings, table.take(rows), train, seed)
-        scaling = {
-            "columns": list(table.columns),
-            "x_min": low.tolist(),
-            "x_max": high.tolist(),
-            "y_middle": middle,
-            "y_half_range": half,
-            "classes": list(classes),
-        }
         return Pooled(x, y, train, hospital, blocks, classes, scaling, int((~keep).sum()))
 
 
@@ -436,49 +358,6 @@ def _deal_rows(
     if (np.bincount(hospital[train], minlength=hospitals) == 0).any():
         raise OptionError("a hospital has no training rows", remedy="use fewer hospitals")
     return hospital
-
-
-def _hold_out_evenly(settings: HybridSettings, table: Table, seed: int) -> NDArray[np.bool_]:
-    """Return which rows are for training; the same share of every class is held out."""
-    hold_out(table, settings.test_size, seed)  # refuses shares that cannot be
-    classes, _ = _read_task(settings, table)
-    assert table.y is not None
-    groups = np.zeros(table.rows)
-    if settings.positive is not None:
-        groups = (table.y == settings.positive).astype(np.float64)
-    elif classes:
-        groups = table.y
-    rng = np.random.default_rng(derive_seed(seed, "held-out rows"))
-    train = np.ones(table.rows, bool)
-    for group in np.unique(groups[np.isfinite(groups)]):
-        rows = rng.permutation(np.flatnonzero(groups == group))
-        train[rows[: round(settings.test_size * len(rows))]] = False
-    return train
-
-
-def _read_task(settings: HybridSettings, table: Table) -> tuple[tuple[float, ...], tuple[str, ...]]:
-    """Return the classes, none for a regression, and notes for the user."""
-    if settings.task not in get_args(Task):
-        raise OptionError(f"there is no task {settings.task!r}", remedy="see --help")
-    assert table.y is not None
-    y = table.y if table.y_test is None else np.concatenate([table.y, table.y_test])
-    values = np.unique(y[np.isfinite(y)])
-    if not len(values):
-        raise TableError("no row has a label", remedy="choose another label")
-    if settings.positive is not None:
-        if settings.task == "regression" or settings.positive not in values:
-            raise OptionError(
-                f"there is no class {settings.positive:g} to tell from the others",
-                remedy="choose one of the labels",
-            )
-        return (0.0, 1.0), ()
-    whole = bool((values == np.rint(values)).all()) and len(values) <= _MOST_CLASSES
-    if settings.task == "regression" or (settings.task == "auto" and not whole):
-        return (), ()
-    if len(values) < 2:
-        raise TableError("the label is constant", remedy="choose a label that varies")
-    note = (f"{len(values)} classes",) if settings.task == "auto" else ()
-    return tuple(values.tolist()), note
 
 
 __all__ = ["HybridClients", "HybridData", "HybridSettings", "Pooled", "Sampling", "Task"]

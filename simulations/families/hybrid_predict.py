@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,15 +11,13 @@ import numpy as np
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from fedkern_flwr.checkpoint import load_arrays, write_atomically
-from fedkern_flwr.errors import CheckpointError, TableError
-from fedkern_flwr.labels import decide
-from fedkern_flwr.tables import load_table
+from fedkern_flwr.errors import TableError
 
 from ...strategies import FedCG
 from ..engines import InProcessGrid
 from .hybrid_data import HybridClients, HybridData, HybridSettings, Pooled
 from .hybrid_oracle import read_predictions
+from .new_rows import read_model, read_rows, write_rows
 
 Floats = NDArray[np.float64]
 
@@ -61,12 +56,8 @@ def predict_rows(
     CheckpointError
         The folder has no model.
     """
-    arrays, meta = load_arrays(folder / "model.npz")
-    try:
-        scaling = json.loads((folder / "scaling.json").read_text())
-    except (OSError, ValueError):
-        raise CheckpointError(f"{folder} has no scaling.json", remedy="run again") from None
-    x, ids = _read(data, scaling, id_column, str(config["data"].get("label") or ""))
+    arrays, meta, scaling = read_model(folder)
+    x, ids = read_rows(data, scaling, id_column, str(config["data"].get("label") or ""))
     settings = HybridSettings.from_values(config["data"])
     prepared = HybridData(settings)
     seed = int(config["seed"])
@@ -104,46 +95,7 @@ def predict_rows(
         app = ClientApp(client_fn=lambda context: clients(context).to_client())
         strategy.predict(InProcessGrid(app, prepared.num_clients), arrays, meta)
         found = read_predictions(Path(place))
-    _write(out, [ids[rows[k]] for k in sorted(found)], [found[k] for k in sorted(found)], scaling)
-    return len(found), len(x) - len(found)
-
-
-def _read(
-    data: Path, scaling: Mapping[str, Any], id_column: str | None, label: str
-) -> tuple[Floats, list[str]]:
-    table = load_table(
-        data, label=label or None, id_column=id_column, missing="keep", labelled=False
+    write_rows(
+        out, [ids[rows[k]] for k in sorted(found)], [found[k] for k in sorted(found)], scaling
     )
-    places = {name: k for k, name in enumerate(table.columns)}
-    lacking = [name for name in scaling["columns"] if name not in places]
-    if lacking:
-        raise TableError(
-            f"{data.name} lacks {len(lacking)} columns of the model, the first is {lacking[0]!r}",
-            remedy="give the columns of the training data",
-        )
-    low, high = np.array(scaling["x_min"]), np.array(scaling["x_max"])
-    x = table.x[:, [places[name] for name in scaling["columns"]]]
-    x = np.where(np.isfinite(x), x, np.nan)
-    x = np.clip((x - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
-    ids = [str(k) for k in (table.ids if table.ids is not None else range(table.rows))]
-    return x, ids
-
-
-def _write(
-    out: Path, ids: list[str], outputs: list[list[float]], scaling: Mapping[str, Any]
-) -> None:
-
-    text, classes = io.StringIO(), scaling["classes"]
-    writer = csv.writer(text)
-    values = np.array(outputs)
-    if classes:
-        decided = decide(values)
-        writer.writerow(["id", "class", *(f"output_{k}" for k in range(values.shape[1]))])
-        for name, place, row in zip(ids, decided, values.tolist(), strict=True):
-            writer.writerow([name, f"{classes[place]:g}", *map(repr, row)])
-    else:
-        writer.writerow(["id", "prediction"])
-        values = values * scaling["y_half_range"] + scaling["y_middle"]
-        for name, row in zip(ids, values.tolist(), strict=True):
-            writer.writerow([name, *map(repr, row)])
-    write_atomically(out, text.getvalue().encode())
+    return len(found), len(x) - len(found)

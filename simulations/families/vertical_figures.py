@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +12,14 @@ import numpy as np
 from .. import plots
 from ..error_plots import plot_error_boxes, plot_error_time
 from ..report import FigureBlock
+from ..topologies import SERVER_NOTE, plot_topologies
 from .online_figures import FIGURES as ONLINE
 from .vertical_pooled import error_of
 
 if TYPE_CHECKING:
     from ..comparison import Comparison
     from ..entries import Entry
-    from .base import DrawFigure
+    from .base import DrawAcross, DrawFigure
 
 Styles = Mapping[str, plots.Style]
 
@@ -92,7 +93,40 @@ def _final(result: Mapping[str, Any]) -> float:
     return error_of(metrics) if known else math.nan
 
 
+def _topologies(comparison: Comparison, stem: Path, _: Styles) -> FigureBlock:
+    """Draw link times of star, ring and tree (Figure 4)."""
+    path = plot_topologies(stem.with_name(f"{stem.name}-topologies.png"))
+    return FigureBlock(
+        "Link time of one sum by star, ring, tree and two trees, computed: 1 ms of latency, "
+        f"100 Mbit/s. {SERVER_NOTE}",
+        path,
+    )
+
+
+def _time_size(comparisons: Sequence[Comparison], stem: Path, styles: Styles) -> FigureBlock:
+    """Draw the seconds of a run against the number of training rows (Figure 5)."""
+    curves: dict[str, list[tuple[float, float, float]]] = {}
+    for comparison in comparisons:
+        rows = comparison.section.data[comparison.dataset].train_rows  # type: ignore[attr-defined]
+        for entry in comparison.entries:
+            seconds = np.array([result["seconds"] for result in entry.results])
+            point = (float(rows), float(seconds.mean()), float(seconds.std()))
+            curves.setdefault(entry.label, []).append(point)
+    path = plots.plot_sweep(
+        curves,
+        stem.with_suffix(".png"),
+        title="Time of a run against the number of training rows",
+        xlabel="training rows",
+        ylabel="seconds",
+        styles=styles,
+    )
+    return FigureBlock("Seconds of a run, masking, training and prediction included", path)
+
+
+ACROSS: dict[str, DrawAcross] = {"time-size": _time_size}
+
 FIGURES: dict[str, DrawFigure] = {
+    "topologies": _topologies,
     "error-time": _error_time,
     "errors-box": _errors_box,
     "bytes": ONLINE["bytes"],

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from fedkern_flwr.errors import TableError
 
-from . import demo, hybrid, online
+from . import demo, hybrid, online, vertical
 from .base import Builder, Preset, Section
 
 __all__ = ["NAMES", "Preset", "Section", "preset"]
 
 #: New presets are registered here.
-_PRESETS: dict[str, Builder] = {"demo": demo.demo, **online.PRESETS, **hybrid.PRESETS}
+_PRESETS: dict[str, Builder] = {
+    "demo": demo.demo,
+    **online.PRESETS,
+    **hybrid.PRESETS,
+    **vertical.PRESETS,
+}
 
 NAMES = tuple(_PRESETS)
 

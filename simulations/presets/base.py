@@ -40,6 +40,8 @@ class Section:
         Figures of the paper: data set -> column -> label -> value in the column's unit.
     sweep : str
         Option on the x axis of the plot ``sweep``.
+    across : tuple of str
+        Plots over all data sets of the section; names of the family's.
     ranks : tuple of tuple of str
         Labels from the best to the worst as the paper has them, for paired differences of mean
         squared errors.
@@ -53,6 +55,7 @@ class Section:
     text: str = ""
     paper: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     sweep: str = ""
+    across: tuple[str, ...] = ()
     ranks: tuple[tuple[str, ...], ...] = ()
 
     @property

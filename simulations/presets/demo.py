@@ -7,6 +7,7 @@ from fedkern_flwr.errors import TableError
 from .base import Preset
 from .hybrid import hospitals
 from .online import weather
+from .vertical import columns
 
 
 def demo(datasets: tuple[str, ...]) -> Preset:
@@ -17,7 +18,7 @@ def demo(datasets: tuple[str, ...]) -> Preset:
         "demo",
         "Kernel learning without pooling the data",
         "Every method once, on data that comes with the package.",
-        (weather(), hospitals()),
+        (weather(), hospitals(), columns()),
         runs=1,
         engine="ray",
     )

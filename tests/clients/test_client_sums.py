@@ -64,6 +64,7 @@ class Run:
             opening = DescribeRequest(session=SESSION, method="m", resume_round=0, secure=True)
             reply = self.ask(k, opening)[0]
             keys[k] = (reply["public_key"], reply["signature"])
+        self.keys = keys
         self.server = SecureSum(SESSION, keys)
 
     def client(self, k: int, cls: type[Client] = Client) -> Client:
@@ -136,6 +137,47 @@ def test_sums_may_be_filled_in_any_order_and_delivered_together() -> None:
     assert sorted(delivered) == [(0, "a"), (1, "b")]
     for total in delivered.values():
         np.testing.assert_array_equal(total, np.full(3, 10.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "fits"),
+    [
+        ({}, False),  # the server would open it
+        ({"receiver": 0}, True),
+        ({"receiver": 1}, False),
+        ({"receiver": 0, "kind": "circle"}, False),
+        ({"receiver": 0, "encoding": encoding()}, True),
+        ({"receiver": 0, "encoding": Encoding.fixed_point(9.0)}, False),
+        ({"receiver": 0, "encoding": Encoding.fixed_point(8.0, 32)}, False),
+        ({"receiver": 0, "everybody": True}, True),
+    ],
+)
+def test_a_method_can_look_who_opens_a_sum_and_of_what(options: Any, fits: bool) -> None:
+    class Wary(Client):
+        def work(self, request: PhaseMessage) -> PhaseMessage:
+            self.sums.check("a", **options)  # type: ignore[union-attr]
+            return super().work(request)
+
+    run = Run()
+    running = run.server.order("a", 3, encoding(), receiver=0, self_masks=False)
+    if fits:
+        run.contribute(running, cls=Wary)
+    else:
+        with pytest.raises(ProtocolError, match="partition 0: the sum 'a' is not the one that"):
+            run.contribute(running, cls=Wary)
+
+
+def test_a_sum_over_some_parties_only_is_noticed() -> None:
+    class Wary(Client):
+        def work(self, request: PhaseMessage) -> PhaseMessage:
+            self.sums.check("a", everybody=True)  # type: ignore[union-attr]
+            return super().work(request)
+
+    run = Run()
+    run.server = SecureSum(SESSION, run.keys, cohorts=[MEMBERS, MEMBERS[1:]])
+    running = run.server.order("a", 3, encoding())
+    with pytest.raises(ProtocolError, match="all parties sum together, not some of them"):
+        run.ask(1, work(), run.server.sections(1, [running]), Wary)
 
 
 def test_a_request_without_orders_gets_no_plain_answer_in_a_secure_run() -> None:

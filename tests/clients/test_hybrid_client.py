@@ -20,7 +20,11 @@ from fedkern_flwr.clients.base import SessionState
 from fedkern_flwr.clients.chain import label_noise
 from fedkern_flwr.clients.hybrid_state import RunState
 from fedkern_flwr.clients.kernel_rows import KernelRows
+from fedkern_flwr.clients.sums import ClientSums
 from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, StateError, TableError
+from fedkern_flwr.secure_sum import Encoding, SecureSum
+from fedkern_flwr.simulations import simulate
+from fedkern_flwr.strategies import FedCG
 from fedkern_flwr.wire import DescribeRequest
 from fedkern_flwr.wire import hybrid as wire
 from fedkern_flwr.wire.sums import FinishRequest
@@ -244,7 +248,8 @@ def test_a_hospital_describes_itself_by_sizes_and_hashes() -> None:
 def test_a_centre_describes_itself() -> None:
     found = describe(make(y=None, classes=None, ranges=[[0, 2], [-3, 1]]))
     assert (found.role, found.block, found.outputs, found.classes) == ("centre", "centre 4", 0, 0)
-    assert (found.square_bound, found.absolute_bound) == (20.0, 6.0)
+    assert found.square_bound == 20.0
+    assert found.absolute_bound == pytest.approx(40.0**0.5)
     assert not found.seeded
     assert not found.labelled
 
@@ -448,6 +453,101 @@ def test_an_unknown_phase_is_refused() -> None:
     _, client = opened()
     with pytest.raises(ProtocolError, match="does not take part in phase 'online-personal'; serve"):
         client.fit([], {"phase": "online-personal"})
+
+
+# -- sums that a server orders for others than those whom they belong to
+
+HOSPITALS, CENTRES = (0, 1, 2), (3, 4)
+SERVERS = ("equations", "product", "outcomes", "moments/clinical", "landmark pairs")
+
+
+def lying_run(what: str, wrong: Table, honest: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Run three hospitals and two centres under a server that orders other sums than it says.
+
+    All nodes but one collude: they look at nothing. Returns the names of the sums it lied about.
+    """
+    order, look, lied = SecureSum.order, ClientSums.check, []
+
+    def ordered(sums: SecureSum, name: str, length: int, encoding: Encoding, **options: Any) -> Any:
+        if name.startswith(what):
+            lied.append(name)
+            options |= {k: v for k, v in wrong.items() if k == "receiver"}
+            encoding = wrong.get("encoding", encoding)
+        return order(sums, name, length, encoding, **options)
+
+    def checked(sums: ClientSums, *args: Any, **options: Any) -> None:
+        if sums.party.partition == honest:
+            look(sums, *args, **options)
+
+    monkeypatch.setattr(SecureSum, "order", ordered)
+    monkeypatch.setattr(ClientSums, "check", checked)
+
+    def client_fn(place: Context) -> HybridKernelClient:
+        k = int(place.node_config["partition-id"])
+        x = np.random.default_rng(k).random((6, 2))
+        if k in CENTRES:
+            x = np.random.default_rng(k).random((18, 2))
+            return HybridKernelClient(place, x, ids=[str(i) for i in range(18)], alignment_key=KEY)
+        ids, y = [str(6 * k + i) for i in range(6)], np.array([0, 1, 0, 1, 1, 0])
+        return HybridKernelClient(
+            place,
+            x[:4],
+            y[:4],
+            ids=ids[:4],
+            x_test=x[4:],
+            y_test=y[4:],
+            ids_test=ids[4:],
+            classes=(0, 1),
+            alignment_key=KEY,
+        )
+
+    strategy = FedCG(
+        landmarks=3,
+        sampling="N" if what == "moments/clinical" else "U",
+        solver="cg" if what == "product" else "normal-equations",
+        penalty="rkhs" if what == "landmark pairs" else "ridge",
+        attempts=1,
+    )
+    simulate(strategy, client_fn, 5)
+    return lied
+
+
+LIES: list[tuple[str, Table, int]] = [
+    *(("distances/0/0", {"receiver": None}, honest) for honest in (0, 3)),
+    *(("distances/0/0", {"receiver": 4}, honest) for honest in (0, 3)),
+    ("distances/0/0", {"encoding": Encoding.circle(32)}, 3),
+    ("distances/0/0", {"encoding": Encoding.circle(64)}, 0),
+    *((what, {"receiver": 1}, 0) for what in SERVERS),
+    ("landmark pairs", {"receiver": 1}, 3),
+    ("equations", {"encoding": Encoding.circle(64)}, 0),
+    ("outcomes", {"encoding": Encoding.integers(100)}, 0),
+]
+
+
+@pytest.mark.parametrize(("what", "wrong", "honest"), LIES)
+def test_a_node_contributes_to_sums_for_those_whom_they_belong_to(
+    what: str, wrong: Table, honest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Distances of a hospital's rows are opened by that hospital, all else by the server."""
+    with pytest.raises(ProtocolError, match=f"partition {honest}: the sum '{what}' is not the on"):
+        lying_run(what, wrong, honest, monkeypatch)
+
+
+@pytest.mark.parametrize("what", ["distances/0/0", *SERVERS])
+def test_a_server_that_does_not_lie_gets_its_sums(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the test above: the node looks, and the run goes on."""
+    checks: list[str] = []
+    look = ClientSums.check
+
+    def counted(sums: ClientSums, name: str, **options: Any) -> None:
+        checks.append(name)
+        look(sums, name, **options)
+
+    monkeypatch.setattr(ClientSums, "check", counted)
+    assert set(lying_run(what, {}, 0, monkeypatch)) == {what}
+    assert what in checks
 
 
 # -- predictions

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -23,30 +25,82 @@ SEED = public_seed(3, "genes")
 RANGES = np.array([[0.0, 1.0], [-1.0, 1.0], [50.0, 250.0], [7.0, 7.0]])
 
 
-def test_landmarks_are_uniform_on_the_ranges() -> None:
-    found = draw_landmarks(SEED, 4000, RANGES)
-    assert found.shape == (4000, 4)
+WIDE = [0, 1, 2]  # the fourth range is a point
+MOMENTS = np.array([[0.5, 0.9, 150.0, 7.0], [0.1, 0.3, 10.0, 0.0]])
+
+
+def unturned(seed: bytes, m: int, moments: np.ndarray | None = None) -> np.ndarray:
+    """Landmarks as they are drawn before the turn: uniform, or normal and clipped."""
+    digest = hashlib.sha256(b"fedkern-flwr landmarks " + seed).digest()
+    rng = np.random.default_rng(int.from_bytes(digest, "little"))
     low, high = RANGES.T
-    assert (found >= low).all()
-    assert (found <= high).all()
+    if moments is None:
+        return low + (high - low) * rng.random((m, 4))
+    return np.clip(moments[0] + moments[1] * rng.standard_normal((m, 4)), low, high)
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 4000])
+def test_landmarks_are_uniform_on_a_box_that_is_turned_about_its_middle(m: int) -> None:
+    found, straight = draw_landmarks(SEED, m, RANGES), unturned(SEED, m)
+    assert found.shape == (m, 4)
     assert (found[:, 3] == 7.0).all()
-    for column, (least, most) in zip(found.T[:3], RANGES[:3], strict=True):
-        assert stats.kstest((column - least) / (most - least), "uniform").pvalue > 1e-3
-    correlations = np.corrcoef(found.T[:3]) - np.eye(3)
-    assert np.abs(correlations).max() < 0.08
+    middle = RANGES.mean(axis=1)
+    a, b = (found - middle)[:, WIDE], (straight - middle)[:, WIDE]
+    np.testing.assert_allclose(a @ a.T, b @ b.T, rtol=1e-12, atol=1e-8)  # turned as a whole
+    assert not np.isclose(a, b).any()
+    if m > 4:
+        low, high = RANGES[WIDE].T
+        turn = np.linalg.lstsq(a, b)[0]
+        np.testing.assert_allclose(turn.T @ turn, np.eye(3), atol=1e-9)
+        for column, least, most in zip((a @ turn).T + middle[WIDE, None], low, high, strict=True):
+            assert stats.kstest((column - least) / (most - least), "uniform").pvalue > 1e-3
 
 
-def test_landmarks_are_normal_within_the_ranges() -> None:
-    moments = np.array([[0.5, 0.9, 150.0, 7.0], [0.1, 0.3, 10.0, 0.0]])
-    found = draw_landmarks(SEED, 4000, RANGES, moments)
-    low, high = RANGES.T
-    assert (found >= low).all()
-    assert (found <= high).all()
-    assert (found[:, 1] == 1.0).mean() == pytest.approx(stats.norm.sf(1 / 3), abs=0.03)  # clipped
+def test_landmarks_are_normal_turned_about_the_mean_and_within_the_ball() -> None:
+    found, straight = draw_landmarks(SEED, 4000, RANGES, MOMENTS), unturned(SEED, 4000, MOMENTS)
+    assert (found[:, 3] == 7.0).all()
+    a, b = (found - MOMENTS[0])[:, WIDE], (straight - MOMENTS[0])[:, WIDE]
+    turn = np.linalg.lstsq(a, b)[0]
+    np.testing.assert_allclose(turn.T @ turn, np.eye(3), atol=1e-9)
+    np.testing.assert_allclose(a @ turn, b, atol=1e-9)
     for k in (0, 2):
-        standard = (found[:, k] - moments[0, k]) / moments[1, k]
+        standard = (a @ turn)[:, k] / MOMENTS[1, k]
         assert stats.kstest(standard, "norm").pvalue > 1e-3
-    assert (found[:, 3] == 7.0).all()
+    clipped = (a @ turn)[:, 1] > 0.1 - 1e-9
+    assert clipped.mean() == pytest.approx(stats.norm.sf(1 / 3), abs=0.03)
+
+
+@pytest.mark.parametrize("moments", [None, "of a corner"])
+def test_no_landmark_is_farther_from_the_middle_than_a_corner(moments: str | None) -> None:
+    low, high = RANGES.T
+    given = None if moments is None else np.stack([low, high - low])
+    away = np.linalg.norm(draw_landmarks(SEED, 4000, RANGES, given) - RANGES.mean(axis=1), axis=1)
+    corner = np.linalg.norm(high - low) / 2.0
+    assert away.max() <= corner * (1.0 + 1e-12)
+    if given is not None:  # some were beyond
+        assert (away > corner * (1.0 - 1e-12)).mean() > 0.1
+
+
+@pytest.mark.parametrize("m", [2, 40])
+def test_no_direction_is_preferred_to_another(m: int) -> None:
+    """Haar: where a turn takes a vector is uniform on the sphere; on it coordinates are uniform."""
+    unit = np.tile([-1.0, 1.0], (3, 1))
+    drawn = np.array([draw_landmarks(public_seed(k, "turn"), m, unit)[0] for k in range(1500)])
+    directions = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    for column in directions.T:
+        assert stats.kstest((column + 1.0) / 2.0, "uniform").pvalue > 1e-3
+
+
+def test_a_single_feature_is_not_turned() -> None:
+    one, constant = np.array([[2.0, 4.0]]), np.array([[2.0, 4.0], [7.0, 7.0]])
+    for ranges, moments in (
+        (one, None),
+        (one, np.array([[3.9], [1.0]])),
+        (constant, np.array([[3.9, 7.0], [1.0, 0.0]])),
+    ):
+        found = draw_landmarks(SEED, 400, ranges, moments)
+        assert found[:, 0].min() >= 2.0
+        assert found[:, 0].max() <= 4.0
 
 
 @pytest.mark.parametrize("moments", [None, np.array([[0.5] * 4, [0.2] * 4])])
@@ -63,10 +117,20 @@ def test_what_is_drawn_stays_the_same() -> None:
     np.testing.assert_allclose(found, FROZEN_UNIFORM, rtol=1e-12)
     found = draw_landmarks(bytes(range(32)), 2, np.array([[-9.0, 9.0]]), np.array([[1.0], [2.0]]))
     np.testing.assert_allclose(found, FROZEN_NORMAL, rtol=1e-12)
+    moments = np.array([[0.5, 3.0], [0.1, 0.4]])
+    found = draw_landmarks(bytes(range(32)), 2, np.array([[0.0, 1.0], [2.0, 4.0]]), moments)
+    np.testing.assert_allclose(found, FROZEN_TURNED_NORMAL, rtol=1e-12)
+    found = draw_landmarks(bytes(range(32)), 1, np.array([[0.0, 1.0], [2.0, 4.0]]))
+    np.testing.assert_allclose(found, FROZEN_SINGLE, rtol=1e-12)
 
 
-FROZEN_UNIFORM = [[0.1029257011414777, 2.298278649122614], [0.6605406548040621, 3.5159565053639543]]
+FROZEN_UNIFORM = [[0.8425573000798182, 2.270112783196475], [0.1720849585065673, 3.429483576909131]]
 FROZEN_NORMAL = [[-1.5395939427377145], [1.7970872744915263]]
+FROZEN_TURNED_NORMAL = [
+    [0.2965064191083886, 2.988680505879785],
+    [0.48745702070082464, 2.881510225040117],
+]
+FROZEN_SINGLE = [[-0.2984491587302204, 2.8879295131884692]]
 
 
 def test_public_seeds_differ_by_seed_and_block() -> None:
@@ -111,7 +175,7 @@ def test_constant_features_have_no_deviation() -> None:
     np.testing.assert_allclose(mean, x[0], rtol=1e-12)
     assert (deviation < 1e-7 * np.array([1.0, 2.0, 200.0, 1.0])).all()
     found = draw_landmarks(SEED, 3, RANGES, np.stack([mean, deviation]))
-    np.testing.assert_allclose(found, x[:3], rtol=1e-6)
+    np.testing.assert_allclose(found, x[:3], rtol=1e-6)  # turned about the mean
 
 
 def test_no_rows_have_no_moments() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from scipy.spatial.distance import cdist
 
 from fedkern_flwr import product_kernel, threads
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.landmarks import draw_landmarks
 from fedkern_flwr.product_kernel import (
     check_gamma,
     distance_bound,
@@ -84,19 +86,38 @@ def test_kernels_are_made_in_place_with_a_width_per_landmark() -> None:
     st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(0, 1e3)), max_size=5),
     st.integers(0, 2**32 - 1),
 )
-def test_no_two_rows_within_the_ranges_are_farther_apart_than_the_bound(
+def test_no_landmark_is_farther_from_a_row_within_the_ranges_than_the_bound(
     spans: list[tuple[float, float]], seed: int
 ) -> None:
+    """Landmarks lie in the ball through the corners; opposite points of it are farthest apart."""
     ranges = np.array([[low, low + span] for low, span in spans]).reshape(-1, 2)
     low, high = ranges.T
+    wide, rng = high > low, np.random.default_rng(seed)
     for kernel, metric in METRICS.items():
         bound = distance_bound(ranges, kernel)  # type: ignore[arg-type]
-        if len(ranges):
-            assert cdist([low], [high], metric)[0, 0] == pytest.approx(bound, rel=1e-12)
-            rows = np.random.default_rng(seed).uniform(low, high, (20, len(ranges)))
-            assert cdist(rows, rows, metric).max() <= bound * (1.0 + 1e-12)
-        else:
+        if not wide.any():
             assert bound == 0.0
+            continue
+        corner, middle = (high - low) / 2.0, (low + high) / 2.0
+        way = wide / np.sqrt(wide.sum()) if kernel == "laplacian" else corner / math.hypot(*corner)
+        ends = np.stack([-way, way]) * math.hypot(*corner)
+        farthest = cdist(ends[:1], ends[1:], metric)[0, 0]
+        assert farthest == pytest.approx(bound, rel=1e-9, abs=1e-300)
+        rows = rng.uniform(low, high, (20, len(ranges)))
+        moments = np.stack([rng.uniform(low, high), rng.uniform(0.0, high - low)])
+        limit = bound * (1.0 + 1e-9) + 1e-12 * np.abs(middle).max()
+        for drawn in (
+            draw_landmarks(rng.bytes(32), 20, ranges),
+            draw_landmarks(rng.bytes(32), 20, ranges, moments),
+        ):
+            assert cdist(np.vstack([rows, drawn]), drawn, metric).max() <= limit
+
+
+@pytest.mark.parametrize("spans", [[1.0], [3.0, 3.0, 3.0], [0.5, 0.0, 0.5], [1e-200] * 4])
+def test_the_bound_is_the_distance_of_corners_where_spans_are_equal(spans: list[float]) -> None:
+    ranges = np.stack([np.zeros(len(spans)), spans], axis=1)
+    assert distance_bound(ranges, "laplacian") == pytest.approx(sum(spans), rel=1e-12)
+    assert distance_bound(ranges, "rbf") == pytest.approx(np.square(spans).sum(), rel=1e-12)
 
 
 def test_widths_per_landmark_are_log_uniform_around_gamma() -> None:

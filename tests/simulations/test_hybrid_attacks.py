@@ -47,6 +47,7 @@ from fedkern_flwr.simulations.attacks import (
     match_columns,
     relative_error,
     row_of_gradient,
+    rows_along_spread,
     rows_in_box,
     score,
     trilaterate,
@@ -64,6 +65,7 @@ NORMALS = 6.0
 LANDMARKS = 20
 KEY = b"a key of all parties but the server"
 COLUMNS = {"clinical": [0, 1], "genes": [4, 5, 9], "images": [8, 14], "texture": [21, 24]}
+COLUMNS |= {"spread": [27, 16, 14], "shape": [7, 4], "single": [14]}
 ALL_ATTACKS = {"trilateration", "secret widths", "svd", "quadric"}
 
 
@@ -536,17 +538,71 @@ def sent_bytes(seen: HybridRun) -> bytes:
     return b"|".join(parts)
 
 
-def test_landmarks_on_a_box_show_a_hospital_the_axes_of_the_features() -> None:
-    """What the law of secret landmarks gives away: not distances only, but the features of its own
-    patients at the centres, each to 3 % of its range, but for their names and directions.
+@pytest.fixture
+def straight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Landmarks with a coordinate per feature, as they are before they are turned."""
+    monkeypatch.setattr("fedkern_flwr.landmarks._turn", lambda points, rng: points)
+
+
+def shown(found: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """How well each feature is told, but for its direction and a constant: a correlation."""
+    pairs = zip(match_columns(found, truth).T, truth.T, strict=True)
+    return np.array([abs(np.corrcoef(a, b)[0, 1]) for a, b in pairs])
+
+
+@pytest.mark.usefixtures("straight")
+def test_landmarks_on_a_box_would_show_a_hospital_the_axes_of_the_features() -> None:
+    """Why landmarks are turned: not distances only, but the features of its own patients at the
+    centres, each to 3 % of its range, but for their names and directions.
     """
     seen = fit(clinic(200, 60, seeded=True), landmarks=100).seen
     (total,) = seen.matrices(0)
     truth = seen.truth(total)
     found = match_columns(rows_in_box(total.distances), truth)
     assert np.abs(found - truth).mean() < 0.03
-    for column, feature in zip(found.T, truth.T, strict=True):
-        assert np.corrcoef(column, feature)[0, 1] > 0.98
+    assert shown(found, truth).min() > 0.98
+
+
+def test_landmarks_on_a_turned_box_do_not() -> None:
+    """What is left are the axes of the turned boxes: distances at each centre."""
+    seen = fit(clinic(200, 60, seeded=True), landmarks=100).seen
+    (total,) = seen.matrices(0)
+    truth = seen.truth(total)
+    found = match_columns(rows_in_box(total.distances), truth)
+    guess = np.abs(truth - truth.mean(axis=0)).mean()
+    assert np.abs(found - truth).mean() > guess
+    assert shown(found, truth).mean() < 0.9
+    assert shown(rows_along_spread(total.distances), truth).mean() < 0.9
+
+
+def normal_landmarks() -> tuple[HybridRun, Matrix]:
+    """Of features whose deviations are far apart: 0.23 to 0.08."""
+    where = clinic(200, 60, seeded=True, centres=("spread", "shape"))
+    seen = fit(where, landmarks=200, sampling="N").seen
+    (total,) = seen.matrices(0)
+    return seen, total
+
+
+@pytest.mark.usefixtures("straight")
+def test_normal_landmarks_would_show_the_axes_by_their_deviations() -> None:
+    seen, total = normal_landmarks()
+    assert shown(rows_along_spread(total.distances), seen.truth(total)).mean() > 0.95
+
+
+def test_normal_landmarks_that_are_turned_do_not() -> None:
+    seen, total = normal_landmarks()
+    for attack in (rows_along_spread, rows_in_box):
+        assert shown(attack(total.distances), seen.truth(total)).mean() < 0.9
+
+
+def test_the_only_feature_of_a_centre_is_shown_to_a_hospital() -> None:
+    """Documented: nothing can be turned there, and its axis is one of the independent ones."""
+    seen = fit(clinic(200, 60, seeded=True, centres=("genes", "single")), landmarks=100).seen
+    (total,) = seen.matrices(0)
+    assert total.blocks == ("genes", "single")
+    found = shown(rows_in_box(total.distances), seen.truth(total))
+    assert found[3] > 0.98
+    assert found[:3].mean() < 0.95
 
 
 def test_landmarks_of_a_law_without_axes_do_not_show_them() -> None:
@@ -682,8 +738,13 @@ def test_conjugate_gradients_release_the_same_normal_matrix() -> None:
     assert min(p_uniform(v.ring) for v in seen.masked() if v.ring.size > 200) > UNIFORM
 
 
-def test_the_penalty_of_the_function_shows_the_server_distances_between_landmarks_only() -> None:
-    """No patient enters them. By the edges of their box they do show the landmarks themselves."""
+@pytest.mark.parametrize("turned", [True, False])
+def test_the_penalty_of_the_function_shows_the_server_distances_between_landmarks_only(
+    turned: bool, request: pytest.FixtureRequest
+) -> None:
+    """No patient enters them. Of the landmarks they show all but the motion that turning hides."""
+    if not turned:
+        request.getfixturevalue("straight")
     seen = fit(clinic(60, 60, seeded=True), penalty="rkhs", landmarks=200).seen
     totals = {vector.order.name: total for vector, total in seen.opened()}
     assert set(totals) == {"landmark pairs", "equations", "outcomes"}
@@ -695,7 +756,8 @@ def test_the_penalty_of_the_function_shows_the_server_distances_between_landmark
     square[np.triu_indices(200, 1)] = totals["landmark pairs"]
     square = np.triu(square, 1)
     found = match_columns(rows_in_box(square + square.T), landmarks)
-    assert np.abs(found - landmarks).mean() < 0.05
+    assert (np.abs(found - landmarks).mean() < 0.05) == (not turned)
+    assert (shown(found, landmarks).min() > 0.95) == (not turned)
     single = [
         cdist(p.landmarks, p.landmarks, "sqeuclidean") for p in seen.insiders.parties.values()
     ]

@@ -1,0 +1,165 @@
+"""FDSKL one-shot in process: how time and memory grow with rows n and directions R.
+
+Everything is timed from the dealt tables to the predictions: joining rows by hashed ids, phases of
+all parties one after the other, masks, the sum, training with the square loss at a given width and
+regularization, prediction. Each run is a process of its own, so its peak memory is its own too. The
+ratio is time per row and direction against that of the largest problem: 1 everywhere means that
+time is linear. Training alone costs n R^2 and R^3, which is what makes it grow faster with R.
+
+With FEDKERN_DATA=folder a9a is run in full as well, with cross-validation: the goal is 45 s and
+1.5 GB on two cores with q = 4 and R = 2000.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from fedkern_flwr.clients import VerticalKernelClient
+from fedkern_flwr.flower_compat import quiet_flower
+from fedkern_flwr.simulations import simulate
+from fedkern_flwr.simulations.families.vertical_data import VerticalData, VerticalSettings
+from fedkern_flwr.simulations.plots import plot_sweep
+from fedkern_flwr.strategies import FDSKL
+
+GOAL_SECONDS, GOAL_BYTES = 45.0, 1.5e9
+OUT = Path(__file__).parent.parent / "docs" / "images" / "fdskl-one-shot-time.png"
+KEY = b"the parties' alignment key"
+
+
+class Parties:
+    """``client_fn``: the first party has the labels; rows stand in the same random order."""
+
+    def __init__(self, n: int, d: int, parties: int) -> None:
+        rng = np.random.default_rng(0)
+        x, names = rng.random((n, d)), np.arange(n).astype(str)
+        y = (np.sin(4.0 * (x - 0.5) @ rng.standard_normal(d)) > 0.0).astype(np.float64)
+        self.tables: list[dict[str, Any]] = []
+        for k, own in enumerate(np.array_split(np.arange(d), parties)):
+            table = {"x": np.ascontiguousarray(x[:, own]), "ids": names}
+            self.tables.append(table | ({} if k else {"y": y, "classes": [0.0, 1.0]}))
+
+    def __call__(self, context: Context) -> VerticalKernelClient:
+        """Build the client of a node."""
+        partition = int(context.node_config["partition-id"])
+        return VerticalKernelClient(context, **self.tables[partition], alignment_key=KEY)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Run once; return seconds, bytes and exchanges."""
+    quiet_flower()
+    if options.a9a:
+        file = str(Path(os.environ["FEDKERN_DATA"]) / "a9a.npz")
+        data = VerticalData(VerticalSettings(file, parties=options.parties))
+        strategy = FDSKL(seed=0, features=options.features, loss=options.loss)
+        client_fn: Any = data.client_fn(strategy)
+    else:
+        client_fn = Parties(options.rows, options.columns, options.parties)
+        chosen: dict[str, Any] = {"gamma": 0.5, "regularization": 1e-4, "loss": "square"}
+        strategy = FDSKL(seed=0, features=options.features, **chosen)
+    started = time.perf_counter()
+    simulate(strategy, client_fn, options.parties)
+    return {
+        "seconds": time.perf_counter() - started,
+        "exchanges": strategy.ledger_.exchanges,
+        "up": strategy.ledger_.bytes_up / options.parties,
+        "rows": strategy.plan_.total,
+        "accuracy": strategy.metrics_.get("test_accuracy"),
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def in_own_process(**values: Any) -> dict[str, Any]:
+    """Return what a run of its own process reports."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--only"]
+    for name, value in values.items():
+        command += [f"--{name}"] + ([] if value is True else [str(value)])
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Measure how time grows with rows and with directions; a9a where it is at hand."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=32_000, help="most rows")
+    parser.add_argument("--columns", type=int, default=40)
+    parser.add_argument("--features", type=int, default=1000, help="most directions")
+    parser.add_argument("--parties", type=int, default=4)
+    parser.add_argument("--repetitions", type=int, default=2)
+    parser.add_argument("--loss", default="smooth-hinge", help="of the run on a9a")
+    parser.add_argument("--a9a", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--only", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, default=OUT, help="where to write the figure")
+    options = parser.parse_args()
+    if options.only:
+        print(json.dumps(run(options)))
+        return
+    rows, features = options.rows, options.features
+    sizes = [(rows >> k, features) for k in (3, 2, 1, 0)]
+    sizes += [(rows, features >> k) for k in (3, 2, 1)]
+    found = {}
+    for n, r in track(sizes, transient=True):
+        shape = {"rows": n, "features": r, "columns": options.columns, "parties": options.parties}
+        runs = [in_own_process(**shape) for _ in range(options.repetitions)]
+        found[n, r] = min(runs, key=lambda one: one["seconds"])
+    unit = found[rows, features]["seconds"] / (rows * features)
+    table = Table(title=f"FDSKL one-shot, {options.parties} parties, square loss, in process")
+    headings = ("per row and\ndirection", "n", "R", "s", "GB", "MB up\nper party", "by 2 n R")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for (n, r), one in sorted(found.items()):
+        table.add_row(
+            f"{one['seconds'] / (n * r) / unit:.2f}",
+            f"{n:,}",
+            f"{r:,}",
+            f"{one['seconds']:.2f}",
+            f"{one['peak'] / 1e9:.2f}",
+            f"{one['up'] / 1e6:.2f}",
+            f"{one['up'] / (2.0 * n * r):.3f}",
+        )
+    console = Console(width=max(100, Console().width))
+    console.print(table)
+    curves = {
+        f"{features} directions, n / {rows}": [
+            (n / rows, one["seconds"], 0.0) for (n, r), one in found.items() if r == features
+        ],
+        f"{rows} rows, R / {features}": [
+            (r / features, one["seconds"], 0.0) for (n, r), one in found.items() if n == rows
+        ],
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    figure = plot_sweep(
+        curves,
+        options.out,
+        title="FDSKL one-shot: time of a run",
+        xlabel="share of the largest problem",
+        ylabel="seconds",
+    )
+    console.print(f"figure: {figure}")
+    if "FEDKERN_DATA" in os.environ:
+        one = in_own_process(a9a=True, features=2000, parties=4, loss=options.loss)
+        console.print(
+            f"a9a, {one['rows']:,} rows, R = 2000, {options.loss} loss, cross-validation included: "
+            f"{one['seconds']:.1f} s ({one['seconds'] / GOAL_SECONDS:.2f} of the goal), "
+            f"{one['peak'] / 1e9:.2f} GB ({one['peak'] / GOAL_BYTES:.2f} of the goal), "
+            f"{one['exchanges']} exchanges, {one['up'] / 1e6:.1f} MB per party, "
+            f"accuracy {one['accuracy']:.4f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

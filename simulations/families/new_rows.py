@@ -1,0 +1,76 @@
+"""Rows of a file that are new to a model, scaled as the model's own were, and its predictions."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkern_flwr.checkpoint import load_arrays, write_atomically
+from fedkern_flwr.errors import CheckpointError, TableError
+from fedkern_flwr.labels import decide
+from fedkern_flwr.tables import load_table
+
+Floats = NDArray[np.float64]
+
+
+def read_model(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any], dict[str, Any]]:
+    """Return arrays and meta of a run's model, and how its table was scaled.
+
+    Raises
+    ------
+    CheckpointError
+        The folder has no model.
+    """
+    arrays, meta = load_arrays(folder / "model.npz")
+    try:
+        return arrays, meta, json.loads((folder / "scaling.json").read_text())
+    except (OSError, ValueError):
+        raise CheckpointError(f"{folder} has no scaling.json", remedy="run again") from None
+
+
+def read_rows(
+    data: Path, scaling: Mapping[str, Any], id_column: str | None, label: str
+) -> tuple[Floats, list[str]]:
+    table = load_table(
+        data, label=label or None, id_column=id_column, missing="keep", labelled=False
+    )
+    places = {name: k for k, name in enumerate(table.columns)}
+    lacking = [name for name in scaling["columns"] if name not in places]
+    if lacking:
+        raise TableError(
+            f"{data.name} lacks {len(lacking)} columns of the model, the first is {lacking[0]!r}",
+            remedy="give the columns of the training data",
+        )
+    low, high = np.array(scaling["x_min"]), np.array(scaling["x_max"])
+    x = table.x[:, [places[name] for name in scaling["columns"]]]
+    x = np.where(np.isfinite(x), x, np.nan)
+    x = np.clip((x - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
+    ids = [str(k) for k in (table.ids if table.ids is not None else range(table.rows))]
+    return x, ids
+
+
+def write_rows(
+    out: Path, ids: list[str], outputs: list[list[float]], scaling: Mapping[str, Any]
+) -> None:
+
+    text, classes = io.StringIO(), scaling["classes"]
+    writer = csv.writer(text)
+    values = np.array(outputs)
+    if classes:
+        decided = decide(values)
+        writer.writerow(["id", "class", *(f"output_{k}" for k in range(values.shape[1]))])
+        for name, place, row in zip(ids, decided, values.tolist(), strict=True):
+            writer.writerow([name, f"{classes[place]:g}", *map(repr, row)])
+    else:
+        writer.writerow(["id", "prediction"])
+        values = values * scaling["y_half_range"] + scaling["y_middle"]
+        for name, row in zip(ids, values.tolist(), strict=True):
+            writer.writerow([name, *map(repr, row)])
+    write_atomically(out, text.getvalue().encode())

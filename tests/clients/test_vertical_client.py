@@ -1,0 +1,535 @@
+"""The client of FDSKL: what it refuses, what it tells, what it keeps and erases."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedkern_flwr.alignment import hash_ids
+from fedkern_flwr.clients import VerticalKernelClient
+from fedkern_flwr.clients.base import SessionState
+from fedkern_flwr.clients.kept_state import KeptState
+from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, StateError, TableError
+from fedkern_flwr.frequencies import draw_directions, draw_offsets, public_frequency_seed
+from fedkern_flwr.wire import DescribeRequest
+from fedkern_flwr.wire import vertical as wire
+from fedkern_flwr.wire.sums import FinishRequest
+
+KEY = bytes(range(16))
+SESSION = "5e" * 8
+X = np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6], [0.7, 0.8]])
+Y = np.array([0.0, np.nan, 1.0, 1.0])
+Table = dict[str, Any]
+
+
+def context(partition: int = 4) -> Context:
+    config: dict[str, Any] = {"partition-id": partition, "num-partitions": 5}
+    return Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
+
+
+def make(place: Context | None = None, **more: Any) -> VerticalKernelClient:
+    """Build an active party of four rows, one of which has its label elsewhere."""
+    table: Table = {"x": X, "y": Y, "ids": list("abcd"), "classes": (0, 1), "alignment_key": KEY}
+    table |= {"x_test": X[:1] + 0.1, "y_test": [1], "ids_test": ["e"], **more}
+    return VerticalKernelClient(place or context(), table.pop("x"), table.pop("y"), **table)
+
+
+def passive(place: Context | None = None, **more: Any) -> VerticalKernelClient:
+    table: Table = {"x": X, "ids": list("abcd"), "alignment_key": KEY, **more}
+    return VerticalKernelClient(place or context(), table.pop("x"), **table)
+
+
+# -- tables
+
+
+BAD_TABLES: dict[str, tuple[Table, str]] = {
+    "NaN": ({"x": X * np.nan}, "NaN or infinite values; leave such rows out: they lack the block"),
+    "NaN in a row without a label": (
+        {"x": X + np.array([[0.0], [np.nan], [0.0], [0.0]])},
+        "NaN or infinite values; leave such rows out",
+    ),
+    "infinite": ({"x": X * np.inf}, "NaN or infinite values; leave such rows out"),
+    "NaN held out": ({"x_test": [[np.nan, 0.1]]}, "NaN or infinite values; leave such rows out"),
+    "one dimension": ({"x": X[:, 0]}, r"features of shape \(4,\) do not fit 4 rows; pass x of sh"),
+    "no label for a row": ({"y": [0, 1]}, r"labels of shape \(2,\) do not fit 4 rows; pass one l"),
+    "no id for a row": ({"ids": list("abc")}, "3 ids for 4 rows; give each row an id"),
+    "an unknown class": ({"y": [0, 1, 77, 1]}, "1 labels are none of the 2 classes; name the same"),
+    "a class held out": ({"y_test": [77]}, "1 labels are none of the 2 classes; name the same cl"),
+    "infinite labels": ({"y": [0, np.inf, 1, 1], "classes": None}, "NaN or infinite labels; leave"),
+    "labels beyond the bound": (
+        {"y": [0.5, -77.0, 1.0, np.nan], "classes": None, "label_bound": 2.0},
+        "labels beyond the declared bound of 2; scale them, or declare a larger label bound at all",
+    ),
+    "other columns held out": (
+        {"x_test": [[0.1]]},
+        "its held-out rows have 1 features instead of 2; bring them to the same columns",
+    ),
+    "too few names": ({"columns": ["age"]}, "2 features have 1 names; name each of them"),
+    "one class": ({"classes": (1,)}, "classes that are fewer than two or not distinct; name each"),
+    "text": ({"x": [["secret", "name"]] * 4}, "features that are not numbers; clean the table fi"),
+    "text labels": ({"y": ["secret"] * 4}, "labels that are not numbers; clean the table first"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TABLES)
+def test_tables_that_cannot_be_used_are_refused_in_one_line(name: str) -> None:
+    change, text = BAD_TABLES[name]
+    with pytest.raises(TableError, match=f"^partition 4: {text}") as caught:
+        make(**change)
+    assert "\n" not in str(caught.value)
+    for private in ("77", "secret"):
+        assert private not in str(caught.value).replace("declared bound of 2", "")
+
+
+BAD_OPTIONS: dict[str, tuple[Callable[..., Any], Table, str]] = {
+    "labels at a passive party": (
+        make,
+        {"role": "passive"},
+        "partition 4: a passive party has labels; leave them out, or make it an active party",
+    ),
+    "held-out labels at a passive party": (
+        make,
+        {"role": "passive", "y": None},
+        "partition 4: a passive party has labels; leave them out",
+    ),
+    "no labels at an active party": (
+        passive,
+        {"role": "active"},
+        "partition 4: an active party has no labels to learn from; give it labels, or make it a p",
+    ),
+    "only held-out labels": (make, {"y": None}, "partition 4: an active party has no labels to le"),
+    "an unknown role": (make, {"role": "server"}, "role is 'server'"),
+    "no alignment key": (
+        make,
+        {"alignment_key": None},
+        "partition 4: ids are joined by keyed hashes, and there is no alignment key; give all",
+    ),
+    "a short alignment key": (make, {"alignment_key": KEY[1:]}, "the alignment key has 15 bytes,"),
+    "a short seed": (make, {"frequency_seed": KEY}, "the frequency seed has 16 bytes instead of"),
+    "frequencies": (make, {"frequencies": "public"}, "frequencies is 'public'"),
+    "topology": (make, {"topology": "ring"}, "topology is 'ring'"),
+    "no bound": (make, {"classes": None, "label_bound": 0.0}, "label_bound is 0.0; use a positive"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+def test_options_that_cannot_work_are_refused_in_one_line(name: str) -> None:
+    build, change, text = BAD_OPTIONS[name]
+    with pytest.raises(OptionError, match=f"^{text}") as caught:
+        build(**change)
+    assert "\n" not in str(caught.value)
+    assert caught.value.remedy
+
+
+def test_edges_of_what_may_be() -> None:
+    assert make(y=[np.nan] * 4).table.rows == 0  # only held-out rows
+    assert make(y=np.array([[0.0], [1.0], [np.nan], [1.0]])).table.rows == 3
+    numbers = make(y=[[0.1, 0.2], [0.3, np.nan], [0.5, 0.1], [1, 1]], classes=None, y_test=[[0, 0]])
+    assert (numbers.table.rows, numbers.table.others) == (3, 1)
+    labels_only = make(x=None, x_test=None)
+    assert (labels_only.table.features, labels_only.table.rows) == (0, 3)
+    assert passive(x=np.zeros((4, 0))).table.features == 0
+    assert make(role="active").role == "active"
+    assert passive(role="passive").role == "passive"
+    assert passive(x_test=X[:2], ids_test=["e", "f"]).table.others == 6
+
+
+# -- what a party tells
+
+
+def opening(**more: Any) -> DescribeRequest:
+    fields: Table = {"session": SESSION, "method": "fdskl", "resume_round": 0, **more}
+    return DescribeRequest(**fields)
+
+
+def send(client: VerticalKernelClient, request: Any, reply: Any = None) -> Any:
+    arrays, _, scalars = client.fit(request.arrays(), {"phase": request.phase, **request.scalars()})
+    return None if reply is None else reply.unpack(arrays, scalars, party="test")
+
+
+def describe(client: VerticalKernelClient, **more: Any) -> wire.VerticalDescribeReply:
+    found: wire.VerticalDescribeReply = send(client, opening(**more), wire.VerticalDescribeReply)
+    return found
+
+
+def test_a_party_tells_sizes_and_keyed_hashes() -> None:
+    found = describe(make(columns=["age", "weight"]), order_seed=7)
+    assert (found.partition, found.partitions, found.role) == (4, 5, "active")
+    assert (found.rows, found.test_rows, found.others, found.features) == (3, 1, 1, 2)
+    assert (found.outputs, found.classes, found.named, found.labelled) == (1, 2, True, True)
+    assert not found.allow_single
+    assert "weight" not in repr(found)
+    labelled = {tuple(row) for row in hash_ids(list("acd"), KEY, SESSION).tolist()}
+    assert {tuple(row) for row in found.ids[:3].tolist()} == labelled
+    np.testing.assert_array_equal(found.ids[3:], hash_ids(["e", "b"], KEY, SESSION))
+    quiet = describe(passive(allow_single=True))
+    assert (quiet.role, quiet.rows, quiet.test_rows, quiet.others) == ("passive", 0, 0, 4)
+    assert (quiet.outputs, quiet.classes, quiet.allow_single) == (0, 0, True)
+
+
+def test_the_order_of_the_table_is_not_told() -> None:
+    """Rows are announced by their hashes; the same seed makes the same order in any session."""
+    turned = [2, 0, 3, 1]
+    for seed in (-1, 0, 7):
+        same = passive(x=X[turned], ids=[list("abcd")[k] for k in turned])
+        one, two = describe(passive(), order_seed=seed), describe(same, order_seed=seed)
+        np.testing.assert_array_equal(one.ids, two.ids)
+
+    def order(session: str, seed: int) -> list[str]:
+        found = describe(passive(), session=session, order_seed=seed).ids
+        hashes = {tuple(hash_ids([i], KEY, session)[0].tolist()): i for i in "abcd"}
+        return [hashes[tuple(row)] for row in found.tolist()]
+
+    orders = [order(f"{k}" * 16, 7) for k in range(6)]
+    assert all(o == orders[0] for o in orders)
+    assert len({tuple(order(f"{k}" * 16, -1)) for k in range(6)}) > 1
+    assert len({tuple(order(SESSION, seed)) for seed in range(6)}) > 1
+
+
+def test_hashes_of_two_runs_or_two_keys_have_nothing_in_common() -> None:
+    one = describe(passive()).ids
+    for other in (
+        describe(passive(), session="ab" * 8).ids,
+        describe(passive(alignment_key=KEY[::-1])).ids,
+    ):
+        assert not np.isin(one, other).any()
+
+
+def test_duplicate_ids_are_refused() -> None:
+    for client in (
+        passive(ids=["a", "b", "a", "c"]),
+        make(ids=["a", "b", "e", "c"]),  # learned from and held out
+        make(ids=["a", "b", "b", "c"]),  # the label of one of them is elsewhere
+    ):
+        with pytest.raises(TableError, match="partition 4: 1 duplicate ids; keep one row per id"):
+            describe(client)
+
+
+def test_rows_without_ids_are_named_by_their_order() -> None:
+    one = make(ids=None, ids_test=None, alignment_key=None)
+    two = passive(ids=None, alignment_key=None, x_test=X[:1])
+    found, other = describe(one), describe(two)
+    assert not found.named
+    assert not other.named
+    assert {tuple(r) for r in found.ids.tolist()} == {tuple(r) for r in other.ids.tolist()}
+
+
+# -- what a party is asked for
+
+
+def step(number: int = 1, **more: Any) -> wire.StepRequest:
+    """Ask for nothing in particular."""
+    nothing = np.zeros(0, np.int32)
+    fields: Table = {
+        "session": SESSION,
+        "round": number,
+        "save_as": 0,
+        "delivered": 0,
+        "kernel": "rbf",
+        "gamma": 0.5,
+        "phase_bits": 32,
+        "topology": "star",
+        "public_seed": -1,
+        "model": "",
+        "model_round": 0,
+        "capacity": 8,
+        "collection": 0,
+        "owners": nothing,
+        "upto": nothing,
+        "known": np.zeros((0, 0), np.int32),
+        "rows": nothing,
+        "cuts": nothing,
+        "loss": "square",
+        "finish": 0,
+        "leader": -1,
+        "score": 0,
+        "scorer": -1,
+        "directions": 2,
+        "rate": 0.0,
+        "decay": 0.0,
+        "finish_rows": nothing,
+        "score_rows": nothing,
+    }
+    return wire.StepRequest(**{**fields, **more})
+
+
+def phases(rows: Any, owner: int = 4, upto: int = 4) -> Table:
+    return {
+        "collection": 1,
+        "owners": np.array([owner], np.int32),
+        "upto": np.array([upto], np.int32),
+        "known": np.zeros((1, len(rows)), np.int32),
+        "rows": np.array(rows, np.int32),
+        "cuts": np.array([len(rows)], np.int32),
+    }
+
+
+def opened(build: Callable[..., Any] = make, **more: Any) -> tuple[Context, Any]:
+    place = context()
+    client = build(place, **more)
+    describe(client)
+    return place, client
+
+
+WRONG: dict[str, tuple[Table, str]] = {
+    "shared directions": (
+        {"public_seed": 3},
+        "partition 4: this node takes part in runs with frequencies 'private' only, not 'shared'; "
+        "start it with frequencies='shared', knowing what that shows",
+    ),
+    "trees": (
+        {"topology": "tree"},
+        "partition 4: this node takes part in runs with topology 'star' only, not 'tree'; start it",
+    ),
+    "rows that are not there": (phases([5]), "partition 4: rows are asked for that were not anno"),
+    "rows before the first": (phases([-1]), "partition 4: rows are asked for that were not annou"),
+    "scores in plain": (
+        {"score": 1, "scorer": 4, "score_rows": np.array([0], np.int32)},
+        "partition 4: scores are asked for outside a secure sum",
+    ),
+    "another session": ({"session": "ab" * 8}, "session that this node has not opened; start the"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_requests_that_cannot_be_are_refused_in_one_line(name: str) -> None:
+    change, text = WRONG[name]
+    _, client = opened()
+    with pytest.raises(ProtocolError, match=text) as caught:
+        send(client, step(**change))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_node_for_shared_runs_serves_no_private_ones() -> None:
+    for option, value in (("frequencies", "shared"), ("topology", "tree")):
+        _, client = opened(**{option: value})
+        with pytest.raises(ProtocolError, match=f"with {option} '{value}' only, not") as caught:
+            send(client, step())
+        assert "knowing what that shows" not in str(caught.value)
+
+
+def test_settings_stay_as_they_were() -> None:
+    for change in ({"gamma": 0.6}, {"kernel": "laplacian"}, {"phase_bits": 16}, {"capacity": 9}):
+        _, client = opened()
+        send(client, step(1))
+        send(client, step(2))
+        with pytest.raises(ProtocolError, match="partition 4: the settings of the run have change"):
+            send(client, step(3, **change))
+
+
+def test_late_duplicates_are_refused() -> None:
+    _, client = opened()
+    send(client, step(3))
+    for number in (1, 3):
+        with pytest.raises(ProtocolError, match=f"round {number} has been done already"):
+            send(client, step(number))
+
+
+def test_phases_never_leave_a_node_but_in_secure_sums() -> None:
+    """A run that has no sums gets empty replies."""
+    _, client = opened(passive)
+    arrays, _, scalars = client.fit(
+        step(1, **phases([0, 1], owner=0)).arrays(),
+        {"phase": "vertical-step", **step(1, **phases([0, 1], owner=0)).scalars()},
+    )
+    assert sum(np.asarray(a).size for a in arrays) == 0
+    assert set(scalars) <= {"round", "phase", "protocol"}
+
+
+def test_what_comes_before_the_first_step_is_told_again() -> None:
+    _, client = opened()
+    nothing = np.zeros(0, np.int32)
+    request = wire.OutcomeRequest(
+        session=SESSION,
+        round=1,
+        save_as=0,
+        delivered=0,
+        scoring=False,
+        count=True,
+        owners=nothing,
+        sizes=nothing,
+        rows=nothing,
+    )
+    with pytest.raises(StateError, match="partition 4: it knows nothing of this run; it is told"):
+        send(client, request)
+    send(client, step(2))
+    send(client, replace(request, round=3))
+
+
+def test_phases_that_nobody_asked_for_are_not_taken() -> None:
+    _, client = opened()
+    with pytest.raises(StateError, match="phases came that this party does not know of; they are"):
+        send(client, step(1, delivered=5))
+
+
+def test_labels_are_used_for_own_rows_only() -> None:
+    """Rows that are held out, or whose label is elsewhere, are not learned from."""
+    place, client = opened()
+    send(client, step(1))
+    kept = KeptState.unpack(SessionState.load(place).payload)
+    for row in (3, 4):
+        with pytest.raises(ProtocolError, match="partition 4: rows are named that have no label"):
+            client._targets(np.array([row]), kept)
+    with pytest.raises(ProtocolError, match="partition 4: rows are named that are not held out he"):
+        client._judge(np.array([0]), np.zeros((1, 1)), True, kept)
+    with pytest.raises(ProtocolError, match="partition 4: rows are named that are not held out he"):
+        client._judge(np.array([4]), np.zeros((1, 1)), True, kept)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e7])
+def test_scores_that_diverge_are_refused(value: float) -> None:
+    text = "partition 4: the iteration has diverged; use a smaller step"
+    with pytest.raises(ProtocolError, match=text):
+        make()._bounded(np.array([[0.0], [value]]))
+    make()._bounded(np.zeros((0, 1)))
+
+
+def test_an_unknown_phase_is_refused() -> None:
+    _, client = opened()
+    with pytest.raises(ProtocolError, match="does not take part in phase 'hybrid-product'; serve"):
+        client.fit([], {"phase": "hybrid-product"})
+
+
+# -- secrets
+
+
+def test_a_run_draws_a_secret_of_its_own() -> None:
+    seeds = set()
+    for _ in range(3):
+        place, client = opened()
+        send(client, step(1))
+        seeds.add(KeptState.unpack(SessionState.load(place).payload).seed)
+        send(client, step(2))
+        assert KeptState.unpack(SessionState.load(place).payload).seed in seeds
+    assert len(seeds) == 3
+    assert {len(seed) for seed in seeds} == {32}
+    place, client = opened(frequency_seed=bytes(range(32)))
+    send(client, step(1))
+    assert KeptState.unpack(SessionState.load(place).payload).seed == bytes(range(32))
+
+
+def test_in_shared_runs_offsets_stay_secret() -> None:
+    place, client = opened(frequencies="shared", frequency_seed=bytes(32))
+    send(client, step(1, public_seed=9))
+    kept = KeptState.unpack(SessionState.load(place).payload)
+    omega, offsets = client.directions(kept, 2, 1, 5)
+    public = draw_directions(public_frequency_seed(9, 4), 2, 5, 2, "rbf", 0.5)
+    np.testing.assert_array_equal(omega, public[1:])
+    np.testing.assert_array_equal(offsets, draw_offsets(bytes(32), 2, 5, "rbf", 0.5)[1:])
+
+
+def test_the_end_of_a_run_erases_everything_but_what_was_saved(tmp_path: Path) -> None:
+    place, client = opened(state_dir=tmp_path, frequency_seed=b"\x5a" * 32)
+    send(client, step(1, save_as=1))
+    kept = KeptState.unpack(SessionState.load(place).payload)
+    store = client.store(kept)
+    store.take(np.array([0]), np.array([0]), 4, np.arange(4, dtype=np.uint32))
+    assert store.path.is_file()
+    (saved,) = tmp_path.rglob("*.state")
+    assert saved.stat().st_mode & 0o777 == 0o600
+    send(client, FinishRequest(session=SESSION, round=2))
+    assert not store.path.exists()
+    assert saved.is_file()
+    assert not SessionState.load(place).payload
+    assert "5a5a" not in repr(place.state)
+    with pytest.raises(StateError):
+        client._go_on(step(3))
+
+
+def test_a_table_must_not_change_in_a_run(tmp_path: Path) -> None:
+    """Neither labelled rows nor the others, at active and at passive parties."""
+    _, client = opened(state_dir=tmp_path)
+    send(client, step(1, save_as=1))
+    describe(make(state_dir=tmp_path), resume_round=1)
+    changes: list[Table] = [
+        {"x": X + np.array([[1e-9], [0.0], [0.0], [0.0]])},
+        {"x": X + np.array([[0.0], [1e-9], [0.0], [0.0]])},
+        {"y": [1.0, np.nan, 1.0, 1.0]},
+        {"x_test": X[:1]},
+    ]
+    text = "partition 4: its table is not the one with which this run began; bring that table back"
+    for change in changes:
+        with pytest.raises(TableError, match=text):
+            describe(make(state_dir=tmp_path, **change), resume_round=1)
+    _, other = opened(passive, state_dir=tmp_path / "passive")
+    send(other, step(1, save_as=1))
+    describe(passive(state_dir=tmp_path / "passive"), resume_round=1)
+    with pytest.raises(TableError, match=text):
+        describe(passive(state_dir=tmp_path / "passive", x=X + 1e-9), resume_round=1)
+
+
+def test_a_model_needs_the_folder_in_which_it_was_made(tmp_path: Path) -> None:
+    _, client = opened(state_dir=tmp_path, frequency_seed=b"\x5a" * 32)
+    send(client, step(1, save_as=1))
+    again: Table = {"model": SESSION, "model_round": 1, "session": "ab" * 8}
+
+    def remembered(**more: Any) -> KeptState:
+        place = context()
+        later = make(place, **more)
+        describe(later, session="ab" * 8)
+        send(later, step(1, **again))
+        return KeptState.unpack(SessionState.load(place).payload)
+
+    assert remembered(state_dir=tmp_path).seed == b"\x5a" * 32
+    text = "partition 4: what this party kept of the model is not here any more; give the client"
+    for more in ({}, {"state_dir": tmp_path / "elsewhere"}):
+        with pytest.raises(ProtocolError, match=text):
+            remembered(**more)
+    again["model_round"] = 2
+    with pytest.raises(ProtocolError, match=text):
+        remembered(state_dir=tmp_path)
+    again["model"] = "../" + SESSION  # a name that is no name
+    with pytest.raises(FedKernError):
+        remembered(state_dir=tmp_path)
+
+
+# -- predictions
+
+
+def written(tmp_path: Path, scores: list[list[float]], **more: Any) -> list[dict[str, str]]:
+    path = tmp_path / "out" / "predictions.csv"
+    tests: Table = {"x_test": X[:2], "y_test": None, "ids_test": ["z,1", 'q"'], **more}
+    place = context()
+    client = make(place, predictions=path, **tests)
+    describe(client)
+    send(client, step(1))
+    kept = KeptState.unpack(SessionState.load(place).payload)
+    places = kept.arrays["order"]
+    rows = np.array([int(np.flatnonzero(places == client.table.rows + k)[0]) for k in range(2)])
+    counts = client._judge(rows, np.array(scores), True, kept)
+    assert not len(counts)  # no labels, no counts
+    assert path.stat().st_mode & 0o777 == 0o600
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_predictions_are_written_for_this_party_s_eyes(tmp_path: Path) -> None:
+    rows = written(tmp_path, [[0.25], [-0.5]])
+    assert rows == [
+        {"id": "z,1", "output_0": "0.25", "class": "1"},
+        {"id": 'q"', "output_0": "-0.5", "class": "0"},
+    ]
+
+
+def test_regressions_are_written_in_units_of_the_labels(tmp_path: Path) -> None:
+    y = np.array([[1.0, 2.0], [-4.0, 0.0], [0.0, 0.0], [np.nan, 1.0]])
+    more: Table = {"y": y, "classes": None, "label_bound": 4.0}
+    rows = written(tmp_path, [[0.25, 1.0], [-0.5, 0.0]], **more)
+    assert rows[0] == {"id": "z,1", "output_0": "1.0", "output_1": "4.0"}
+    assert rows[1] == {"id": 'q"', "output_0": "-2.0", "output_1": "0.0"}
+
+
+def test_a_state_shows_no_secret_in_its_text() -> None:
+    kept = KeptState({"gamma": 3}, b"\x5e" * 32)
+    assert "5e5e" not in repr(kept)
+    assert "^^" not in repr(kept)
+    again = KeptState.unpack(kept.pack())
+    assert (again.settings, again.seed, again.arrays) == ({"gamma": 3}, b"\x5e" * 32, {})
+    assert not KeptState.unpack(b"").settings

@@ -1,0 +1,1149 @@
+"""FDSKL against the pooled data: the same function, whoever holds which columns."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import hmac
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from sklearn import datasets
+
+from fedkern_flwr.clients import VerticalKernelClient
+from fedkern_flwr.clients.kept_state import KeptState
+from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError
+from fedkern_flwr.phase_training import MULTIPLES, REGULARIZATIONS
+from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
+from fedkern_flwr.simulations.engines.ray import as_client
+from fedkern_flwr.strategies import FDSKL
+
+KEY = b"a secret of the data's owners"
+SEED = 11
+Table = dict[str, Any]
+Array = np.ndarray
+
+
+# -- data
+
+
+def small(n: int = 60, d: int = 8, seed: int = 0) -> tuple[Array, Array]:
+    """Return rows of the unit cube and the side of a curved surface on which they lie."""
+    x = np.random.default_rng(seed).random((n, d))
+    return x, (np.sin(3.0 * x[:, 0]) + x[:, 1:].sum(axis=1) > d / 2).astype(float)
+
+
+def names(n: int) -> Array:
+    return np.array([f"person {k}" for k in np.random.default_rng(5).permutation(9 * n)[:n]])
+
+
+def secret(partition: int, salt: int = 0) -> bytes:
+    return hashlib.sha256(f"party {partition}, {salt}".encode()).digest()
+
+
+@dataclass
+class Problem:
+    """Pooled data, and who has which columns and labels."""
+
+    x: Array
+    y: Array
+    parties: int
+    actives: int = 1
+    held_out: int = 15
+    common: Table = field(default_factory=dict)
+    salt: int = 0
+
+    def __post_init__(self) -> None:
+        n, d = self.x.shape
+        self.ids = names(n)
+        self.columns = np.array_split(np.random.default_rng(7).permutation(d), self.parties)
+        self.train = np.arange(n - self.held_out)
+        self.test = np.arange(n - self.held_out, n)
+        self.owner = np.arange(n) % self.actives
+
+    def tables(self) -> list[Table]:
+        """Deal columns, each party with a row order of its own."""
+        out: list[Table] = []
+        for k in range(self.parties):
+            rng = np.random.default_rng([self.salt, k])
+            table: Table = {"frequency_seed": secret(k, self.salt), **self.common}
+            order = rng.permutation(len(self.x))
+            if k >= self.actives:
+                table.pop("classes", None)
+                table.pop("label_bound", None)
+            else:
+                mine = (order >= len(self.train)) & (self.owner[order] == k)
+                held, order = order[mine], order[~mine]
+                y = np.full((len(order), *self.y.shape[1:]), np.nan)
+                own = (order < len(self.train)) & (self.owner[order] == k)
+                y[own] = self.y[order[own]]
+                table |= {"y": y, "y_test": self.y[held], "ids_test": self.ids[held]}
+                table["x_test"] = self.x[np.ix_(held, self.columns[k])]
+            table |= {"x": self.x[np.ix_(order, self.columns[k])], "ids": self.ids[order]}
+            out.append(table)
+        return out
+
+    def plan(self) -> list[Array]:
+        """Return the training rows of each active party in the order of the run."""
+        return [
+            self.train[self.owner[self.train] == k][
+                ranks([self.ids[i] for i in self.train if self.owner[i] == k])
+            ]
+            for k in range(self.actives)
+        ]
+
+    def targets(self) -> Array:
+        """Return targets in units of the bound, classes as columns of -1 and 1."""
+        classes = self.common.get("classes")
+        if classes is None:
+            y = self.y[:, None] if self.y.ndim == 1 else self.y
+            return y / self.common.get("label_bound", 1.0)
+        if len(classes) == 2:
+            return np.where(self.y == classes[1], 1.0, -1.0)[:, None]
+        return np.stack([np.where(self.y == c, 1.0, -1.0) for c in classes], axis=1)
+
+
+# -- the run
+
+
+@dataclass
+class Parties:
+    """Serves the clients of tables, keeps their contexts, reads what the active ones write."""
+
+    tables: list[Table]
+    folder: Path
+    common: Table = field(default_factory=dict)
+    contexts: dict[int, Context] = field(default_factory=dict)
+
+    def client_fn(self, context: Context) -> VerticalKernelClient:
+        k = int(context.node_config["partition-id"])
+        self.contexts[k] = context
+        table: Table = {"alignment_key": KEY, "state_dir": self.folder / f"node-{k}"}
+        table |= {**self.common, **self.tables[k]}
+        if "y" in table:
+            table["predictions"] = self.folder / f"{k}.csv"
+        return VerticalKernelClient(context, table.pop("x", None), table.pop("y", None), **table)
+
+    def fit(self, rounds: int = 1, more: Table | None = None, **options: Any) -> FDSKL:
+        strategy = FDSKL(**{"seed": SEED, "gamma": 0.5, "phase_bits": 32, **options})
+        if strategy.topology == "tree":
+            self.common["topology"] = "tree"
+        if strategy.frequencies == "shared":
+            self.common["frequencies"] = "shared"
+        if strategy.allow_single:
+            self.common["allow_single"] = True
+        simulate(strategy, self.client_fn, len(self.tables), num_rounds=rounds, **(more or {}))
+        return strategy
+
+    def grid(self) -> InProcessGrid:
+        app = ClientApp(client_fn=lambda context: as_client(self.client_fn(context)))
+        return InProcessGrid(app, len(self.tables))
+
+    def outputs(self) -> dict[str, list[float]]:
+        """Return the predictions that were written, by id."""
+        found: dict[str, list[float]] = {}
+        for path in sorted(self.folder.glob("*.csv")):
+            with path.open(newline="") as file:
+                for row in csv.DictReader(file):
+                    assert row["id"] not in found
+                    found[row["id"]] = [float(v) for n, v in row.items() if n.startswith("output")]
+        return found
+
+
+@pytest.fixture
+def parties(tmp_path: Path) -> Callable[..., Parties]:
+    def make(tables: list[Table], **common: Any) -> Parties:
+        tmp_path.joinpath(str(len(made))).mkdir()
+        made.append(Parties(tables, tmp_path / str(len(made)), common))
+        return made[-1]
+
+    made: list[Parties] = []
+    return make
+
+
+# -- what a run draws, written anew
+
+
+def ranks(ids: list[str], seed: int = SEED, key: bytes = KEY) -> list[int]:
+    """Return the order of a run: rows sorted by keyed hashes of ids."""
+    own = hmac.new(key, f"fedkern-flwr ids/order {seed}".encode(), "sha256").digest()
+    digests = [hmac.new(own, str(i).encode(), "sha256").digest()[:16] for i in ids]
+    words = [(int.from_bytes(t[:8], "little"), int.from_bytes(t[8:], "little")) for t in digests]
+    return sorted(range(len(ids)), key=lambda k: words[k])
+
+
+def derived(*labels: object) -> int:
+    text = "/".join(map(str, labels))
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def batch(iteration: int, rows: int, size: int, seed: int = SEED) -> list[int]:
+    rng = np.random.default_rng(derived(seed, "batch", iteration))
+    return sorted(rng.choice(rows, size=min(size, rows), replace=False).tolist())
+
+
+def generator(seed: bytes, purpose: str, owner: int, law: str) -> np.random.Generator:
+    text = f"fedkern-flwr {purpose}/{owner}/{law}/".encode() + seed
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest(), "little"))
+
+
+def joint_directions(
+    problem: Problem,
+    owner: int,
+    count: int,
+    kernel: str,
+    gamma: float,
+    *,
+    public: int | None = None,
+    tree: bool = False,
+) -> tuple[Array, Array]:
+    """Return omega over the columns of the pooled data, and the sum of the parties' offsets.
+
+    In trees only the offset of one party l' is left (Algorithm 3).
+    """
+    others = [k for k in range(problem.parties) if k != owner]
+    left = others[derived(SEED, "kept", owner) % len(others)] if tree else None
+    omega, b = np.zeros((count, problem.x.shape[1])), np.zeros(count)
+    for k, columns in enumerate(problem.columns):
+        seed = secret(k, problem.salt)
+        drawn = seed
+        if public is not None:
+            text = f"fedkern-flwr public frequencies/{public}/{k}"
+            drawn = hashlib.sha256(text.encode()).digest()
+        law = f"{kernel}/{gamma!r}"
+        rng = generator(drawn, "frequencies", owner, law)
+        for j in range(count):  # a direction at a time
+            if kernel == "rbf":
+                omega[j, columns] = np.sqrt(2.0 * gamma) * rng.standard_normal(len(columns))
+            else:
+                omega[j, columns] = gamma * rng.standard_cauchy(len(columns))
+        if left in (None, k):
+            turns = generator(seed, "offsets", owner, law).random(count)
+            b = (b + 2.0 * np.pi * turns) % (2.0 * np.pi)
+    return omega, b
+
+
+# -- doubly stochastic gradients on the pooled data, in plain loops
+
+
+def slope(loss: str, f: float, y: float) -> float:
+    if loss == "square":
+        return 2.0 * (f - y)
+    if loss == "logistic":
+        return -y / (1.0 + np.exp(y * f))
+    if y * f >= 1.0:
+        return 0.0
+    return -y if y * f <= 0.0 else -y * (1.0 - y * f)
+
+
+def dsg(
+    problem: Problem,
+    rounds: int,
+    *,
+    batch_rows: int,
+    new: int,
+    step: float,
+    regularization: float,
+    loss: str = "square",
+    schedule: str = "constant",
+    kernel: str = "rbf",
+    gamma: float = 0.5,
+    decays: bool = True,
+    public: int | None = None,
+    topology: str = "star",
+    at: Array | None = None,
+) -> Array:
+    """Return f (equation 7) at the held-out rows, or at other ones."""
+    plan, targets = problem.plan(), problem.targets()
+    outputs = targets.shape[1]
+    drawn = [
+        joint_directions(
+            problem, k, rounds * new, kernel, gamma, public=public, tree=topology == "tree"
+        )
+        for k in range(problem.actives)
+    ]
+    # phi of every row and direction; only those of directions that exist are ever looked at
+    phi = [np.sqrt(2.0) * np.cos(problem.x @ omega.T + b) for omega, b in drawn]
+    alpha = [np.zeros((0, outputs)) for _ in range(problem.actives)]
+    for t in range(1, rounds + 1):
+        leader = (t - 1) % problem.actives
+        rate = step if schedule == "constant" else step / (1.0 + step * regularization * t)
+        rows = [int(plan[leader][i]) for i in batch(t, len(plan[leader]), batch_rows)]
+        slopes = []
+        for i in rows:
+            f = np.zeros(outputs)
+            for k in range(problem.actives):
+                f = f + phi[k][i, : len(alpha[k])] @ alpha[k]
+            slopes.append([slope(loss, f[c], targets[i, c]) for c in range(outputs)])
+        fresh = np.zeros((new, outputs))
+        have = len(alpha[leader])
+        for j in range(new):
+            for c in range(outputs):
+                total = 0.0
+                for place, i in enumerate(rows):
+                    total += slopes[place][c] * phi[leader][i, have + j]
+                fresh[j, c] = -rate / new * total / len(rows)
+        if decays:
+            alpha = [a * (1.0 - rate * regularization) for a in alpha]
+        alpha[leader] = np.concatenate([alpha[leader], fresh])
+    f, x = np.zeros(outputs), problem.x[problem.test] if at is None else at
+    for (omega, b), a in zip(drawn, alpha, strict=True):
+        f = f + np.sqrt(2.0) * np.cos(x @ omega[: len(a)].T + b[: len(a)]) @ a
+    return np.asarray(f * problem.common.get("label_bound", 1.0))
+
+
+def three_classes(n: int = 60) -> tuple[Array, Array]:
+    x, _ = small(n)
+    return x, np.digitize(x[:, 0] + x[:, 1], [0.8, 1.2]).astype(float)
+
+
+def curve(n: int = 60, outputs: int = 1) -> tuple[Array, Array]:
+    x, _ = small(n)
+    y = np.stack([3.0 * np.sin(2.0 * x[:, k]) - x[:, 3] for k in range(outputs)], axis=1)
+    return x, y[:, 0] if outputs == 1 else y
+
+
+TWO = {"classes": (0, 1)}
+#: Data, parties, active parties, rounds, and options of both sides.
+STREAMS: dict[str, tuple[Any, Table, int, int, int, Table]] = {
+    "500 iterations": (small, TWO, 3, 1, 500, {"batch": 4, "directions": 1, "step": 0.1}),
+    "500 iterations, two lead": (
+        small,
+        TWO,
+        3,
+        2,
+        500,
+        {"batch": 2, "directions": 1, "step": 0.2, "loss": "logistic"},
+    ),
+    "500 iterations, square, eight parties, two lead": (
+        small,
+        TWO,
+        8,
+        2,
+        500,
+        {"batch": 2, "directions": 1, "step": 0.05, "loss": "square"},
+    ),
+    "Algorithm 1": (small, TWO, 3, 1, 80, {"batch": 1, "directions": 1, "step": 0.1}),
+    "Algorithm 1, two lead": (small, TWO, 4, 2, 60, {"batch": 1, "directions": 1, "step": 0.1}),
+    "logistic": (small, TWO, 3, 1, 60, {"loss": "logistic", "step": 3.0}),
+    "smooth hinge": (small, TWO, 3, 1, 60, {"loss": "smooth-hinge", "step": 1.0}),
+    "smooth hinge, two lead": (small, TWO, 3, 2, 60, {"loss": "smooth-hinge", "step": 0.5}),
+    "two parties": (small, TWO, 2, 1, 60, {}),
+    "two parties, both lead": (small, TWO, 2, 2, 40, {}),
+    "eight parties": (small, TWO, 8, 1, 40, {}),
+    "eight parties, three lead": (small, TWO, 8, 3, 30, {"loss": "logistic"}),
+    "diminishing": (small, TWO, 3, 1, 60, {"step_schedule": "diminishing"}),
+    "diminishing, two lead": (small, TWO, 3, 2, 40, {"step_schedule": "diminishing"}),
+    "Laplacian": (small, TWO, 3, 1, 60, {"kernel": "laplacian"}),
+    "Laplacian, two lead": (small, TWO, 3, 2, 40, {"kernel": "laplacian", "loss": "logistic"}),
+    "three classes": (three_classes, {"classes": (0, 1, 2)}, 3, 1, 60, {"loss": "logistic"}),
+    "three classes, two lead": (three_classes, {"classes": (0, 1, 2)}, 3, 2, 40, {}),
+    "regression": (curve, {"label_bound": 4.0}, 3, 1, 60, {}),
+    "two outputs, two lead": (lambda: curve(outputs=2), {"label_bound": 4.0}, 3, 2, 40, {}),
+    "a batch of all rows": (small, TWO, 3, 1, 30, {"batch": 1000}),
+    "shared directions": (small, TWO, 3, 1, 40, {"frequencies": "shared"}),
+}
+
+
+def block(options: Table) -> tuple[Table, Table]:
+    """Return the options of the strategy and of the plain implementation."""
+    mine: Table = {"batch": 6, "directions": 3, "step": 0.3, "regularization": 0.02}
+    mine |= {"loss": "square", **options}
+    oracle = {k: v for k, v in mine.items() if k not in ("batch", "directions", "frequencies")}
+    if "step_schedule" in oracle:
+        oracle["schedule"] = oracle.pop("step_schedule")
+    oracle |= {"batch_rows": mine["batch"], "new": mine["directions"]}
+    if mine.get("frequencies") == "shared":
+        oracle["public"] = SEED
+    return {"schedule": "streaming", **mine}, oracle
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_streaming_is_doubly_stochastic_gradients_of_the_pooled_data(
+    name: str, parties: Callable[..., Parties]
+) -> None:
+    data, common, q, actives, rounds, options = STREAMS[name]
+    problem = Problem(*data(), q, actives, common=common)
+    mine, oracle = block(options)
+    run = parties(problem.tables())
+    strategy = run.fit(rounds, allow_single=q == 2, **mine)
+    found = run.outputs()
+    f = np.array([found[problem.ids[i]] for i in problem.test])
+    expected = dsg(problem, rounds, **oracle)
+    assert np.abs(expected).max() > 0.05
+    assert np.abs(f - expected).max() < 1e-6
+    # iterations, the lag of the pipeline, one or two exchanges to judge, describe and farewell
+    lag = 1 if actives == 1 else 2
+    assert strategy.ledger_.exchanges == rounds + lag + lag + 2
+    assert strategy.leaders == tuple(range(actives))
+
+
+def test_another_rule_or_another_seed_makes_another_function(
+    parties: Callable[..., Parties],
+) -> None:
+    """What the comparison above would notice."""
+    problem = Problem(*small(), 3, 2, common=TWO)
+    mine, oracle = block({})
+    run = parties(problem.tables())
+    run.fit(40, **mine)
+    f = np.array([run.outputs()[problem.ids[i]] for i in problem.test])
+
+    def gap(other: Problem = problem, **changes: Any) -> float:
+        return float(np.abs(f - dsg(other, 40, **{**oracle, **changes})).max())
+
+    assert gap() < 1e-6
+    assert gap(decays=False) > 1e-3
+    assert gap(regularization=0.021) > 1e-5
+    assert gap(step=0.301) > 1e-4
+    assert gap(batch_rows=5) > 1e-3
+    assert gap(gamma=0.51) > 1e-4
+    assert gap(kernel="laplacian") > 1e-2
+    assert gap(schedule="diminishing") > 1e-4
+    assert gap(loss="logistic") > 1e-3
+    assert gap(public=SEED) > 1e-2
+    assert gap(Problem(problem.x, problem.y, 3, 1, common=TWO)) > 1e-3
+    assert gap(Problem(problem.x, problem.y, 3, 2, common=TWO, salt=1)) > 1e-2
+
+
+@pytest.mark.parametrize("actives", [1, 2])
+def test_phases_of_16_bits_are_almost_as_good(
+    actives: int, parties: Callable[..., Parties]
+) -> None:
+    problem = Problem(*small(), 3, actives, common=TWO)
+    mine, oracle = block({})
+    run = parties(problem.tables())
+    run.fit(50, phase_bits=16, **mine)
+    f = np.array([run.outputs()[problem.ids[i]] for i in problem.test])
+    gap = np.abs(f - dsg(problem, 50, **oracle)).max()
+    assert 1e-7 < gap < 1e-3
+
+
+def test_streaming_in_trees_makes_the_same_function(parties: Callable[..., Parties]) -> None:
+    for q, actives in ((3, 1), (5, 2)):
+        problem = Problem(*small(), q, actives, common=TWO)
+        mine, oracle = block({"topology": "tree"})
+        run = parties(problem.tables())
+        run.fit(12, **mine)
+        f = np.array([run.outputs()[problem.ids[i]] for i in problem.test])
+        np.testing.assert_allclose(f, dsg(problem, 12, **oracle), atol=1e-7)
+
+
+def test_rows_without_ids_are_joined_by_their_order(parties: Callable[..., Parties]) -> None:
+    x, y = small()
+    problem = Problem(x, y, 4, common=TWO)
+    problem.columns = [np.arange(2 * k, 2 * k + 2) for k in range(4)]
+    tables: list[Table] = [
+        {"x": x[:45, c], "x_test": x[45:, c], "frequency_seed": secret(k)}
+        for k, c in enumerate(problem.columns)
+    ]
+    tables[0] |= {"y": y[:45], "y_test": y[45:], "classes": (0, 1)}
+    run = parties(tables, alignment_key=None)
+    run.fit(features=90, regularization=1e-2, loss="square")
+    z, found = pooled_phases(problem, 90), run.outputs()
+    expected = z(x[45:]) @ solve(z(x[:45]), problem.targets()[:45], 1e-2)
+    mine = np.array([found[f"held-out row {k}"] for k in range(15)])
+    np.testing.assert_allclose(mine, expected, atol=1e-6)
+
+
+# -- how often a phase travels
+
+
+@pytest.mark.parametrize("actives", [1, 2])
+def test_a_phase_is_never_sent_twice(actives: int, parties: Callable[..., Parties]) -> None:
+    """Bytes of a passive party: 4 per distinct pair of row and direction, and little else."""
+    problem = Problem(*small(), 3, actives, common=TWO)
+    rounds, r, size = 40, 3, 10
+    run, transcript = parties(problem.tables()), Transcript()
+    options: Table = {"schedule": "streaming", "batch": size, "directions": r, "step": 0.2}
+    run.fit(rounds, more={"transcript": transcript}, **options)
+    plan, pairs = problem.plan(), 0
+    known = {k: np.zeros(len(problem.x), int) for k in range(actives)}
+    have = dict.fromkeys(range(actives), 0)
+    for t in range(1, rounds + 1):
+        leader = (t - 1) % actives
+        have[leader] += r
+        rows = plan[leader][batch(t, len(plan[leader]), size)]
+        for k in range(actives):
+            pairs += int((have[k] - known[k][rows]).sum())
+            known[k][rows] = have[k]
+    pairs += len(problem.test) * sum(have.values())
+    sent = replies = 0
+    for entry in transcript.entries(direction="up"):
+        if entry.node == 1002 and entry.phase == "vertical-step":
+            replies += 1
+            sent += sum(array.nbytes for array in entry.arrays)
+    scores = 8 * size * rounds * (actives > 1)  # 64 bits each
+    assert 4 * pairs + scores <= sent <= 4 * pairs + scores + 300 * replies
+    again = sum(r * (t // actives) * size for t in range(1, rounds + 1)) * actives
+    assert pairs < 0.7 * again
+
+
+# -- one-shot
+
+
+def pooled_phases(
+    problem: Problem,
+    count: int,
+    kernel: str = "rbf",
+    gamma: float = 0.5,
+    multiple: int = 1,
+    *,
+    tree: bool = False,
+) -> Callable[[Array], Array]:
+    """Return what turns rows into features sqrt(2 / R) cos(m (omega^T x + b))."""
+    omega, b = joint_directions(problem, 0, count, kernel, gamma, tree=tree)
+    return lambda x: np.sqrt(2.0 / count) * np.cos(multiple * (x @ omega.T + b))
+
+
+def solve(features: Array, targets: Array, regularization: float) -> Array:
+    n, r = features.shape
+    matrix = 2.0 / n * features.T @ features + regularization * np.eye(r)
+    return np.asarray(np.linalg.solve(matrix, 2.0 / n * features.T @ targets))
+
+
+def heldout(run: Parties, problem: Problem) -> Array:
+    found = run.outputs()
+    assert set(found) == {problem.ids[i] for i in problem.test}
+    return np.array([found[problem.ids[i]] for i in problem.test])
+
+
+ONE_SHOT: dict[str, tuple[Any, Table, int, Table]] = {
+    "three parties": (small, TWO, 3, {}),
+    "two parties": (small, TWO, 2, {"allow_single": True}),
+    "eight parties": (small, TWO, 8, {}),
+    "Laplacian": (small, TWO, 4, {"kernel": "laplacian"}),
+    "three classes": (three_classes, {"classes": (0, 1, 2)}, 4, {}),
+    "regression": (curve, {"label_bound": 4.0}, 4, {}),
+    "two outputs": (lambda: curve(outputs=2), {"label_bound": 4.0}, 4, {}),
+    "in trees": (small, TWO, 5, {"topology": "tree"}),
+}
+
+
+@pytest.mark.parametrize("name", ONE_SHOT)
+def test_one_shot_is_the_pooled_solution(name: str, parties: Callable[..., Parties]) -> None:
+    data, common, q, options = ONE_SHOT[name]
+    problem, count, regularization = Problem(*data(), q, common=common), 90, 1e-2
+    run = parties(problem.tables())
+    strategy = run.fit(features=count, regularization=regularization, loss="square", **options)
+    tree = "topology" in options
+    z = pooled_phases(problem, count, options.get("kernel", "rbf"), tree=tree)
+    w = solve(z(problem.x[problem.train]), problem.targets()[problem.train], regularization)
+    expected = z(problem.x[problem.test]) @ w * common.get("label_bound", 1.0)
+    np.testing.assert_allclose(heldout(run, problem), expected, atol=1e-6)
+    assert strategy.multiple_ == 1
+    if "topology" not in options:
+        assert strategy.ledger_.exchanges == 4
+        assert dict(strategy.ledger_.by_phase) == {
+            "describe": 1,
+            "vertical-step": 1,
+            "vertical-train": 1,
+            "finish": 1,
+        }
+
+
+@pytest.mark.parametrize("loss", ["logistic", "smooth-hinge"])
+def test_one_shot_minimises_other_losses_as_well(
+    loss: str, parties: Callable[..., Parties]
+) -> None:
+    """No step from the weights that the party kept makes the objective smaller."""
+    problem, count, regularization = Problem(*small(), 3, common=TWO), 60, 1e-2
+    run = parties(problem.tables())
+    strategy = run.fit(features=count, regularization=regularization, loss=loss)
+    (path,) = (run.folder / "node-0").rglob("*.state")
+    w = KeptState.unpack(path.read_bytes()).arrays["alpha"] * np.sqrt(count)
+    z = pooled_phases(problem, count)
+    x, y = z(problem.x[problem.train]), problem.targets()[problem.train]
+    slopes = [slope(loss, f, t) for f, t in zip((x @ w)[:, 0], y[:, 0], strict=True)]
+    gradient = x.T @ np.array(slopes)[:, None] / len(x) + regularization * w
+    assert np.abs(gradient).max() < 1e-3
+    assert np.abs(w).max() > 0.1
+    np.testing.assert_allclose(heldout(run, problem), z(problem.x[problem.test]) @ w, atol=1e-7)
+    assert 0.0 <= strategy.metrics_["test_accuracy"] <= 1.0
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+def test_uploads_have_the_size_of_the_phases(bits: int, parties: Callable[..., Parties]) -> None:
+    problem, count = Problem(*small(), 3, common=TWO), 200
+    transcript = Transcript()
+    strategy = parties(problem.tables()).fit(
+        features=count, phase_bits=bits, regularization=1e-3, more={"transcript": transcript}
+    )
+    phases = len(problem.x) * count * bits // 8
+    for partition in range(3):
+        sent = sum(
+            array.nbytes
+            for entry in transcript.entries(direction="up", phase="vertical-step")
+            for array in entry.arrays
+            if entry.node == 1000 + partition
+        )
+        assert phases <= sent <= phases + 1000
+    assert 3 * phases <= strategy.ledger_.bytes_up <= 3 * phases + 12_000
+
+
+def test_with_a_seed_a_run_is_the_same_to_the_last_bit(parties: Callable[..., Parties]) -> None:
+    for options in ({"features": 64}, {"schedule": "streaming", "batch": 5, "directions": 2}):
+        rounds, written = 1 if "features" in options else 12, []
+        for k in range(3):
+            problem = Problem(*small(), 3, 1 if "features" in options else 2, common=TWO)
+            run = parties(problem.tables())
+            chosen = {"regularization": 1e-3, "phase_bits": 16, "seed": SEED + (k == 2)}
+            run.fit(rounds, **chosen, **options)
+            written.append(run.outputs())
+        assert written[0] == written[1]
+        same = set(written[2]) == set(written[0])
+        assert same
+        if "features" not in options:
+            assert written[2] != written[0]
+
+
+def test_the_order_of_rows_at_the_parties_does_not_matter(
+    parties: Callable[..., Parties],
+) -> None:
+    """Nor does the order of the columns' owners' rows: only ids decide."""
+    problem = Problem(*small(), 3, 2, common=TWO)
+    written = []
+    for k in range(2):
+        tables = problem.tables()
+        for table in tables if k else ():
+            turn = np.random.default_rng(99).permutation(len(table["x"]))
+            for name in ("x", "y", "ids"):
+                if name in table:
+                    table[name] = table[name][turn]
+        run = parties(tables)
+        run.fit(12, schedule="streaming", batch=5, directions=2, step=0.3)
+        written.append(run.outputs())
+    assert written[0] == written[1]
+
+
+def wavy(n: int = 150) -> tuple[Array, Array]:
+    x = np.random.default_rng(4).random((n, 4))
+    return x, (np.sin(11.0 * x[:, 0]) + 0.3 * np.cos(9.0 * x[:, 1]) > 0).astype(float)
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "laplacian"])
+@pytest.mark.parametrize("bits", [16, 32])
+def test_the_active_party_chooses_a_multiple_by_itself(
+    kernel: str, bits: int, parties: Callable[..., Parties]
+) -> None:
+    problem, count = Problem(*wavy(), 3, held_out=40, common=TWO), 150
+    run = parties(problem.tables())
+    options: Table = {"features": count, "gamma": None, "loss": "square", "phase_bits": bits}
+    strategy = run.fit(kernel=kernel, **options)
+    m = strategy.multiple_
+    assert m in MULTIPLES
+    assert strategy.regularization_ in REGULARIZATIONS
+    if kernel == "rbf":
+        assert m > 1  # the widest of kernels is too wide here
+    factor = m if kernel == "laplacian" else m**2
+    assert strategy.metrics_["gamma"] == pytest.approx(strategy.gamma_ * factor)
+    assert strategy.metrics_["validation_score"] > 0.6
+    assert strategy.ledger_.exchanges == 4
+    z = pooled_phases(problem, count, kernel, strategy.gamma_, m)
+    w = solve(
+        z(problem.x[problem.train]),
+        problem.targets()[problem.train],
+        strategy.regularization_,
+    )
+    rounding = 5e-2 if bits == 16 else 1e-5
+    np.testing.assert_allclose(heldout(run, problem), z(problem.x[problem.test]) @ w, atol=rounding)
+
+
+def test_trees_differ_from_the_star_by_the_offsets_alone(
+    parties: Callable[..., Parties],
+) -> None:
+    """b of one party instead of the sum of all: the same law. Nothing else differs."""
+    problem = Problem(*wavy(), 5, held_out=40, common=TWO)
+    written = {}
+    for topology in ("star", "tree"):
+        run = parties(problem.tables())
+        options: Table = {"features": 2000, "gamma": 20.0, "regularization": 1e-2}
+        run.fit(loss="square", topology=topology, **options)
+        written[topology] = heldout(run, problem)
+    x = problem.x
+    kernel = np.exp(-20.0 * ((x[:, None] - x[None]) ** 2).sum(axis=2))
+    n = len(problem.train)
+    dual = np.linalg.solve(kernel[:n, :n] + n * 1e-2 / 2.0 * np.eye(n), problem.targets()[:n])
+    for found in written.values():  # both estimate the same function
+        assert np.abs(found - kernel[n:, :n] @ dual).max() < 0.35
+    assert 1e-4 < np.abs(written["star"] - written["tree"]).max() < 0.5
+
+
+def test_real_data_are_learned(parties: Callable[..., Parties]) -> None:
+    bunch = datasets.load_breast_cancer()
+    x = (bunch.data - bunch.data.min(0)) / np.ptp(bunch.data, axis=0)
+    order = np.random.default_rng(0).permutation(len(x))
+    problem = Problem(x[order], bunch.target[order].astype(float), 4, held_out=143, common=TWO)
+    strategy = parties(problem.tables()).fit(features=300, gamma=0.5, regularization=1e-3)
+    assert strategy.metrics_["test_accuracy"] > 0.94
+    streamed = parties(problem.tables()).fit(
+        80, schedule="streaming", gamma=0.5, phase_bits=16, step=0.3, loss="square", directions=6
+    )
+    assert streamed.metrics_["test_accuracy"] > 0.9
+
+
+# -- rows that some party lacks
+
+
+@pytest.mark.parametrize("actives", [1, 2])
+def test_rows_that_a_party_lacks_are_left_out(
+    actives: int, parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
+) -> None:
+    problem = Problem(*small(), 4, actives, common=TWO)
+    lacking = {problem.ids[i] for i in (3, 4, 17, problem.test[2])}
+    options: Table = {"schedule": "streaming", "batch": 5, "directions": 2, "step": 0.3}
+    written = []
+    for everywhere in (False, True):
+        tables = problem.tables()
+        for table in tables if everywhere else tables[3:]:
+            for rows, ids in (("x", "ids"), ("x_test", "ids_test")):
+                if ids in table:
+                    keep = np.array([i not in lacking for i in table[ids]])
+                    for name in (rows, ids, rows.replace("x", "y")):
+                        if name in table:
+                            table[name] = np.asarray(table[name])[keep]
+        run = parties(tables)
+        strategy = run.fit(15, missing="drop-row", **options)
+        assert strategy.plan_.dropped == (0 if everywhere else 4)
+        written.append(run.outputs())
+    assert written[0] == written[1]
+    assert len(written[0]) == len(problem.test) - 1
+    assert "4 rows are left out: some party does not hold them" in caplog.text
+
+
+# -- what cannot be run
+
+
+def start(parties: Callable[..., Parties], change: Any, **options: Any) -> None:
+    problem = Problem(*small(), options.pop("q", 4), options.pop("actives", 1), common=TWO)
+    tables = problem.tables()
+    change(tables)
+    for table in tables:
+        table.setdefault("alignment_key", KEY)
+    parties(tables).fit(options.pop("rounds", 1), **options)
+
+
+def nothing(tables: list[Table]) -> None:
+    pass
+
+
+def no_labels(tables: list[Table]) -> None:
+    for name in ("y", "y_test", "x_test", "ids_test", "classes"):
+        del tables[0][name]
+
+
+def lacks_rows(tables: list[Table]) -> None:
+    tables[2]["x"], tables[2]["ids"] = tables[2]["x"][3:], tables[2]["ids"][3:]
+
+
+def no_ids(tables: list[Table]) -> None:
+    for table in tables:
+        table.pop("ids", None)
+        table.pop("ids_test", None)
+        table["alignment_key"] = None
+    del tables[0]["x_test"], tables[0]["y_test"]
+
+
+def no_ids_here(tables: list[Table]) -> None:
+    tables[2]["alignment_key"] = tables[2]["ids"] = None
+
+
+def twice(tables: list[Table]) -> None:
+    tables[1]["ids"][7] = tables[1]["ids"][3]
+
+
+def other_key(tables: list[Table]) -> None:
+    tables[2]["alignment_key"] = b"another secret of somebody"
+
+
+def both(tables: list[Table]) -> None:
+    tables[1]["y"] = np.where(np.arange(len(tables[1]["y"])) < 30, 1.0, np.nan)
+
+
+def numbers(tables: list[Table]) -> None:
+    del tables[0]["classes"]
+
+
+def allowed(tables: list[Table]) -> None:
+    tables[0]["allow_single"] = True
+    tables[1]["allow_single"] = False
+
+
+def only_one(tables: list[Table]) -> None:
+    for table in tables[2:]:
+        table["x"] = np.zeros((len(table["x"]), 0))
+
+
+def no_features(tables: list[Table]) -> None:
+    for table in tables:
+        for name in ("x", "x_test"):
+            if name in table:
+                table[name] = table[name][:, :0]
+
+
+def other_classes(tables: list[Table]) -> None:
+    tables[1]["classes"] = (0, 1, 2)
+
+
+def nan(tables: list[Table]) -> None:
+    tables[2]["x"][5, 0] = np.nan
+
+
+def is_private(tables: list[Table]) -> None:
+    tables[2]["frequencies"] = "private"
+
+
+def is_star(tables: list[Table]) -> None:
+    tables[3]["topology"] = "star"
+
+
+def no_rows_left(tables: list[Table]) -> None:
+    tables[0]["y"][:] = np.nan
+
+
+STREAM: Table = {"schedule": "streaming", "batch": 6, "directions": 3}
+REFUSED: dict[str, tuple[Any, Table, str]] = {
+    "no active party": (
+        no_labels,
+        {},
+        "phase describe: there is no active party: nobody has labels; start at least one node wit",
+    ),
+    "rows missing": (
+        lacks_rows,
+        {},
+        r"partition 2, phase describe: it does not hold 3 of the 60 rows with labels; check the "
+        "ids, or choose --missing drop-row",
+    ),
+    "no ids, other counts": (
+        no_ids,
+        {},
+        r"partition 1, phase describe: it has 60 rows without ids, partition 0 has 45; bring the",
+    ),
+    "no ids at one party": (
+        no_ids_here,
+        {},
+        "partition 2, phase describe: its rows have no ids, those of other parties have; give all",
+    ),
+    "duplicate ids": (twice, {}, r"partition 1.*: 1 duplicate ids; keep one row per id"),
+    "another alignment key": (
+        other_key,
+        {},
+        "partition 2, phase describe: it holds none of the 60 rows; check its id column and that "
+        "all parties have the same alignment key",
+    ),
+    "another alignment key, rows dropped": (
+        other_key,
+        {"missing": "drop-row"},
+        "partition 2, phase describe: it holds none of the 60 rows",
+    ),
+    "one party": (nothing, {"q": 1}, "there is one party: no columns are split; start the nodes"),
+    "two parties": (
+        nothing,
+        {"q": 2},
+        "partition 1 alone has columns beside partition 0, which would learn .*; let more parties",
+    ),
+    "two parties with columns": (only_one, {}, "partition 1 alone has columns beside partition 0"),
+    "two parties, one does not allow it": (
+        allowed,
+        {"q": 2, "allow_single": True},
+        "partition 1, phase describe: partition 0 would learn the phases of its columns, and it "
+        "does not allow that; let more parties take part, or set allow_single at this node",
+    ),
+    "two actives at once": (
+        nothing,
+        {"actives": 2},
+        "schedule one-shot trains at one active party, there are 2; use --schedule streaming, or",
+    ),
+    "labels twice": (
+        both,
+        {"actives": 2, **STREAM},
+        "phase describe: [0-9]+ rows have labels at two parties, or are held out and learned from;",
+    ),
+    "other classes": (
+        other_classes,
+        {"actives": 2, **STREAM},
+        "partition 1, phase describe: its labels differ from those of partition 0 in number of",
+    ),
+    "logistic regression of numbers": (
+        numbers,
+        {"loss": "logistic"},
+        "loss logistic is for classes, the labels are numbers; use --loss square, or name",
+    ),
+    "hinge of numbers": (numbers, {"loss": "smooth-hinge", **STREAM}, "loss smooth-hinge is for c"),
+    "no columns": (no_features, {}, "no party has features; give at least one a feature column"),
+    "nothing to learn from": (no_rows_left, {}, "there are no labelled rows to learn from"),
+    "NaN": (nan, {}, r".*TableError.*|.*node 1002.*|partition 2.*"),
+    "private only": (
+        is_private,
+        {"frequencies": "shared"},
+        "partition 2: this node takes part in runs with frequencies 'private' only, not 'shared'; "
+        "start it with frequencies='shared', knowing what that shows",
+    ),
+    "star only": (
+        is_star,
+        {"topology": "tree"},
+        "partition 3: this node takes part in runs with topology 'star' only, not 'tree'; start",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_run_is_refused_in_one_line(
+    name: str, parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
+) -> None:
+    change, options, text = REFUSED[name]
+    if not options.get("schedule"):
+        options = {"features": 20, "regularization": 1e-2, **options}
+    with pytest.raises(FedKernError, match=text) as caught:
+        start(parties, change, **options)
+    assert "\n" not in str(caught.value)
+    assert type(caught.value) is not FedKernError
+    assert "person" not in str(caught.value) + caplog.text
+
+
+@pytest.mark.parametrize("actives", [1, 2])
+def test_a_step_that_is_too_large_is_noticed(actives: int, parties: Callable[..., Parties]) -> None:
+    text = "partition [01]: the iteration has diverged; use a smaller step"
+    with pytest.raises(FedKernError, match=text) as caught:
+        start(parties, nothing, actives=actives, rounds=60, step=500.0, loss="square", **STREAM)
+    assert "\n" not in str(caught.value)
+
+
+BAD_OPTIONS: dict[str, tuple[Table, str]] = {
+    "directions": ({"directions": 3}, "directions is for schedule streaming; add schedule"),
+    "batch": ({"batch": 3}, "batch is for schedule streaming"),
+    "step": ({"step": 0.5}, "step is for schedule streaming"),
+    "step_schedule": ({"step_schedule": "constant"}, "step_schedule is for schedule streaming"),
+    "evaluate_every": ({"evaluate_every": 3}, "evaluate_every is for schedule streaming"),
+    "features": ({"schedule": "streaming", "features": 30}, "features is for schedule one-shot; l"),
+    "too fast": (
+        {"schedule": "streaming", "step": 2.0, "regularization": 0.5},
+        "step 2 times regularization 0.5 is not below 1; use a smaller step",
+    ),
+    "much too fast": ({"schedule": "streaming", "step": 2e4}, "step 20000 times regularization"),
+    "no step": ({"schedule": "streaming", "step": 0.0}, "step is 0.0; use a positive number"),
+    "infinite step": ({"schedule": "streaming", "step": np.inf}, "step is inf"),
+    "no batch": ({"schedule": "streaming", "batch": 0}, "batch is 0; use at least 1"),
+    "no directions": ({"schedule": "streaming", "directions": 0}, "directions is 0"),
+    "no features": ({"features": 0}, "features is 0; use at least 1"),
+    "bits": ({"phase_bits": 8}, "phase_bits is 8; use 16 or 32"),
+    "gamma": ({"gamma": -1.0}, "gamma is -1"),
+    "regularization": ({"regularization": 0.0}, "regularization is 0"),
+    "loss": ({"loss": "hinge"}, "loss is 'hinge'"),
+    "kernel": ({"kernel": "linear"}, "kernel is 'linear'"),
+    "schedule": ({"schedule": "ring"}, "schedule is 'ring'"),
+    "topology": ({"topology": "ring"}, "topology is 'ring'"),
+    "frequencies": ({"frequencies": "public"}, "frequencies is 'public'"),
+    "missing": ({"missing": "ignore"}, "missing is 'ignore'"),
+    "attempts": ({"attempts": 0}, "attempts is 0"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+def test_options_that_cannot_work_are_refused(name: str) -> None:
+    options, text = BAD_OPTIONS[name]
+    with pytest.raises(OptionError, match=f"^{text}") as caught:
+        FDSKL(**options)
+    assert caught.value.remedy
+    assert "\n" not in str(caught.value)
+
+
+# -- predictions of a model that was saved
+
+
+def fresh_tables(problem: Problem, x: Array, ids: list[str]) -> list[Table]:
+    """New rows, their predictions wanted by the active parties in turn; no labels anywhere."""
+    out: list[Table] = []
+    for k, table in enumerate(problem.tables()):
+        rng = np.random.default_rng([3, k])
+        order = rng.permutation(len(x))
+        columns = problem.columns[k]
+        new: Table = {"x": x[np.ix_(order, columns)], "ids": [ids[i] for i in order]}
+        if k < problem.actives:
+            mine = order[order % problem.actives == k]
+            rest = order[order % problem.actives != k]
+            y = np.full((len(rest), *problem.y.shape[1:]), np.nan)
+            new = {"x": x[np.ix_(rest, columns)], "ids": [ids[i] for i in rest], "y": y}
+            new |= {"x_test": x[np.ix_(mine, columns)], "ids_test": [ids[i] for i in mine]}
+            new |= {n: table[n] for n in ("classes", "label_bound") if n in table}
+        out.append(new)  # the seed of the directions is in the folder
+    return out
+
+
+@pytest.mark.parametrize("topology", ["star", "tree"])
+@pytest.mark.parametrize("actives", [0, 1, 2])
+def test_rows_that_the_model_never_saw_are_predicted(
+    actives: int, topology: str, parties: Callable[..., Parties]
+) -> None:
+    """``actives`` 0 is one-shot."""
+    problem = Problem(*small(), 4, max(actives, 1), common=TWO)
+    run = parties(problem.tables())
+    mine, oracle = block({"topology": topology})
+    rounds = 25 if topology == "star" else 6
+    if actives:
+        strategy = run.fit(rounds, evaluate_every=4, **mine)
+    else:
+        strategy = run.fit(features=50, regularization=1e-2, loss="square", topology=topology)
+    arrays, meta = strategy.model()
+    assert not arrays
+    meta = json.loads(json.dumps(meta))
+    for secret_text in (secret(0).hex(), KEY.decode(), "person"):
+        assert secret_text not in json.dumps(meta)
+    x, ids = np.random.default_rng(77).random((9, 8)), [f"newcomer {k}" for k in range(9)]
+    if actives:
+        expected = dsg(problem, rounds, at=x, **oracle)
+    else:
+        z = pooled_phases(problem, 50, tree=topology == "tree")
+        w = solve(z(problem.x[problem.train]), problem.targets()[problem.train], 1e-2)
+        expected = z(x) @ w
+    for path in run.folder.glob("*.csv"):
+        path.unlink()
+    later = Parties(fresh_tables(problem, x, ids), run.folder, {"topology": topology})
+    again = FDSKL.of_model(meta)
+    again.predict(later.grid(), meta)
+    found = later.outputs()
+    assert set(found) == set(ids)
+    np.testing.assert_allclose(np.array([found[i] for i in ids]), expected, atol=1e-6)
+    assert len(list(run.folder.rglob("*.state"))) == 4  # a prediction leaves nothing
+    assert not list(run.folder.rglob("*.phases"))
+    assert not again.metrics_
+    again.predict(later.grid(), meta)  # and can be repeated
+    assert later.outputs() == found
+
+
+def test_predictions_need_what_the_parties_kept(parties: Callable[..., Parties]) -> None:
+    problem = Problem(*small(), 4, common=TWO)
+    run = parties(problem.tables())
+    meta = run.fit(features=50, regularization=1e-2).model()[1]
+    x, ids = np.random.default_rng(77).random((9, 8)), [f"newcomer {k}" for k in range(9)]
+    tables = fresh_tables(problem, x, ids)
+    elsewhere = Parties([{**t, "state_dir": None} for t in tables], run.folder)
+    text = (
+        "partition [0-3]: what this party kept of the model is not here any more; give the client "
+        "the state_dir that it had when the model was made"
+    )
+    with pytest.raises(FedKernError, match=text) as caught:
+        FDSKL.of_model(meta).predict(elsewhere.grid(), meta)
+    assert "\n" not in str(caught.value)
+    one = [dict(t) for t in tables]
+    one[2]["state_dir"] = None
+    with pytest.raises(FedKernError, match=text.replace("[0-3]", "2")):
+        FDSKL.of_model(meta).predict(Parties(one, run.folder).grid(), meta)
+    others = Parties([*tables, {"x": np.zeros((9, 1)), "ids": ids}], run.folder)
+    with pytest.raises(CheckpointError, match="the parties are not those of the model; bring the"):
+        FDSKL.of_model(meta).predict(others.grid(), meta)
+    with pytest.raises(CheckpointError, match="the model is one of fed-cg; give a model of fdskl"):
+        FDSKL.of_model({"method": "fed-cg"})
+    no_rows = [dict(t) for t in tables]
+    for name in ("x_test", "ids_test"):
+        del no_rows[0][name]
+    with pytest.raises(FedKernError, match="there are no rows to predict; check the tables"):
+        FDSKL.of_model(meta).predict(Parties(no_rows, run.folder).grid(), meta)
+
+
+def test_a_party_that_only_wants_predictions_may_have_them_later(
+    parties: Callable[..., Parties],
+) -> None:
+    """An active party without rows to learn from is none of the owners of the model."""
+    problem = Problem(*small(), 4, 2, common=TWO)
+    tables = problem.tables()
+    tables[1]["y"][:] = np.nan
+    run = parties(tables)
+    strategy = run.fit(12, schedule="streaming", batch=5, directions=2, step=0.3, loss="square")
+    assert strategy.leaders == (0,)
+    assert set(run.outputs()) == {problem.ids[i] for i in problem.test}
+    meta = strategy.model()[1]
+    x, ids = np.random.default_rng(77).random((9, 8)), [f"newcomer {k}" for k in range(9)]
+    for path in run.folder.glob("*.csv"):
+        path.unlink()
+    later = Parties(fresh_tables(problem, x, ids), run.folder)
+    FDSKL.of_model(meta).predict(later.grid(), meta)
+    assert set(later.outputs()) == set(ids)
+
+
+# -- what is told
+
+
+@pytest.mark.parametrize("actives", [0, 2])
+def test_no_secret_is_logged_or_reported(
+    actives: int, parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    problem = Problem(*small(), 4, max(1, actives), common=TWO)
+    run = parties(problem.tables())
+    if actives:
+        strategy = run.fit(8, schedule="streaming", batch=5, directions=2, evaluate_every=3)
+    else:
+        strategy = run.fit(features=30, regularization=1e-2)
+    told = caplog.text + json.dumps(
+        [
+            strategy.privacy(),
+            strategy.metrics_,
+            strategy.history_,
+            strategy.options(),
+            strategy.model()[1],
+            strategy.ledger_.to_dict(),
+            strategy.plan_.report(),
+        ]
+    )
+    secrets = [KEY.decode(), KEY.hex(), "person"]
+    secrets += [secret(k).hex() for k in range(4)] + [str(secret(k))[2:-1] for k in range(4)]
+    secrets += [repr(float(v)) for v in problem.x[:5].ravel()]
+    for text in secrets:
+        assert text not in told
+    for context in run.contexts.values():
+        kept = repr(context.state)
+        for k in range(4):
+            assert secret(k).hex() not in kept
+        assert "alpha" not in kept
+
+
+def test_paper_modes_warn_of_what_they_show(
+    parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
+) -> None:
+    problem = Problem(*small(), 4, common=TWO)
+    options: Table = {"features": 20, "regularization": 1e-2}
+    parties(problem.tables()).fit(**options)
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+    parties(problem.tables()).fit(**options, frequencies="shared", topology="tree")
+    text = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(text) == 2
+    assert "draws directions that everybody knows" in text[0] + text[1]
+    assert "masks with real numbers" in text[0] + text[1]
+
+
+def test_nothing_but_masked_numbers_reaches_the_server(parties: Callable[..., Parties]) -> None:
+    """The same value everywhere looks like noise on the wire: all bits even, no value twice."""
+    problem = Problem(np.full((60, 8), 0.5), small()[1], 4, common=TWO)
+    transcript = Transcript()
+    options: Table = {"features": 128, "phase_bits": 16, "regularization": 1e-1}
+    parties(problem.tables()).fit(more={"transcript": transcript}, **options)
+    seen = 0
+    for entry in transcript.entries(direction="up", phase="vertical-step"):
+        largest = max(entry.arrays, key=lambda a: a.nbytes)
+        words = np.frombuffer(largest.tobytes()[-2 * 60 * 128 :], np.uint16)
+        bits = np.array([(words >> k & 1).mean() for k in range(16)])
+        assert np.abs(bits - 0.5).max() < 0.035  # six standard deviations
+        counts = np.bincount(words >> 8, minlength=256)
+        assert ((counts - 30.0) ** 2 / 30.0).sum() < 255 + 6 * np.sqrt(2 * 255)
+        seen += 1
+    assert seen == 4
+
+
+def test_progress_is_told(parties: Callable[..., Parties]) -> None:
+    problem, done = Problem(*small(), 4, 2, common=TWO), []
+    strategy = FDSKL(seed=1, schedule="streaming", batch=4, directions=2, evaluate_every=3)
+    strategy.on_round = lambda *row: done.append(row[:2])
+    run = parties(problem.tables())
+    simulate(strategy, run.client_fn, 4, num_rounds=8)
+    assert done == [(t, 8) for t in range(1, 9)]
+    assert [row["round"] for row in strategy.history_] == [3, 6, 8]
+    assert all(0.0 <= row["test_accuracy"] <= 1.0 for row in strategy.history_)
