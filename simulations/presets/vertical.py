@@ -178,7 +178,7 @@ def columns() -> Section:
         {"Tumours": VerticalSettings(data="breast-cancer", parties=4, rounds=40)},
         (
             (_ONE_SHOT, "fdskl", {"features": 1000}),
-            (_STREAMING, "fdskl", {"schedule": "streaming", "gamma": 0.5}),
+            (_STREAMING, "fdskl", {"schedule": "streaming", "gamma": 2.0}),
             (_SVC, "svc", {}),
             ("linear, pooled", "linear", {}),
         ),

@@ -291,11 +291,12 @@ def test_compare_writes_table_plots_and_report(capsys):
     methods = result["datasets"]["NYC weather"]["methods"]
     assert len(methods) == 7
     assert len(result["datasets"]["Breast cancer"]["methods"]) == 3
+    assert len(result["datasets"]["Tumours"]["methods"]) == 4
     assert "POF-MKL" in captured.err
     report = Path("c/report.html").read_text()
     assert "POF-MKL" in report
-    assert report.count("data:image/png") == 4
-    assert len(list(Path("c/plots").glob("*.png"))) == 4
+    assert report.count("data:image/png") == 5
+    assert len(list(Path("c/plots").glob("*.png"))) == 5
 
 
 def test_a_preset_of_several_sections_shows_each_with_its_own_data_and_columns(capsys, monkeypatch):
