@@ -73,7 +73,7 @@ class FDSKL(VerticalStrategy):
         Each party draws its part of the directions from a secret of its own, or all from a seed
         that everybody knows (the paper's mode).
     phase_bits : {16, 32} (default: 16)
-        Bits of a phase that travels.
+        Bits of a phase that travels, 16 or 32.
     topology : {"star", "tree"} (default: "star")
         One masked sum, or the paper's two trees with real-valued masks.
     missing : {"error", "drop-row"} (default: "error")

@@ -29,7 +29,6 @@ from .hybrid import (
     HybridRun,
     Insider,
     Insiders,
-    MaskedVector,
     Matrix,
     Score,
     attack_matrix,
@@ -42,6 +41,7 @@ from .hybrid import (
     rows_in_box,
     score,
 )
+from .seen import MaskedVector
 from .transcripts import (
     Observation,
     Recovery,

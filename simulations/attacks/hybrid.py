@@ -34,7 +34,7 @@ Algorithm for Independent Component Analysis", Neural Computation 9(7), 1997.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -45,13 +45,11 @@ from scipy.spatial.distance import cdist
 
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.landmarks import draw_landmarks, public_seed
-from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.envelope import unseal_message
 from fedkern_flwr.secure_sum.membership import Membership
 from fedkern_flwr.wire import hybrid as wire
 from fedkern_flwr.wire.message import PhaseMessage
-from fedkern_flwr.wire.sections import detach
-from fedkern_flwr.wire.sums import Delivery, Order, Roster, Upload
+from fedkern_flwr.wire.sums import Roster
 
 from ..engines import Transcript
 from .distances import (
@@ -65,11 +63,11 @@ from .distances import (
     trilaterate_secret_widths,
 )
 from .gradient_inversion import Floats
+from .seen import MaskedVector, Passed, Reading, Watched, Watcher, masked_vectors, read_messages
 
 #: The server as a viewer; parties are named by their partition.
 SERVER = -1
 
-Reading = Literal["fixed point", "fraction", "doubles"]
 Attack = Literal["trilateration", "secret widths", "svd", "quadric"]
 
 _REQUESTS: dict[str, type[PhaseMessage]] = {
@@ -97,9 +95,6 @@ _REPLIES: dict[str, type[PhaseMessage]] = {
         wire.CoefficientsReply,
     )
 }
-_SECTIONS: dict[str, type[PhaseMessage]] = {
-    cls.phase: cls for cls in (Roster, Order, Upload, Delivery)
-}
 _NONCE, _TAG = 12, 16  # bytes around the content of a sealed message
 _STARTS, _STEPS = 20, 200  # of the search for axes
 _SIDE = 12.0**0.5  # a uniform number on [0, 1] times this has variance one
@@ -109,36 +104,22 @@ _SIDE = 12.0**0.5  # a uniform number on [0, 1] times this has variance one
 
 
 @dataclass
-class Insider:
+class Insider(Watched):
     """What a party has besides the messages that it is sent.
 
     Attributes
     ----------
-    client : HybridKernelClient
     seed : bytes
-        Secret of its block's landmarks.
     landmarks : ndarray, shape (m, d)
         Of its block.
-    totals : list of (str, ndarray)
-        Name and content of the sums that it opened.
-    secrets : dict
-        Partition -> secret of the pair, as far as it used it.
     """
 
-    client: Any
     seed: bytes = b""
     landmarks: Floats = field(default_factory=lambda: np.zeros((0, 0)))
-    totals: list[tuple[str, Floats]] = field(default_factory=list)
-    secrets: dict[int, bytes] = field(default_factory=dict)
 
 
-class Insiders:
+class Insiders(Watcher[Insider]):
     """Watches all parties of one run in this process.
-
-    Attributes
-    ----------
-    parties : dict
-        Partition -> :class:`Insider`.
 
     Examples
     --------
@@ -149,61 +130,17 @@ class Insiders:
         run = HybridRun(transcript, insiders)
     """
 
-    def __init__(self) -> None:
-        self.parties: dict[int, Insider] = {}
+    insider = Insider
 
-    def watch(self, client_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return a ``client_fn`` whose clients note what they open, and are as before."""
+    def listen(self, client: Any, insider: Insider) -> None:
+        """Have a client note its landmarks and their secret."""
+        landmarks = client._landmarks
 
-        def watched(context: Any) -> Any:
-            client = client_fn(context)
-            insider = self.parties.setdefault(client.partition, Insider(client))
-            insider.client = client
-            _listen(client, insider)
-            return client
+        def drawn(kept: Any) -> Floats:
+            insider.seed, insider.landmarks = kept.seed, landmarks(kept)
+            return insider.landmarks
 
-        return watched
-
-
-def _listen(client: Any, insider: Insider) -> None:
-    open_sums, pair_secret, landmarks = client._open_sums, client.pair_secret, client._landmarks
-
-    def opened(session: str, sections: Any) -> Any:
-        sums = open_sums(session, sections)
-        if sums is not None:
-            insider.totals += [(name, total.copy()) for name, total in sums.delivered.items()]
-        return sums
-
-    def shared(other: int) -> bytes:
-        insider.secrets[other] = pair_secret(other)
-        return insider.secrets[other]
-
-    def drawn(kept: Any) -> Floats:
-        insider.seed, insider.landmarks = kept.seed, landmarks(kept)
-        return insider.landmarks
-
-    client._open_sums, client.pair_secret, client._landmarks = opened, shared, drawn
-
-
-@dataclass(frozen=True)
-class Passed:
-    """A message of the method, read.
-
-    Attributes
-    ----------
-    up : bool
-        From a party to the server, or the other way.
-    partition : int
-        That party.
-    message : PhaseMessage
-    sections : tuple of PhaseMessage
-        Of secure sums: orders, uploads, deliveries.
-    """
-
-    up: bool
-    partition: int
-    message: Any
-    sections: tuple[Any, ...]
+        client._landmarks = drawn
 
 
 @dataclass(frozen=True)
@@ -244,51 +181,6 @@ class Matrix:
     def distances(self) -> Floats:
         """The squared distances, shape (n, m)."""
         return np.asarray(self.exponents / self.gammas)
-
-
-@dataclass(frozen=True)
-class MaskedVector:
-    """A vector under masks, as the server keeps it.
-
-    Attributes
-    ----------
-    partition : int
-        Who sent it; of a total that was delivered, who receives it.
-    order : Order
-        Of the sum.
-    request : PhaseMessage
-        With which it was ordered.
-    members : tuple of int
-        The cohort.
-    delivered : bool
-        Whether it is a total, under the receiver's pad.
-    ring : ndarray of unsigned integers
-    """
-
-    partition: int
-    order: Order
-    request: Any
-    members: tuple[int, ...]
-    delivered: bool
-    ring: NDArray[np.unsignedinteger[Any]]
-
-    @property
-    def encoding(self) -> Encoding:
-        """Of the sum."""
-        return Encoding(self.order.kind, self.order.bits, self.order.bound)  # type: ignore[arg-type]
-
-    def read(self, reading: Reading) -> Floats:
-        """Return numbers, as if there were no mask.
-
-        As the fixed point that they would be; as fractions of the ring times the bound; or as the
-        doubles that have these bits, modulo the bound.
-        """
-        bound = self.order.bound
-        if reading == "fixed point":
-            return np.asarray(self.encoding.decode(self.ring, len(self.members)), np.float64)
-        if reading == "fraction":
-            return np.asarray(self.ring / 2.0**self.order.bits * bound)
-        return np.fmod(np.nan_to_num(self.ring.view(np.float64)), bound)
 
 
 class HybridRun:
@@ -333,7 +225,7 @@ class HybridRun:
     ) -> None:
         self.transcript, self.insiders = transcript, insiders
         self.ranges = dict(ranges or {})
-        self.messages = list(_read(transcript))
+        self.messages = list(read_messages(transcript, _REQUESTS, _REPLIES))
         replies = [p.message for p in self.messages if p.up]
         self.parties: dict[int, wire.HybridDescribeReply] = {
             m.partition: m for m in replies if isinstance(m, wire.HybridDescribeReply)
@@ -571,32 +463,7 @@ class HybridRun:
         ProtocolError
             A reply came without any of the vectors that were ordered.
         """
-        orders: dict[tuple[int, int], tuple[Order, Any]] = {}
-        due: dict[int, bool] = {}
-        for passed in self.messages:
-            if not passed.up:
-                ordered = [s for s in passed.sections if isinstance(s, Order)]
-                orders |= {(s.cohort, s.index): (s, passed.message) for s in ordered}
-                due[passed.partition] = bool(ordered)
-            elif due.pop(passed.partition, False) and not passed.sections:
-                raise ProtocolError(
-                    "the transcript holds a reply without its masked vectors",
-                    remedy="record all messages as they pass",
-                    party=f"partition {passed.partition}",
-                )
-            for section in passed.sections:
-                if isinstance(section, Upload | Delivery):
-                    order, request = orders[section.cohort, section.index]
-                    delivered = isinstance(section, Delivery)
-                    parts = section.padded if isinstance(section, Delivery) else section.masked
-                    yield MaskedVector(
-                        partition=passed.partition,
-                        order=order,
-                        request=request,
-                        members=self.cohorts[section.cohort],
-                        delivered=delivered,
-                        ring=np.concatenate(parts),
-                    )
+        yield from masked_vectors(self.messages, self.cohorts)
 
     def opened(self) -> Iterator[tuple[MaskedVector, Floats]]:
         """Yield all sums that the server can open: one of their vectors, and the total.
@@ -641,24 +508,6 @@ class HybridRun:
                 asked[passed.partition] = passed.message
             elif isinstance(passed.message, reply):
                 yield passed, asked[passed.partition]
-
-
-def _read(transcript: Transcript) -> Iterator[Passed]:
-    partition_of: dict[int, int] = {}
-    for entry in transcript.entries():
-        up = entry.direction == "up"
-        kind = (_REPLIES if up else _REQUESTS).get(entry.phase)
-        if kind is None:
-            continue
-        arrays, scalars, sections = detach(entry.arrays, entry.scalars, party="")
-        message: Any = kind.unpack(arrays, scalars, party=f"node {entry.node}")
-        if isinstance(message, wire.HybridDescribeReply):
-            partition_of[entry.node] = message.partition
-        party = f"partition {partition_of[entry.node]}"
-        known = tuple(
-            s.read(_SECTIONS[s.phase], party=party) for s in sections if s.phase in _SECTIONS
-        )
-        yield Passed(up, partition_of[entry.node], message, known)
 
 
 # -- attacks

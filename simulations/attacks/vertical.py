@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,12 +37,11 @@ from fedkern_flwr.secure_sum.envelope import unseal_message
 from fedkern_flwr.secure_sum.membership import Membership
 from fedkern_flwr.wire import vertical as wire
 from fedkern_flwr.wire.message import PhaseMessage
-from fedkern_flwr.wire.sections import detach
-from fedkern_flwr.wire.sums import Delivery, Order, Roster, Upload
+from fedkern_flwr.wire.sums import Roster
 
 from ..engines import Transcript
 from .gradient_inversion import Floats
-from .hybrid import MaskedVector, Passed
+from .seen import MaskedVector, masked_vectors, read_messages
 from .vertical_insiders import VerticalInsiders
 
 _REQUESTS: dict[str, type[PhaseMessage]] = {
@@ -59,9 +57,6 @@ _REPLIES: dict[str, type[PhaseMessage]] = {
         wire.TrainReply,
         wire.OutcomeReply,
     )
-}
-_SECTIONS: dict[str, type[PhaseMessage]] = {
-    cls.phase: cls for cls in (Roster, Order, Upload, Delivery)
 }
 
 
@@ -146,7 +141,7 @@ class VerticalRun:
 
     def __init__(self, transcript: Transcript, insiders: VerticalInsiders) -> None:
         self.transcript, self.insiders = transcript, insiders
-        self.messages = list(_read(transcript))
+        self.messages = list(read_messages(transcript, _REQUESTS, _REPLIES))
         self.parties: dict[int, wire.VerticalDescribeReply] = {
             p.partition: p.message
             for p in self.messages
@@ -292,47 +287,4 @@ class VerticalRun:
         ProtocolError
             A reply came without any of the vectors that were ordered.
         """
-        orders: dict[tuple[int, int], tuple[Order, Any]] = {}
-        due: dict[int, bool] = {}
-        for passed in self.messages:
-            if not passed.up:
-                ordered = [s for s in passed.sections if isinstance(s, Order)]
-                orders |= {(s.cohort, s.index): (s, passed.message) for s in ordered}
-                due[passed.partition] = bool(ordered)
-            elif due.pop(passed.partition, False) and not passed.sections:
-                raise ProtocolError(
-                    "the transcript holds a reply without its masked vectors",
-                    remedy="record all messages as they pass",
-                    party=f"partition {passed.partition}",
-                )
-            for section in passed.sections:
-                if isinstance(section, Upload | Delivery):
-                    order, request = orders[section.cohort, section.index]
-                    delivered = isinstance(section, Delivery)
-                    parts = section.padded if isinstance(section, Delivery) else section.masked
-                    yield MaskedVector(
-                        partition=passed.partition,
-                        order=order,
-                        request=request,
-                        members=self.cohorts[section.cohort],
-                        delivered=delivered,
-                        ring=np.concatenate(parts),
-                    )
-
-
-def _read(transcript: Transcript) -> Iterator[Passed]:
-    partition_of: dict[int, int] = {}
-    for entry in transcript.entries():
-        up = entry.direction == "up"
-        kind = (_REPLIES if up else _REQUESTS).get(entry.phase)
-        if kind is None:
-            continue
-        arrays, scalars, sections = detach(entry.arrays, entry.scalars, party="")
-        message: Any = kind.unpack(arrays, scalars, party=f"node {entry.node}")
-        if isinstance(message, wire.VerticalDescribeReply):
-            partition_of[entry.node] = message.partition
-        party = f"partition {partition_of[entry.node]}"
-        known = tuple(
-            s.read(_SECTIONS[s.phase], party=party) for s in sections if s.phase in _SECTIONS
-        )
-        yield Passed(up, partition_of[entry.node], message, known)
+        yield from masked_vectors(self.messages, self.cohorts)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engines import Engine
+from ..entries import Entry
 from ..format import figure, megabytes
 from ..options import DATA, RUN, Option
 
@@ -99,6 +100,30 @@ COSTS: dict[str, Column] = {
         ("exchanges",), lambda s: [f"{s['exchanges']:g}" if s["exchanges"] else "-"]
     ),
 }
+
+
+def range_cells(name: str, digits: int) -> Callable[[Summary], list[str]]:
+    """Return what writes mean and range of a metric over the draws, the range with a digit less."""
+
+    def cells(summary: Summary) -> list[str]:
+        values = summary.get("draws", {}).get(name) or [summary["metrics"].get(name)]
+        if any(value is None for value in values):
+            return ["-", "-"]
+        mean, less = sum(values) / len(values), digits - 1
+        return [f"{mean:.{digits}f}", f"{min(values):.{less}f}-{max(values):.{less}f}"]
+
+    return cells
+
+
+def scientific(value: float | None) -> str:
+    """Write a small figure such as a difference; - for none."""
+    return "-" if value is None else f"{value:.1e}"
+
+
+def per_draw(entry: Entry) -> dict[str, list[Any]]:
+    """Return each metric's values in the single draws."""
+    names = {name for result in entry.results for name in result["metrics"]}
+    return {n: [r["metrics"].get(n) for r in entry.results] for n in sorted(names)}
 
 
 def cost_rows(result: Summary) -> list[list[str]]:

@@ -29,22 +29,15 @@ from .common import (
     cost_rows,
     failure_rows,
     held_out,
+    per_draw,
+    range_cells,
+    scientific,
     seed,
     source,
 )
 from .hybrid_data import HybridData, HybridSettings, Task
 from .hybrid_figures import FIGURES
 from .hybrid_oracle import ATTACKS, centralised_difference, check_reconstruction, reconstruction
-
-
-def _range(name: str) -> Any:
-    def cells(summary: Mapping[str, Any]) -> list[str]:
-        values = summary.get("draws", {}).get(name) or [summary["metrics"].get(name)]
-        if any(value is None for value in values):
-            return ["-", "-"]
-        return [f"{np.mean(values):.3f}", f"{min(values):.2f}-{max(values):.2f}"]
-
-    return cells
 
 
 def _mean(name: str, digits: int) -> Any:
@@ -68,11 +61,7 @@ def _stop_epoch(tolerance: str) -> Column:
 
 def _reconstruction(summary: Mapping[str, Any]) -> list[str]:
     found = summary["metrics"]
-    return [_scientific(found.get(f"reconstruction_{name}")) for name in ATTACKS]
-
-
-def _scientific(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1e}"
+    return [scientific(found.get(f"reconstruction_{name}")) for name in ATTACKS]
 
 
 def _two_digits(value: float | None) -> str:
@@ -100,20 +89,20 @@ def _missing_rows(result: Mapping[str, Any]) -> list[list[str]]:
 _COLUMNS = {
     "accuracy": Column(
         ("accuracy", "range"),
-        _range("test_accuracy"),
+        range_cells("test_accuracy", 3),
         rank=lambda s: -(s["metrics"].get("test_accuracy") or 0.0),
         paper=_two_digits,
     ),
     "rmse": Column(
-        ("RMSE", "range"), _range("test_rmse"), rank=lambda s: s["metrics"].get("test_rmse")
+        ("RMSE", "range"), range_cells("test_rmse", 3), rank=lambda s: s["metrics"].get("test_rmse")
     ),
     "recall": Column(("recall",), _mean("test_recall", 3), paper=_two_digits),
     "precision": Column(("precision",), _mean("test_precision", 3), paper=_two_digits),
     "iterations": Column(("iterations",), _mean("iterations", 1)),
     **{f"stop epoch {t}": _stop_epoch(t) for t in ("1e-3", "1e-4", "1e-6")},
-    "residual": Column(("residual",), lambda s: [_scientific(s["metrics"]["residual"])]),
+    "residual": Column(("residual",), lambda s: [scientific(s["metrics"]["residual"])]),
     "difference": Column(
-        ("to pooled",), lambda s: [_scientific(s["metrics"].get("centralised_difference"))]
+        ("to pooled",), lambda s: [scientific(s["metrics"].get("centralised_difference"))]
     ),
     "reconstruction": Column(tuple(ATTACKS.values()), _reconstruction),
     **COSTS,
@@ -266,9 +255,8 @@ class HybridFamily(Family[HybridSettings, HybridData]):
 
     def per_draw(self, entry: Entry) -> dict[str, Any]:
         """Return the metrics and squared residuals of the single runs."""
-        names = {name for result in entry.results for name in result["metrics"]}
         return {
-            "draws": {n: [r["metrics"].get(n) for r in entry.results] for n in sorted(names)},
+            "draws": per_draw(entry),
             "squared_residuals": [
                 [row["squared_residual"] for row in r["history"]] for r in entry.results
             ],
@@ -292,14 +280,14 @@ class HybridFamily(Family[HybridSettings, HybridData]):
                 rows.append([text, figure(metrics[name], 4)])
         if metrics.get("centralised_difference") is not None:
             rows.append(
-                ["largest difference to pooled", _scientific(metrics["centralised_difference"])]
+                ["largest difference to pooled", scientific(metrics["centralised_difference"])]
             )
         for name, text in ATTACKS.items():
             if f"reconstruction_{name}" in metrics:
-                error = _scientific(metrics[f"reconstruction_{name}"])
+                error = scientific(metrics[f"reconstruction_{name}"])
                 rows.append([f"error of distances by {text}", error])
         rows.append(["iterations", figure(metrics["iterations"], 1).removesuffix(".0")])
-        rows.append(["relative residual", _scientific(metrics["residual"])])
+        rows.append(["relative residual", scientific(metrics["residual"])])
         rows += cost_rows(result)
         rows.append(["the server saw", _server_saw(result["config"])])
         return rows + _missing_rows(result) + failure_rows(result)

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.vertical import MissingRows
 
@@ -28,6 +26,9 @@ from .common import (
     cost_rows,
     failure_rows,
     held_out,
+    per_draw,
+    range_cells,
+    scientific,
     seed,
     source,
 )
@@ -41,20 +42,6 @@ from .vertical_references import REFERENCES
 DEFAULT_ROUNDS = 200
 
 
-def _range(name: str) -> Any:
-    def cells(summary: Mapping[str, Any]) -> list[str]:
-        values = summary.get("draws", {}).get(name) or [summary["metrics"].get(name)]
-        if any(value is None for value in values):
-            return ["-", "-"]
-        return [f"{np.mean(values):.4f}", f"{min(values):.3f}-{max(values):.3f}"]
-
-    return cells
-
-
-def _scientific(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1e}"
-
-
 def _value(name: str) -> Any:
     def cells(summary: Mapping[str, Any]) -> list[str]:
         value = summary["metrics"].get(name)
@@ -66,14 +53,14 @@ def _value(name: str) -> Any:
 _COLUMNS = {
     "accuracy": Column(
         ("accuracy", "range"),
-        _range("test_accuracy"),
+        range_cells("test_accuracy", 4),
         rank=lambda s: -(s["metrics"].get("test_accuracy") or 0.0),
     ),
     "rmse": Column(
-        ("RMSE", "range"), _range("test_rmse"), rank=lambda s: s["metrics"].get("test_rmse")
+        ("RMSE", "range"), range_cells("test_rmse", 4), rank=lambda s: s["metrics"].get("test_rmse")
     ),
     "difference": Column(
-        ("to pooled",), lambda s: [_scientific(s["metrics"].get("centralised_difference"))]
+        ("to pooled",), lambda s: [scientific(s["metrics"].get("centralised_difference"))]
     ),
     "gamma": Column(("gamma",), _value("gamma")),
     "regularization": Column(("lambda",), _value("regularization")),
@@ -243,8 +230,7 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
 
     def per_draw(self, entry: Entry) -> dict[str, Any]:
         """Return the metrics of the single runs."""
-        names = {name for result in entry.results for name in result["metrics"]}
-        return {"draws": {n: [r["metrics"].get(n) for r in entry.results] for n in sorted(names)}}
+        return {"draws": per_draw(entry)}
 
     def size(self, facts: Mapping[str, Any]) -> str:
         """Return the numbers of parties and rows."""
@@ -269,7 +255,7 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
                 rows.append([text, f"{metrics[name]:.3g}"])
         if metrics.get("centralised_difference") is not None:
             rows.append(
-                ["largest difference to pooled", _scientific(metrics["centralised_difference"])]
+                ["largest difference to pooled", scientific(metrics["centralised_difference"])]
             )
         rows += cost_rows(result)
         phases = "sealed" if config["options"].get("topology") == "tree" else "masked"
