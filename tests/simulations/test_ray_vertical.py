@@ -128,7 +128,7 @@ def test_model_equals_that_in_process_and_a_client_that_raises_once_is_asked_aga
     for name, here in found["in-process"].items():
         quiet = found["in-process"][name.removesuffix(", raising")]
         assert len(here["predictions"]) == 20
-        assert np.std(list(here["predictions"].values())) > 0.03
+        assert np.std(list(here["predictions"].values())) > 0.01  # they are no constants
         for engine, runs in found.items():
             run = runs[name]
             assert run["predictions"] == pytest.approx(quiet["predictions"], rel=0, abs=1e-9), name

@@ -30,6 +30,7 @@ from fedkern_flwr.simulations.engines import (
 )
 from fedkern_flwr.simulations.engines.ray import as_client
 from fedkern_flwr.strategies import EMKOFL, OFSKL, POFMKL, VMKOFL, LocalOnly, OFMKLAvg, PerFedAvg
+from fedkern_flwr.wire import PROTOCOL_VERSION
 
 CLIENTS, ROUNDS = 7, 8
 KERNELS = {"kernels": 7, "features": 4, "seed": 3}
@@ -547,7 +548,7 @@ def test_other_protocol_versions_are_refused_in_one_line(
     with pytest.raises(FedKernError) as caught:
         run(METHODS["pof-mkl"](secure=True), make_streams(3, 5, client=Older), 3)
     text = str(caught.value)
-    assert "protocol version 1 instead of 2" in text
+    assert f"protocol version 1 instead of {PROTOCOL_VERSION}" in text
     assert "same release" in text
     assert "\n" not in text
 
