@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -29,7 +29,7 @@ from fedkern_flwr.online import check_choice
 from fedkern_flwr.phase_training import fit, outputs
 from fedkern_flwr.phases import cosines
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.vertical import ACTIVE, PASSIVE, name_sum
+from fedkern_flwr.vertical import ACTIVE, PASSIVE, chunks, name_sum
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import vertical as wire
 
@@ -342,7 +342,7 @@ class VerticalKernelClient(PhaseClient):
             )
         if self.role == PASSIVE and self.partition in request.owners:
             raise ProtocolError("phases are for parties with labels", party=self.name)
-        announced = self.table.rows + self.table.tests + self.table.others
+        announced = self.table.announced_rows
         if len(request.rows) and not 0 <= request.rows.min() <= request.rows.max() < announced:
             raise ProtocolError("rows are asked for that were not announced", party=self.name)
         return state, kept
@@ -404,13 +404,6 @@ class VerticalKernelClient(PhaseClient):
         """Return the features of announced rows, shape (n, d)."""
         return self.table.features_of(kept.arrays["order"][rows])
 
-    def chunks(self, request: wire.PhasesRequest) -> Iterator[slice]:
-        """Yield the chunks of rows of a request."""
-        start = 0
-        for end in request.cuts.tolist():
-            yield slice(start, end)
-            start = end
-
     def note_pending(self, request: wire.PhasesRequest, kept: KeptState) -> None:
         """Remember, at an owner, which phases have been asked for."""
         if self.partition not in request.owners:
@@ -423,7 +416,7 @@ class VerticalKernelClient(PhaseClient):
 
     def store(self, kept: KeptState) -> PhaseStore:
         """Return the file of phases that this party has received."""
-        rows = self.table.rows + self.table.tests + self.table.others
+        rows = self.table.announced_rows
         capacity, bits = int(kept.settings["capacity"]), int(kept.settings["phase_bits"])
         return PhaseStore(self.state_dir, self.session, self.partition, rows, capacity, bits)
 
@@ -439,7 +432,7 @@ class VerticalKernelClient(PhaseClient):
             upto, all_known = int(request.upto[place]), request.known[place]
             first = int(all_known.min())
             omega, offsets = self.directions(kept, owner, first, upto)
-            for number, part in enumerate(self.chunks(request)):
+            for number, part in enumerate(chunks(request.cuts)):
                 known = all_known[part]
                 name = name_sum(owner, number, self._names(kept, request.rows[part]), known, upto)
                 if name not in orders:
@@ -470,15 +463,12 @@ class VerticalKernelClient(PhaseClient):
             )
         store, upto = self.store(kept), settings["pending upto"]
         rows, known = kept.arrays["pending rows"], kept.arrays["pending known"]
-        start = 0
-        for number, end in enumerate(kept.arrays["pending cuts"].tolist()):
-            part = slice(start, end)
+        for number, part in enumerate(chunks(kept.arrays["pending cuts"])):
             names = self._names(kept, rows[part])
             name = name_sum(self.partition, number, names, known[part], upto)
             phases = self.sums.delivered.get(name)  # type: ignore[union-attr]
             if phases is not None:
                 store.take(rows[part], known[part], upto, phases)
-            start = end
         self.note_taken(kept)
 
     def note_taken(self, kept: KeptState) -> None:

@@ -79,6 +79,11 @@ class VerticalTable(PartyTable):
         return self.x, self.x_test, self.x_other
 
     @property
+    def announced_rows(self) -> int:
+        """Number of all rows."""
+        return sum(len(part) for part in self.parts)
+
+    @property
     def others(self) -> int:
         """Number of rows that are neither labelled nor held out."""
         return len(self.x_other)

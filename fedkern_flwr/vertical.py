@@ -83,6 +83,12 @@ class VerticalPlan:
         }
 
 
+def chunks(cuts: NDArray[np.int32]) -> list[slice]:
+    """Return the chunks of rows that end at ``cuts``."""
+    ends = cuts.tolist()
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
 def name_sum(
     owner: int,
     number: int,

@@ -17,6 +17,7 @@ from fedkern_flwr.vertical import (
     MissingRows,
     VerticalPlan,
     check_alone,
+    chunks,
     make_plan,
     name_sum,
 )
@@ -68,9 +69,8 @@ class Collection:
 
     def lengths(self, owner: int) -> list[int]:
         """Return how many phases of each chunk an owner lacks."""
-        lacking = np.concatenate([[0], np.cumsum(self.need.upto[owner] - self.known[owner])])
-        ends = lacking[np.concatenate([[0], self.cuts])]
-        return [int(length) for length in np.diff(ends)]
+        lacking = self.need.upto[owner] - self.known[owner]
+        return [int(lacking[part].sum()) for part in chunks(self.cuts)]
 
 
 class VerticalStrategy(WholeCohortStrategy):
@@ -172,11 +172,10 @@ class VerticalStrategy(WholeCohortStrategy):
         assert self.sums is not None
         found: dict[int, list[RunningSum]] = {}
         names = self.plan_.names[wanted.need.rows]
-        starts = [0, *wanted.cuts[:-1].tolist()]
         for owner, upto in wanted.need.upto.items():
             found[owner] = []
-            for number, length in enumerate(wanted.lengths(owner)):
-                part = slice(starts[number], wanted.cuts[number])
+            parts = zip(chunks(wanted.cuts), wanted.lengths(owner), strict=True)
+            for number, (part, length) in enumerate(parts):
                 if length:
                     running = self.sums.order(
                         name_sum(owner, number, names[part], wanted.known[owner][part], upto),

@@ -24,7 +24,7 @@ from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError
 from fedkern_flwr.phase_training import MULTIPLES, REGULARIZATIONS
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
 from fedkern_flwr.simulations.engines.ray import as_client
-from fedkern_flwr.strategies import FDSKL
+from fedkern_flwr.strategies import FDSKL, vertical_base
 
 KEY = b"a secret of the data's owners"
 SEED = 11
@@ -603,6 +603,26 @@ def test_with_a_seed_a_run_is_the_same_to_the_last_bit(parties: Callable[..., Pa
         assert same
         if "features" not in options:
             assert written[2] != written[0]
+
+
+@pytest.mark.parametrize("schedule", ["one-shot", "streaming"])
+def test_phases_in_many_sums_and_messages_are_the_same_phases(
+    schedule: str, parties: Callable[..., Parties], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Problem(*small(), 3, 1, common=TWO)
+    options: Table = {"gamma": 0.5, "loss": "square"}
+    if schedule == "one-shot":
+        options |= {"features": 20, "regularization": 0.01}
+    else:
+        options |= {"schedule": schedule, "batch": 12, "directions": 2}
+    whole = parties(problem.tables())
+    first = whole.fit(10, **options)
+    monkeypatch.setattr(vertical_base, "_CHUNK", 70)
+    monkeypatch.setattr(vertical_base, "_MESSAGE", 700)
+    cut = parties(problem.tables())
+    second = cut.fit(10, **options)
+    assert second.ledger_.exchanges > first.ledger_.exchanges
+    assert cut.outputs() == whole.outputs()
 
 
 def test_the_order_of_rows_at_the_parties_does_not_matter(
