@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from .base import PhaseClient
+from .gram import GramClient
 from .hybrid import HybridKernelClient
 from .online import OnlineKernelClient
 from .vertical import VerticalKernelClient
 
-__all__ = ["HybridKernelClient", "OnlineKernelClient", "PhaseClient", "VerticalKernelClient"]
+__all__ = [
+    "GramClient",
+    "HybridKernelClient",
+    "OnlineKernelClient",
+    "PhaseClient",
+    "VerticalKernelClient",
+]

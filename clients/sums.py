@@ -36,6 +36,8 @@ class ClientSums:
         Name -> order of a sum to which this client must contribute.
     delivered : dict
         Name -> total of a sum that belongs to this client, shape (length,).
+    opened : dict
+        Name -> (cohort, number) of a sum that this request unmasks.
     replies : list
         Sections of the reply.
     """
@@ -44,6 +46,7 @@ class ClientSums:
         self.party = party
         self.orders: dict[str, wire.Order] = {}
         self.delivered: dict[str, NDArray[Any]] = {}
+        self.opened: dict[str, tuple[int, int]] = {}
         self.replies: list[PhaseMessage] = []
 
     def take(self, sections: Iterable[Section]) -> None:
@@ -64,7 +67,7 @@ class ClientSums:
                 self.party.accept(order)
                 self.orders[order.name] = order
             elif section.phase == wire.Unmask.phase:
-                self.replies.append(self.party.unmask(section.read(wire.Unmask, party=_SERVER)))
+                self._unmask(section.read(wire.Unmask, party=_SERVER))
             elif section.phase == wire.Recover.phase:
                 self.replies.append(self.party.recover(section.read(wire.Recover, party=_SERVER)))
             elif section.phase == wire.Delivery.phase:
@@ -146,7 +149,7 @@ class ClientSums:
         ------
         SumError
         """
-        self.contribute(name, np.broadcast_to(0.0, self.order(name).length))
+        self.contribute(name, np.broadcast_to(0, self.order(name).length))
 
     def check_done(self) -> None:
         """Refuse to answer while a sum waits for this client's vector.
@@ -161,6 +164,11 @@ class ClientSums:
                 remedy="run the same release of fedkern-flwr on both sides",
                 party=self._name,
             )
+
+    def _unmask(self, request: wire.Unmask) -> None:
+        self.replies.append(self.party.unmask(request))
+        place = request.cohort, request.index
+        self.opened[self.party.state.open[place].name] = place
 
     @property
     def _name(self) -> str:

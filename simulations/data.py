@@ -20,26 +20,20 @@ from .engines.ray import ClientFn
 
 
 @dataclass(frozen=True)
-class TableSettings(ABC):
-    """Which table is used; a family adds who gets which part of it.
+class Settings(ABC):
+    """Which data is used; a family adds who gets which part of it.
 
     Attributes
     ----------
     data : str
         Name of a built-in data set or path of a file.
-    label, target, id_column, site_column : str or None
-        Columns, see :func:`fedkern_flwr.tables.load_table`.
     test_size : float
-        Share of the rows held out.
+        Share held out.
     seed : int
         Seed of the split.
     """
 
     data: str
-    label: str | None = None
-    target: str | None = None
-    id_column: str | None = None
-    site_column: str | None = None
     test_size: float = 0.0
     seed: int = 0
 
@@ -49,6 +43,26 @@ class TableSettings(ABC):
         own: dict[str, Any] = {f.name: values[f.name] for f in fields(cls)}
         own = {k: tuple(v) if isinstance(v, list) else v for k, v in own.items()}
         return cls(**own)
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return who gets what, for the caption of a table."""
+
+
+@dataclass(frozen=True)
+class TableSettings(Settings):
+    """Which table is used.
+
+    Attributes
+    ----------
+    label, target, id_column, site_column : str or None
+        Columns, see :func:`fedkern_flwr.tables.load_table`.
+    """
+
+    label: str | None = None
+    target: str | None = None
+    id_column: str | None = None
+    site_column: str | None = None
 
     def load(self, missing: Missing) -> Table:
         """Load the table.
@@ -66,10 +80,6 @@ class TableSettings(ABC):
             site_column=self.site_column,
             missing=missing,
         )
-
-    @abstractmethod
-    def describe(self) -> str:
-        """Return who gets what, for the caption of a table."""
 
 
 class Prepared(ABC):

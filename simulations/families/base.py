@@ -13,7 +13,7 @@ from fedkern_flwr.secure_sum import check_cohort
 
 from ...strategies import PhaseStrategy
 from ...strategies.summing import SummingStrategy
-from ..data import Prepared, TableSettings
+from ..data import Prepared, Settings
 from ..engines import DropOut
 from ..entries import Entry, Reference, check_seed
 from ..options import Option, options
@@ -28,7 +28,7 @@ Config = Mapping[str, Any]
 DrawFigure = Callable[["Comparison", Path, Mapping[str, "Style"]], "Block"]
 DrawAcross = Callable[[Sequence["Comparison"], Path, Mapping[str, "Style"]], "Block"]
 
-S = TypeVar("S", bound=TableSettings)
+S = TypeVar("S", bound=Settings)
 P = TypeVar("P", bound=Prepared)
 
 _COMMON = ("engine", "seed", "drop", "timeout")
@@ -46,7 +46,7 @@ class Family(ABC, Generic[S, P]):
     references : dict
         Methods to compare with that need all data in one place, by name; no command runs them
         alone. The family's :class:`Prepared` has :meth:`~Prepared.pooled` data for them.
-    settings : type of TableSettings
+    settings : type of Settings
         The settings of its data; each field is one of the :meth:`parameters`.
     run_options : tuple of str
         Parameters that the configuration of a run keeps beside the common ones.

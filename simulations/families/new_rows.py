@@ -36,8 +36,33 @@ def read_model(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any], d
 
 
 def read_rows(
-    data: Path, scaling: Mapping[str, Any], id_column: str | None, label: str
+    data: Path,
+    scaling: Mapping[str, Any],
+    id_column: str | None,
+    label: str,
+    *,
+    scaled: bool = True,
 ) -> tuple[Floats, list[str]]:
+    """Return the features of a file's rows, NaN where one is missing, and the rows' names.
+
+    Parameters
+    ----------
+    data : Path
+        The file.
+    scaling : mapping
+        How the table of the model was scaled.
+    id_column : str or None
+        Column of names; row numbers by default.
+    label : str
+        Label column, which is ignored; empty for none.
+    scaled : bool (default: True)
+        Whether the features are scaled and clipped as those of the model were.
+
+    Raises
+    ------
+    TableError
+        A column of the model is missing.
+    """
     table = load_table(
         data, label=label or None, id_column=id_column, missing="keep", labelled=False
     )
@@ -51,7 +76,8 @@ def read_rows(
     low, high = np.array(scaling["x_min"]), np.array(scaling["x_max"])
     x = table.x[:, [places[name] for name in scaling["columns"]]]
     x = np.where(np.isfinite(x), x, np.nan)
-    x = np.clip((x - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
+    if scaled:
+        x = np.clip((x - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
     ids = [str(k) for k in (table.ids if table.ids is not None else range(table.rows))]
     return x, ids
 
@@ -59,7 +85,7 @@ def read_rows(
 def write_rows(
     out: Path, ids: list[str], outputs: list[list[float]], scaling: Mapping[str, Any]
 ) -> None:
-
+    """Write predictions: id, class and outputs, or id and the value in the label's unit."""
     text, classes = io.StringIO(), scaling["classes"]
     writer = csv.writer(text)
     values = np.array(outputs)

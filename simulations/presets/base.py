@@ -10,7 +10,7 @@ from typing import Any
 
 from fedkern_flwr.errors import TableError
 
-from ..data import TableSettings
+from ..data import Settings
 from ..engines import Engine
 from ..entries import Entry
 from ..families.base import Family
@@ -47,7 +47,7 @@ class Section:
         squared errors.
     """
 
-    data: Mapping[str, TableSettings]
+    data: Mapping[str, Settings]
     entries: tuple[Contender, ...]
     columns: tuple[str, ...]
     figures: tuple[str, ...]
@@ -96,7 +96,7 @@ class Preset:
     engine: Engine = "in-process"
 
     @property
-    def data(self) -> dict[str, TableSettings]:
+    def data(self) -> dict[str, Settings]:
         """Settings of the data sets of all sections."""
         return {name: own for section in self.sections for name, own in section.data.items()}
 

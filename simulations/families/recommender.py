@@ -1,0 +1,302 @@
+"""FedCFK: a kernel recommender on the users' devices."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.gram import unpack
+from fedkern_flwr.gram_plan import RANKING
+from fedkern_flwr.item_kernel import ItemKernel
+from fedkern_flwr.ranking import top_items
+
+from ... import strategies
+from ...strategies import FedCFK, PhaseStrategy
+from ..datasets import read_interactions
+from ..entries import Entry, average
+from ..format import figure
+from ..options import DATA, RUN, Option
+from .base import Config, Family
+from .cf_komd_pooled import cf_komd, pooled_kernel, rank_all
+from .common import (
+    COSTS,
+    DROP,
+    ENGINE,
+    RESULT,
+    TIMEOUT,
+    Column,
+    cost_rows,
+    failure_rows,
+    held_out,
+    per_draw,
+    range_cells,
+    scientific,
+    seed,
+    server_row,
+)
+from .new_rows import read_model
+from .rating_data import HoldOut, RatingData, RatingSettings, rows_of
+
+_COLUMNS = {
+    "auc": Column(
+        ("AUC", "range"),
+        range_cells("auc", 4),
+        rank=lambda s: -(s["metrics"].get("auc") or 0.0),
+        paper=lambda value: figure(value, 3),
+    ),
+    "ndcg": Column(
+        ("nDCG@100", "range"), range_cells("ndcg@100", 4), paper=lambda value: figure(value, 3)
+    ),
+    "recall": Column(
+        ("recall@100", "range"), range_cells("recall@100", 4), paper=lambda value: figure(value, 3)
+    ),
+    "items": Column(("items",), lambda s: [figure(s["metrics"].get("items"), 0)]),
+    "users": Column(("users in K",), lambda s: [figure(s["metrics"].get("rows"), 0)]),
+    "difference": Column(
+        ("to pooled",), lambda s: [scientific(s["metrics"].get("centralised_difference"))]
+    ),
+    **COSTS,
+}
+
+
+class RecommenderFamily(Family[RatingSettings, RatingData]):
+    """FedCFK."""
+
+    strategies = (strategies.FedCFK,)
+    references = {"cf-komd": cf_komd}  # noqa: RUF012
+    settings = RatingSettings
+    draws = "repetitions"
+    columns = _COLUMNS
+    figures = {}  # noqa: RUF012
+    reading = (
+        "AUC, nDCG@100 and recall@100: of the ratings held out, among the items that a user has "
+        "not rated before; means over users with ratings in both parts, and their range over "
+        "repetitions. Users in K: those whose ratings are in the kernel; all get recommendations.",
+        "To pooled: largest difference of these figures from those of CF-KOMD on pooled data with "
+        "the same users and items in the kernel.",
+    )
+
+    def parameters(self) -> list[Option]:
+        """Return the options of a run that are not the strategy's."""
+        return [
+            *ratings_source(),
+            *ratings_dealt(),
+            held_out(0.1),
+            Option("hold_out", HoldOut, "random", "Hold out random ratings, or the latest.", DATA),
+            *common_options("split, nodes that take part and noisy requests"),
+        ]
+
+    def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the configuration of a run; refuse what contradicts itself."""
+        refuse_plain(values)
+        return super().config(name, values)
+
+    def check(self, config: Config) -> None:
+        """Refuse options that cannot work before any data is read."""
+        super().check(config)
+        check_rounds(config)
+
+    def prepare(self, settings: RatingSettings) -> RatingData:
+        """Load the ratings and hold some out."""
+        return RatingData(settings)
+
+    def measure(
+        self, strategy: PhaseStrategy, prepared: RatingData, config: Config
+    ) -> dict[str, Any]:
+        """Return the difference from CF-KOMD on pooled data with the same users in the kernel."""
+        assert isinstance(strategy, FedCFK)
+        if strategy.merge == "max" or strategy.request == "noisy":
+            return {}
+        pooled = prepared.split(strategy.seed or 0)
+        users = rows_of(prepared.parts, strategy.survivors_)
+        kernel = pooled_kernel(pooled.train[users], strategy.items_, strategy.dot_kernel_)
+        found = rank_all(
+            kernel,
+            pooled,
+            rows_of(prepared.parts, strategy.judged_),
+            strategy.regularization,
+            subtract_mean=strategy.subtract_mean,
+        )
+        if not found:
+            return {}
+        worst = max(abs(found[name] - strategy.metrics_[name]) for name in RANKING)
+        return {"centralised_difference": worst}
+
+    def predict(
+        self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
+    ) -> tuple[int, int]:
+        """Recommend to the users of a file, with the kernel of a run.
+
+        Returns
+        -------
+        (int, int)
+            Users, and those left out since they rated none of the kernel's items.
+        """
+        if id_column is not None:
+            raise OptionError("ratings have no ids of records", remedy="leave out --id")
+        arrays, meta, scaling = read_model(folder)
+        names, found = tuple(scaling["items"]), read_interactions(data)
+        found = found.positive(config["data"]["min_rating"])
+        places = {name: k for k, name in enumerate(names)}
+        known = np.array([places.get(name, -1) for name in found.item_ids])
+        strategy = FedCFK.of_model(meta)
+        items = arrays["items"]
+        kernel = ItemKernel.of_gram(
+            unpack(arrays["gram"], len(items)),
+            items,
+            len(names),
+            int(meta["rows"]),
+            strategy._kernel(int(meta["rows"])),
+        )
+        text, made = io.StringIO(), 0
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(("user", "rank", "item", "score"))
+        order = np.argsort(found.user, kind="stable")
+        for rows in np.split(order, np.cumsum(np.bincount(found.user))[:-1]):
+            liked = known[found.item[rows]]
+            liked = np.sort(liked[liked >= 0])
+            if not np.isin(liked, items).any():
+                continue
+            made += 1
+            scores = kernel.scores(
+                liked, meta["regularization"], subtract_mean=meta["subtract_mean"]
+            )
+            best = top_items(scores, liked, _TOP).tolist()
+            user = found.user_ids[found.user[rows[0]]]
+            writer.writerows(
+                (user, rank, names[i], f"{scores[i]:.9g}") for rank, i in enumerate(best, start=1)
+            )
+        if not made:
+            raise TableError(
+                f"{data.name} names no item of the kernel",
+                remedy="give ratings of the items that it was made of",
+            )
+        write_atomically(out, text.getvalue().encode())
+        return made, found.users - made
+
+    def summarise(self, entry: Entry) -> dict[str, Any]:
+        """Average the repetitions; the history is that of the first."""
+        survivors = len(entry.strategy.survivors_) if isinstance(entry.strategy, FedCFK) else 0
+        history = entry.results[0]["history"]
+        return average(entry.results, metrics={}, history=history, survivors=survivors)
+
+    def per_draw(self, entry: Entry) -> dict[str, Any]:
+        """Return the metrics of the single repetitions."""
+        return {"draws": per_draw(entry)}
+
+    def size(self, facts: Mapping[str, Any]) -> str:
+        """Return the numbers of users, items and nodes."""
+        return f"{facts['users']} users on {facts['clients']} nodes, {facts['items']} items"
+
+    def rows(self, result: Mapping[str, Any]) -> list[list[str]]:
+        """Return how good the recommendations are, what they cost and who saw what."""
+        metrics = result["metrics"]
+        rows = [
+            [name, figure(metrics[key], 4)]
+            for key, name in zip(RANKING, ("AUC", "nDCG@100", "recall@100"), strict=True)
+            if metrics.get(key) is not None
+        ]
+        if metrics.get("evaluated_users") is not None:
+            rows.append(["users judged", figure(metrics["evaluated_users"], 0)])
+        if metrics.get("centralised_difference") is not None:
+            rows.append(
+                ["largest difference to pooled", scientific(metrics["centralised_difference"])]
+            )
+        rows += [*kernel_rows(result), *cost_rows(result), server_row(result)]
+        return rows + failure_rows(result)
+
+    def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
+        """Draw nothing: a run has one figure of each kind."""
+        return {}
+
+
+_TOP = 100
+
+
+def ratings_source() -> list[Option]:
+    """Return the options that name the ratings."""
+    return [
+        Option(
+            "data",
+            str,
+            "nyc-flights",
+            "Built-in ratings, or a u.data, ratings.dat, .inter, .csv, .tsv or .parquet file.",
+            DATA,
+        ),
+        *(
+            Option(name, str | None, None, f"Column of {what} (.csv, .tsv, .parquet).", DATA)
+            for name, what in _COLUMNS_OF.items()
+        ),
+        Option("min_rating", float | None, None, "Least positive rating (default: all).", DATA),
+    ]
+
+
+_COLUMNS_OF = {"user": "users", "item": "items", "rating": "ratings", "time": "times"}
+
+
+def ratings_dealt() -> list[Option]:
+    """Return the options that say who has which users."""
+    return [
+        Option("clients", int | None, None, "Nodes (default: 20).", DATA),
+        Option("users_per_client", int | None, None, "Users of each node, instead.", DATA),
+    ]
+
+
+def common_options(seeded: str) -> list[Option]:
+    """Return the options of every run of these methods."""
+    return [
+        Option("rounds", int | None, None, "Rounds of --merge max.", RUN),
+        Option("resplit", bool, False, "A split of its own for every repetition.", RUN),
+        Option("runs", int, 1, "Repetitions, with other nodes that take part.", RUN),
+        ENGINE,
+        Option("secure", bool | None, None, "Secure sums: always; --no-secure is refused.", RUN),
+        seed(seeded),
+        DROP,
+        TIMEOUT,
+        *RESULT,
+    ]
+
+
+def refuse_plain(values: Mapping[str, Any]) -> None:
+    """Refuse a run without secure sums.
+
+    Raises
+    ------
+    OptionError
+    """
+    if values["secure"] is False:
+        raise OptionError(
+            "this method has secure sums only: a node's products are its ratings",
+            remedy="leave out --no-secure",
+        )
+
+
+def check_rounds(config: Config) -> None:
+    """Refuse rounds that make no sense.
+
+    Raises
+    ------
+    OptionError
+    """
+    rounds = config["data"]["rounds"]
+    if rounds is not None and config["options"].get("merge") != "max":
+        raise OptionError("rounds is for merge max", remedy="add --merge max")
+    if rounds is not None and rounds < 1:
+        raise OptionError(f"rounds is {rounds}", remedy="use at least 1")
+
+
+def kernel_rows(result: Mapping[str, Any]) -> list[list[str]]:
+    """Return the rows of a run's table about the matrix."""
+    metrics = result["metrics"]
+    return [
+        ["items in the matrix", f"{metrics['items']:g} of {metrics['catalogue']:g}"],
+        ["rows summed", figure(metrics["rows"], 0)],
+        ["nodes summed", figure(metrics["clients"], 0)],
+    ]

@@ -1,0 +1,196 @@
+"""FedCFK: a kernel recommender whose ratings never leave the users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.serverapp import Grid
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.exchange import request_messages
+from fedkern_flwr.gram import packed_columns
+from fedkern_flwr.gram_plan import RANKING, ranking_encoding
+from fedkern_flwr.item_kernel import ItemKernel, compact
+from fedkern_flwr.least_squares import check_regularization
+from fedkern_flwr.online import check_choice
+from fedkern_flwr.recommending import REQUESTS, Request
+from fedkern_flwr.wire import PhaseMessage
+from fedkern_flwr.wire import gram as wire
+
+from .base import logger
+from .secure_gram import SecureGram
+
+_NOISY_WARNING = (
+    "request noisy is the paper's: a user asks for the rows of most of its items and of some "
+    "others, and after a few requests the server can tell them apart"
+)
+
+
+class FedCFK(SecureGram):
+    """FedCFK: CF-KOMD on each user's device, with a kernel between items from a secure sum.
+
+    A user with positives P minimises a^T K_PP a + lambda |a|^2 - 2 a^T q_P over the simplex, where
+    q_i is the mean of row i of K, and scores all items by K[:, P] a - q.
+
+    Parameters
+    ----------
+    kernel : {"linear", "poly", "rbf", "cosine", "conjunctive", "disjunctive", "series"}
+        The kernel between items, by default cosine.
+    regularization : float (default: 0.1)
+        lambda.
+    subtract_mean : bool (default: True)
+        Whether q is subtracted from the scores.
+    request : {"full", "noisy"} (default: "full")
+        Every user gets the whole kernel; or the rows of the paper's noisy requests.
+    **common
+        Options of :class:`~fedkern_flwr.strategies.secure_gram.SecureGram`.
+
+    Attributes
+    ----------
+    asked_ : dict
+        Of noisy requests: partition -> items whose rows it has asked for, in each round.
+    judged_ : list of int
+        Partitions whose metrics are in the means.
+
+    Notes
+    -----
+    Exchanges: those of Secure Gram, one for the recommendations and one to open their metrics.
+
+    References
+    ----------
+    Polato, Gallinaro and Aiolli, "Privacy-Preserving Kernel Computation For Vertically Partitioned
+    Data", ESANN 2021, section 3. Polato and Aiolli, "Exploiting sparsity to build efficient kernel
+    based collaborative filtering for top-N item recommendation", Neurocomputing 268, 2017.
+    """
+
+    method: ClassVar[str] = "fed-cfk"
+    title: ClassVar[str] = "FedCFK"
+    fixed: ClassVar[frozenset[str]] = SecureGram.fixed | {"encoding", "bound", "fraction_bits"}
+
+    def __init__(
+        self,
+        *,
+        kernel: str = "cosine",
+        regularization: float = 0.1,
+        subtract_mean: bool = True,
+        request: Request = "full",
+        **common: Any,
+    ) -> None:
+        check_regularization(regularization)
+        if regularization == 0:
+            raise OptionError("regularization is 0", remedy="use a positive number")
+        check_choice("request", request, REQUESTS)
+        self.regularization, self.subtract_mean = regularization, subtract_mean
+        self.request = request
+        super().__init__(kernel=kernel, **common)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.asked_: dict[int, list[list[int]]] = {}
+        self.judged_: list[int] = []
+        self._wanted: dict[int, set[int]] = {}
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that determine the model."""
+        more = ("regularization", "subtract_mean", "request")
+        return {**super().options(), **{name: getattr(self, name) for name in more}}
+
+    def privacy(self) -> dict[str, Any]:
+        """Return what is seen by whom."""
+        seen = super().privacy()
+        seen["server_sees"].append("sums of the users' AUC, nDCG and recall")
+        if self.request == "noisy":
+            seen["server_sees"].append("which rows of the kernel a node asks for: what users like")
+        seen["clients_see"].append("these products of items" + self._rows_only)
+        seen["never_leaves_the_client"] += ["ratings", "recommendations"]
+        return seen
+
+    @property
+    def _rows_only(self) -> str:
+        return ", in the rows asked for" if self.request == "noisy" else ""
+
+    def more_cohorts(self) -> list[list[int]]:
+        """Sum the metrics over everybody, those who had no part in the kernel as well."""
+        everybody = sorted(party.partition for party in self.parties_.values())
+        return [] if self._members == [everybody] else [everybody]
+
+    # -- what users do with the kernel
+
+    def item_kernel(self) -> ItemKernel:
+        """Return the kernel as users get it."""
+        return ItemKernel.of_gram(
+            self.gram_, self.items_, self.catalogue_, self.rows_, self.dot_kernel_
+        )
+
+    def after_round(self, grid: Grid, timeout: float) -> None:
+        """Let users ask for rows of the kernel, if they do."""
+        if self.request != "noisy":
+            return
+        if not self.asked_:
+            logger.warning(_NOISY_WARNING)
+        self.step += 1
+        request = wire.AskRequest(session=self._session, round=self.step, items=self.items_)
+        sections = self.sum_sections([])  # whoever answers must know the roster
+        messages = request_messages(request, sections, group_id=str(self.step), sections=sections)
+        for partition, reply in self.ask_nodes(grid, messages, wire.AskReply, timeout).items():
+            rows = reply.wanted.tolist()
+            self.asked_.setdefault(partition, []).append(self.items_[rows].tolist())
+            self._wanted.setdefault(partition, set()).update(self.items_[rows].tolist())
+
+    def use(self, grid: Grid, timeout: float) -> None:
+        """Send the kernel; sum how good the recommendations are."""
+        kernel = self.item_kernel()
+        everybody = len(self._counted) - 1
+        most = max(party.rows for party in self.parties_.values())
+        public: dict[str, Any] = {
+            "session": self._session,
+            "request": self.request,
+            "kernel": self.kernel,
+            "degree": self.degree,
+            "gamma": kernel.kernel.gamma,
+            "coef0": self.coef0,
+            "users": self.rows_,
+            "regularization": self.regularization,
+            "subtract_mean": self.subtract_mean,
+            "rows": most,
+            "items": self.items_,
+            "coefficients": np.array(self.coefficients),
+            "mean": kernel.mean,
+            "squares": compact(kernel.squares),
+        }
+        whole = kernel.products
+
+        def ask(cohort: int, there: set[int]) -> Iterable[tuple[PhaseMessage, set[int]]]:
+            fields = {**public, "round": self.step}
+            if self.request == "full":
+                nothing = np.zeros(0, np.int32)
+                yield wire.RecommendRequest(**fields, wanted=nothing, products=whole), there
+                return
+            for partition in there:
+                rows = np.flatnonzero(np.isin(self.items_, list(self._wanted.get(partition, ()))))
+                block = np.ascontiguousarray(packed_columns(whole, len(self.items_), rows).T)
+                wanted = rows.astype(np.int32)
+                yield (
+                    wire.RecommendRequest(**fields, wanted=wanted, products=block.ravel()),
+                    {partition},
+                )
+
+        sums = self._sum(
+            grid,
+            wire.RANKING_SUM,
+            len(RANKING) + 1,
+            {everybody: ranking_encoding(most)},
+            ask,
+            wire.RecommendReply,
+            timeout,
+        )
+        self.judged_ = list(sums[everybody].survivors)
+        total = self._total(sums[everybody])
+        evaluated = round(total[-1])
+        self.metrics_["evaluated_users"] = evaluated
+        if evaluated:
+            self.metrics_ |= {
+                name: float(value) / evaluated for name, value in zip(RANKING, total, strict=False)
+            }
