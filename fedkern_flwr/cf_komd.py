@@ -14,16 +14,20 @@ top-N item recommendation", Neurocomputing 268, 2017.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg.lapack import dposv, dpotrs
+from threadpoolctl import threadpool_limits
 
 from .errors import OptionError
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+
+_ONE_THREAD = 100  # items from which on BLAS would use more threads
 
 
 def simplex_qp(quadratic: Floats, linear: Floats, *, tolerance: float = 1e-12) -> Floats:
@@ -66,29 +70,9 @@ def simplex_qp(quadratic: Floats, linear: Floats, *, tolerance: float = 1e-12) -
     if not (np.isfinite(quadratic).all() and np.isfinite(linear).all()):
         raise OptionError("the kernel holds NaN or infinite values", remedy="clean the data")
     scale = max(float(np.abs(quadratic.diagonal()).max()), float(np.abs(linear).max()))
-    weights = _drop_negative(quadratic, linear, np.ones(size, np.bool_))
-    seen = {(weights > 0.0).tobytes()}
-    for _ in range(10 * size + 10):  # two to six in practice
-        support = weights > 0.0
-        gradient = quadratic @ weights - linear
-        level = float(gradient @ weights)  # what it is on the support, as the weights sum to 1
-        missing = ~support & (gradient < level - tolerance * scale)
-        if not missing.any():
-            return weights
-        candidate = _drop_negative(quadratic, linear, support | missing)
-        objective = float(weights @ (gradient - linear))
-        lower = candidate @ (quadratic @ candidate - 2.0 * linear) <= objective
-        if not lower or (candidate > 0.0).tobytes() in seen:
-            best = int(np.argmin(np.where(missing, gradient, math.inf)))
-            candidate = _add_one(quadratic, linear, weights, best)
-            if (candidate > 0.0).tobytes() in seen:  # only rounding errors are left to gain
-                break
-        weights = candidate
-        seen.add((weights > 0.0).tobytes())
-    raise OptionError(
-        f"the weights of {size} items are not found to a tolerance of {tolerance:g}",
-        remedy="use a larger regularization",
-    )
+    # a processor that is busy with other clients takes a hundred times as long with threads
+    with threadpool_limits(1, "blas") if size > _ONE_THREAD else nullcontext():
+        return _active_set(quadratic, linear, tolerance * scale)
 
 
 def fit_user(kernel: Floats, mean: Floats, regularization: float) -> Floats:
@@ -139,6 +123,34 @@ def item_scores(columns: NDArray[Any], alpha: Floats, mean: Floats | None = None
     """
     scores = np.asarray(columns @ alpha, np.float64)
     return scores if mean is None else scores - mean
+
+
+def _active_set(quadratic: Floats, linear: Floats, tolerance: float) -> Floats:
+    """Return the minimiser over the simplex to an absolute tolerance, see :func:`simplex_qp`."""
+    size = linear.size
+    weights = _drop_negative(quadratic, linear, np.ones(size, np.bool_))
+    seen = {(weights > 0.0).tobytes()}
+    for _ in range(10 * size + 10):  # two to six in practice
+        support = weights > 0.0
+        gradient = quadratic @ weights - linear
+        level = float(gradient @ weights)  # what it is on the support, as the weights sum to 1
+        missing = ~support & (gradient < level - tolerance)
+        if not missing.any():
+            return weights
+        candidate = _drop_negative(quadratic, linear, support | missing)
+        objective = float(weights @ (gradient - linear))
+        lower = candidate @ (quadratic @ candidate - 2.0 * linear) <= objective
+        if not lower or (candidate > 0.0).tobytes() in seen:
+            best = int(np.argmin(np.where(missing, gradient, math.inf)))
+            candidate = _add_one(quadratic, linear, weights, best)
+            if (candidate > 0.0).tobytes() in seen:  # only rounding errors are left to gain
+                break
+        weights = candidate
+        seen.add((weights > 0.0).tobytes())
+    raise OptionError(
+        f"the weights of {size} items are not found to a tolerance of {tolerance:.2g}",
+        remedy="use a larger regularization",
+    )
 
 
 def _minimiser(quadratic: Floats, linear: Floats, support: Mask) -> Floats:

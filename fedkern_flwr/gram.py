@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+from threadpoolctl import threadpool_limits
 
 from .errors import OptionError, ProtocolError, TableError
 
@@ -31,6 +33,7 @@ Rows = Any
 _SIGNED: dict[int, type[np.signedinteger[Any]]] = {16: np.int16, 32: np.int32, 64: np.int64}
 _BLOCK_BYTES = 8 << 20  # of one temporary array; up to six are alive at once
 _MAX_USERS = 1 << 22  # in a block, so that sums of low halves stay below 2^53
+_THIN = 256  # users
 _MIRROR = 64  # rows of a block that is transposed within the processor's cache
 
 
@@ -192,19 +195,8 @@ def local_gram(x: Rows, bits: int) -> NDArray[np.signedinteger[Any]]:
         if 4 * columns.size < items:
             _write_products(packed, items, columns, values)
             return packed
-    height = max(1, _BLOCK_BYTES // (8 * max(1, items)))
-    for number, chunk in enumerate(_chunks(x, items)):
-        factors = _float_factors(chunk, largest)
-        for start in range(0, items, height):
-            left = tuple(factor[:, start : start + height] for factor in factors)
-            right = tuple(factor[:, start:] for factor in factors)
-            block = _exact_product(left, right).astype(packed.dtype, copy=False)
-            for row, part in _row_tails(items, start, min(start + height, items)):
-                tail = block[row - start, row - start :]
-                if number:
-                    packed[part] += tail
-                else:  # reading fresh memory costs as much as writing it
-                    packed[part] = tail
+    with _threads(users):
+        _add_products(packed, x, largest)
     return packed
 
 
@@ -242,11 +234,12 @@ def cross_gram(new: Rows, x: Rows) -> Integers:
     total = np.zeros((rows, items), np.int64)
     height = max(1, _BLOCK_BYTES // (8 * max(1, items)))
     widest = max(rows, items)
-    for chunk, old in zip(_chunks(new, widest), _chunks(x, widest), strict=True):
-        left, right = _float_factors(chunk, largest), _float_factors(old, largest)
-        for start in range(0, rows, height):
-            part = slice(start, start + height)
-            total[part] += _exact_product(tuple(factor[:, part] for factor in left), right)
+    with _threads(x.shape[0]):
+        for chunk, old in zip(_chunks(new, widest), _chunks(x, widest), strict=True):
+            left, right = _float_factors(chunk, largest), _float_factors(old, largest)
+            for start in range(0, rows, height):
+                part = slice(start, start + height)
+                total[part] += _exact_product(tuple(factor[:, part] for factor in left), right)
     return total
 
 
@@ -470,6 +463,24 @@ def _write_products(packed: Array, items: int, columns: Integers, values: Intege
         packed[places[upper]] = products[upper]
 
 
+def _add_products(packed: Array, x: Rows, largest: float) -> None:
+    """Write the packed products of all users to zeros, block by block."""
+    items = x.shape[1]
+    height = max(1, _BLOCK_BYTES // (8 * max(1, items)))
+    for number, chunk in enumerate(_chunks(x, items)):
+        factors = _float_factors(chunk, largest)
+        for start in range(0, items, height):
+            left = tuple(factor[:, start : start + height] for factor in factors)
+            right = tuple(factor[:, start:] for factor in factors)
+            block = _exact_product(left, right).astype(packed.dtype, copy=False)
+            for row, part in _row_tails(items, start, min(start + height, items)):
+                tail = block[row - start, row - start :]
+                if number:
+                    packed[part] += tail
+                else:  # reading fresh memory costs as much as writing it
+                    packed[part] = tail
+
+
 def _chunks(x: Rows, items: int) -> Iterator[Integers]:
     """Yield dense blocks of as many users as have room with ``items`` columns, at least one."""
     step = min(_MAX_USERS, max(1, _BLOCK_BYTES // (8 * max(1, items))))
@@ -507,6 +518,15 @@ def _exact_product(left: tuple[Array, ...], right: tuple[Array, ...]) -> Array:
 
 def _is_sparse(x: Rows) -> bool:
     return bool(sparse.issparse(x))  # scipy's own check would tell mypy a type without methods
+
+
+def _threads(users: int) -> AbstractContextManager[Any]:
+    """Keep thin products to one thread of BLAS.
+
+    They are bound by memory anyway, and on a processor that is busy with other clients threads that
+    wait for each other make them twenty times as slow.
+    """
+    return threadpool_limits(1, "blas") if users < _THIN else nullcontext()
 
 
 def _integer_rows(x: Rows) -> Rows:

@@ -34,6 +34,7 @@ from .common import (
 from .gram_data import GramSettings, InstanceData, prepare_gram
 from .gram_learner import Learner, Machine, choose_machine
 from .labelled_data import Task
+from .online_figures import FIGURES as ONLINE
 from .rating_data import RatingData, rows_of
 from .recommender import (
     check_rounds,
@@ -72,7 +73,7 @@ class GramFamily(Family[GramSettings, RatingData | InstanceData]):
     run_options = ("learner", "cost")
     draws = "runs"
     columns = _COLUMNS
-    figures = {}  # noqa: RUF012
+    figures = {"bytes": ONLINE["bytes"]}  # noqa: RUF012
     reading = (
         "Error of K: largest difference of an entry of the Gram matrix from that of pooled data; "
         "counts are exact, features are rounded.",

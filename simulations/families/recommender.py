@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,27 +41,37 @@ from .common import (
     seed,
     server_row,
 )
+from .merge_rounds import merge_rounds
 from .new_rows import read_model
 from .rating_data import HoldOut, RatingData, RatingSettings, rows_of
+from .recommender_figures import FIGURES
+
+
+def _mean(name: str) -> Callable[[Mapping[str, Any]], list[str]]:
+    def cells(summary: Mapping[str, Any]) -> list[str]:
+        return [figure(summary["metrics"].get(name), 3)]
+
+    return cells
+
 
 _COLUMNS = {
     "auc": Column(
         ("AUC", "range"),
-        range_cells("auc", 4),
+        range_cells("auc", 3),
         rank=lambda s: -(s["metrics"].get("auc") or 0.0),
         paper=lambda value: figure(value, 3),
     ),
-    "ndcg": Column(
-        ("nDCG@100", "range"), range_cells("ndcg@100", 4), paper=lambda value: figure(value, 3)
-    ),
-    "recall": Column(
-        ("recall@100", "range"), range_cells("recall@100", 4), paper=lambda value: figure(value, 3)
-    ),
+    "ndcg": Column(("nDCG@100",), _mean("ndcg@100"), paper=lambda value: figure(value, 3)),
+    "recall": Column(("recall@100",), _mean("recall@100"), paper=lambda value: figure(value, 3)),
     "items": Column(("items",), lambda s: [figure(s["metrics"].get("items"), 0)]),
-    "users": Column(("users in K",), lambda s: [figure(s["metrics"].get("rows"), 0)]),
+    "users": Column(("users",), lambda s: [figure(s["metrics"].get("rows"), 0)]),
     "difference": Column(
         ("to pooled",), lambda s: [scientific(s["metrics"].get("centralised_difference"))]
     ),
+    "kernel-error": Column(
+        ("error after the last round",), lambda s: [scientific(s["metrics"]["kernel_error"])]
+    ),
+    "exact-from": Column(("exact from round",), lambda s: [figure(s["metrics"]["exact_from"], 0)]),
     **COSTS,
 }
 
@@ -70,15 +80,15 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
     """FedCFK."""
 
     strategies = (strategies.FedCFK,)
-    references = {"cf-komd": cf_komd}  # noqa: RUF012
+    references = {"cf-komd": cf_komd, "merge-rounds": merge_rounds}  # noqa: RUF012
     settings = RatingSettings
     draws = "repetitions"
     columns = _COLUMNS
-    figures = {}  # noqa: RUF012
+    figures = FIGURES
     reading = (
         "AUC, nDCG@100 and recall@100: of the ratings held out, among the items that a user has "
         "not rated before; means over users with ratings in both parts, and their range over "
-        "repetitions. Users in K: those whose ratings are in the kernel; all get recommendations.",
+        "repetitions. Users: those whose ratings are in the kernel; all get recommendations.",
         "To pooled: largest difference of these figures from those of CF-KOMD on pooled data with "
         "the same users and items in the kernel.",
     )

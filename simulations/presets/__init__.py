@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedkern_flwr.errors import TableError
 
-from . import demo, hybrid, online, vertical
+from . import demo, gram, hybrid, online, vertical
 from .base import Builder, Preset, Section
 
 __all__ = ["NAMES", "Preset", "Section", "preset"]
@@ -15,6 +15,7 @@ _PRESETS: dict[str, Builder] = {
     **online.PRESETS,
     **hybrid.PRESETS,
     **vertical.PRESETS,
+    **gram.PRESETS,
 }
 
 NAMES = tuple(_PRESETS)

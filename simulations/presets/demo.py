@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedkern_flwr.errors import TableError
 
 from .base import Preset
+from .gram import instances, recommendations
 from .hybrid import hospitals
 from .online import weather
 from .vertical import columns
@@ -18,7 +19,7 @@ def demo(datasets: tuple[str, ...]) -> Preset:
         "demo",
         "Kernel learning without pooling the data",
         "Every method once, on data that comes with the package.",
-        (weather(), hospitals(), columns()),
+        (weather(), hospitals(), columns(), instances(), recommendations()),
         runs=1,
         engine="ray",
     )

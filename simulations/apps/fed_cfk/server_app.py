@@ -1,0 +1,85 @@
+"""The server of the app: runs FedCFK, logs the result, saves the kernel."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedkern_flwr.checkpoint import save_arrays
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.strategies import FedCFK
+
+app = ServerApp()
+logger = logging.getLogger("flwr")  # what `flwr log` shows
+
+
+def make_strategy(config: dict[str, Any]) -> FedCFK:
+    """Build the strategy from the options of ``[tool.flwr.app.config]``."""
+    coef0, support = float(config["coef0"]), config["min-support"]
+    return FedCFK(
+        kernel=config["kernel"],
+        degree=config["degree"] or None,
+        gamma=float(config["gamma"]) or None,
+        coef0=None if coef0 == 1.0 else coef0,
+        coefficients=read_numbers(config["coefficients"]) or None,
+        regularization=float(config["regularization"]),
+        subtract_mean=config["subtract-mean"],
+        request=config["request"],
+        min_support=None if support == -1 else support,
+        cohorts=config["cohorts"],
+        merge=config["merge"],
+        participation=float(config["participation"]),
+        threshold=config["threshold"] or None,
+        min_cohort=config["min-cohort"],
+        attempts=config["attempts"],
+        seed=config["seed"],
+        node_timeout=float(config["node-timeout"]),
+        checkpoint=config["checkpoint"] or None,
+        resume=config["resume"],
+    )
+
+
+def read_numbers(text: str) -> tuple[float, ...]:
+    """Read numbers separated by commas."""
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise OptionError(
+            "coefficients are not all numbers", remedy='write them as "0, 1, 0.5"'
+        ) from None
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Sum the kernel and have the nodes recommend with it."""
+    config: dict[str, Any] = context.run_config
+    strategy = make_strategy(config)
+    strategy.start(grid=grid, num_rounds=config["num-rounds"], timeout=float(config["timeout"]))
+    report(strategy)
+    if config["model"]:
+        save_arrays(Path(config["model"]), *strategy.model())
+        logger.info("model saved: %s", config["model"])
+
+
+def report(strategy: FedCFK) -> None:
+    """Log whose ratings took part, how good the ranks are, what it cost and what was seen."""
+    metrics, ledger = strategy.metrics_, strategy.ledger_
+    for row in strategy.history_:
+        logger.info("round %d: %d nodes, %d users", row["round"], row["clients"], row["rows"])
+    logger.info("items in the kernel: %d of %d", metrics["items"], metrics["catalogue"])
+    logger.info("users in the kernel: %d of %d nodes", metrics["rows"], metrics["clients"])
+    for name, value in metrics.items():
+        if name not in ("items", "catalogue", "rows", "clients"):
+            logger.info("%s: %.6g", name, value)
+    for seen in strategy.privacy()["server_sees"]:
+        logger.info("the server saw: %s", seen)
+    logger.info("exchanges: %d in %.1f s", ledger.exchanges, ledger.seconds)
+    logger.info(
+        "MB from nodes: %.3g, to nodes: %.3g", ledger.bytes_up / 1e6, ledger.bytes_down / 1e6
+    )
+    for partition, reasons in ledger.failures.items():
+        logger.warning("partition %s: %s", partition, reasons)
