@@ -7,6 +7,7 @@ import io
 import json
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedkern_flwr.gram import count_values, cross_gram, local_gram, local_suppor
 from fedkern_flwr.gram_plan import (
     MERGES,
     Merge,
+    bind,
     check_values,
     counts_encoding,
     matrix_encoding,
@@ -39,6 +41,34 @@ from .base import Handler, PhaseClient, SessionState
 from .sums import ClientSums
 
 Rows = NDArray[Any] | sparse.csr_array
+
+
+@dataclass
+class Released:
+    """What a node remembers of a release.
+
+    Attributes
+    ----------
+    opened : dict
+        Name -> [cohort, number] of the sums that it has helped to open.
+    survivors : list of int
+        Nodes whose rows are in the item counts.
+    counted : list of int
+        Nodes whose rows are to be in the matrix at hand.
+    """
+
+    opened: dict[str, list[int]] = field(default_factory=dict)
+    survivors: list[int] = field(default_factory=list)
+    counted: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, state: SessionState) -> Released:
+        """Read from a node's state."""
+        return cls(**json.loads(state.payload)) if state.payload else cls()
+
+    def pack(self) -> bytes:
+        """Return as bytes."""
+        return json.dumps(vars(self)).encode()
 
 
 class GramClient(PhaseClient):
@@ -157,29 +187,32 @@ class GramClient(PhaseClient):
     def sum_counts(self, request: wire.CountsRequest) -> wire.CountsReply:
         """Sum in how many rows each item is."""
         state, sums = self._open(request, wire.COUNTS_SUM, request.merge)
-        sums.check(
-            wire.COUNTS_SUM,
-            encoding=counts_encoding(request.parties, request.rows),
-            kind="integer",
-        )
-        sums.contribute(wire.COUNTS_SUM, local_support(self._encode(self.x, request)))
+        name = bind(wire.COUNTS_SUM, request)
+        sums.check(name, encoding=counts_encoding(request.parties, request.rows), kind="integer")
+        sums.contribute(name, local_support(self._encode(self.x, request)))
         self._close(state, request.round)
         return wire.CountsReply(round=request.round)
 
     def sum_matrix(self, request: wire.MatrixRequest) -> wire.MatrixReply:
         """Sum the Gram matrix of the items that are kept."""
         state, sums = self._open(request, wire.GRAM_SUM, request.merge)
-        alone = request.name == wire.GRAM_SUM
-        if alone != (request.merge == "disjoint") or not request.name.startswith(wire.GRAM_SUM):
-            raise self._refuse("the name of the sum is not one of its kind")
+        name = bind(wire.GRAM_SUM, request)
         encoding = self._matrix_ring(request)
-        sums.check(request.name, encoding=encoding, kind="integer")
-        if request.counted:
+        sums.check(name, encoding=encoding, kind="integer")
+        kept, order = Released.of(state), sums.order(name)
+        cohort = sums.party.state.cohorts[order.cohort]
+        counted = cohort.unpack(request.counted)
+        if len(counted) < cohort.threshold:
+            raise self._refuse(f"{len(counted)} nodes count, at least {cohort.threshold} must")
+        if self.partition in counted:
             values = self._encode(self._kept(request.items), request)
-            sums.contribute(request.name, local_gram(values, encoding.bits), overwrite=True)
+            sums.contribute(name, local_gram(values, encoding.bits), overwrite=True)
+        elif wire.COUNTS_SUM in kept.opened:
+            raise self._refuse("its rows are left out, and they were counted")
         else:
-            sums.contribute_nothing(request.name)
-        self._close(state, request.round)
+            sums.contribute_nothing(name)
+        kept.counted = sorted(counted)
+        self._close(state, request.round, kept)
         return wire.MatrixReply(round=request.round)
 
     def sum_cross(self, request: wire.CrossRequest) -> wire.CrossReply:
@@ -192,13 +225,14 @@ class GramClient(PhaseClient):
                 "give all nodes the same new items as x_new",
             )
         encoding = self._matrix_ring(request)
-        sums.check(wire.CROSS_SUM, encoding=encoding, kind="integer")
+        name = bind(wire.CROSS_SUM, request)
+        sums.check(name, encoding=encoding, kind="integer")
         old, new = (
             _dense(self._encode(part, request)) for part in (self._kept(request.items), self.x_new)
         )
         products = cross_gram(new, old).ravel()
         squares = np.einsum("ij,ij->j", new, new)
-        sums.contribute(wire.CROSS_SUM, np.concatenate([products, squares]))
+        sums.contribute(name, np.concatenate([products, squares]))
         self._close(state, request.round)
         return wire.CrossReply(round=request.round)
 
@@ -250,14 +284,32 @@ class GramClient(PhaseClient):
     def _answer_sections(self, request: sum_wire.SumRequest) -> sum_wire.SumReply:
         """Answer an exchange that opens sums: each of them once in a release."""
         state = self.open_session(request.session)
-        kept = _read(state)
-        for name, place in (self.sums.opened if self.sums is not None else {}).items():
-            if kept.setdefault(name, list(place)) != list(place):
+        kept = Released.of(state)
+        for full, place in (self.sums.opened if self.sums is not None else {}).items():
+            name = full.partition("#")[0]
+            key = full if name == wire.GRAM_SUM and self.merge == "max" else name
+            if kept.opened.setdefault(key, list(place)) != list(place):
                 raise self._refuse(f"a second {name} of the same rows in one release")
+            self._check_survivors(kept, name, place)
             self.note_answered(request.session, request.round)
-        state.payload = json.dumps(kept).encode()
+        state.payload = kept.pack()
         state.store(self.context)
         return super()._answer_sections(request)
+
+    def _check_survivors(self, kept: Released, name: str, place: tuple[int, int]) -> None:
+        """Refuse to open a matrix whose difference to the counts is one node."""
+        assert self.sums is not None
+        party = self.sums.party.state
+        cohort = party.cohorts[place[0]]
+        alive = cohort.unpack(party.open[place].alive)
+        if name == wire.COUNTS_SUM:
+            kept.survivors = sorted(alive)
+        elif name == wire.GRAM_SUM:
+            summed = alive.intersection(kept.counted)
+            if len(summed) < cohort.threshold:
+                raise self._refuse(f"{len(summed)} nodes count, at least {cohort.threshold} must")
+            if len(set(kept.survivors) - summed) == 1:
+                raise self._refuse("a single node dropped out after the item counts")
 
     def _open(
         self, request: wire.GramRequest, name: str, merge: str | None
@@ -271,15 +323,17 @@ class GramClient(PhaseClient):
                 f"the run has merge {merge}, this node takes part in {self.merge} only",
                 f'run with merge "{self.merge}", or give the node merge="{merge}"',
             )
-        if merge == "disjoint" and name in _read(state):
+        if merge == "disjoint" and name in Released.of(state).opened:
             raise self._refuse(
                 f"the rows of this node are counted in this release already ({name})",
                 "start a new run",
             )
         return state, self.sums
 
-    def _close(self, state: SessionState, number: int) -> None:
+    def _close(self, state: SessionState, number: int, kept: Released | None = None) -> None:
         state.round = number
+        if kept is not None:
+            state.payload = kept.pack()
         state.store(self.context)
 
     # -- pieces
@@ -382,11 +436,6 @@ class GramClient(PhaseClient):
 
 def _dense(x: Rows) -> NDArray[Any]:
     return x if isinstance(x, np.ndarray) else x.toarray()
-
-
-def _read(state: SessionState) -> dict[str, list[int]]:
-    """Return name -> [cohort, number] of the sums that this node has helped to open."""
-    return dict(json.loads(state.payload)) if state.payload else {}
 
 
 def _write(path: Path, lines: list[tuple[Any, ...]]) -> None:

@@ -185,6 +185,7 @@ class FedCFK(SecureGram):
             ask,
             wire.RecommendReply,
             timeout,
+            bound_to_request=False,
         )
         self.judged_ = list(sums[everybody].survivors)
         total = self._total(sums[everybody])

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.dot_kernels import KERNELS, DotKernel
 from fedkern_flwr.errors import (
     CheckpointError,
+    CohortError,
     EngineError,
     FedKernError,
     OptionError,
@@ -27,6 +28,7 @@ from fedkern_flwr.gram_plan import (
     MERGES,
     GramEncoding,
     Merge,
+    bind,
     check_values,
     combine,
     counts_encoding,
@@ -552,22 +554,36 @@ class SecureGram(SummingStrategy):
         few = np.zeros(len(self.items_), bool)
         together = [list(encodings)] if self.merge == "disjoint" else [[c] for c in encodings]
         for number, cohorts in enumerate(together, start=1):
-            name = wire.GRAM_SUM if self.merge == "disjoint" else f"{wire.GRAM_SUM}#{number}"
 
             def ask(
-                cohort: int, there: set[int], name: str = name
+                cohort: int, there: set[int], number: int = number
             ) -> Iterable[tuple[PhaseMessage, set[int]]]:
-                counted = there.intersection(self._counted[cohort])
-                public = {**self._public(cohort), "name": name, "merge": self.merge}
-                for who, count in ((counted, True), (there - counted, False)):
-                    yield wire.MatrixRequest(**public, counted=count, items=self.items_), who
+                assert self.sums is not None
+                members = self.sums.membership.cohorts[cohort]
+                yield (
+                    wire.MatrixRequest(
+                        **self._public(cohort),
+                        merge=self.merge,
+                        number=number,
+                        counted=members.pack(self._counted[cohort]),
+                        items=self.items_,
+                    ),
+                    there,
+                )
 
             chosen = {c: encodings[c] for c in cohorts}
             try:
                 sums = self._sum(
-                    grid, name, length, chosen, ask, wire.MatrixReply, timeout, self._too_few
+                    grid,
+                    wire.GRAM_SUM,
+                    length,
+                    chosen,
+                    ask,
+                    wire.MatrixReply,
+                    timeout,
+                    self._too_few,
                 )
-            except FedKernError as error:
+            except (CohortError, SumError) as error:
                 if self.merge == "disjoint":
                     raise
                 logger.warning("round %d is lost: %s", number, error)
@@ -676,6 +692,7 @@ class SecureGram(SummingStrategy):
         timeout: float,
         problem: Callable[[int, RunningSum], str] = lambda cohort, running: "",
         self_masks: bool = True,
+        bound_to_request: bool = True,
     ) -> dict[int, RunningSum]:
         """Sum vectors over cohorts in one exchange and open the sums.
 
@@ -702,6 +719,8 @@ class SecureGram(SummingStrategy):
             (cohort, sum) -> what is wrong with those who contributed.
         self_masks : bool (default: True)
             Without them all must contribute.
+        bound_to_request : bool (default: True)
+            Whether all must have been asked the same, see :func:`fedkern_flwr.gram_plan.bind`.
 
         Raises
         ------
@@ -713,11 +732,18 @@ class SecureGram(SummingStrategy):
         lacking, found = list(encodings), ""
         for attempt in range(self.attempts):
             self.step += 1
-            running = {
-                c: self.sums.order(name, length, encodings[c], cohort=c, self_masks=self_masks)
-                for c in lacking
-            }
-            self._exchange(grid, running, ask, reply, timeout)
+            running, messages = {}, []
+            for cohort in lacking:
+                there = set(self.sums.membership.cohorts[cohort].members) - self._spent
+                requests = list(ask(cohort, there))
+                bound = bind(name, requests[0][0]) if bound_to_request else name
+                one = self.sums.order(
+                    bound, length, encodings[cohort], cohort=cohort, self_masks=self_masks
+                )
+                running[cohort] = one
+                for request, who in requests:
+                    messages += self._address(request, who, one)
+            self.ask_nodes(grid, messages, reply, timeout)
             for cohort, one in running.items():
                 found = self._refused(one) or problem(cohort, one)
                 if found:
@@ -741,26 +767,14 @@ class SecureGram(SummingStrategy):
             return f"{error.party}: {error.problem}" if error.party else error.problem
         return ""
 
-    def _exchange(
-        self,
-        grid: Grid,
-        running: Mapping[int, RunningSum],
-        ask: Ask,
-        reply: type[Any],
-        timeout: float,
-    ) -> None:
-        """Ask the members of the cohorts of some sums to contribute."""
+    def _address(
+        self, request: PhaseMessage, who: Iterable[int], running: RunningSum
+    ) -> list[Message]:
+        """Return a request to some nodes to contribute to a sum."""
         assert self.sums is not None
         node_of = {party.partition: node for node, party in self.parties_.items()}
-        messages: list[Message] = []
-        for cohort, one in running.items():
-            there = set(one.cohort.members) - self._spent
-            for request, who in ask(cohort, there):
-                sections = {node_of[p]: self.sums.sections(p, [one]) for p in sorted(who)}
-                messages += request_messages(
-                    request, sections, group_id=str(self.step), sections=sections
-                )
-        self.ask_nodes(grid, messages, reply, timeout)
+        sections = {node_of[p]: self.sums.sections(p, [running]) for p in sorted(who)}
+        return request_messages(request, sections, group_id=str(self.step), sections=sections)
 
     def ask_nodes(
         self, grid: Grid, messages: Sequence[Message], reply: type[Any], timeout: float

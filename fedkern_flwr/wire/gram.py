@@ -106,21 +106,21 @@ class MatrixRequest(SumRequest):
 
     Attributes
     ----------
-    name : str
-        Name of the sum.
     merge : {"disjoint", "max"}
         Whether each row is summed once, or the entrywise maximum of many sums is kept.
-    counted : bool
-        Whether this node's rows are summed; one that missed the item counts adds zeros, for its
-        masks.
+    number : int
+        Number of the round with merge max, else 1.
+    counted : bytes
+        The nodes of the cohort whose rows are summed, a bit each, the same for all. Who missed the
+        item counts adds zeros, for its masks.
     items : ndarray of int32, shape (items,)
         The items, ascending.
     """
 
     phase = "gram-matrix"
-    name: str
     merge: str
-    counted: bool
+    number: int
+    counted: bytes
     items: NDArray[Any] = array("items", dtype="index")
 
 

@@ -37,6 +37,7 @@ from .labelled_data import Task
 from .online_figures import FIGURES as ONLINE
 from .rating_data import RatingData, rows_of
 from .recommender import (
+    check_cohorts,
     check_rounds,
     common_options,
     kernel_rows,
@@ -133,6 +134,9 @@ class GramFamily(Family[GramSettings, RatingData | InstanceData]):
         """
         super().check_data(config, prepared)
         strategy = SecureGram(**config["options"])
+        check_cohorts(strategy, prepared.num_clients)
+        if isinstance(prepared, RatingData):
+            refuse_options_of_tables(config)
         if isinstance(prepared, InstanceData):
             check_features(strategy, prepared.split(config["seed"]).features(strategy.encoding))
         elif strategy.encoding != "counts":
@@ -208,6 +212,37 @@ class GramFamily(Family[GramSettings, RatingData | InstanceData]):
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
         """Draw nothing: a run has one matrix."""
         return {}
+
+
+def refuse_options_of_tables(config: Config) -> None:
+    """Refuse options of a table where the data are ratings.
+
+    Raises
+    ------
+    OptionError
+    """
+    chosen = {**config["data"], **config}
+    for option in GramFamily().parameters():
+        if option.name in _OF_TABLES and chosen[option.name] != option.default:
+            flag = option.flag.removeprefix("--") or option.name.replace("_", "-")
+            raise OptionError(
+                f"{flag} is for tables, {Path(config['data']['data']).name} holds ratings",
+                remedy="leave it out",
+            )
+
+
+_OF_TABLES = (
+    "label",
+    "target",
+    "id_column",
+    "site_column",
+    "missing",
+    "task",
+    "positive",
+    "test_size",
+    "learner",
+    "cost",
+)
 
 
 def check_features(strategy: SecureGram, x: NDArray[np.float64]) -> None:

@@ -157,7 +157,7 @@ class InstanceData(DealtData[GramSettings, Instances]):
 
     def __init__(self, settings: GramSettings) -> None:
         super().__init__(settings)
-        for name in ("users_per_client", "min_rating"):
+        for name in ("users_per_client", "min_rating", "rating", "time"):
             if getattr(settings, name) is not None:
                 raise OptionError(
                     f"{name.replace('_', '-')} is for ratings, {settings.data} is a table",

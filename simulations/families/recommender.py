@@ -13,12 +13,14 @@ import numpy as np
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.gram import unpack
-from fedkern_flwr.gram_plan import RANKING
+from fedkern_flwr.gram_plan import RANKING, disjoint_cohorts, drawn_rounds
+from fedkern_flwr.interactions import is_interactions
 from fedkern_flwr.item_kernel import ItemKernel
 from fedkern_flwr.ranking import top_items
+from fedkern_flwr.secure_sum import check_cohort
 
 from ... import strategies
-from ...strategies import FedCFK, PhaseStrategy
+from ...strategies import FedCFK, PhaseStrategy, SecureGram
 from ..datasets import read_interactions
 from ..entries import Entry, average
 from ..format import figure
@@ -113,6 +115,16 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
         super().check(config)
         check_rounds(config)
 
+    def check_data(self, config: Config, prepared: RatingData) -> None:
+        """Refuse options that cannot work with so many nodes.
+
+        Raises
+        ------
+        OptionError, SmallCohortError
+        """
+        super().check_data(config, prepared)
+        check_cohorts(FedCFK(**config["options"]), prepared.num_clients)
+
     def prepare(self, settings: RatingSettings) -> RatingData:
         """Load the ratings and hold some out."""
         return RatingData(settings)
@@ -152,7 +164,8 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
         if id_column is not None:
             raise OptionError("ratings have no ids of records", remedy="leave out --id")
         arrays, meta, scaling = read_model(folder)
-        names, found = tuple(scaling["items"]), read_interactions(data)
+        columns = {} if is_interactions(data) else {n: config["data"][n] for n in _COLUMNS_READ}
+        names, found = tuple(scaling["items"]), read_interactions(data, **columns)
         found = found.positive(config["data"]["min_rating"])
         places = {name: k for k, name in enumerate(names)}
         known = np.array([places.get(name, -1) for name in found.item_ids])
@@ -249,6 +262,7 @@ def ratings_source() -> list[Option]:
 
 
 _COLUMNS_OF = {"user": "users", "item": "items", "rating": "ratings", "time": "times"}
+_COLUMNS_READ = ("user", "item", "rating")  # of a file of users to recommend to
 
 
 def ratings_dealt() -> list[Option]:
@@ -286,6 +300,26 @@ def refuse_plain(values: Mapping[str, Any]) -> None:
             "this method has secure sums only: a node's products are its ratings",
             remedy="leave out --no-secure",
         )
+
+
+def check_cohorts(strategy: SecureGram, nodes: int) -> None:
+    """Refuse sums that so many nodes cannot make, before anything is made.
+
+    Raises
+    ------
+    OptionError, SmallCohortError
+    """
+    if nodes < 2:
+        raise OptionError("a single client has nobody to sum with", remedy="use more clients")
+    everybody, share = range(nodes), strategy.participation
+    if strategy.merge == "max":
+        cohorts = drawn_rounds(everybody, share, 1, 0)
+    else:
+        cohorts = disjoint_cohorts(everybody, share, strategy.cohorts_, 0)
+    if isinstance(strategy, FedCFK):
+        cohorts.append(list(everybody))  # who sum how good the recommendations are
+    for members in cohorts:
+        check_cohort(len(members), strategy.threshold, strategy.min_cohort)
 
 
 def check_rounds(config: Config) -> None:

@@ -81,12 +81,14 @@ def own_ratings(
     """
     items = read_catalogue(catalogue)
     users, rows, places, likes = read_ratings(data, items, columns, min_rating)
+    if not users:
+        raise TableError(f"{Path(data).name} has no rows", remedy="give a file with ratings")
     train = _matrix(rows[likes], places[likes], len(users), len(items))
     if test_data is None:
         return OwnRatings(users, items, train, None)
     others, rows, places, likes = read_ratings(test_data, items, columns, min_rating)
     known = {user: row for row, user in enumerate(users)}
-    row_of = np.array([known.get(user, -1) for user in others])
+    row_of = np.array([known.get(user, -1) for user in others], np.intp)
     strangers = int((row_of < 0).sum())
     if strangers:
         logger.warning("%d users of the test data have no ratings, they are left out", strangers)
@@ -140,8 +142,6 @@ def read_ratings(
             remedy="do not name them",
         )
     table = _read(file)
-    if not table.num_rows:
-        raise TableError(f"{file.name} has no rows", remedy="give a file with ratings")
     user, item, rating = (
         _column(file, table.column_names, role, name)
         for role, name in zip(_NAMES, columns, strict=True)

@@ -1,0 +1,449 @@
+"""What an exact Gram matrix gives away: K = X^T X of users' binary profiles, and of real rows.
+
+A secure sum shows its receiver K and nothing else. But K is what the profiles add up to,
+
+    K = sum_u x_u x_u^T,    x_u binary,
+
+and no two sets of profiles are likely to have the same one. What is found, and from what:
+
+    ===============================  ==========================================================
+    K_ii = 1                         the whole profile of one user, :func:`rare_profiles`
+    K_ij = K_ii                      all who have item i have item j, :func:`implied_items`
+    K of two sets of users           the profile of the user they differ by, and of several,
+                                     :func:`difference_profile`, :func:`peel_profiles`
+    K of fewer users than items      every profile, :func:`peel_profiles`
+    entrywise maximum of such K      the items of the last cohort, :func:`raised_items`
+    Gram matrix of real rows         the rows but for a rotation, :func:`rows_up_to_rotation`;
+                                     with known rows the others, :func:`rows_by_known`
+    requests for rows of K           which items are positive, :func:`requested_items_auc`
+    ===============================  ==========================================================
+
+The attack on all profiles rests on
+
+    K - x x^T is positive semidefinite  <=>  x in the range of K and x^T K^+ x <= 1,
+
+with equality if the profiles are linearly independent: an exact test of a single profile. A profile
+that has the items i and j has no item k with K_ik = 0 or K_jk = 0, so that it lies in a space of
+fewer dimensions, where :func:`binary_vector` looks for it as a decoder looks for a word, and
+:func:`sparse_profile` by a linear program. What is found is subtracted, and the rest is easier.
+
+Source: follows from section 2 and 3 of Polato, Gallinaro and Aiolli, "Privacy-Preserving Kernel
+Computation For Vertically Partitioned Data"; the search: Fincke and Pohst, "Improved Methods for
+Calculating Vectors of Short Length in a Lattice", Mathematics of Computation 44, 1985, in the
+order of V-BLAST; the linear program: Spielman, Wang and Wright, "Exact Recovery of Sparsely-Used
+Dictionaries", 2012.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import eigh
+from scipy.optimize import linprog
+from scipy.stats import rankdata
+
+from fedkern_flwr.errors import OptionError
+
+from .gradient_inversion import Floats
+
+Profiles = NDArray[np.int8]
+
+_SLACK = 1e-3  # of x^T K^+ x in the search, for rounding
+_CERTAIN = 1e-4  # of x^T K^+ x of a vector that was found
+_OUTSIDE = 1e7  # z^T K^+ z of a unit vector outside the range, which has none
+_PRESENT = 0.5  # counts above this are one or more
+_BINARY = 1e-6
+_REFRESH = 20  # profiles after which the inverse is computed anew
+_RETRY = 10  # profiles after which a pair of items that failed is tried again
+
+
+@dataclass(frozen=True)
+class Peeling:
+    """Profiles computed from a kernel.
+
+    Attributes
+    ----------
+    profiles : ndarray of int8, shape (k, m)
+        In the order in which they were found.
+    remaining : ndarray, shape (m, m)
+        The kernel less theirs: that of the users who were not found.
+    tries : int
+        Number of searches.
+    """
+
+    profiles: Profiles
+    remaining: Floats
+    tries: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether the profiles explain the kernel to the last count."""
+        return not bool(np.any(self.remaining.diagonal() > _PRESENT))
+
+
+# -- what is read off
+
+
+def rare_profiles(kernel: NDArray[Any]) -> Profiles:
+    """Read off the profiles of users who are the only ones to have an item.
+
+    Returns
+    -------
+    ndarray of int8, shape (k, m)
+        Rows of K with K_ii = 1, each once.
+    """
+    counts = np.asarray(kernel)
+    return np.unique(counts[counts.diagonal() == 1].astype(np.int8), axis=0)
+
+
+def implied_items(kernel: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which items all have who have an item: K_ij = K_ii.
+
+    Returns
+    -------
+    ndarray of bool, shape (m, m)
+        At [i, j] whether having i proves having j; not for j = i, nor for an item nobody has.
+    """
+    counts = np.asarray(kernel)
+    own = counts.diagonal()[:, None]
+    implied = (counts == own) & (own > 0)
+    np.fill_diagonal(implied, False)
+    return np.asarray(implied)
+
+
+def difference_profile(before: NDArray[Any], after: NDArray[Any]) -> Profiles | None:
+    """Compute the profile of the one user by whom the users of two sums differ.
+
+    A user who knows its own profile does it with x x^T as ``before`` in a cohort of two.
+
+    Parameters
+    ----------
+    before, after : ndarray, shape (m,) or (m, m)
+        Item counts or kernels, in either order.
+
+    Returns
+    -------
+    ndarray of int8, shape (m,), or None
+        None if it takes more than one user. Kernels of several: see :func:`peel_profiles`.
+    """
+    difference = np.asarray(after).astype(np.int64) - np.asarray(before).astype(np.int64)
+    counts = difference.diagonal() if difference.ndim == 2 else difference
+    profile = np.abs(counts)
+    sign = -1 if counts.sum() < 0 else 1
+    if not np.array_equal(sign * counts, profile) or profile.max(initial=0) != 1:
+        return None
+    if difference.ndim == 2 and not np.array_equal(sign * difference, np.outer(profile, profile)):
+        return None
+    return profile.astype(np.int8)
+
+
+def raised_items(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return the items of the last cohort from two successive entrywise maxima.
+
+    An entry that was raised is one that somebody in that cohort has; in a cohort of one that is
+    the user's profile, unless the maximum had all of its pairs before.
+
+    Returns
+    -------
+    ndarray of bool, shape (m,)
+    """
+    return np.asarray((np.asarray(after) > np.asarray(before)).any(axis=1))
+
+
+def requested_items_auc(requests: NDArray[np.bool_], positives: NDArray[np.bool_]) -> float:
+    """Rate the guess that the items a user asks for most often are its positives.
+
+    Parameters
+    ----------
+    requests : ndarray of bool, shape (t, m)
+        What a user asked for each time.
+    positives : ndarray of bool, shape (m,)
+        The truth, to rate the guess.
+
+    Returns
+    -------
+    float
+        Area under the ROC curve: 0.5 tells nothing, as asking for all of K does.
+    """
+    own = int(positives.sum())
+    others = len(positives) - own
+    if not own or not others:
+        raise OptionError("needs items of both kinds")
+    ranks = rankdata(requests.sum(axis=0))
+    return float((ranks[positives].sum() - own * (own + 1) / 2) / (own * others))
+
+
+# -- profiles in the range of a kernel
+
+
+def sparse_profile(kernel: NDArray[Any], item: int) -> Profiles | None:
+    """Search a profile that has an item by a linear program.
+
+    Minimise sum_j z_j over z in the range of K with 0 <= z <= 1, z_i = 1 and z_j = 0 where
+    K_ij = 0.
+
+    Parameters
+    ----------
+    kernel : ndarray, shape (m, m)
+        K.
+    item : int
+        i.
+
+    Returns
+    -------
+    ndarray of int8, shape (m,), or None
+        None if the solution is not binary.
+    """
+    counts = np.asarray(kernel, np.float64)
+    values, vectors = eigh(counts)
+    support = np.flatnonzero(counts[item] > _PRESENT)
+    outside = vectors[support][:, values < _floor(values)].T
+    _, size, right = np.linalg.svd(outside, full_matrices=False)
+    system = right[size > _BINARY]
+    bounds = [(float(j == item), 1.0) for j in support]
+    goal = np.ones(len(support))
+    solved = linprog(goal, A_eq=system, b_eq=np.zeros(len(system)), bounds=bounds)
+    if solved.x is None or np.abs(solved.x - solved.x.round()).max() > _BINARY:
+        return None
+    profile = np.zeros(len(counts), np.int8)
+    profile[support] = solved.x.round()
+    return profile
+
+
+def peel_profiles(
+    kernel: NDArray[Any], *, nodes: int = 20_000, patience: int = 60, limit: int | None = None
+) -> Peeling:
+    """Compute profiles one by one, and subtract each.
+
+    Pairs of items that somebody has both of are tried in the order of how many items have been
+    seen with both. O(m^3) for the kernel, O(s^3) for a search among s items, and O(m^2) for each
+    profile found.
+
+    Parameters
+    ----------
+    kernel : ndarray, shape (m, m)
+        K, or a difference of such kernels.
+    nodes : int (default: 20000)
+        Steps of a search, at most.
+    patience : int (default: 60)
+        Searches in a row without success after which to give up.
+    limit : int, optional
+        Profiles after which to stop.
+
+    Returns
+    -------
+    Peeling
+        If the users are fewer than the items and their profiles are linearly independent, what is
+        found is right. Else it may be a vector that nobody has, unless it is complete.
+    """
+    remaining = np.array(kernel, np.float64)
+    found: list[Profiles] = []
+    failed: dict[tuple[int, int], int] = {}
+    tries = in_vain = 0
+    wanted = np.inf if limit is None else limit
+    while len(found) < wanted and np.any(remaining.diagonal() > _PRESENT):
+        precision = _precision(remaining)
+        start = len(found)
+        for i, j in _pairs(remaining):
+            if len(found) >= min(wanted, start + _REFRESH) or in_vain >= patience:
+                break
+            if remaining[i, j] < _PRESENT or len(found) < failed.get((i, j), 0):
+                continue
+            tries += 1
+            profile = _profile_with(remaining, precision, np.unique([i, j]), nodes)
+            if profile is None:
+                failed[i, j] = len(found) + _RETRY
+                in_vain += 1
+                continue
+            in_vain = 0
+            found.append(profile.astype(np.int8))
+            remaining -= np.outer(profile, profile)
+            precision = _without(precision, profile)
+        if len(found) == start:
+            break
+    profiles = np.array(found, np.int8).reshape(len(found), len(remaining))
+    return Peeling(profiles, remaining, tries)
+
+
+def binary_vector(
+    precision: Floats,
+    ones: NDArray[np.intp],
+    together: NDArray[np.bool_],
+    *,
+    nodes: int = 20_000,
+) -> NDArray[np.bool_] | None:
+    """Search a binary z with z^T M z <= 1, depth first.
+
+    Entries are settled in the order of how well those before them predict them, each to the value
+    nearer to the prediction first; z^T M z is the sum of the squared errors in units of their
+    standard deviation, and above 1 the branch is given up.
+
+    Parameters
+    ----------
+    precision : ndarray, shape (s, s)
+        M, positive definite.
+    ones : ndarray of int
+        Entries known to be 1.
+    together : ndarray of bool, shape (s, s)
+        Whether two entries may both be 1.
+    nodes : int (default: 20000)
+        Steps, at most.
+
+    Returns
+    -------
+    ndarray of bool, shape (s,), or None
+        The first one found.
+    """
+    vector = np.zeros(len(precision), np.bool_)
+    vector[ones] = True
+    free = np.flatnonzero(~vector)
+    if not len(free):
+        return vector if precision.sum() <= 1.0 + _SLACK else None
+    spread = np.linalg.inv(precision[np.ix_(free, free)])
+    linear = precision[np.ix_(free, ones)].sum(axis=1)
+    centre = -spread @ linear
+    radius = 1.0 + _SLACK - precision[np.ix_(ones, ones)].sum() - linear @ centre
+    order, variance, effect = _settling((spread + spread.T) / 2.0)
+    compatible = together[np.ix_(free, free)]
+    nothing = np.zeros(len(free), np.bool_)
+    branches = [(0, centre, 0.0, ~nothing, nothing)]
+    while branches and nodes > 0:
+        k, mean, cost, allowed, bits = branches.pop()
+        while cost <= radius:
+            if k == len(free):
+                vector[free] = bits
+                return vector
+            nodes -= 1
+            entry = order[k]
+            expected = mean[entry]
+            costs = (cost + expected**2 / variance[k], cost + (1.0 - expected) ** 2 / variance[k])
+            near = bool(allowed[entry] and costs[1] < costs[0])
+            steps = []
+            for bit in (near, not near):
+                if costs[bit] > radius or (bit and not allowed[entry]):
+                    steps.append((k, mean, np.inf, allowed, bits))
+                    continue
+                then = bits
+                if bit:
+                    then = bits.copy()
+                    then[entry] = True
+                moved = mean + effect[k] * (bit - expected)
+                may = allowed & compatible[entry] if bit else allowed
+                steps.append((k + 1, moved, costs[bit], may, then))
+            if steps[1][2] < np.inf:
+                branches.append(steps[1])
+            k, mean, cost, allowed, bits = steps[0]
+    return None
+
+
+def _floor(values: Floats) -> float:
+    """Return the eigenvalue below which there is only rounding."""
+    return 10.0 * len(values) * float(np.finfo(np.float64).eps) * max(float(values[-1]), 1.0)
+
+
+def _precision(kernel: Floats) -> Floats:
+    """Return the inverse of a kernel, huge outside its range."""
+    values, vectors = eigh(kernel)
+    inside = values > _floor(values)
+    inverse = np.full(len(values), _OUTSIDE)
+    inverse[inside] = 1.0 / values[inside]
+    return np.asarray((vectors * inverse) @ vectors.T)
+
+
+def _without(precision: Floats, profile: Floats) -> Floats:
+    """Update the inverse of a kernel from which a profile was subtracted."""
+    direction = precision @ profile
+    left = 1.0 - profile @ direction
+    if left > _CERTAIN:
+        return np.asarray(precision + np.outer(direction, direction) / left)
+    # the range has lost a dimension
+    direction /= np.linalg.norm(direction)
+    image = precision @ direction
+    cross = np.outer(direction, image)
+    inside = (direction @ image + _OUTSIDE) * np.outer(direction, direction)
+    return np.asarray(precision - cross - cross.T + inside)
+
+
+def _pairs(kernel: Floats) -> list[tuple[int, int]]:
+    present = kernel > _PRESENT
+    i, j = np.nonzero(np.triu(present))
+    seen = present.astype(np.float32)
+    order = np.argsort((seen @ seen)[i, j], kind="stable")
+    return list(zip(i[order].tolist(), j[order].tolist(), strict=True))
+
+
+def _profile_with(
+    kernel: Floats, precision: Floats, items: NDArray[np.intp], nodes: int
+) -> Floats | None:
+    support = np.flatnonzero((kernel[items] > _PRESENT).all(axis=0))
+    block = np.ix_(support, support)
+    ones = np.searchsorted(support, items)
+    vector = binary_vector(precision[block], ones, kernel[block] > _PRESENT, nodes=nodes)
+    if vector is None:
+        return None
+    profile = np.zeros(len(kernel))
+    profile[support] = vector
+    return profile if profile @ precision @ profile <= 1.0 + _CERTAIN else None
+
+
+def _settling(spread: Floats) -> tuple[NDArray[np.intp], Floats, Floats]:
+    """Order entries by variance given those before; return that, and effects on the others."""
+    left = spread.copy()
+    count = len(left)
+    order = np.zeros(count, np.intp)
+    variance = np.zeros(count)
+    effect = np.zeros((count, count))
+    tiny = float(np.finfo(np.float64).eps)
+    open_ = np.zeros(count)  # infinite once settled
+    for k in range(count):
+        order[k] = chosen = int((left.diagonal() + open_).argmin())
+        variance[k] = max(float(left[chosen, chosen]), tiny)
+        effect[k] = left[chosen] / variance[k]
+        left -= np.outer(left[chosen], effect[k])
+        open_[chosen] = np.inf
+    return order, variance, effect
+
+
+# -- real rows
+
+
+def rows_up_to_rotation(gram: Floats) -> Floats:
+    """Compute rows from their inner products, but for a rotation or reflection.
+
+    Parameters
+    ----------
+    gram : ndarray, shape (n, n)
+        X X^T.
+
+    Returns
+    -------
+    ndarray, shape (n, d)
+        d is the rank.
+    """
+    values, vectors = eigh(gram)
+    seen = values > _floor(values)
+    return np.asarray((vectors[:, seen] * np.sqrt(values[seen]))[:, ::-1])
+
+
+def rows_by_known(gram: Floats, known: NDArray[np.intp], records: Floats) -> Floats:
+    """Compute rows from their inner products with known rows.
+
+    Parameters
+    ----------
+    gram : ndarray, shape (n, n)
+        X X^T.
+    known : ndarray of int, shape (k,)
+        Which rows are known.
+    records : ndarray, shape (k, d)
+        They.
+
+    Returns
+    -------
+    ndarray, shape (n, d)
+        Exact if the known rows span all d dimensions, else what is in their span. With d - 1
+        independent ones what is missing is known but for its sign, the same for all rows.
+    """
+    return np.asarray(np.linalg.lstsq(records, gram[known], rcond=None)[0].T)

@@ -1,0 +1,802 @@
+"""The client of Secure Gram and FedCFK: what it refuses, releases once, tells and writes."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from scipy import sparse
+
+from fedkern_flwr.clients import GramClient
+from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, SumError, TableError
+from fedkern_flwr.gram import packed_size, unpack
+from fedkern_flwr.gram_plan import counts_encoding, matrix_encoding, ranking_encoding
+from fedkern_flwr.secure_sum import Encoding, RunningSum, SecureSum
+from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
+from fedkern_flwr.wire import gram as wire
+from fedkern_flwr.wire.sections import Section, attach, detach
+from fedkern_flwr.wire.sums import FinishRequest, Order, Unmask, UnmaskRequest
+
+SESSION = "5e" * 8
+ITEMS = 4
+#: Rows of four nodes.
+X = [
+    np.array([[1, 0, 1, 1], [0, 0, 1, 0]]),
+    np.array([[1, 1, 0, 1]]),
+    np.array([[0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 1]]),
+    np.array([[1, 0, 1, 1]]),
+]
+Table = dict[str, Any]
+
+
+def context(partition: int = 0, partitions: int = len(X)) -> Context:
+    config: dict[str, Any] = {"partition-id": partition, "num-partitions": partitions}
+    return Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
+
+
+def make(place: Context | None = None, x: Any = X[0], **more: Any) -> GramClient:
+    return GramClient(place or context(), x, **more)
+
+
+def send(
+    client: GramClient, request: PhaseMessage, sections: Sequence[PhaseMessage] = ()
+) -> tuple[list[Any], dict[str, Any], list[Section]]:
+    """Pass a request to a client as a server would; return what it answers."""
+    more, extra = attach(sections)
+    arrays, _, scalars = client.fit([*request.arrays(), *more], {**request.scalars(), **extra})
+    return detach(arrays, scalars, party="")
+
+
+def opening(resume_round: int = 0, secure: bool = True) -> DescribeRequest:
+    return DescribeRequest(
+        session=SESSION, method="secure-gram", resume_round=resume_round, secure=secure
+    )
+
+
+@dataclass
+class Server:
+    """A server that does what it is told, not what the strategy would do."""
+
+    cohorts: list[list[int]] | None = None
+    common: Table = field(default_factory=dict)
+    tables: list[Any] = field(default_factory=lambda: list(X))
+    state: Path | None = None
+    resume_round: int = 0
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        self.contexts = [context(k, len(self.tables)) for k in range(len(self.tables))]
+        found = []
+        for k in range(len(self.tables)):
+            arrays, scalars, _ = send(self.client(k), opening(self.resume_round))
+            found.append(DescribeReply.unpack(arrays, scalars, party=""))
+        self.described = found
+        keys = {f.partition: (f.public_key, f.signature) for f in found}
+        self.sums = SecureSum(SESSION, keys, cohorts=self.cohorts)
+
+    def client(self, k: int) -> GramClient:
+        """Return the client of a message: a fresh one, as in Flower."""
+        more = {} if self.state is None else {"state_dir": self.state / str(k)}
+        return GramClient(self.contexts[k], self.tables[k], **more, **self.common)
+
+    def ask(
+        self, k: int, request: PhaseMessage, sections: Sequence[PhaseMessage] = ()
+    ) -> list[Section]:
+        _, _, answers = send(self.client(k), request, sections)
+        self.sums.take(k, answers)
+        return answers
+
+    def order(self, name: str, length: int, encoding: Encoding, cohort: int = 0) -> RunningSum:
+        return self.sums.order(name, length, encoding, cohort=cohort)
+
+    def matrices(
+        self, who: Sequence[int] = range(len(X)), cohort: int = 0, **more: Any
+    ) -> RunningSum:
+        """Let nodes contribute to a sum of matrices."""
+        self.step += 1
+        parties = len(self.sums.membership.cohorts[cohort].members)
+        request = matrix(round=self.step, parties=parties, **more)
+        length, bits = packed_size(len(request.items)), matrix_encoding(parties, 3, 1.0, 0)
+        running = self.order(request.name, length, bits, cohort)
+        for k in who:
+            self.ask(k, request, self.sums.sections(k, [running]))
+        return running
+
+    def openings(self, sums: Sequence[RunningSum]) -> dict[int, list[PhaseMessage]]:
+        return self.sums.unmask_sections(sums)
+
+    def unmask(self, sections: dict[int, list[PhaseMessage]]) -> None:
+        self.step += 1
+        for k, parts in sections.items():
+            self.ask(k, UnmaskRequest(session=SESSION, round=self.step), parts)
+
+    def release(self, who: Sequence[int] = range(len(X)), **more: Any) -> np.ndarray:
+        running = self.matrices(who, **more)
+        self.unmask(self.openings([running]))
+        return unpack(self.sums.total(running), ITEMS)
+
+
+def fields(**more: Any) -> Table:
+    found: Table = {"session": SESSION, "round": 1, "encoding": "counts", "bound": 1.0}
+    return {**found, "fraction_bits": 0, "rows": 3, "parties": len(X), **more}
+
+
+def counts(**more: Any) -> wire.CountsRequest:
+    return wire.CountsRequest(**{**fields(), "merge": "disjoint", **more})
+
+
+def matrix(**more: Any) -> wire.MatrixRequest:
+    own: Table = {"name": wire.GRAM_SUM, "merge": "disjoint", "counted": True}
+    return wire.MatrixRequest(**{**fields(), **own, "items": np.arange(ITEMS, dtype="i4"), **more})
+
+
+def cross(**more: Any) -> wire.CrossRequest:
+    own: Table = {"new_items": 1, "items": np.arange(ITEMS, dtype=np.int32)}
+    return wire.CrossRequest(**{**fields(), **own, **more})
+
+
+def recommend(**more: Any) -> wire.RecommendRequest:
+    gram = np.concatenate(X).T @ np.concatenate(X)
+    own: Table = {
+        "session": SESSION,
+        "round": 1,
+        "request": "full",
+        "kernel": "linear",
+        "degree": 2,
+        "gamma": 1.0,
+        "coef0": 1.0,
+        "users": 7,
+        "regularization": 0.1,
+        "subtract_mean": True,
+        "rows": 3,
+        "items": np.arange(ITEMS, dtype=np.int32),
+        "coefficients": np.zeros(0),
+        "mean": gram.mean(axis=1),
+        "squares": gram.diagonal().astype(np.uint16),
+        "wanted": np.zeros(0, np.int32),
+        "products": gram[np.triu_indices(ITEMS)].astype(np.uint16),
+    }
+    return wire.RecommendRequest(**{**own, **more})
+
+
+def pooled(who: Sequence[int] = range(len(X))) -> np.ndarray:
+    rows = np.concatenate([X[k] for k in who])
+    return rows.T @ rows
+
+
+# -- tables
+
+
+BAD_TABLES: dict[str, tuple[Table, str]] = {
+    "text": ({"x": [["secret", "77"]]}, "x has dtype <U6; pass numbers"),
+    "complex numbers": ({"x": np.zeros((1, 2), complex)}, "x has dtype complex128; pass numbers"),
+    "three dimensions": ({"x": np.zeros((1, 2, 3))}, r"x has shape \(1, 2, 3\); pass rows of item"),
+    "no rows": ({"x": np.zeros((0, 4))}, r"x has shape \(0, 4\); pass rows of items"),
+    "no items": ({"x": np.zeros((2, 0))}, r"x has shape \(2, 0\); pass rows of items"),
+    "no rows, sparse": ({"x": sparse.csr_array((0, 4))}, r"x has shape \(0, 4\); pass rows of it"),
+    "held out: other items": (
+        {"x_test": np.zeros((2, 3))},
+        r"x_test has shape \(2, 3\), x \(2, 4\); pass matrices that fit",
+    ),
+    "held out: other rows": (
+        {"x_test": sparse.csr_array((3, 4))},
+        r"x_test has shape \(3, 4\), x \(2, 4\)",
+    ),
+    "new items: other rows": ({"x_new": np.zeros((3, 1))}, "x_new has 3 rows, x 2"),
+    "a user twice": (
+        {"users": ["secret", "secret"]},
+        "1 different names of 2 users; name each of the users once",
+    ),
+    "too few users": ({"users": ["secret"]}, "1 different names of 2 users"),
+    "an item twice": ({"items": list("abca")}, "3 different names of 4 items; name each of the it"),
+    "too many items": ({"items": list("abcde")}, "5 different names of 4 items"),
+    "items that are the same as text": ({"items": [1, "1", 2, 3]}, "3 different names of 4 items"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TABLES)
+def test_tables_that_cannot_be_used_are_refused_in_one_line(name: str) -> None:
+    change, text = BAD_TABLES[name]
+    with pytest.raises(TableError, match=f"^partition 0: {text}") as caught:
+        make(**change)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("option", "value"), [("merge", "sum"), ("request", "some")])
+def test_unknown_ways_are_refused(option: str, value: str) -> None:
+    with pytest.raises(OptionError, match=f"{option} is '{value}'"):
+        make(**{option: value})
+
+
+def test_a_node_tells_sizes_and_a_digest() -> None:
+    client = make(items=list("abcd"), users=["u", "v"], x_new=np.zeros((2, 3)))
+    arrays, scalars, _ = send(client, opening())
+    found = DescribeReply.unpack(arrays, scalars, party="")
+    assert (found.rows, found.features, found.test_rows) == (2, 4, 3)
+    assert found.columns == columns_digest("abcd")
+    assert len(found.public_key) == 32
+    assert not arrays
+    assert "u" not in scalars.values()
+    single = make(x=[1, 0, 1])
+    found = single.describe(opening())
+    assert (found.rows, found.features, found.test_rows, found.columns) == (1, 3, 0, "")
+
+
+# -- values
+
+
+BAD_VALUES: dict[str, tuple[float, str]] = {
+    "NaN": (np.nan, "features hold NaN or infinite values; clean the data"),
+    "infinite": (np.inf, "features hold NaN or infinite values"),
+    "negative": (-1.0, 'features are not whole numbers of at least 0; use encoding "fixed-point"'),
+    "not whole": (0.25, "features are not whole numbers of at least 0; use encoding"),
+    "beyond the bound": (77.0, "features exceed their declared bound of 1; declare a larger bou"),
+}
+BAD_REALS = {name: BAD_VALUES[name][0] for name in ("NaN", "infinite", "beyond the bound")}
+
+
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_array, sparse.coo_array])
+@pytest.mark.parametrize("name", BAD_VALUES)
+def test_values_that_do_not_fit_never_reach_a_mask(name: str, form: Any) -> None:
+    value, text = BAD_VALUES[name]
+    bad = X[0].astype(float)
+    bad[1, 2] = value
+    server = Server(tables=[form(bad), *X[1:]])
+    ways: list[tuple[PhaseMessage, int, Encoding]] = [
+        (counts(), ITEMS, counts_encoding(4, 3)),
+        (matrix(round=2), packed_size(ITEMS), matrix_encoding(4, 3, 1.0, 0)),
+    ]
+    for request, length, encoding in ways:
+        sum_name = wire.COUNTS_SUM if length == ITEMS else wire.GRAM_SUM
+        running = server.order(sum_name, length, encoding)
+        before = server.contexts[0].state.copy()
+        with pytest.raises(TableError, match=f"TableError: partition 0: {text}") as caught:
+            send(server.client(0), request, server.sums.sections(0, [running]))
+        assert "77" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert server.contexts[0].state == before
+        send(server.client(1), request, server.sums.sections(1, [running]))
+
+
+@pytest.mark.parametrize("name", BAD_REALS)
+def test_real_values_that_do_not_fit_are_refused(name: str) -> None:
+    bad = X[0].astype(float)
+    bad[0, 1] = BAD_REALS[name]
+    server = Server(tables=[bad, *X[1:]])
+    request = matrix(encoding="fixed-point", fraction_bits=10)
+    encoding = matrix_encoding(4, 3, 1.0, 10)
+    running = server.order(wire.GRAM_SUM, packed_size(ITEMS), encoding)
+    with pytest.raises(TableError, match="partition 0: features ") as caught:
+        send(server.client(0), request, server.sums.sections(0, [running]))
+    assert "77" not in str(caught.value)
+
+
+def test_rows_that_are_not_kept_are_not_looked_at_in_the_matrix() -> None:
+    """Only kept items enter: a value of a dropped one cannot reach the sum in any way."""
+    odd = X[0].copy()
+    odd[0, 3] = 1000
+    server = Server(tables=[odd, *X[1:]])
+    items = np.array([0, 2], np.int32)
+    running = server.matrices(items=items)
+    server.unmask(server.openings([running]))
+    found = unpack(server.sums.total(running), 2)
+    np.testing.assert_array_equal(found, pooled()[np.ix_(items, items)])
+
+
+# -- orders that are not what the request implies
+
+
+RIGHT_COUNTS, RIGHT_MATRIX = counts_encoding(4, 3), matrix_encoding(4, 3, 1.0, 0)
+WRONG_ORDERS: dict[str, tuple[PhaseMessage, str, Table, str]] = {}
+for _what, _request, _name, _length, _right in (
+    ("counts", counts(), wire.COUNTS_SUM, ITEMS, RIGHT_COUNTS),
+    ("matrix", matrix(), wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX),
+    ("zeros", matrix(counted=False), wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX),
+    ("cross", cross(), wire.CROSS_SUM, ITEMS + 1, RIGHT_MATRIX),
+    ("metrics", recommend(), wire.RANKING_SUM, 4, ranking_encoding(3)),
+):
+    _entitled = "is not the one that its receiver is entitled to"
+    for _change, _more in {
+        "ring": {"bits": 32 if _right.bits != 32 else 64},
+        "bound": {"bound": _right.bound + 1},
+        "kind": {"kind": "fixed-point" if _right.kind == "integer" else "integer"},
+        "receiver": {"receiver": 1},
+        "length": {"length": _length + 1},
+    }.items():
+        _text = r"has shape \(\d+,\) instead of" if _change == "length" else _entitled
+        if (_what, _change) == ("zeros", "length"):
+            continue  # zeros of any length show nothing
+        WRONG_ORDERS[f"{_what}: {_change}"] = (_request, _name, {"length": _length, **_more}, _text)
+
+
+@pytest.mark.parametrize("case", WRONG_ORDERS)
+def test_orders_of_other_sums_are_refused(case: str) -> None:
+    request, name, change, text = WRONG_ORDERS[case]
+    server = Server(common={"x_new": None})
+    for k in range(len(X)):
+        server.tables[k] = X[k]
+    right = {wire.COUNTS_SUM: RIGHT_COUNTS, wire.RANKING_SUM: ranking_encoding(3)}
+    running = server.order(name, change["length"], right.get(name, RIGHT_MATRIX))
+    running.order = replace(running.order, **change)
+    place, table = server.contexts[2], X[2]
+    client = GramClient(place, table, x_new=np.ones((len(table), 1), int))
+    with pytest.raises(FedKernError, match=text):
+        send(client, request, server.sums.sections(2, [running]))
+
+
+def test_the_right_orders_are_taken() -> None:
+    """The cases above fail for the reason given, not for another."""
+    for request, name, length, encoding in (
+        (counts(), wire.COUNTS_SUM, ITEMS, RIGHT_COUNTS),
+        (matrix(), wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX),
+        (cross(), wire.CROSS_SUM, ITEMS + 1, RIGHT_MATRIX),
+        (recommend(), wire.RANKING_SUM, 4, ranking_encoding(3)),
+    ):
+        server = Server()
+        running = server.order(name, length, encoding)
+        client = GramClient(server.contexts[2], X[2], x_new=np.ones((3, 1), int))
+        _, _, sections = send(client, request, server.sums.sections(2, [running]))
+        assert [section.phase for section in sections] == ["sum-upload"]
+        assert sections[0].arrays[0].size == length
+
+
+WRONG_REQUESTS: dict[str, tuple[PhaseMessage, str]] = {
+    "items twice": (matrix(items=np.array([0, 0, 1, 2], np.int32)), "its items are not in order"),
+    "items out of order": (matrix(items=np.array([1, 0], np.int32)), "its items are not in order"),
+    "no items": (matrix(items=np.zeros(0, np.int32)), "its items are not in order"),
+    "negative items": (matrix(items=np.array([-1, 2], np.int32)), "its items are not in order"),
+    "unknown items": (matrix(items=np.array([0, 4], np.int32)), "items that are not among 4"),
+    "too few rows": (matrix(rows=2), "it counts on 2 rows, there are 3"),
+    "an unknown encoding": (matrix(encoding="text"), "encoding is 'text'; choose one of counts"),
+    "fractions of counts": (matrix(fraction_bits=3), "encoding counts has whole numbers, not a bo"),
+    "too many fraction bits": (
+        matrix(encoding="fixed-point", fraction_bits=31),
+        "fraction_bits is 31; use 0 to 30",
+    ),
+    "no ring is large enough": (
+        matrix(encoding="fixed-point", fraction_bits=30, bound=2.0),
+        "overflows a 64-bit ring; use fewer fraction bits or a smaller bound",
+    ),
+    "no bound": (matrix(bound=0.0), "bound is 0"),
+    "another name": (matrix(name="gram matrix#2"), "the name of the sum is not one of its kind"),
+    "merge max": (
+        matrix(merge="max", name="gram matrix#1"),
+        'the run has merge max, this node takes part in disjoint only; run with merge "disjoint"',
+    ),
+    "counts of merge max": (counts(merge="max"), "this node takes part in disjoint only"),
+    "no new items": (
+        cross(),
+        "1 new items are asked for, this node has 0; give all nodes the same new items as x_new",
+    ),
+    "noisy requests": (
+        wire.AskRequest(session=SESSION, round=1, items=np.arange(2, dtype=np.int32)),
+        "noisy requests show what a user likes, and this node makes none; run with request",
+    ),
+    "another session": (matrix(session="ab" * 8), "this node has announced no key in its session"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_REQUESTS)
+def test_requests_that_cannot_be_are_refused_in_one_line(name: str) -> None:
+    request, text = WRONG_REQUESTS[name]
+    server = Server()
+    sums = []
+    for kind, sum_name, length, encoding in (
+        (wire.CountsRequest, wire.COUNTS_SUM, ITEMS, RIGHT_COUNTS),
+        (wire.MatrixRequest, wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX),
+        (wire.CrossRequest, wire.CROSS_SUM, ITEMS + 1, RIGHT_MATRIX),
+    ):
+        if isinstance(request, kind):
+            sums = [server.order(getattr(request, "name", sum_name), length, encoding)]
+    with pytest.raises(FedKernError, match=text) as caught:
+        send(server.client(2), request, server.sums.sections(2, sums))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_node_for_maxima_sums_nothing_else() -> None:
+    server = Server(common={"merge": "max"})
+    for request in (matrix(), counts()):
+        with pytest.raises(ProtocolError, match="has merge disjoint, this node takes part in max"):
+            send(server.client(0), request, server.sums.sections(0, []))
+    for name in (wire.GRAM_SUM, "item counts", "other"):
+        with pytest.raises(ProtocolError, match="the name of the sum is not one of its kind"):
+            send(server.client(0), matrix(name=name, merge="max"), server.sums.sections(0, []))
+    for number in (1, 2):  # any number of them, over ever new nodes
+        running = server.matrices(range(2 + number), merge="max", name=f"gram matrix#{number}")
+        server.unmask(server.openings([running]))
+        found = unpack(server.sums.total(running), ITEMS)
+        np.testing.assert_array_equal(found, pooled(range(2 + number)))
+
+
+def test_nothing_is_summed_outside_secure_sums() -> None:
+    for request in (counts(), matrix(), cross(), recommend()):
+        place = context()
+        send(make(place), opening(secure=False))
+        with pytest.raises(ProtocolError, match="partition 0: this node sums its rows securely on"):
+            send(make(place), request)
+
+
+def test_an_order_that_the_phase_has_no_vector_for_is_refused() -> None:
+    server = Server()
+    sums = [
+        server.order(wire.COUNTS_SUM, ITEMS, RIGHT_COUNTS),
+        server.order(wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX),
+    ]
+    with pytest.raises(SumError, match="this phase contributes nothing to gram matrix"):
+        server.ask(0, counts(), server.sums.sections(0, sums))
+    server = Server()
+    with pytest.raises(SumError, match="no sum 'gram matrix' was ordered"):
+        server.ask(0, matrix(), server.sums.sections(0, []))
+
+
+def test_late_duplicates_are_refused() -> None:
+    server = Server()
+    server.step = 4
+    running = server.matrices([0, 1])
+    for number in (5, 3):
+        with pytest.raises(ProtocolError, match=f"round {number} has been done already"):
+            send(server.client(0), matrix(round=number))
+    with pytest.raises(SumError, match="number 1 of a sum has been used already"):
+        send(server.client(0), matrix(round=6), server.sums.sections(0, [running]))
+
+
+# -- what is released once
+
+
+def test_the_server_that_keeps_to_the_rules_gets_the_exact_matrix() -> None:
+    np.testing.assert_array_equal(Server().release(), pooled())
+    np.testing.assert_array_equal(Server().release([0, 2, 3]), pooled([0, 2, 3]))
+
+
+def test_a_sum_that_was_never_opened_may_be_repeated() -> None:
+    server = Server()
+    server.matrices([0, 1, 2])
+    np.testing.assert_array_equal(server.release(), pooled())
+
+
+COUNTED = "the rows of this node are counted in this release already"
+
+
+def test_the_matrix_is_summed_once_in_a_release() -> None:
+    server = Server(cohorts=[[0, 1, 2], [0, 1, 2, 3]])
+    server.release([0, 1, 2])
+    for cohort in (0, 1):
+        with pytest.raises(ProtocolError, match=COUNTED):
+            server.matrices([0], cohort=cohort)
+    with pytest.raises(ProtocolError, match=COUNTED):  # of fewer items, too
+        server.matrices([0], items=np.arange(2, dtype=np.int32))
+
+
+def test_the_counts_are_summed_once_in_a_release() -> None:
+    server = Server(cohorts=[[0, 1, 2], [0, 1, 2, 3]])
+    running = server.order(wire.COUNTS_SUM, ITEMS, counts_encoding(3, 3))
+    for k in range(3):
+        server.ask(k, counts(parties=3), server.sums.sections(k, [running]))
+    server.step = 1
+    server.unmask(server.openings([running]))
+    found = server.sums.total(running)
+    np.testing.assert_array_equal(found, np.count_nonzero(np.concatenate(X[:3]), axis=0))
+    again = server.order(wire.COUNTS_SUM, ITEMS, counts_encoding(4, 3), 1)
+    with pytest.raises(ProtocolError, match=rf"{COUNTED} \(item counts\); start a new run"):
+        server.ask(0, counts(round=3), server.sums.sections(0, [again]))
+
+
+def two_openings(server: Server) -> list[dict[int, list[PhaseMessage]]]:
+    """Sum the matrix over two sets that differ by node 3; open neither yet."""
+    first = server.matrices([0, 1, 2])
+    forget = replace  # an honest server closes the first sum, this one keeps it open
+    second = server.order(wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX)
+    second.order = forget(second.order, open_from=1)
+    server.step += 1
+    for k in range(4):
+        server.ask(k, matrix(round=server.step), server.sums.sections(k, [second]))
+    return [server.openings([first]), server.openings([second])]
+
+
+SECOND = "a second gram matrix of the same rows in one release"
+
+
+def test_two_sums_of_the_same_rows_are_not_both_opened() -> None:
+    server = Server()
+    first, second = two_openings(server)
+    server.unmask(first)
+    server.step += 1
+    for k in range(3):
+        with pytest.raises(ProtocolError, match=SECOND):
+            server.ask(k, UnmaskRequest(session=SESSION, round=server.step), second[k])
+
+
+def test_two_sums_of_the_same_rows_are_not_both_opened_by_one_message() -> None:
+    """The difference of the two is the matrix of node 3."""
+    server = Server()
+    first, second = two_openings(server)
+    request = UnmaskRequest(session=SESSION, round=9)
+    for k in range(3):
+        with pytest.raises(ProtocolError, match=SECOND):
+            server.ask(k, request, [*first[k], *second[k]])
+
+
+RIDES: dict[str, PhaseMessage] = {
+    "ask": wire.AskRequest(session=SESSION, round=9, items=np.arange(ITEMS, dtype=np.int32)),
+    "finish": FinishRequest(session=SESSION, round=9),
+}
+
+
+@pytest.mark.parametrize("ride", RIDES)
+def test_an_opening_that_rides_on_another_message_counts_as_one(ride: str) -> None:
+    """Unmask sections may travel on any request: the rule must not hang on the phase."""
+    server = Server(common={"request": "noisy"})
+    first, second = two_openings(server)
+    server.unmask(first)
+    with pytest.raises(ProtocolError, match=SECOND):
+        server.ask(0, RIDES[ride], second[0])
+
+
+def test_an_opening_that_rode_on_another_message_is_remembered() -> None:
+    server = Server(common={"request": "noisy"})
+    first, second = two_openings(server)
+    try:
+        server.ask(0, RIDES["ask"], first[0])
+    except ProtocolError:
+        return  # openings travel alone: as good
+    with pytest.raises(ProtocolError, match=SECOND):
+        server.ask(0, UnmaskRequest(session=SESSION, round=10), second[0])
+
+
+def test_the_same_opening_may_be_asked_for_again() -> None:
+    """A reply that was lost is no second opening."""
+    server = Server()
+    running = server.matrices()
+    asked = server.openings([running])
+    request = UnmaskRequest(session=SESSION, round=5)
+    one = send(server.client(0), request, asked[0])[2]
+    two = send(server.client(0), request, asked[0])[2]
+    assert [s.scalars for s in one] == [s.scalars for s in two]
+    server.unmask(asked)
+    np.testing.assert_array_equal(unpack(server.sums.total(running), ITEMS), pooled())
+
+
+def test_a_second_set_of_survivors_is_refused() -> None:
+    server = Server()
+    running = server.matrices()
+    asked = server.openings([running])
+    server.unmask(asked)
+    (section,) = asked[0]
+    assert isinstance(section, Unmask)
+    members = running.cohort
+    other = replace(section, alive=members.pack([0, 1, 2]), dead=members.pack([3]))
+    with pytest.raises(SumError, match="a second set of survivors for the same sum"):
+        send(server.client(0), UnmaskRequest(session=SESSION, round=9), [other])
+
+
+def test_what_is_released_once_needs_an_opening_that_is_noticed() -> None:
+    """Without self masks a sum is open as soon as it is complete, and nobody notes it."""
+    server = Server()
+    for request, name, length, encoding in (
+        (counts(), wire.COUNTS_SUM, ITEMS, RIGHT_COUNTS),
+        (matrix(round=2), wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX),
+    ):
+        running = server.sums.order(name, length, encoding, self_masks=False)
+        with pytest.raises(FedKernError):
+            server.ask(0, request, server.sums.sections(0, [running]))
+
+
+def test_cross_products_are_summed_over_one_set_of_nodes_only() -> None:
+    server = Server(cohorts=[[0, 1, 2, 3], [0, 1, 2]])
+    for k in range(4):
+        server.tables[k] = X[k]
+    running = server.sums.order(wire.CROSS_SUM, ITEMS + 1, RIGHT_MATRIX, self_masks=False)
+    news = [np.ones((len(x), 1), int) for x in X]
+
+    def client(k: int) -> GramClient:
+        return GramClient(server.contexts[k], X[k], x_new=news[k])
+
+    for k in range(4):
+        answers = send(client(k), cross(), server.sums.sections(k, [running]))[2]
+        server.sums.take(k, answers)
+    assert not server.openings([running])
+    rows = np.concatenate(X)
+    total = server.sums.total(running)
+    np.testing.assert_array_equal(total[:ITEMS], rows.sum(axis=0))
+    assert total[ITEMS] == len(rows)
+    smaller = server.sums.order(
+        wire.CROSS_SUM, ITEMS + 1, matrix_encoding(3, 3, 1.0, 0), cohort=1, self_masks=False
+    )
+    with pytest.raises(SumError, match="was summed without self masks and would be repeated oth"):
+        send(client(0), cross(round=2, parties=3), server.sums.sections(0, [smaller]))
+
+
+def test_a_resumed_node_refuses_what_it_has_helped_to_open(tmp_path: Path) -> None:
+    """Whatever numbers the server gives its exchanges from then on."""
+    server = Server(state=tmp_path)
+    server.release([0, 1, 2])
+    for number in (1, 2, 3, 77):
+        again = Server(state=tmp_path, resume_round=1)
+        assert [found.answered for found in again.described] == [2, 2, 2, 0]
+        assert all(found.restored for found in again.described)
+        again.step = number - 1
+        with pytest.raises(ProtocolError):
+            again.matrices([0])
+
+
+def test_a_node_without_a_folder_cannot_be_resumed() -> None:
+    server = Server(resume_round=1)
+    assert not any(found.restored for found in server.described)
+
+
+def test_a_node_whose_folder_has_nothing_of_the_run_cannot_be_resumed(tmp_path: Path) -> None:
+    """It cannot know what it has helped to open."""
+    server = Server(state=tmp_path)
+    server.release()
+    again = Server(state=tmp_path / "elsewhere", resume_round=1)
+    assert not any(found.restored for found in again.described)
+
+
+def test_notes_are_for_the_node_s_eyes(tmp_path: Path) -> None:
+    Server(state=tmp_path).release()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in files)
+
+
+def test_the_end_of_a_run_erases_the_secrets_of_its_sums() -> None:
+    server = Server()
+    server.release()
+    for k in range(4):
+        send(server.client(k), FinishRequest(session=SESSION, round=9))
+        assert "fedkern-sums" not in server.contexts[k].state
+        with pytest.raises(ProtocolError, match="securely only"):
+            send(server.client(k), matrix(round=10))
+
+
+def test_the_state_of_a_node_holds_none_of_its_rows() -> None:
+    odd = [np.array([[314159, 0, 271828, 1]]) for _ in X]
+    server = Server(tables=odd)
+    encoding = matrix_encoding(4, 3, 314159.0, 0)
+    running = server.order(wire.GRAM_SUM, packed_size(ITEMS), encoding)
+    for k in range(4):
+        request = matrix(bound=314159.0)
+        server.ask(k, request, server.sums.sections(k, [running]))
+    text = repr(server.contexts[0].state)
+    assert "314159" not in text.replace("314159.0", "")  # but for the public bound
+    assert str(314159**2) not in text.replace(str(encoding.bound), "")
+
+
+# -- recommendations
+
+
+def recommended(
+    tmp_path: Path, request: wire.RecommendRequest | None = None, **more: Any
+) -> list[dict[str, str]]:
+    path = tmp_path / "out" / "recommendations.csv"
+    server = Server()
+    running = server.order(wire.RANKING_SUM, 4, ranking_encoding(3))
+    client = GramClient(server.contexts[2], X[2], recommendations=path, **more)
+    send(client, request or recommend(), server.sums.sections(2, [running]))
+    assert path.stat().st_mode & 0o777 == 0o600
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_recommendations_are_written_for_the_users_only(tmp_path: Path) -> None:
+    rows = recommended(tmp_path, users=["a,1", 'b"', "c"], items=list("wxyz"))
+    assert [(r["user"], r["rank"]) for r in rows] == [
+        ("a,1", "1"), ("a,1", "2"), ("c", "1"), ("c", "2"), ("c", "3"),
+    ]  # fmt: skip
+    assert {r["item"] for r in rows if r["user"] == "a,1"} == {"w", "z"}  # it likes x and y
+    for user in ("a,1", "c"):
+        scores = [float(r["score"]) for r in rows if r["user"] == user]
+        assert scores == sorted(scores, reverse=True)
+    short = recommended(tmp_path, top=1)
+    assert [(r["user"], r["rank"]) for r in short] == [("0", "1"), ("2", "1")]
+    assert short[0]["item"] in "03"
+
+
+BAD_KERNELS: dict[str, tuple[Table, Table, str]] = {
+    "another way": ({}, {"request": "noisy"}, "sends the kernel in another way than was asked fo"),
+    "all to a noisy node": ({"request": "noisy"}, {}, "sends the kernel in another way"),
+    "too short": ({}, {"products": np.zeros(9, np.uint16)}, "its kernel has the wrong size"),
+    "too long": ({}, {"products": np.zeros(16, np.uint16)}, "its kernel has the wrong size"),
+    "rows that are not there": (
+        {"request": "noisy"},
+        {"request": "noisy", "wanted": np.array([4], "i4"), "products": np.zeros(4, np.uint16)},
+        "its kernel has the wrong size",
+    ),
+    "rows before the first": (
+        {"request": "noisy"},
+        {"request": "noisy", "wanted": np.array([-1], "i4"), "products": np.zeros(4, np.uint16)},
+        "its kernel has the wrong size",
+    ),
+    "rows out of order": (
+        {"request": "noisy"},
+        {"request": "noisy", "wanted": np.array([2, 1], "i4"), "products": np.ones(8, np.uint16)},
+        "ProtocolError: partition 2: its ",
+    ),
+    "rows twice": (
+        {"request": "noisy"},
+        {"request": "noisy", "wanted": np.array([1, 1], "i4"), "products": np.ones(8, np.uint16)},
+        "ProtocolError: partition 2: its ",
+    ),
+    "an unknown kernel": ({}, {"kernel": "text"}, "there is no kernel 'text'"),
+    "an unknown item": ({}, {"items": np.array([0, 1, 2, 4], "i4")}, "items that are not among 4"),
+    "items out of order": ({}, {"items": np.array([0, 1, 3, 2], "i4")}, "items are not in order"),
+    "a mean that is none": ({}, {"mean": np.full(ITEMS, np.nan)}, "mean holds NaN"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_KERNELS)
+def test_kernels_that_cannot_be_are_refused(name: str, tmp_path: Path) -> None:
+    own, change, text = BAD_KERNELS[name]
+    path = tmp_path / "recommendations.csv"
+    server = Server()
+    running = server.order(wire.RANKING_SUM, 4, ranking_encoding(3))
+    client = GramClient(server.contexts[2], X[2], recommendations=path, **own)
+    with pytest.raises(FedKernError, match=text):
+        send(client, recommend(**change), server.sums.sections(2, [running]))
+    assert not path.exists()
+
+
+def test_metrics_of_more_users_than_were_announced_do_not_fit() -> None:
+    server = Server()
+    running = server.order(wire.RANKING_SUM, 4, ranking_encoding(1))
+    client = GramClient(server.contexts[2], X[2], x_test=np.eye(3, 4, dtype=int)[[0, 0, 0]])
+    with pytest.raises(SumError, match="ranking metrics exceeds its declared bound of 1"):
+        send(client, recommend(rows=1), server.sums.sections(2, [running]))
+
+
+# -- noisy requests
+
+
+def asked(client: GramClient, place: Context, number: int = 1) -> set[int]:
+    items = np.arange(client.x.shape[1], dtype=np.int32)
+    arrays, scalars, _ = send(client, wire.AskRequest(session=SESSION, round=number, items=items))
+    return set(wire.AskReply.unpack(arrays, scalars, party="").wanted.tolist())
+
+
+def test_noisy_requests_are_supersets_without_some() -> None:
+    x = np.zeros((1, 400), int)
+    x[0, :40] = 1
+    found = []
+    for seed in (1, 1, 2):
+        place = context()
+        client = make(place, x, request="noisy", noise_seed=seed)
+        send(client, opening())
+        found.append([asked(client, place, number) for number in (1, 2)])
+    assert found[0] == found[1] != found[2]
+    assert found[0][0] != found[0][1]
+    for rows in (*found[0], *found[2]):
+        assert 20 < len(rows & set(range(40))) < 40
+        assert len(rows - set(range(40))) == 160
+    place = context()
+    secret = make(place, x, request="noisy")
+    send(secret, opening())
+    assert asked(secret, place) not in found[0]
+
+
+def test_noisy_requests_name_positions_among_the_items_of_the_kernel() -> None:
+    place = context(2)
+    client = make(place, X[2], request="noisy", noise_seed=0)
+    send(client, opening())
+    request = wire.AskRequest(session=SESSION, round=1, items=np.array([1, 3], np.int32))
+    arrays, scalars, _ = send(client, request)
+    wanted = wire.AskReply.unpack(arrays, scalars, party="").wanted
+    assert set(wanted.tolist()) <= {0, 1}
+    assert (np.diff(wanted) > 0).all()
+    with pytest.raises(ProtocolError, match="round 1 has been done already"):
+        send(client, request)
+
+
+def test_orders_show_who_opens_them() -> None:
+    """The helper above sends what it seems to send."""
+    server = Server()
+    (roster, order) = server.sums.sections(0, [server.order("a", 1, RIGHT_COUNTS)])
+    assert isinstance(order, Order)
+    assert order.receiver == -1
+    assert roster.phase == "sum-roster"

@@ -1,0 +1,213 @@
+"""The kernel between items as a device gets it, against the whole one; rows that are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedkern_flwr import item_kernel
+from fedkern_flwr.dot_kernels import DotKernel
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.gram import pack
+from fedkern_flwr.item_kernel import ItemKernel, compact
+from fedkern_flwr.recommending import superset
+
+KERNELS = {
+    "linear": DotKernel("linear"),
+    "cosine": DotKernel("cosine"),
+    "rbf": DotKernel("rbf", gamma=0.03),
+    "poly": DotKernel("poly", degree=2, gamma=0.1),
+    "conjunctive": DotKernel("conjunctive", degree=2),
+    "disjunctive": DotKernel("disjunctive", degree=2),
+    "series": DotKernel("series", coefficients=(0.0, 1.0, 0.5)),
+}
+CATALOGUE, USERS = 30, 25
+#: Items of the kernel: others were suppressed.
+ITEMS = np.delete(np.arange(CATALOGUE), [0, 3, 7, 8, 29]).astype(np.int32)
+
+
+def ratings(seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    x = (rng.random((USERS, CATALOGUE)) < rng.random(CATALOGUE)).astype(np.int64)
+    x[:2] = 1
+    return x
+
+
+def gram(seed: int = 0) -> np.ndarray:
+    x = ratings(seed)[:, ITEMS]
+    return x.T @ x
+
+
+def of(kernel: DotKernel, seed: int = 0) -> ItemKernel:
+    return ItemKernel.of_gram(gram(seed), ITEMS, CATALOGUE, USERS, kernel)
+
+
+def solve(quadratic: np.ndarray, linear: np.ndarray) -> np.ndarray:
+    """Minimise a^T Q a - 2 a^T c over the simplex: accelerated projected gradient, restarted."""
+    a = y = np.full(linear.size, 1.0 / linear.size)
+    step, t = 0.5 / np.linalg.eigvalsh(quadratic)[-1], 1.0
+    for _ in range(30_000):
+        new = project(y - 2.0 * step * (quadratic @ y - linear))
+        if (y - new) @ (new - a) > 0.0:
+            t = 1.0
+        after = (1.0 + np.sqrt(1.0 + 4.0 * t * t)) / 2.0
+        y, moved = new + (t - 1.0) / after * (new - a), np.abs(new - a).max()
+        a, t = new, after
+        if moved < 1e-16:
+            break
+    return a
+
+
+def project(v: np.ndarray) -> np.ndarray:
+    """Return the nearest point of the simplex."""
+    falling = np.sort(v)[::-1]
+    levels = (np.cumsum(falling) - 1.0) / np.arange(1, v.size + 1)
+    return np.maximum(v - levels[np.flatnonzero(falling > levels)[-1]], 0.0)
+
+
+def expected(
+    kernel: DotKernel, positives: np.ndarray, lam: float, subtract: bool = True, seed: int = 0
+) -> np.ndarray:
+    """CF-KOMD with the whole kernel, zero where an item is suppressed."""
+    whole = np.zeros((CATALOGUE, CATALOGUE))
+    whole[np.ix_(ITEMS, ITEMS)] = kernel.matrix(gram(seed), USERS)
+    q = whole.mean(axis=1)
+    liked = np.intersect1d(positives, ITEMS)
+    if not liked.size:
+        return q
+    a = solve(whole[np.ix_(liked, liked)] + lam * np.eye(liked.size), q[liked])
+    return whole[:, liked] @ a - (q if subtract else 0.0)
+
+
+@pytest.mark.parametrize("subtract", [True, False])
+@pytest.mark.parametrize("name", KERNELS)
+def test_scores_are_those_of_cf_komd_with_the_whole_kernel(name: str, subtract: bool) -> None:
+    kernel = KERNELS[name]
+    device = of(kernel)
+    largest = np.abs(kernel.matrix(gram(), USERS)).max()
+    for lam in (0.1, 10.0):
+        for positives in (
+            np.array([1]),
+            np.array([0, 2, 5, 7, 11, 28]),
+            np.flatnonzero(ratings()[5]),
+        ):
+            found = device.scores(positives, lam * largest, subtract_mean=subtract)
+            right = expected(kernel, positives, lam * largest, subtract)
+            np.testing.assert_allclose(found, right, atol=1e-8 * largest, rtol=0)
+
+
+def test_users_without_known_positives_get_what_goes_with_many() -> None:
+    device = of(KERNELS["cosine"])
+    for positives in (np.zeros(0, int), np.array([0, 3, 29])):
+        for subtract in (True, False):
+            found = device.scores(positives, 0.1, subtract_mean=subtract)
+            np.testing.assert_array_equal(found[ITEMS], device.mean)
+            assert not np.delete(found, ITEMS).any()
+
+
+def test_the_mean_is_one_of_all_items_of_the_catalogue() -> None:
+    kernel = KERNELS["linear"]
+    np.testing.assert_allclose(of(kernel).mean, gram().sum(axis=1) / CATALOGUE, rtol=1e-15)
+
+
+@pytest.mark.parametrize("chunk", [1, 40, 10_000])
+def test_rows_in_chunks_make_the_same_kernel(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = of(KERNELS["cosine"])
+    monkeypatch.setattr(item_kernel, "_CHUNK", chunk)
+    np.testing.assert_array_equal(of(KERNELS["cosine"]).mean, whole.mean)
+
+
+def rows_of(device: ItemKernel, wanted: np.ndarray) -> ItemKernel:
+    """Return what a device has that asked for some rows."""
+    rows = gram()[wanted].astype(np.uint16)
+    return replace(device, products=rows, wanted=wanted.astype(np.int32))
+
+
+def test_a_device_with_all_rows_it_needs_scores_as_with_the_whole_kernel() -> None:
+    device = of(KERNELS["cosine"])
+    positives = np.array([1, 4, 9, 20])
+    needed = np.flatnonzero(np.isin(ITEMS, positives))
+    for wanted in (needed, np.union1d(needed, [0, 5, 24]), np.arange(len(ITEMS))):
+        found = rows_of(device, wanted).scores(positives, 0.1)
+        np.testing.assert_allclose(found, device.scores(positives, 0.1), atol=1e-14, rtol=0)
+
+
+def test_a_device_without_some_rows_scores_with_the_others() -> None:
+    device = of(KERNELS["cosine"])
+    some = np.flatnonzero(np.isin(ITEMS, [1, 9, 13]))
+    found = rows_of(device, some).scores(np.array([1, 4, 9, 20]), 0.1)
+    np.testing.assert_allclose(found, device.scores(np.array([1, 9]), 0.1), atol=1e-14, rtol=0)
+    nothing = rows_of(device, np.zeros(0, np.int64))
+    np.testing.assert_array_equal(nothing.scores(np.array([1, 4]), 0.1)[ITEMS], device.mean)
+
+
+def indefinite(size: int = 6) -> np.ndarray:
+    """What the entrywise maximum of several sums can come to."""
+    rng = np.random.default_rng(1)
+    parts = [(rng.random((2, size)) < 0.7).astype(int) for _ in range(5)]
+    found: np.ndarray = np.max([p.T @ p for p in parts], axis=0)
+    return found
+
+
+def test_a_kernel_that_is_not_positive_semi_definite_still_ranks() -> None:
+    k = indefinite()
+    assert np.linalg.eigvalsh(k)[0] < -0.1
+    items = np.arange(6, dtype=np.int32)
+    device = ItemKernel(
+        DotKernel("linear"), items, 6, 5, k.mean(axis=1), k.diagonal(), pack(compact(k))
+    )
+    found = device.scores(items, 1e-4)
+    assert np.isfinite(found).all()
+    least = np.linalg.eigvalsh(k)[0]
+    a = solve(k + (1e-3 - least) * np.eye(6), k.mean(axis=1))
+    np.testing.assert_allclose(found, k @ a - k.mean(axis=1), atol=1e-5)
+
+
+def test_what_is_wrong_with_a_definite_kernel_is_told() -> None:
+    with pytest.raises(OptionError, match="regularization is -"):
+        of(KERNELS["cosine"]).scores(np.array([1, 2]), -1.0)
+
+
+# -- few bytes
+
+
+@pytest.mark.parametrize(
+    ("largest", "dtype"),
+    [(0, "u2"), (2**16 - 1, "u2"), (2**16, "u4"), (2**32 - 1, "u4"), (2**32, "u8"), (2**62, "u8")],
+)
+def test_numbers_take_as_few_bytes_as_they_can(largest: int, dtype: Any) -> None:
+    numbers = np.array([[0, 1], [largest, 1]], np.int64)
+    found = compact(numbers)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found.astype(np.int64), numbers)
+    assert compact(np.zeros((0, 0), np.int64)).dtype == "u2"
+
+
+# -- noisy requests
+
+
+@given(st.integers(1, 80), st.data())
+def test_a_superset_has_some_of_the_needed_and_others(rows: int, data: st.DataObject) -> None:
+    needed = np.array(sorted(data.draw(st.sets(st.integers(0, rows - 1)))), np.int64)
+    seed = data.draw(st.integers(0, 99))
+    found = superset(needed, rows, np.random.default_rng(seed))
+    assert (np.diff(found) > 0).all()
+    assert found.size == 0 or (found[0] >= 0 and found[-1] < rows)
+    decoys = np.setdiff1d(found, needed)
+    assert decoys.size == min(4 * needed.size, rows - needed.size)
+    again = superset(needed, rows, np.random.default_rng(seed))
+    np.testing.assert_array_equal(found, again)
+
+
+def test_most_needed_rows_are_asked_for_and_ever_new_others() -> None:
+    rng = np.random.default_rng(0)
+    needed = np.arange(50, 100)
+    found = [superset(needed, 1000, rng) for _ in range(100)]
+    kept = np.mean([np.isin(needed, rows).mean() for rows in found])
+    assert 0.87 < kept < 0.93
+    assert len({tuple(rows) for rows in found}) == 100

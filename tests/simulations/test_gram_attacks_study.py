@@ -1,0 +1,229 @@
+"""What a Gram matrix gives away: profiles of users, rows, and requests."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.linalg import qr
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.simulations.attacks.gram import (
+    binary_vector,
+    difference_profile,
+    implied_items,
+    peel_profiles,
+    raised_items,
+    rare_profiles,
+    requested_items_auc,
+    rows_by_known,
+    rows_up_to_rotation,
+    sparse_profile,
+)
+
+MIN_SUPPORT = 5
+EXACT = 1e-9
+
+
+def profiles_of(
+    users: int, items: int, *, seed: int = 0, min_support: int = MIN_SUPPORT
+) -> np.ndarray:
+    """Binary profiles over items of very different popularity, none of them rare."""
+    rng = np.random.default_rng(seed)
+    popularity = np.clip(0.6 / np.arange(1.0, items + 1.0) ** 0.5, 0.08, 0.5)
+    activity = rng.uniform(0.5, 2.0, (users, 1))
+    rated = rng.random((users, items)) < np.minimum(popularity * activity, 0.9)
+    supported = rated[:, rated.sum(axis=0) >= min_support]
+    return supported[supported.any(axis=1)].astype(np.int64)
+
+
+def rows_in(found: np.ndarray, x: np.ndarray) -> int:
+    """How many of the rows found are rows of x."""
+    truth = {tuple(row) for row in x.tolist()}
+    return sum(tuple(row) in truth for row in found.tolist())
+
+
+def same_rows(found: np.ndarray, x: np.ndarray) -> bool:
+    return sorted(map(tuple, found.tolist())) == sorted(map(tuple, x.tolist()))
+
+
+def test_a_rare_item_is_its_users_profile() -> None:
+    x = profiles_of(60, 80)
+    x[:, 3] = 0
+    x[7, 3] = 1
+    kernel = x.T @ x
+    np.testing.assert_array_equal(rare_profiles(kernel), x[[7]])
+    supported = x[:, x.sum(axis=0) >= MIN_SUPPORT]
+    assert len(rare_profiles(supported.T @ supported)) == 0
+
+
+def test_items_that_all_raters_share() -> None:
+    x = profiles_of(60, 80)
+    implied = implied_items(x.T @ x)
+    for i, j in np.argwhere(implied):
+        assert x[x[:, i] == 1, j].all()
+    x[:, 5] = 0
+    x[:4, 5] = 1
+    x[:4, 11] = 1
+    implied = implied_items(x.T @ x)
+    assert implied[5, 11]
+    assert not implied.diagonal().any()
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_difference_of_one_user_is_its_profile(full: bool) -> None:
+    x = profiles_of(40, 50)
+    small, large = (part.T @ part if full else part.sum(axis=0) for part in (x[1:], x))
+    for pair in ((small, large), (large, small)):
+        found = difference_profile(*pair)
+        assert found is not None
+        np.testing.assert_array_equal(found, x[0])
+    without = x[2:].T @ x[2:] if full else x[2:].sum(axis=0)
+    assert difference_profile(without, large) is None
+
+
+def test_counts_that_could_be_one_user_are_not_if_the_kernel_says_otherwise() -> None:
+    kernel = np.eye(4, dtype=np.int64)  # four users with an item each
+    nothing = np.zeros_like(kernel)
+    assert difference_profile(nothing.diagonal(), kernel.diagonal()) is not None
+    assert difference_profile(nothing, kernel) is None
+    assert difference_profile(nothing, nothing) is None
+
+
+def test_a_user_subtracts_itself_in_a_cohort_of_two() -> None:
+    x = profiles_of(40, 50)[:2]
+    found = difference_profile(np.outer(x[0], x[0]), x.T @ x)
+    assert found is not None
+    np.testing.assert_array_equal(found, x[1])
+
+
+@pytest.mark.parametrize("users", [2, 5, 20, 60])
+def test_fewer_users_than_items_are_all_found(users: int) -> None:
+    x = profiles_of(users, 120, min_support=2)
+    found = peel_profiles(x.T @ x)
+    assert found.complete
+    assert same_rows(found.profiles, x)
+
+
+def test_minimum_support_does_not_help() -> None:
+    x = profiles_of(80, 160)
+    kernel = x.T @ x
+    assert kernel.diagonal().min() >= MIN_SUPPORT
+    assert len(x) < len(kernel)
+    found = peel_profiles(kernel)
+    assert found.complete
+    assert same_rows(found.profiles, x)
+
+
+def test_a_difference_of_kernels_of_many_users_is_no_cover() -> None:
+    x = profiles_of(200, 90)
+    part = x[:30]
+    found = peel_profiles(x.T @ x - x[30:].T @ x[30:])
+    assert found.complete
+    assert same_rows(found.profiles, part[part.any(axis=1)])
+
+
+def test_many_more_users_than_items_are_not_found() -> None:
+    x = profiles_of(400, 40)
+    found = peel_profiles(x.T @ x, patience=20, limit=40)
+    assert not found.complete
+    assert rows_in(found.profiles, x) < 40
+
+
+def test_equal_profiles_are_counted() -> None:
+    x = np.repeat(profiles_of(10, 60, min_support=2), 2, axis=0)
+    found = peel_profiles(x.T @ x)
+    assert found.complete
+    assert same_rows(found.profiles, x)
+
+
+def test_nothing_to_peel() -> None:
+    found = peel_profiles(np.zeros((4, 4), np.int64))
+    assert found.complete
+    assert found.profiles.shape == (0, 4)
+    assert found.tries == 0
+
+
+def test_stops_at_the_limit() -> None:
+    x = profiles_of(30, 120, min_support=2)
+    found = peel_profiles(x.T @ x, limit=3)
+    assert len(found.profiles) == rows_in(found.profiles, x) == 3
+    rest = x.T @ x - found.profiles.astype(int).T @ found.profiles.astype(int)
+    np.testing.assert_array_equal(found.remaining, rest)
+
+
+def test_binary_vector_is_the_one_in_the_ellipsoid() -> None:
+    rng = np.random.default_rng(3)
+    x = (rng.random((6, 30)) < 0.4).astype(float)
+    precision = np.linalg.pinv(x.T @ x) + 1e7 * (np.eye(30) - np.linalg.pinv(x) @ x)
+    everything = np.ones((30, 30), bool)
+    found = binary_vector(precision, np.flatnonzero(x[0])[:3], everything)
+    assert found is not None
+    assert any(np.array_equal(found, row) for row in x)
+    assert binary_vector(10.0 * np.eye(3), np.array([0]), np.ones((3, 3), bool)) is None
+    assert binary_vector(precision, np.flatnonzero(x[0])[:3], everything, nodes=0) is None
+
+
+def test_linear_program_finds_profiles_of_few_users() -> None:
+    x = profiles_of(40, 160, min_support=2)
+    kernel = x.T @ x
+    found = [sparse_profile(kernel, item) for item in range(0, len(kernel), 12)]
+    rows = np.array([z for z in found if z is not None])
+    assert len(rows) > len(found) / 2
+    assert rows_in(rows, x) == len(rows)
+
+
+def test_linear_program_fails_for_many_users() -> None:
+    x = profiles_of(300, 60)
+    found = sparse_profile(x.T @ x, 0)
+    assert found is None or not rows_in(found[None], x)
+
+
+def test_successive_maxima_show_a_single_user() -> None:
+    x = profiles_of(60, 80)
+    before = np.max([np.outer(row, row) for row in x[:3]], axis=0)
+    after = np.maximum(before, np.outer(x[3], x[3]))
+    np.testing.assert_array_equal(raised_items(before, after), x[3] == 1)
+    assert not raised_items(before, before).any()
+
+
+def test_maximum_is_not_positive_semidefinite() -> None:
+    x = profiles_of(90, 60)
+    cohorts = [part.T @ part for part in np.array_split(x, 3)]
+    assert np.linalg.eigvalsh(np.max(cohorts, axis=0))[0] < -1.0
+    assert np.linalg.eigvalsh(np.sum(cohorts, axis=0))[0] > -EXACT
+
+
+def test_noisy_requests_show_positives() -> None:
+    rng = np.random.default_rng(4)
+    positives = np.zeros(1000, bool)
+    positives[rng.choice(1000, 50, replace=False)] = True
+    requests = np.zeros((10, 1000), bool)
+    for asked in requests:
+        asked[positives] = rng.random(50) < 0.9
+        asked[rng.choice(np.flatnonzero(~positives), 200, replace=False)] = True
+    rated = [requested_items_auc(requests[:count], positives) for count in (1, 2, 5, 10)]
+    assert sorted(rated) == rated
+    assert 0.75 < rated[0] < 0.95
+    assert rated[-1] > 0.999
+    assert requested_items_auc(np.ones((10, 1000), bool), positives) == pytest.approx(0.5)
+    with pytest.raises(OptionError, match="both kinds"):
+        requested_items_auc(requests, np.ones(1000, bool))
+
+
+def test_real_rows_up_to_a_rotation_and_by_known_rows() -> None:
+    rng = np.random.default_rng(5)
+    x = rng.random((200, 7))
+    gram = x @ x.T
+    rows = rows_up_to_rotation(gram)
+    assert rows.shape == x.shape
+    assert np.abs(rows @ rows.T - gram).max() < EXACT
+    rotation = qr(rng.normal(size=(7, 7)))[0]
+    assert np.abs(rows_up_to_rotation((x @ rotation) @ (x @ rotation).T) - rows).max() > 0.0
+    for count in (7, 8):
+        known = np.arange(count)
+        assert np.abs(rows_by_known(gram, known, x[known]) - x).max() < EXACT
+    missing = x - rows_by_known(gram, np.arange(6), x[:6])
+    assert np.abs(missing).max() > 0.01
+    assert np.linalg.matrix_rank(missing, tol=EXACT) == 1
+    length = np.sqrt(np.maximum(gram.diagonal() - ((x - missing) ** 2).sum(axis=1), 0.0))
+    np.testing.assert_allclose(length, np.linalg.norm(missing, axis=1), atol=1e-6)
