@@ -201,7 +201,7 @@ class RecommendRequest(GramRequest):
     coefficients : ndarray, shape (terms,)
         Of kernel ``series``.
     mean : ndarray, shape (items,)
-        Mean of each row of the kernel over all items of the catalogue.
+        Mean of each row of the kernel.
     squares : ndarray, shape (items,)
         Diagonal of the Gram matrix.
     wanted : ndarray of int32, shape (wanted,)

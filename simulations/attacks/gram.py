@@ -53,7 +53,7 @@ Profiles = NDArray[np.int8]
 
 _SLACK = 1e-3  # of x^T K^+ x in the search, for rounding
 _CERTAIN = 1e-4  # of x^T K^+ x of a vector that was found
-_OUTSIDE = 1e7  # z^T K^+ z of a unit vector outside the range, which has none
+_OUTSIDE = 1e5  # z^T K^+ z of a unit vector outside the range, which has none
 _PRESENT = 0.5  # counts above this are one or more
 _BINARY = 1e-6
 _REFRESH = 20  # profiles after which the inverse is computed anew

@@ -154,7 +154,8 @@ def test_stops_at_the_limit() -> None:
 def test_binary_vector_is_the_one_in_the_ellipsoid() -> None:
     rng = np.random.default_rng(3)
     x = (rng.random((6, 30)) < 0.4).astype(float)
-    precision = np.linalg.pinv(x.T @ x) + 1e7 * (np.eye(30) - np.linalg.pinv(x) @ x)
+    inverse = np.linalg.pinv(x.T @ x, rcond=EXACT)
+    precision = inverse + 1e5 * (np.eye(30) - np.linalg.pinv(x) @ x)
     everything = np.ones((30, 30), bool)
     found = binary_vector(precision, np.flatnonzero(x[0])[:3], everything)
     assert found is not None

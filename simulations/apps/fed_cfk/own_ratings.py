@@ -146,19 +146,18 @@ def read_ratings(
         _column(file, table.column_names, role, name)
         for role, name in zip(_NAMES, columns, strict=True)
     )
-    owners, places = (
-        _text(table[user]),
-        pc.index_in(_text(table[item]), value_set=pa.array(items)),
-    )
+    owners, named = _text(table[user]), _text(table[item])
+    places = pc.index_in(named, value_set=pa.array(items))
     if places.null_count:
-        unknown = len(pc.unique(_text(table[item]).filter(pc.is_null(places))))
+        unknown = len(pc.unique(named.filter(pc.is_null(places))))
         raise TableError(
             f"{places.null_count} ratings of {file.name} are of {unknown} items that are not in "
             "the catalogue",
             remedy="add these items at all nodes, or leave out the ratings",
         )
     users = pc.unique(owners)
-    if pc.any(pc.equal(users, "")).as_py():
+    names: list[str] = users.to_pylist()
+    if "" in names:
         raise TableError(f"{file.name} has rows without a user", remedy="fill in its cells")
     rows, where = (
         codes.to_numpy().astype(np.intp) for codes in (pc.index_in(owners, users), places)
@@ -176,7 +175,7 @@ def read_ratings(
             likes = values >= min_rating
     elif min_rating is not None:
         raise TableError(f"{file.name} has no ratings", remedy="leave out min-rating")
-    return tuple(users.to_pylist()), rows, where, likes
+    return tuple(names), rows, where, likes
 
 
 def _matrix(rows: NDArray[np.intp], places: NDArray[np.intp], users: int, items: int) -> csr_array:
