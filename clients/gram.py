@@ -272,7 +272,7 @@ class GramClient(PhaseClient):
                 if found is not None:
                     totals += (*found, 1.0)
             if self.recommendations is not None:
-                lines += self._lines(row, scores, liked)
+                lines += self._lines(row, scores, np.union1d(liked, kernel.missing))
         if self.recommendations is not None:
             _write(self.recommendations, lines)
         sums.contribute(wire.RANKING_SUM, totals)
@@ -416,10 +416,10 @@ class GramClient(PhaseClient):
         return np.sort(x.indices[part][x.data[part] != 0]).astype(np.intp)
 
     def _lines(
-        self, row: int, scores: NDArray[np.float64], liked: NDArray[np.intp]
+        self, row: int, scores: NDArray[np.float64], excluded: NDArray[np.intp]
     ) -> list[tuple[Any, ...]]:
         user = row if self.users is None else self.users[row]
-        best = top_items(scores, liked, self.top).tolist()
+        best = top_items(scores, excluded, self.top).tolist()
         names = best if self.items is None else [self.items[i] for i in best]
         return [
             (user, rank, name, f"{scores[i]:.9g}")

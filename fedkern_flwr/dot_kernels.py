@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,8 @@ from .gram import mirror_upper
 Floats = NDArray[np.float64]
 Array = NDArray[Any]
 
-KERNELS = ("linear", "poly", "rbf", "cosine", "conjunctive", "disjunctive", "series")
+KernelName = Literal["linear", "poly", "rbf", "cosine", "conjunctive", "disjunctive", "series"]
+KERNELS: tuple[str, ...] = get_args(KernelName)
 
 _BLOCK_BYTES = 4 << 20  # of the rows that are computed at once
 _LIMB = 60  # bits: sums of four such integers fit 64
@@ -29,7 +30,7 @@ _LIMB = 60  # bits: sums of four such integers fit 64
 
 @dataclass(frozen=True)
 class DotKernel:
-    """A kernel that is a function of dot products.
+    r"""A kernel that is a function of dot products.
 
     ===============  =================================================
     name             k(x, z), with <x, z> the dot product

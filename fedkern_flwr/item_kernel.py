@@ -65,6 +65,11 @@ class ItemKernel:
             mean[rows] = block.mean(axis=1)
         return cls(kernel, items, catalogue, users, mean, squares, pack(compact(gram)))
 
+    @property
+    def missing(self) -> NDArray[np.intp]:
+        """The items that are not in it, ascending."""
+        return np.setdiff1d(np.arange(self.catalogue), self.items)
+
     def scores(
         self, positives: NDArray[Any], regularization: float, *, subtract_mean: bool = True
     ) -> Floats:

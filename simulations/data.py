@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,9 @@ class Settings(ABC):
     seed : int
         Seed of the split.
     """
+
+    #: Settings that ``fedkern compare`` may set for all data of a preset.
+    adjustable: ClassVar[frozenset[str]] = frozenset({"rounds", "clients"})
 
     data: str
     test_size: float = 0.0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 from flwr.serverapp import Grid
 
+from fedkern_flwr.dot_kernels import KernelName
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.exchange import request_messages
 from fedkern_flwr.gram import packed_columns
@@ -72,7 +73,7 @@ class FedCFK(SecureGram):
     def __init__(
         self,
         *,
-        kernel: str = "cosine",
+        kernel: KernelName = "cosine",
         regularization: float = 0.1,
         subtract_mean: bool = True,
         request: Request = "full",
@@ -116,6 +117,14 @@ class FedCFK(SecureGram):
         everybody = sorted(party.partition for party in self.parties_.values())
         return [] if self._members == [everybody] else [everybody]
 
+    def progress(self) -> dict[str, Any]:
+        """Return what else a checkpoint holds: whose metrics are in the means."""
+        return {"judged": self.judged_}
+
+    def take_up(self, meta: Mapping[str, Any]) -> None:
+        """Go on with what :meth:`progress` returned."""
+        self.judged_ = meta["judged"]
+
     # -- what users do with the kernel
 
     def item_kernel(self) -> ItemKernel:
@@ -141,8 +150,10 @@ class FedCFK(SecureGram):
 
     def use(self, grid: Grid, timeout: float) -> None:
         """Send the kernel; sum how good the recommendations are."""
-        kernel = self.item_kernel()
         everybody = len(self._counted) - 1
+        if self._stage == "used" or self._judged_before(everybody):
+            return
+        kernel = self.item_kernel()
         most = max(party.rows for party in self.parties_.values())
         public: dict[str, Any] = {
             "session": self._session,
@@ -195,3 +206,13 @@ class FedCFK(SecureGram):
             self.metrics_ |= {
                 name: float(value) / evaluated for name, value in zip(RANKING, total, strict=False)
             }
+        self._save("used")
+
+    def _judged_before(self, cohort: int) -> bool:
+        """Tell whether nodes had opened their metrics when the run broke off."""
+        assert self.sums is not None
+        members = self.sums.membership.cohorts[cohort]
+        if len(set(members.members) - self._spent) >= members.threshold:
+            return False
+        logger.warning("the recommendations are not judged again: nodes have answered before")
+        return True

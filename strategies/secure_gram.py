@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from fedkern_flwr.dot_kernels import KERNELS, DotKernel
+from fedkern_flwr.dot_kernels import KERNELS, DotKernel, KernelName
 from fedkern_flwr.errors import (
     CheckpointError,
     CohortError,
@@ -23,6 +23,7 @@ from fedkern_flwr.errors import (
     SumError,
 )
 from fedkern_flwr.exchange import Failure, read_reply, request_messages
+from fedkern_flwr.flower_compat import is_simulated
 from fedkern_flwr.gram import pack, packed_size, quantisation_error, unpack
 from fedkern_flwr.gram_plan import (
     MERGES,
@@ -46,6 +47,9 @@ from fedkern_flwr.wire import gram as wire
 from .base import Arrays, at_least, logger, within
 from .summing import SummingStrategy
 
+#: Below so many rows per item a matrix of counts has been taken apart: all 943 users of MovieLens
+#: 100k at 0.7, a third of 12 at 1.25, none of 300 and more at 1.2. No ratio is proven to be safe.
+SAFER_ROWS_PER_ITEM = 2
 _MIN_SUPPORT = 5
 _FRACTION_BITS = 20
 _MAX_WARNING = (
@@ -92,6 +96,12 @@ class SecureGram(SummingStrategy):
         Public bound on the absolute value of a cell.
     fraction_bits : int, optional
         Of fixed-point, by default 20.
+    rows_per_item : float (default: 0.0)
+        Keep only so many items, those that most rows have, that every released sum has so many rows
+        for each. Only for counts.
+    allow_recovery : bool, optional
+        Whether to sum a matrix of fewer than two rows per item, from which rows can be computed. By
+        default only in simulations.
     attempts : int (default: 5)
         An exchange that too few nodes answered is repeated so often in all.
     **common
@@ -134,7 +144,7 @@ class SecureGram(SummingStrategy):
     def __init__(
         self,
         *,
-        kernel: str = "linear",
+        kernel: KernelName = "linear",
         degree: int | None = None,
         gamma: float | None = None,
         coef0: float | None = None,
@@ -146,6 +156,8 @@ class SecureGram(SummingStrategy):
         encoding: GramEncoding = "counts",
         bound: float = 1.0,
         fraction_bits: int | None = None,
+        rows_per_item: float = 0.0,
+        allow_recovery: bool | None = None,
         attempts: int = 5,
         **common: Any,
     ) -> None:
@@ -161,18 +173,25 @@ class SecureGram(SummingStrategy):
         for name, value in given.items():
             if value is not None and kernel not in _KERNELS_WITH[name]:
                 raise OptionError(f"{name} is not for kernel {kernel}", remedy="leave it out")
-        if merge == "max" and (cohorts > 1 or min_support):
-            name = "cohorts" if cohorts > 1 else "min_support"
-            raise OptionError(
-                f"{name} is for merge disjoint: the paper's rounds are drawn at random and "
-                "suppress nothing",
-                remedy="leave it out",
-            )
-        if min_support and encoding != "counts":
-            raise OptionError(
-                "min_support is for encoding counts: real features have no support",
-                remedy="leave it out",
-            )
+        suppressing = {
+            "cohorts": cohorts > 1,
+            "min_support": min_support,
+            "rows_per_item": rows_per_item,
+        }
+        for name, asked in suppressing.items():
+            if merge == "max" and asked:
+                raise OptionError(
+                    f"{name} is for merge disjoint: the paper's rounds are drawn at random and "
+                    "suppress nothing",
+                    remedy="leave it out",
+                )
+        at_least("rows_per_item", rows_per_item, 0.0)
+        for name, value in (("min_support", min_support), ("rows_per_item", rows_per_item)):
+            if value and encoding != "counts":
+                raise OptionError(
+                    f"{name} is for encoding counts: real features have no support",
+                    remedy="leave it out",
+                )
         if min_support is None:
             min_support = _MIN_SUPPORT if merge == "disjoint" and encoding == "counts" else 0
         at_least("min_support", min_support, 0)
@@ -182,6 +201,7 @@ class SecureGram(SummingStrategy):
         self.min_support, self.cohorts_, self.merge = min_support, cohorts, merge
         self.participation, self.encoding = participation, encoding
         self.bound, self.fraction_bits, self.attempts = float(bound), fraction_bits, attempts
+        self.rows_per_item, self.allow_recovery = rows_per_item, allow_recovery
         self._kernel(1)  # refuses what cannot be
         if self._needs_binary and (encoding != "counts" or bound != 1):
             raise OptionError(
@@ -201,10 +221,15 @@ class SecureGram(SummingStrategy):
         self._members: list[list[int]] = []
         self._counted: list[list[int]] = []
         self._spent: set[int] = set()
-        self._taken_up: tuple[Arrays, dict[str, Any]] | None = None
+        self._stage = ""  # what the run that is taken up had done
         self._replies = [0, 1]  # that came, that are expected
 
     # -- what a method tells about itself
+
+    @property
+    def _counts_items(self) -> bool:
+        """Whether item counts are summed first."""
+        return self.min_support > 1 or self.rows_per_item > 0
 
     @property
     def _needs_binary(self) -> bool:
@@ -244,6 +269,7 @@ class SecureGram(SummingStrategy):
             "gamma",
             "coef0",
             "min_support",
+            "rows_per_item",
             "merge",
             "participation",
             "encoding",
@@ -278,8 +304,11 @@ class SecureGram(SummingStrategy):
             "numbers of rows and items per node, digest of the names of the items",
             "which nodes contributed to which sum",
         ]
-        if self.min_support > 1:
+        if self._counts_items:
             seen.append(f"in how many rows each of {self.catalogue_} items is")
+        if self.rows_ < SAFER_ROWS_PER_ITEM * len(self.items_):
+            what = "the rows" if self.encoding == "counts" else "the instances up to a rotation"
+            seen.append(f"hence {what}, by computation: there are too few rows for so many items")
         if len(self._members) > 1:
             seen.append("each of these sums for every cohort")
         if self.merge == "max":
@@ -367,6 +396,13 @@ class SecureGram(SummingStrategy):
 
     def after_round(self, grid: Grid, timeout: float) -> None:
         """Called when K has a new round; here nothing happens."""
+
+    def progress(self) -> dict[str, Any]:
+        """Return what else a checkpoint holds, as JSON."""
+        return {}
+
+    def take_up(self, meta: Mapping[str, Any]) -> None:
+        """Go on with what :meth:`progress` returned."""
 
     def cross(
         self, grid: Grid, model: tuple[Mapping[str, Any], Mapping[str, Any]], timeout: float = 3600
@@ -462,21 +498,27 @@ class SecureGram(SummingStrategy):
         """Return sets of nodes among which a method sums something else."""
         return []
 
+    def thresholds(self, cohorts: int) -> list[int | None]:
+        """Return the thresholds of the sums: the option is that of matrices."""
+        return [self.threshold if k < len(self._members) else None for k in range(cohorts)]
+
     def _open(self, grid: Grid) -> None:
         """Begin a run, or take one up."""
-        self._taken_up = self.restore()
-        if self._taken_up is not None:
-            arrays, meta = self._taken_up
+        restored = self.restore()
+        if restored is not None:
+            arrays, meta = restored
+            self._stage, self.metrics_ = meta["stage"], meta["metrics"]
+            self.take_up(meta)
             self.step = int(meta["round"])
             self._members = meta["members"]
             self._counted = meta["counted"]
             self.items_, self.counts_ = arrays["items"], arrays["counts"]
-            if meta["stage"] == "gram":
+            if meta["stage"] != "counts":
                 self._load(arrays, meta)
         self.gather(grid, resume_round=self.step, secure=True)
         if not self._counted:
             self._counted = [*self._members, *self.more_cohorts()]
-        phases = 2 * (1 + (self.min_support > 1)) * max(1, len(self._members))
+        phases = 2 * (1 + self._counts_items) * max(1, len(self._members))
         self._replies = [0, max(1, phases * max(map(len, self._members)))]
 
     def _load(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
@@ -488,23 +530,29 @@ class SecureGram(SummingStrategy):
     def _save(self, stage: str) -> None:
         if self.checkpoint is None:
             return
-        arrays, meta = self.model() if stage == "gram" else ({"items": self.items_}, {})
-        more = {"stage": stage, "members": self._members, "counted": self._counted}
+        arrays, meta = ({"items": self.items_}, {}) if stage == "counts" else self.model()
+        more = {
+            "stage": stage,
+            "members": self._members,
+            "counted": self._counted,
+            "metrics": self.metrics_,
+            **self.progress(),
+        }
         self.write_checkpoint(self.step, {**arrays, "counts": self.counts_}, {**meta, **more})
 
     # -- the sums
 
     def _release(self, grid: Grid, timeout: float) -> None:
         """Sum the counts, then the Gram matrix; or take them from a checkpoint."""
-        stage = self._taken_up[1]["stage"] if self._taken_up is not None else ""
-        if stage != "gram":
-            if not stage:
+        if self._stage in ("", "counts"):
+            if not self._stage:
                 self._count(grid, timeout)
+            self._check_recovery(grid)
             self._sum_matrices(grid, timeout)
             self._save("gram")
         if self.encoding == "fixed-point":
             self.error_bound_ = quantisation_error(self.rows_, self.bound, self.fraction_bits)
-        self.metrics_ = {
+        self.metrics_ |= {
             "items": len(self.items_),
             "catalogue": self.catalogue_,
             "rows": self.rows_,
@@ -515,7 +563,7 @@ class SecureGram(SummingStrategy):
         """Find the items that enough rows have."""
         self.items_ = np.arange(self.catalogue_, dtype=np.int32)
         self.counts_ = np.zeros(self.catalogue_, np.int64)
-        if self.min_support < 2:
+        if not self._counts_items:
             return
 
         def ask(cohort: int, there: set[int]) -> Iterable[tuple[PhaseMessage, set[int]]]:
@@ -532,6 +580,10 @@ class SecureGram(SummingStrategy):
         totals = [self._total(sums[c]) for c in encodings]
         self.counts_ = np.sum(totals, axis=0)
         self.items_ = supported(totals, self.min_support)
+        if self.rows_per_item:
+            most = int(min(map(self._rows_of, self._counted)) / self.rows_per_item)
+            best = np.argsort(-self.counts_[self.items_], kind="stable")[:most]
+            self.items_ = np.sort(self.items_[best])
         if not len(self.items_):
             raise ProtocolError(
                 f"no item is in {self.min_support} rows"
@@ -539,6 +591,37 @@ class SecureGram(SummingStrategy):
                 remedy="lower min_support" + (", or use fewer cohorts" if len(totals) > 1 else ""),
             )
         self._save("counts")
+
+    def _check_recovery(self, grid: Grid) -> None:
+        """Warn of matrices from which rows can be computed; refuse them in a deployment.
+
+        Raises
+        ------
+        OptionError
+        """
+        rows = min(map(self._rows_of, self._counted[: len(self._members)]))
+        if rows >= SAFER_ROWS_PER_ITEM * len(self.items_):
+            return
+        if self.encoding == "counts":
+            problem = (
+                f"from a matrix of {len(self.items_)} items over {rows} rows these rows can be "
+                "computed"
+            )
+            remedy = f"use rows_per_item={SAFER_ROWS_PER_ITEM}, or sum more rows"
+        else:
+            problem = (
+                f"a matrix of {len(self.items_)} instances over {rows} features shows the "
+                "instances up to a rotation, and all of them to who knows as many as features"
+            )
+            remedy = "give it only to who may know that"
+        allowed = is_simulated(grid) if self.allow_recovery is None else self.allow_recovery
+        if not allowed:
+            raise OptionError(problem, remedy=f"{remedy}; or accept it with allow_recovery")
+        logger.warning("%s; %s", problem, remedy)
+
+    def _rows_of(self, partitions: Iterable[int]) -> int:
+        chosen = set(partitions)
+        return sum(p.rows for p in self.parties_.values() if p.partition in chosen)
 
     def _sum_matrices(self, grid: Grid, timeout: float) -> None:
         """Sum K over the cohorts at once, or round by round with merge max."""
@@ -634,7 +717,8 @@ class SecureGram(SummingStrategy):
         if len(summed) < least:
             return f"{len(summed)} nodes with item counts are left, at least {least} must be"
         rows = {party.partition: party.rows for party in self.parties_.values()}
-        if self.min_support > 1 and shows_few(counted, sorted(summed), rows, self.min_support):
+        hiding = max(self.min_support, _MIN_SUPPORT)
+        if self._counts_items and shows_few(counted, sorted(summed), rows, hiding):
             missing = len(set(counted) - summed)
             return (
                 f"{missing} node{'s' if missing > 1 else ''} dropped out after the item counts, "

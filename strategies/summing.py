@@ -65,7 +65,7 @@ class SummingStrategy(PhaseStrategy):
                 self._session,
                 {p.partition: (p.public_key, p.signature) for p in self.parties_.values()},
                 cohorts=cohorts,
-                threshold=self.threshold,
+                threshold=self.thresholds(1 if cohorts is None else len(cohorts)),
                 min_cohort=self.min_cohort,
                 allow_single=self.allow_single,
             )
@@ -77,6 +77,10 @@ class SummingStrategy(PhaseStrategy):
         Without any set there are no sums.
         """
         return None
+
+    def thresholds(self, cohorts: int) -> list[int | None]:
+        """Return the threshold of each of so many cohorts, None for the default."""
+        return [self.threshold] * cohorts
 
     def sums_privacy(self) -> dict[str, Any]:
         """Return the parameters of the secure sums of the last run."""

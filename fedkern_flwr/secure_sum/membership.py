@@ -167,13 +167,14 @@ def _read_cohorts(text: str) -> list[tuple[int, int, list[int]]]:
 def make_roster(
     keys: Mapping[int, tuple[bytes, bytes]],
     cohorts: Sequence[Sequence[int]],
-    threshold: int | None,
+    thresholds: Sequence[int | None],
     cipher: str,
     first: Sequence[int],
 ) -> Roster:
     """Return the roster message for parties with (public key, signature).
 
-    ``first`` holds the number of the first sum of each cohort.
+    ``thresholds`` (None for the default) and ``first``, the number of the first sum, are those of
+    each cohort.
 
     Raises
     ------
@@ -190,7 +191,7 @@ def make_roster(
                 party=f"partition {partition}",
             )
     listed = []
-    for members, number in zip(cohorts, first, strict=True):
+    for members, number, threshold in zip(cohorts, first, thresholds, strict=True):
         t = graph.default_threshold(len(members)) if threshold is None else threshold
         listed.append([t, number, sorted(members)])
     return Roster(

@@ -43,8 +43,8 @@ class SecureSum:
     cohorts : sequence of sequences of int, optional
         The sets of parties among which sums are taken, by default everybody. They cannot change
         in a run.
-    threshold : int, optional
-        t, least number of survivors, by default floor(2 N / 3) + 1 of each cohort.
+    threshold : int, or a sequence of int or None, optional
+        t, least number of survivors, of all cohorts or of each; by default floor(2 N / 3) + 1.
     min_cohort : int (default: 2)
         Least number of survivors whatever the threshold.
     cipher : {"aes-256-ctr", "chacha20"}
@@ -65,7 +65,7 @@ class SecureSum:
         keys: Mapping[int, tuple[bytes, bytes]],
         *,
         cohorts: Sequence[Sequence[int]] | None = None,
-        threshold: int | None = None,
+        threshold: int | Sequence[int | None] | None = None,
         min_cohort: int = 2,
         cipher: str = CIPHERS[0],
         allow_single: bool = False,
@@ -73,14 +73,19 @@ class SecureSum:
         chosen = [sorted(keys)] if cohorts is None else cohorts
         if not chosen:
             raise OptionError("there is no cohort to sum over", remedy="name at least one")
-        for members in chosen:
-            check_cohort(len(members), threshold, min_cohort)
+        thresholds: list[int | None]
+        if threshold is None or isinstance(threshold, int):
+            thresholds = [threshold] * len(chosen)
+        else:
+            thresholds = list(threshold)
+        for members, least in zip(chosen, thresholds, strict=True):
+            check_cohort(len(members), least, min_cohort)
         if min(map(len, chosen)) < 3:
             logger.warning(
                 "a sum has two parties: with one of them, whoever opens it has the other's part"
             )
         self._next = [1] * len(chosen)
-        self._keys, self._chosen, self._threshold, self._cipher = keys, chosen, threshold, cipher
+        self._keys, self._chosen, self._thresholds, self._cipher = keys, chosen, thresholds, cipher
         self._write_roster(session)
         self.min_cohort, self.allow_single = min_cohort, allow_single
         self._knows: set[int] = set()
@@ -90,7 +95,7 @@ class SecureSum:
 
     def _write_roster(self, session: str) -> None:
         self.roster = make_roster(
-            self._keys, self._chosen, self._threshold, self._cipher, self._next
+            self._keys, self._chosen, self._thresholds, self._cipher, self._next
         )
         self.membership = Membership.read(self.roster, session)
 

@@ -26,6 +26,23 @@ with equality if the profiles are linearly independent: an exact test of a singl
 that has the items i and j has no item k with K_ik = 0 or K_jk = 0, so that it lies in a space of
 fewer dimensions, where :func:`binary_vector` looks for it as a decoder looks for a word, and
 :func:`sparse_profile` by a linear program. What is found is subtracted, and the rest is easier.
+Of MovieLens 100k, items by support or the most popular ones (measured; 20,000 nodes, patience 60):
+
+    ==================  ==================  =====================================
+    users               items               users found
+    ==================  ==================  =====================================
+    943                 1349 (support 5)    all, in 206 s
+    943                 1152, 1032, 1000    all
+    943                 960, 939            1 each, right
+    300                 1015, 500           all
+    300                 400, 350, 320, 300  34, 23, 20, 15, right
+    300                 280, 240, 200, 100  none, of 8 to 196 vectors that fit
+    20, 40, 100         139, 264, 552       all
+    100                 100                 all
+    100                 80                  1, of 12 vectors that fit
+    ==================  ==================  =====================================
+
+No number of users is known to be safe: these are what one search of a few minutes finds.
 
 Source: follows from section 2 and 3 of Polato, Gallinaro and Aiolli, "Privacy-Preserving Kernel
 Computation For Vertically Partitioned Data"; the search: Fincke and Pohst, "Improved Methods for

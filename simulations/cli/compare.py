@@ -16,6 +16,7 @@ from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError
 
 from ..comparison import Comparison, compare_on, headings, table_rows
+from ..data import Settings
 from ..engines import Engine
 from ..entries import check_seed
 from ..experiment import versions
@@ -124,13 +125,13 @@ def _adjust(
         raise OptionError(f"runs is {runs}", remedy="use at least 1")
     asked = {k: v for k, v in (("rounds", rounds), ("clients", clients)) if v is not None}
     for name in asked:
-        if not any(hasattr(settings, name) for settings in chosen.data.values()):
+        if not any(_may_set(settings, name) for settings in chosen.data.values()):
             raise OptionError(f"{chosen.name} has no {name}", remedy=f"leave out --{name}")
     sections = []
     for section in chosen.sections:
         data = {}
         for dataset, settings in section.data.items():
-            new: dict[str, Any] = {k: v for k, v in asked.items() if hasattr(settings, k)}
+            new: dict[str, Any] = {k: v for k, v in asked.items() if _may_set(settings, k)}
             data[dataset] = dataclasses.replace(settings, **new, seed=seed)
         sections.append(dataclasses.replace(section, data=data))
     return dataclasses.replace(
@@ -139,6 +140,10 @@ def _adjust(
         engine=engine or chosen.engine,
         runs=chosen.runs if runs is None else runs,
     )
+
+
+def _may_set(settings: Settings, name: str) -> bool:
+    return name in settings.adjustable and hasattr(settings, name)
 
 
 def _save(folder: Path, chosen: Preset, comparisons: list[Comparison], seed: int) -> dict[str, Any]:

@@ -36,5 +36,5 @@ def predict(
     if not Path(data).is_file():
         raise TableError(f"there is no file {data}", remedy="check the path")
     made, left_out = own.predict(folder.path, config, Path(data), id_column, target)
-    note = f", {left_out} left out: they lack a block of columns" if left_out else ""
+    note = f", {left_out} left out: {own.left_out}" if left_out else ""
     screen.note(f"{made} predictions: {target}{note}")

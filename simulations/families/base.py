@@ -61,6 +61,8 @@ class Family(ABC, Generic[S, P]):
         Figures over the comparisons of a section on several data sets, by name.
     reading : tuple of str
         How to read these columns and figures.
+    left_out : str
+        Why rows are not predicted.
     """
 
     strategies: ClassVar[tuple[type[PhaseStrategy], ...]]
@@ -72,6 +74,7 @@ class Family(ABC, Generic[S, P]):
     figures: ClassVar[Mapping[str, DrawFigure]]
     across: ClassVar[Mapping[str, DrawAcross]] = {}
     reading: ClassVar[tuple[str, ...]] = ()
+    left_out: ClassVar[str] = "they lack a value"
 
     # -- a run's configuration
 

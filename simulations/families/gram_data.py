@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Context
@@ -49,6 +49,8 @@ class GramSettings(LabelledSettings):
         See :class:`~fedkern_flwr.simulations.families.rating_data.RatingSettings`; a table's
         columns are dealt to 4 clients by default.
     """
+
+    adjustable: ClassVar[frozenset[str]] = frozenset({"clients"})
 
     test_size: float = 0.25
     missing: MissingRows = "error"

@@ -114,6 +114,7 @@ class HybridFamily(Family[HybridSettings, HybridData]):
 
     strategies = (strategies.FedCG,)
     settings = HybridSettings
+    left_out = "they lack a block of columns"
     draws = "runs"
     columns = _COLUMNS
     figures = FIGURES

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from flwr.app import Context
@@ -50,6 +50,8 @@ class RatingSettings(Settings):
     rounds : int or None
         Of merge max.
     """
+
+    adjustable: ClassVar[frozenset[str]] = frozenset({"clients"})
 
     test_size: float = 0.1
     user: str | None = None

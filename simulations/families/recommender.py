@@ -84,6 +84,7 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
     strategies = (strategies.FedCFK,)
     references = {"cf-komd": cf_komd, "merge-rounds": merge_rounds}  # noqa: RUF012
     settings = RatingSettings
+    left_out = "they rated no item of the kernel"
     draws = "repetitions"
     columns = _COLUMNS
     figures = FIGURES
@@ -191,7 +192,7 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
             scores = kernel.scores(
                 liked, meta["regularization"], subtract_mean=meta["subtract_mean"]
             )
-            best = top_items(scores, liked, _TOP).tolist()
+            best = top_items(scores, np.union1d(liked, kernel.missing), _TOP).tolist()
             user = found.user_ids[found.user[rows[0]]]
             writer.writerows(
                 (user, rank, names[i], f"{scores[i]:.9g}") for rank, i in enumerate(best, start=1)

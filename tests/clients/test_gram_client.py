@@ -16,7 +16,7 @@ from scipy import sparse
 from fedkern_flwr.clients import GramClient
 from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, SumError, TableError
 from fedkern_flwr.gram import packed_size, unpack
-from fedkern_flwr.gram_plan import counts_encoding, matrix_encoding, ranking_encoding
+from fedkern_flwr.gram_plan import bind, counts_encoding, matrix_encoding, ranking_encoding
 from fedkern_flwr.secure_sum import Encoding, RunningSum, SecureSum
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import gram as wire
@@ -92,18 +92,53 @@ class Server:
         self.sums.take(k, answers)
         return answers
 
-    def order(self, name: str, length: int, encoding: Encoding, cohort: int = 0) -> RunningSum:
-        return self.sums.order(name, length, encoding, cohort=cohort)
+    def order(
+        self,
+        name: str,
+        length: int,
+        encoding: Encoding,
+        cohort: int = 0,
+        request: PhaseMessage | None = None,
+        self_masks: bool = True,
+    ) -> RunningSum:
+        """Order a sum, bound to a request where it should be."""
+        if request is not None and name != wire.RANKING_SUM:
+            name = bind(name, request)
+        return self.sums.order(name, length, encoding, cohort=cohort, self_masks=self_masks)
+
+    def request(
+        self, cohort: int = 0, counted: Sequence[int] | None = None, **more: Any
+    ) -> wire.MatrixRequest:
+        """Return the next request for a matrix, in which some nodes count, by default all."""
+        self.step += 1
+        members = self.sums.membership.cohorts[cohort]
+        bits = members.pack(members.members if counted is None else counted)
+        fields: Table = {"round": self.step, "parties": len(members.members), "counted": bits}
+        return matrix(**{**fields, **more})
 
     def matrices(
-        self, who: Sequence[int] = range(len(X)), cohort: int = 0, **more: Any
+        self,
+        who: Sequence[int] = range(len(X)),
+        cohort: int = 0,
+        counted: Sequence[int] | None = None,
+        **more: Any,
     ) -> RunningSum:
         """Let nodes contribute to a sum of matrices."""
+        request = self.request(cohort, counted, **more)
+        parties = len(self.sums.membership.cohorts[cohort].members)
+        length, ring = packed_size(len(request.items)), matrix_encoding(parties, 3, 1.0, 0)
+        running = self.order(wire.GRAM_SUM, length, ring, cohort, request)
+        for k in who:
+            self.ask(k, request, self.sums.sections(k, [running]))
+        return running
+
+    def count(self, who: Sequence[int] = range(len(X)), cohort: int = 0) -> RunningSum:
+        """Let nodes contribute to a sum of item counts."""
         self.step += 1
         parties = len(self.sums.membership.cohorts[cohort].members)
-        request = matrix(round=self.step, parties=parties, **more)
-        length, bits = packed_size(len(request.items)), matrix_encoding(parties, 3, 1.0, 0)
-        running = self.order(request.name, length, bits, cohort)
+        request = counts(round=self.step, parties=parties)
+        ring = counts_encoding(parties, 3)
+        running = self.order(wire.COUNTS_SUM, ITEMS, ring, cohort, request)
         for k in who:
             self.ask(k, request, self.sums.sections(k, [running]))
         return running
@@ -132,7 +167,7 @@ def counts(**more: Any) -> wire.CountsRequest:
 
 
 def matrix(**more: Any) -> wire.MatrixRequest:
-    own: Table = {"name": wire.GRAM_SUM, "merge": "disjoint", "counted": True}
+    own: Table = {"merge": "disjoint", "number": 1, "counted": bytes([0b1111])}
     return wire.MatrixRequest(**{**fields(), **own, "items": np.arange(ITEMS, dtype="i4"), **more})
 
 
@@ -255,7 +290,7 @@ def test_values_that_do_not_fit_never_reach_a_mask(name: str, form: Any) -> None
     ]
     for request, length, encoding in ways:
         sum_name = wire.COUNTS_SUM if length == ITEMS else wire.GRAM_SUM
-        running = server.order(sum_name, length, encoding)
+        running = server.order(sum_name, length, encoding, request=request)
         before = server.contexts[0].state.copy()
         with pytest.raises(TableError, match=f"TableError: partition 0: {text}") as caught:
             send(server.client(0), request, server.sums.sections(0, [running]))
@@ -272,7 +307,7 @@ def test_real_values_that_do_not_fit_are_refused(name: str) -> None:
     server = Server(tables=[bad, *X[1:]])
     request = matrix(encoding="fixed-point", fraction_bits=10)
     encoding = matrix_encoding(4, 3, 1.0, 10)
-    running = server.order(wire.GRAM_SUM, packed_size(ITEMS), encoding)
+    running = server.order(wire.GRAM_SUM, packed_size(ITEMS), encoding, request=request)
     with pytest.raises(TableError, match="partition 0: features ") as caught:
         send(server.client(0), request, server.sums.sections(0, [running]))
     assert "77" not in str(caught.value)
@@ -298,7 +333,7 @@ WRONG_ORDERS: dict[str, tuple[PhaseMessage, str, Table, str]] = {}
 for _what, _request, _name, _length, _right in (
     ("counts", counts(), wire.COUNTS_SUM, ITEMS, RIGHT_COUNTS),
     ("matrix", matrix(), wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX),
-    ("zeros", matrix(counted=False), wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX),
+    ("zeros", matrix(counted=bytes([0b1011])), wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX),
     ("cross", cross(), wire.CROSS_SUM, ITEMS + 1, RIGHT_MATRIX),
     ("metrics", recommend(), wire.RANKING_SUM, 4, ranking_encoding(3)),
 ):
@@ -323,7 +358,8 @@ def test_orders_of_other_sums_are_refused(case: str) -> None:
     for k in range(len(X)):
         server.tables[k] = X[k]
     right = {wire.COUNTS_SUM: RIGHT_COUNTS, wire.RANKING_SUM: ranking_encoding(3)}
-    running = server.order(name, change["length"], right.get(name, RIGHT_MATRIX))
+    ring = right.get(name, RIGHT_MATRIX)
+    running = server.order(name, change["length"], ring, request=request)
     running.order = replace(running.order, **change)
     place, table = server.contexts[2], X[2]
     client = GramClient(place, table, x_new=np.ones((len(table), 1), int))
@@ -340,7 +376,7 @@ def test_the_right_orders_are_taken() -> None:
         (recommend(), wire.RANKING_SUM, 4, ranking_encoding(3)),
     ):
         server = Server()
-        running = server.order(name, length, encoding)
+        running = server.order(name, length, encoding, request=request)
         client = GramClient(server.contexts[2], X[2], x_new=np.ones((3, 1), int))
         _, _, sections = send(client, request, server.sums.sections(2, [running]))
         assert [section.phase for section in sections] == ["sum-upload"]
@@ -365,9 +401,13 @@ WRONG_REQUESTS: dict[str, tuple[PhaseMessage, str]] = {
         "overflows a 64-bit ring; use fewer fraction bits or a smaller bound",
     ),
     "no bound": (matrix(bound=0.0), "bound is 0"),
-    "another name": (matrix(name="gram matrix#2"), "the name of the sum is not one of its kind"),
+    "too few nodes that count": (
+        matrix(counted=bytes([0b0110])),
+        "partition 2: 2 nodes count, at least 3 must",
+    ),
+    "none of the cohort": (matrix(counted=bytes([0b10111])), "a set of parties is not one of 4"),
     "merge max": (
-        matrix(merge="max", name="gram matrix#1"),
+        matrix(merge="max"),
         'the run has merge max, this node takes part in disjoint only; run with merge "disjoint"',
     ),
     "counts of merge max": (counts(merge="max"), "this node takes part in disjoint only"),
@@ -394,7 +434,7 @@ def test_requests_that_cannot_be_are_refused_in_one_line(name: str) -> None:
         (wire.CrossRequest, wire.CROSS_SUM, ITEMS + 1, RIGHT_MATRIX),
     ):
         if isinstance(request, kind):
-            sums = [server.order(getattr(request, "name", sum_name), length, encoding)]
+            sums = [server.order(sum_name, length, encoding, request=request)]
     with pytest.raises(FedKernError, match=text) as caught:
         send(server.client(2), request, server.sums.sections(2, sums))
     assert "\n" not in str(caught.value)
@@ -405,11 +445,8 @@ def test_a_node_for_maxima_sums_nothing_else() -> None:
     for request in (matrix(), counts()):
         with pytest.raises(ProtocolError, match="has merge disjoint, this node takes part in max"):
             send(server.client(0), request, server.sums.sections(0, []))
-    for name in (wire.GRAM_SUM, "item counts", "other"):
-        with pytest.raises(ProtocolError, match="the name of the sum is not one of its kind"):
-            send(server.client(0), matrix(name=name, merge="max"), server.sums.sections(0, []))
     for number in (1, 2):  # any number of them, over ever new nodes
-        running = server.matrices(range(2 + number), merge="max", name=f"gram matrix#{number}")
+        running = server.matrices(range(2 + number), merge="max", number=number)
         server.unmask(server.openings([running]))
         found = unpack(server.sums.total(running), ITEMS)
         np.testing.assert_array_equal(found, pooled(range(2 + number)))
@@ -426,25 +463,62 @@ def test_nothing_is_summed_outside_secure_sums() -> None:
 def test_an_order_that_the_phase_has_no_vector_for_is_refused() -> None:
     server = Server()
     sums = [
-        server.order(wire.COUNTS_SUM, ITEMS, RIGHT_COUNTS),
-        server.order(wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX),
+        server.order(wire.COUNTS_SUM, ITEMS, RIGHT_COUNTS, request=counts()),
+        server.order(wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX, request=matrix()),
     ]
-    with pytest.raises(SumError, match="this phase contributes nothing to gram matrix"):
+    with pytest.raises(SumError, match="this phase contributes nothing to gram matrix#"):
         server.ask(0, counts(), server.sums.sections(0, sums))
     server = Server()
-    with pytest.raises(SumError, match="no sum 'gram matrix' was ordered"):
+    with pytest.raises(SumError, match=r"no sum 'gram matrix#[0-9a-f]+' was ordered"):
         server.ask(0, matrix(), server.sums.sections(0, []))
 
 
-def test_late_duplicates_are_refused() -> None:
+def test_a_sum_is_bound_to_all_that_was_asked() -> None:
+    for request, name, length, ring in (
+        (counts(), wire.COUNTS_SUM, ITEMS, RIGHT_COUNTS),
+        (matrix(), wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX),
+        (cross(), wire.CROSS_SUM, ITEMS + 1, RIGHT_MATRIX),
+    ):
+        other = replace(request, round=2)
+        for order in (other, None):
+            server = Server()
+            running = server.order(name, length, ring, request=order)
+            client = GramClient(server.contexts[2], X[2], x_new=np.ones((3, 1), int))
+            with pytest.raises(SumError, match=f"no sum '{name}#[0-9a-f]+' was ordered"):
+                send(client, request, server.sums.sections(2, [running]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"items": np.array([0, 1, 3], np.int32)},
+        {"counted": bytes([0b0111])},
+        {"merge": "disjoint", "number": 2},
+    ],
+    ids=["items", "who counts", "number"],
+)
+def test_nodes_that_are_told_different_things_make_no_sum(change: Table) -> None:
+    """Each gets an order that fits its own request: their masks do not."""
     server = Server()
-    server.step = 4
-    running = server.matrices([0, 1])
-    for number in (5, 3):
-        with pytest.raises(ProtocolError, match=f"round {number} has been done already"):
-            send(server.client(0), matrix(round=number))
-    with pytest.raises(SumError, match="number 1 of a sum has been used already"):
-        send(server.client(0), matrix(round=6), server.sums.sections(0, [running]))
+    common = server.request()
+    size = packed_size(3) if "items" in change else packed_size(ITEMS)
+    if "items" in change:
+        common = replace(common, items=np.array([0, 1, 2], np.int32))
+    running = server.order(wire.GRAM_SUM, size, RIGHT_MATRIX, request=common)
+    honest = running.order
+    other = replace(common, **change)
+
+    def go() -> None:
+        for k in range(4):
+            request = other if k == 3 else common
+            running.order = replace(honest, name=bind(wire.GRAM_SUM, request))
+            server.ask(k, request, server.sums.sections(k, [running]))
+        running.order = honest
+        server.unmask(server.openings([running]))
+        server.sums.total(running)
+
+    with pytest.raises(SumError):
+        go()
 
 
 # -- what is released once
@@ -476,27 +550,22 @@ def test_the_matrix_is_summed_once_in_a_release() -> None:
 
 def test_the_counts_are_summed_once_in_a_release() -> None:
     server = Server(cohorts=[[0, 1, 2], [0, 1, 2, 3]])
-    running = server.order(wire.COUNTS_SUM, ITEMS, counts_encoding(3, 3))
-    for k in range(3):
-        server.ask(k, counts(parties=3), server.sums.sections(k, [running]))
-    server.step = 1
+    running = server.count(range(3))
     server.unmask(server.openings([running]))
     found = server.sums.total(running)
     np.testing.assert_array_equal(found, np.count_nonzero(np.concatenate(X[:3]), axis=0))
-    again = server.order(wire.COUNTS_SUM, ITEMS, counts_encoding(4, 3), 1)
     with pytest.raises(ProtocolError, match=rf"{COUNTED} \(item counts\); start a new run"):
-        server.ask(0, counts(round=3), server.sums.sections(0, [again]))
+        server.count([0], cohort=1)
 
 
 def two_openings(server: Server) -> list[dict[int, list[PhaseMessage]]]:
     """Sum the matrix over two sets that differ by node 3; open neither yet."""
     first = server.matrices([0, 1, 2])
-    forget = replace  # an honest server closes the first sum, this one keeps it open
-    second = server.order(wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX)
-    second.order = forget(second.order, open_from=1)
-    server.step += 1
+    request = server.request()
+    second = server.order(wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX, request=request)
+    second.order = replace(second.order, open_from=1)  # an honest server closes the first
     for k in range(4):
-        server.ask(k, matrix(round=server.step), server.sums.sections(k, [second]))
+        server.ask(k, request, server.sums.sections(k, [second]))
     return [server.openings([first]), server.openings([second])]
 
 
@@ -583,16 +652,76 @@ def test_what_is_released_once_needs_an_opening_that_is_noticed() -> None:
         (counts(), wire.COUNTS_SUM, ITEMS, RIGHT_COUNTS),
         (matrix(round=2), wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX),
     ):
-        running = server.sums.order(name, length, encoding, self_masks=False)
+        running = server.order(name, length, encoding, request=request, self_masks=False)
         with pytest.raises(FedKernError):
             server.ask(0, request, server.sums.sections(0, [running]))
+
+
+def test_a_node_that_was_counted_does_not_let_itself_be_left_out() -> None:
+    """Else the diagonal of K and the counts would differ by its row."""
+    server = Server()
+    server.unmask(server.openings([server.count()]))
+    with pytest.raises(ProtocolError, match="partition 3: its rows are left out, and they were co"):
+        server.matrices([3], counted=[0, 1, 2])
+
+
+def test_who_was_not_counted_adds_zeros() -> None:
+    server = Server()
+    server.unmask(server.openings([server.count([0, 1, 2])]))
+    np.testing.assert_array_equal(server.release(counted=[0, 1, 2]), pooled([0, 1, 2]))
+
+
+SINGLE = "a single node dropped out after the item counts"
+
+
+def test_nodes_do_not_open_a_matrix_that_one_node_fewer_has() -> None:
+    server = Server()
+    server.unmask(server.openings([server.count()]))
+    asked = server.openings([server.matrices([0, 1, 2])])
+    for k in range(3):
+        with pytest.raises(ProtocolError, match=SINGLE):
+            server.ask(k, UnmaskRequest(session=SESSION, round=9), asked[k])
+
+
+def deaf_node(server: Server) -> None:
+    """Count the items of all nodes; node 3 never hears that its counts were opened."""
+    asked = server.openings([server.count()])
+    del asked[3]
+    server.unmask(asked)
+
+
+def test_zeros_do_not_hide_that_a_node_is_left_out() -> None:
+    server = Server()
+    deaf_node(server)
+    asked = server.openings([server.matrices(counted=[0, 1, 2])])
+    for k in range(3):
+        with pytest.raises(ProtocolError, match=SINGLE):
+            server.ask(k, UnmaskRequest(session=SESSION, round=9), asked[k])
+
+
+def test_the_set_that_counts_is_that_of_the_sum_that_is_opened() -> None:
+    """Another order in between, in which all count, must not stand in for it."""
+    server = Server()
+    deaf_node(server)
+    first = server.matrices(counted=[0, 1, 2])
+    request = server.request()
+    second = server.order(wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX, request=request)
+    second.order = replace(second.order, open_from=1)  # an honest server closes the first
+    for k in range(4):
+        server.ask(k, request, server.sums.sections(k, [second]))
+    asked = server.openings([first])
+    for k in range(3):
+        with pytest.raises(ProtocolError, match=SINGLE):
+            server.ask(k, UnmaskRequest(session=SESSION, round=9), asked[k])
 
 
 def test_cross_products_are_summed_over_one_set_of_nodes_only() -> None:
     server = Server(cohorts=[[0, 1, 2, 3], [0, 1, 2]])
     for k in range(4):
         server.tables[k] = X[k]
-    running = server.sums.order(wire.CROSS_SUM, ITEMS + 1, RIGHT_MATRIX, self_masks=False)
+    running = server.order(
+        wire.CROSS_SUM, ITEMS + 1, RIGHT_MATRIX, request=cross(), self_masks=False
+    )
     news = [np.ones((len(x), 1), int) for x in X]
 
     def client(k: int) -> GramClient:
@@ -606,11 +735,11 @@ def test_cross_products_are_summed_over_one_set_of_nodes_only() -> None:
     total = server.sums.total(running)
     np.testing.assert_array_equal(total[:ITEMS], rows.sum(axis=0))
     assert total[ITEMS] == len(rows)
-    smaller = server.sums.order(
-        wire.CROSS_SUM, ITEMS + 1, matrix_encoding(3, 3, 1.0, 0), cohort=1, self_masks=False
-    )
+    request = cross(round=2, parties=3)
+    ring = matrix_encoding(3, 3, 1.0, 0)
+    smaller = server.order(wire.CROSS_SUM, ITEMS + 1, ring, 1, request, self_masks=False)
     with pytest.raises(SumError, match="was summed without self masks and would be repeated oth"):
-        send(client(0), cross(round=2, parties=3), server.sums.sections(0, [smaller]))
+        send(client(0), request, server.sums.sections(0, [smaller]))
 
 
 def test_a_resumed_node_refuses_what_it_has_helped_to_open(tmp_path: Path) -> None:
@@ -660,9 +789,9 @@ def test_the_state_of_a_node_holds_none_of_its_rows() -> None:
     odd = [np.array([[314159, 0, 271828, 1]]) for _ in X]
     server = Server(tables=odd)
     encoding = matrix_encoding(4, 3, 314159.0, 0)
-    running = server.order(wire.GRAM_SUM, packed_size(ITEMS), encoding)
+    request = matrix(bound=314159.0)
+    running = server.order(wire.GRAM_SUM, packed_size(ITEMS), encoding, request=request)
     for k in range(4):
-        request = matrix(bound=314159.0)
         server.ask(k, request, server.sums.sections(k, [running]))
     text = repr(server.contexts[0].state)
     assert "314159" not in text.replace("314159.0", "")  # but for the public bound

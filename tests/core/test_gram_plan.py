@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedkern_flwr.errors import OptionError
 from fedkern_flwr.gram_plan import (
     ENCODINGS,
     MERGES,
+    bind,
     check_values,
     combine,
     counts_encoding,
@@ -26,6 +28,7 @@ from fedkern_flwr.gram_plan import (
     shows_few,
     supported,
 )
+from fedkern_flwr.wire import gram as wire
 
 # -- rings
 
@@ -191,6 +194,32 @@ def test_a_difference_needs_two_nodes_and_enough_rows() -> None:
     assert not shows_few(everybody, [0, 1], rows, 5)
     assert not shows_few([0, 1], [0, 1, 2], rows, 5)  # one more is not in the counts
     assert shows_few([0, 1], [0, 2], rows, 1)
+
+
+# -- names
+
+
+def test_a_name_is_bound_to_every_field_of_a_request() -> None:
+    fields: dict[str, Any] = {"session": "a", "round": 1, "encoding": "counts", "bound": 1.0}
+    fields |= {"fraction_bits": 0, "rows": 3, "parties": 4, "merge": "disjoint", "number": 1}
+    fields |= {"counted": b"\x0f", "items": np.arange(3, dtype=np.int32)}
+    first = wire.MatrixRequest(**fields)
+    names = {bind(wire.GRAM_SUM, first), bind("other", first)}
+    other: dict[str, Any] = {"session": "b", "encoding": "fixed-point", "bound": 1.5}
+    other |= {"merge": "max", "counted": b"\x0e", "items": np.array([0, 1, 3], np.int32)}
+    for name, value in fields.items():
+        names.add(bind(wire.GRAM_SUM, replace(first, **{name: other.get(name, value)})))
+        if name not in other:
+            names.add(bind(wire.GRAM_SUM, replace(first, **{name: value + 1})))
+    assert len(names) == 2 + len(fields)
+    assert (
+        len({bind(wire.GRAM_SUM, replace(first, items=np.arange(k, dtype="i4"))) for k in range(9)})
+        == 9
+    )
+    assert bind(wire.GRAM_SUM, wire.MatrixRequest(**fields)) in names
+    assert all(name.startswith(("gram matrix#", "other#")) for name in names)
+    arrived = wire.MatrixRequest.unpack(first.arrays(), first.scalars(), party="")
+    assert bind(wire.GRAM_SUM, arrived) == bind(wire.GRAM_SUM, first)
 
 
 # -- putting sums together

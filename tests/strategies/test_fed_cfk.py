@@ -1,0 +1,584 @@
+"""FedCFK against a plain CF-KOMD on pooled ratings; requests, metrics, who gets what."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, Context, Message
+from scipy import sparse
+
+from fedkern_flwr.clients import GramClient
+from fedkern_flwr.errors import CohortError, FedKernError, OptionError, ProtocolError
+from fedkern_flwr.gram import packed_size
+from fedkern_flwr.gram_plan import disjoint_cohorts, drawn_rounds
+from fedkern_flwr.simulations import simulate
+from fedkern_flwr.simulations.engines import Audit, Fault, FaultPlan, Transcript
+from fedkern_flwr.simulations.engines.faults import Delivery
+from fedkern_flwr.strategies import FedCFK
+from fedkern_flwr.wire.sections import detach
+
+USERS, CATALOGUE, CUTOFF = 30, 170, 100
+Table = dict[str, Any]
+#: Users without training positives, one whose positives are all suppressed, one without test ones.
+SILENT, ODD, UNTESTED = (4, 17), 9, 21
+
+
+def make_ratings() -> tuple[np.ndarray, np.ndarray]:
+    """Ratings of users of three tastes; some items of few, some of nobody."""
+    rng = np.random.default_rng(3)
+    taste = np.where(rng.random((3, CATALOGUE)) < 0.4, 0.6, 0.1) * rng.uniform(0.7, 1.3, CATALOGUE)
+    taste[:, 100:115] = 0.03
+    taste[:, 115:118] = 0.0
+    likes = rng.random((USERS, CATALOGUE)) < taste[np.arange(USERS) % 3]
+    held = rng.random(likes.shape) < 0.25
+    x, tests = (likes & ~held).astype(int), (likes & held).astype(int)
+    x[list(SILENT)] = 0
+    x[ODD] = 0
+    x[ODD, [119, 120]] = 1  # nobody else has them
+    x[np.arange(USERS) != ODD, 119:121] = 0
+    tests[UNTESTED] = 0
+    return x, tests
+
+
+X, TESTS = make_ratings()
+
+
+# -- CF-KOMD, written once more
+
+
+def nearest(v: np.ndarray) -> np.ndarray:
+    """Return the nearest point of the simplex."""
+    falling = np.sort(v)[::-1]
+    levels = (np.cumsum(falling) - 1.0) / np.arange(1, v.size + 1)
+    return np.maximum(v - levels[np.flatnonzero(falling > levels)[-1]], 0.0)
+
+
+def solve(quadratic: np.ndarray, linear: np.ndarray) -> np.ndarray:
+    """Minimise a^T Q a - 2 a^T c over the simplex by accelerated projected gradient."""
+    a = y = np.full(linear.size, 1.0 / linear.size)
+    values = np.linalg.eigvalsh(quadratic)
+    step, root = 1.0 / values[-1], np.sqrt(values[0] / values[-1])
+    momentum = (1.0 - root) / (1.0 + root)
+    for _ in range(20_000):
+        new = nearest(y - step * (quadratic @ y - linear))
+        y, moved = new + momentum * (new - a), np.abs(new - a).max()
+        a = new
+        if moved < 1e-16:
+            break
+    return a
+
+
+@dataclass
+class Pooled:
+    """The kernel between the items that enough users have, from all ratings."""
+
+    users: Sequence[int]
+    least: int = 5
+    gram: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        x = X[list(self.users)].astype(float)
+        self.items = np.flatnonzero(x.sum(axis=0) >= self.least)
+        if self.gram is None:
+            self.gram = x.T @ x
+        else:
+            self.items = np.arange(CATALOGUE)
+        k = self.gram[np.ix_(self.items, self.items)].astype(float)
+        norms = np.sqrt(k.diagonal())
+        scales = np.outer(norms, norms)
+        self.kernel = np.zeros((CATALOGUE, CATALOGUE))
+        self.kernel[np.ix_(self.items, self.items)] = np.divide(
+            k, scales, out=np.zeros_like(k), where=scales > 0
+        )
+        self.mean = self.kernel.sum(axis=1) / len(self.items)
+
+    def scores(self, user: int, lam: float, subtract: bool = True, known: Any = None) -> np.ndarray:
+        """Return the scores of a user that knows some columns of the kernel, by default all."""
+        liked = np.intersect1d(np.flatnonzero(X[user]), self.items)
+        if known is not None:
+            liked = np.intersect1d(liked, list(known))
+        if not liked.size:
+            return self.mean
+        quadratic = self.kernel[np.ix_(liked, liked)] + lam * np.eye(liked.size)
+        found: np.ndarray = self.kernel[:, liked] @ solve(quadratic, self.mean[liked])
+        return found - self.mean if subtract else found
+
+
+def judge(scores: np.ndarray, user: int) -> tuple[float, float, float] | None:
+    """Return AUC, nDCG and recall by their definitions."""
+    candidates = [i for i in range(CATALOGUE) if not X[user, i]]
+    hits = [i for i in candidates if TESTS[user, i]]
+    misses = [i for i in candidates if not TESTS[user, i]]
+    if not hits or not misses:
+        return None
+    pairs = [(scores[h] > scores[m]) + 0.5 * (scores[h] == scores[m]) for h in hits for m in misses]
+    ranked = sorted(candidates, key=lambda i: (-scores[i], i))[:CUTOFF]
+    gain = sum(1.0 / np.log2(2 + r) for r, i in enumerate(ranked) if TESTS[user, i])
+    best = sum(1.0 / np.log2(2 + r) for r in range(min(len(hits), CUTOFF)))
+    return float(np.mean(pairs)), gain / best, sum(i in hits for i in ranked) / len(hits)
+
+
+def expected(pooled: Pooled, users: Sequence[int] = range(USERS), **more: Any) -> Table:
+    """Return the means over users that have positives in both parts."""
+    more = {"lam": 0.1, **more}
+    found = [judge(pooled.scores(u, **more), u) for u in users if X[u].any()]
+    judged = np.array([f for f in found if f is not None])
+    names = ("auc", "ndcg@100", "recall@100")
+    return {**dict(zip(names, judged.mean(axis=0), strict=True)), "evaluated_users": len(judged)}
+
+
+# -- networks
+
+
+@dataclass
+class Network:
+    """Nodes with some users each."""
+
+    folder: Path
+    users: Sequence[Sequence[int]] = tuple((u,) for u in range(USERS))
+    form: Any = np.asarray
+    common: Table = field(default_factory=dict)
+    tested: bool = True
+
+    def client_fn(self, context: Context) -> GramClient:
+        k = int(context.node_config["partition-id"])
+        rows = list(self.users[k])
+        more: Table = {"x_test": self.form(TESTS[rows])} if self.tested else {}
+        return GramClient(
+            context,
+            self.form(X[rows]),
+            users=rows,
+            recommendations=self.folder / f"{k}.csv",
+            top=CATALOGUE,
+            **more,
+            **self.common,
+        )
+
+    def fit(self, num_rounds: int = 1, run: Table | None = None, **options: Any) -> FedCFK:
+        for name in ("merge", "request"):
+            if name in options:
+                self.common[name] = options[name]
+        strategy = FedCFK(**options)
+        simulate(strategy, self.client_fn, len(self.users), num_rounds=num_rounds, **(run or {}))
+        return strategy
+
+    def scores(self) -> dict[int, dict[int, float]]:
+        """Return user -> item -> score of what the nodes wrote; ranks must fall."""
+        out: dict[int, dict[int, float]] = {}
+        for path in self.folder.glob("*.csv"):
+            with path.open(newline="") as file:
+                for row in csv.DictReader(file):
+                    mine = out.setdefault(int(row["user"]), {})
+                    assert int(row["rank"]) == len(mine) + 1
+                    mine[int(row["item"])] = float(row["score"])
+        assert all(list(s.values()) == sorted(s.values(), reverse=True) for s in out.values())
+        return out
+
+    def check(self, pooled: Pooled, users: Sequence[int] = range(USERS), **more: Any) -> None:
+        """All items of the kernel that a user does not have, with their scores when pooled."""
+        more = {"lam": 0.1, **more}
+        written = self.scores()
+        assert sorted(written) == sorted(users)
+        for user in users:
+            found, right = written[user], pooled.scores(user, **more)
+            others = np.setdiff1d(pooled.items, np.flatnonzero(X[user]))
+            assert sorted(found) == others.tolist()
+            for item, score in found.items():
+                assert score == pytest.approx(right[item], abs=1e-6)
+
+
+def same(found: Table, right: Table, tolerance: float = 1e-9) -> None:
+    for name, value in right.items():
+        assert found[name] == pytest.approx(value, abs=tolerance), name
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Network:
+    return Network(tmp_path)
+
+
+def test_the_ratings_have_all_that_matters() -> None:
+    pooled = Pooled(range(USERS))
+    assert CUTOFF < len(pooled.items) < CATALOGUE - 30
+    assert min((X[u] == 0).sum() for u in range(USERS)) > CUTOFF
+    assert not np.isin(np.flatnonzero(X[ODD]), pooled.items).any()
+    assert X[ODD].any()
+    assert TESTS[ODD].any()
+    assert all(not X[u].any() and TESTS[u].any() for u in SILENT)
+    assert expected(pooled)["evaluated_users"] == USERS - len(SILENT) - 1
+
+
+# -- the same as pooled
+
+
+@pytest.mark.parametrize("lam", [0.1, 3.0])
+@pytest.mark.parametrize("subtract", [True, False])
+def test_all_users_get_what_they_would_with_pooled_ratings(
+    lam: float, subtract: bool, network: Network
+) -> None:
+    network.users = tuple(tuple(range(k, k + 3)) for k in range(0, USERS, 3))
+    strategy = network.fit(regularization=lam, subtract_mean=subtract)
+    pooled = Pooled(range(USERS))
+    assert strategy.items_.tolist() == pooled.items.tolist()
+    np.testing.assert_array_equal(
+        strategy.gram_,
+        pooled.gram[np.ix_(pooled.items, pooled.items)],  # type: ignore[index]
+    )
+    np.testing.assert_allclose(
+        strategy.kernel_, pooled.kernel[np.ix_(pooled.items, pooled.items)], atol=1e-12
+    )
+    network.check(pooled, lam=lam, subtract=subtract)
+    same(strategy.metrics_, expected(pooled, lam=lam, subtract=subtract))
+    assert strategy.judged_ == list(range(10))
+    if subtract and lam == 0.1:
+        assert strategy.metrics_["auc"] > 0.7  # it has learned something
+
+
+def test_users_alone_on_their_nodes_get_the_same(network: Network, tmp_path: Path) -> None:
+    alone = network.fit()
+    together = Network(tmp_path / "x", ((0, 29, 5), tuple(range(1, 5)), tuple(range(6, 29))))
+    together.form = sparse.csr_array
+    other = together.fit()
+    for name in ("auc", "ndcg@100", "recall@100"):
+        assert other.metrics_[name] == pytest.approx(alone.metrics_[name], abs=1e-12)
+    assert other.metrics_["evaluated_users"] == alone.metrics_["evaluated_users"]
+    np.testing.assert_array_equal(other.gram_, alone.gram_)
+    written, again = network.scores(), together.scores()
+    for user, scores in written.items():
+        for item, score in scores.items():
+            assert again[user][item] == pytest.approx(score, abs=1e-8)
+
+
+def test_users_outside_the_kernel_get_recommendations_too(network: Network) -> None:
+    strategy = network.fit(participation=0.5, seed=2, min_support=3)
+    (members,) = disjoint_cohorts(range(USERS), 0.5, 1, 2)
+    assert strategy.survivors_ == members
+    assert len(members) == 15
+    pooled = Pooled(members, 3)
+    network.check(pooled)
+    same(strategy.metrics_, expected(pooled))
+    assert strategy.judged_ == list(range(USERS))
+
+
+def test_cohorts_share_one_kernel(network: Network) -> None:
+    network.users = tuple(tuple(range(k, k + 5)) for k in range(0, USERS, 5))
+    strategy = network.fit(cohorts=2, min_support=2)
+    items = strategy.items_
+    np.testing.assert_array_equal(strategy.gram_, (X.T @ X)[np.ix_(items, items)])
+    pooled = Pooled(range(USERS))
+    pooled.items = items
+    pooled.__post_init__ = None  # type: ignore[method-assign,assignment]
+    whole = X[:, items].astype(float)
+    k = whole.T @ whole
+    pooled.kernel = np.zeros((CATALOGUE, CATALOGUE))
+    pooled.kernel[np.ix_(items, items)] = k / np.sqrt(np.outer(k.diagonal(), k.diagonal()))
+    pooled.mean = pooled.kernel.sum(axis=1) / len(items)
+    network.check(pooled)
+    same(strategy.metrics_, expected(pooled))
+
+
+def test_who_drops_out_gets_nothing_and_the_others_what_is_right(network: Network) -> None:
+    network.users = tuple(tuple(range(k, k + 3)) for k in range(0, USERS, 3))
+    gone = FaultPlan(
+        [(2, "gram-counts", None, Fault("error")), (7, "gram-recommend", None, Fault("error"))]
+    )
+    strategy = network.fit(run={"faults": gone})
+    left = [u for u in range(USERS) if u // 3 != 2]
+    assert strategy.survivors_ == [k for k in range(10) if k != 2]
+    assert strategy.judged_ == [k for k in range(10) if k != 7]
+    there = [u for u in range(USERS) if u // 3 != 7]
+    network.check(Pooled(left), there)
+    same(strategy.metrics_, expected(Pooled(left), there))
+
+
+@pytest.mark.parametrize("phase", ["gram-recommend", "unmask"])
+@pytest.mark.parametrize("kind", ["vanished", "duplicate"])
+def test_faults_that_pass_do_not_change_the_metrics(
+    phase: str, kind: Any, network: Network
+) -> None:
+    network.users = tuple(tuple(range(k, k + 5)) for k in range(0, USERS, 5))
+    quiet = network.fit()
+    seen: set[int] = set()
+
+    def plan(delivery: Delivery) -> Fault | None:
+        if delivery.phase == phase and delivery.partition in (1, 3):
+            seen.add(delivery.round)
+            last = phase == "unmask" and len(seen) < 3  # the third opens the metrics
+            return None if last or delivery.round != max(seen) or len(seen) > 3 else Fault(kind)
+        return None
+
+    strategy = network.fit(run={"faults": plan}, attempts=3, threshold=4)
+    assert seen
+    np.testing.assert_array_equal(strategy.gram_, quiet.gram_)
+    judged = [u for k in strategy.judged_ for u in network.users[k]]
+    same(strategy.metrics_, expected(Pooled(range(USERS)), judged))
+
+
+def test_nobody_to_judge_no_metrics(network: Network) -> None:
+    network.tested = False
+    strategy = network.fit()
+    assert strategy.metrics_["evaluated_users"] == 0
+    assert "auc" not in strategy.metrics_
+    network.check(Pooled(range(USERS)))
+
+
+# -- the paper's noisy requests
+
+
+def delivered(record: Transcript) -> list[tuple[int, Table]]:
+    """Return (partition, fields) of each recommendation request."""
+    names = ("items", "coefficients", "mean", "squares", "wanted", "products")
+    out = []
+    for entry in record.entries(phase="gram-recommend", direction="down"):
+        arrays, scalars, _ = detach(entry.arrays, entry.scalars, party="")
+        out.append((entry.node - 1000, {**scalars, **dict(zip(names, arrays, strict=True))}))
+    return out
+
+
+def test_everybody_gets_the_whole_kernel(network: Network) -> None:
+    network.users = tuple(tuple(range(k, k + 5)) for k in range(0, USERS, 5))
+    record = Transcript()
+    strategy = network.fit(run={"transcript": record})
+    found = delivered(record)
+    assert [k for k, _ in found] == list(range(6))
+    upper = strategy.gram_[np.triu_indices(len(strategy.items_))]
+    for _, fields in found:
+        np.testing.assert_array_equal(fields["products"], upper)
+        np.testing.assert_array_equal(fields["items"], strategy.items_)
+        assert fields["products"].dtype == np.uint16
+        assert fields["products"].size == packed_size(len(strategy.items_))
+    assert not list(record.entries(phase="gram-ask"))
+    assert not strategy.asked_
+
+
+def test_noisy_requests_are_answered_with_the_rows_asked_for(network: Network) -> None:
+    network.common["noise_seed"] = 8
+    record = Transcript()
+    network.users = tuple(tuple(range(k, k + 2)) for k in range(0, USERS, 2))
+    strategy = network.fit(
+        3, {"transcript": record}, request="noisy", merge="max", participation=0.4, seed=1
+    )
+    drawn = drawn_rounds(range(15), 0.4, 3, 1)
+    grams = []
+    for who in drawn:
+        rows = X[[u for k in who for u in network.users[k]]]
+        grams.append(rows.T @ rows)
+    gram = np.max(grams, axis=0)
+    np.testing.assert_array_equal(strategy.gram_, gram)
+    assert sorted(strategy.asked_) == list(range(15))  # also who had no part in the kernel
+    missed = 0
+    asked = {k: set().union(*map(set, rounds)) for k, rounds in strategy.asked_.items()}
+    for k, rounds in strategy.asked_.items():
+        liked = set(np.flatnonzero(X[list(network.users[k])].any(axis=0)).tolist())
+        assert len(rounds) == 3
+        assert any(rounds) == bool(liked)
+        missed += sum(len(liked - set(items)) for items in rounds)
+    assert missed
+    assert any(len(set(map(tuple, rounds))) == 3 for rounds in strategy.asked_.values())
+    for k, fields in delivered(record):
+        wanted = strategy.items_[fields["wanted"]]
+        assert set(wanted.tolist()) == asked[k]
+        np.testing.assert_array_equal(
+            fields["products"].reshape(len(wanted), -1), gram[wanted][:, strategy.items_]
+        )
+    pooled = Pooled(range(USERS), gram=gram)
+    written = network.scores()
+    least = np.linalg.eigvalsh(pooled.kernel)[0]
+    for user in (u for u in range(USERS) if X[u].any() and least > -0.09):
+        right = pooled.scores(user, 0.1, known=asked[user // 2])
+        for item, score in written[user].items():
+            assert score == pytest.approx(right[item], abs=1e-6)
+    assert 0.5 < strategy.metrics_["auc"] <= 1.0
+
+
+def test_noisy_requests_are_warned_of(network: Network, caplog: pytest.LogCaptureFixture) -> None:
+    network.users = tuple(tuple(range(k, k + 5)) for k in range(0, USERS, 5))
+    with caplog.at_level(logging.WARNING, "fedkern_flwr"):
+        network.fit(3, request="noisy", merge="max")
+    assert (
+        caplog.text.count("request noisy is the paper's: a user asks for the rows of most of") == 1
+    )
+
+
+def test_nodes_make_noisy_requests_only_if_they_were_told_to(network: Network) -> None:
+    for theirs, ours in (("full", "noisy"), ("noisy", "full")):
+        network.common = {"request": theirs}
+        strategy = FedCFK(request=ours, attempts=2)  # type: ignore[arg-type]
+        with pytest.raises(FedKernError, match=r"partition 0: .*(noisy requests show|another way)"):
+            simulate(strategy, network.client_fn, USERS)
+        assert not network.scores()
+
+
+def beyond(message: Message) -> Message:
+    """Ask for a row that is not there."""
+    record = message.content["fitres.parameters"]
+    (key,) = list(record)
+    record[key] = Array(np.array([0, 10_000], np.int32))  # type: ignore[index,assignment]
+    return message
+
+
+def before(message: Message) -> Message:
+    record = message.content["fitres.parameters"]
+    (key,) = list(record)
+    record[key] = Array(np.array([-1], np.int32))  # type: ignore[index,assignment]
+    return message
+
+
+@pytest.mark.parametrize("change", [beyond, before])
+def test_requests_for_rows_that_are_not_there_are_refused(change: Any, network: Network) -> None:
+    """A reply out of order is one, it does not end the server in the middle of a run."""
+    network.users = tuple(tuple(range(k, k + 5)) for k in range(0, USERS, 5))
+    network.common["noise_seed"] = 8
+    odd = FaultPlan([(2, "gram-ask", None, Fault("tamper", change=change))])
+    strategy = network.fit(run={"faults": odd}, request="noisy")
+    assert sorted(strategy.asked_) == [0, 1, 3, 4, 5]
+    assert strategy.ledger_.failures
+
+
+class PowerCutError(Exception):
+    """Ends the server."""
+
+
+def test_a_noisy_run_that_broke_off_delivers_what_was_asked_for(tmp_path: Path) -> None:
+    """Rows that users have asked for before the break-down must not turn into none."""
+    users = tuple(tuple(range(k, k + 5)) for k in range(0, USERS, 5))
+    found = []
+    for name in ("quiet", "broken"):
+        network = Network(tmp_path / name, users, common={"noise_seed": 8})
+        serve = network.client_fn
+
+        def client_fn(context: Context, serve: Any = serve, folder: str = name) -> GramClient:
+            client = serve(context)
+            client.state_dir = tmp_path / folder / f"node-{client.partition}"
+            return client
+
+        network.client_fn = client_fn  # type: ignore[method-assign]
+        where: Table = {"request": "noisy", "checkpoint": tmp_path / name / "run.npz"}
+
+        def cut(delivery: Delivery) -> None:
+            if delivery.phase == "gram-recommend":
+                raise PowerCutError
+
+        if name == "broken":
+            with pytest.raises(PowerCutError):
+                network.fit(run={"faults": cut}, **where)
+        found.append(network.fit(resume=name == "broken", **where))
+    quiet, broken = found
+    assert any(broken._wanted.values())
+    same(broken.metrics_, quiet.metrics_)
+
+
+# -- what is seen
+
+
+def test_no_metric_of_a_user_is_seen(network: Network) -> None:
+    network.users = tuple(tuple(range(k, k + 3)) for k in range(0, USERS, 3))
+    seen, record = Audit(), Transcript()
+    network.fit(run={"audit": seen, "transcript": record})
+    up = seen.view("up")
+    assert {entry.kind for entry in up.values()} <= {
+        "control", "size", "key", "commitment", "sealed", "masked", "share", "seed",
+    }  # fmt: skip
+    mine = {name for phase, name in up if phase == "gram-recommend"}
+    assert mine <= {"phase", "protocol", "round", "num_examples", "code", "message"}
+    for entry in record.entries(phase="gram-recommend", direction="up"):
+        arrays, scalars, (upload,) = detach(entry.arrays, entry.scalars, party="")
+        assert not arrays
+        assert set(scalars) <= {"phase", "protocol", "round", "code", "message", "sections"}
+        (masked,) = upload.arrays
+        assert masked.dtype == np.uint64
+        assert masked.size == 4
+
+
+def test_a_noisy_request_is_seen_as_what_it_is(network: Network) -> None:
+    network.users = tuple(tuple(range(k, k + 3)) for k in range(0, USERS, 3))
+    seen = Audit()
+    strategy = network.fit(run={"audit": seen}, request="noisy")
+    plain = {key for key, entry in seen.view("up").items() if entry.kind == "plain"}
+    assert plain == {("gram-ask", "wanted")}
+    assert any("what users like" in line for line in strategy.privacy()["server_sees"])
+
+
+def test_the_seed_determines_the_run_whatever_carries_the_messages(network: Network) -> None:
+    network.users = tuple(tuple(range(k, k + 3)) for k in range(0, USERS, 3))
+    found = []
+    for seed, serialise in ((4, False), (4, True), (5, False)):
+        run = {"seed": seed, "serialise": serialise}
+        strategy = network.fit(participation=0.6, min_support=3, run=run)
+        found.append((strategy.gram_.tolist(), strategy.metrics_, network.scores()))
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_run_tells_its_options_and_what_is_seen(network: Network) -> None:
+    network.users = tuple(tuple(range(k, k + 5)) for k in range(0, USERS, 5))
+    strategy = network.fit(participation=0.5)
+    options = strategy.options()
+    assert options["method"] == "fed-cfk"
+    assert (options["regularization"], options["subtract_mean"]) == (0.1, True)
+    found = strategy.privacy()
+    assert "sums of the users' AUC, nDCG and recall" in found["server_sees"]
+    assert {"ratings", "recommendations", "rows"} <= set(found["never_leaves_the_client"])
+    assert [cohort["parties"] for cohort in found["cohorts"]] == [3, 6]
+    arrays, meta = strategy.model()
+    assert json.loads(json.dumps(meta))["catalogue"] == CATALOGUE
+    assert set(arrays) == {"gram", "items"}
+    assert strategy.ledger_.by_phase == {
+        "describe": 1, "gram-counts": 1, "gram-matrix": 1, "gram-recommend": 1, "unmask": 3,
+        "finish": 1,
+    }  # fmt: skip
+
+
+# -- what cannot be
+
+
+BAD_OPTIONS: dict[str, tuple[Table, str]] = {
+    "regularization": ({"regularization": 0.0}, "regularization is 0.0; use a positive number"),
+    "negative regularization": ({"regularization": -1.0}, "regularization is -1"),
+    "request": ({"request": "some"}, "request is 'some'"),
+    "gamma of cosine": ({"gamma": 1.0}, "gamma is not for kernel cosine"),
+    "real ratings": ({"encoding": "fixed-point"}, "encoding"),
+    "real ratings of a linear kernel": (
+        {"encoding": "fixed-point", "kernel": "linear"},
+        "encoding",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+def test_options_that_cannot_be_are_refused(name: str) -> None:
+    """The kernel is sent as counts: real numbers, negative ones above all, would be others."""
+    options, text = BAD_OPTIONS[name]
+    with pytest.raises(OptionError, match=text) as caught:
+        FedCFK(**options)
+    assert "\n" not in str(caught.value)
+
+
+def test_held_out_ratings_of_another_shape_are_refused(network: Network) -> None:
+    network.form = np.asarray
+    serve = network.client_fn
+
+    def client_fn(context: Context) -> GramClient:
+        client = serve(context)
+        return GramClient(context, client.x, x_test=TESTS[:1, :-1])
+
+    with pytest.raises(ProtocolError, match=r"node 1000, phase describe: raised TableError"):
+        simulate(FedCFK(), client_fn, 4)
+
+
+def test_too_few_that_take_the_kernel_end_the_run_without_metrics(network: Network) -> None:
+    network.users = tuple(tuple(range(k, k + 5)) for k in range(0, USERS, 5))
+    gone = FaultPlan([(k, "gram-recommend", None, Fault("error")) for k in range(2)])
+    strategy = FedCFK(attempts=2)
+    with pytest.raises(
+        CohortError, match="phase gram-recommend: 4 of 6 parties contributed to ran"
+    ):
+        simulate(strategy, network.client_fn, 6, faults=gone)
+    assert "auc" not in strategy.metrics_
