@@ -24,11 +24,13 @@ from fedkern_flwr.strategies import (
     OFSKL,
     POFMKL,
     VMKOFL,
+    FedCFK,
     FedCG,
     LocalOnly,
     OFMKLAvg,
     PerFedAvg,
     PhaseStrategy,
+    SecureGram,
     SummingStrategy,
 )
 
@@ -76,6 +78,8 @@ def test_the_contract_covers_every_strategy() -> None:
         SummingStrategy,
         FDSKL,  # sends no model, see test_fdskl.py
         FedCG,  # solves once, see test_fed_cg.py
+        SecureGram,  # sums once, see test_secure_gram.py
+        FedCFK,  # the same, see test_fed_cfk.py
     }
     assert public == set(METHODS)
     assert len({m.method for m in METHODS}) == len({m.title for m in METHODS}) == len(METHODS)

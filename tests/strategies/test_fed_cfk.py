@@ -207,13 +207,14 @@ def network(tmp_path: Path) -> Network:
 
 def test_the_ratings_have_all_that_matters() -> None:
     pooled = Pooled(range(USERS))
-    assert CUTOFF < len(pooled.items) < CATALOGUE - 30
+    assert 80 < len(pooled.items) < CATALOGUE - 30
     assert min((X[u] == 0).sum() for u in range(USERS)) > CUTOFF
     assert not np.isin(np.flatnonzero(X[ODD]), pooled.items).any()
     assert X[ODD].any()
     assert TESTS[ODD].any()
     assert all(not X[u].any() and TESTS[u].any() for u in SILENT)
     assert expected(pooled)["evaluated_users"] == USERS - len(SILENT) - 1
+    assert expected(pooled)["recall@100"] < 0.9
 
 
 # -- the same as pooled
@@ -239,7 +240,7 @@ def test_all_users_get_what_they_would_with_pooled_ratings(
     same(strategy.metrics_, expected(pooled, lam=lam, subtract=subtract))
     assert strategy.judged_ == list(range(10))
     if subtract and lam == 0.1:
-        assert strategy.metrics_["auc"] > 0.7  # it has learned something
+        assert strategy.metrics_["auc"] > 0.6  # it has learned something
 
 
 def test_users_alone_on_their_nodes_get_the_same(network: Network, tmp_path: Path) -> None:

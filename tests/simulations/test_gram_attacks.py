@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from flwr.app import Context
 from scipy.linalg import qr
 
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.clients import GramClient
+from fedkern_flwr.errors import CohortError, OptionError
+from fedkern_flwr.gram import unpack
+from fedkern_flwr.gram_plan import Merge, combine
+from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.attacks.gram import (
     binary_vector,
     difference_profile,
@@ -19,6 +24,8 @@ from fedkern_flwr.simulations.attacks.gram import (
     rows_up_to_rotation,
     sparse_profile,
 )
+from fedkern_flwr.simulations.engines import Audit, Fault, FaultPlan
+from fedkern_flwr.strategies import FedCFK, SecureGram
 
 MIN_SUPPORT = 5
 EXACT = 1e-9
@@ -228,3 +235,140 @@ def test_real_rows_up_to_a_rotation_and_by_known_rows() -> None:
     assert np.linalg.matrix_rank(missing, tol=EXACT) == 1
     length = np.sqrt(np.maximum(gram.diagonal() - ((x - missing) ** 2).sum(axis=1), 0.0))
     np.testing.assert_allclose(length, np.linalg.norm(missing, axis=1), atol=1e-6)
+
+
+# -- runs: what the server of the paper's variants and of the default can do
+
+
+def run(
+    strategy: SecureGram, x: np.ndarray, *, faults: FaultPlan | None = None, rounds: int = 1
+) -> SecureGram:
+    """Sum K over nodes of one user each."""
+
+    def client_fn(context: Context) -> GramClient:
+        row = x[int(context.node_config["partition-id"])]
+        noisy = getattr(strategy, "request", "full")
+        return GramClient(context, row, merge=strategy.merge, request=noisy, noise_seed=int(row[0]))
+
+    simulate(strategy, client_fn, len(x), faults=faults, num_rounds=rounds)
+    return strategy
+
+
+def rare_table() -> np.ndarray:
+    """Profiles of 60 users; the last 12 of 52 items have a single user each."""
+    x = profiles_of(60, 40, seed=3)
+    rare = np.zeros((len(x), 12), np.int64)
+    rare[np.arange(12), np.arange(12)] = 1
+    return np.concatenate([x, rare], axis=1)
+
+
+def test_rare_items_show_profiles_on_the_papers_setting_and_not_by_default() -> None:
+    x = rare_table()
+    paper = run(SecureGram(min_support=0, seed=0), x)
+    found = rare_profiles(paper.gram_)
+    assert len(found) == 12
+    assert rows_in(found, x) == 12
+    default = run(SecureGram(seed=0), x)
+    assert len(default.items_) < x.shape[1]
+    assert len(rare_profiles(default.gram_)) == 0
+    assert default.gram_.diagonal().min() >= MIN_SUPPORT
+
+
+def test_rounds_that_differ_by_one_user_show_it_on_the_papers_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = profiles_of(12, 60, min_support=0)
+    released: list[np.ndarray] = []
+
+    def spy(known: np.ndarray | None, fresh: np.ndarray, rule: Merge) -> np.ndarray:
+        released.append(unpack(fresh, int((8 * len(fresh) + 1) ** 0.5 - 1) // 2))
+        return combine(known, fresh, rule)
+
+    monkeypatch.setattr("fedkern_flwr.strategies.secure_gram.combine", spy)
+    share = (len(x) - 1) / len(x)
+    run(SecureGram(merge="max", participation=share, seed=1), x, rounds=2)
+    first, second = released
+    joined = difference_of_two(first, second)  # without who left and who came
+    assert any((row == joined).all() for row in x)
+    released.clear()
+    run(SecureGram(seed=1), x)
+    assert len(released) == 1  # by default there is nothing to take differences of
+
+
+def difference_of_two(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Return the profile of the user who came, where another one left."""
+    change = after - before
+    own = np.flatnonzero(change.diagonal() > 0)  # items of the newcomer and not of the other
+    return (change[own] > 0).any(axis=0).astype(np.int64)
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_user_who_drops_out_after_the_counts_is_not_shown_by_default(attempts: int) -> None:
+    x = profiles_of(30, 20, seed=2)
+    gone = FaultPlan([(4, "gram-matrix", None, Fault("vanished"))])
+    strategy = SecureGram(seed=0, attempts=attempts)
+    with pytest.raises(CohortError, match="would show what they have"):
+        run(strategy, x, faults=gone)
+    assert not strategy.gram_.size
+    counts = x.sum(axis=0)  # what it would have shown: the released counts less the diagonal
+    others = np.delete(x, 4, axis=0)
+    shown = difference_profile(counts, others.sum(axis=0))
+    assert shown is not None
+    assert (shown == x[4]).all()
+
+
+def test_noisy_requests_show_what_a_user_likes_and_whole_kernels_do_not() -> None:
+    rng = np.random.default_rng(7)
+    x = np.zeros((20, 400), np.int64)
+    x[:, :8] = 1
+    for row in x:
+        row[8 + rng.choice(392, 20, replace=False)] = 1
+    noisy = FedCFK(merge="max", request="noisy", seed=0)
+    run(noisy, x, rounds=8)
+    rated = []
+    for partition, asked in noisy.asked_.items():
+        requests = np.zeros((len(asked), 400), bool)
+        for number, items in enumerate(asked):
+            requests[number, items] = True
+        rated.append(requested_items_auc(requests, x[partition] > 0))
+    assert len(rated) == 20
+    assert np.mean(rated) > 0.98
+    default = FedCFK(seed=0)
+    run(default, x)
+    assert default.asked_ == {}  # everybody gets the same
+    everything = np.ones((8, 400), bool)
+    assert requested_items_auc(everything, x[0] > 0) == pytest.approx(0.5)
+
+
+def test_a_matrix_of_few_rows_shows_all_of_them_and_is_refused_in_a_deployment() -> None:
+    x = profiles_of(80, 160)
+    strategy = run(SecureGram(seed=0), x)
+    found = peel_profiles(strategy.gram_)
+    assert found.complete
+    assert same_rows(found.profiles, x[:, strategy.items_])
+    with pytest.raises(OptionError, match=r"over 80 rows these rows can be computed; use rows_per"):
+        run(SecureGram(seed=0, allow_recovery=False), x)
+
+
+def test_two_rows_per_item_withstand_the_search() -> None:
+    x = profiles_of(300, 160)
+    strategy = run(SecureGram(seed=0, rows_per_item=2.0, allow_recovery=False), x)
+    assert len(strategy.items_) == len(x) // 2
+    found = peel_profiles(strategy.gram_, patience=10, limit=20, nodes=5_000)
+    assert not found.complete
+    assert rows_in(found.profiles, x[:, strategy.items_]) <= 1
+
+
+def test_the_server_of_a_default_run_reads_nothing_in_plain() -> None:
+    x, audit = profiles_of(30, 20, seed=2), Audit()
+    strategy = FedCFK(seed=0)
+    simulate(
+        strategy,
+        lambda c: GramClient(c, x[int(c.node_config["partition-id"])]),
+        len(x),
+        audit=audit,
+    )
+    assert "plain" not in audit.kinds("up")
+    view = audit.view("up")
+    uniform = [seen.uniform for seen in view.values() if seen.kind in ("masked", "sealed")]
+    assert all(p is None or p > 1e-4 for p in uniform)
