@@ -603,21 +603,21 @@ class SecureGram(SummingStrategy):
         if rows >= SAFER_ROWS_PER_ITEM * len(self.items_):
             return
         if self.encoding == "counts":
-            problem = (
-                f"from a matrix of {len(self.items_)} items over {rows} rows these rows can be "
-                "computed"
-            )
+            few = "fewer than two rows per item: these rows can be computed from the matrix"
             remedy = f"use rows_per_item={SAFER_ROWS_PER_ITEM}, or sum more rows"
         else:
-            problem = (
-                f"a matrix of {len(self.items_)} instances over {rows} features shows the "
-                "instances up to a rotation, and all of them to who knows as many as features"
+            few = (
+                "fewer than two features per instance: the matrix shows the instances up to a "
+                "rotation, and all of them to who knows as many as there are features"
             )
             remedy = "give it only to who may know that"
         allowed = is_simulated(grid) if self.allow_recovery is None else self.allow_recovery
         if not allowed:
-            raise OptionError(problem, remedy=f"{remedy}; or accept it with allow_recovery")
-        logger.warning("%s; %s", problem, remedy)
+            raise OptionError(
+                f"{rows} rows and {len(self.items_)} items are {few}",
+                remedy=f"{remedy}; or accept it with allow_recovery",
+            )
+        logger.warning("%s; %s", few, remedy)  # without numbers, so that it is shown once
 
     def _rows_of(self, partitions: Iterable[int]) -> int:
         chosen = set(partitions)
