@@ -32,10 +32,10 @@ from fedkern_flwr.gram_plan import (
 from fedkern_flwr.item_kernel import ItemKernel
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.ranking import rank_metrics, top_items
-from fedkern_flwr.recommending import REQUESTS, Request, superset
+from fedkern_flwr.recommending import REQUESTS, Request, are_positions, superset
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import gram as wire
-from fedkern_flwr.wire import sums as sum_wire
+from fedkern_flwr.wire.sections import Section
 
 from .base import Handler, PhaseClient, SessionState
 from .sums import ClientSums
@@ -45,7 +45,7 @@ Rows = NDArray[Any] | sparse.csr_array
 
 @dataclass
 class Released:
-    """What a node remembers of a release.
+    """What a node remembers of a release, in its state and, with a ``state_dir``, on disk.
 
     Attributes
     ----------
@@ -53,13 +53,13 @@ class Released:
         Name -> [cohort, number] of the sums that it has helped to open.
     survivors : list of int
         Nodes whose rows are in the item counts.
-    counted : list of int
-        Nodes whose rows are to be in the matrix at hand.
+    counted : dict
+        "cohort/number" of a sum of matrices -> the nodes whose rows are to be in it, a bit each.
     """
 
     opened: dict[str, list[int]] = field(default_factory=dict)
     survivors: list[int] = field(default_factory=list)
-    counted: list[int] = field(default_factory=list)
+    counted: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, state: SessionState) -> Released:
@@ -180,15 +180,19 @@ class GramClient(PhaseClient):
             features=self.x.shape[1],
             test_rows=0 if self.x_new is None else self.x_new.shape[1],
             columns="" if self.items is None else columns_digest(self.items),
-            # a resumed run needs the note of what was answered, nothing else
-            restored=not request.resume_round or self.state_dir is not None,
+            restored=self.restored,
         )
 
     def sum_counts(self, request: wire.CountsRequest) -> wire.CountsReply:
         """Sum in how many rows each item is."""
         state, sums = self._open(request, wire.COUNTS_SUM, request.merge)
         name = bind(wire.COUNTS_SUM, request)
-        sums.check(name, encoding=counts_encoding(request.parties, request.rows), kind="integer")
+        sums.check(
+            name,
+            encoding=counts_encoding(request.parties, request.rows),
+            kind="integer",
+            self_masks=True,
+        )
         sums.contribute(name, local_support(self._encode(self.x, request)))
         self._close(state, request.round)
         return wire.CountsReply(round=request.round)
@@ -198,7 +202,7 @@ class GramClient(PhaseClient):
         state, sums = self._open(request, wire.GRAM_SUM, request.merge)
         name = bind(wire.GRAM_SUM, request)
         encoding = self._matrix_ring(request)
-        sums.check(name, encoding=encoding, kind="integer")
+        sums.check(name, encoding=encoding, kind="integer", self_masks=True)
         kept, order = Released.of(state), sums.order(name)
         cohort = sums.party.state.cohorts[order.cohort]
         counted = cohort.unpack(request.counted)
@@ -206,12 +210,15 @@ class GramClient(PhaseClient):
             raise self._refuse(f"{len(counted)} nodes count, at least {cohort.threshold} must")
         if self.partition in counted:
             values = self._encode(self._kept(request.items), request)
-            sums.contribute(name, local_gram(values, encoding.bits), overwrite=True)
+            vector: NDArray[Any] = local_gram(values, encoding.bits)
+            if request.supports:
+                vector = np.concatenate([vector, local_support(values).astype(vector.dtype)])
+            sums.contribute(name, vector, overwrite=True)
         elif wire.COUNTS_SUM in kept.opened:
             raise self._refuse("its rows are left out, and they were counted")
         else:
             sums.contribute_nothing(name)
-        kept.counted = sorted(counted)
+        kept.counted[f"{order.cohort}/{order.index}"] = request.counted.hex()
         self._close(state, request.round, kept)
         return wire.MatrixReply(round=request.round)
 
@@ -226,7 +233,7 @@ class GramClient(PhaseClient):
             )
         encoding = self._matrix_ring(request)
         name = bind(wire.CROSS_SUM, request)
-        sums.check(name, encoding=encoding, kind="integer")
+        sums.check(name, encoding=encoding, kind="integer", self_masks=False)
         old, new = (
             _dense(self._encode(part, request)) for part in (self._kept(request.items), self.x_new)
         )
@@ -259,7 +266,7 @@ class GramClient(PhaseClient):
     def recommend(self, request: wire.RecommendRequest) -> wire.RecommendReply:
         """Rank all items for each user; sum how good the ranks of held-out items are."""
         state, sums = self._open(request, wire.RANKING_SUM, None)
-        sums.check(wire.RANKING_SUM, encoding=ranking_encoding(request.rows))
+        sums.check(wire.RANKING_SUM, encoding=ranking_encoding(request.rows), self_masks=True)
         kernel = self._item_kernel(request)
         totals, lines = np.zeros(4), []
         for row in range(self.x.shape[0]):
@@ -281,31 +288,56 @@ class GramClient(PhaseClient):
 
     # -- what is released once
 
-    def _answer_sections(self, request: sum_wire.SumRequest) -> sum_wire.SumReply:
-        """Answer an exchange that opens sums: each of them once in a release."""
-        state = self.open_session(request.session)
-        kept = Released.of(state)
-        for full, place in (self.sums.opened if self.sums is not None else {}).items():
-            name = full.partition("#")[0]
-            key = full if name == wire.GRAM_SUM and self.merge == "max" else name
-            if kept.opened.setdefault(key, list(place)) != list(place):
-                raise self._refuse(f"a second {name} of the same rows in one release")
-            self._check_survivors(kept, name, place)
-            self.note_answered(request.session, request.round)
-        state.payload = kept.pack()
-        state.store(self.context)
-        return super()._answer_sections(request)
+    def _open_session(self, request: DescribeRequest) -> None:
+        """Remember what this node has helped to open, whatever the server says of the session."""
+        before = SessionState.load(self.context)
+        super()._open_session(request)
+        state = SessionState.load(self.context)
+        path = self._state_path(request.session, ".released")
+        if before.session == request.session:
+            state.payload = before.payload
+            if not request.resume_round:
+                state.round = before.round
+        if path is not None and path.is_file():
+            state.payload, self.restored = path.read_bytes(), True
+        self._keep(state, Released.of(state))
 
-    def _check_survivors(self, kept: Released, name: str, place: tuple[int, int]) -> None:
+    def _open_sums(self, session: str, sections: list[Section]) -> ClientSums | None:
+        """Read the sections of a request: each sum of a release is opened once."""
+        sums = super()._open_sums(session, sections)
+        if sums is not None and sums.opened:
+            state = SessionState.load(self.context)
+            kept = Released.of(state)
+            for full, place in sums.opened.items():
+                name = full.partition("#")[0]
+                key = full if name == wire.GRAM_SUM and self.merge == "max" else name
+                if kept.opened.setdefault(key, list(place)) != list(place):
+                    raise self._refuse(f"a second {name} of the same rows in one release")
+                self._check_survivors(sums, kept, name, place)
+            self.note_answered(session, state.round + 1)
+            self._keep(state, kept)
+        return sums
+
+    def _keep(self, state: SessionState, kept: Released) -> None:
+        """Remember in the node's state, and on disk before an answer leaves."""
+        state.payload = kept.pack()
+        path = self._state_path(state.session, ".released")
+        if path is not None:
+            write_atomically(path, state.payload, private=True)
+        state.store(self.context)
+
+    def _check_survivors(
+        self, sums: ClientSums, kept: Released, name: str, place: tuple[int, int]
+    ) -> None:
         """Refuse to open a matrix whose difference to the counts is one node."""
-        assert self.sums is not None
-        party = self.sums.party.state
+        party = sums.party.state
         cohort = party.cohorts[place[0]]
         alive = cohort.unpack(party.open[place].alive)
         if name == wire.COUNTS_SUM:
             kept.survivors = sorted(alive)
         elif name == wire.GRAM_SUM:
-            summed = alive.intersection(kept.counted)
+            counted = cohort.unpack(bytes.fromhex(kept.counted["{}/{}".format(*place)]))
+            summed = alive.intersection(counted)
             if len(summed) < cohort.threshold:
                 raise self._refuse(f"{len(summed)} nodes count, at least {cohort.threshold} must")
             if len(set(kept.survivors) - summed) == 1:
@@ -386,8 +418,7 @@ class GramClient(PhaseClient):
             raise self._refuse("it sends the kernel in another way than was asked for")
         kept = len(items)
         size = kept * (kept + 1) // 2 if self.request == "full" else len(wanted) * kept
-        inside = not len(wanted) or (wanted.min() >= 0 and wanted.max() < kept)
-        if request.products.size != size or not inside:
+        if request.products.size != size or not are_positions(wanted, kept):
             raise self._refuse("its kernel has the wrong size")
         kernel = DotKernel(
             request.kernel,

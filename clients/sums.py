@@ -95,6 +95,7 @@ class ClientSums:
         encoding: Encoding | None = None,
         kind: Kind = "fixed-point",
         everybody: bool = False,
+        self_masks: bool | None = None,
     ) -> None:
         """Refuse a sum that others would open than those whom it belongs to, or of other numbers.
 
@@ -112,6 +113,8 @@ class ClientSums:
             What numbers it must be of.
         everybody : bool (default: False)
             Whether all sums must be over one and the same cohort.
+        self_masks : bool, optional
+            Whether it must be one that this client helps to open, or must not be.
 
         Raises
         ------
@@ -126,6 +129,10 @@ class ClientSums:
             raise ProtocolError(
                 f"the sum {name!r} is not the one that its receiver is entitled to",
                 party=self._name,
+            )
+        if self_masks is not None and order.self_masks != self_masks:
+            raise ProtocolError(
+                f"the sum {name!r} would be opened in another way than its kind", party=self._name
             )
         if everybody and len(self.party.state.cohorts) > 1:
             raise ProtocolError("all parties sum together, not some of them", party=self._name)

@@ -34,3 +34,10 @@ def superset(needed: NDArray[Any], rows: int, rng: np.random.Generator) -> NDArr
     others = np.setdiff1d(np.arange(rows), needed, assume_unique=True)
     decoys = rng.permutation(others)[: _DECOYS * len(needed)]
     return np.union1d(asked, decoys).astype(np.int64)
+
+
+def are_positions(wanted: NDArray[Any], rows: int) -> bool:
+    """Tell whether numbers are different positions among so many rows, ascending."""
+    if not len(wanted):
+        return True
+    return bool(wanted[0] >= 0 and wanted[-1] < rows and (np.diff(wanted) > 0).all())

@@ -10,13 +10,13 @@ from flwr.serverapp import Grid
 
 from fedkern_flwr.dot_kernels import KernelName
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.exchange import request_messages
+from fedkern_flwr.exchange import Failure, request_messages
 from fedkern_flwr.gram import packed_columns
 from fedkern_flwr.gram_plan import RANKING, ranking_encoding
 from fedkern_flwr.item_kernel import ItemKernel, compact
 from fedkern_flwr.least_squares import check_regularization
 from fedkern_flwr.online import check_choice
-from fedkern_flwr.recommending import REQUESTS, Request
+from fedkern_flwr.recommending import REQUESTS, Request, are_positions
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import gram as wire
 
@@ -86,6 +86,11 @@ class FedCFK(SecureGram):
         self.regularization, self.subtract_mean = regularization, subtract_mean
         self.request = request
         super().__init__(kernel=kernel, **common)
+        if self.encoding != "counts" or self.bound != 1:
+            raise OptionError(
+                "recommendations are made from zeros and ones",
+                remedy="leave out encoding and bound",
+            )
 
     def _reset(self) -> None:
         super()._reset()
@@ -118,12 +123,16 @@ class FedCFK(SecureGram):
         return [] if self._members == [everybody] else [everybody]
 
     def progress(self) -> dict[str, Any]:
-        """Return what else a checkpoint holds: whose metrics are in the means."""
-        return {"judged": self.judged_}
+        """Return what else a checkpoint holds: whose metrics are in the means, who wants what."""
+        asked = {str(partition): rounds for partition, rounds in self.asked_.items()}
+        return {"judged": self.judged_, "asked": asked}
 
     def take_up(self, meta: Mapping[str, Any]) -> None:
         """Go on with what :meth:`progress` returned."""
         self.judged_ = meta["judged"]
+        for partition, rounds in meta["asked"].items():
+            for items in rounds:
+                self._ask_for(int(partition), items)
 
     # -- what users do with the kernel
 
@@ -143,10 +152,17 @@ class FedCFK(SecureGram):
         request = wire.AskRequest(session=self._session, round=self.step, items=self.items_)
         sections = self.sum_sections([])  # whoever answers must know the roster
         messages = request_messages(request, sections, group_id=str(self.step), sections=sections)
+        node_of = {party.partition: node for node, party in self.parties_.items()}
         for partition, reply in self.ask_nodes(grid, messages, wire.AskReply, timeout).items():
-            rows = reply.wanted.tolist()
-            self.asked_.setdefault(partition, []).append(self.items_[rows].tolist())
-            self._wanted.setdefault(partition, set()).update(self.items_[rows].tolist())
+            if are_positions(reply.wanted, len(self.items_)):
+                self._ask_for(partition, self.items_[reply.wanted].tolist())
+            else:
+                failure = Failure("invalid reply", "it asks for rows that are not there")
+                self.reject(node_of[partition], failure, self.step)
+
+    def _ask_for(self, partition: int, items: list[int]) -> None:
+        self.asked_.setdefault(partition, []).append(items)
+        self._wanted.setdefault(partition, set()).update(items)
 
     def use(self, grid: Grid, timeout: float) -> None:
         """Send the kernel; sum how good the recommendations are."""

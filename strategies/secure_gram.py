@@ -24,7 +24,7 @@ from fedkern_flwr.errors import (
 )
 from fedkern_flwr.exchange import Failure, read_reply, request_messages
 from fedkern_flwr.flower_compat import is_simulated
-from fedkern_flwr.gram import pack, packed_size, quantisation_error, unpack
+from fedkern_flwr.gram import pack, packed_diagonal, packed_size, quantisation_error, unpack
 from fedkern_flwr.gram_plan import (
     MERGES,
     GramEncoding,
@@ -195,7 +195,8 @@ class SecureGram(SummingStrategy):
         if min_support is None:
             min_support = _MIN_SUPPORT if merge == "disjoint" and encoding == "counts" else 0
         at_least("min_support", min_support, 0)
-        self.kernel, self.degree, self.gamma = kernel, degree or 2, gamma
+        self.kernel, self.gamma = kernel, gamma
+        self.degree = 2 if degree is None else degree
         self.coef0 = 1.0 if coef0 is None else coef0
         self.coefficients = tuple(float(a) for a in coefficients or ())
         self.min_support, self.cohorts_, self.merge = min_support, cohorts, merge
@@ -221,6 +222,7 @@ class SecureGram(SummingStrategy):
         self._members: list[list[int]] = []
         self._counted: list[list[int]] = []
         self._spent: set[int] = set()
+        self._least_rows = 0.0  # in a matrix
         self._stage = ""  # what the run that is taken up had done
         self._replies = [0, 1]  # that came, that are expected
 
@@ -435,11 +437,19 @@ class SecureGram(SummingStrategy):
         CohortError, ProtocolError, TableError
         """
         self._reset()
-        self._load(*model)
+        arrays, meta = model
+        self.check_model(meta)
+        for name in ("encoding", "bound", "fraction_bits"):
+            if meta[name] != getattr(self, name):
+                raise CheckpointError(
+                    f"the model has {name} {meta[name]}, not {getattr(self, name)}",
+                    remedy="make the strategy with of_model",
+                )
+        self._load(arrays, meta)
         self._members = self._counted = [list(self.survivors_)]
         try:
             self.gather(grid, secure=True)
-            return self._cross(grid, int(model[1]["largest"]), timeout)
+            return self._cross(grid, int(meta["largest"]), timeout)
         finally:
             with contextlib.suppress(FedKernError):
                 self.finish_sums(grid, number=self.step + 1, timeout=timeout)
@@ -453,17 +463,26 @@ class SecureGram(SummingStrategy):
         CheckpointError
             It is not a model of this method.
         """
-        names = ("kernel", "encoding", "bound", "fraction_bits")
-        if meta.get("method") != cls.method or not {*names, "survivors"} <= set(meta):
+        cls.check_model(meta)
+        chosen = {name: meta[name] for name in _UNITS}
+        for name, kernels in _KERNELS_WITH.items():
+            if meta["kernel"] in kernels:
+                chosen[name] = meta[name]
+        return cls(**chosen, **{"seed": meta["seed"], **more})
+
+    @classmethod
+    def check_model(cls, meta: Mapping[str, Any]) -> None:
+        """Refuse what is no model of this method.
+
+        Raises
+        ------
+        CheckpointError
+        """
+        if meta.get("method") != cls.method or not set(_OF_MODELS) <= set(meta):
             raise CheckpointError(
                 f"the model is one of {meta.get('method') or 'another method'}",
                 remedy=f"give a model of {cls.method}",
             )
-        chosen = {name: meta[name] for name in names}
-        for name, kernels in _KERNELS_WITH.items():
-            if chosen["kernel"] in kernels:
-                chosen[name] = meta[name]
-        return cls(**chosen, **{"seed": meta["seed"], **more})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -491,6 +510,11 @@ class SecureGram(SummingStrategy):
                 else disjoint_cohorts(partitions, self.participation, self.cohorts_, self.run_seed)
             )
             self._members = draw
+        if not set().union(*self._members) <= {party.partition for party in parties}:
+            raise CheckpointError(
+                "the nodes are not those of the model",
+                remedy="bring the nodes that the model was made with",
+            )
         self._spent = {p.partition for p in parties if p.answered > self.step}
         return [*self._members, *self.more_cohorts()]
 
@@ -516,10 +540,19 @@ class SecureGram(SummingStrategy):
             if meta["stage"] != "counts":
                 self._load(arrays, meta)
         self.gather(grid, resume_round=self.step, secure=True)
+        if restored is not None and restored[1]["tables"] != self._tables():
+            raise CheckpointError(
+                f"the tables of the nodes are not those of the run of {self.checkpoint}",
+                remedy="bring back the tables of that run, or start anew",
+            )
         if not self._counted:
             self._counted = [*self._members, *self.more_cohorts()]
         phases = 2 * (1 + self._counts_items) * max(1, len(self._members))
         self._replies = [0, max(1, phases * max(map(len, self._members)))]
+
+    def _tables(self) -> list[list[Any]]:
+        """Return the sizes of the nodes' tables."""
+        return [[p.partition, p.rows, p.features, p.columns] for p in self.parties_.values()]
 
     def _load(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         self.items_ = np.asarray(arrays["items"], np.int32)
@@ -535,6 +568,7 @@ class SecureGram(SummingStrategy):
             "stage": stage,
             "members": self._members,
             "counted": self._counted,
+            "tables": self._tables(),
             "metrics": self.metrics_,
             **self.progress(),
         }
@@ -599,6 +633,9 @@ class SecureGram(SummingStrategy):
         ------
         OptionError
         """
+        allowed = is_simulated(grid) if self.allow_recovery is None else self.allow_recovery
+        least = max(self.rows_per_item, 0 if allowed else SAFER_ROWS_PER_ITEM)
+        self._least_rows = least * len(self.items_)
         rows = min(map(self._rows_of, self._counted[: len(self._members)]))
         if rows >= SAFER_ROWS_PER_ITEM * len(self.items_):
             return
@@ -611,7 +648,6 @@ class SecureGram(SummingStrategy):
                 "rotation, and all of them to who knows as many as there are features"
             )
             remedy = "give it only to who may know that"
-        allowed = is_simulated(grid) if self.allow_recovery is None else self.allow_recovery
         if not allowed:
             raise OptionError(
                 f"{rows} rows and {len(self.items_)} items are {few}",
@@ -625,7 +661,7 @@ class SecureGram(SummingStrategy):
 
     def _sum_matrices(self, grid: Grid, timeout: float) -> None:
         """Sum K over the cohorts at once, or round by round with merge max."""
-        length = packed_size(len(self.items_))
+        length = packed_size(len(self.items_)) + self._sums_supports * len(self.items_)
         encodings = {
             c: matrix_encoding(
                 len(members), self._most_rows(members), self.bound, self.fraction_bits
@@ -649,6 +685,7 @@ class SecureGram(SummingStrategy):
                         merge=self.merge,
                         number=number,
                         counted=members.pack(self._counted[cohort]),
+                        supports=self._sums_supports,
                         items=self.items_,
                     ),
                     there,
@@ -675,8 +712,8 @@ class SecureGram(SummingStrategy):
             present: list[int] = []
             for cohort in cohorts:
                 present += sorted(set(sums[cohort].survivors) & set(self._counted[cohort]))
-                fresh = self._total(sums[cohort])
-                few |= self._fallen(fresh)
+                fresh, supports = self._parted(self._total(sums[cohort]))
+                few |= (supports > 0) & (supports < self.min_support)
                 total = combine(total, fresh, self.merge)
             everybody |= set(present)
             self.gram_ = unpack(total, len(self.items_))  # type: ignore[arg-type]
@@ -692,14 +729,23 @@ class SecureGram(SummingStrategy):
             )
             self.gram_, self.items_ = self.gram_[np.ix_(~few, ~few)], self.items_[~few]
 
-    def _fallen(self, packed: NDArray[Any]) -> NDArray[np.bool_]:
-        """Tell which items lost their support to nodes that dropped out after the counts."""
+    @property
+    def _sums_supports(self) -> bool:
+        """Whether supports are summed with the matrix; of zeros and ones they are its diagonal."""
+        return self.min_support > 1 and self.bound != 1
+
+    def _parted(self, total: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the packed matrix, and in how many of its rows each item is.
+
+        Nodes that dropped out after the counts may have left an item with too few.
+        """
         kept = len(self.items_)
-        if self.min_support < 2 or self.bound != 1:
-            return np.zeros(kept, bool)
-        ends = np.cumsum(np.arange(kept, 0, -1)) - np.arange(kept, 0, -1)
-        found = packed[ends]
-        return np.asarray((found > 0) & (found < self.min_support), bool)
+        packed = total[: packed_size(kept)]
+        if self._sums_supports:
+            return packed, total[packed_size(kept) :]
+        if self.min_support < 2:
+            return packed, np.zeros(kept, np.int64)
+        return packed, packed_diagonal(packed, kept)
 
     def _enter(self, number: int, everybody: set[int], present: Sequence[int]) -> None:
         rows = {party.partition: party.rows for party in self.parties_.values()}
@@ -716,6 +762,11 @@ class SecureGram(SummingStrategy):
         least = max(running.cohort.threshold, self.min_cohort)
         if len(summed) < least:
             return f"{len(summed)} nodes with item counts are left, at least {least} must be"
+        if self._rows_of(summed) < self._least_rows:
+            return (
+                f"{self._rows_of(summed)} rows are left for {len(self.items_)} items, at least "
+                f"{self._least_rows:g} must be"
+            )
         rows = {party.partition: party.rows for party in self.parties_.values()}
         hiding = max(self.min_support, _MIN_SUPPORT)
         if self._counts_items and shows_few(counted, sorted(summed), rows, hiding):
@@ -818,7 +869,8 @@ class SecureGram(SummingStrategy):
             self.step += 1
             running, messages = {}, []
             for cohort in lacking:
-                there = set(self.sums.membership.cohorts[cohort].members) - self._spent
+                members = set(self.sums.membership.cohorts[cohort].members)
+                there = members - self._spent - set(self.left_out_)
                 requests = list(ask(cohort, there))
                 bound = bind(name, requests[0][0]) if bound_to_request else name
                 one = self.sums.order(
@@ -921,6 +973,8 @@ class SecureGram(SummingStrategy):
 
 
 _FINAL = ("ProtocolError:", "OptionError:", "TableError:")  # another attempt is no use
+_UNITS = ("kernel", "encoding", "bound", "fraction_bits")
+_OF_MODELS = (*_UNITS, "seed", "largest", "rows", "survivors", "catalogue")
 _KERNELS_WITH: dict[str, tuple[str, ...]] = {
     "degree": ("poly", "conjunctive", "disjunctive"),
     "gamma": ("rbf", "poly"),

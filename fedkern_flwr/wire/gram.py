@@ -113,6 +113,8 @@ class MatrixRequest(SumRequest):
     counted : bytes
         The nodes of the cohort whose rows are summed, a bit each, the same for all. Who missed the
         item counts adds zeros, for its masks.
+    supports : bool
+        Whether the rows that have each item are counted again, after the matrix.
     items : ndarray of int32, shape (items,)
         The items, ascending.
     """
@@ -121,6 +123,7 @@ class MatrixRequest(SumRequest):
     merge: str
     number: int
     counted: bytes
+    supports: bool
     items: NDArray[Any] = array("items", dtype="index")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,14 @@ from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.gram import unpack
 from fedkern_flwr.gram_plan import RANKING, disjoint_cohorts, drawn_rounds
-from fedkern_flwr.interactions import is_interactions
+from fedkern_flwr.interactions import has_header, load_interactions
 from fedkern_flwr.item_kernel import ItemKernel
 from fedkern_flwr.ranking import top_items
 from fedkern_flwr.secure_sum import check_cohort
+from fedkern_flwr.tables import listing
 
 from ... import strategies
 from ...strategies import FedCFK, PhaseStrategy, SecureGram
-from ..datasets import read_interactions
 from ..entries import Entry, average
 from ..format import figure
 from ..options import DATA, RUN, Option
@@ -155,23 +156,60 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
     def predict(
         self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
     ) -> tuple[int, int]:
-        """Recommend to the users of a file, with the kernel of a run.
+        """Recommend to the users of a file, of one or of many, with the kernel of a run.
+
+        The columns are those of the run. Items that the run did not know are ignored; a warning
+        tells how many rows name them.
+
+        Parameters
+        ----------
+        folder : Path
+            Folder of the run.
+        config : mapping
+            The run's configuration.
+        data : Path
+            Ratings of the users; those of at least the run's ``min_rating`` count as positive.
+        id_column : None
+            There is none.
+        out : Path
+            CSV file: user, rank, item and score of at most 100 items that the user did not rate.
 
         Returns
         -------
         (int, int)
-            Users, and those left out since they rated none of the kernel's items.
+            Users recommended to, and users left out, who like none of the kernel's items.
+
+        Raises
+        ------
+        TableError
+            The ratings cannot be used, or nobody likes an item of the kernel.
+        OptionError
+            A column of record ids is named.
+        CheckpointError
+            The folder has no model.
         """
         if id_column is not None:
             raise OptionError("ratings have no ids of records", remedy="leave out --id")
         arrays, meta, scaling = read_model(folder)
-        columns = {} if is_interactions(data) else {n: config["data"][n] for n in _COLUMNS_READ}
-        names, found = tuple(scaling["items"]), read_interactions(data, **columns)
-        found = found.positive(config["data"]["min_rating"])
-        places = {name: k for k, name in enumerate(names)}
-        known = np.array([places.get(name, -1) for name in found.item_ids])
+        names, items, own = tuple(scaling["items"]), arrays["items"], config["data"]
+        run_columns = [own[n] or n for n in _COLUMNS_READ if n != "rating" or own[n]]
+        found = load_interactions(
+            data,
+            **({n: own[n] for n in _COLUMNS_READ} if has_header(data) else {}),
+            timed=False,
+            catalogue=names,
+            unknown="drop",
+            column_remedy=f"give the columns of the run: {listing(run_columns)}",
+        )
+        likes, least = np.ones(found.rows, np.bool_), own["min_rating"]
+        if least is not None:
+            if not found.rated:
+                raise TableError(
+                    f"{data.name} has no ratings, the run counts those of at least {least:g}",
+                    remedy="add them",
+                )
+            likes = found.rating >= least
         strategy = FedCFK.of_model(meta)
-        items = arrays["items"]
         kernel = ItemKernel.of_gram(
             unpack(arrays["gram"], len(items)),
             items,
@@ -183,25 +221,28 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(("user", "rank", "item", "score"))
         order = np.argsort(found.user, kind="stable")
-        for rows in np.split(order, np.cumsum(np.bincount(found.user))[:-1]):
-            liked = known[found.item[rows]]
-            liked = np.sort(liked[liked >= 0])
+        ends = np.cumsum(np.bincount(found.user, minlength=found.users))
+        for user, rows in zip(found.user_ids, np.split(order, ends[:-1]), strict=True):
+            liked = np.sort(found.item[rows[likes[rows]]])
             if not np.isin(liked, items).any():
                 continue
             made += 1
             scores = kernel.scores(
                 liked, meta["regularization"], subtract_mean=meta["subtract_mean"]
             )
-            best = top_items(scores, np.union1d(liked, kernel.missing), _TOP).tolist()
-            user = found.user_ids[found.user[rows[0]]]
+            best = top_items(scores, np.union1d(found.item[rows], kernel.missing), _TOP).tolist()
             writer.writerows(
                 (user, rank, names[i], f"{scores[i]:.9g}") for rank, i in enumerate(best, start=1)
             )
         if not made:
             raise TableError(
-                f"{data.name} names no item of the kernel",
+                f"{data.name} names no item of the kernel"
+                if least is None
+                else f"{data.name} rates no item of the kernel {least:g} or more",
                 remedy="give ratings of the items that it was made of",
             )
+        for note in found.notes:
+            logging.getLogger("fedkern_flwr").warning(note)
         write_atomically(out, text.getvalue().encode())
         return made, found.users - made
 

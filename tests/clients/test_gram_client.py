@@ -102,6 +102,7 @@ class Server:
         self_masks: bool = True,
     ) -> RunningSum:
         """Order a sum, bound to a request where it should be."""
+        self_masks = self_masks and name != wire.CROSS_SUM
         if request is not None and name != wire.RANKING_SUM:
             name = bind(name, request)
         return self.sums.order(name, length, encoding, cohort=cohort, self_masks=self_masks)
@@ -168,7 +169,9 @@ def counts(**more: Any) -> wire.CountsRequest:
 
 def matrix(**more: Any) -> wire.MatrixRequest:
     own: Table = {"merge": "disjoint", "number": 1, "counted": bytes([0b1111])}
-    return wire.MatrixRequest(**{**fields(), **own, "items": np.arange(ITEMS, dtype="i4"), **more})
+    return wire.MatrixRequest(
+        **{"supports": False, **fields(), **own, "items": np.arange(ITEMS, dtype="i4"), **more}
+    )
 
 
 def cross(**more: Any) -> wire.CrossRequest:

@@ -202,7 +202,7 @@ def test_a_difference_needs_two_nodes_and_enough_rows() -> None:
 def test_a_name_is_bound_to_every_field_of_a_request() -> None:
     fields: dict[str, Any] = {"session": "a", "round": 1, "encoding": "counts", "bound": 1.0}
     fields |= {"fraction_bits": 0, "rows": 3, "parties": 4, "merge": "disjoint", "number": 1}
-    fields |= {"counted": b"\x0f", "items": np.arange(3, dtype=np.int32)}
+    fields |= {"supports": False, "counted": b"\x0f", "items": np.arange(3, dtype=np.int32)}
     first = wire.MatrixRequest(**fields)
     names = {bind(wire.GRAM_SUM, first), bind("other", first)}
     other: dict[str, Any] = {"session": "b", "encoding": "fixed-point", "bound": 1.5}

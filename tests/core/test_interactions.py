@@ -15,10 +15,12 @@ from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.interactions import (
     Interactions,
     encode_interactions,
+    has_header,
     hold_out_latest,
     hold_out_random,
     is_interactions,
     load_interactions,
+    read_catalogue,
 )
 
 # Users 2 and 10, items 5 and 30: in numerical order, which is not that of the text.
@@ -136,6 +138,211 @@ def test_files_of_interactions_are_told_by_name(name: str) -> None:
 @pytest.mark.parametrize("name", ["ml.csv", "ml.parquet", "iris", "u.data.npz"])
 def test_other_files_may_be_tables(name: str) -> None:
     assert not is_interactions(Path(name))
+
+
+@pytest.mark.parametrize("name", SEPARATORS)
+def test_files_that_name_their_columns_are_told_by_name(name: str) -> None:
+    assert has_header(name) == (name in HEADERS)
+
+
+def test_whether_there_are_ratings_is_known(tmp_path: Path) -> None:
+    assert load_interactions(write(tmp_path, "u.data")).rated
+    assert not load_interactions(write(tmp_path, "u.data", [row[:2] for row in ROWS])).rated
+
+
+@pytest.mark.parametrize("name", SEPARATORS)
+def test_times_need_not_be_read(tmp_path: Path, name: str) -> None:
+    rows = [(*row[:3], "yesterday") for row in ROWS]
+    interactions = load_interactions(write(tmp_path, name, rows), timed=False)
+    assert interactions.time is None
+    np.testing.assert_array_equal(interactions.rating, [4, 2.5, 5])
+
+
+# --- A catalogue ----------------------------------------------------------------------------
+
+CATALOGUE = ("40", "30", "05", "5")
+
+
+@pytest.mark.parametrize("name", SEPARATORS)
+def test_items_have_their_position_in_the_catalogue(tmp_path: Path, name: str) -> None:
+    interactions = load_interactions(write(tmp_path, name), catalogue=CATALOGUE)
+    assert interactions.item_ids == CATALOGUE
+    assert interactions.user_ids == ("2", "10")
+    np.testing.assert_array_equal(interactions.user, [1, 0, 1])
+    np.testing.assert_array_equal(interactions.item, [1, 1, 3])
+    np.testing.assert_array_equal(interactions.rating, [4, 2.5, 5])
+    np.testing.assert_array_equal(interactions.matrix().toarray(), [[0, 1, 0, 0], [0, 1, 0, 1]])
+    assert interactions.notes == ()
+
+
+def test_one_user_and_one_item_are_enough_with_a_catalogue(tmp_path: Path) -> None:
+    interactions = load_interactions(write(tmp_path, "u.data", ROWS[:1]), catalogue=CATALOGUE)
+    np.testing.assert_array_equal(interactions.matrix().toarray(), [[0, 1, 0, 0]])
+
+
+def test_items_that_are_not_in_the_catalogue_are_counted(tmp_path: Path) -> None:
+    path = write(tmp_path, "ml.csv", [*ROWS, ("10", "s3cret", "1", "1"), ("2", "007", "1", "1")])
+    with pytest.raises(TableError) as caught:
+        load_interactions(path, catalogue=("30", "7"))
+    assert str(caught.value) == (
+        "3 rows of ml.csv name 3 items that are not in the catalogue; leave out these rows, or "
+        "add the items to the catalogue"
+    )
+
+
+def test_rows_of_unknown_items_may_be_left_out_and_their_users_stay(tmp_path: Path) -> None:
+    more = [("99", "s3cret", "1", "1"), ("10", "s3cret", "1", "1"), ("99", "s3cret", "1", "1")]
+    path = write(tmp_path, "ml.csv", [*more, *ROWS])
+    interactions = load_interactions(path, catalogue=("5", "30"), unknown="drop")
+    assert interactions.user_ids == ("2", "10", "99")
+    np.testing.assert_array_equal(interactions.user, [1, 0, 1])
+    np.testing.assert_array_equal(interactions.item, [1, 1, 0])
+    np.testing.assert_array_equal(interactions.rating, [4, 2.5, 5])
+    np.testing.assert_array_equal(interactions.time, [300, 100, 200])
+    assert interactions.notes == ("left out 3 rows of ml.csv that name 1 unknown items",)
+    assert load_interactions(path, catalogue=("6", "7"), unknown="drop").rows == 0
+
+
+def test_a_repeated_pair_is_refused_with_a_catalogue(tmp_path: Path) -> None:
+    path = write(tmp_path, "u.data", [*ROWS, ROWS[1]])
+    with pytest.raises(TableError, match="u.data has 1 rows that repeat a pair"):
+        load_interactions(path, catalogue=CATALOGUE)
+
+
+def test_unknown_is_one_of_the_choices(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="unknown is 'keep'; choose 'error' or 'drop'"):
+        load_interactions(write(tmp_path, "u.data"), unknown="keep")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [*HEADERS, "ml.parquet"])
+@pytest.mark.parametrize("catalogue", [CATALOGUE, None])
+def test_a_file_may_have_no_rows_if_that_is_said(
+    tmp_path: Path, name: str, catalogue: tuple[str, ...] | None
+) -> None:
+    if name == "ml.parquet":
+        path = pq(tmp_path, **dict.fromkeys(("user", "item", "rating", "time"), pa.array([])))
+    else:
+        path = write(tmp_path, name, [])
+    with pytest.raises(TableError, match=f"{name} has no rows; give a file with data"):
+        load_interactions(path, catalogue=catalogue)
+    interactions = load_interactions(path, catalogue=catalogue, allow_empty=True)
+    assert (interactions.rows, interactions.users) == (0, 0)
+    assert interactions.item_ids == (catalogue or ())
+    assert interactions.rated
+    assert interactions.time is not None
+    assert interactions.matrix().shape == (0, len(catalogue or ()))
+
+
+def test_an_empty_file_is_refused_even_so(tmp_path: Path) -> None:
+    (tmp_path / "u.data").write_text("")
+    with pytest.raises(TableError, match="u.data is empty"):
+        load_interactions(tmp_path / "u.data", catalogue=CATALOGUE, allow_empty=True)
+
+
+@pytest.mark.parametrize(
+    ("named", "problem"),
+    [
+        ({}, "m.csv has no columns that may be the user"),
+        ({"user": "who"}, "m.csv has no user column 'who'"),
+    ],
+)
+def test_what_to_do_about_a_column_may_be_said(
+    tmp_path: Path, named: dict[str, Any], problem: str
+) -> None:
+    (tmp_path / "m.csv").write_text("s3cret,item\na,b\n")
+    with pytest.raises(TableError) as caught:
+        load_interactions(tmp_path / "m.csv", **named, column_remedy="name the {role}")
+    assert str(caught.value) == f"{problem}; name the user"
+
+
+CATALOGUES = {
+    "items.txt": "40\n 30\r\n05\n5\n\n",
+    "items.csv": '\ufeffTitle,movieId,movie\n"a, b",40,1\n,30,2\nc,05,3\n"""",5,4\n',
+    "items.tsv": 'item\ttitle\n40\t"a\n30\tb\n05\tc\n5\t\n',
+    "ml.item": 'item_id:token\tmovie_title:token_seq\n40\t"a\n30\tb\n05\tc\n5\td"\n',
+    "ids.CSV": "Item_ID\n40\n30\n05\n5\n",
+}
+
+
+@pytest.mark.parametrize("name", CATALOGUES)
+def test_every_kind_of_catalogue_is_read_in_its_order(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(CATALOGUES[name], encoding="utf-8", newline="")
+    assert read_catalogue(path) == read_catalogue(str(path)) == CATALOGUE
+
+
+def test_a_catalogue_may_be_a_parquet_file(tmp_path: Path) -> None:
+    assert read_catalogue(pq(tmp_path, itemId=[7, 3], item_genre=["a", "b"])) == ("7", "3")
+    ids = pa.array(CATALOGUE).dictionary_encode()
+    assert read_catalogue(pq(tmp_path, item=ids)) == CATALOGUE
+
+
+BAD_CATALOGUES: dict[str, tuple[str, bytes | None, str]] = {
+    "no file": ("items.txt", None, "there is no file"),
+    "no content": ("items.txt", b"", "items.txt is empty; give a file with data"),
+    "blank lines": ("items.txt", b"\n \n", "items.txt is empty"),
+    "a suffix": ("u.data", b"1", "u.data has an unknown suffix; give a .txt, .csv, .tsv, .item"),
+    "latin text": ("items.txt", b"\xff\n\xfe\n", "items.txt is not a readable text file; save it"),
+    "latin": ("items.csv", b"item\n\xff\n\xfe\n", "items.csv is not a readable text file"),
+    "no Parquet": ("i.parquet", b"PAR1", "i.parquet is not a readable Parquet file"),
+    "an empty line": (
+        "items.txt",
+        b"s3cret\n\nb\n",
+        "the item id is empty in 1 rows of items.txt, for example in row 2; fill it in or remove",
+    ),
+    "an empty cell": ("items.tsv", b"item\tyear\ns3cret\t1\n\t2\n", "empty in 1 rows of items.tsv"),
+    "a duplicate": (
+        "items.txt",
+        b"s3cret\nb\ns3cret \n",
+        "items.txt has 1 rows that repeat an item; keep one row of each item",
+    ),
+    "one item": ("items.txt", b"s3cret", "items in items.txt: 1; list all items"),
+    "no item": ("items.csv", b"item,year\n", "items in items.csv: 0; list all items"),
+    "no header": (
+        "items.csv",
+        b"s3cret\nb\nc\n",
+        "items.csv has no columns that may be the item; name one column item in the first line",
+    ),
+    "u.item": ("u.item", b"1|s3cret|1995\n2|b|1994\n", "u.item has no columns that may be the"),
+    "two columns": ("items.csv", b"item,movieId\na,1\nb,2\n", "items.csv has 2 columns that may"),
+    "a long line": ("items.csv", b"item\na\nb,c\n", "line 3 of items.csv has 2 columns instead of"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CATALOGUES)
+def test_a_bad_catalogue_is_one_line_without_its_ids(tmp_path: Path, case: str) -> None:
+    name, content, text = BAD_CATALOGUES[case]
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(TableError) as caught:
+        read_catalogue(tmp_path / name)
+    assert text in str(caught.value)
+    assert caught.value.remedy
+    assert "\n" not in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_ids_of_a_catalogue_are_text_or_whole_numbers(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="item ids of ml.parquet are neither text nor whole"):
+        read_catalogue(pq(tmp_path, item=[1.5, 2.5]))
+
+
+def test_a_directory_is_no_catalogue(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match=r"is a directory; give a .txt, .csv, .tsv, .item or"):
+        read_catalogue(tmp_path)
+
+
+@pytest.mark.parametrize("method", ["read_bytes", "is_file"])
+def test_an_unreadable_catalogue_is_a_table_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError
+
+    (tmp_path / "items.txt").write_text("a\nb\n")
+    monkeypatch.setattr(Path, method, refuse)
+    with pytest.raises(TableError, match=r"items.txt is not readable; check who may read it"):
+        read_catalogue(tmp_path / "items.txt")
 
 
 # --- Positives and the matrix ---------------------------------------------------------------

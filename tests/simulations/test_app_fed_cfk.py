@@ -376,6 +376,16 @@ def test_a_user_who_likes_nothing_and_a_parquet_file(
     assert client.x.toarray()[0].tolist() == [0, 1, *[0] * 13]
 
 
+def test_times_that_are_no_numbers_do_not_matter(
+    app: SimpleNamespace, nodes: Nodes, tmp_path: Path
+) -> None:
+    rows = "a,film-01,4,2020-01-01\na,film-02,5,\n"
+    (tmp_path / "dates.csv").write_text(f"user,item,rating,time\n{rows}")
+    context = nodes.context(2, app.config, data=str(tmp_path / "dates.csv"), test_data=None)
+    client = app.client_app.make_client(context)
+    assert np.flatnonzero(client.x.toarray()).tolist() == [1, 2]
+
+
 def test_users_of_the_test_data_alone_are_left_out_with_a_note(
     app: SimpleNamespace, nodes: Nodes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -405,6 +415,7 @@ def test_nothing_of_the_ratings_is_shown(app: SimpleNamespace, nodes: Nodes) -> 
 HEAD = "user,item,rating\n"
 FILES = {
     "nohead.csv": "s3cret-1,film-01,4\ns3cret-1,film-02,5\n",
+    "letters.csv": "s3cret-1,film-01\ns3cret-1,film-02\n",
     "noitem.csv": "user,rating\ns3cret-1,4\n",
     "two.csv": "user,user_id,item\ns3cret-1,x,film-01\n",
     "unknown.csv": f"{HEAD}s3cret-1,film-01,4\ns3cret-1,s3cret-film,5\ns3cret-2,s3cret-film,5\n",
@@ -430,37 +441,53 @@ FILES = {
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"data": "gone.csv"}, "there is no file gone.csv; check the path"),
-        ({"data": "nohead.csv"}, "nohead.csv has no columns 'user'; add a header, or name the"),
-        ({"data": "noitem.csv"}, "noitem.csv has no columns 'item'"),
-        ({"data": "two.csv"}, "two.csv has 2 columns 'user'"),
-        ({"data": "nan.csv", "item_column": "film"}, "nan.csv has no columns 'film'; add a header"),
+        ({"data": "gone.csv"}, "/gone.csv; check the path"),
+        ({"data": "nohead.csv"}, "the first line of nohead.csv holds data instead of column names"),
+        (
+            {"data": "letters.csv"},
+            "letters.csv has no columns that may be the user; add a header, or name the column as "
+            "user-column",
+        ),
+        (
+            {"data": "noitem.csv"},
+            "noitem.csv has no columns that may be the item; add a header, or name the column as "
+            "item-column",
+        ),
+        ({"data": "two.csv"}, "two.csv has 2 columns that may be the user; add a header, or name"),
+        (
+            {"data": "nan.csv", "item_column": "film"},
+            "nan.csv has no item column 'film'; add a header, or name the column as item-column",
+        ),
         ({"data": "known0.data", "user_column": "u"}, "the columns of known0.data are fixed"),
         (
             {"data": "unknown.csv"},
-            "2 ratings of unknown.csv are of 1 items that are not in the catalogue; add these",
+            "2 rows of unknown.csv name 1 items that are not in the catalogue; leave out these",
         ),
         ({"data": "twice.csv"}, "twice.csv has 1 rows that repeat a pair of user and item; keep"),
-        ({"data": "nan.csv"}, "1 ratings of nan.csv are not finite numbers; fill in numbers"),
-        ({"data": "text.csv"}, "the ratings of text.csv are not all numbers"),
-        ({"data": "gap.csv"}, "the ratings of gap.csv are not all numbers"),
-        ({"data": "nobody.csv"}, "nobody.csv has rows without a user"),
-        ({"data": "short.csv"}, "short.csv is not a readable table; save it again"),
+        (
+            {"data": "nan.csv"},
+            "the rating is not a finite number in 1 rows of nan.csv, for example in row 1; give "
+            "numbers",
+        ),
+        ({"data": "text.csv"}, "the rating is not a finite number in 1 rows of text.csv"),
+        ({"data": "gap.csv"}, "the rating is not a finite number in 1 rows of gap.csv"),
+        ({"data": "nobody.csv"}, "the user id is empty in 1 rows of nobody.csv"),
+        ({"data": "short.csv"}, "line 3 of short.csv has 2 columns instead of 3; mend it"),
         ({"data": "empty.csv"}, "empty.csv is empty; give a file with data"),
-        ({"data": "head.csv"}, "head.csv has no rows; give a file with ratings"),
+        ({"data": "head.csv"}, "head.csv has no rows; give a file with data"),
         ({"data": "unrated.csv"}, "unrated.csv has no ratings; leave out min-rating"),
-        ({"data": "long.data"}, "long.data has 5 columns; give user, item, rating and time"),
-        ({"data": "ratings.xlsx"}, "ratings.xlsx has an unknown suffix; give one of .csv, .tsv"),
-        ({"data": "broken.parquet"}, "broken.parquet is not a readable table"),
+        ({"data": "long.data"}, "line 1 of long.data has 5 columns; give user, item, rating"),
+        ({"data": "ratings.xlsx"}, "ratings.xlsx has an unknown suffix; give a u.data, .dat"),
+        ({"data": "broken.parquet"}, "broken.parquet is not a readable Parquet file"),
         ({"catalogue": None}, "this node has no catalogue; name the public list of all items"),
-        ({"catalogue": "gone.txt"}, "there is no file gone.txt"),
+        ({"catalogue": "gone.txt"}, "/gone.txt; check the path"),
         ({"catalogue": "empty.csv"}, "empty.csv is empty"),
-        ({"catalogue": "twice.txt"}, "twice.txt has 1 repeated items; name each item once"),
-        ({"catalogue": "one.txt"}, "one.txt has 1 items; list all items, a line each"),
-        ({"catalogue": "title.csv"}, "title.csv has no columns 'item'"),
-        ({"catalogue": "blank.csv"}, "blank.csv has 1 empty items"),
+        ({"catalogue": "twice.txt"}, "twice.txt has 1 rows that repeat an item; keep one row of"),
+        ({"catalogue": "one.txt"}, "items in one.txt: 1; list all items"),
+        ({"catalogue": "title.csv"}, "title.csv has no columns that may be the item; name one"),
+        ({"catalogue": "blank.csv"}, "the item id is empty in 1 rows of blank.csv"),
         ({"test_data": "known2.tsv"}, "ratings are in the data and in the test data; hold them"),
-        ({"test_data": "unknown.csv"}, "2 ratings of unknown.csv are of 1 items"),
+        ({"test_data": "unknown.csv"}, "2 rows of unknown.csv name 1 items"),
         ({"merge": "mean"}, "merge"),
         ({"request": "all"}, "request"),
     ],

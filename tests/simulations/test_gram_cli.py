@@ -621,6 +621,68 @@ def test_recommendations_for_users_of_a_file(capsys, stars):
         assert first == [row for row in own if row["user"] == "1"]
 
 
+def test_recommendations_for_a_single_user_who_rated_unknown_items(capsys, stars):
+    """Neither what the user rated, if badly, nor what is not in the kernel is recommended."""
+    result(capsys, "fed-cfk", *SMALL, "--rating", "stars", "--min-rating", "3")
+    kept = {str(i + 1) for i in load_arrays("here/model.npz")[0]["items"].tolist()}
+    assert 3 < len(kept) < ITEMS
+    head = "stars,what,note,who,when"
+    ratings = {"1": 5, "2": 1, "s3cret-a": 5, "s3cret-b": 1}
+    assert {"1", "2"} < kept
+    Path("new.csv").write_text(
+        "\n".join([head, *(f"{r},{i},x,s3cret-user,monday" for i, r in ratings.items())])
+    )
+    assert run(["predict", "here", "--data", "new.csv"]) == 0
+    text = " ".join(capsys.readouterr().err.split())
+    assert "left out 2 rows of new.csv that name 2 unknown items" in text
+    assert "1 predictions: here/predictions.csv" in text
+    assert "s3cret" not in text
+    rows = read("here/predictions.csv")
+    assert list(rows[0]) == ["user", "rank", "item", "score"]
+    assert {row["user"] for row in rows} == {"s3cret-user"}
+    assert {row["item"] for row in rows} == kept - {"1", "2"}
+    assert [int(row["rank"]) for row in rows] == list(range(1, len(rows) + 1))
+
+    more = [f"{r},{i},x,{user},1" for user, i, r in (("b", "1", 2), ("c", "900", 5), ("d", 3, 4))]
+    Path("new.csv").write_text("\n".join([head, "5,1,x,s3cret-user,1", *more]))
+    assert run(["predict", "here", "--data", "new.csv", "--out", "p.csv"]) == 0
+    text = " ".join(capsys.readouterr().err.split())
+    assert "left out 1 rows of new.csv that name 1 unknown items" in text
+    assert "2 predictions: p.csv, 2 left out" in text
+    assert {row["user"] for row in read("p.csv")} == {"s3cret-user", "d"}
+
+
+def test_ratings_to_predict_for_have_the_columns_of_the_run(capsys, stars):
+    result(capsys, "fed-cfk", *SMALL, "--rating", "stars", "--min-rating", "3", out="cfk")
+    write_ratings("u.data", stars)
+    plain = ["--data", "u.data", "--clients", "6", "--min-support", "3", "--min-rating", "3"]
+    result(capsys, "fed-cfk", *plain, out="plain")
+    for name, content in {
+        "other.csv": "user,item,stars\n1,1,5\n",
+        "unrated.csv": "who,what\n1,1\n",
+        "who.csv": "who,what,stars\n1,1,5\n",
+        "u.inter": "session:token\titem_id:token\n1\t1\n",
+        "two.csv": "user,item\n1,1\n",
+        "low.csv": "user,item,rating\n1,1,2\n",
+        "head.csv": "user,item,rating\n",
+    }.items():
+        Path(name).write_text(content)
+    for folder, name, text in (
+        ("cfk", "other.csv", "other.csv has no user column 'who'; give the columns of the run: "
+         "who, what, stars"),
+        ("cfk", "unrated.csv", "unrated.csv has no rating column 'stars'; give the columns of"),
+        ("plain", "who.csv", "who.csv has no columns that may be the user; give the columns of "
+         "the run: user, item"),
+        ("plain", "u.inter", "u.inter has no columns that may be the user; give the columns of"),
+        ("plain", "two.csv", "two.csv has no ratings, the run counts those of at least 3; add"),
+        ("plain", "low.csv", "low.csv rates no item of the kernel 3 or more; give ratings of"),
+        ("plain", "head.csv", "head.csv has no rows; give a file with data"),
+    ):  # fmt: skip
+        line = complaint(capsys, "predict", folder, "--data", name)
+        assert text in line
+        assert "--" not in line
+
+
 def test_predictions_of_a_table_are_those_of_scikit_learn(capsys):
     """The same machine on pooled features: rbf kernel and C of the run."""
     from sklearn.svm import SVC

@@ -38,6 +38,7 @@ class Network:
     common: Table = field(default_factory=dict)
     state: bool = True
     contexts: dict[int, Context] = field(default_factory=dict)
+    runs: int = 0
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -47,7 +48,8 @@ class Network:
     def client_fn(self, context: Context) -> GramClient:
         k = int(context.node_config["partition-id"])
         self.contexts[k] = context
-        more = {"state_dir": self.folder / f"node-{k}"} if self.state else {}
+        folder = self.folder / f"run-{self.runs}" / f"node-{k}"
+        more = {"state_dir": folder} if self.state else {}
         return GramClient(context, self.x[k], **more, **self.common)
 
     def fit(
@@ -61,6 +63,7 @@ class Network:
         **options: Any,
     ) -> SecureGram:
         self.common["merge"] = options.get("merge", "disjoint")
+        self.runs += not options.get("resume")  # a session is summed once
         strategy = kind(**{"threshold": 4, "attempts": 3, **options})
         strategy.on_round = on_round
         simulate(
@@ -490,7 +493,7 @@ def test_folders_of_another_run_do_not_serve(network: Network) -> None:
     """A node whose notes are gone may have helped to open K."""
     broken_in_the_opening(network, [0, 5])
     for k in (0, 5):
-        shutil.rmtree(network.folder / f"node-{k}")
+        shutil.rmtree(network.folder / f"run-{network.runs}" / f"node-{k}")
     record = Transcript()
     with pytest.raises(CheckpointError, match="no private state saved"):
         network.fit(**where(network), resume=True, transcript=record)
@@ -548,6 +551,6 @@ def test_a_recommender_that_broke_off_after_the_kernel_goes_on(network: Network)
 def test_notes_tell_which_exchange_was_answered(network: Network) -> None:
     network.fit()
     for k in range(NODES):
-        (note,) = (network.folder / f"node-{k}").rglob("*.answered")
+        (note,) = (network.folder / f"run-{network.runs}" / f"node-{k}").rglob("*.answered")
         assert note.read_text() == "4"
         assert SessionState.load(network.contexts[k]).session == "5e" * 8
