@@ -374,7 +374,7 @@ def _id_cells(column: Any, role: str, source: str) -> Any:
             remedy="save them as one of these",
         )
     cells = pc.utf8_trim_whitespace(pc.fill_null(column.cast(pa.string()), ""))
-    empty = np.flatnonzero(np.asarray(pc.equal(cells, "")))
+    empty = np.flatnonzero(np.asarray(pc.equal(cells, pa.scalar(""))))
     if empty.size:
         raise TableError(
             f"the {role} id is empty in {empty.size} rows of {source}, "

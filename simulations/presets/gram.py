@@ -79,12 +79,12 @@ def _table(number: int, name: str) -> Preset:
         "decline is.",
         tuple(
             Section(
-                {f"{name}, {text}": RatingSettings(path, users_per_client=each, **more)},
+                {f"{name} {text}": RatingSettings(path, users_per_client=each, **more)},
                 entries,
                 ("auc", "ndcg", "recall", "items", "users", "difference", "seconds"),
                 ("participation",),
                 title=title,
-                paper={f"{name}, {text}": paper},
+                paper={f"{name} {text}": paper},
             )
             for text, title, more in (
                 ("random", "All rated items positive, random ratings held out", {"resplit": True}),

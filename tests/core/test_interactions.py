@@ -205,7 +205,7 @@ def test_rows_of_unknown_items_may_be_left_out_and_their_users_stay(tmp_path: Pa
 
 def test_a_repeated_pair_is_refused_with_a_catalogue(tmp_path: Path) -> None:
     path = write(tmp_path, "u.data", [*ROWS, ROWS[1]])
-    with pytest.raises(TableError, match="u.data has 1 rows that repeat a pair"):
+    with pytest.raises(TableError, match=r"u.data has 1 rows that repeat a pair"):
         load_interactions(path, catalogue=CATALOGUE)
 
 
@@ -235,7 +235,7 @@ def test_a_file_may_have_no_rows_if_that_is_said(
 
 def test_an_empty_file_is_refused_even_so(tmp_path: Path) -> None:
     (tmp_path / "u.data").write_text("")
-    with pytest.raises(TableError, match="u.data is empty"):
+    with pytest.raises(TableError, match=r"u.data is empty"):
         load_interactions(tmp_path / "u.data", catalogue=CATALOGUE, allow_empty=True)
 
 
@@ -323,7 +323,7 @@ def test_a_bad_catalogue_is_one_line_without_its_ids(tmp_path: Path, case: str) 
 
 
 def test_ids_of_a_catalogue_are_text_or_whole_numbers(tmp_path: Path) -> None:
-    with pytest.raises(TableError, match="item ids of ml.parquet are neither text nor whole"):
+    with pytest.raises(TableError, match=r"item ids of ml.parquet are neither text nor whole"):
         read_catalogue(pq(tmp_path, item=[1.5, 2.5]))
 
 

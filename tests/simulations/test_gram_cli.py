@@ -624,7 +624,7 @@ def test_recommendations_for_users_of_a_file(capsys, stars):
 def test_recommendations_for_a_single_user_who_rated_unknown_items(capsys, stars):
     """Neither what the user rated, if badly, nor what is not in the kernel is recommended."""
     result(capsys, "fed-cfk", *SMALL, "--rating", "stars", "--min-rating", "3")
-    kept = {str(i + 1) for i in load_arrays("here/model.npz")[0]["items"].tolist()}
+    kept = {str(i + 1) for i in load_arrays(Path("here/model.npz"))[0]["items"].tolist()}
     assert 3 < len(kept) < ITEMS
     head = "stars,what,note,who,when"
     ratings = {"1": 5, "2": 1, "s3cret-a": 5, "s3cret-b": 1}

@@ -33,6 +33,8 @@ def make_strategy(config: dict[str, Any]) -> FedCFK:
         cohorts=config["cohorts"],
         merge=config["merge"],
         participation=float(config["participation"]),
+        rows_per_item=float(config["rows-per-item"]),
+        allow_recovery=config["allow-recovery"] or None,
         threshold=config["threshold"] or None,
         min_cohort=config["min-cohort"],
         attempts=config["attempts"],
