@@ -168,7 +168,7 @@ PRESETS: dict[str, Builder] = {
 def weather() -> Section:
     """Return the online methods' part of the demo."""
     return Section(
-        {"NYC weather": DataSettings(data="nyc-weather", clients=9, rounds=100, split="site")},
+        {"NYC weather": DataSettings(data="nyc-weather", clients=9, rounds=75, split="site")},
         (
             ("POF-MKL", "pof-mkl", {}),
             ("vM-KOFL", "vm-kofl", {}),
