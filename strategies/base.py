@@ -347,7 +347,19 @@ class PhaseStrategy(Strategy):
         self.left_out_ = meta["left_out"]
         return arrays, meta
 
-    # -- Flower's rounds of evaluation: none unless a method has them
+    # -- Flower's rounds of training and evaluation: none unless a method has them
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return no messages: the exchanges of this method are not rounds of training."""
+        return []
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return nothing: the exchanges of this method are not rounds of training."""
+        return None, None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

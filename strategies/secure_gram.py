@@ -484,18 +484,6 @@ class SecureGram(SummingStrategy):
                 remedy=f"give a model of {cls.method}",
             )
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Return no messages: the exchanges of this method are not rounds of training."""
-        return []
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return nothing: the exchanges of this method are not rounds of training."""
-        return None, None
-
     # -- set-up
 
     def cohorts(self) -> list[list[int]] | None:

@@ -29,7 +29,7 @@ from .labelled_data import (
     scale,
 )
 from .rating_data import RatingData, RatingSettings
-from .vertical_pooled import PooledSplit
+from .vertical_pooled import PooledSplit, pool
 
 Floats = NDArray[np.float64]
 _PARTIES = 4
@@ -204,12 +204,7 @@ class InstanceData(DealtData[GramSettings, Instances]):
 
     def pooled(self, seed: int) -> PooledSplit:
         """Return the split of a run in the hands of a single owner."""
-        part = self.split(seed)
-        train, test = part.train, ~part.train
-        unit = float(part.scaling["y_half_range"])
-        return PooledSplit(
-            part.x[train], part.y[train], part.x[test], part.y[test], part.classes, unit
-        )
+        return pool(self.split(seed))
 
     def deal(self, seed: int) -> Instances:
         """Load the table, split and scale it, deal its columns."""

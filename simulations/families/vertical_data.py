@@ -28,7 +28,7 @@ from .labelled_data import (
     read_task,
     scale,
 )
-from .vertical_pooled import PooledSplit
+from .vertical_pooled import PooledSplit, pool
 
 Floats = NDArray[np.float64]
 
@@ -246,12 +246,7 @@ class VerticalData(DealtData[VerticalSettings, Columns]):
 
     def pooled(self, seed: int) -> PooledSplit:
         """Return the split of a run in the hands of a single owner."""
-        part = self.split(seed)
-        train, test = part.train, ~part.train
-        unit = float(part.scaling["y_half_range"])
-        return PooledSplit(
-            part.x[train], part.y[train], part.x[test], part.y[test], part.classes, unit
-        )
+        return pool(self.split(seed))
 
     def deal(self, seed: int) -> Columns:
         """Load the table, split, scale and deal it."""
