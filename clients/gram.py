@@ -19,7 +19,7 @@ from scipy import sparse
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.dot_kernels import DotKernel
 from fedkern_flwr.errors import ProtocolError, TableError
-from fedkern_flwr.gram import count_values, cross_gram, local_gram, local_support, quantise
+from fedkern_flwr.gram import cross_gram, local_gram, local_support
 from fedkern_flwr.gram_plan import (
     MERGES,
     Merge,
@@ -29,6 +29,7 @@ from fedkern_flwr.gram_plan import (
     matrix_encoding,
     ranking_encoding,
 )
+from fedkern_flwr.gram_values import count_values, quantise
 from fedkern_flwr.item_kernel import ItemKernel
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.ranking import rank_metrics, top_items

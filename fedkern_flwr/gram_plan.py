@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import OptionError
-from .gram import entry_bound, smallest_ring
+from .gram_values import entry_bound, smallest_ring
 from .secure_sum import Encoding
 from .seeding import derive_seed
 from .wire import PhaseMessage

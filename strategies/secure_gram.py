@@ -24,7 +24,7 @@ from fedkern_flwr.errors import (
 )
 from fedkern_flwr.exchange import Failure, read_reply, request_messages
 from fedkern_flwr.flower_compat import is_simulated
-from fedkern_flwr.gram import pack, packed_diagonal, packed_size, quantisation_error, unpack
+from fedkern_flwr.gram import pack, packed_diagonal, packed_size, unpack
 from fedkern_flwr.gram_plan import (
     MERGES,
     GramEncoding,
@@ -39,6 +39,7 @@ from fedkern_flwr.gram_plan import (
     shows_few,
     supported,
 )
+from fedkern_flwr.gram_values import quantisation_error
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.secure_sum import Encoding, RunningSum
 from fedkern_flwr.wire import PhaseMessage

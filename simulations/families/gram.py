@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.gram import count_values
+from fedkern_flwr.gram_values import count_values
 from fedkern_flwr.vertical import MissingRows
 
 from ... import strategies

@@ -17,9 +17,7 @@ from scipy import sparse
 import fedkern_flwr.gram as gram
 from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableError
 from fedkern_flwr.gram import (
-    count_values,
     cross_gram,
-    entry_bound,
     local_gram,
     local_support,
     mirror_upper,
@@ -27,10 +25,14 @@ from fedkern_flwr.gram import (
     packed_columns,
     packed_diagonal,
     packed_size,
+    unpack,
+)
+from fedkern_flwr.gram_values import (
+    count_values,
+    entry_bound,
     quantisation_error,
     quantise,
     smallest_ring,
-    unpack,
 )
 from fedkern_flwr.secure_sum.encoding import Encoding
 
