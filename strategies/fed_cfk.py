@@ -204,7 +204,7 @@ class FedCFK(SecureGram):
                     {partition},
                 )
 
-        sums = self._sum(
+        sums = self.sum_over(
             grid,
             wire.RANKING_SUM,
             len(RANKING) + 1,
@@ -215,7 +215,7 @@ class FedCFK(SecureGram):
             bound_to_request=False,
         )
         self.judged_ = list(sums[everybody].survivors)
-        total = self._total(sums[everybody])
+        total = self.total(sums[everybody])
         evaluated = round(total[-1])
         self.metrics_["evaluated_users"] = evaluated
         if evaluated:
@@ -228,7 +228,7 @@ class FedCFK(SecureGram):
         """Tell whether nodes had opened their metrics when the run broke off."""
         assert self.sums is not None
         members = self.sums.membership.cohorts[cohort]
-        if len(set(members.members) - self._spent) >= members.threshold:
+        if len(set(members.members) - self.spent) >= members.threshold:
             return False
         logger.warning("the recommendations are not judged again: nodes have answered before")
         return True

@@ -284,7 +284,7 @@ def test_rounds_that_differ_by_one_user_show_it_on_the_papers_setting(
         released.append(unpack(fresh, int((8 * len(fresh) + 1) ** 0.5 - 1) // 2))
         return combine(known, fresh, rule)
 
-    monkeypatch.setattr("fedkern_flwr.strategies.secure_gram.combine", spy)
+    monkeypatch.setattr("fedkern_flwr.strategies.gram_release.combine", spy)
     share = (len(x) - 1) / len(x)
     run(SecureGram(merge="max", participation=share, seed=1), x, rounds=2)
     first, second = released

@@ -433,7 +433,7 @@ def test_a_node_that_has_answered_refuses_by_itself(network: Network) -> None:
     class Forgetful(SecureGram):
         def cohorts(self) -> list[list[int]] | None:
             found = super().cohorts()
-            self._spent = set()
+            self.spent = set()
             self.step += 7
             return found
 
