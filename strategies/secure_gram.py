@@ -110,10 +110,8 @@ class SecureGram(GramRelease):
         self.coefficients = tuple(float(a) for a in coefficients or ())
         self._kernel(1)  # refuses what cannot be
         super().__init__(**common)
-        if kernel in ("conjunctive", "disjunctive") and (self.encoding, self.bound) != (
-            "counts",
-            1,
-        ):
+        binary = self.encoding == "counts" and self.bound == 1
+        if kernel in ("conjunctive", "disjunctive") and not binary:
             raise OptionError(
                 f"kernel {kernel} is for zeros and ones",
                 remedy="use encoding counts with bound 1",

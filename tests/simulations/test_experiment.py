@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.simulations.datasets import BUILTIN
+from fedkern_flwr.simulations.datasets import BUILTIN, BUILTIN_INTERACTIONS
 from fedkern_flwr.simulations.experiment import Entry, run_entries, summarise
 from fedkern_flwr.simulations.families.online_data import DataSettings, Streams, prepare
 from fedkern_flwr.simulations.hindsight import server_regret
@@ -122,10 +122,12 @@ def test_every_option_of_a_strategy_has_a_help_text():
 @pytest.mark.skipif(not DATA, reason="FEDKERN_DATA is not set")
 def test_presets_describe_the_papers_experiments():
     for name in NAMES:
+        if name.startswith("fed-cfk"):
+            continue  # MovieLens may not be there, see test_gram_presets.py
         chosen = preset(name)
         assert chosen.entries
         for settings in chosen.data.values():
-            named = (*BUILTIN, "three-hospitals")
+            named = (*BUILTIN, *BUILTIN_INTERACTIONS, "three-hospitals")
             assert settings.data in named or Path(settings.data).is_file()
     air = prepare(preset("pof-mkl-table1").data["Air"])
     assert air.num_clients == 240
