@@ -17,12 +17,15 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: $(VENV)/.simulation
 	$(BIN)/fedkern compare demo
 
-# Tests run against the installed package, never against the source tree.
-test: $(VENV)/.dev
-	$(BIN)/pytest tests
+# Tests run against the installed package, never against the source tree: those of one process on
+# two cores, then those that start Ray or servers, one after the other.
+SLOW := ray or app or packaging
+
+test: test-quick
+	$(BIN)/pytest tests -m "$(SLOW)"
 
 test-quick: $(VENV)/.dev
-	$(BIN)/pytest tests -m "not ray and not app and not packaging"
+	$(BIN)/pytest tests -q -n 2 -m "not ($(SLOW))"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

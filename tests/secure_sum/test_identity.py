@@ -25,7 +25,7 @@ from fedkern_flwr.secure_sum import Party, PartyState, SecureSum
 from fedkern_flwr.secure_sum.identity import check_key, read_identity, read_trusted, sign_key
 from fedkern_flwr.secure_sum.keys import generate_key
 
-IDENTITIES = [Ed25519PrivateKey.generate() for _ in range(4)]
+IDENTITIES = [Ed25519PrivateKey.from_private_bytes(bytes([k]) * 32) for k in range(4)]
 TRUSTED = {p: key.public_key().public_bytes_raw() for p, key in enumerate(IDENTITIES)}
 
 
@@ -71,7 +71,7 @@ def bad_keys() -> dict[str, bytes]:
     made = {
         "pem with passphrase": key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, secret),
         "public": openssh_line(key).encode(),
-        "ecdsa": ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        "ecdsa": ec.derive_private_key(7, ec.SECP256R1()).private_bytes(
             Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()
         ),
         "rsa": rsa_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
@@ -133,7 +133,7 @@ KEY = openssh_line(IDENTITIES[0])
         ("1 ssh-ed25519 AAAA", 2),
         (f"1 {KEY[:-8]}", 2),
         (f"1: {KEY}", 2),
-        (f"1 {openssh_line(ec.generate_private_key(ec.SECP256R1()))}", 2),
+        (f"1 {openssh_line(ec.derive_private_key(7, ec.SECP256R1()))}", 2),
         (f"1 {KEY}\n2 garbage", 3),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import logging
 import re
 import shutil
 import sys
@@ -387,9 +388,13 @@ def test_times_that_are_no_numbers_do_not_matter(
 
 
 def test_users_of_the_test_data_alone_are_left_out_with_a_note(
-    app: SimpleNamespace, nodes: Nodes, caplog: pytest.LogCaptureFixture
+    app: SimpleNamespace,
+    nodes: Nodes,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="flwr")
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     context = nodes.context(2, app.config, test_data=str(nodes.folder / "new1.csv"))
     client = app.client_app.make_client(context)
     assert client.x_test.nnz == 0
