@@ -187,6 +187,8 @@ class GramClient(PhaseClient):
     def sum_counts(self, request: wire.CountsRequest) -> wire.CountsReply:
         """Sum in how many rows each item is."""
         state, sums = self._open(request, wire.COUNTS_SUM, request.merge)
+        if Released.of(state).counted:
+            raise self._refuse("item counts come before the matrix")
         name = bind(wire.COUNTS_SUM, request)
         sums.check(
             name,
@@ -210,7 +212,7 @@ class GramClient(PhaseClient):
         if len(counted) < cohort.threshold:
             raise self._refuse(f"{len(counted)} nodes count, at least {cohort.threshold} must")
         if self.partition in counted:
-            values = self._encode(self._kept(request.items), request)
+            values = self._encode_kept(request)
             vector: NDArray[Any] = local_gram(values, encoding.bits)
             if request.supports:
                 vector = np.concatenate([vector, local_support(values).astype(vector.dtype)])
@@ -235,9 +237,8 @@ class GramClient(PhaseClient):
         encoding = self._matrix_ring(request)
         name = bind(wire.CROSS_SUM, request)
         sums.check(name, encoding=encoding, kind="integer", self_masks=False)
-        old, new = (
-            _dense(self._encode(part, request)) for part in (self._kept(request.items), self.x_new)
-        )
+        old = _dense(self._encode_kept(request))
+        new = _dense(self._encode(self.x_new, request))
         products = cross_gram(new, old).ravel()
         squares = np.einsum("ij,ij->j", new, new)
         sums.contribute(name, np.concatenate([products, squares]))
@@ -267,7 +268,10 @@ class GramClient(PhaseClient):
     def recommend(self, request: wire.RecommendRequest) -> wire.RecommendReply:
         """Rank all items for each user; sum how good the ranks of held-out items are."""
         state, sums = self._open(request, wire.RANKING_SUM, None)
-        sums.check(wire.RANKING_SUM, encoding=ranking_encoding(request.rows), self_masks=True)
+        name = wire.RANKING_SUM  # noisy requests differ between nodes
+        if request.request == "full":
+            name = bind(name, request)
+        sums.check(name, encoding=ranking_encoding(request.rows), self_masks=True)
         kernel = self._item_kernel(request)
         totals, lines = np.zeros(4), []
         for row in range(self.x.shape[0]):
@@ -283,7 +287,7 @@ class GramClient(PhaseClient):
                 lines += self._lines(row, scores, np.union1d(liked, kernel.missing))
         if self.recommendations is not None:
             _write(self.recommendations, lines)
-        sums.contribute(wire.RANKING_SUM, totals)
+        sums.contribute(name, totals)
         self._close(state, request.round)
         return wire.RecommendReply(round=request.round)
 
@@ -335,6 +339,8 @@ class GramClient(PhaseClient):
         cohort = party.cohorts[place[0]]
         alive = cohort.unpack(party.open[place].alive)
         if name == wire.COUNTS_SUM:
+            if kept.counted:
+                raise self._refuse("item counts come before the matrix")
             kept.survivors = sorted(alive)
         elif name == wire.GRAM_SUM:
             counted = cohort.unpack(bytes.fromhex(kept.counted["{}/{}".format(*place)]))
@@ -343,6 +349,8 @@ class GramClient(PhaseClient):
                 raise self._refuse(f"{len(summed)} nodes count, at least {cohort.threshold} must")
             if len(set(kept.survivors) - summed) == 1:
                 raise self._refuse("a single node dropped out after the item counts")
+            if wire.COUNTS_SUM in kept.opened and not summed <= set(kept.survivors):
+                raise self._refuse("nodes count that are not in the item counts")
 
     def _open(
         self, request: wire.GramRequest, name: str, merge: str | None
@@ -375,6 +383,8 @@ class GramClient(PhaseClient):
         """Return a matrix with a row per user or feature."""
         if sparse.issparse(values):
             rows: Rows = sparse.csr_array(values)  # type: ignore[call-overload]
+            if rows.dtype.kind in "biu":  # entries of one place are added
+                rows = rows.astype(np.int64)
         else:
             rows = np.atleast_2d(np.asarray(values))
             if rows.dtype.kind not in "fiub":
@@ -383,11 +393,16 @@ class GramClient(PhaseClient):
             raise self._bad(f"{what} has shape {np.shape(values)}", "pass rows of items")
         return rows
 
-    def _kept(self, items: NDArray[Any]) -> Rows:
-        items = self._check_items(items)
+    def _encode_kept(self, request: wire.MatrixRequest | wire.CrossRequest) -> Rows:
+        """Return what is summed of the items kept.
+
+        All items are looked at, so that a refusal does not tell of a single one.
+        """
+        items = self._check_items(request.items)
+        values = self._encode(self.x, request)
         if len(items) == self.x.shape[1]:
-            return self.x
-        part: Rows = self.x[:, items]
+            return values
+        part: Rows = values[:, items]
         return part
 
     def _check_items(self, items: NDArray[Any]) -> NDArray[Any]:

@@ -246,6 +246,6 @@ def canonical(x: Rows) -> Rows:
     """Return a CSR array or matrix in which each row names its columns once, in order."""
     x = x.tocsr()
     if not x.has_canonical_format:
-        x = x.copy()
+        x = x.astype(np.int64) if x.dtype.kind in "biu" else x.copy()  # room for the sums
         x.sum_duplicates()
     return x

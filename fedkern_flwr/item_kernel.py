@@ -79,7 +79,8 @@ class ItemKernel:
         ----------
         positives : ndarray of int
             Items that the user likes; those that are not in the kernel are ignored. A user without
-            any gets the mean of each row, which favours items that go with many.
+            any gets the mean of each row, which favours items that go with many; so does a user
+            whose part of the kernel cannot be fitted to.
         regularization : float
             lambda.
         subtract_mean : bool (default: True)
@@ -92,11 +93,14 @@ class ItemKernel:
         """
         found = np.zeros(self.catalogue)
         known = self._positions(positives)
+        found[self.items] = self.mean
         if not len(known):
-            found[self.items] = self.mean
             return found
-        columns = self._columns(known)
-        alpha = _fit(columns[known], self.mean[known], regularization)
+        try:
+            columns = self._columns(known)
+            alpha = _fit(columns[known], self.mean[known], regularization)
+        except (OptionError, np.linalg.LinAlgError):
+            return found  # an error would tell the server which items the user likes
         found[self.items] = item_scores(columns, alpha, self.mean if subtract_mean else None)
         return found
 

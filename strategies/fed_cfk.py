@@ -212,7 +212,7 @@ class FedCFK(SecureGram):
             ask,
             wire.RecommendReply,
             timeout,
-            bound_to_request=False,
+            bound_to_request=self.request == "full",
         )
         self.judged_ = list(sums[everybody].survivors)
         total = self.total(sums[everybody])

@@ -26,7 +26,7 @@ from fedkern_flwr.gram_plan import (
     supported,
 )
 from fedkern_flwr.online import check_choice
-from fedkern_flwr.secure_sum import RunningSum
+from fedkern_flwr.secure_sum import Encoding, RunningSum
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import gram as wire
 
@@ -173,6 +173,7 @@ class GramRelease(RepeatedSumsStrategy):
         """Find the items that enough rows have."""
         self.items_ = np.arange(self.catalogue_, dtype=np.int32)
         self.counts_ = np.zeros(self.catalogue_, np.int64)
+        self._matrix_encodings()  # refuses what has no room, before anything is released
         if not self.counts_items:
             return
 
@@ -231,15 +232,25 @@ class GramRelease(RepeatedSumsStrategy):
             )
         logger.warning("%s; %s", few, remedy)  # without numbers, so that it is shown once
 
-    def sum_matrices(self, grid: Grid, timeout: float) -> None:
-        """Sum K over the cohorts at once, or round by round with merge max."""
-        length = packed_size(len(self.items_)) + self._sums_supports * len(self.items_)
-        encodings = {
+    def _matrix_encodings(self) -> dict[int, Encoding]:
+        """Return the ring of each cohort's matrix.
+
+        Raises
+        ------
+        OptionError
+            None has room.
+        """
+        return {
             c: matrix_encoding(
                 len(members), self._most_rows(members), self.bound, self.fraction_bits
             )
             for c, members in enumerate(self._members)
         }
+
+    def sum_matrices(self, grid: Grid, timeout: float) -> None:
+        """Sum K over the cohorts at once, or round by round with merge max."""
+        length = packed_size(len(self.items_)) + self._sums_supports * len(self.items_)
+        encodings = self._matrix_encodings()
         total: NDArray[Any] | None = None
         everybody: set[int] = set()
         few = np.zeros(len(self.items_), bool)

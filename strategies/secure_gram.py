@@ -329,6 +329,11 @@ class SecureGram(GramRelease):
                     f"the model has {name} {meta[name]}, not {getattr(self, name)}",
                     remedy="make the strategy with of_model",
                 )
+        if meta["merge"] == "max":
+            raise CheckpointError(
+                "the model is a maximum of sums, new products would be sums",
+                remedy="give a model of merge disjoint",
+            )
         self._load(arrays, meta)
         self._members = self._counted = [list(self.survivors_)]
         try:
@@ -443,7 +448,7 @@ class SecureGram(GramRelease):
 
 
 _UNITS = ("kernel", "encoding", "bound", "fraction_bits")
-_OF_MODELS = (*_UNITS, "seed", "largest", "rows", "survivors", "catalogue")
+_OF_MODELS = (*_UNITS, "merge", "seed", "largest", "rows", "survivors", "catalogue")
 _KERNELS_WITH: dict[str, tuple[str, ...]] = {
     "degree": ("poly", "conjunctive", "disjunctive"),
     "gamma": ("rbf", "poly"),

@@ -103,7 +103,7 @@ class Server:
     ) -> RunningSum:
         """Order a sum, bound to a request where it should be."""
         self_masks = self_masks and name != wire.CROSS_SUM
-        if request is not None and name != wire.RANKING_SUM:
+        if request is not None and getattr(request, "request", "full") == "full":
             name = bind(name, request)
         return self.sums.order(name, length, encoding, cohort=cohort, self_masks=self_masks)
 
@@ -316,16 +316,31 @@ def test_real_values_that_do_not_fit_are_refused(name: str) -> None:
     assert "77" not in str(caught.value)
 
 
-def test_rows_that_are_not_kept_are_not_looked_at_in_the_matrix() -> None:
-    """Only kept items enter: a value of a dropped one cannot reach the sum in any way."""
+def test_a_refusal_does_not_tell_of_a_single_item() -> None:
+    """A server that asks for one item after the other would read the row off the refusals."""
     odd = X[0].copy()
     odd[0, 3] = 1000
-    server = Server(tables=[odd, *X[1:]])
-    items = np.array([0, 2], np.int32)
-    running = server.matrices(items=items)
+    texts = set()
+    for item in range(ITEMS):
+        server = Server(tables=[odd, *X[1:]])
+        with pytest.raises(TableError) as caught:
+            server.matrices(who=[0], items=np.array([item], np.int32))
+        texts.add(str(caught.value))
+    assert len(texts) == 1
+
+
+def test_counts_come_before_the_matrix_and_of_the_same_nodes() -> None:
+    """Else their difference to the diagonal is one node's row."""
+    server = Server()
+    server.release(who=[0, 1, 3])
+    with pytest.raises(ProtocolError, match="item counts come before the matrix"):
+        server.count()
+    server = Server()
+    running = server.count(who=[0, 1, 3])
     server.unmask(server.openings([running]))
-    found = unpack(server.sums.total(running), 2)
-    np.testing.assert_array_equal(found, pooled()[np.ix_(items, items)])
+    matrix_of_all = server.matrices()
+    with pytest.raises(ProtocolError, match="nodes count that are not in the item counts"):
+        server.unmask(server.openings([matrix_of_all]))
 
 
 # -- orders that are not what the request implies
@@ -809,9 +824,10 @@ def recommended(
 ) -> list[dict[str, str]]:
     path = tmp_path / "out" / "recommendations.csv"
     server = Server()
-    running = server.order(wire.RANKING_SUM, 4, ranking_encoding(3))
+    request = request or recommend()
+    running = server.order(wire.RANKING_SUM, 4, ranking_encoding(3), request=request)
     client = GramClient(server.contexts[2], X[2], recommendations=path, **more)
-    send(client, request or recommend(), server.sums.sections(2, [running]))
+    send(client, request, server.sums.sections(2, [running]))
     assert path.stat().st_mode & 0o777 == 0o600
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
@@ -868,19 +884,21 @@ def test_kernels_that_cannot_be_are_refused(name: str, tmp_path: Path) -> None:
     own, change, text = BAD_KERNELS[name]
     path = tmp_path / "recommendations.csv"
     server = Server()
-    running = server.order(wire.RANKING_SUM, 4, ranking_encoding(3))
+    request = recommend(**change)
+    running = server.order(wire.RANKING_SUM, 4, ranking_encoding(3), request=request)
     client = GramClient(server.contexts[2], X[2], recommendations=path, **own)
     with pytest.raises(FedKernError, match=text):
-        send(client, recommend(**change), server.sums.sections(2, [running]))
+        send(client, request, server.sums.sections(2, [running]))
     assert not path.exists()
 
 
 def test_metrics_of_more_users_than_were_announced_do_not_fit() -> None:
     server = Server()
-    running = server.order(wire.RANKING_SUM, 4, ranking_encoding(1))
+    request = recommend(rows=1)
+    running = server.order(wire.RANKING_SUM, 4, ranking_encoding(1), request=request)
     client = GramClient(server.contexts[2], X[2], x_test=np.eye(3, 4, dtype=int)[[0, 0, 0]])
-    with pytest.raises(SumError, match="ranking metrics exceeds its declared bound of 1"):
-        send(client, recommend(rows=1), server.sums.sections(2, [running]))
+    with pytest.raises(SumError, match=r"ranking metrics#\w+ exceeds its declared bound of 1"):
+        send(client, request, server.sums.sections(2, [running]))
 
 
 # -- noisy requests
