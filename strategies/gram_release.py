@@ -331,11 +331,9 @@ class GramRelease(RepeatedSumsStrategy):
         return packed, packed_diagonal(packed, kept)
 
     def _enter(self, number: int, everybody: set[int], present: Sequence[int]) -> None:
-        rows = {party.partition: party.rows for party in self.parties_.values()}
-        self.survivors_ = sorted(everybody)
-        self.rows_ = sum(rows[p] for p in self.survivors_)
+        self.survivors_, self.rows_ = sorted(everybody), self._rows_of(everybody)
         self.history_.append(
-            {"round": number, "clients": len(present), "rows": sum(rows[p] for p in present)}
+            {"round": number, "clients": len(present), "rows": self._rows_of(present)}
         )
 
     def _too_few(self, cohort: int, running: RunningSum) -> str:
