@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .base import PhaseClient
 from .gram import GramClient
+from .hierarchical import SVMClient
 from .hybrid import HybridKernelClient
 from .online import OnlineKernelClient
 from .vertical import VerticalKernelClient
@@ -13,5 +14,6 @@ __all__ = [
     "HybridKernelClient",
     "OnlineKernelClient",
     "PhaseClient",
+    "SVMClient",
     "VerticalKernelClient",
 ]

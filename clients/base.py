@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -97,6 +97,8 @@ class PhaseClient(NumPyClient):
     ----------
     sums : ClientSums or None
         The secure sums that the request at hand asks for; None outside secure runs.
+    partners : collection of int
+        Parties to whom messages may be sealed though they share no masks.
     restored : bool
         Whether the state of the round to resume from was found, for ``describe``.
     answered : int
@@ -111,6 +113,7 @@ class PhaseClient(NumPyClient):
     #: Whether all sums of the method are over whole cohorts, without self masks.
     whole_cohorts: ClassVar[bool] = False
     sums: ClientSums | None = None
+    partners: Collection[int] = ()
     restored = True
     answered = 0
 
@@ -146,6 +149,10 @@ class PhaseClient(NumPyClient):
     def describe(self, request: DescribeRequest) -> DescribeReply:
         """Answer who this node is. Called in a fresh session."""
         raise ProtocolError("this client does not describe itself")
+
+    def choose_partners(self, request: Any) -> Collection[int]:
+        """Return parties to whom messages may be sealed though they share no masks; none here."""
+        return ()
 
     # -- Flower's NumPyClient
 
@@ -272,6 +279,7 @@ class PhaseClient(NumPyClient):
             )
         message, handler = handlers[phase]
         request = message.unpack(parameters, config, party=_SERVER)
+        self.partners = self.choose_partners(request)
         self.sums = self._open_sums(str(config.get("session", "")), sections)
         reply = handler(request)
         if self.sums is not None:
@@ -399,6 +407,7 @@ class PhaseClient(NumPyClient):
             trusted=read_trusted(Path(self.trusted_keys)) if self.trusted_keys else None,
             allow_single=self.allow_single,
             pair_secrets=self.pair_secrets,
+            partners=self.partners,
             whole_cohorts=self.whole_cohorts,
         )
 

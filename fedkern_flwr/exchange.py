@@ -251,40 +251,12 @@ def exchange(
         If a Ray actor died: Flower's engine keeps handing messages to it.
     """
     started = time.monotonic()
-    ids = list(grid.push_messages(messages))
-    nodes = {i: m.metadata.dst_node_id for i, m in zip(ids, messages, strict=True) if i}
-    outcome = Outcome()
-    for message_id, message in zip(ids, messages, strict=True):
-        if not message_id:
-            outcome.failures[message.metadata.dst_node_id] = Failure("unreachable")
-    waiting, pause, limit, satisfied = set(nodes), _POLL_FIRST, timeout, False
-    ledger.exchanges += 1
-    ledger.by_phase[phase] += 1
-    ledger.messages += len(messages)
-    payloads = {id(message.content): message for message in messages}  # often shared by all
-    sizes = {content: payload_bytes(message) for content, message in payloads.items()}
-    ledger.bytes_down += sum(sizes[id(message.content)] for message in messages)
-    while waiting:
-        arrived = 0
-        for group in _groups([message_id for message_id in ids if message_id in waiting]):
-            for reply in grid.pull_messages(group):
-                message_id = reply.metadata.reply_to_message_id
-                if message_id not in waiting:
-                    continue
-                arrived += 1
-                waiting.discard(message_id)
-                node = nodes[message_id]
-                if reply.has_error():
-                    outcome.failures[node] = _read_error(reply, phase)
-                    continue
-                ledger.bytes_up += payload_bytes(reply)
-                try:
-                    if on_reply is not None:
-                        on_reply(node, reply)
-                    outcome.replies[node] = reply
-                except FedKernError as error:
-                    outcome.failures[node] = Failure("invalid reply", error.problem)
-        if not waiting:
+    courier = Courier(grid, ledger, on_reply)
+    outcome = Outcome(failures=courier.send(messages, phase=phase))
+    pause, limit, satisfied = _POLL_FIRST, timeout, False
+    while courier.waiting:
+        arrived = courier.collect(outcome)
+        if not courier.waiting:
             break
         elapsed = time.monotonic() - started
         if enough is not None and not satisfied and enough():
@@ -294,10 +266,90 @@ def exchange(
         if not arrived:
             time.sleep(min(pause, max(0.0, limit - (time.monotonic() - started))))
             pause = min(2.0 * pause, _POLL_LAST)
-    for message_id in () if satisfied else waiting:
-        outcome.failures[nodes[message_id]] = Failure("timed out", f"after {timeout:g} s")
+    for node in () if satisfied else courier.waiting:
+        outcome.failures[node] = Failure("timed out", f"after {timeout:g} s")
     ledger.seconds += time.monotonic() - started
     return outcome
+
+
+class Courier:
+    """Messages under way: some are sent while others are still waited for.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's grid, of any engine.
+    ledger : Ledger
+        Totals to add to; seconds are the caller's.
+    on_reply : callable, optional
+        See :func:`exchange`.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        ledger: Ledger,
+        on_reply: Callable[[int, Message], None] | None = None,
+    ) -> None:
+        self.grid, self.ledger, self.on_reply = grid, ledger, on_reply
+        self._under_way: dict[str, tuple[int, str]] = {}
+
+    @property
+    def waiting(self) -> list[int]:
+        """The nodes whose replies are waited for, in the order in which they were asked."""
+        return [node for node, _ in self._under_way.values()]
+
+    def send(self, messages: Sequence[Message], *, phase: str) -> dict[int, Failure]:
+        """Send messages, which count as one exchange; return who cannot be reached."""
+        failures: dict[int, Failure] = {}
+        ids = list(self.grid.push_messages(messages))
+        for message_id, message in zip(ids, messages, strict=True):
+            node = message.metadata.dst_node_id
+            if message_id:
+                self._under_way[message_id] = (node, phase)
+            else:
+                failures[node] = Failure("unreachable")
+        self.ledger.exchanges += 1
+        self.ledger.by_phase[phase] += 1
+        self.ledger.messages += len(messages)
+        payloads = {id(message.content): message for message in messages}  # often shared by all
+        sizes = {content: payload_bytes(message) for content, message in payloads.items()}
+        self.ledger.bytes_down += sum(sizes[id(message.content)] for message in messages)
+        return failures
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        """Wait no longer for some nodes: what they send is ignored."""
+        dropped = set(nodes)
+        for message_id in [i for i, (node, _) in self._under_way.items() if node in dropped]:
+            del self._under_way[message_id]
+
+    def collect(self, outcome: Outcome) -> int:
+        """Add what has arrived to ``outcome``; return how many replies and errors that were.
+
+        Raises
+        ------
+        EngineError
+            See :func:`exchange`.
+        """
+        arrived = 0
+        for group in _groups(list(self._under_way)):
+            for reply in self.grid.pull_messages(group):
+                place = self._under_way.pop(reply.metadata.reply_to_message_id, None)
+                if place is None:
+                    continue
+                arrived += 1
+                node, phase = place
+                if reply.has_error():
+                    outcome.failures[node] = _read_error(reply, phase)
+                    continue
+                self.ledger.bytes_up += payload_bytes(reply)
+                try:
+                    if self.on_reply is not None:
+                        self.on_reply(node, reply)
+                    outcome.replies[node] = reply
+                except FedKernError as error:
+                    outcome.failures[node] = Failure("invalid reply", error.problem)
+        return arrived
 
 
 def _groups(ids: list[str]) -> Iterator[list[str]]:

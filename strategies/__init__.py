@@ -7,6 +7,7 @@ from .base import PhaseStrategy
 from .fdskl import FDSKL
 from .fed_cfk import FedCFK
 from .fed_cg import FedCG
+from .hierarchical_svm import HierarchicalSVM
 from .kofl import EMKOFL, VMKOFL
 from .local_only import LocalOnly
 from .per_fed_avg import PerFedAvg
@@ -22,6 +23,7 @@ __all__ = [
     "VMKOFL",
     "FedCFK",
     "FedCG",
+    "HierarchicalSVM",
     "LocalOnly",
     "OFMKLAvg",
     "PerFedAvg",

@@ -124,6 +124,32 @@ class SummingStrategy(PhaseStrategy):
         if asked:  # nobody is asked where there are no self masks
             request = sum_wire.UnmaskRequest(session=self._session, round=number)
             self._sum_exchange(grid, request, sums, asked, timeout)
+        self.open_sums(grid, sums, number=number, timeout=timeout)
+
+    def unmask_messages(self, sums: Sequence[RunningSum], number: int) -> list[Message]:
+        """Return the requests that unmask sums, to be sent along with others.
+
+        Raises
+        ------
+        SumError
+            A sum has too few survivors.
+        """
+        assert self.sums is not None
+        request = sum_wire.UnmaskRequest(session=self._session, round=number)
+        by_node = self._by_node(self.sums.unmask_sections(sums))
+        return request_messages(request, by_node, group_id=str(number), sections=by_node)
+
+    def open_sums(
+        self, grid: Grid, sums: Sequence[RunningSum], *, number: int, timeout: float
+    ) -> None:
+        """Open sums that have been unmasked; ask again where survivors fell silent.
+
+        Raises
+        ------
+        SumError
+            A sum cannot be opened. Nothing is released.
+        """
+        assert self.sums is not None
         for attempt in range(1, _FOLLOW_UPS + 1):
             missing = self.sums.recover_sections(sums)
             if not missing:
@@ -162,11 +188,7 @@ class SummingStrategy(PhaseStrategy):
         sections: Mapping[int, list[PhaseMessage]],
         timeout: float,
     ) -> None:
-        by_node = {
-            node: sections[party.partition]
-            for node, party in self.parties_.items()
-            if party.partition in sections
-        }
+        by_node = self._by_node(sections)
         self.run_phase(
             grid,
             request_messages(request, by_node, group_id=str(request.round), sections=by_node),
@@ -176,6 +198,15 @@ class SummingStrategy(PhaseStrategy):
             required=0,
             enough=lambda: all(running.complete for running in sums),
         )
+
+    def _by_node(
+        self, sections: Mapping[int, list[PhaseMessage]]
+    ) -> dict[int, list[PhaseMessage]]:
+        return {
+            node: sections[party.partition]
+            for node, party in self.parties_.items()
+            if party.partition in sections
+        }
 
     def on_reply(self) -> Callable[[int, Message], None] | None:
         """Take the sections of secure sums out of replies as they arrive."""

@@ -17,7 +17,7 @@ from fedkern_flwr.wire import PhaseMessage
 from .base import at_least
 from .summing import SummingStrategy
 
-_FINAL = ("ProtocolError:", "OptionError:", "TableError:", "SumError:")  # another try is no use
+FINAL = ("ProtocolError:", "OptionError:", "TableError:", "SumError:")  # another try is no use
 
 
 class WholeCohortStrategy(SummingStrategy):
@@ -119,7 +119,7 @@ class WholeCohortStrategy(SummingStrategy):
         self._failures = outcome.failures
         self.lost_state = any(f.detail.startswith("StateError") for f in outcome.failures.values())
         for failure in outcome.failures.values():
-            if failure.detail.startswith(_FINAL):
+            if failure.detail.startswith(FINAL):
                 raise ProtocolError(failure.detail.partition(": ")[2], phase=reply.phase)
         found = {}
         for message in self.in_order(outcome):

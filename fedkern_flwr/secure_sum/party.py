@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +68,8 @@ class Party:
         receiver then learns this party's values.
     pair_secrets : bool (default: False)
         Whether to derive a secret with every neighbour for the method's own use.
+    partners : collection of int (default: ())
+        Parties with whom to derive such a secret though they are no neighbours.
     whole_cohorts : bool (default: False)
         Whether to take part in sums without self masks only: a method that repeats the same values
         must not have them opened over different survivors.
@@ -82,9 +84,10 @@ class Party:
         trusted: dict[int, bytes] | None = None,
         allow_single: bool = False,
         pair_secrets: bool = False,
+        partners: Collection[int] = (),
         whole_cohorts: bool = False,
     ) -> None:
-        self.partition, self.state = partition, state
+        self.partition, self.state, self.partners = partition, state, partners
         self.pair_secrets, self.whole_cohorts = pair_secrets, whole_cohorts
         self.identity, self.trusted, self.allow_single = identity, trusted, allow_single
         self._accepted: dict[tuple[int, int], _Accepted] = {}
@@ -133,17 +136,20 @@ class Party:
         for cohort in members.cohorts:
             if self.partition not in cohort.members:
                 continue
+            neighbours = cohort.neighbours[self.partition]
+            partners = set(self.partners) & set(cohort.members) - {self.partition, *neighbours}
             roots = {}
-            for other in cohort.neighbours[self.partition]:
+            for other in [*neighbours, *sorted(partners)]:
                 pair = pair_label(self.partition, other)
                 try:
-                    roots[other] = pair_root(
-                        private,
-                        members.keys[other],
-                        digest=members.digest,
-                        cohort=cohort.number,
-                        pair=pair,
-                    )
+                    if other not in partners:
+                        roots[other] = pair_root(
+                            private,
+                            members.keys[other],
+                            digest=members.digest,
+                            cohort=cohort.number,
+                            pair=pair,
+                        )
                     if self.pair_secrets and other not in secrets_of_pairs:
                         secrets_of_pairs[other] = pair_secret(
                             private, members.keys[other], digest=members.digest, pair=pair

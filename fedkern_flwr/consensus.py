@@ -1,0 +1,265 @@
+"""Consensus ADMM over groups of users: the updates of users, agents and server.
+
+Minimise 1/2 |w|^2 + C sum_n loss(w^T x_n), the bias not penalised. User j of group i has a copy
+w_ij of the model, agent i a copy z_i, the server z, with w_ij = z_i and z_i = z. Two-block ADMM
+with scaled duals r_ij and s_i, over-relaxation a, and penalties rho_i of users and sigma of
+agents::
+
+    w_ij = argmin C sum loss + rho_i / 2 |w - z_i + r_ij|^2    h_ij = a w_ij + (1 - a) z_i
+    z    = sigma sum_i (z_i + s_i) / (sigma S + 1)             h_i = a z + (1 - a) z_i
+    z_i  = (rho_i sum_j (h_ij + r_ij) + sigma (h_i - s_i)) / (rho_i N_i + sigma)
+    r_ij += h_ij - z_i                                         s_i += z_i - h_i
+
+w_ij and z are one block of variables, the z_i the other, so that it converges to the pooled optimum
+for any number of groups (Boyd et al. 2011, section 3). All is done in the coordinates of
+:class:`Coordinates`, in which the columns have mean 0 and variance 1: the objective stays what it
+is, and ADMM converges as fast on columns of any units.
+
+References
+----------
+Jia, Guo and Fang, "Efficient Privacy-Preserving Machine Learning in Hierarchical Distributed
+System", IEEE TNSE 2019.
+
+Boyd, Parikh, Chu, Peleato and Eckstein, "Distributed Optimization and Statistical Learning via the
+Alternating Direction Method of Multipliers", 2011, sections 3.3 (stopping), 3.4.1 (balancing),
+3.4.3 (over-relaxation), 7.1 (consensus).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Consensus = Literal["exact", "paper"]
+RhoSchedule = Literal["rising", "balanced", "fixed"]
+CONSENSUS = ("exact", "paper")
+RHO_SCHEDULES = ("rising", "balanced", "fixed")
+
+_RISE, _RISE_ROUNDS = 20.0, 40  # rho grows so many times within so many iterations
+_BALANCE_UNTIL, _BALANCE_EVERY, _BALANCE_MOST = 60, 5, 2.0
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Coordinates in which ADMM runs: x~ = (x - mean) / deviation, then a constant 1 for the bias.
+
+    Attributes
+    ----------
+    mean, deviation : ndarray, shape (d,)
+        Of the columns of all users; a constant column has deviation 1.
+    standardised : bool
+        Whether the model is that of the standardised columns, so that the penalty is 1/2 |w~|^2;
+        else it is that of the columns as they are.
+    """
+
+    mean: Floats
+    deviation: Floats
+    standardised: bool
+
+    @classmethod
+    def fit(cls, mean: Floats, mean_square: Floats, *, standardised: bool) -> Coordinates:
+        """Return the coordinates that follow from the columns' means and mean squares."""
+        variance = np.maximum(mean_square - mean**2, 0.0)
+        constant = variance <= 1e-12 * np.maximum(mean_square, 1e-300)
+        return cls(mean, np.where(constant, 1.0, np.sqrt(variance)), standardised)
+
+    @classmethod
+    def identity(cls, dimension: int) -> Coordinates:
+        """Return the coordinates that leave columns as they are."""
+        return cls(np.zeros(dimension), np.ones(dimension), True)
+
+    def rows(self, x: Floats) -> Floats:
+        """Return rows in these coordinates, shape (n, d + 1)."""
+        out = np.empty((len(x), x.shape[1] + 1))
+        np.subtract(x, self.mean, out=out[:, :-1])
+        out[:, :-1] /= self.deviation
+        out[:, -1] = 1.0
+        return out
+
+    def ridge(self) -> Floats:
+        """Return q, shape (d + 1,): the penalty of a model is 1/2 sum q w~^2."""
+        scale = np.ones_like(self.mean) if self.standardised else self.deviation**-2.0
+        return np.append(scale, 0.0)
+
+    def model(self, w: Floats) -> tuple[Floats, Floats]:
+        """Return weights, shape (k, d), and biases, shape (k,), for columns as they are."""
+        weights = w[:, :-1] / self.deviation
+        return weights, w[:, -1] - weights @ self.mean
+
+
+def penalty_of(w: Floats, ridge: Floats) -> float:
+    """Return 1/2 sum q w~^2 of models w, shape (k, d + 1)."""
+    return 0.5 * float((w**2 @ ridge).sum())
+
+
+def relax(new: Floats, center: Floats, relaxation: float) -> Floats:
+    """Return what an update counts as: a new + (1 - a) center."""
+    return relaxation * new + (1.0 - relaxation) * center
+
+
+def global_center(total: Floats, sigma: float, groups: int, ridge: Floats) -> Floats:
+    """Return z from the sum of z_i + s_i over so many groups, or of users' h + r at a center."""
+    return sigma * total / (sigma * groups + ridge)
+
+
+def group_center(
+    total: Floats, users: int, rho: float, sigma: float, center: Floats, dual: Floats
+) -> Floats:
+    """Return z_i.
+
+    Parameters
+    ----------
+    total : ndarray
+        Sum of h_ij + r_ij over the users of the group.
+    users : int
+        N_i.
+    rho, sigma : float
+        Penalties.
+    center : ndarray, same shape
+        h_i.
+    dual : ndarray, same shape
+        s_i.
+    """
+    return (rho * total + sigma * (center - dual)) / (rho * users + sigma)
+
+
+def paper_group_center(
+    total: Floats, users: int, others: Floats, rho: float, all_users: int, groups: int
+) -> Floats:
+    """Return z_i of ``consensus="paper"``, our reading of the paper's equation 11.
+
+    z_i = N rho / (1 + N rho) [mean_j (w_ij + r_ij) + sum_{k != i} z_k] / S, the bias without the
+    first factor. Its fixed point is not the pooled model.
+
+    Parameters
+    ----------
+    total : ndarray, shape (k, d + 1)
+        Sum of w_ij + r_ij over the users of the group.
+    users : int
+        N_i.
+    others : ndarray, shape (k, d + 1)
+        Sum of z_k over the other groups.
+    rho : float
+        Penalty.
+    all_users, groups : int
+        N and S.
+    """
+    center = (total / users + others) / groups
+    center[..., :-1] *= all_users * rho / (1.0 + all_users * rho)
+    return center
+
+
+# -- penalties
+
+
+def initial_rho(schedule: RhoSchedule, c: float) -> float:
+    """Return the first rho of a run that was given none: C, or 3 C where it does not rise."""
+    return c if schedule == "rising" else 3.0 * c
+
+
+def risen(iteration: int) -> float:
+    """Return by how much rho has grown after so many iterations: 20 times after 40, then no more.
+
+    Small penalties bring the first iterations near the optimum, larger ones the last digits.
+    """
+    return float(_RISE ** (min(iteration, _RISE_ROUNDS) / _RISE_ROUNDS))
+
+
+def balance(primal: float, dual: float, iteration: int) -> float:
+    """Return the factor for rho by residual balancing, at most 2, and 1 from iteration 60 on.
+
+    Parameters
+    ----------
+    primal, dual : float
+        Relative residuals.
+    iteration : int
+        Iterations done. Every fifth rho may change; as it changes finitely often, ADMM converges.
+
+    References
+    ----------
+    Boyd et al. 2011, section 3.4.1; Wohlberg, "ADMM penalty parameter selection by residual
+    balancing", 2017 (relative residuals, factor).
+    """
+    if iteration > _BALANCE_UNTIL or iteration % _BALANCE_EVERY or not primal or not dual:
+        return 1.0
+    return float(np.clip(np.sqrt(primal / dual), 1.0 / _BALANCE_MOST, _BALANCE_MOST))
+
+
+def next_rho(
+    schedule: RhoSchedule, first: float, rho: float, iteration: int, primal: float, dual: float
+) -> float:
+    """Return rho of the iteration after ``iteration``."""
+    if schedule == "fixed":
+        return rho
+    if schedule == "rising":
+        return first * risen(iteration)
+    if schedule == "balanced":
+        return rho * balance(primal, dual, iteration)
+    assert_never(schedule)
+
+
+# -- residuals
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Distances from the optimum, as sums of norms over users and groups.
+
+    Attributes
+    ----------
+    primal : float
+        sum_ij |w_ij - z_i| + sum_i |z_i - z|.
+    size : float
+        sum_ij |z_i| + sum_i |z|: what ``primal`` is measured by.
+    dual : float
+        sum_i (rho_i N_i + sigma) |z_i - z_i before|.
+    pull : float
+        sum_ij rho_i |r_ij| + sum_i sigma |s_i|: what ``dual`` is measured by.
+    """
+
+    primal: float
+    size: float
+    dual: float
+    pull: float
+
+    @property
+    def relative(self) -> tuple[float, float]:
+        """Both residuals in units of what they are measured by."""
+        primal = self.primal / self.size if self.size else np.inf
+        dual = self.dual / self.pull if self.pull else np.inf
+        return primal, dual
+
+    def small(self, tolerance: float) -> bool:
+        """Tell whether both are at most ``tolerance`` (Boyd et al. 2011, section 3.3.1)."""
+        return max(self.relative) <= tolerance
+
+
+# -- asynchronous advance
+
+
+def may_advance(ready: Iterable[int], done: Mapping[int, int], staleness: int) -> set[int]:
+    """Return which groups may complete an iteration now, so that max t_i - min t_i <= D after it.
+
+    Parameters
+    ----------
+    ready : iterable of int
+        Groups whose users have finished an iteration.
+    done : mapping
+        Group -> t_i, iterations completed.
+    staleness : int
+        D, the paper's equation 20. With 0 all groups advance together.
+    """
+    advancing = set(ready)
+    while advancing:
+        after = {group: t + (group in advancing) for group, t in done.items()}
+        limit = min(after.values()) + staleness
+        ahead = {group for group in advancing if after[group] > limit}
+        if not ahead:
+            break
+        advancing -= ahead
+    return advancing

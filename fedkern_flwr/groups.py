@@ -1,0 +1,221 @@
+"""Who belongs to which group: users with rows, an agent per group, at times a label owner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import CohortError, OptionError, ProtocolError
+from .wire.describe import check_columns, check_partitions
+from .wire.hierarchical import SVMDescribeReply
+
+USER, AGENT, OWNER = "user", "agent", "owner"
+ROLES = (USER, AGENT, OWNER)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of users.
+
+    Attributes
+    ----------
+    number : int
+        From 0.
+    agent : int
+        Partition of its agent, -1 where there is one layer.
+    users : tuple of int
+        Partitions of its users, ascending.
+    """
+
+    number: int
+    agent: int
+    users: tuple[int, ...]
+
+    @property
+    def members(self) -> list[int]:
+        """Partitions of users and agent."""
+        return sorted([*self.users, self.agent])
+
+
+def read_groups(parties: Sequence[SVMDescribeReply], *, layers: bool) -> tuple[Group, ...]:
+    """Return the groups that the nodes say they belong to.
+
+    Parameters
+    ----------
+    parties : sequence of SVMDescribeReply
+        What all nodes said about themselves.
+    layers : bool
+        Whether there are agents; else all users are one group.
+
+    Raises
+    ------
+    CohortError
+        A group has no users or no agent, or more than one agent.
+    """
+    users = [p for p in parties if p.role == USER]
+    agents = [p for p in parties if p.role == AGENT]
+    if not layers:
+        if agents:
+            raise CohortError(
+                f"partition {agents[0].partition} is an agent, and this architecture has none",
+                remedy="leave the agents out, or choose architecture hierarchical",
+                phase="describe",
+            )
+        return (Group(0, -1, tuple(p.partition for p in users)),)
+    found = []
+    for number in sorted({p.group for p in [*users, *agents]}):
+        own = [p.partition for p in agents if p.group == number]
+        members = tuple(p.partition for p in users if p.group == number)
+        if len(own) != 1 or not members:
+            raise CohortError(
+                f"group {number} has {len(own)} agents and {len(members)} users",
+                remedy="give every group one node with role agent and at least one user",
+                phase="describe",
+            )
+        found.append(Group(number, own[0], members))
+    return tuple(found)
+
+
+def check_parties(parties: Sequence[Any]) -> None:
+    """Refuse partitions that clash, unknown roles, and users whose tables do not fit.
+
+    Raises
+    ------
+    PartitionError, ProtocolError, CohortError
+    """
+    check_partitions(parties)
+    for party in parties:
+        if party.role not in ROLES or party.group < -1 or (party.role != OWNER and party.group < 0):
+            raise ProtocolError(
+                "it is neither a user nor an agent of a group, nor the label owner",
+                remedy="set role and group in the node's configuration",
+                party=f"partition {party.partition}",
+                phase="describe",
+            )
+    if not any(p.role == USER for p in parties):
+        raise CohortError(
+            "there are no users", remedy="start nodes with role user", phase="describe"
+        )
+
+
+def check_horizontal(parties: Sequence[SVMDescribeReply]) -> SVMDescribeReply:
+    """Refuse users whose columns or labels differ; return the first.
+
+    Raises
+    ------
+    ProtocolError, CohortError
+    """
+    users = [p for p in parties if p.role == USER]
+    owner = next((p for p in parties if p.role == OWNER), None)
+    if owner is not None:
+        raise ProtocolError(
+            "it is a label owner, and in a horizontal split users have their labels",
+            remedy="leave it out, or choose partition vertical",
+            party=f"partition {owner.partition}",
+            phase="describe",
+        )
+    check_columns(users)
+    first = users[0]
+    for party in users:
+        name = f"partition {party.partition}"
+        if not party.rows or not party.outputs:
+            raise ProtocolError(
+                "it has no rows with labels to learn from",
+                remedy="give every user rows and labels",
+                party=name,
+                phase="describe",
+            )
+        task = (party.outputs, party.classes, party.labels, party.label_bound)
+        if task != (first.outputs, first.classes, first.labels, first.label_bound):
+            raise ProtocolError(
+                f"its labels differ from those of partition {first.partition} in number of "
+                "outputs, classes or bound",
+                remedy="declare the same classes or the same label bound at all users",
+                party=name,
+                phase="describe",
+            )
+    return first
+
+
+def check_single(
+    groups: Sequence[Group], parties: Sequence[SVMDescribeReply], *, allow_single: bool
+) -> None:
+    """Refuse groups of one user, whose agent would see that user's model.
+
+    Raises
+    ------
+    OptionError
+        The run does not allow it.
+    ProtocolError
+        The run does, that user does not.
+    """
+    for group in groups:
+        if group.agent < 0 or len(group.users) > 1:
+            continue
+        alone = group.users[0]
+        if not allow_single:
+            raise OptionError(
+                f"group {group.number} has one user, partition {alone}, whose model its agent "
+                "would see",
+                remedy="form larger groups, or allow it with --allow-single",
+            )
+        if not next(p for p in parties if p.partition == alone).allow_single:
+            raise ProtocolError(
+                "its agent would see its model, and it does not allow that",
+                remedy="form larger groups, or set allow_single at this node",
+                party=f"partition {alone}",
+                phase="describe",
+            )
+
+
+def check_vertical(
+    parties: Sequence[SVMDescribeReply], groups: Sequence[Group], *, product: str
+) -> SVMDescribeReply:
+    """Refuse nodes that do not fit a vertical split; return the label owner.
+
+    Raises
+    ------
+    ProtocolError, CohortError
+    """
+    owners = [p for p in parties if p.role == OWNER]
+    if len(owners) != 1:
+        raise CohortError(
+            f"{len(owners)} nodes have the labels in a vertical split",
+            remedy="start one node with role owner, with ids and labels",
+            phase="describe",
+        )
+    owner = owners[0]
+    if not owner.rows or not owner.outputs:
+        raise ProtocolError(
+            "it is the label owner and has no labels",
+            remedy="give it ids and labels",
+            party=f"partition {owner.partition}",
+            phase="describe",
+        )
+    known = {p.partition: p for p in parties}
+    for group in groups:
+        users = [known[user] for user in group.users]
+        check_columns(users)
+        for party in users:
+            name = f"partition {party.partition}"
+            if party.outputs:
+                raise ProtocolError(
+                    "it has labels, and in a vertical split the label owner alone has them",
+                    remedy="leave its labels out, or choose partition horizontal",
+                    party=name,
+                    phase="describe",
+                )
+            if not party.features:
+                raise ProtocolError(
+                    "it has no columns", remedy="give it features", party=name, phase="describe"
+                )
+            if party.product != product:
+                raise ProtocolError(
+                    f"this node takes part in runs with product {party.product!r} only, not "
+                    f"{product!r}",
+                    remedy=f"start it with product={product!r}",
+                    party=name,
+                    phase="describe",
+                )
+    return owner

@@ -1,0 +1,368 @@
+"""Messages of HierarchicalSVM: users in groups, an agent per group, at times a label owner.
+
+Models are matrices, a row per output: the coefficients of the features, then the bias. What is
+summed travels in secure sums, named here; what follows the vector of a sum are statistics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from .describe import DescribeReply
+from .message import PhaseMessage, array, arrays
+
+__all__ = [
+    "AGENTS_SUM",
+    "EVALUATION_SUM",
+    "FLAT_SUM",
+    "GROUP_SUM",
+    "STATISTICS_SUM",
+    "AgentReply",
+    "AgentRequest",
+    "ChainReply",
+    "ChainRequest",
+    "EvaluateReply",
+    "EvaluateRequest",
+    "LocalReply",
+    "LocalRequest",
+    "RingReply",
+    "RingRequest",
+    "SVMDescribeReply",
+    "SaveReply",
+    "SaveRequest",
+    "StatisticsReply",
+    "StatisticsRequest",
+]
+
+#: Means and mean squares of the columns, over all users.
+STATISTICS_SUM = "column statistics"
+#: Users' models with their duals, then their statistics; for their agent alone.
+GROUP_SUM = "group"
+#: Agents' models with their duals, then their groups' statistics.
+AGENTS_SUM = "agents"
+#: Users' models with their duals, then their statistics, where there is one layer.
+FLAT_SUM = "users"
+#: Loss on the rows to learn from, outcomes on held-out rows.
+EVALUATION_SUM = "evaluation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SVMDescribeReply(DescribeReply):
+    """What a node tells about itself.
+
+    Attributes
+    ----------
+    group : int
+        The group that it belongs to, from 0; -1 for the label owner.
+    outputs : int
+        k, columns of the targets; 0 without labels.
+    classes : int
+        Number of classes, 0 for regression or without labels.
+    labels : str
+        Digest of the names of the classes.
+    label_bound : float
+        Declared bound of the targets of a regression.
+    labelled : bool
+        Whether the held-out rows have labels.
+    named : bool
+        Whether its rows have ids; else they are numbered.
+    allow_single : bool
+        Whether the agent may learn the model of this user alone.
+    product : str
+        The kind of matrix products in which a user of a vertical split takes part.
+    ids : ndarray of uint64, shape (rows + test_rows, 2) or (0, 2)
+        In a vertical split: keyed hashes of the ids, each part sorted.
+    """
+
+    group: int
+    outputs: int
+    classes: int
+    labels: str
+    label_bound: float
+    labelled: bool
+    named: bool
+    allow_single: bool
+    product: str
+    ids: NDArray[Any] = array("ids", "words", dtype="ring")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SVMRequest(PhaseMessage):
+    """What every request carries.
+
+    Attributes
+    ----------
+    session : str
+    round : int
+        Number of the iteration at the receiver, so that duplicates are noticed.
+    """
+
+    session: str
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SVMReply(PhaseMessage):
+    """What every reply carries: the number of the iteration."""
+
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatisticsRequest(SVMRequest):
+    """To users: contribute to the means of the columns.
+
+    Attributes
+    ----------
+    loss : {"hinge", "logistic", "squared"}
+    c : float
+        C.
+    features : int
+        Random Fourier frequencies, 0 for the columns as they are.
+    gamma : float
+        Width of the kernel; 0 without features.
+    feature_seed : int
+        Seed of the frequencies.
+    rows : int
+        Rows to learn from at all users together.
+    partners : ndarray of int32
+        Parties with which this user will exchange sealed messages.
+    """
+
+    phase = "svm-statistics"
+    loss: str
+    c: float
+    features: int
+    gamma: float
+    feature_seed: int
+    rows: int
+    partners: NDArray[Any] = array("partners", dtype="index")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatisticsReply(SVMReply):
+    """Carries the upload."""
+
+    phase = "svm-statistics"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalRequest(SVMRequest):
+    """To users: take over the center of the last iteration, solve the local problem, contribute.
+
+    Attributes
+    ----------
+    agent : int
+        Partition that opens the sum, -1 for the server.
+    rho : float
+        Penalty of this iteration.
+    relaxation : float
+    sealed : bytes
+        The center, sealed by the agent; empty if it comes plain or is zero.
+    center : ndarray, shape (k, d + 1) or (0, 0)
+        The center where the server makes it.
+    judged : ndarray, shape (k, d + 1) or (0, 0)
+        Model whose loss is counted.
+    mean, deviation, ridge : ndarray, shapes (d,), (d,), (d + 1,), or empty
+        Coordinates, with the first iteration.
+    """
+
+    phase = "svm-local"
+    agent: int
+    rho: float
+    relaxation: float
+    sealed: bytes
+    center: NDArray[Any] = array("outputs", "width", dtype="float64")
+    judged: NDArray[Any] = array("judged outputs", "judged width", dtype="float64")
+    mean: NDArray[Any] = array("columns", dtype="float64")
+    deviation: NDArray[Any] = array("columns", dtype="float64")
+    ridge: NDArray[Any] = array("coefficients", dtype="float64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalReply(SVMReply):
+    """Carries the upload."""
+
+    phase = "svm-local"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainRequest(SVMRequest):
+    """To users in a chain: take over the neighbours' models, solve, contribute.
+
+    Attributes
+    ----------
+    rho : float
+        eta, the penalty.
+    left, right : int
+        Partitions of the neighbours, -1 at the ends.
+    from_left, from_right : bytes
+        Their models of the last iteration, sealed.
+    users : int
+    judged, mean, deviation, ridge
+        See :class:`LocalRequest`.
+    """
+
+    phase = "svm-chain"
+    rho: float
+    left: int
+    right: int
+    from_left: bytes
+    from_right: bytes
+    users: int
+    judged: NDArray[Any] = array("judged outputs", "judged width", dtype="float64")
+    mean: NDArray[Any] = array("columns", dtype="float64")
+    deviation: NDArray[Any] = array("columns", dtype="float64")
+    ridge: NDArray[Any] = array("coefficients", dtype="float64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainReply(SVMReply):
+    """Carries the upload and the model, sealed for each neighbour."""
+
+    phase = "svm-chain"
+    to_left: bytes
+    to_right: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentRequest(SVMRequest):
+    """To agents: combine the group's sum with the global model, contribute to the next.
+
+    Attributes
+    ----------
+    advance : bool
+        Whether the group has finished an iteration, whose sum is delivered with this request; else
+        the agent contributes what it has.
+    consensus : {"exact", "paper"}
+    rho, sigma, next_sigma : float
+        Penalties of this iteration, and sigma of the next.
+    relaxation : float
+    all_users, groups : int
+        N and S.
+    plain : bool
+        Whether this is the only agent, whose term is the total.
+    self_masks : bool
+        Whether the sum may lose agents.
+    ring : bool
+        Whether the terms are summed around the ring instead.
+    outputs, width : int
+        Shape of a model.
+    users : ndarray of int32
+        Users of the group.
+    center : ndarray, shape (k, d + 1)
+        The global model; of ``paper`` the sum of all z_k.
+    """
+
+    phase = "svm-agent"
+    advance: bool
+    consensus: str
+    rho: float
+    sigma: float
+    next_sigma: float
+    relaxation: float
+    all_users: int
+    groups: int
+    plain: bool
+    self_masks: bool
+    ring: bool
+    outputs: int
+    width: int
+    users: NDArray[Any] = array("users", dtype="index")
+    center: NDArray[Any] = array("outputs", "width", dtype="float64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentReply(SVMReply):
+    """Carries the upload.
+
+    Attributes
+    ----------
+    sealed : bytes
+        The new center, sealed for each user in turn.
+    term : tuple of ndarray
+        The only agent's contribution.
+    """
+
+    phase = "svm-agent"
+    sealed: bytes
+    term: tuple[NDArray[Any], ...] = arrays("numbers", dtype="float64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingRequest(SVMRequest):
+    """To an agent: add your term to what went round the ring so far, and seal it for the next.
+
+    Attributes
+    ----------
+    first : bool
+        Whether this agent begins: it adds a mask of its own.
+    last : bool
+        Whether it has come round: the agent takes its mask off and tells the total.
+    source, destination : int
+        Partitions; ``source`` -1 where it begins, ``destination`` -1 where it ends.
+    groups : int
+        S.
+    bound : float
+        Public bound of the terms.
+    sealed : bytes
+        What went round so far.
+    """
+
+    phase = "svm-ring"
+    first: bool
+    last: bool
+    source: int
+    destination: int
+    groups: int
+    bound: float
+    sealed: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingReply(SVMReply):
+    """What goes on round the ring, or the total."""
+
+    phase = "svm-ring"
+    sealed: bytes
+    term: tuple[NDArray[Any], ...] = arrays("numbers", dtype="float64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateRequest(SVMRequest):
+    """To users: judge the model on rows to learn from and on held-out rows.
+
+    Attributes
+    ----------
+    self_masks : bool
+        Whether the sum may lose users.
+    model : ndarray, shape (k, d + 1)
+    """
+
+    phase = "svm-evaluate"
+    self_masks: bool
+    model: NDArray[Any] = array("outputs", "width", dtype="float64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateReply(SVMReply):
+    """Carries the upload."""
+
+    phase = "svm-evaluate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveRequest(SVMRequest):
+    """Keep the state on disk under the number of this round."""
+
+    phase = "svm-save"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveReply(SVMReply):
+    """It is kept."""
+
+    phase = "svm-save"

@@ -1,0 +1,89 @@
+"""What a run of HierarchicalSVM shows to whom, and what its paper modes give away."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .hierarchical_svm import HierarchicalSVM
+
+_SIZES = "who belongs to which group, with how many rows and columns"
+
+
+def seen_by(strategy: HierarchicalSVM) -> dict[str, Any]:
+    """Return what server, agents and users see."""
+    if strategy.partition == "vertical":
+        return {
+            "server_sees": [
+                _SIZES,
+                "pseudonyms of the rows, and which users hold them",
+                "objective and duality gap of each iteration, outcomes on held-out rows",
+            ],
+            "agent_sees": [
+                "means, variances and the model of its group's columns",
+                "products of its group's columns with messages that it does not know",
+            ],
+            "owner_sees": [
+                "inner products of all rows: the rows up to a rotation, once there are as many "
+                "iterations as columns",
+            ],
+            "user_sees": [
+                "means and variances of its group's columns, and the group's model",
+                "messages at its rows, whose signs are at first the labels",
+            ],
+        }
+    server = [
+        _SIZES,
+        "means and variances of the columns over all users",
+        "the global model and the total loss of each iteration",
+        "outcomes on the held-out rows of all users together",
+    ]
+    if strategy.architecture == "chain":
+        return {
+            "server_sees": server,
+            "user_sees": ["its two neighbours' models of each iteration", "the mean of all models"],
+        }
+    if strategy.architecture == "centralised":
+        return {"server_sees": server, "user_sees": ["the global model of each iteration"]}
+    found = {
+        "server_sees": server,
+        "agent_sees": [
+            "sum of its users' models with their duals, of their losses and of their distances",
+            "the global model of each iteration",
+        ],
+        "user_sees": ["its group's model and the global model of each iteration"],
+    }
+    if strategy.losing == "leave-out":
+        server.append("about what the term of a group was that is left out, by difference")
+    if strategy.staleness:
+        server.append("how the terms of the groups change that advance together, two at least")
+    if strategy.ring:
+        found["agent_sees"].append("with its second neighbour: the term of the agent between them")
+    return found
+
+
+def warnings_of(strategy: HierarchicalSVM) -> list[str]:
+    """Return what the chosen modes give away, a line each."""
+    found = []
+    if strategy.consensus == "paper":
+        found.append(
+            "consensus paper does not reach the pooled optimum, the less so the more groups there "
+            "are; use consensus exact for results"
+        )
+    if strategy.architecture == "chain":
+        found.append("architecture chain shows every user's model to its neighbours")
+    if strategy.ring:
+        found.append(
+            "agent_topology ring lets two agents together see the term of the one between them, "
+            "and shows terms of agents that drop out; use pairwise where agents may collude"
+        )
+    if strategy.product == "orthogonal":
+        found.append(
+            "product orthogonal lets an agent test guesses of a user's columns, and shows users "
+            "most of the multiplier; use product local"
+        )
+    if strategy.losing == "leave-out" and not strategy.ring:
+        found.append(
+            "lost_groups leave-out shows the server about what a lost group had contributed"
+        )
+    return found

@@ -1,0 +1,233 @@
+"""Exchanges that all splits and architectures of HierarchicalSVM share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fedkern_flwr.consensus import Coordinates, Floats, penalty_of
+from fedkern_flwr.errors import CohortError, FedKernError, SumError
+from fedkern_flwr.groups import Group
+from fedkern_flwr.labels import counts_length, outcome_metrics
+from fedkern_flwr.linear_model import model_columns
+from fedkern_flwr.secure_sum import Encoding, RunningSum
+from fedkern_flwr.wire import PhaseMessage
+from fedkern_flwr.wire import hierarchical as wire
+
+from .base import logger
+
+if TYPE_CHECKING:
+    from .base import Arrays
+    from .hierarchical_svm import HierarchicalSVM
+
+#: Cohorts of the sums: all users, then the groups, then the agents.
+USERS = 0
+
+
+class Steps:
+    """What belongs to a run over rows: groups, coordinates, and exchanges with all users.
+
+    Parameters
+    ----------
+    strategy : HierarchicalSVM
+    grid : Grid
+        Flower's grid.
+    timeout : float
+        Seconds to wait for the replies of one exchange.
+
+    Attributes
+    ----------
+    groups : tuple of Group
+    rows : int
+        Rows to learn from, of all users.
+    shape : (int, int)
+        Of a model: outputs, coefficients with the bias.
+    coordinates : Coordinates
+    ridge : ndarray, shape (d + 1,)
+        Penalty of each coefficient.
+    encoding : Encoding
+        Of all sums.
+    """
+
+    def __init__(self, strategy: HierarchicalSVM, grid: Grid, timeout: float) -> None:
+        self.strategy, self.grid, self.timeout = strategy, grid, timeout
+        self.groups = strategy.groups_
+        self.node_of = {p.partition: node for node, p in strategy.parties_.items()}
+        self.users = [u for group in self.groups for u in group.users]
+        self.rows = sum(strategy.party_of(u).rows for u in self.users)
+        self.columns = strategy.party_of(self.users[0]).features
+        self.width = model_columns(self.columns, strategy.frequencies)
+        self.shape = (strategy.outputs_, self.width + 1)
+        self.encoding = Encoding.fixed_point(strategy.bound)
+        self.coordinates = Coordinates.identity(self.width)
+        self.ridge = self.coordinates.ridge()
+
+    @property
+    def gamma(self) -> float:
+        """Width of the kernel, 0 without one."""
+        return self.strategy.chosen_gamma(self.columns)
+
+    # -- exchanges with all users
+
+    def ask_all(
+        self,
+        requests: Mapping[int, PhaseMessage],
+        reply: type[Any],
+        sums: Iterable[RunningSum] = (),
+    ) -> dict[int, Any]:
+        """Send requests and return the replies, all of them, after several attempts if need be.
+
+        Raises
+        ------
+        CohortError
+        """
+        strategy, found = self.strategy, dict[int, Any]()
+        running = list(sums)
+        for _ in range(strategy.attempts):
+            found |= strategy.ask(self.grid, requests, reply, self.timeout, running)
+            if len(found) == len(requests):
+                return found
+        raise strategy.gave_up(reply.phase)
+
+    def sum_users(self, name: str, length: int, requests: Any, reply: type[Any]) -> Floats:
+        """Sum vectors of all users; repeat it with all of them if somebody did not answer.
+
+        Raises
+        ------
+        CohortError
+        """
+        strategy = self.strategy
+        assert strategy.sums is not None
+        for _ in range(strategy.attempts):
+            running = strategy.sums.order(
+                name, length, self.encoding, cohort=USERS, self_masks=False
+            )
+            strategy.ask(self.grid, requests, reply, self.timeout, [running])
+            if strategy.whole(running):
+                return strategy.total(running)
+            strategy.close(running)
+        raise strategy.gave_up(reply.phase)
+
+    def measure_columns(self) -> None:
+        """Fit the coordinates to the columns of all users: one exchange."""
+        strategy = self.strategy
+        strategy.next_step()
+        requests = {
+            user: wire.StatisticsRequest(
+                session=strategy.session,
+                round=strategy.step,
+                loss=strategy.loss,
+                c=float(strategy.C),
+                features=strategy.frequencies,
+                gamma=self.gamma,
+                feature_seed=strategy.run_seed,
+                rows=self.rows,
+                partners=np.array(strategy.partners_of(user), np.int32),
+            )
+            for user in self.users
+        }
+        total = self.sum_users(
+            wire.STATISTICS_SUM, 2 * self.width, requests, wire.StatisticsReply
+        )
+        if strategy.standardising:
+            self.coordinates = Coordinates.fit(
+                total[: self.width], total[self.width :], standardised=strategy.scale == "standard"
+            )
+        self.ridge = self.coordinates.ridge()
+
+    def coordinate_fields(self, first: bool) -> dict[str, NDArray[Any]]:
+        """Return the fields of a request that carry the coordinates, with the first iteration."""
+        if first:
+            own = self.coordinates
+            return {"mean": own.mean, "deviation": own.deviation, "ridge": self.ridge}
+        return {name: np.zeros(0) for name in ("mean", "deviation", "ridge")}
+
+    def judge(self, model: Floats, lost: set[int]) -> dict[str, Any]:
+        """Return the objective of a model and its outcomes on held-out rows: one exchange.
+
+        ``lost`` are users that are gone: then the sum may miss others too, which takes another
+        exchange.
+        """
+        strategy = self.strategy
+        assert strategy.sums is not None
+        classes = strategy.classes_
+        length = 1 + counts_length(strategy.outputs_, classes)
+        there = [user for user in self.users if user not in lost]
+        strategy.next_step()
+        request = wire.EvaluateRequest(
+            session=strategy.session, round=strategy.step, self_masks=bool(lost), model=model
+        )
+        requests = dict.fromkeys(there, request)
+        if not lost:
+            total = self.sum_users(wire.EVALUATION_SUM, length, requests, wire.EvaluateReply)
+        else:
+            running = strategy.sums.order(wire.EVALUATION_SUM, length, self.encoding, cohort=USERS)
+            strategy.ask(self.grid, requests, wire.EvaluateReply, self.timeout, [running])
+            try:
+                strategy.unmask(
+                    self.grid, [running], number=strategy.step, timeout=self.timeout
+                )
+                total = strategy.sums.total(running)
+            except SumError as error:
+                logger.warning("the model is not judged: %s", error.problem)
+                return {}
+        counts = total[1:]
+        found: dict[str, Any] = {
+            "objective": penalty_of(model, self.ridge) + strategy.C * self.rows * float(total[0])
+        }
+        if (counts if classes else counts[:1]).sum() > 0.5:
+            found |= outcome_metrics(
+                np.rint(counts) if classes else counts, classes, strategy.label_bound_
+            )
+        return found
+
+    def save(self, number: int, nodes: Iterable[int]) -> bool:
+        """Have all nodes keep their state as ``number``, the step at hand; tell whether all did."""
+        strategy, wanted = self.strategy, list(nodes)
+        request = wire.SaveRequest(session=strategy.session, round=number)
+        found = strategy.ask(
+            self.grid, dict.fromkeys(wanted, request), wire.SaveReply, self.timeout
+        )
+        return len(found) == len(wanted)
+
+    def write(self, number: int, arrays: Arrays, meta: dict[str, Any]) -> None:
+        """Write a checkpoint of an iteration."""
+        strategy, own = self.strategy, self.coordinates
+        assert strategy.sums is not None
+        strategy.write_checkpoint(
+            number,
+            {**arrays, "mean": own.mean, "deviation": own.deviation},
+            {
+                **meta,
+                "standardised": own.standardised,
+                "nodes": strategy.nodes_digest(),
+                "sums": strategy.sums.progress(),
+            },
+        )
+
+    def read(self, arrays: Arrays, meta: Mapping[str, Any]) -> None:
+        """Take the coordinates from a checkpoint."""
+        self.coordinates = Coordinates(
+            arrays["mean"], arrays["deviation"], bool(meta["standardised"])
+        )
+        self.ridge = self.coordinates.ridge()
+
+    def part(self) -> None:
+        """Let whoever is left erase the run's secrets."""
+        with contextlib.suppress(FedKernError):
+            self.strategy.finish(self.grid, number=self.strategy.step + 1, timeout=self.timeout)
+
+    def lost_group(self, group: Group, why: str) -> CohortError:
+        """Return the error with which a run ends that cannot go on without a group."""
+        written = self.strategy.checkpoint is not None and self.strategy.checkpoint.is_file()
+        again = "resume from the checkpoint" if written else "start again"
+        return CohortError(
+            f"group {group.number} cannot go on: {why}",
+            remedy=f"mend it and {again}, or go on without the group with --lost-groups leave-out",
+            phase="svm-local",
+        )

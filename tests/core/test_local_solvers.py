@@ -1,0 +1,234 @@
+"""The local problems of ADMM: optimality conditions, warm starts and awkward data."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from scipy.special import expit
+
+from fedkern_flwr.local_solvers import LOSSES, Loss, solve_local, total_loss
+
+NONE = np.empty(0)
+
+
+class Problem(NamedTuple):
+    x: np.ndarray
+    y: np.ndarray
+    v: np.ndarray
+    penalty: np.ndarray
+    c: float
+
+
+def problem(
+    n: int, d: int, *, penalty: float = 1.0, c: float = 1.0, spread: float = 1.0, seed: int = 0
+) -> Problem:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, d))
+    y = np.where(x[:, 0] + 0.5 * rng.normal(size=n) > 0.0, 1.0, -1.0)
+    return Problem(x, y, 0.1 * rng.normal(size=d), penalty * np.geomspace(1.0, spread, d), c)
+
+
+def objective(loss: Loss, p: Problem, w: np.ndarray) -> float:
+    return p.c * total_loss(loss, p.x @ w, p.y) + 0.5 * float(p.penalty @ (w - p.v) ** 2)
+
+
+def check_hinge(p: Problem, w: np.ndarray, alpha: np.ndarray, tolerance: float = 1e-11) -> None:
+    """Primal and dual feasible, stationary, complementary: together sufficient."""
+    assert w.shape == p.v.shape
+    assert alpha.shape == p.y.shape
+    assert np.all((alpha >= 0.0) & (alpha <= p.c))
+    pull = (p.x.T @ (p.y * alpha)) / p.penalty
+    sizes = np.abs(p.v) + np.abs(p.x).T @ alpha / p.penalty
+    assert np.abs(w - p.v - pull).max() <= tolerance * sizes.max()
+    short = 1.0 - p.y * (p.x @ w)
+    unit = (1.0 + np.abs(p.x) @ (np.abs(w) + np.abs(p.v))).max()
+    assert short[alpha < p.c].max(initial=0.0) <= tolerance * unit
+    assert short[alpha > 0.0].min(initial=0.0) >= -tolerance * unit
+
+
+def check_smooth(loss: Loss, p: Problem, w: np.ndarray) -> None:
+    outputs = p.x @ w
+    slopes = -p.y * expit(-p.y * outputs) if loss == "logistic" else outputs - p.y
+    gradient = p.c * (p.x.T @ slopes) + p.penalty * (w - p.v)
+    sizes = p.c * (np.abs(p.x).T @ np.abs(slopes)) + p.penalty * (np.abs(w) + np.abs(p.v))
+    rounding = p.c * (np.abs(p.x).T @ (np.abs(p.y) + np.abs(p.x) @ np.abs(w)))
+    assert np.abs(gradient).max() <= 1e-11 * sizes.max() + 1e-14 * rounding.max()
+
+
+def check(loss: Loss, p: Problem, start: np.ndarray = NONE) -> tuple[np.ndarray, np.ndarray]:
+    w, memory = solve_local(loss, *p, start)
+    if loss == "hinge":
+        check_hinge(p, w, memory)
+    else:
+        check_smooth(loss, p, w)
+    return w, memory
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("shape", [(150, 10), (150, 400), (800, 15), (30, 30)])
+@pytest.mark.parametrize("penalty", [0.01, 1.0, 100.0])
+def test_the_conditions_of_the_optimum_hold_warm_and_cold(
+    loss: Loss, shape: tuple[int, int], penalty: float
+) -> None:
+    p = problem(*shape, penalty=penalty, spread=3.0)
+    _, memory = check(loss, p)
+    for step in (1e-3, 0.1):
+        near = p._replace(v=p.v + step * np.sin(np.arange(len(p.v))))
+        warm, _ = check(loss, near, memory)
+        cold, _ = check(loss, near)
+        assert np.linalg.norm(warm - cold) <= 1e-9 * np.linalg.norm(cold)
+
+
+@pytest.mark.parametrize("shape", [(25, 4), (8, 20)])
+def test_the_hinge_is_that_of_a_general_solver(shape: tuple[int, int]) -> None:
+    p = problem(*shape, penalty=0.5, spread=4.0, c=0.7)
+    rows = p.x * p.y[:, None]
+    matrix, linear = (rows / p.penalty) @ rows.T, 1.0 - rows @ p.v
+
+    def dual_value(a: Any) -> Any:
+        return 0.5 * a @ matrix @ a - linear @ a, matrix @ a - linear
+
+    solve: Any = minimize
+    found = solve(
+        dual_value,
+        np.full(len(p.y), 0.3),
+        jac=True,
+        bounds=[(0.0, p.c)] * len(p.y),
+        method="L-BFGS-B",
+        options={"ftol": 1e-15, "gtol": 1e-10, "maxiter": 5000},
+    )
+    w, alpha = solve_local("hinge", *p, NONE)
+    np.testing.assert_allclose(w, p.v + rows.T @ found.x / p.penalty, atol=1e-6)
+    dual = linear @ alpha - 0.5 * alpha @ matrix @ alpha
+    assert dual >= -found.fun - 1e-12
+    assert objective("hinge", p, w) == pytest.approx(dual, rel=1e-12)
+
+
+def test_the_hinge_of_one_row_is_known() -> None:
+    """W = v + min(C, (1 - y x v) / |x|^2 / rho) y x / rho."""
+    x, v, rho = np.array([[3.0, 4.0]]), np.array([0.1, -0.2]), np.full(2, 2.0)
+    for c, alpha in ((100.0, (1.0 - 0.5) * 2.0 / 25.0), (0.01, 0.01)):
+        w, memory = solve_local("hinge", x, np.array([-1.0]), v, rho, c, NONE)
+        np.testing.assert_allclose(memory, [alpha], rtol=1e-13)
+        np.testing.assert_allclose(w, v - alpha * x[0] / 2.0, rtol=1e-13)
+
+
+@pytest.mark.parametrize("shape", [(40, 6), (6, 40)])
+def test_squared_is_the_ridge_solution(shape: tuple[int, int]) -> None:
+    p = problem(*shape, penalty=0.3, spread=5.0, c=2.0)
+    p = p._replace(y=np.linspace(-3.0, 7.0, len(p.y)))
+    w, _ = check("squared", p)
+    matrix = p.c * p.x.T @ p.x + np.diag(p.penalty)
+    expected = np.linalg.solve(matrix, p.c * p.x.T @ p.y + p.penalty * p.v)
+    np.testing.assert_allclose(w, expected, rtol=1e-10)
+
+
+@settings(max_examples=150)
+@given(
+    n=st.integers(1, 60),
+    d=st.integers(1, 40),
+    penalty=st.sampled_from([1e-2, 0.3, 1.0, 30.0, 1e2]),
+    spread=st.sampled_from([1.0, 10.0]),
+    c=st.sampled_from([1e-4, 0.1, 1.0, 20.0, 1e4]),
+    repeat=st.integers(1, 3),
+    whole=st.booleans(),
+    seed=st.integers(0, 10**6),
+    loss=st.sampled_from(LOSSES),
+)
+def test_the_conditions_hold_for_any_data(
+    n: int,
+    d: int,
+    penalty: float,
+    spread: float,
+    c: float,
+    repeat: int,
+    whole: bool,
+    seed: int,
+    loss: Loss,
+) -> None:
+    p = problem(n, d, penalty=penalty, c=c, spread=spread, seed=seed)
+    x = np.rint(2.0 * p.x) if whole else p.x
+    p = p._replace(x=np.tile(x, (repeat, 1)), y=np.tile(p.y, repeat))
+    _, memory = check(loss, p)
+    check(loss, p._replace(v=p.v[::-1].copy()), memory)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("c", [1e-4, 1.0, 1e4])
+@pytest.mark.parametrize("shape", [(60, 8), (12, 30)])
+@pytest.mark.parametrize(
+    "case", ["repeated", "opposed", "zero", "bias", "one class", "unscaled", "all zero", "onehot"]
+)
+def test_awkward_data(loss: Loss, c: float, shape: tuple[int, int], case: str) -> None:
+    x, y, v, penalty, _ = problem(*shape)
+    n, d = shape
+    if case == "repeated":
+        x, y = x[np.arange(n) // 4], y[np.arange(n) // 4]
+    elif case == "opposed":
+        x[1::2] = x[::2]
+        y[1::2] = -y[::2]
+    elif case == "zero":
+        x[:, 1] = 0.0
+    elif case == "bias":
+        x[:, -1] = 1.0
+    elif case == "one class":
+        y[:] = 1.0
+    elif case == "unscaled":
+        x *= np.geomspace(1.0, 1000.0, d)
+    elif case == "all zero":
+        x[:] = 0.0
+    else:
+        x, v = np.eye(d)[np.arange(n) % d], np.zeros(d)
+    p = Problem(x, y, v, penalty, c)
+    w, memory = check(loss, p)
+    if case == "zero" and n > d:
+        assert w[1] == pytest.approx(v[1], abs=1e-13)
+    check(loss, p._replace(v=v + 0.01), memory)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_no_rows(loss: Loss) -> None:
+    v = np.array([1.0, 2.0, 3.0])
+    w, memory = solve_local(loss, np.empty((0, 3)), NONE, v, np.ones(3), 1.0, NONE)
+    assert w.tolist() == v.tolist()
+    assert w is not v
+    assert memory.shape == ((0,) if loss == "hinge" else (3,))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_start_that_does_not_fit_is_none(loss: Loss) -> None:
+    p = problem(40, 5)
+    cold = solve_local(loss, *p, NONE)
+    for start in (np.ones(3), np.ones((40, 5)), np.full(40, np.nan), np.full(5, np.inf)):
+        for a, b in zip(solve_local(loss, *p, start), cold, strict=True):
+            assert a.tobytes() == b.tobytes()
+    wild = solve_local(loss, *p, np.full(len(cold[1]), 50.0))[0]
+    np.testing.assert_allclose(wild, cold[0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("shape", [(90, 7), (20, 50)])
+def test_same_input_same_bits_and_nothing_is_changed(loss: Loss, shape: tuple[int, int]) -> None:
+    p = problem(*shape, penalty=0.1)
+    start = solve_local(loss, *p, NONE)[1]
+    p = p._replace(v=p.v + 0.05)
+    kept = [np.copy(value) for value in (*p, start)]
+    first, second = solve_local(loss, *p, start), solve_local(loss, *p, start)
+    assert [a.tobytes() for a in first] == [a.tobytes() for a in second]
+    for before, after in zip(kept, (*p, start), strict=True):
+        np.testing.assert_array_equal(before, after)
+    solve_local(loss, *p, first[1])[0][:] = np.nan
+    np.testing.assert_array_equal(first[0], second[0])
+
+
+def test_the_total_is_the_sum_of_the_losses() -> None:
+    f, y = np.array([-800.0, 0.0, 0.5, 2.0]), np.array([1.0, 1.0, -1.0, 1.0])
+    assert total_loss("hinge", f, y) == 801.0 + 1.0 + 1.5
+    assert total_loss("squared", f, y) == 0.5 * (801.0**2 + 1.0 + 1.5**2 + 1.0)
+    expected = 800.0 + np.log(2.0) + np.log1p(np.exp(0.5)) + np.log1p(np.exp(-2.0))
+    assert total_loss("logistic", f, y) == pytest.approx(expected, rel=1e-14)
