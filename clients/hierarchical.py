@@ -26,6 +26,14 @@ from .kept_state import KeptState
 from .party_table import Ids, PartyTable
 from .svm_agent import combine, pass_round_ring
 from .svm_user import contribute_statistics, judge, solve_local_problem, solve_with_neighbours
+from .svm_vertical import (
+    contribute_columns,
+    contribute_pads,
+    lead,
+    mask_message,
+    multiply,
+    open_block,
+)
 
 Role = Literal["user", "agent", "owner"]
 
@@ -50,8 +58,7 @@ class SVMClient(PhaseClient):
     group : int, optional
         Number of the group, from 0.
     ids : sequence of length n, optional
-        Record ids, in a vertical split. Without them the owner's rows and those of the users of
-        each group, one user after the other, stand in the same order.
+        Record ids, by which rows are joined in a vertical split.
     x_test, y_test, ids_test : arrays, optional
         Held-out rows.
     columns : sequence of str, optional
@@ -147,7 +154,8 @@ class SVMClient(PhaseClient):
     def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
         """Return the phases that a node of this role answers."""
         own: dict[str, tuple[type[PhaseMessage], Handler]] = {
-            "svm-save": (wire.SaveRequest, self._save_state)
+            "svm-save": (wire.SaveRequest, self._save_state),
+            "svm-pad": (wire.PadRequest, self._with(contribute_pads)),
         }
         if self.role == USER:
             own |= {
@@ -155,12 +163,18 @@ class SVMClient(PhaseClient):
                 "svm-local": (wire.LocalRequest, self._with(solve_local_problem)),
                 "svm-chain": (wire.ChainRequest, self._with(solve_with_neighbours)),
                 "svm-evaluate": (wire.EvaluateRequest, self._with(judge)),
+                "svm-columns": (wire.ColumnsRequest, self._with(contribute_columns)),
+                "svm-visit": (wire.VisitRequest, self._with(multiply)),
             }
         elif self.role == AGENT:
             own |= {
                 "svm-agent": (wire.AgentRequest, self._with(combine)),
                 "svm-ring": (wire.RingRequest, self._with(pass_round_ring)),
+                "svm-block": (wire.BlockRequest, self._with(open_block)),
+                "svm-multiplier": (wire.MultiplierRequest, self._with(mask_message)),
             }
+        else:
+            own["svm-owner"] = (wire.OwnerRequest, self._with(lead))
         return own
 
     def _with(self, handler: Any) -> Handler:
@@ -174,6 +188,8 @@ class SVMClient(PhaseClient):
             return [request.agent]
         if isinstance(request, wire.ChainRequest):
             return [request.left, request.right]
+        if isinstance(request, wire.ColumnsRequest):
+            return [request.agent, request.owner]
         return () if self.role == USER else range(self.partitions)
 
     def describe(self, request: DescribeRequest) -> wire.SVMDescribeReply:
@@ -224,8 +240,12 @@ class SVMClient(PhaseClient):
 
     # -- what the roles share
 
-    def begin(self, request: wire.SVMRequest) -> tuple[SessionState, KeptState, bool]:
+    def begin(
+        self, request: wire.SVMRequest, *, gaps: bool = False
+    ) -> tuple[SessionState, KeptState, bool]:
         """Return the node's state, and whether this iteration has been done already.
+
+        With ``gaps`` numbers that others were asked under may lie between.
 
         Raises
         ------
@@ -233,7 +253,8 @@ class SVMClient(PhaseClient):
             The node is not at the iteration before.
         """
         state = self.open_session(request.session)
-        if request.round not in (state.round, state.round + 1):
+        late = request.round < state.round
+        if late or (request.round > state.round + 1 and not gaps):
             raise StateError(
                 f"iteration {request.round} does not follow iteration {state.round}",
                 remedy="resume the run from its checkpoint",

@@ -36,6 +36,7 @@ Optimization 2(4), 1992.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, assert_never
 
 import numpy as np
@@ -295,7 +296,7 @@ class LabelOwner:
             )
         n, k = targets.shape
         self.loss, self.targets, self.cost, self.width = loss, targets, cost, width
-        self._rng = np.random.default_rng(seed)
+        self.seed = seed
         self.sent, self.outputs = np.empty((n, 0)), np.empty((n, 0))
         self.objective, self.bound = np.full(k, np.inf), np.full(k, -np.inf)
         self.bias = np.zeros(k)
@@ -304,6 +305,7 @@ class LabelOwner:
 
     @property
     def gap(self) -> Floats:
+        """How far the objective may be from the pooled optimum, shape (K,)."""
         return np.asarray(self.objective - self.bound)
 
     def next_message(self) -> Floats:
@@ -320,7 +322,8 @@ class LabelOwner:
             fixed, claim = 0, np.full(k, -np.inf)
         else:
             fixed = k
-        messages[:, fixed:] *= self._rng.uniform(0.0, 2.0, (len(rest), messages.shape[1] - fixed))
+        rng = np.random.default_rng([self.seed, self.sent.shape[1]])
+        messages[:, fixed:] *= rng.uniform(0.0, 2.0, (len(rest), messages.shape[1] - fixed))
         scale = np.sqrt((messages**2).mean(axis=0))
         scale[scale == 0.0] = 1.0
         messages /= scale
@@ -351,6 +354,25 @@ class LabelOwner:
     def model_message(self) -> Floats:
         """Return M c, (n, K): X_i^T M c, summed over the users, is the model of group i."""
         return np.asarray(self.sent[:, : len(self._coefficients)] @ self._coefficients)
+
+    def pack(self) -> dict[str, Floats]:
+        """Return what must be kept between two messages, beside what the owner began with."""
+        claims = [np.concatenate(pair) for pair in self._waiting]
+        return {
+            "sent": self.sent,
+            "outputs": self.outputs,
+            "bound": self.bound,
+            "claims": np.array(claims).reshape(len(claims), -1),
+        }
+
+    def unpack(self, kept: Mapping[str, Floats]) -> None:
+        """Go on from what :meth:`pack` returned; what follows must be :meth:`receive`.
+
+        Only before any outputs are known the next message may follow.
+        """
+        self.sent, self.outputs, self.bound = kept["sent"], kept["outputs"], kept["bound"]
+        k = len(self.bias)
+        self._waiting = [(claim[:k], claim[k:]) for claim in kept["claims"]]
 
     def _solve(self) -> None:
         """Find the optimum in the subspace of the outputs known so far."""

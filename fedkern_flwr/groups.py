@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import CohortError, OptionError, ProtocolError
+import numpy as np
+from numpy.typing import NDArray
+
+from .alignment import Positions, count_duplicates, find_rows
+from .errors import CohortError, OptionError, ProtocolError, TableError
 from .wire.describe import check_columns, check_partitions
 from .wire.hierarchical import SVMDescribeReply
 
@@ -219,3 +223,100 @@ def check_vertical(
                     phase="describe",
                 )
     return owner
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """Which rows of a vertical split belong together.
+
+    Attributes
+    ----------
+    rows, all_rows : int
+        Rows to learn from, and with those held out, which follow them.
+    owner : ndarray of int32, shape (all_rows,)
+        Position of each row among those that the label owner announced.
+    take, place : dict
+        User -> positions among the rows that it announced, and their numbers in the plan.
+    dropped : int
+        Rows left out because some group does not hold them.
+    """
+
+    rows: int
+    all_rows: int
+    owner: Positions
+    take: dict[int, Positions]
+    place: dict[int, Positions]
+    dropped: int
+
+    def learned(self, user: int) -> NDArray[np.int32]:
+        """Return the numbers of the rows to learn from that a user has."""
+        place = self.place[user]
+        return np.ascontiguousarray(place[place < self.rows])
+
+
+def match_rows(
+    parties: Sequence[SVMDescribeReply], groups: Sequence[Group], *, drop: bool
+) -> RowPlan:
+    """Find each of the label owner's rows at one user of every group.
+
+    Parameters
+    ----------
+    parties : sequence of SVMDescribeReply
+        What all nodes said about themselves.
+    groups : sequence of Group
+        Who belongs to which group.
+    drop : bool
+        Whether rows that some group does not hold are left out; else they end the run.
+
+    Raises
+    ------
+    ProtocolError, TableError
+    """
+    owner = next(p for p in parties if p.role == OWNER)
+    known = {p.partition: p for p in parties if p.role != AGENT}
+    for party in known.values():
+        name = f"partition {party.partition}"
+        if not party.named:
+            raise ProtocolError(
+                "its rows have no ids to join them by",
+                remedy="give label owner and users ids and an alignment key",
+                party=name,
+                phase="describe",
+            )
+        if repeated := count_duplicates(party.ids):
+            raise TableError(f"{repeated} duplicate ids", remedy="keep one row per id", party=name)
+    keep = np.ones(len(owner.ids), bool)
+    found: dict[int, Positions] = {}
+    for group in groups:
+        times = np.zeros(len(owner.ids), np.int64)
+        for user in group.users:
+            found[user] = find_rows(owner.ids, known[user].ids)
+            times += found[user] >= 0
+        if (times > 1).any():
+            raise TableError(
+                f"{int((times > 1).sum())} rows are at two users of group {group.number}",
+                remedy="keep each row at one user of a group",
+            )
+        if (missing := int((times == 0).sum())) and not drop:
+            raise ProtocolError(
+                f"group {group.number} does not hold {missing} of the {len(times)} labelled rows",
+                remedy="check ids and alignment keys, or choose --missing drop-row",
+                phase="describe",
+            )
+        keep &= times == 1
+    rows, number = int(keep[: owner.rows].sum()), np.cumsum(keep) - 1
+    if not rows:
+        raise ProtocolError(
+            "no labelled row is held by all groups",
+            remedy="check ids, and that all have the same alignment key",
+            phase="describe",
+        )
+    held = {user: np.flatnonzero(keep & (positions >= 0)) for user, positions in found.items()}
+    return RowPlan(
+        rows,
+        int(keep.sum()),
+        np.flatnonzero(keep).astype(np.int32),
+        {user: found[user][where].astype(np.int32) for user, where in held.items()},
+        {user: number[where].astype(np.int32) for user, where in held.items()},
+        int((~keep).sum()),
+    )

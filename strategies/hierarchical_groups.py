@@ -439,9 +439,7 @@ class GroupLoop:
             return
         self._courier.forget(agents)
         del self._deadline[_AGENTS]
-        strategy.open_sums(
-            self.steps.grid, [masked], number=self.tick, timeout=self.steps.timeout
-        )
+        strategy.open_sums(self.steps.grid, [masked], number=self.tick, timeout=self.steps.timeout)
         assert strategy.sums is not None
         self._masked = None
         self._take(strategy.sums.total(masked), set(self.groups))
@@ -499,7 +497,6 @@ class GroupLoop:
         CohortError
             The first agent does not answer, or an agent must not be lost.
         """
-        strategy, steps = self.strategy, self.steps
         agents = [group.agent for group in self.groups.values()]
         inputs: list[tuple[int, bytes]] = [(-1, b"")]
         k = 0

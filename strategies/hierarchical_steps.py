@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedkern_flwr.consensus import Coordinates, Floats, penalty_of
-from fedkern_flwr.errors import CohortError, FedKernError, SumError
+from fedkern_flwr.errors import CohortError, SumError
 from fedkern_flwr.groups import Group
 from fedkern_flwr.labels import counts_length, outcome_metrics
 from fedkern_flwr.linear_model import model_columns
-from fedkern_flwr.secure_sum import Encoding, RunningSum
-from fedkern_flwr.wire import PhaseMessage
+from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.wire import hierarchical as wire
 
 from .base import logger
@@ -24,6 +22,21 @@ from .base import logger
 if TYPE_CHECKING:
     from .base import Arrays
     from .hierarchical_svm import HierarchicalSVM
+
+
+class Sealed(NamedTuple):
+    """What was sealed for users in a step."""
+
+    parts: dict[int, bytes]
+    step: int
+
+
+def cut_sealed(data: bytes, sizes: Mapping[int, int]) -> dict[int, bytes]:
+    """Return what is meant for each user, from pieces of so many bytes in turn."""
+    ends = np.cumsum(list(sizes.values())).tolist()
+    pairs = zip(sizes, [0, *ends], ends, strict=False)
+    return {user: data[start:end] for user, start, end in pairs}
+
 
 #: Cohorts of the sums: all users, then the groups, then the agents.
 USERS = 0
@@ -74,26 +87,6 @@ class Steps:
 
     # -- exchanges with all users
 
-    def ask_all(
-        self,
-        requests: Mapping[int, PhaseMessage],
-        reply: type[Any],
-        sums: Iterable[RunningSum] = (),
-    ) -> dict[int, Any]:
-        """Send requests and return the replies, all of them, after several attempts if need be.
-
-        Raises
-        ------
-        CohortError
-        """
-        strategy, found = self.strategy, dict[int, Any]()
-        running = list(sums)
-        for _ in range(strategy.attempts):
-            found |= strategy.ask(self.grid, requests, reply, self.timeout, running)
-            if len(found) == len(requests):
-                return found
-        raise strategy.gave_up(reply.phase)
-
     def sum_users(self, name: str, length: int, requests: Any, reply: type[Any]) -> Floats:
         """Sum vectors of all users; repeat it with all of them if somebody did not answer.
 
@@ -131,9 +124,7 @@ class Steps:
             )
             for user in self.users
         }
-        total = self.sum_users(
-            wire.STATISTICS_SUM, 2 * self.width, requests, wire.StatisticsReply
-        )
+        total = self.sum_users(wire.STATISTICS_SUM, 2 * self.width, requests, wire.StatisticsReply)
         if strategy.standardising:
             self.coordinates = Coordinates.fit(
                 total[: self.width], total[self.width :], standardised=strategy.scale == "standard"
@@ -169,9 +160,7 @@ class Steps:
             running = strategy.sums.order(wire.EVALUATION_SUM, length, self.encoding, cohort=USERS)
             strategy.ask(self.grid, requests, wire.EvaluateReply, self.timeout, [running])
             try:
-                strategy.unmask(
-                    self.grid, [running], number=strategy.step, timeout=self.timeout
-                )
+                strategy.unmask(self.grid, [running], number=strategy.step, timeout=self.timeout)
                 total = strategy.sums.total(running)
             except SumError as error:
                 logger.warning("the model is not judged: %s", error.problem)
@@ -216,11 +205,6 @@ class Steps:
             arrays["mean"], arrays["deviation"], bool(meta["standardised"])
         )
         self.ridge = self.coordinates.ridge()
-
-    def part(self) -> None:
-        """Let whoever is left erase the run's secrets."""
-        with contextlib.suppress(FedKernError):
-            self.strategy.finish(self.grid, number=self.strategy.step + 1, timeout=self.timeout)
 
     def lost_group(self, group: Group, why: str) -> CohortError:
         """Return the error with which a run ends that cannot go on without a group."""

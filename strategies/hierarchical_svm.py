@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NoReturn
@@ -21,12 +22,13 @@ from fedkern_flwr.consensus import (
     initial_rho,
 )
 from fedkern_flwr.errors import CheckpointError, EngineError, FedKernError, OptionError
-from fedkern_flwr.groups import AGENT, USER, Group
+from fedkern_flwr.groups import USER, Group
 from fedkern_flwr.linear_model import LOSS_OF, MODELS, Model
 from fedkern_flwr.local_solvers import Loss
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.orthogonal_product import PRODUCTS, Product
 from fedkern_flwr.product_kernel import check_gamma
+from fedkern_flwr.vertical import MISSING_ROWS, MissingRows
 from fedkern_flwr.wire.hierarchical import SVMDescribeReply
 
 from .base import Arrays, at_least, logger
@@ -105,6 +107,9 @@ class HierarchicalSVM(WholeCohortStrategy):
     lost_groups : {"stop", "leave-out"}, optional
         What to do with a group whose agent or user does not answer. ``stop`` is the default; the
         ring leaves out.
+    missing : {"error", "drop-row"} (default: "error")
+        Of vertical splits: labelled rows that some group does not hold end the run, or are left
+        out.
     bound : float (default: 2**20)
         Public bound on the numbers that are summed.
     attempts : int (default: 3)
@@ -120,6 +125,8 @@ class HierarchicalSVM(WholeCohortStrategy):
     ----------
     groups_ : tuple of Group
         Who belongs to which group.
+    row_plan_ : RowPlan
+        Of vertical splits: which rows belong together.
     trace_ : list of (float, int, ndarray)
         Seconds since the start, iterations of the slowest group and global model, for each of the
         agents' totals.
@@ -164,6 +171,7 @@ class HierarchicalSVM(WholeCohortStrategy):
         step_sizes: Sequence[float] | None = None,
         tolerance: float | None = None,
         lost_groups: LostGroups | None = None,
+        missing: MissingRows = "error",
         bound: float = 2.0**20,
         attempts: int = 3,
         checkpoint_every: int = 10,
@@ -176,6 +184,7 @@ class HierarchicalSVM(WholeCohortStrategy):
         check_choice("scale", scale, ("standard", "none"))
         check_choice("agent_topology", agent_topology, ("pairwise", "ring"))
         check_choice("product", product, PRODUCTS)
+        check_choice("missing", missing, MISSING_ROWS)
         if rho_schedule is not None:
             check_choice("rho_schedule", rho_schedule, RHO_SCHEDULES)
         if lost_groups is not None:
@@ -198,7 +207,7 @@ class HierarchicalSVM(WholeCohortStrategy):
         self.rho_schedule, self.relaxation, self.scale = rho_schedule, relaxation, scale
         self.features, self.gamma, self.agent_topology = features, gamma, agent_topology
         self.product, self.staleness, self.given_tolerance = product, staleness, tolerance
-        self.lost_groups, self.bound = lost_groups, float(bound)
+        self.lost_groups, self.missing, self.bound = lost_groups, missing, float(bound)
         super().__init__(attempts=attempts, checkpoint_every=checkpoint_every, **common)
         self._check_together()
 
@@ -252,11 +261,14 @@ class HierarchicalSVM(WholeCohortStrategy):
         if self.step_sizes is not None and self.rho is not None:
             _refuse("rho and step_sizes are both given", "give one of them")
         if self.staleness and self.chosen_schedule == "balanced":
-            _refuse("residuals of groups that do not wait cannot be balanced", "use another schedule")
+            _refuse(
+                "residuals of groups that do not wait cannot be balanced", "use another schedule"
+            )
 
     def _reset(self) -> None:
         super()._reset()
         self.groups_: tuple[Group, ...] = ()
+        self.row_plan_ = groups.RowPlan(0, 0, np.zeros(0, np.int32), {}, {}, 0)
         self.trace_: list[tuple[float, int, Floats]] = []
         self.model_ = np.zeros((0, 0))
         self.outputs_, self.classes_, self.label_bound_ = 0, 0, 1.0
@@ -395,9 +407,11 @@ class HierarchicalSVM(WholeCohortStrategy):
         groups.check_single(self.groups_, parties, allow_single=self.allow_single)
         self.outputs_, self.classes_ = first.outputs, first.classes
         self.label_bound_ = first.label_bound
-        self._columns = sum(
-            p.features for p in parties if p.role == USER
-        ) if self.partition == "vertical" else first.features
+        self._columns = (
+            sum(p.features for p in parties if p.role == USER)
+            if self.partition == "vertical"
+            else first.features
+        )
         if self.loss != "squared" and not self.classes_:
             raise OptionError(
                 f"model {self.kind} is for classes, the labels are numbers",
@@ -406,11 +420,17 @@ class HierarchicalSVM(WholeCohortStrategy):
         users = [user for group in self.groups_ for user in group.users]
         if self.partition == "vertical":
             users.append(first.partition)
+            self.row_plan_ = groups.match_rows(
+                parties, self.groups_, drop=self.missing == "drop-row"
+            )
         found = [sorted(users)]
         if self.architecture == "hierarchical":
             found += [group.members for group in self.groups_]
-            if len(self.groups_) > 1:
-                found.append(sorted(group.agent for group in self.groups_))
+            agents = [group.agent for group in self.groups_]
+            if self.product == "orthogonal":  # the owner seals its messages for the agents
+                found.append(sorted([*agents, first.partition]))
+            elif self.partition == "horizontal" and len(agents) > 1:
+                found.append(sorted(agents))
         return found
 
     def _check_groups(self) -> None:
@@ -509,15 +529,17 @@ class HierarchicalSVM(WholeCohortStrategy):
         self.gather(grid, resume_round=int(restored[1]["saved"]) if restored else 0, secure=True)
         if restored:
             self._go_on(restored[1])
-        steps = Steps(self, grid, timeout)
         try:
-            self._fit(steps, restored)
+            if self.partition == "vertical":
+                self.metrics_ = VisitLoop(self, grid, timeout).run(num_rounds, restored)
+            else:
+                self._fit(Steps(self, grid, timeout), restored)
         except EngineError:
             raise  # nobody can be reached any more
         except FedKernError:
-            steps.part()
+            self._part(grid, timeout)
             raise
-        steps.part()
+        self._part(grid, timeout)
         result = Result()
         if self._arrays:
             result.arrays = ArrayRecord([self._arrays["weights"], self._arrays["bias"]])
@@ -536,10 +558,12 @@ class HierarchicalSVM(WholeCohortStrategy):
         assert self.sums is not None
         self.sums.go_on(meta["sums"])
 
+    def _part(self, grid: Grid, timeout: float) -> None:
+        """Let whoever is left erase the run's secrets."""
+        with contextlib.suppress(FedKernError):
+            self.finish(grid, number=self.step + 1, timeout=timeout)
+
     def _fit(self, steps: Steps, restored: tuple[Arrays, dict[str, Any]] | None) -> None:
-        if self.partition == "vertical":
-            self.metrics_ = VisitLoop(steps).run(self.rounds, restored)
-            return
         loop: GroupLoop | FlatLoop = (
             GroupLoop(steps) if self.architecture == "hierarchical" else FlatLoop(steps)
         )

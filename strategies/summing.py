@@ -199,9 +199,7 @@ class SummingStrategy(PhaseStrategy):
             enough=lambda: all(running.complete for running in sums),
         )
 
-    def _by_node(
-        self, sections: Mapping[int, list[PhaseMessage]]
-    ) -> dict[int, list[PhaseMessage]]:
+    def _by_node(self, sections: Mapping[int, list[PhaseMessage]]) -> dict[int, list[PhaseMessage]]:
         return {
             node: sections[party.partition]
             for node, party in self.parties_.items()

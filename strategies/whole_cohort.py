@@ -91,17 +91,21 @@ class WholeCohortStrategy(SummingStrategy):
         self,
         grid: Grid,
         requests: Mapping[int, PhaseMessage],
-        reply: type[Any],
+        reply: type[Any] | Mapping[int, type[Any]],
         timeout: float,
         sums: Iterable[RunningSum] = (),
         deliveries: Mapping[int, Sequence[RunningSum]] | None = None,
     ) -> dict[int, Any]:
         """Send each party its request; return the proper replies by partition.
 
+        ``reply`` is their class, or that of each party.
+
         Requests carry the orders of ``sums`` and the totals of ``deliveries``. ``lost_state`` tells
         afterwards whether a party has forgotten what the request needs.
         """
         ordered, messages = list(sums), []
+        kinds = reply if isinstance(reply, Mapping) else dict.fromkeys(requests, reply)
+        phase = next(iter(kinds.values())).phase
         node_of = {party.partition: node for node, party in self.parties_.items()}
         for partition, request in requests.items():
             node = node_of[partition]
@@ -114,18 +118,19 @@ class WholeCohortStrategy(SummingStrategy):
                 request, [node], group_id=str(self.step), sections={node: sections}
             )
         outcome = self.run_phase(
-            grid, messages, phase=reply.phase, timeout=timeout, number=self.step, required=0
+            grid, messages, phase=phase, timeout=timeout, number=self.step, required=0
         )
         self._failures = outcome.failures
         self.lost_state = any(f.detail.startswith("StateError") for f in outcome.failures.values())
         for failure in outcome.failures.values():
             if failure.detail.startswith(FINAL):
-                raise ProtocolError(failure.detail.partition(": ")[2], phase=reply.phase)
+                raise ProtocolError(failure.detail.partition(": ")[2], phase=phase)
         found = {}
         for message in self.in_order(outcome):
             node = message.metadata.src_node_id
             try:
-                answer = read_reply(reply, message, party=self.party(node))
+                kind = kinds[self.parties_[node].partition]
+                answer = read_reply(kind, message, party=self.party(node))
                 if answer.round != self.step:
                     raise ProtocolError(f"the reply belongs to step {answer.round}")
             except ProtocolError as error:

@@ -19,15 +19,27 @@ __all__ = [
     "EVALUATION_SUM",
     "FLAT_SUM",
     "GROUP_SUM",
+    "JUDGED_SUM",
+    "OUTPUT_SUM",
     "STATISTICS_SUM",
     "AgentReply",
     "AgentRequest",
+    "BlockReply",
+    "BlockRequest",
     "ChainReply",
     "ChainRequest",
+    "ColumnsReply",
+    "ColumnsRequest",
     "EvaluateReply",
     "EvaluateRequest",
     "LocalReply",
     "LocalRequest",
+    "MultiplierReply",
+    "MultiplierRequest",
+    "OwnerReply",
+    "OwnerRequest",
+    "PadReply",
+    "PadRequest",
     "RingReply",
     "RingRequest",
     "SVMDescribeReply",
@@ -35,6 +47,8 @@ __all__ = [
     "SaveRequest",
     "StatisticsReply",
     "StatisticsRequest",
+    "VisitReply",
+    "VisitRequest",
 ]
 
 #: Means and mean squares of the columns, over all users.
@@ -45,6 +59,10 @@ GROUP_SUM = "group"
 AGENTS_SUM = "agents"
 #: Users' models with their duals, then their statistics, where there is one layer.
 FLAT_SUM = "users"
+#: Outputs of all groups' blocks, row by row; for the label owner alone.
+OUTPUT_SUM = "outputs"
+#: Outputs of the model, those of held-out rows as well; for the label owner alone.
+JUDGED_SUM = "judged outputs"
 #: Loss on the rows to learn from, outcomes on held-out rows.
 EVALUATION_SUM = "evaluation"
 
@@ -366,3 +384,234 @@ class SaveReply(SVMReply):
     """It is kept."""
 
     phase = "svm-save"
+
+
+# -- vertical splits
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnsRequest(SVMRequest):
+    """To users of a vertical split: contribute to the statistics of the group's columns.
+
+    Attributes
+    ----------
+    agent, owner : int
+        Partitions that open the group's sums, and the sums of outputs.
+    rows, all_rows : int
+        Rows of the plan to learn from, and with those held out, which follow them.
+    standardised : bool
+        Whether columns are brought to variance 1; they are centred in any case.
+    take : ndarray of int32, shape (m,)
+        Positions of the plan's rows among those that the user announced.
+    place : ndarray of int32, shape (m,)
+        Their numbers in the plan.
+    """
+
+    phase = "svm-columns"
+    agent: int
+    owner: int
+    rows: int
+    all_rows: int
+    standardised: bool
+    take: NDArray[Any] = array("rows", dtype="index")
+    place: NDArray[Any] = array("rows", dtype="index")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnsReply(SVMReply):
+    """Carries the upload.
+
+    Attributes
+    ----------
+    orthogonal : bytes
+        With orthogonal products: the vectors, sealed for the agent.
+    """
+
+    phase = "svm-columns"
+    orthogonal: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PadRequest(SVMRequest):
+    """To whom sums belong: contribute the pad to the sums of this exchange."""
+
+    phase = "svm-pad"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PadReply(SVMReply):
+    """Carries the uploads."""
+
+    phase = "svm-pad"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisitRequest(SVMRequest):
+    """To users of a vertical split: multiply a message and the last weights with the rows.
+
+    Attributes
+    ----------
+    width : int
+        Columns of messages and weights.
+    message_round, weights_round : int
+        Steps in which message and weights, or coordinates, were sealed.
+    coordinates : bytes
+        Means and deviations of the columns, sealed by the agent; once.
+    message : bytes
+        The label owner's message at the user's rows, sealed; empty if only the weights count.
+    weights : bytes
+        The group's weights, sealed by the agent; empty in the first visit.
+    judge : bool
+        Whether outputs are those of the model, for held-out rows as well.
+    """
+
+    phase = "svm-visit"
+    width: int
+    message_round: int
+    weights_round: int
+    coordinates: bytes
+    message: bytes
+    weights: bytes
+    judge: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisitReply(SVMReply):
+    """Carries the uploads."""
+
+    phase = "svm-visit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockRequest(SVMRequest):
+    """To agents of a vertical split: open the group's sum and pass it on to the users.
+
+    Attributes
+    ----------
+    kind : {"columns", "weights", "model", "again"}
+        Statistics of the columns; weights; weights of the model; or what was opened last.
+    rows : int
+        Rows to learn from.
+    standardised : bool
+        See :class:`ColumnsRequest`.
+    users : ndarray of int32
+        Users of the group.
+    """
+
+    phase = "svm-block"
+    kind: str
+    rows: int
+    standardised: bool
+    users: NDArray[Any] = array("users", dtype="index")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockReply(SVMReply):
+    """What was opened, sealed for each user in turn."""
+
+    phase = "svm-block"
+    sealed: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiplierRequest(SVMRequest):
+    """To agents, with orthogonal products: mask the owner's message for the users.
+
+    Attributes
+    ----------
+    owner, message_round : int
+        Who sealed the message, and in which step.
+    width : int
+        Columns of the message.
+    first : bool
+        Whether the users' orthogonal vectors come with this request.
+    users, sizes : ndarray of int32
+        Users of the group, and rows to learn from of each.
+    sealed : ndarray of uint8
+        The message at each user's rows in turn, sealed by the owner for this agent.
+    vectors : ndarray of uint8
+        What the users sealed, one after the other.
+    lengths : ndarray of int32
+        Bytes of ``vectors`` from each user.
+    """
+
+    phase = "svm-multiplier"
+    owner: int
+    message_round: int
+    width: int
+    first: bool
+    users: NDArray[Any] = array("users", dtype="index")
+    sizes: NDArray[Any] = array("users", dtype="index")
+    sealed: NDArray[Any] = array("sealed", dtype="byte")
+    vectors: NDArray[Any] = array("vectors", dtype="byte")
+    lengths: NDArray[Any] = array("lengths", dtype="index")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiplierReply(SVMReply):
+    """The masked message for each user in turn, sealed."""
+
+    phase = "svm-multiplier"
+    sealed: NDArray[Any] = array("sealed", dtype="byte")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnerRequest(SVMRequest):
+    """To the label owner of a vertical split: take the outputs, make the next message.
+
+    Attributes
+    ----------
+    kind : {"start", "first", "step", "last", "again", "judge"}
+        Make the first message; the second, before any outputs; the next one; the model whatever the
+        gap is; seal the last one once more; judge the outputs of the model.
+    loss : str
+    c : float
+        C.
+    tolerance : float
+        Relative duality gap at which the message is that of the model.
+    rows : int
+        Rows to learn from.
+    take : ndarray of int32
+        Positions of the plan's rows among those that the owner announced; with ``start``.
+    users, agents, sizes : ndarray of int32
+        Users, for whom the parts of the message are sealed: their agents with orthogonal products,
+        else -1; rows to learn from of each.
+    place : ndarray of int32
+        Numbers of these rows in the plan, user by user.
+    """
+
+    phase = "svm-owner"
+    kind: str
+    loss: str
+    c: float
+    tolerance: float
+    rows: int
+    take: NDArray[Any] = array("taken", dtype="index")
+    users: NDArray[Any] = array("users", dtype="index")
+    agents: NDArray[Any] = array("users", dtype="index")
+    sizes: NDArray[Any] = array("users", dtype="index")
+    place: NDArray[Any] = array("placed", dtype="index")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnerReply(SVMReply):
+    """The next message, and how far the run is.
+
+    Attributes
+    ----------
+    model : bool
+        Whether the message is that of the model.
+    objective, bound : float
+        Of the present model, and a lower bound of the optimum; 0 while they are not known.
+    sealed : ndarray of uint8
+        The message at each user's rows in turn, sealed.
+    counts : ndarray of float64
+        Outcomes on held-out rows, with ``judge``.
+    """
+
+    phase = "svm-owner"
+    model: bool
+    objective: float
+    bound: float
+    sealed: NDArray[Any] = array("sealed", dtype="byte")
+    counts: NDArray[Any] = array("counts", dtype="float64")

@@ -1,0 +1,271 @@
+"""Users, agents and label owner of HierarchicalSVM in a vertical split."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkern_flwr.consensus import Coordinates, Floats
+from fedkern_flwr.dual_subspace import LabelOwner, objective, visit
+from fedkern_flwr.errors import ProtocolError
+from fedkern_flwr.labels import count_outcomes
+from fedkern_flwr.orthogonal_product import default_vectors, draw_orthogonal, mask_multiplier
+from fedkern_flwr.wire import hierarchical as wire
+
+from .kept_state import KeptState
+
+if TYPE_CHECKING:
+    from .hierarchical import SVMClient
+
+_OVERHEAD = 28  # bytes that sealing adds
+
+
+# -- users
+
+
+def contribute_columns(client: SVMClient, request: wire.ColumnsRequest) -> wire.ColumnsReply:
+    """Contribute sums and sums of squares of the columns."""
+    state, kept, _ = client.begin(request, gaps=True)
+    names = ("agent", "owner", "rows", "all_rows")
+    kept.settings |= {name: getattr(request, name) for name in names}
+    kept.arrays |= {"take": request.take, "place": request.place}
+    x = _columns(client, kept, request.session)[request.place < request.rows]
+    assert client.sums is not None
+    client.sums.check(wire.GROUP_SUM, receiver=request.agent, self_masks=False)
+    share = np.concatenate([x.sum(0), (x**2).sum(0)]) / request.rows
+    client.sums.contribute(wire.GROUP_SUM, share)
+    sealed = b""
+    if client.product == "orthogonal":
+        if not kept.seed:
+            kept.seed = secrets.token_bytes(32)
+        z = draw_orthogonal(
+            np.column_stack([x, np.ones(len(x))]),
+            default_vectors(len(x), x.shape[1] + 1),
+            int.from_bytes(kept.seed, "big"),
+            party=client.name,
+        )
+        place = (request.session, "orthogonal", client.partition, request.agent)
+        sealed = client.seal(request.agent, z, *place)
+    client.end(state, request.round, kept)
+    return wire.ColumnsReply(round=request.round, orthogonal=sealed)
+
+
+def multiply(client: SVMClient, request: wire.VisitRequest) -> wire.VisitReply:
+    """Contribute X^T m to the group's weights, and the outputs of the weights of the last visit."""
+    state, kept, _ = client.begin(request, gaps=True)
+    own, session, number = kept.settings, request.session, request.round
+    agent, owner = int(own["agent"]), int(own["owner"])
+    columns = client.table.features
+    if request.coordinates:
+        place = (session, "columns", request.weights_round, agent, client.partition)
+        mean, deviation = client.unseal(agent, request.coordinates, *place).reshape(2, -1)
+        kept.arrays |= {"mean": mean, "deviation": deviation}
+    if "mean" not in kept.arrays:
+        raise ProtocolError("the coordinates of the run are missing", party=client.name)
+    x = _columns(client, kept, session)
+    x = (x - kept.arrays["mean"]) / kept.arrays["deviation"]
+    learned = kept.arrays["place"] < own["rows"]
+    assert client.sums is not None
+    weights = None
+    if request.weights:
+        place = (session, "weights", request.weights_round, agent, client.partition)
+        weights = client.unseal(agent, request.weights, *place).reshape(columns, request.width)
+    if request.message:
+        source = agent if client.product == "orthogonal" else owner
+        place = (session, "message", request.message_round, source, client.partition)
+        message = client.unseal(source, request.message, *place).reshape(-1, request.width)
+        to_agent, _ = visit(x[learned], message, None)
+        client.sums.check(wire.GROUP_SUM, receiver=agent, self_masks=False)
+        client.sums.contribute(wire.GROUP_SUM, to_agent.ravel() / own["rows"])
+    if weights is not None:
+        rows = own["all_rows"] if request.judge else own["rows"]
+        values = np.zeros((rows, request.width))
+        counted = slice(None) if request.judge else learned
+        values[kept.arrays["place"][counted]] = x[counted] @ weights
+        name = _output_name(judge=request.judge)
+        client.sums.check(name, receiver=owner, self_masks=False)
+        client.sums.contribute(name, values.ravel())
+    client.end(state, number, kept)
+    return wire.VisitReply(round=number)
+
+
+def _columns(client: SVMClient, kept: KeptState, session: str) -> Floats:
+    """Return the user's features of the plan's rows."""
+    return client.table.announced(session, client.alignment_key)[kept.arrays["take"]]
+
+
+def _output_name(*, judge: bool) -> str:
+    return wire.JUDGED_SUM if judge else wire.OUTPUT_SUM
+
+
+# -- agents
+
+
+def contribute_pads(client: SVMClient, request: wire.PadRequest) -> wire.PadReply:
+    """Contribute this node's pad to the sums that belong to it."""
+    assert client.sums is not None
+    for name in list(client.sums.orders):
+        client.sums.check(name, receiver=client.partition, self_masks=False)
+        client.sums.contribute_nothing(name)
+    return wire.PadReply(round=request.round)
+
+
+def open_block(client: SVMClient, request: wire.BlockRequest) -> wire.BlockReply:
+    """Open the group's sum and seal it for the users."""
+    state, kept, repeated = client.begin(request, gaps=True)
+    assert client.sums is not None
+    if request.kind != "again" and not repeated:
+        total = client.sums.delivered.get(wire.GROUP_SUM)
+        if total is None:
+            raise ProtocolError("the sum of its group is missing", party=client.name)
+        if request.kind == "columns":
+            half = total.size // 2
+            fitted = Coordinates.fit(total[:half], total[half:], standardised=True)
+            deviation = fitted.deviation if request.standardised else np.ones(half)
+            kept.arrays["opened"] = np.stack([fitted.mean, deviation])
+        else:
+            kept.arrays["opened"] = total * (request.rows if request.kind == "model" else 1.0)
+    kind = "columns" if request.kind == "columns" else "weights"
+    place = (request.session, kind, request.round, client.partition)
+    sealed = [
+        client.seal(user, kept.arrays["opened"], *place, user) for user in request.users.tolist()
+    ]
+    client.end(state, request.round, kept)
+    return wire.BlockReply(round=request.round, sealed=b"".join(sealed))
+
+
+def mask_message(client: SVMClient, request: wire.MultiplierRequest) -> wire.MultiplierReply:
+    """Mask the owner's message with the users' orthogonal vectors, and seal it for them."""
+    state, kept, _ = client.begin(request, gaps=True)
+    session, users = request.session, request.users.tolist()
+    if request.first:
+        blobs = _split(request.vectors, request.lengths)
+        for user, rows, blob in zip(users, request.sizes.tolist(), blobs, strict=True):
+            place = (session, "orthogonal", user, client.partition)
+            kept.arrays[f"vectors {user}"] = client.unseal(user, blob, *place).reshape(rows, -1)
+    lengths = request.sizes.astype(np.int64) * 8 * request.width + _OVERHEAD
+    out = []
+    for user, blob in zip(users, _split(request.sealed, lengths), strict=True):
+        place = (session, "message", request.message_round, request.owner, client.partition, user)
+        message = client.unseal(request.owner, blob, *place).reshape(-1, request.width)
+        masked = mask_multiplier(kept.arrays[f"vectors {user}"], message)
+        out.append(
+            client.seal(user, masked, session, "message", request.round, client.partition, user)
+        )
+    client.end(state, request.round, kept)
+    sealed = np.frombuffer(b"".join(out), np.uint8)
+    return wire.MultiplierReply(round=request.round, sealed=sealed)
+
+
+def _split(data: NDArray[Any], lengths: NDArray[Any]) -> list[bytes]:
+    ends = np.cumsum(lengths).tolist()
+    raw = data.tobytes()
+    return [raw[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+# -- the label owner
+
+
+def lead(client: SVMClient, request: wire.OwnerRequest) -> wire.OwnerReply:
+    """Take outputs, solve in the subspace of the messages so far, seal the next message."""
+    state, kept, repeated = client.begin(request, gaps=True)
+    if request.kind == "start":
+        kept.arrays |= {
+            name: getattr(request, name) for name in ("take", "users", "agents", "sizes", "place")
+        }
+        kept.settings |= {"loss": request.loss, "c": request.c, "rows": request.rows}
+    if request.kind == "judge":
+        found = _judge(client, request, kept)
+        client.end(state, request.round, kept)
+        return found
+    if not repeated and request.kind != "again":
+        _next_message(client, request, kept)
+    client.end(state, request.round, kept)
+    return wire.OwnerReply(
+        round=request.round,
+        model=bool(kept.settings["model"]),
+        objective=float(kept.settings["objective"]),
+        bound=float(kept.settings["bound"]),
+        sealed=_seal_parts(client, request, kept),
+        counts=np.zeros(0),
+    )
+
+
+def _next_message(client: SVMClient, request: wire.OwnerRequest, kept: KeptState) -> None:
+    own = kept.settings
+    leader = LabelOwner(own["loss"], _targets(client, request.session, kept), own["c"], 0)
+    if "sent" in kept.arrays:
+        leader.unpack(kept.arrays)
+    if request.kind in ("step", "last"):
+        leader.receive(_delivered(client, wire.OUTPUT_SUM, int(own["rows"])) * own["rows"])
+    known = bool(np.isfinite(leader.bound).all())
+    gap, value = float(leader.gap.sum()), float(leader.objective.sum())
+    finished = request.kind == "last" or (known and gap <= request.tolerance * value)
+    kept.arrays["message"] = leader.model_message() if finished else leader.next_message()
+    kept.arrays |= leader.pack()
+    kept.arrays["bias"] = leader.bias
+    bound = float(leader.bound.sum()) if known else 0.0
+    own |= {"model": finished, "objective": value, "bound": bound}
+
+
+def _judge(client: SVMClient, request: wire.OwnerRequest, kept: KeptState) -> wire.OwnerReply:
+    own, table = kept.settings, client.table
+    rows = int(own["rows"])
+    outputs = _delivered(client, wire.JUDGED_SUM, len(kept.arrays["take"])) + kept.arrays["bias"]
+    targets, message = _targets(client, request.session, kept), kept.arrays["message"]
+    squares = ((outputs[:rows] - kept.arrays["bias"]) * message).sum(0)  # |X^T m|^2
+    total = sum(
+        objective(own["loss"], float(squares[k]), outputs[:rows, k], targets[:, k], own["c"])
+        for k in range(targets.shape[1])
+    )
+    tests = table.order(request.session, client.alignment_key)[kept.arrays["take"][rows:]]
+    tests = tests - table.rows
+    counts = np.zeros(0)
+    if table.labelled and len(tests):
+        counts = count_outcomes(
+            outputs[rows:], table.y_test[tests], len(table.classes), table.label_bound
+        )
+    if client.predictions is not None and len(tests):
+        table.write_predictions(client.predictions, tests, outputs[rows:])
+    return wire.OwnerReply(
+        round=request.round,
+        model=True,
+        objective=float(total),
+        bound=float(own["bound"]),
+        sealed=np.zeros(0, np.uint8),
+        counts=counts,
+    )
+
+
+def _targets(client: SVMClient, session: str, kept: KeptState) -> Floats:
+    order = client.table.order(session, client.alignment_key)
+    return client.table.y[order[kept.arrays["take"][: kept.settings["rows"]]]]
+
+
+def _delivered(client: SVMClient, name: str, rows: int) -> Floats:
+    assert client.sums is not None
+    total = client.sums.delivered.get(name)
+    if total is None or total.size % rows:
+        raise ProtocolError("the outputs are missing", party=client.name)
+    return total.reshape(rows, -1)
+
+
+def _seal_parts(
+    client: SVMClient, request: wire.OwnerRequest, kept: KeptState
+) -> NDArray[np.uint8]:
+    """Seal the message at the rows of each user, for the user or its agent."""
+    found, parts = kept.arrays, []
+    ends = np.cumsum(found["sizes"])
+    for user, agent, size, end in zip(
+        found["users"].tolist(), found["agents"].tolist(), found["sizes"], ends, strict=True
+    ):
+        part = found["message"][found["place"][end - size : end]]
+        place = (request.session, "message", request.round, client.partition)
+        if agent < 0:
+            parts.append(client.seal(user, part, *place, user))
+        else:
+            parts.append(client.seal(agent, part, *place, agent, user))
+    return np.frombuffer(b"".join(parts), np.uint8)
