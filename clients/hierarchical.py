@@ -110,10 +110,9 @@ class SVMClient(PhaseClient):
     ) -> None:
         super().__init__(context, **common)
         self.name = f"partition {self.partition}"
-        chosen = role or context.node_config.get("role", USER)
-        check_choice("role", chosen, ROLES)
+        self.role = role or str(context.node_config.get("role", USER))  # type: ignore[misc]
+        check_choice("role", self.role, ROLES)
         check_choice("product", product, PRODUCTS)
-        self.role = str(chosen)  # type: ignore[misc]
         self.group = _group(group if group is not None else context.node_config.get("group", 0))
         self.product, self.alignment_key = product, alignment_key
         self.predictions = None if predictions is None else Path(predictions)

@@ -192,4 +192,4 @@ def _loss(client: SVMClient, kept: KeptState, session: str, model: Floats) -> fl
     total = sum(
         total_loss(kept.settings["loss"], outputs[:, k], y[:, k]) for k in range(y.shape[1])
     )
-    return float(total) / kept.settings["rows"]
+    return float(total / kept.settings["rows"])

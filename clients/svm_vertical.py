@@ -94,7 +94,8 @@ def multiply(client: SVMClient, request: wire.VisitRequest) -> wire.VisitReply:
 
 def _columns(client: SVMClient, kept: KeptState, session: str) -> Floats:
     """Return the user's features of the plan's rows."""
-    return client.table.announced(session, client.alignment_key)[kept.arrays["take"]]
+    announced = client.table.announced(session, client.alignment_key)
+    return np.asarray(announced[kept.arrays["take"]])
 
 
 def _output_name(*, judge: bool) -> str:
@@ -149,8 +150,8 @@ def mask_message(client: SVMClient, request: wire.MultiplierRequest) -> wire.Mul
     lengths = request.sizes.astype(np.int64) * 8 * request.width + _OVERHEAD
     out = []
     for user, blob in zip(users, _split(request.sealed, lengths), strict=True):
-        place = (session, "message", request.message_round, request.owner, client.partition, user)
-        message = client.unseal(request.owner, blob, *place).reshape(-1, request.width)
+        sent = (session, "message", request.message_round, request.owner, client.partition, user)
+        message = client.unseal(request.owner, blob, *sent).reshape(-1, request.width)
         masked = mask_multiplier(kept.arrays[f"vectors {user}"], message)
         out.append(
             client.seal(user, masked, session, "message", request.round, client.partition, user)
@@ -242,7 +243,7 @@ def _judge(client: SVMClient, request: wire.OwnerRequest, kept: KeptState) -> wi
 
 def _targets(client: SVMClient, session: str, kept: KeptState) -> Floats:
     order = client.table.order(session, client.alignment_key)
-    return client.table.y[order[kept.arrays["take"][: kept.settings["rows"]]]]
+    return np.asarray(client.table.y[order[kept.arrays["take"][: kept.settings["rows"]]]])
 
 
 def _delivered(client: SVMClient, name: str, rows: int) -> Floats:
