@@ -93,6 +93,7 @@ def load_table(
     missing: Missing = "error",
     labelled: bool = True,
     classes: Sequence[str] | None = None,
+    bare: bool = False,
 ) -> Table:
     """Load a party's table from an ``.npz``, ``.csv`` or ``.parquet`` file.
 
@@ -119,6 +120,8 @@ def load_table(
     classes : sequence of str or None (default: None)
         CSV and Parquet: all classes of a text label. It is encoded as the position in this list,
         the same in every file that is read with it.
+    bare : bool (default: False)
+        Whether a table without features will do, such as one of ids and labels.
 
     Raises
     ------
@@ -142,7 +145,7 @@ def load_table(
         table = read_columns(path, label, id_column, site_column, use_label, labelled, classes)
     if table.rows == 0:
         raise TableError(f"{path.name} has no rows", remedy="give a file with data")
-    if not table.columns:
+    if not table.columns and not bare:
         raise TableError(f"{path.name} has no feature column", remedy="add at least one")
     table = _without_missing(table, missing, path.name)
     if table.ids is not None:

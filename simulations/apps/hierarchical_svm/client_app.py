@@ -40,10 +40,10 @@ def deployed_client(context: Context) -> SVMClient:
     columns = (node.get("id-column"), node.get("label-column"))
     user = node["role"] == "user"
     labelled = not user or run["partition"] == "horizontal"
-    table = own_table(node["data"], *columns, labelled, names, run["missing"])
+    table = own_table(node["data"], *columns, labelled, names, run["missing"], not user)
     held = None
     if "test-data" in node:
-        held = own_table(node["test-data"], *columns, False, names, run["missing"])
+        held = own_table(node["test-data"], *columns, False, names, run["missing"], not user)
     return SVMClient(
         context,
         table.x if user else None,

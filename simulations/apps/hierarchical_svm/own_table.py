@@ -22,8 +22,9 @@ def own_table(
     labelled: bool,
     classes: tuple[str, ...],
     missing: str,
+    bare: bool,
 ) -> Table:
-    """Read a table, with labels if it is ``labelled``.
+    """Read a table, with labels if it is ``labelled``, perhaps without features if ``bare``.
 
     Of a text label ``classes`` are all there are. ``missing`` says what to do with rows that lack
     anything: ``error`` or ``drop-row``.
@@ -35,6 +36,7 @@ def own_table(
         labelled=labelled,
         classes=classes,
         missing="keep",
+        bare=bare,
     )
     whole = np.isfinite(table.x).all(axis=1)
     if table.y is not None and labelled:

@@ -1,0 +1,311 @@
+"""The Flower app of HierarchicalSVM: `flwr run` is `simulate`; deployed nodes, horizontal and not."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import shutil
+import sys
+import tomllib
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedkern_flwr.checkpoint import load_arrays
+from fedkern_flwr.errors import FedKernError, ProtocolError
+from fedkern_flwr.simulations import InProcessGrid, simulate
+from fedkern_flwr.simulations.families.hierarchical_data import (
+    HierarchicalData,
+    HierarchicalSettings,
+)
+from fedkern_flwr.simulations.methods import options
+from fedkern_flwr.strategies import HierarchicalSVM
+
+MODULES = ("own_table", "client_app", "server_app")
+RENAMED = {"model": "kind", "tolerance": "given_tolerance"}  # options whose attribute differs
+
+
+def app_folder() -> Path:
+    """Return the folder of the app in the installed package."""
+    return Path(str(files("fedkern_flwr.simulations"))) / "apps" / "hierarchical_svm"
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Return the modules of the app, imported afresh, and its declared options."""
+    monkeypatch.syspath_prepend(app_folder())
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    found = {name: importlib.import_module(name) for name in MODULES}
+    with (app_folder() / "pyproject.toml").open("rb") as file:
+        config = tomllib.load(file)["tool"]["flwr"]["app"]["config"]
+    return SimpleNamespace(**found, config=config)
+
+
+@pytest.fixture
+def run(app: SimpleNamespace) -> Callable[..., None]:
+    """Return a function that runs the app in process on nodes of the given configurations."""
+
+    def run_app(nodes: list[dict[str, Any]], **config: Any) -> None:
+        changes = {name.replace("_", "-"): value for name, value in config.items()}
+        assert set(changes) <= set(app.config)
+        own = {**app.config, **changes}
+        client = ClientApp(
+            client_fn=lambda context: app.client_app.make_client(context).to_client()
+        )
+        grid = InProcessGrid(client, len(nodes))
+        for context, node in zip(grid.contexts.values(), nodes, strict=True):
+            context.node_config.update(node)
+            context.run_config.update(own)
+        app.server_app.app(grid, Context(1, 1, {}, RecordDict(), own))
+
+    return run_app
+
+
+def write(path: Path, names: str, columns: list[Any]) -> str:
+    """Write a table and return its path."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(names.split(","))
+        writer.writerows(zip(*columns, strict=True))
+    return str(path)
+
+
+@pytest.fixture
+def table() -> tuple[Any, Any, list[str]]:
+    """Return features, text labels and ids of 60 records."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(60, 4)) * [1.0, 10.0, 0.1, 5.0] + 3.0
+    score = ((x - x.mean(0)) / x.std(0)) @ [1.0, -1.0, 0.5, 0.3] + 0.4 * rng.normal(size=60)
+    return x, np.where(score > 0.0, "ill", "healthy"), [f"p{k:02d}" for k in range(60)]
+
+
+@pytest.fixture
+def horizontal(tmp_path: Path, table: tuple[Any, Any, list[str]]) -> list[dict[str, Any]]:
+    """Return four users in two groups, with their agents; user 0 has new rows."""
+    x, y, _ = table
+    nodes: list[dict[str, Any]] = []
+    for k in range(4):
+        rows = slice(12 * k, 12 * k + 12)
+        path = write(tmp_path / f"own{k}.csv", "a,b,c,d,state", [*x[rows].T, y[rows]])
+        nodes.append({"role": "user", "group": k // 2, "data": path, "label-column": "state"})
+        nodes[k] |= {"classes": "ill,healthy", "state-dir": str(tmp_path / f"node{k}")}
+    nodes[0] |= {
+        "test-data": write(tmp_path / "new.csv", "a,b,c,d,state", [*x[48:].T, y[48:]]),
+        "predictions": str(tmp_path / "predictions.csv"),
+    }
+    return nodes + [{"role": "agent", "group": k} for k in range(2)]
+
+
+@pytest.fixture
+def vertical(tmp_path: Path, table: tuple[Any, Any, list[str]]) -> list[dict[str, Any]]:
+    """Return two groups of two users with two columns each, their agents and the label owner."""
+    x, y, ids = table
+    (tmp_path / "key").write_text("ab" * 32)
+    rng, nodes = np.random.default_rng(4), list[dict[str, Any]]()
+    for group, names in enumerate(("a,b", "c,d")):
+        for rows in np.array_split(rng.permutation(60), 2):
+            columns = [[ids[r] for r in rows], *x[rows][:, 2 * group : 2 * group + 2].T]
+            path = write(tmp_path / f"user{len(nodes)}.csv", f"key,{names}", columns)
+            nodes.append({"role": "user", "group": group, "data": path, "id-column": "key"})
+    nodes += [{"role": "agent", "group": group} for group in range(2)]
+    labels = write(tmp_path / "labels.csv", "key,state", [ids[:48], y[:48]])
+    new = write(tmp_path / "unlabelled.csv", "key", [ids[48:]])
+    nodes.append({"role": "owner", "data": labels, "id-column": "key", "label-column": "state"})
+    nodes[-1] |= {"classes": "healthy,ill", "test-data": new}
+    for node in nodes:
+        if node["role"] != "agent":
+            node["alignment-key"] = str(tmp_path / "key")
+    return nodes
+
+
+@pytest.mark.app
+@pytest.mark.timeout(120)
+def test_flwr_run_gives_the_model_of_simulate(superlink: Any, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(app_folder(), tmp_path / "hierarchical_svm"))  # as a user makes one
+    saved = tmp_path / "model.npz"
+    config = f'num-rounds=4 tolerance=1e-6 seed=3 saved-model="{saved}"'
+    run_id = superlink.run(copy, config, clients=6)
+    arrays, meta = load_arrays(saved)
+
+    prepared = HierarchicalData(
+        HierarchicalSettings("breast-cancer", users=4, groups=2, test_size=0.25, seed=3)
+    )
+    strategy = HierarchicalSVM(tolerance=1e-6, seed=3)
+    simulate(strategy, prepared.client_fn(strategy), 6, num_rounds=4)
+
+    expected, about = strategy.model()
+    assert meta == about
+    for name, value in expected.items():
+        np.testing.assert_allclose(arrays[name], value, rtol=0.0, atol=1e-9)
+    log = superlink.log(run_id)
+    assert f"test_accuracy: {strategy.metrics_['test_accuracy']:.6g}" in log
+    assert "the server saw: the global model and the total loss of each iteration" in log
+    assert "exchanges: 13 in" in log
+
+
+def test_deployed_users_in_groups_learn_the_pooled_model(
+    run: Callable[..., None],
+    horizontal: list[dict[str, Any]],
+    table: tuple[Any, Any, list[str]],
+    tmp_path: Path,
+) -> None:
+    from sklearn.svm import SVC
+
+    saved = tmp_path / "model.npz"
+    run(horizontal, data="", saved_model=str(saved), tolerance=1e-4, num_rounds=300)
+    arrays, meta = load_arrays(saved)
+    assert meta["columns"] == 4
+    x, y = table[0], np.where(table[1] == "ill", 1.0, -1.0)  # text classes are sorted
+    mean, deviation = x[:48].mean(0), x[:48].std(0)
+    oracle = SVC(kernel="linear", C=1.0, tol=1e-8).fit((x[:48] - mean) / deviation, y[:48])
+    found = x @ arrays["weights"][0] + arrays["bias"][0]
+    expected = oracle.decision_function((x - mean) / deviation)
+    np.testing.assert_allclose(found, expected, rtol=0.0, atol=0.05)
+    with (tmp_path / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 12
+    np.testing.assert_allclose([float(r["output_0"]) for r in rows], found[48:], atol=1e-9)
+    assert [r["class"] for r in rows] == [str(int(f > 0.0)) for f in found[48:]]
+
+
+def test_deployed_groups_with_columns_learn_the_pooled_model(
+    run: Callable[..., None],
+    vertical: list[dict[str, Any]],
+    table: tuple[Any, Any, list[str]],
+    tmp_path: Path,
+) -> None:
+    from sklearn.svm import SVC
+
+    x, y = table[0], np.where(table[1] == "ill", 1.0, -1.0)
+    x = (x - x[:48].mean(0)) / x[:48].std(0)
+    expected = SVC(kernel="linear", C=1.0, tol=1e-8).fit(x[:48], y[:48]).decision_function(x[48:])
+
+    def check() -> None:
+        with (tmp_path / "out.csv").open() as file:
+            rows = {r["id"]: float(r["output_0"]) for r in csv.DictReader(file)}
+        assert list(rows) == table[2][48:]
+        np.testing.assert_allclose(list(rows.values()), expected, rtol=0.0, atol=1e-3)
+        (tmp_path / "out.csv").unlink()
+
+    vertical[-1]["predictions"] = str(tmp_path / "out.csv")
+    run(vertical, data="", partition="vertical", tolerance=1e-7)
+    check()
+    with pytest.raises(ProtocolError, match="product 'local' only, not 'orthogonal'"):
+        run(vertical, data="", partition="vertical", product="orthogonal")
+    for node in vertical[:4]:
+        node["product"] = "orthogonal"
+    run(vertical, data="", partition="vertical", product="orthogonal")
+
+
+def test_a_run_that_broke_off_is_resumed(
+    run: Callable[..., None],
+    horizontal: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for k, node in enumerate(horizontal):
+        node["state-dir"] = str(tmp_path / f"node{k}")
+    options: dict[str, Any] = {"data": "", "tolerance": 1e-9, "num_rounds": 12}
+    run(horizontal, **options, saved_model=str(tmp_path / "whole.npz"))
+    more = {"checkpoint": str(tmp_path / "checkpoint.npz"), "checkpoint_every": 3}
+    real, pulls = InProcessGrid.pull_messages, iter(range(20))
+
+    def pull(grid: InProcessGrid, message_ids: Any) -> Any:
+        if next(pulls, None) is None:
+            raise KeyboardInterrupt
+        return real(grid, message_ids)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InProcessGrid, "pull_messages", pull)
+        with pytest.raises(KeyboardInterrupt):
+            run(horizontal, **options, **more)
+    run(horizontal, **options, **more, resume=True, saved_model=str(tmp_path / "model.npz"))
+    (whole, _), (model, _) = load_arrays(tmp_path / "whole.npz"), load_arrays(tmp_path / "model.npz")
+    np.testing.assert_allclose(model["weights"], whole["weights"], rtol=0.0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("node", "change", "text"),
+    [
+        (0, {"role": "patient"}, "this node has no role"),
+        (0, {"data": "gone.csv"}, "there is no file gone.csv"),
+        (0, {"data": None}, "this node has no table"),
+        (0, {"group": -1}, "group is -1"),
+        (0, {"label-column": "fate"}, "own0.csv has no label column 'fate'"),
+        (0, {"classes": "good,bad"}, "are none of 2 classes"),
+        (0, {"test-data": "gone.csv"}, "there is no file gone.csv"),
+        (0, {"product": "open"}, "product"),
+        (0, {"data": "{folder}/lacking.csv"}, "2 rows of lacking.csv lack a value, a label or an"),
+    ],
+)
+def test_a_bad_configuration_of_a_node_is_one_line(
+    app: SimpleNamespace,
+    horizontal: list[dict[str, Any]],
+    tmp_path: Path,
+    node: int,
+    change: dict[str, Any],
+    text: str,
+) -> None:
+    (tmp_path / "lacking.csv").write_text("a,b,c,d,state\n1,,1,1,ill\n1,2,3,4,\n1,2,3,4,ill\n")
+    change = {k: v.format(folder=tmp_path) if isinstance(v, str) else v for k, v in change.items()}
+    own = {**horizontal[node], **change, "partition-id": node, "num-partitions": 6}
+    context = Context(
+        1, 1, {k: v for k, v in own.items() if v is not None}, RecordDict(), app.config
+    )
+    with pytest.raises(FedKernError) as error:
+        app.client_app.make_client(context)
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_app_s_defaults_are_those_of_the_strategy_and_every_option_is_there(
+    app: SimpleNamespace,
+) -> None:
+    used = {
+        name
+        for module in MODULES
+        for name in app.config
+        if f'["{name}"]' in (app_folder() / f"{module}.py").read_text()
+    }
+    assert used == set(app.config)
+    assert {option.name.replace("_", "-") for option in options(HierarchicalSVM)} <= set(app.config)
+    made = app.server_app.make_strategy(app.config)
+    for name, value in vars(HierarchicalSVM(seed=0)).items():
+        if not name.startswith("_") and not name.endswith("_"):
+            assert str(getattr(made, name)) == str(value), name
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"model": "rbf", "features": 11, "gamma": 0.5, "C": 2.0, "bound": 1e5, "seed": 4},
+        {"rho": 2.0, "sigma": 3.0, "rho-schedule": "balanced", "relaxation": 1.2},
+        {"agent-topology": "ring", "lost-groups": "stop", "staleness": 3, "tolerance": 0.1},
+        {"partition": "vertical", "product": "orthogonal", "missing": "drop-row"},
+        {"architecture": "chain", "attempts": 2, "checkpoint-every": 4, "node-timeout": 3.0},
+        {"consensus": "paper", "scale": "none", "allow-single": True},
+    ],
+    ids=["rbf", "rho", "ring", "vertical", "chain", "paper"],
+)
+def test_every_option_of_the_app_reaches_the_strategy(
+    app: SimpleNamespace, given: dict[str, Any]
+) -> None:
+    made = app.server_app.make_strategy({**app.config, **given})
+    for name, value in given.items():
+        attribute = name.replace("-", "_")
+        assert getattr(made, RENAMED.get(attribute, attribute)) == value, name
+
+
+def test_step_sizes_are_numbers(app: SimpleNamespace) -> None:
+    made = app.server_app.make_strategy({**app.config, "step-sizes": "5, 20"})
+    assert made.step_sizes == (5.0, 20.0)
+    with pytest.raises(FedKernError, match="write numbers separated by commas"):
+        app.server_app.make_strategy({**app.config, "step-sizes": "5;20"})
