@@ -197,7 +197,8 @@ def lead(client: SVMClient, request: wire.OwnerRequest) -> wire.OwnerReply:
 
 def _next_message(client: SVMClient, request: wire.OwnerRequest, kept: KeptState) -> None:
     own = kept.settings
-    leader = LabelOwner(own["loss"], _targets(client, request.session, kept), own["c"], 0)
+    rows = _learned(client, request.session, kept)
+    leader = LabelOwner(own["loss"], client.table.y[rows], own["c"], 0, numbers=rows)
     if "sent" in kept.arrays:
         leader.unpack(kept.arrays)
     if request.kind in ("step", "last"):
@@ -216,7 +217,8 @@ def _judge(client: SVMClient, request: wire.OwnerRequest, kept: KeptState) -> wi
     own, table = kept.settings, client.table
     rows = int(own["rows"])
     outputs = _delivered(client, wire.JUDGED_SUM, len(kept.arrays["take"])) + kept.arrays["bias"]
-    targets, message = _targets(client, request.session, kept), kept.arrays["message"]
+    targets = table.y[_learned(client, request.session, kept)]
+    message = kept.arrays["message"]
     squares = ((outputs[:rows] - kept.arrays["bias"]) * message).sum(0)  # |X^T m|^2
     total = sum(
         objective(own["loss"], float(squares[k]), outputs[:rows, k], targets[:, k], own["c"])
@@ -241,9 +243,10 @@ def _judge(client: SVMClient, request: wire.OwnerRequest, kept: KeptState) -> wi
     )
 
 
-def _targets(client: SVMClient, session: str, kept: KeptState) -> Floats:
+def _learned(client: SVMClient, session: str, kept: KeptState) -> NDArray[np.intp]:
+    """Return the rows of the owner's table to learn from, in the order of the plan."""
     order = client.table.order(session, client.alignment_key)
-    return np.asarray(client.table.y[order[kept.arrays["take"][: kept.settings["rows"]]]])
+    return np.asarray(order[kept.arrays["take"][: kept.settings["rows"]]])
 
 
 def _delivered(client: SVMClient, name: str, rows: int) -> Floats:

@@ -37,7 +37,7 @@ Optimization 2(4), 1992.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, assert_never
+from typing import Any, Literal, NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -258,7 +258,10 @@ class LabelOwner:
         C > 0.
     seed : int
         Seed of the factors of messages that would otherwise be the same.
-    width : int
+    numbers : ndarray of int, shape (n,), optional
+        A number of each row, from 0, by which factors are drawn: runs with the same numbers agree
+        whatever the order of the rows. By default the position.
+    width : int (default: 1)
         Messages for each output and visit. Those beyond the first have their entries multiplied
         by factors drawn uniformly from [0, 2]; they save visits where rank(X) is large.
 
@@ -283,7 +286,16 @@ class LabelOwner:
         C or width is not positive, or the targets do not suit the loss.
     """
 
-    def __init__(self, loss: Loss, targets: Floats, cost: float, seed: int, width: int = 1) -> None:
+    def __init__(
+        self,
+        loss: Loss,
+        targets: Floats,
+        cost: float,
+        seed: int,
+        *,
+        numbers: NDArray[np.integer[Any]] | None = None,
+        width: int = 1,
+    ) -> None:
         if width < 1:
             raise OptionError(f"the width is {width}", remedy="use at least 1")
         if not 0.0 < cost < np.inf:
@@ -296,7 +308,7 @@ class LabelOwner:
             )
         n, k = targets.shape
         self.loss, self.targets, self.cost, self.width = loss, targets, cost, width
-        self.seed = seed
+        self.seed, self.numbers = seed, np.arange(n) if numbers is None else numbers
         self.sent, self.outputs = np.empty((n, 0)), np.empty((n, 0))
         self.objective, self.bound = np.full(k, np.inf), np.full(k, -np.inf)
         self.bias = np.zeros(k)
@@ -323,7 +335,8 @@ class LabelOwner:
         else:
             fixed = k
         rng = np.random.default_rng([self.seed, self.sent.shape[1]])
-        messages[:, fixed:] *= rng.uniform(0.0, 2.0, (len(rest), messages.shape[1] - fixed))
+        factors = rng.uniform(0.0, 2.0, (int(self.numbers.max()) + 1, messages.shape[1] - fixed))
+        messages[:, fixed:] *= factors[self.numbers]
         scale = np.sqrt((messages**2).mean(axis=0))
         scale[scale == 0.0] = 1.0
         messages /= scale

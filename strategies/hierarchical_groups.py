@@ -82,6 +82,7 @@ class GroupLoop:
         self._running: dict[int, RunningSum] = {}  # the users are at work
         self._ready: dict[int, RunningSum] = {}  # the sum is complete
         self._masked: RunningSum | None = None  # the agents' sum, while its masks are on
+        self._advanced: set[int] = set()  # the groups that have advanced with it
         self._deadline: dict[int, float] = {}
         self._attempts: dict[int, int] = {}
         self._outcome = Outcome()
@@ -357,7 +358,7 @@ class GroupLoop:
         elif not total.order.self_masks:
             self._take(strategy.total(total), advancing)
         else:
-            self._masked = total
+            self._masked, self._advanced = total, advancing
             if strategy.staleness:  # no request to the users is about to leave for all groups
                 messages = strategy.unmask_messages([total], self.tick)
                 self._outcome.failures.update(self._courier.send(messages, phase="unmask"))
@@ -442,7 +443,7 @@ class GroupLoop:
         strategy.open_sums(self.steps.grid, [masked], number=self.tick, timeout=self.steps.timeout)
         assert strategy.sums is not None
         self._masked = None
-        self._take(strategy.sums.total(masked), set(self.groups))
+        self._take(strategy.sums.total(masked), self._advanced)
 
     def _take(self, total: Floats, advancing: set[int]) -> None:
         """Make the global model from the agents' total, and note how far the run is."""
@@ -456,7 +457,7 @@ class GroupLoop:
         else:
             sigma = self._sigma(slowest, self._factors[1])
             self.center = global_center(terms, sigma, len(self.groups), steps.ridge)
-        if slowest:
+        if advancing:
             self._models[self.tick] = self.model
         strategy.trace_.append((time.monotonic() - self._started, slowest, self.model))
         if advancing:

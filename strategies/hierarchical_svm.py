@@ -49,7 +49,7 @@ ARCHITECTURES = ("hierarchical", "centralised", "chain")
 
 _FEATURES = 500
 _RELAXATION = 1.7
-_RESIDUAL, _GAP = 0.02, 1e-3
+_RESIDUAL, _GAP = 0.01, 1e-3
 
 
 class HierarchicalSVM(WholeCohortStrategy):
@@ -101,7 +101,7 @@ class HierarchicalSVM(WholeCohortStrategy):
     step_sizes : sequence of float, optional
         First rho of each group.
     tolerance : float, optional
-        The run ends when the relative primal and dual residuals are at most that, by default 0.02,
+        The run ends when the relative primal and dual residuals are at most that, by default 0.01,
         where the objective is about 1e-3 from the optimum; in a vertical split the relative duality
         gap, by default 1e-3.
     lost_groups : {"stop", "leave-out"}, optional
