@@ -266,7 +266,7 @@ def main() -> None:
     if "groups" in parts:
         show_groups(data, given.rounds)
     if "asynchronous" in parts:
-        show_asynchronous(data[0], given.engine, given.seeds, given.mean, 16)
+        show_asynchronous(data[0], given.engine, given.seeds, given.mean, 45)
     if "speed" in parts:
         show_speed()
 

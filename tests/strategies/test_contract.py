@@ -26,6 +26,7 @@ from fedkern_flwr.strategies import (
     VMKOFL,
     FedCFK,
     FedCG,
+    HierarchicalSVM,
     LocalOnly,
     OFMKLAvg,
     PerFedAvg,
@@ -80,6 +81,7 @@ def test_the_contract_covers_every_strategy() -> None:
         FedCG,  # solves once, see test_fed_cg.py
         SecureGram,  # sums once, see test_secure_gram.py
         FedCFK,  # the same, see test_fed_cfk.py
+        HierarchicalSVM,  # groups, see test_hierarchical.py
     }
     assert public == set(METHODS)
     assert len({m.method for m in METHODS}) == len({m.title for m in METHODS}) == len(METHODS)
