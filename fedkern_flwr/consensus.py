@@ -229,9 +229,9 @@ class Residuals:
 
     @property
     def relative(self) -> tuple[float, float]:
-        """Both residuals in units of what they are measured by."""
-        primal = self.primal / self.size if self.size else np.inf
-        dual = self.dual / self.pull if self.pull else np.inf
+        """Both residuals in units of what they are measured by; 1 while that is zero."""
+        primal = self.primal / self.size if self.size else 1.0
+        dual = self.dual / self.pull if self.pull else 1.0
         return primal, dual
 
     def small(self, tolerance: float) -> bool:

@@ -252,12 +252,7 @@ class FDSKL(VerticalStrategy):
 
     def privacy(self) -> dict[str, Any]:
         """Return what is seen by whom."""
-        sums = self.sums_privacy()
-        for cohort in sums.get("cohorts", []):  # every sum is over its whole cohort
-            cohort["threshold"] = cohort.pop("parties")
-            cohort["parties"] = cohort["threshold"]
-            del cohort["shares_to_open"]
-        return {**sums, **seen_by(self)}
+        return {**self.whole_sums_privacy(), **seen_by(self)}
 
     def settings(self) -> dict[str, Any]:
         """Return the fields of a request that say how phases are made."""

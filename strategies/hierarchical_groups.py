@@ -77,6 +77,7 @@ class GroupLoop:
         self._models: dict[int, Floats] = {0: self.center}  # tick -> model, of the last few
         self._judged: dict[int, int] = {}  # group -> tick of the model that its last loss is of
         self._judging: dict[int, int] = {}
+        self._rho_used = 0.0
         self._sealed: dict[int, bytes] = {}
         self._ordered: dict[int, RunningSum] = {}  # the agent has contributed, the users have not
         self._running: dict[int, RunningSum] = {}  # the users are at work
@@ -323,6 +324,7 @@ class GroupLoop:
         strategy = self.strategy
         self.tick += 1
         strategy.step = self.tick
+        self._rho_used = self._rho(min(self.groups))
         found: dict[int, wire.AgentReply] = {}
         total: RunningSum | None = None
         sums: list[RunningSum] = []
@@ -471,7 +473,7 @@ class GroupLoop:
         if strategy.history_ and strategy.history_[-1]["round"] >= slowest:
             return
         row: dict[str, Any] = {"round": slowest, "primal": primal, "dual": dual}
-        row |= {"consensus_difference": change, "rho": self._rho(min(self.groups))}
+        row |= {"consensus_difference": change, "rho": self._rho_used}
         judged = {self._judged.get(number) for number in self.groups}
         if len(judged) == 1 and (number := judged.pop()) in self._models:
             model = self._models[number]

@@ -386,7 +386,8 @@ class HierarchicalSVM(WholeCohortStrategy):
 
     def privacy(self) -> dict[str, Any]:
         """Return what is seen by whom."""
-        return {**self.sums_privacy(), **seen_by(self)}
+        others = self.losing == "leave-out" and not self.ring
+        return {**self.whole_sums_privacy(int(others)), **seen_by(self)}
 
     # -- set-up
 
