@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.alignment import check_alignment_key
 from fedkern_flwr.consensus import Floats
-from fedkern_flwr.errors import OptionError, StateError, TableError
+from fedkern_flwr.errors import OptionError, ProtocolError, StateError, TableError
 from fedkern_flwr.groups import AGENT, OWNER, ROLES, USER
 from fedkern_flwr.linear_model import model_rows
 from fedkern_flwr.online import check_choice
@@ -266,6 +266,25 @@ class SVMClient(PhaseClient):
         kept.settings["done"] = state.round = number
         state.payload = kept.pack()
         state.store(self.context)
+
+    def pin(self, kept: KeptState, **settings: Any) -> None:
+        """Take up settings of the run, which stay as they are.
+
+        Raises
+        ------
+        ProtocolError
+            They have changed: the same values would be summed in another way.
+        """
+        if any(kept.settings.setdefault(name, value) != value for name, value in settings.items()):
+            raise ProtocolError(
+                "the settings of the run have changed",
+                remedy="run the same release on both sides, and resume with the same options",
+                party=self.name,
+            )
+
+    def forget(self, state: SessionState) -> bytes:
+        """Forget all at the end of a run; what was saved to resume it stays on disk."""
+        return b""
 
     def seal(self, other: int, matrix: NDArray[Any], *place: str | int) -> bytes:
         """Seal numbers for another party."""

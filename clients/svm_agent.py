@@ -120,7 +120,7 @@ def pass_round_ring(client: SVMClient, request: wire.RingRequest) -> wire.RingRe
     if running.shape != term.shape:
         raise ProtocolError("what went round the ring has another length", party=client.name)
     if request.last:
-        running = running - kept.arrays.pop("mask")
+        running = running - kept.arrays["mask"]
         total = encoding.decode(running, request.groups)
         state.payload = kept.pack()
         state.store(client.context)

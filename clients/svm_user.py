@@ -28,7 +28,7 @@ def contribute_statistics(
     """Contribute sums and sums of squares of the columns that the model is linear in."""
     state = client.open_session(request.session)
     kept = KeptState.unpack(state.payload)
-    kept.settings |= {name: getattr(request, name) for name in _PINNED}
+    client.pin(kept, **{name: getattr(request, name) for name in _PINNED})
     assert client.sums is not None
     client.sums.check(wire.STATISTICS_SUM, self_masks=False)
     rows = model_rows(client.table.x, request.features, request.gamma, request.feature_seed)
@@ -45,8 +45,7 @@ def solve_local_problem(client: SVMClient, request: wire.LocalRequest) -> wire.L
     name = wire.FLAT_SUM if request.agent < 0 else wire.GROUP_SUM
     assert client.sums is not None
     client.sums.check(name, receiver=request.agent, self_masks=False)
-    if kept.settings.setdefault("agent", request.agent) != request.agent:
-        raise ProtocolError("its group has another agent than before", party=client.name)
+    client.pin(kept, agent=request.agent, left=-1, right=-1)
     if not repeated:
         _take_coordinates(client, request, kept)
         shape = _shape(client, kept)
@@ -88,6 +87,7 @@ def solve_with_neighbours(client: SVMClient, request: wire.ChainRequest) -> wire
     state, kept, repeated = client.begin(request)
     assert client.sums is not None
     client.sums.check(wire.FLAT_SUM, self_masks=False)
+    client.pin(kept, agent=-1, left=request.left, right=request.right)
     if not repeated:
         _take_coordinates(client, request, kept)
         shape, found = _shape(client, kept), kept.arrays

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,8 @@ def contribute_columns(client: SVMClient, request: wire.ColumnsRequest) -> wire.
     """Contribute sums and sums of squares of the columns."""
     state, kept, _ = client.begin(request, gaps=True)
     names = ("agent", "owner", "rows", "all_rows")
-    kept.settings |= {name: getattr(request, name) for name in names}
+    plan = hashlib.sha256(request.take.tobytes() + b"/" + request.place.tobytes()).hexdigest()
+    client.pin(kept, plan=plan, **{name: getattr(request, name) for name in names})
     kept.arrays |= {"take": request.take, "place": request.place}
     x = _columns(client, kept, request.session)[request.place < request.rows]
     assert client.sums is not None

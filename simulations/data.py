@@ -16,6 +16,7 @@ from fedkern_flwr.tables import Missing, Table
 
 from ..strategies import PhaseStrategy
 from .datasets import load_data
+from .engines.faults import Plan
 from .engines.ray import ClientFn
 
 
@@ -100,6 +101,14 @@ class Prepared(ABC):
     @abstractmethod
     def num_clients(self) -> int:
         """Number of clients."""
+
+    def nodes(self, strategy: PhaseStrategy) -> int:
+        """Return the number of nodes that a strategy runs on, by default one for each client."""
+        return self.num_clients
+
+    def faults(self, strategy: PhaseStrategy) -> Plan | None:
+        """Return what goes wrong in the simulation of a strategy beside clients that vanish."""
+        return None
 
     @abstractmethod
     def client_fn(self, strategy: PhaseStrategy, state_dir: Path | None = None) -> ClientFn:

@@ -16,6 +16,7 @@ from fedkern_flwr.errors import OptionError
 from ..strategies import PhaseStrategy
 from .data import Prepared
 from .engines import Audit, DropOut, Engine, SimulationStep, simulate_all
+from .engines.delays import first_fault
 from .entries import Entry, draw_label
 from .methods import family, method
 from .references import run_reference
@@ -100,11 +101,17 @@ def run_entries(
             step.start = {**prepared.start(), "timeout": timeout}
             step.audit = Audit() if audited and draw == 0 else None
             steps.append(step)
-    faults = DropOut(drop, seed) if drop else None
+    dropped = DropOut(drop, seed) if drop else None
     for _, group in groupby(steps, lambda step: prepared.variant(step.strategy)):
         alike = list(group)
-        client_fn = prepared.client_fn(alike[0].strategy, state_dir)
-        simulate_all(alike, client_fn, prepared.num_clients, engine=engine, faults=faults)
+        first = alike[0].strategy
+        simulate_all(
+            alike,
+            prepared.client_fn(first, state_dir),
+            prepared.nodes(first),
+            engine=engine,
+            faults=first_fault(dropped, prepared.faults(first)),
+        )
     for entry in entries:
         if entry.reference is not None:
             run_reference(entry, prepared, seed=seed, runs=runs, progress=progress)

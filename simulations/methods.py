@@ -10,6 +10,7 @@ from fedkern_flwr.errors import OptionError
 from ..strategies import PhaseStrategy
 from .families.base import Family
 from .families.gram import GramFamily
+from .families.hierarchical import HierarchicalFamily
 from .families.hybrid import HybridFamily
 from .families.online import OnlineFamily
 from .families.recommender import RecommenderFamily
@@ -25,6 +26,7 @@ FAMILIES: tuple[Family[Any, Any], ...] = (
     VerticalFamily(),
     GramFamily(),
     RecommenderFamily(),
+    HierarchicalFamily(),
 )
 
 METHODS: dict[str, type[PhaseStrategy]] = {

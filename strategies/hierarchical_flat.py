@@ -10,7 +10,7 @@ import numpy as np
 from fedkern_flwr.consensus import Floats, Residuals, balance, penalty_of, risen
 from fedkern_flwr.wire import hierarchical as wire
 
-from .hierarchical_steps import Steps
+from .hierarchical_steps import Steps, again
 
 if TYPE_CHECKING:
     from .base import Arrays
@@ -132,11 +132,11 @@ class FlatLoop:
             "judged": judged,
             **steps.coordinate_fields(number == 1),
         }
-        for _ in range(strategy.attempts):
+        for attempt in range(strategy.attempts):
             running = strategy.sums.order(
                 wire.FLAT_SUM, length, steps.encoding, cohort=0, self_masks=False
             )
-            requests = {user: self._request(user, common) for user in self.users}
+            requests = again({user: self._request(user, common) for user in self.users}, attempt)
             found = strategy.ask(steps.grid, requests, kind, steps.timeout, [running])
             if strategy.whole(running) and len(found) == len(self.users):
                 return strategy.total(running), found

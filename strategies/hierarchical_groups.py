@@ -20,13 +20,14 @@ from fedkern_flwr.consensus import (
 )
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.exchange import Courier, Failure, Outcome, read_reply, request_messages
+from fedkern_flwr.flower_compat import is_simulated
 from fedkern_flwr.groups import AGENT, Group
 from fedkern_flwr.secure_sum import RunningSum
 from fedkern_flwr.wire import hierarchical as wire
 from fedkern_flwr.wire import sums as sum_wire
 
 from .base import logger
-from .hierarchical_steps import Steps
+from .hierarchical_steps import Steps, again
 from .whole_cohort import FINAL
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 _GROUP_STATISTICS, _AGENT_STATISTICS = 3, 5
 _FRESH = 2  # groups that are new in a total at least, so that two totals do not show one group
-_POLL_FIRST, _POLL_LAST = 0.002, 0.5  # seconds
+_POLL_FIRST, _POLL_LAST, _POLL_SIMULATED = 0.002, 0.5, 0.01  # seconds
 _AGENTS = -1  # in place of a group: the deadline of the agents' unmasking
 
 
@@ -86,8 +87,10 @@ class GroupLoop:
         self._advanced: set[int] = set()  # the groups that have advanced with it
         self._deadline: dict[int, float] = {}
         self._attempts: dict[int, int] = {}
+        self._failed: dict[int, Failure] = {}
         self._outcome = Outcome()
         self._courier = Courier(steps.grid, self.strategy.ledger_, self.strategy.on_reply())
+        self._longest_pause = _POLL_SIMULATED if is_simulated(steps.grid) else _POLL_LAST
         self._started = time.monotonic()
 
     # -- the loop
@@ -167,7 +170,7 @@ class GroupLoop:
         for number in list(self._ordered):
             if self.done[number] <= limit:
                 messages += self._requests(self.groups[number])
-        if self._masked is not None:
+        if self._masked is not None and _AGENTS not in self._deadline:
             messages += strategy.unmask_messages([self._masked], self.tick)
             self._deadline[_AGENTS] = time.monotonic() + self.steps.timeout
         if messages:
@@ -185,6 +188,7 @@ class GroupLoop:
         shared = wire.LocalRequest(
             session=strategy.session,
             round=self.done[number] + 1,
+            attempt=self._attempts.get(number, 0),
             agent=group.agent,
             rho=self._rho(number),
             relaxation=strategy.chosen_relaxation,
@@ -222,10 +226,12 @@ class GroupLoop:
                 pause = _POLL_FIRST
             else:
                 time.sleep(pause)
-                pause = min(1.5 * pause, _POLL_LAST)
+                pause = min(1.5 * pause, self._longest_pause)
 
     def _drain(self) -> None:
         """Wait until no node is at work."""
+        if self._masked is not None and _AGENTS not in self._deadline:
+            self._ask_to_unmask()
         self._read()
         while self._running or self._masked is not None:
             if not self._courier.collect(self._outcome):
@@ -247,6 +253,7 @@ class GroupLoop:
             strategy.reject(node, failure, self.tick)
             if failure.detail.startswith(FINAL):
                 raise ProtocolError(failure.detail.partition(": ")[2], phase="svm-local")
+        self._failed |= failed
         if self._masked is not None:
             self._unmask()
         for number, running in list(self._running.items()):
@@ -258,12 +265,14 @@ class GroupLoop:
                 self._courier.forget(nodes)
                 self._ready[number] = self._running.pop(number)
                 self._attempts.pop(number, None)
-            elif not waiting or time.monotonic() > self._deadline[number]:
+            elif self._masked is None and (
+                not waiting or time.monotonic() > self._deadline[number]
+            ):
                 for node in waiting:
-                    failed[node] = Failure("timed out", f"after {self.steps.timeout:g} s")
-                    strategy.reject(node, failed[node], self.tick)
+                    self._failed[node] = Failure("timed out", f"after {self.steps.timeout:g} s")
+                    strategy.reject(node, self._failed[node], self.tick)
                 self._courier.forget(nodes)
-                self._again(group, {n: failed[n] for n in nodes if n in failed})
+                self._again(group, {n: self._failed.pop(n) for n in nodes if n in self._failed})
 
     def _is_agent(self, node: int) -> bool:
         return self.strategy.parties_[node].role == AGENT
@@ -274,14 +283,47 @@ class GroupLoop:
         strategy.close(self._running.pop(number))
         self._attempts[number] = self._attempts.get(number, 0) + 1
         if self._attempts[number] < strategy.attempts:
-            self._combine(set(), {number})
-            if number in self._ordered:
+            if self._pad(group):
                 messages = self._requests(group)
                 self._outcome.failures.update(self._courier.send(messages, phase="svm-local"))
+            else:
+                self._lose(group, f"its agent, partition {group.agent}, did not answer")
             return
         who = [f"partition {strategy.parties_[n].partition} {f}" for n, f in failed.items()]
         times = f"{strategy.attempts} times in a row"
         self._lose(group, f"{', '.join(who[:3]) or 'a user did not answer'}, {times}")
+
+    def _pad(self, group: Group) -> bool:
+        """Begin a group's sum anew, with its agent's pad; tell whether the agent answered.
+
+        Nothing else is asked: a total in which no group advances would show what a lost one added.
+        """
+        strategy, steps = self.strategy, self.steps
+        for attempt in range(strategy.attempts):
+            running = self._order_group(group.number)
+            strategy.step = self.tick
+            request = wire.PadRequest(session=strategy.session, round=self.tick, attempt=attempt)
+            strategy.ask(
+                steps.grid, {group.agent: request}, wire.PadReply, steps.timeout, [running]
+            )
+            if group.agent in running.uploaded:
+                return True
+            strategy.close(self._ordered.pop(group.number))
+        return False
+
+    def _order_group(self, number: int) -> RunningSum:
+        """Begin the next sum of a group."""
+        steps, strategy = self.steps, self.strategy
+        assert strategy.sums is not None
+        self._ordered[number] = strategy.sums.order(
+            wire.GROUP_SUM,
+            steps.shape[0] * steps.shape[1] + _GROUP_STATISTICS,
+            steps.encoding,
+            cohort=self.cohorts[number],
+            receiver=self.groups[number].agent,
+            self_masks=False,
+        )
+        return self._ordered[number]
 
     def _lose(self, group: Group, why: str) -> None:
         """Go on without a group, or end the run.
@@ -328,13 +370,13 @@ class GroupLoop:
         found: dict[int, wire.AgentReply] = {}
         total: RunningSum | None = None
         sums: list[RunningSum] = []
-        for _ in range(strategy.attempts):
+        for attempt in range(strategy.attempts):
             for running in sums:
                 strategy.close(running)
             total, sums = self._order(ordering & set(self.groups))
             found = strategy.ask(
                 self.steps.grid,
-                self._agent_requests(advancing),
+                again(self._agent_requests(advancing), attempt),
                 wire.AgentReply,
                 self.steps.timeout,
                 sums,
@@ -362,25 +404,21 @@ class GroupLoop:
         else:
             self._masked, self._advanced = total, advancing
             if strategy.staleness:  # no request to the users is about to leave for all groups
-                messages = strategy.unmask_messages([total], self.tick)
-                self._outcome.failures.update(self._courier.send(messages, phase="unmask"))
-                self._deadline[_AGENTS] = time.monotonic() + self.steps.timeout
+                self._ask_to_unmask()
+
+    def _ask_to_unmask(self) -> None:
+        """Have the agents unmask their sum, in an exchange of its own."""
+        assert self._masked is not None
+        messages = self.strategy.unmask_messages([self._masked], self.tick)
+        self._outcome.failures.update(self._courier.send(messages, phase="unmask"))
+        self._deadline[_AGENTS] = time.monotonic() + self.steps.timeout
 
     def _order(self, ordering: set[int]) -> tuple[RunningSum | None, list[RunningSum]]:
         """Begin the agents' sum and the next sums of groups."""
         steps, strategy = self.steps, self.strategy
         assert strategy.sums is not None
         numbers = steps.shape[0] * steps.shape[1]
-        for number in sorted(ordering):
-            self._ordered[number] = strategy.sums.order(
-                wire.GROUP_SUM,
-                numbers + _GROUP_STATISTICS,
-                steps.encoding,
-                cohort=self.cohorts[number],
-                receiver=self.groups[number].agent,
-                self_masks=False,
-            )
-        own = [self._ordered[number] for number in sorted(ordering)]
+        own = [self._order_group(number) for number in sorted(ordering)]
         if strategy.ring or len(steps.groups) == 1:
             return None, own
         total = strategy.sums.order(
@@ -470,7 +508,7 @@ class GroupLoop:
     def _record(self, loss: float, slowest: int, change: float) -> None:
         strategy, steps = self.strategy, self.steps
         primal, dual = self.residuals.relative
-        if strategy.history_ and strategy.history_[-1]["round"] >= slowest:
+        if slowest <= (strategy.history_[-1]["round"] if strategy.history_ else 0):
             return
         row: dict[str, Any] = {"round": slowest, "primal": primal, "dual": dual}
         row |= {"consensus_difference": change, "rho": self._rho_used}
@@ -479,7 +517,8 @@ class GroupLoop:
             model = self._models[number]
             objective = penalty_of(model, steps.ridge) + strategy.C * steps.rows * loss
             row["objective"] = objective
-            if self.best is None or objective < self.best[0]:
+            alike = not strategy.staleness  # else few models are judged, and not the last
+            if alike and (self.best is None or objective < self.best[0]):
                 self.best = (objective, model)
         oldest = min([*self._judged.values(), *self._judging.values()])
         self._models = {tick: m for tick, m in self._models.items() if tick >= oldest}
@@ -538,8 +577,9 @@ class GroupLoop:
             bound=strategy.bound,
             sealed=source[1],
         )
-        for _ in range(strategy.attempts):
-            found = strategy.ask(steps.grid, {agent: request}, wire.RingReply, steps.timeout)
+        for attempt in range(strategy.attempts):
+            asked = again({agent: request}, attempt)
+            found = strategy.ask(steps.grid, asked, wire.RingReply, steps.timeout)
             if agent in found:
                 reply: wire.RingReply = found[agent]
                 return reply

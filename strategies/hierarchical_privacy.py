@@ -21,7 +21,10 @@ def seen_by(strategy: HierarchicalSVM) -> dict[str, Any]:
             ],
             "agent_sees": [
                 "means, variances and the model of its group's columns",
-                "products of its group's columns with messages that it does not know",
+                "products of its group's columns with messages that it does not know"
+                if strategy.product == "local"
+                else "the messages, whose signs are at first the labels, and vectors orthogonal to "
+                "its users' columns",
             ],
             "owner_sees": [
                 "inner products of all rows: the rows up to a rotation, once there are as many "
@@ -48,10 +51,13 @@ def seen_by(strategy: HierarchicalSVM) -> dict[str, Any]:
     found = {
         "server_sees": server,
         "agent_sees": [
-            "sum of its users' models with their duals, of their losses and of their distances",
+            "sum of its users' models with their duals, of their losses and of their distances: "
+            "sums of gradients, which late in a run may be those of single rows",
             "the global model of each iteration",
         ],
-        "user_sees": ["its group's model and the global model of each iteration"],
+        "user_sees": [
+            "its group's model and the global model of each iteration: its group's sum of gradients"
+        ],
     }
     if strategy.losing == "leave-out":
         server.append("about what the term of a group was that is left out, by difference")
@@ -79,11 +85,22 @@ def warnings_of(strategy: HierarchicalSVM) -> list[str]:
         )
     if strategy.product == "orthogonal":
         found.append(
-            "product orthogonal lets an agent test guesses of a user's columns, and shows users "
-            "most of the multiplier; use product local"
+            "product orthogonal lets an agent test guesses of a user's columns and see the labels, "
+            "and shows users most of the multiplier; use product local"
         )
     if strategy.losing == "leave-out" and not strategy.ring:
         found.append(
             "lost_groups leave-out shows the server about what a lost group had contributed"
         )
     return found
+
+
+def warning_of_groups(strategy: HierarchicalSVM) -> str:
+    """Return what small groups give away, nothing if there are none."""
+    small = [group for group in strategy.groups_ if group.agent >= 0 and len(group.users) <= 2]
+    if not small or strategy.partition == "vertical":
+        return ""
+    return (
+        f"{len(small)} groups have one or two users: agents or partners see gradients of single "
+        "users; form larger groups"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,6 +37,11 @@ def cut_sealed(data: bytes, sizes: Mapping[int, int]) -> dict[int, bytes]:
     ends = np.cumsum(list(sizes.values())).tolist()
     pairs = zip(sizes, [0, *ends], ends, strict=False)
     return {user: data[start:end] for user, start, end in pairs}
+
+
+def again(requests: Mapping[int, Any], attempt: int) -> dict[int, Any]:
+    """Return requests with the number of the attempt."""
+    return {node: dataclasses.replace(r, attempt=attempt) for node, r in requests.items()}
 
 
 #: Cohorts of the sums: all users, then the groups, then the agents.
@@ -96,11 +102,12 @@ class Steps:
         """
         strategy = self.strategy
         assert strategy.sums is not None
-        for _ in range(strategy.attempts):
+        for attempt in range(strategy.attempts):
             running = strategy.sums.order(
                 name, length, self.encoding, cohort=USERS, self_masks=False
             )
-            strategy.ask(self.grid, requests, reply, self.timeout, [running])
+            asked = again(requests, attempt)
+            strategy.ask(self.grid, asked, reply, self.timeout, [running])
             if strategy.whole(running):
                 return strategy.total(running)
             strategy.close(running)

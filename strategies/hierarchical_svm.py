@@ -34,7 +34,7 @@ from fedkern_flwr.wire.hierarchical import SVMDescribeReply
 from .base import Arrays, at_least, logger
 from .hierarchical_flat import FlatLoop
 from .hierarchical_groups import GroupLoop
-from .hierarchical_privacy import seen_by, warnings_of
+from .hierarchical_privacy import seen_by, warning_of_groups, warnings_of
 from .hierarchical_steps import Steps
 from .hierarchical_vertical import VisitLoop
 from .whole_cohort import WholeCohortStrategy
@@ -112,7 +112,7 @@ class HierarchicalSVM(WholeCohortStrategy):
         out.
     bound : float (default: 2**20)
         Public bound on the numbers that are summed.
-    attempts : int (default: 3)
+    attempts : int (default: 5)
         An exchange that somebody failed to answer is repeated so often in all.
     allow_single : bool (default: False)
         Let agents see the models of users that are alone in their group.
@@ -173,7 +173,7 @@ class HierarchicalSVM(WholeCohortStrategy):
         lost_groups: LostGroups | None = None,
         missing: MissingRows = "error",
         bound: float = 2.0**20,
-        attempts: int = 3,
+        attempts: int = 5,
         checkpoint_every: int = 10,
         **common: Any,
     ) -> None:
@@ -406,6 +406,8 @@ class HierarchicalSVM(WholeCohortStrategy):
             else groups.check_horizontal(parties)
         )
         groups.check_single(self.groups_, parties, allow_single=self.allow_single)
+        if text := warning_of_groups(self):
+            logger.warning(text)
         self.outputs_, self.classes_ = first.outputs, first.classes
         self.label_bound_ = first.label_bound
         self._columns = (

@@ -14,7 +14,7 @@ from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import hierarchical as wire
 
 from .base import logger
-from .hierarchical_steps import Sealed, cut_sealed
+from .hierarchical_steps import Sealed, again, cut_sealed
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -229,7 +229,7 @@ class VisitLoop:
         for running in [*self._group_sums.values(), self._output_sum]:
             if running is not None:
                 strategy.close(running)
-        for _ in range(strategy.attempts):
+        for attempt in range(strategy.attempts):
             sums = [
                 strategy.sums.order(
                     one.name,
@@ -241,7 +241,7 @@ class VisitLoop:
                 )
                 for one in wanted
             ]
-            found = strategy.ask(self.grid, asked, kinds, self.timeout, sums)
+            found = strategy.ask(self.grid, again(asked, attempt), kinds, self.timeout, sums)
             if len(found) == len(asked) and all(map(strategy.whole, sums)):
                 break
             for running in sums:
@@ -313,8 +313,9 @@ class VisitLoop:
         deliveries: Mapping[int, list[RunningSum]],
     ) -> dict[int, Any]:
         strategy, found = self.strategy, dict[int, Any]()
-        for _ in range(strategy.attempts):
+        for attempt in range(strategy.attempts):
             missing = {node: request for node, request in requests.items() if node not in found}
+            missing = again(missing, attempt)
             found |= strategy.ask(self.grid, missing, kinds, self.timeout, (), deliveries)
             if len(found) == len(requests):
                 return found

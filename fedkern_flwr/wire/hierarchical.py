@@ -116,10 +116,13 @@ class SVMRequest(PhaseMessage):
     session : str
     round : int
         Number of the iteration at the receiver, so that duplicates are noticed.
+    attempt : int
+        How often it has been asked before.
     """
 
     session: str
     round: int
+    attempt: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ Direction = Literal["up", "down"]
 #: Kinds of what a client sends. ``plain``: computed from its own rows, for the server to read.
 #: ``size``: of its table. ``declared``: what its owner says of it, such as ranges and classes.
 #: ``pseudonym``: keyed hash of an id. ``masked``: one-time padded. ``sealed``: for another client.
+#: ``total``: of a sum over several clients that one of them opened for the server.
 #: ``commitment``: digest of a random seed. ``share``: of the seed of a survivor's self mask.
 #: ``seed``: of a mask of a client that dropped out. ``key``: public. ``control``: numbers of
 #: rounds and sums, names, versions.
@@ -63,6 +64,19 @@ _UP = {
     ("hybrid-blocks", "fingerprint"): "commitment",
     ("hybrid-chain", "sent"): "sealed",
     ("vertical-hops", "sealed"): "sealed",
+    ("describe", "group"): "declared",
+    ("describe", "product"): "declared",
+    ("svm-agent", "sealed"): "sealed",
+    ("svm-agent", "term"): "total",
+    ("svm-ring", "sealed"): "sealed",
+    ("svm-ring", "term"): "total",
+    ("svm-chain", "to_left"): "sealed",
+    ("svm-chain", "to_right"): "sealed",
+    ("svm-columns", "orthogonal"): "sealed",
+    ("svm-block", "sealed"): "sealed",
+    ("svm-multiplier", "sealed"): "sealed",
+    ("svm-owner", "sealed"): "sealed",
+    ("svm-owner", "model"): "control",
     ("sum-upload", "masked"): "masked",
     ("sum-upload", "shares"): "sealed",
     ("sum-upload", "backups"): "sealed",
@@ -94,6 +108,19 @@ _DOWN = {
     ("vertical-train", "rows"): "matching",
     ("vertical-train", "tests"): "matching",
     ("vertical-outcome", "rows"): "matching",
+    ("svm-local", "sealed"): "sealed",
+    ("svm-ring", "sealed"): "sealed",
+    ("svm-chain", "from_left"): "sealed",
+    ("svm-chain", "from_right"): "sealed",
+    ("svm-columns", "take"): "matching",
+    ("svm-columns", "place"): "matching",
+    ("svm-visit", "coordinates"): "sealed",
+    ("svm-visit", "message"): "sealed",
+    ("svm-visit", "weights"): "sealed",
+    ("svm-multiplier", "sealed"): "sealed",
+    ("svm-multiplier", "vectors"): "sealed",
+    ("svm-owner", "take"): "matching",
+    ("svm-owner", "place"): "matching",
 }
 #: Fields whose values are sealed for the next client or, at the end of the way, for the server to
 #: read. Sealed numbers are longer by nonce and tag, so that bare ones cannot pass for them.
@@ -286,11 +313,12 @@ def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
 
 
 def _kind(direction: Direction, phase: str, name: str) -> str:
+    declared = (_UP if direction == "up" else _DOWN).get((phase, name))
+    if declared is not None:
+        return declared
     if name in _CONTROL:
         return "control"
-    if direction == "up":
-        return _UP.get((phase, name), "plain")
-    return _DOWN.get((phase, name), "public")
+    return "plain" if direction == "up" else "public"
 
 
 def _rows(view: dict[tuple[str, str], Seen]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedkern_flwr.errors import TableError
 
-from . import demo, gram, hybrid, online, vertical
+from . import demo, gram, hierarchical, hybrid, online, vertical
 from .base import Builder, Preset, Section
 
 __all__ = ["NAMES", "Preset", "Section", "preset"]
@@ -16,6 +16,7 @@ _PRESETS: dict[str, Builder] = {
     **hybrid.PRESETS,
     **vertical.PRESETS,
     **gram.PRESETS,
+    **hierarchical.PRESETS,
 }
 
 NAMES = tuple(_PRESETS)

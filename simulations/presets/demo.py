@@ -6,6 +6,7 @@ from fedkern_flwr.errors import TableError
 
 from .base import Preset
 from .gram import instances, recommendations
+from .hierarchical import user_groups
 from .hybrid import hospitals
 from .online import weather
 from .vertical import columns
@@ -19,7 +20,7 @@ def demo(datasets: tuple[str, ...]) -> Preset:
         "demo",
         "Kernel learning without pooling the data",
         "Every method once, on data that comes with the package.",
-        (weather(), hospitals(), columns(), instances(), recommendations()),
+        (weather(), hospitals(), columns(), instances(), recommendations(), user_groups()),
         runs=1,
         engine="ray",
     )

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fedkern_flwr.errors import EngineError, ProtocolError
 from fedkern_flwr.exchange import (
+    Courier,
     Failure,
     Outcome,
     exchange,
@@ -378,3 +379,83 @@ def test_a_reply_that_cannot_be_used_is_a_failure_and_enough_is_enough() -> None
     assert list(outcome.replies) == [1001]
     assert outcome.failures == {1000: Failure("invalid reply", "it is too large")}
     assert time.monotonic() - started < 5
+
+
+# -- messages under way
+
+
+class Mailbox(FakeGrid):
+    """A grid that numbers its messages and takes any number of them."""
+
+    def __init__(self, pulls: list[list[Message]]) -> None:
+        super().__init__(pulls, [])
+        self.count = 0
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            self.count += 1
+            ids.append("" if message.metadata.dst_node_id == 99 else f"m{self.count}")
+        return ids
+
+
+def ask(*nodes: int) -> list[Message]:
+    return request_messages(REQUEST, nodes, group_id="g")
+
+
+def test_messages_are_sent_while_others_are_waited_for() -> None:
+    grid = Mailbox([[], [reply("m2", node=2)], [reply("m3", node=1), reply("m1", node=1)]])
+    ledger, outcome = Ledger(), Outcome()
+    courier = Courier(grid, ledger)  # type: ignore[arg-type]
+    assert courier.send(ask(1, 2), phase="a") == {}
+    assert courier.waiting == [1, 2]
+    assert courier.collect(outcome) == 0
+    assert courier.collect(outcome) == 1
+    assert set(outcome.replies) == {2}
+    assert courier.waiting == [1]
+    assert courier.send(ask(2), phase="b") == {}
+    assert courier.waiting == [1, 2]
+    outcome = Outcome()
+    assert courier.collect(outcome) == 2
+    assert courier.waiting == []
+    assert outcome.replies[2].metadata.reply_to_message_id == "m3"
+    assert outcome.replies[1].metadata.reply_to_message_id == "m1"
+    assert grid.asked == [{"m1", "m2"}, {"m1", "m2"}, {"m1", "m3"}]
+    assert (ledger.exchanges, ledger.messages, ledger.seconds) == (2, 3, 0.0)
+    assert ledger.by_phase == {"a": 1, "b": 1}
+
+
+def test_who_cannot_be_reached_is_not_waited_for() -> None:
+    courier = Courier(Mailbox([]), Ledger())  # type: ignore[arg-type]
+    assert courier.send(ask(1, 99), phase="a") == {99: Failure("unreachable")}
+    assert courier.waiting == [1]
+
+
+def test_what_forgotten_nodes_send_is_ignored() -> None:
+    grid = Mailbox([[reply("m1", node=1), reply("m2", node=2)], [reply("m3", node=1)]])
+    courier, outcome = Courier(grid, Ledger()), Outcome()  # type: ignore[arg-type]
+    courier.send(ask(1, 2), phase="a")
+    courier.forget([1, 7])
+    assert courier.waiting == [2]
+    courier.send(ask(1), phase="a")
+    assert courier.collect(outcome) == 1
+    assert set(outcome.replies) == {2}
+    assert courier.collect(outcome) == 1
+    assert outcome.replies[1].metadata.reply_to_message_id == "m3"
+
+
+def test_errors_and_refused_replies_are_failures_of_the_node_that_was_asked() -> None:
+    def refuse(node: int, message: Message) -> None:
+        raise ProtocolError("it is late")
+
+    gone = reply("m1", error=Error(1, "<class 'KeyError'>:<'secret'>"), node=5)
+    grid = Mailbox([[gone, reply("m2", node=2)]])
+    courier, outcome = Courier(grid, Ledger(), refuse), Outcome()  # type: ignore[arg-type]
+    courier.send(ask(1, 2), phase="a")
+    assert courier.collect(outcome) == 2
+    assert outcome.replies == {}
+    assert outcome.failures == {
+        1: Failure("raised", "KeyError"),
+        2: Failure("invalid reply", "it is late"),
+    }
+    assert courier.waiting == []

@@ -1,0 +1,200 @@
+"""Who belongs to which group, and which rows belong together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkern_flwr.errors import CohortError, FedKernError, OptionError, ProtocolError, TableError
+from fedkern_flwr.groups import (
+    check_horizontal,
+    check_parties,
+    check_single,
+    check_vertical,
+    match_rows,
+    read_groups,
+)
+from fedkern_flwr.wire.hierarchical import SVMDescribeReply
+
+
+def party(partition: int, role: str = "user", group: int = 0, **more: Any) -> SVMDescribeReply:
+    rows = more.pop("rows", 0 if role == "agent" else 3)
+    fields: dict[str, Any] = {
+        "partitions": 7,
+        "features": 2 if role == "user" else 0,
+        "test_rows": 0,
+        "columns": "c",
+        "restored": True,
+        "outputs": 1,
+        "classes": 2,
+        "labels": "l",
+        "label_bound": 1.0,
+        "labelled": False,
+        "named": True,
+        "allow_single": False,
+        "product": "local",
+        "ids": np.zeros((0, 2), np.uint64),
+    }
+    return SVMDescribeReply(
+        partition=partition, role=role, rows=rows, group=group, **{**fields, **more}
+    )
+
+
+def ids(*numbers: int) -> np.ndarray:
+    return np.array([[k, k] for k in numbers], np.uint64).reshape(-1, 2)
+
+
+PARTIES = [party(0), party(1), party(2, group=5), party(3, "agent"), party(4, "agent", 5)]
+
+
+def test_groups_are_read_in_order_of_their_numbers() -> None:
+    found = read_groups(PARTIES, layers=True)
+    assert [(g.number, g.agent, g.users) for g in found] == [(0, 3, (0, 1)), (5, 4, (2,))]
+    assert found[0].members == [0, 1, 3]
+    (one,) = read_groups(PARTIES[:3], layers=False)
+    assert (one.agent, one.users) == (-1, (0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("parties", "layers", "text"),
+    [
+        (PARTIES[:4], True, "group 5 has 0 agents and 1 users"),
+        ([*PARTIES, party(5, "agent")], True, "group 0 has 2 agents and 2 users"),
+        ([*PARTIES, party(5, "agent", 9)], True, "group 9 has 1 agents and 0 users"),
+        (PARTIES, False, "partition 3 is an agent, and this architecture has none"),
+    ],
+)
+def test_incomplete_groups_are_refused(parties: Any, layers: bool, text: str) -> None:
+    with pytest.raises(CohortError, match=text):
+        read_groups(parties, layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (party(1, "server"), ProtocolError),
+        (party(1, group=-1), ProtocolError),
+        (party(1, "agent", -1), ProtocolError),
+        (party(1, "owner", -2), ProtocolError),
+        (party(0), FedKernError),
+    ],
+)
+def test_roles_and_clashes(wrong: SVMDescribeReply, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        check_parties([replace(party(0), partitions=2), replace(wrong, partitions=2)])
+
+
+def test_users_of_a_horizontal_split_must_agree() -> None:
+    assert check_horizontal(PARTIES).partition == 0
+    for change in ({"outputs": 2}, {"classes": 3}, {"labels": "m"}, {"label_bound": 2.0}):
+        with pytest.raises(ProtocolError, match=r"partition 1.*differ from those of partition 0"):
+            check_horizontal([party(0), party(1, **change)])
+    for change in ({"rows": 0}, {"outputs": 0}):
+        with pytest.raises(ProtocolError, match=r"partition 1.*no rows with labels"):
+            check_horizontal([party(0), party(1, **change)])
+    for change in ({"features": 3}, {"columns": "d"}):
+        with pytest.raises(FedKernError, match="partition 1"):
+            check_horizontal([party(0), party(1, **change)])
+
+
+def test_single_users() -> None:
+    found = read_groups(PARTIES, layers=True)
+    with pytest.raises(OptionError, match="group 5 has one user, partition 2"):
+        check_single(found, PARTIES, allow_single=False)
+    with pytest.raises(ProtocolError, match=r"partition 2.*does not allow that"):
+        check_single(found, PARTIES, allow_single=True)
+    willing = [replace(p, allow_single=True) for p in PARTIES]
+    check_single(found, willing, allow_single=True)
+    check_single(read_groups(PARTIES[:3], layers=False), PARTIES[:3], allow_single=False)
+
+
+def column_parties() -> list[SVMDescribeReply]:
+    """Two groups of two users; the owner has rows 1 .. 6, of which 5 and 6 are held out."""
+    blank = {"outputs": 0, "classes": 0}
+    return [
+        party(0, ids=ids(2, 4, 6), rows=2, test_rows=1, **blank),
+        party(1, ids=ids(1, 3, 5, 9), rows=2, test_rows=2, **blank),
+        party(2, group=1, ids=ids(3, 1, 4), rows=3, **blank),
+        party(3, group=1, ids=ids(2, 6, 5), rows=1, test_rows=2, **blank),
+        party(4, "agent", 0, **blank),
+        party(5, "agent", 1, **blank),
+        party(6, "owner", -1, ids=ids(1, 2, 3, 4, 5, 6), rows=4, test_rows=2),
+    ]
+
+
+def test_rows_are_joined() -> None:
+    parties = column_parties()
+    found = read_groups(parties, layers=True)
+    assert check_vertical(parties, found, product="local").partition == 6
+    plan = match_rows(parties, found, drop=False)
+    assert (plan.rows, plan.all_rows, plan.dropped) == (4, 6, 0)
+    owner = parties[6].ids[plan.owner]
+    for k in range(4):
+        np.testing.assert_array_equal(parties[k].ids[plan.take[k]], owner[plan.place[k]])
+    np.testing.assert_array_equal(plan.learned(0), [1, 3])
+    for users in ((0, 1), (2, 3)):
+        places = np.concatenate([plan.place[k] for k in users])
+        np.testing.assert_array_equal(np.sort(places), np.arange(6))
+
+
+def test_rows_that_are_missing() -> None:
+    parties = column_parties()
+    parties[2] = replace(parties[2], ids=ids(3, 1))
+    found = read_groups(parties, layers=True)
+    with pytest.raises(ProtocolError, match="group 1 does not hold 1 of the 6 labelled rows"):
+        match_rows(parties, found, drop=False)
+    plan = match_rows(parties, found, drop=True)
+    assert (plan.rows, plan.all_rows, plan.dropped) == (3, 5, 1)
+    owner = parties[6].ids[plan.owner]
+    assert 4 not in owner
+    for k in range(4):
+        np.testing.assert_array_equal(parties[k].ids[plan.take[k]], owner[plan.place[k]])
+    empty = [replace(p, ids=ids()) if p.partition in (2, 3) else p for p in parties]
+    with pytest.raises(ProtocolError, match="no labelled row is held by all groups"):
+        match_rows(empty, found, drop=True)
+
+
+@pytest.mark.parametrize(
+    ("who", "change", "error", "text"),
+    [
+        (0, {"ids": ids(2, 2, 4)}, TableError, "partition 0: 1 duplicate ids"),
+        (6, {"ids": ids(2, 2, 4)}, TableError, "partition 6: 1 duplicate ids"),
+        (1, {"ids": ids(1, 2, 3, 5)}, TableError, "1 rows are at two users of group 0"),
+        (3, {"named": False}, ProtocolError, "partition 3.*no ids to join them by"),
+    ],
+)
+def test_tables_that_cannot_be_joined(
+    who: int, change: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    parties = column_parties()
+    parties[who] = replace(parties[who], **change)
+    with pytest.raises(error, match=text):
+        match_rows(parties, read_groups(parties, layers=True), drop=True)
+
+
+@pytest.mark.parametrize(
+    ("who", "change", "text"),
+    [
+        (6, {"rows": 0}, "it is the label owner and has no labels"),
+        (6, {"outputs": 0}, "it is the label owner and has no labels"),
+        (6, {"role": "agent", "group": 2}, "0 nodes have the labels"),
+        (1, {"outputs": 1}, "the label owner alone has them"),
+        (1, {"product": "orthogonal"}, "with product 'orthogonal' only, not 'local'"),
+        (1, {"columns": "d"}, "partition 1"),
+    ],
+)
+def test_nodes_that_do_not_fit_a_vertical_split(
+    who: int, change: dict[str, Any], text: str
+) -> None:
+    parties = column_parties()
+    found = read_groups(parties, layers=True)
+    parties[who] = replace(parties[who], **change)
+    with pytest.raises(FedKernError, match=text):
+        check_vertical(parties, found, product="local")
+    for k in (0, 1):
+        parties[k] = replace(parties[k], features=0)
+    with pytest.raises(FedKernError):
+        check_vertical(parties, found, product="local")

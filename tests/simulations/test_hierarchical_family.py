@@ -1,0 +1,404 @@
+"""The family of HierarchicalSVM: dealing a table, delays, the pooled optimum, what is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.linear_model import model_rows
+from fedkern_flwr.simulations import DropOut, simulate
+from fedkern_flwr.simulations.engines.delays import DelayLaw, GroupDelays, first_fault
+from fedkern_flwr.simulations.engines.faults import Delivery
+from fedkern_flwr.simulations.experiment import Entry, run_entries, summarise
+from fedkern_flwr.simulations.families.hierarchical import HierarchicalFamily
+from fedkern_flwr.simulations.families.hierarchical_data import (
+    HierarchicalData,
+    HierarchicalSettings,
+)
+from fedkern_flwr.simulations.families.hierarchical_oracle import linear_svm, pooled_optimum
+from fedkern_flwr.simulations.families.vertical_pooled import PooledSplit
+from fedkern_flwr.simulations.random_labels import random_labels
+from fedkern_flwr.strategies import HierarchicalSVM
+
+VERTICAL = {"partition": "vertical"}
+
+
+def data(name: str = "wine", **more: Any) -> HierarchicalData:
+    return HierarchicalData(HierarchicalSettings(name, **{"users": 6, **more}))
+
+
+def tables(prepared: HierarchicalData, **options: Any) -> list[dict[str, Any]]:
+    strategy = HierarchicalSVM(seed=0, **options)
+    clients = prepared.client_fn(strategy)
+    return [clients.table(k) for k in range(prepared.nodes(strategy))]
+
+
+# --- Who is in which group ------------------------------------------------------------------
+
+
+def test_users_are_dealt_to_groups_evenly_unless_sizes_are_given() -> None:
+    assert HierarchicalSettings("iris", users=20, groups=3).sizes == (7, 7, 6)
+    assert HierarchicalSettings("iris", users=4, groups=4).sizes == (1, 1, 1, 1)
+    assert HierarchicalSettings("iris", users=6, group_sizes=(1, 5)).sizes == (1, 5)
+    assert HierarchicalSettings("iris", users=7, groups=2).describe() == "7 users in 2 groups"
+    assert HierarchicalSettings("iris", users=7, groups=1).describe() == "7 users in 1 group"
+    uneven = HierarchicalSettings("iris", users=6, group_sizes=(1, 5))
+    assert uneven.describe() == "groups of 1, 5 users"
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"users": 3, "groups": 4}, "3 users cannot be dealt to 4 groups"),
+        ({"users": 3, "groups": 0}, "3 users cannot be dealt to 0 groups"),
+        ({"users": 6, "group_sizes": (2, 3)}, "groups of 2, 3 users are not 6 users"),
+        ({"users": 6, "group_sizes": (6, 0)}, "groups of 6, 0 users are not 6 users"),
+        ({"users": 200}, "125 training rows cannot be dealt to 200 users; use fewer users"),
+        ({"users": 42, "groups": 14, **VERTICAL}, "13 columns cannot be dealt to 14 groups"),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused(more: dict[str, Any], text: str) -> None:
+    with pytest.raises((OptionError, TableError), match=text):
+        data(**more)
+
+
+def test_every_row_is_at_one_user_and_agents_hold_nothing() -> None:
+    prepared = data(group_sizes=(4, 2))
+    nodes = tables(prepared)
+    assert [n["role"] for n in nodes] == ["user"] * 6 + ["agent"] * 2
+    assert [n["group"] for n in nodes] == [0, 0, 0, 0, 1, 1, 0, 1]
+    assert nodes[6] == {"role": "agent", "group": 0}
+    part = prepared.split(0)
+    for name, rows in (("x", part.x[part.train]), ("x_test", part.x[~part.train])):
+        held = np.concatenate([n[name] for n in nodes[:6]])
+        np.testing.assert_array_equal(held[np.lexsort(held.T)], rows[np.lexsort(rows.T)])
+    sizes = [len(n["y"]) for n in nodes[:6]]
+    assert max(sizes) - min(sizes) <= 1
+    assert sum(len(n["y_test"]) for n in nodes[:6]) == prepared.facts()["held_out_rows"]
+    assert nodes[0]["classes"] == (0.0, 1.0, 2.0)
+    row = nodes[3]["x"][0]
+    (place,) = np.flatnonzero((part.x == row).all(axis=1))
+    assert part.y[place] == nodes[3]["y"][0]
+    assert part.x.max() > 1000.0  # columns stay as they are: the method standardises them
+
+
+def test_the_other_architectures_have_users_only() -> None:
+    for architecture in ("centralised", "chain"):
+        nodes = tables(data(groups=3), architecture=architecture)
+        assert [n["role"] for n in nodes] == ["user"] * 6
+        assert {n["group"] for n in nodes} == {0}
+
+
+def test_a_vertical_split_gives_every_group_all_rows_of_its_columns() -> None:
+    prepared = data(groups=2, **VERTICAL)
+    nodes = tables(prepared, partition="vertical")
+    assert [n["role"] for n in nodes] == ["user"] * 6 + ["agent"] * 2 + ["owner"]
+    part = prepared.split(0)
+    owner = nodes[-1]
+    assert set(owner) == {
+        *("role", "ids", "ids_test", "y", "y_test"),
+        *("classes", "label_bound", "alignment_key"),
+    }
+    np.testing.assert_array_equal(owner["y"], part.y[owner["ids"].astype(int)])
+    np.testing.assert_array_equal(owner["y_test"], part.y[owner["ids_test"].astype(int)])
+    assert not np.array_equal(owner["ids"], sorted(owner["ids"], key=int))
+    dealt = []
+    for group, block in enumerate(part.blocks):
+        users = [n for n in nodes[:6] if n["group"] == group]
+        assert len(users) == 3
+        for suffix in ("", "_test"):
+            ids = np.concatenate([n[f"ids{suffix}"] for n in users])
+            assert sorted(ids) == sorted(owner[f"ids{suffix}"])  # each row at one user
+            x = np.concatenate([n[f"x{suffix}"] for n in users])
+            np.testing.assert_array_equal(x, part.x[np.ix_(ids.astype(int), block)])
+        assert all("y" not in n for n in users)
+        dealt.append([set(n["ids"]) for n in users])
+    assert dealt[0] != dealt[1]  # other rows go together in another group
+    assert [len(block) for block in part.blocks] == [7, 6]
+    assert nodes[0]["columns"] == prepared.columns[:7]
+
+
+def test_rows_may_be_dealt_by_site_and_labels_of_numbers_are_scaled(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, site = rng.normal(size=(60, 3)), np.repeat(["a", "b", "c"], 20)
+    np.savez(tmp_path / "t.npz", X=x, y=100.0 + x[:, 0], place=site)
+    path = str(tmp_path / "t.npz")
+    prepared = data(path, site_column="place", split="site", test_size=0.0)
+    part = prepared.split(0)
+    for user in range(6):
+        rows = np.flatnonzero(part.holders[0] == user)
+        assert len(rows) == 10
+        assert len(set(site[rows])) == 1
+    with pytest.raises(OptionError, match="come from 3 sites, 2 users cannot hold them all"):
+        data(path, site_column="place", split="site", users=2)
+    assert np.abs(part.y).max() == pytest.approx(1.0)
+    assert part.classes == ()
+    assert part.label_bound == 1.0
+    node = tables(prepared)[0]
+    assert "x_test" not in node
+    assert node["classes"] is None
+
+
+def test_users_share_a_split_unless_each_run_is_to_have_its_own() -> None:
+    for resplit in (False, True):
+        prepared = data(resplit=resplit)
+        first, second = prepared.split(0), prepared.split(1)
+        assert np.array_equal(first.holders[0], second.holders[0]) != resplit
+
+
+def test_random_labels_are_those_of_the_papers_table() -> None:
+    table = random_labels(0)
+    assert table.x.shape == (10000, 25)
+    assert set(table.y.tolist()) == {-1.0, 1.0}
+    assert abs(float(table.y.mean())) < 0.05
+    assert not np.array_equal(table.y, random_labels(1).y)
+
+
+# --- Delays ---------------------------------------------------------------------------------
+
+
+def test_delays_are_drawn_per_group_and_iteration() -> None:
+    plan = GroupDelays(DelayLaw.parse("exponential:0.05,0.25"), (0, 0, 1), seed=3)
+    faults = {k: plan(Delivery(k, "svm-local", 7)) for k in range(3)}
+    assert all(fault is not None and fault.kind == "delay" for fault in faults.values())
+    assert faults[0] == faults[1] != faults[2]  # one draw for all users of a group
+    assert faults[0] != plan(Delivery(0, "svm-local", 8))
+    assert faults[0] == GroupDelays(plan.law, (0, 0, 1), seed=3)(Delivery(0, "svm-local", 7))
+    assert faults[0] != GroupDelays(plan.law, (0, 0, 1), seed=4)(Delivery(0, "svm-local", 7))
+    assert plan(Delivery(3, "svm-local", 7)) is None  # an agent
+    assert plan(Delivery(0, "svm-agent", 7)) is None
+    assert plan(Delivery(0, "svm-visit", 7)) == faults[0]  # users of a vertical split
+    law = plan.law
+    for group, mean in ((0, 0.05), (1, 0.25)):
+        drawn = np.array([law.seconds(group, t, 0) for t in range(4000)])
+        assert drawn.min() >= 0.0
+        assert drawn.mean() == pytest.approx(mean, rel=0.06)
+        assert drawn.std() == pytest.approx(mean, rel=0.1)
+    assert DelayLaw.parse("fixed:0.1").seconds(5, 9, 0) == 0.1
+    assert GroupDelays(DelayLaw.parse("fixed:0"), (0,))(Delivery(0, "svm-local", 1)) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["0.1", "fixed", "fixed:", "fixed:x", "normal:1", "fixed:-1", "exponential:inf", ""]
+)
+def test_delays_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="use exponential:SECONDS or fixed:SECONDS"):
+        DelayLaw.parse(text)
+
+
+def test_numbers_of_delays_are_for_all_groups_or_for_each() -> None:
+    law = DelayLaw.parse("fixed:0.1,0.2")
+    law.check(2)
+    with pytest.raises(OptionError, match="delay has 2 numbers for 3 groups"):
+        law.check(3)
+    DelayLaw.parse("fixed:0.1").check(3)
+
+
+def test_plans_are_joined_and_the_first_decides() -> None:
+    delays, drops = GroupDelays(DelayLaw.parse("fixed:1"), (0, 0)), DropOut(0.5, seed=1)
+    joined = first_fault(drops, delays)
+    assert joined is not None
+    kinds = {fault.kind for t in range(1, 30) if (fault := joined(Delivery(0, "svm-local", t)))}
+    assert kinds == {"vanished", "delay"}
+    assert first_fault(None, delays) is delays
+    assert first_fault(None, None) is None
+
+
+def test_delays_belong_to_the_data_and_differ_from_run_to_run() -> None:
+    prepared = data(delay="exponential:0.2", groups=2)
+    place = Delivery(4, "svm-local", 3)
+    plans = [prepared.faults(HierarchicalSVM(seed=seed)) for seed in (0, 0, 1)]
+    found = [plan(place) for plan in plans if plan is not None]
+    assert found[0] == found[1] != found[2]
+    asynchronous = prepared.faults(HierarchicalSVM(seed=0, staleness=4))
+    assert asynchronous is not None
+    assert asynchronous(place) == found[0]
+    first = prepared.variant(HierarchicalSVM(seed=0))
+    assert first == prepared.variant(HierarchicalSVM(seed=0, C=3.0, staleness=4))
+    assert first != prepared.variant(HierarchicalSVM(seed=1))
+    assert data().faults(HierarchicalSVM(seed=0)) is None
+    assert data().variant(HierarchicalSVM(seed=0)) == data().variant(HierarchicalSVM(seed=1))
+
+
+# --- The pooled optimum ---------------------------------------------------------------------
+
+
+def pooled(classes: int = 2, rows: int = 120) -> PooledSplit:
+    rng = np.random.default_rng(5)
+    units = (1.0, 10.0, 0.1, 3.0)
+    x = rng.normal(size=(rows, 4))
+    scores = x @ rng.normal(size=(4, max(classes, 1))) + 0.5 * rng.normal(size=(rows, 1))
+    y = scores.argmax(axis=1).astype(float) if classes else scores[:, 0] / np.abs(scores).max()
+    x = x * units + 5.0
+    names = tuple(map(float, range(classes)))
+    return PooledSplit(x[:80], y[:80], x[80:], y[80:], names, 2.0)
+
+
+def standardised(x: np.ndarray, by: np.ndarray) -> np.ndarray:
+    return (x - by.mean(axis=0)) / by.std(axis=0)
+
+
+@pytest.mark.parametrize("scale", ["standard", "none"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_optimum_of_the_hinge_is_that_of_libsvm(scale: str, classes: int) -> None:
+    svm = pytest.importorskip("sklearn.svm")
+    split = pooled(classes)
+    best = pooled_optimum(split, "hinge", 0.7, scale)
+    assert best is not None
+    x = standardised(split.x, split.x) if scale == "standard" else split.x
+    x_test = standardised(split.x_test, split.x) if scale == "standard" else split.x_test
+    total, outputs = 0.0, []
+    for y in split.targets().T:
+        machine = svm.SVC(kernel="linear", C=0.7, tol=1e-7).fit(x, y)
+        w, b = machine.coef_[0], machine.intercept_[0]
+        total += 0.5 * w @ w + 0.7 * np.maximum(0.0, 1.0 - y * (x @ w + b)).sum()
+        outputs.append(x_test @ w + b)
+    assert best.objective <= total * (1.0 + 1e-9)
+    assert best.objective == pytest.approx(total, rel=1e-5)
+    assert best.metrics == split.judge(np.array(outputs).T)
+    assert 0.5 < best.metrics["test_accuracy"] <= 1.0
+
+
+def test_the_optimum_of_the_logistic_loss_has_no_gradient() -> None:
+    models = pytest.importorskip("sklearn.linear_model")
+    split = pooled()
+    best = pooled_optimum(split, "logistic", 0.3, "standard")
+    assert best is not None
+    x, y = standardised(split.x, split.x), split.targets()[:, 0]
+    machine = models.LogisticRegression(C=0.3, tol=1e-10, max_iter=10000).fit(x, y)
+    w, b = machine.coef_[0], machine.intercept_[0]
+    expected = 0.5 * w @ w + 0.3 * np.logaddexp(0.0, -y * (x @ w + b)).sum()
+    assert best.objective == pytest.approx(expected, rel=1e-7)
+
+
+def test_the_optimum_of_ridge_is_the_closed_form_in_the_labels_unit() -> None:
+    split = pooled(0)
+    best = pooled_optimum(split, "squared", 2.0, "standard")
+    assert best is not None
+    x, y = standardised(split.x, split.x), split.y
+    w = np.linalg.solve(x.T @ x + np.eye(4) / 2.0, x.T @ (y - y.mean()))
+    residual = y - y.mean() - x @ w
+    assert best.objective == pytest.approx(0.5 * w @ w + residual @ residual, rel=1e-9)
+    error = split.y_test - y.mean() - standardised(split.x_test, split.x) @ w
+    assert best.metrics["test_rmse"] == pytest.approx(2.0 * np.sqrt(np.mean(error**2)))
+
+
+def test_random_features_are_made_first_and_huge_problems_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    split = pooled()
+
+    def features(x: np.ndarray) -> np.ndarray:
+        return model_rows(x, 20, 0.05, 7)
+
+    with_features = pooled_optimum(split, "hinge", 1.0, "none", features)
+    made = PooledSplit(
+        features(split.x), split.y, features(split.x_test), split.y_test, split.classes
+    )
+    assert with_features == pooled_optimum(made, "hinge", 1.0, "none")
+    monkeypatch.setattr(
+        "fedkern_flwr.simulations.families.hierarchical_oracle._MOST_WORK", 80 * 25.0 - 1.0
+    )
+    assert pooled_optimum(split, "hinge", 1.0, "none") is None
+    metrics, _ = linear_svm(split, seed=0, progress=lambda done, total: None)
+    assert metrics == {}
+
+
+def test_the_reference_is_the_optimum() -> None:
+    split = pooled()
+    metrics, history = linear_svm(split, seed=0, progress=lambda done, total: None, C=0.5)
+    best = pooled_optimum(split, "hinge", 0.5, "standard")
+    assert best is not None
+    assert metrics["objective"] == metrics["centralised_objective"] == best.objective
+    assert metrics["test_accuracy"] == 1.0 - history[0]["test_error"]
+    with pytest.raises(OptionError, match="model is 'rbf'"):
+        linear_svm(split, seed=0, progress=lambda done, total: None, model="rbf")
+
+
+# --- Runs -----------------------------------------------------------------------------------
+
+
+def run_one(prepared: HierarchicalData, runs: int = 1, **options: Any) -> Entry:
+    entry = Entry("HierarchicalSVM", "hierarchical-svm", options)
+    family = HierarchicalFamily()
+    run_entries(
+        [entry],
+        prepared,
+        engine="in-process",
+        seed=0,
+        runs=runs,
+        measure=lambda strategy: family.measure(strategy, prepared, {}),
+    )
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("of_data", "options"),
+    [
+        ({"name": "iris", "positive": 1.0}, {}),
+        ({"name": "iris"}, {"model": "logistic"}),
+        ({"name": "iris", "target": "0"}, {"model": "ridge"}),
+        ({"name": "iris", "positive": 1.0}, {"model": "rbf", "features": 6, "gamma": 0.5}),
+        ({"name": "iris", "positive": 1.0}, {"scale": "none"}),
+        ({"name": "iris", "positive": 1.0}, {"architecture": "centralised"}),
+        ({"name": "iris", "positive": 1.0, **VERTICAL}, VERTICAL),
+        ({"name": "iris", **VERTICAL}, {**VERTICAL, "model": "logistic"}),
+        ({"name": "iris", "target": "0", **VERTICAL}, {**VERTICAL, "model": "ridge"}),
+    ],
+)
+def test_runs_come_to_the_pooled_optimum(of_data: dict[str, Any], options: dict[str, Any]) -> None:
+    metrics = run_one(data(**of_data, rounds=600), tolerance=1e-4, **options).results[0]["metrics"]
+    assert abs(metrics["objective_gap"]) < 1e-3
+    assert metrics["objective"] > 0.0
+    assert metrics["iterations"] >= 2
+    kind = "test_rmse" if "target" in of_data else "test_accuracy"
+    assert metrics[kind] == pytest.approx(metrics[f"centralised_{kind}"], rel=0.03)
+    if kind == "test_rmse":
+        assert 0.1 < metrics[kind] < 1.0  # centimetres
+
+
+def test_another_c_is_another_optimum() -> None:
+    """The negative control of the gap that a run reports."""
+    prepared = data("iris", positive=1.0)
+    strategy = HierarchicalSVM(seed=0, C=0.1, tolerance=1e-5)
+    simulate(strategy, prepared.client_fn(strategy), prepared.nodes(strategy))
+    right = HierarchicalFamily().measure(strategy, prepared, {})
+    assert abs(right["objective_gap"]) < 1e-3
+    for name, value in (("C", 0.2), ("scale", "none")):
+        before = getattr(strategy, name)
+        setattr(strategy, name, value)
+        wrong = HierarchicalFamily().measure(strategy, prepared, {})
+        assert abs(wrong["objective_gap"]) > 0.03, name
+        setattr(strategy, name, before)
+
+
+def test_without_held_out_rows_there_is_no_accuracy() -> None:
+    metrics = run_one(data("iris", positive=1.0, test_size=0.0)).results[0]["metrics"]
+    assert not {"test_accuracy", "centralised_test_accuracy"} & metrics.keys()
+    assert abs(metrics["objective_gap"]) < 0.01
+
+
+def test_runs_are_averaged() -> None:
+    entry = run_one(data("iris", positive=1.0, resplit=True), 2)
+    summary, each = summarise(entry), HierarchicalFamily().per_draw(entry)["draws"]
+    assert len(set(each["objective"])) == 2
+    assert summary["metrics"]["objective"] == pytest.approx(np.mean(each["objective"]))
+    assert len(each["seconds"]) == 2
+    assert summary["history"] == entry.results[0]["history"]
+    assert summary["survivors"] == 8
+    sent = entry.results[0]
+    expected = sent["bytes_up"] / 6e3
+    assert sent["metrics"]["kilobytes_per_user"] == pytest.approx(expected)
+
+
+def test_delays_make_a_run_last_and_change_nothing_else() -> None:
+    options: dict[str, Any] = {"C": 0.5}
+    quick = run_one(data("iris", positive=1.0, rounds=5), **options).results[0]
+    slow = run_one(data("iris", positive=1.0, rounds=5, delay="fixed:0.1,0.2"), **options)
+    assert slow.results[0]["metrics"]["objective"] == quick["metrics"]["objective"]
+    assert slow.results[0]["seconds"] > 5 * 0.2
+    assert quick["seconds"] < 5 * 0.2

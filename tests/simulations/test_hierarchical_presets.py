@@ -1,0 +1,181 @@
+"""Presets of HierarchicalSVM: who is compared, the paper's figures beside ours, and figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkern_flwr.errors import TableError
+from fedkern_flwr.simulations import random_labels as toy
+from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.presets import NAMES, hierarchical, preset
+from fedkern_flwr.simulations.presets.demo import demo
+
+OWN = tuple(name for name in NAMES if name.startswith("hierarchical-"))
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Small tables in place of the papers'."""
+    rng = np.random.default_rng(0)
+    for name in ("breast_cancer_original.npz", "svmguide1.npz"):
+        x = rng.normal(size=(120, 4))
+        y = (x @ [1.0, -2.0, 0.5, 1.0] + 0.5 * rng.normal(size=120) > 0).astype(float)
+        np.savez(tmp_path / name, X=x, y=y)
+    monkeypatch.setenv("FEDKERN_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(toy, "_ROWS", 4)
+    monkeypatch.setattr(toy, "_COLUMNS", 3)
+    return tmp_path
+
+
+def compared(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert run(["compare", *arguments, "--json", "-", "--quiet", "--out", "here"]) == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_every_table_and_figure_of_the_issue_has_a_preset() -> None:
+    numbers = ("table2", "table3", "figure7", "figure8", "figure10a", "figure10b", "figure11")
+    numbers += ("figure12", "figure13", "staleness")
+    assert set(OWN) == {f"hierarchical-{number}" for number in numbers}
+
+
+def test_presets_say_what_the_paper_says(tables: Path) -> None:
+    for name in OWN:
+        made = preset(name)
+        assert made.name == name
+        assert "aper" in made.text or name == "hierarchical-staleness"
+        for section in made.sections:
+            for dataset in section.data:
+                for column, figures in section.paper.get(dataset, {}).items():
+                    assert column in section.columns
+                    assert set(figures) <= {label for label, _, _ in section.entries}
+    paper = preset("hierarchical-table3").sections[0].paper["Breast cancer"]["accuracy"]
+    assert sorted(paper.values()) == [0.8967, 0.9483, 0.955, 0.9683]
+
+
+def test_higgs_takes_part_where_it_is(tables: Path) -> None:
+    names = list(preset("hierarchical-table3").data)
+    assert names == ["Breast cancer", "Svmguide1"]
+    (tables / "higgs.npz").touch()
+    assert list(preset("hierarchical-table3").data) == [*names, "Higgs"]
+    (tables / "higgs.npz").unlink()
+    assert run(["compare", "hierarchical-table3", "--datasets", "Higgs"]) == 2  # there is no file
+
+
+def test_without_the_data_the_user_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDKERN_DATA", raising=False)
+    for name in OWN:
+        if name != "hierarchical-table2":
+            with pytest.raises(TableError, match="FEDKERN_DATA is not set"):
+                preset(name)
+    with pytest.raises(TableError, match="Table 2 has its own data"):
+        preset("hierarchical-table2", ("Higgs",))
+    with pytest.raises(TableError, match="no data set 'Mars'"):
+        preset("hierarchical-figure8", ("Mars",))
+
+
+def test_table3_compares_the_architectures(
+    tables: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--datasets", "Breast cancer", "--runs", "1", "--rounds", "40")
+    found = compared(capsys, "hierarchical-table3", *arguments)
+    methods = found["datasets"]["Breast cancer"]["methods"]
+    assert [*methods] == [
+        "linear SVM, pooled",
+        "chain of neighbours",
+        "centralised",
+        "hierarchical",
+    ]
+    for label in ("centralised", "hierarchical"):
+        assert abs(methods[label]["metrics"]["objective_gap"]) < 0.02
+    assert methods["linear SVM, pooled"]["exchanges"] == 0
+    assert methods["centralised"]["exchanges"] < methods["hierarchical"]["exchanges"]
+    report = Path("here/report.html").read_text()
+    assert "0.9683" in report
+    assert report.count("data:image/png") == 1
+
+
+def test_table2_has_random_labels(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = compared(capsys, "hierarchical-table2", "--rounds", "3")
+    methods = found["datasets"]["Random labels"]["methods"]
+    assert len(methods) == 3
+    chain = methods["chain of neighbours, rho 5"]
+    assert chain["metrics"]["iterations"] == 3
+    assert chain["metrics"]["kilobytes_per_user"] == pytest.approx(chain["bytes_up"] / 1e5)
+    assert "514" in Path("here/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "counts", "plots"),
+    [
+        ("figure7", "_FEW_GROUPS", ["breast-cancer-groups-accuracy-over-groups.png"]),
+        ("figure10a", "_ALL_GROUPS", ["breast-cancer-groups-iterations-over-groups.png"]),
+    ],
+)
+def test_figures_over_groups(
+    name: str,
+    counts: str,
+    plots: list[str],
+    tables: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(hierarchical, counts, (2, 3))
+    arguments = ("--datasets", "Breast cancer", "--runs", "1", "--rounds", "4")
+    found = compared(capsys, f"hierarchical-{name}", *arguments)
+    assert list(found["datasets"]) == ["Breast cancer, 2 groups", "Breast cancer, 3 groups"]
+    assert sorted(path.name for path in Path("here/plots").glob("*.png")) == plots
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "plots"),
+    [
+        ("figure8", 3, ["breast-cancer-users-iterations-over-users.png"]),
+        ("figure10b", 1, ["breast-cancer-ratio-of-users-iterations-over-ratio.png"]),
+        (
+            "figure11",
+            3,
+            [
+                "breast-cancer-columns-iterations-over-groups.png",
+                "breast-cancer-columns-seconds-over-groups.png",
+            ],
+        ),
+        (
+            "figure12",
+            9,
+            ["breast-cancer-step_sizes-accuracy.png", "breast-cancer-step_sizes-iterations.png"],
+        ),
+        (
+            "figure13",
+            2,
+            [
+                "breast-cancer-advance-iterations-over-groups.png",
+                "breast-cancer-advance-seconds-over-groups.png",
+            ],
+        ),
+        ("staleness", 4, ["breast-cancer-staleness-seconds.png"]),
+    ],
+)
+def test_the_other_figures(
+    name: str, entries: int, plots: list[str], tables: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--datasets", "Breast cancer", "--runs", "1", "--rounds", "2")
+    found = compared(capsys, f"hierarchical-{name}", *arguments)
+    for dataset in found["datasets"].values():
+        assert len(dataset["methods"]) == entries
+    assert sorted(path.name for path in Path("here/plots").glob("*.png")) == plots
+
+
+def test_the_demo_has_the_method() -> None:
+    (section,) = [
+        s for s in demo(()).sections if "hierarchical-svm" in {m for _, m, _ in s.entries}
+    ]
+    (settings,) = section.data.values()
+    assert settings.data == "breast-cancer"
+    assert [method for _, method, _ in section.entries] == ["hierarchical-svm", "linear-svm"]
