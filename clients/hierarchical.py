@@ -295,17 +295,22 @@ class SVMClient(PhaseClient):
         """Open numbers that another party sealed, as one vector."""
         return np.frombuffer(unseal_message(self.pair_secret(other), sealed, *place), "<f8")
 
+    def features_of(self, kept: KeptState, x: Floats) -> Floats:
+        """Return what the model is linear in, shape (n, columns of the model)."""
+        own, found = kept.settings, kept.arrays
+        if "raw_mean" in found:
+            x = (x - found["raw_mean"]) / found["raw_deviation"]
+        return model_rows(x, int(own["features"]), own["gamma"], int(own["feature_seed"]))
+
     def learned_rows(self, kept: KeptState, session: str, *, held_out: bool = False) -> Floats:
         """Return rows in the coordinates of the run, shape (n, d + 1); those to learn from stay."""
         from fedkern_flwr.consensus import Coordinates
 
         if not held_out and self._rows is not None and self._rows[0] == session:
             return self._rows[1]
-        own = kept.settings
-        x = self.table.x_test if held_out else self.table.x
-        features = model_rows(x, int(own["features"]), own["gamma"], int(own["feature_seed"]))
         coordinates = Coordinates(kept.arrays["mean"], kept.arrays["deviation"], True)
-        rows = coordinates.rows(features)
+        x = self.table.x_test if held_out else self.table.x
+        rows = coordinates.rows(self.features_of(kept, x))
         if not held_out:
             self._rows = (session, rows)
         return rows

@@ -77,13 +77,14 @@ def _advance(client: SVMClient, request: wire.AgentRequest, kept: KeptState) -> 
         center = paper_group_center(
             sums, users, request.center - before, request.rho, request.all_users, request.groups
         )
+    middle = request.center / (request.groups if request.consensus == "paper" else 1)
     norm = float(np.linalg.norm(center))
     found["center"] = center
     found["statistics"] = np.array(
         [
             loss,
-            primal + float(np.linalg.norm(center - request.center)),
-            users * norm + float(np.linalg.norm(request.center)),
+            primal + float(np.linalg.norm(center - middle)),
+            users * norm + float(np.linalg.norm(middle)),
             (request.rho * users + request.sigma) * float(np.linalg.norm(center - before)),
             pull,
         ]
@@ -105,9 +106,10 @@ def pass_round_ring(client: SVMClient, request: wire.RingRequest) -> wire.RingRe
     encoding.check_room(request.groups)
     place = (request.session, "ring", request.round)
     if request.first:
-        mask = np.frombuffer(secrets.token_bytes(term.nbytes), np.uint64)
-        kept.arrays["mask"] = mask
-        running = mask.copy()
+        if kept.settings.get("masked") != request.round:  # a repetition has the same mask
+            kept.arrays["mask"] = np.frombuffer(secrets.token_bytes(term.nbytes), np.uint64)
+            kept.settings["masked"] = request.round
+        running = kept.arrays["mask"].copy()
     else:
         plain = unseal_message(
             client.pair_secret(request.source),

@@ -9,7 +9,7 @@ import numpy as np
 from fedkern_flwr.consensus import Floats, relax
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.labels import count_outcomes
-from fedkern_flwr.linear_model import model_columns, model_rows
+from fedkern_flwr.linear_model import model_columns
 from fedkern_flwr.local_solvers import solve_local, total_loss
 from fedkern_flwr.wire import hierarchical as wire
 
@@ -29,11 +29,14 @@ def contribute_statistics(
     state = client.open_session(request.session)
     kept = KeptState.unpack(state.payload)
     client.pin(kept, **{name: getattr(request, name) for name in _PINNED})
+    if request.raw_mean.size:
+        kept.arrays |= {"raw_mean": request.raw_mean, "raw_deviation": request.raw_deviation}
+    name = wire.STATISTICS_SUM + ("#raw" if request.raw else "")
     assert client.sums is not None
-    client.sums.check(wire.STATISTICS_SUM, self_masks=False)
-    rows = model_rows(client.table.x, request.features, request.gamma, request.feature_seed)
+    client.sums.check(name, self_masks=False)
+    rows = client.table.x if request.raw else client.features_of(kept, client.table.x)
     share = np.concatenate([rows.sum(0), (rows**2).sum(0)]) / request.rows
-    client.sums.contribute(wire.STATISTICS_SUM, share)
+    client.sums.contribute(name, share)
     state.payload = kept.pack()
     state.store(client.context)
     return wire.StatisticsReply(round=request.round)

@@ -61,7 +61,8 @@ def outputs(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], x: Floa
     Parameters
     ----------
     arrays : mapping
-        ``weights``, shape (k, d) or (k, 2 D), and ``bias``, shape (k,).
+        ``weights``, shape (k, d) or (k, 2 D), and ``bias``, shape (k,); perhaps ``raw_mean`` and
+        ``raw_deviation``, shape (d,), by which columns are standardised before random features.
     meta : mapping
         ``columns`` and, with random features, ``features``, ``gamma`` and ``feature_seed``.
     x : ndarray, shape (n, d)
@@ -81,5 +82,7 @@ def outputs(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], x: Floa
             f"the rows have {x.shape[1]} columns, the model {meta['columns']}",
             remedy="bring the rows to the columns that the model was fitted on",
         )
+    if "raw_mean" in arrays:
+        x = (x - arrays["raw_mean"]) / arrays["raw_deviation"]
     rows = model_rows(x, int(meta["features"]), float(meta["gamma"]), int(meta["feature_seed"]))
     return np.asarray(rows @ arrays["weights"].T + arrays["bias"])

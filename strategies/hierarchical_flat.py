@@ -54,7 +54,7 @@ class FlatLoop:
     def rho(self) -> float:
         """The penalty of the iteration at hand."""
         strategy = self.strategy
-        rising = strategy.chosen_schedule == "rising" and not self.chain
+        rising = strategy.chosen_schedule == "rising"
         return strategy.first_rho(0) * (risen(self.done) if rising else self._factor)
 
     def run(self, rounds: int) -> bool:

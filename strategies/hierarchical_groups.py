@@ -75,8 +75,9 @@ class GroupLoop:
         self.best: tuple[float, Floats] | None = None
         self.residuals = Residuals(0.0, 0.0, 0.0, 0.0)
         self._factors = (1.0, 1.0)  # of rho where it is balanced: of this iteration and the next
-        self._models: dict[int, Floats] = {0: self.center}  # tick -> model, of the last few
-        self._judged: dict[int, int] = {}  # group -> tick of the model that its last loss is of
+        self._advances = 0  # totals for which some group had advanced
+        self._models: dict[int, Floats] = {0: self.center}  # of the last few of them
+        self._judged: dict[int, int] = {}  # group -> number of the model that its last loss is of
         self._judging: dict[int, int] = {}
         self._rho_used = 0.0
         self._sealed: dict[int, bytes] = {}
@@ -101,15 +102,15 @@ class GroupLoop:
         self._combine(set(), set(self.groups))
         while not self._small():
             slowest = min(self.done.values())
-            if slowest >= rounds and self._masked is None:
+            if slowest >= rounds:
                 self._drain()
-                return False
+                return self._small()
             if strategy.checkpoint is not None and slowest - strategy.saved >= (
                 strategy.checkpoint_every
             ):
                 self._drain()
                 self.save(slowest)
-            self._launch(rounds)
+            self._launch()
             advancing = self._wait()
             if advancing and not self._small():
                 self._combine(advancing, advancing)
@@ -135,6 +136,8 @@ class GroupLoop:
             self.groups.pop(number, None)
         self.tick, self._factors = int(meta["tick"]), tuple(meta["factors"])
         self.center = arrays["center"]
+        self._advances = int(meta["advances"])
+        self._models = {self._advances - 1: arrays["before"], self._advances: self.model}
         self.residuals = Residuals(*meta["residuals"])
         if meta["best"] is not None:
             self.best = (float(meta["best"]), arrays["best"])
@@ -149,12 +152,13 @@ class GroupLoop:
         objective, best = self.best if self.best is not None else (None, np.zeros((0, 0)))
         self.steps.write(
             number,
-            {"center": self.center, "best": best},
+            {"center": self.center, "best": best, "before": self._models[self._newest_model(1)]},
             {
                 "saved": self.tick,
                 "tick": self.tick,
                 "done": {str(k): v for k, v in self.done.items()},
                 "lost": {str(k): v for k, v in self.lost.items()},
+                "advances": self._advances,
                 "factors": self._factors,
                 "residuals": dataclasses.astuple(self.residuals),
                 "best": objective,
@@ -163,10 +167,10 @@ class GroupLoop:
 
     # -- users
 
-    def _launch(self, rounds: int) -> None:
+    def _launch(self) -> None:
         """Ask the users of all groups that are due, and unmask the agents' sum along with it."""
         strategy, messages = self.strategy, []
-        limit = min(min(self.done.values()), rounds - 1) + strategy.staleness
+        limit = min(self.done.values()) + strategy.staleness
         for number in list(self._ordered):
             if self.done[number] <= limit:
                 messages += self._requests(self.groups[number])
@@ -176,12 +180,22 @@ class GroupLoop:
         if messages:
             self._outcome.failures.update(self._courier.send(messages, phase="svm-local"))
 
+    def _newest_model(self, back: int = 0) -> int:
+        """Return the number of the model to judge.
+
+        Where the agents' sum is unmasked while users are at work, it is the one before.
+        """
+        late = self.strategy.losing == "leave-out" and not self.strategy.ring
+        limit = self._advances - max(late, back)
+        return max((k for k in self._models if k <= limit), default=min(self._models))
+
     def _requests(self, group: Group) -> list[Message]:
         steps, strategy, number = self.steps, self.strategy, group.number
         assert strategy.sums is not None
         running = self._running[number] = self._ordered.pop(number)
         self._deadline[number] = time.monotonic() + steps.timeout
-        self._judging[number] = max(self._models)
+        if not self._attempts.get(number):
+            self._judging[number] = self._newest_model()
         blob = self._sealed.get(number, b"")
         size = len(blob) // len(group.users)
         nothing = np.zeros((0, 0))
@@ -217,25 +231,31 @@ class GroupLoop:
         """
         pause, staleness = _POLL_FIRST, self.strategy.staleness
         while True:
+            pause = self._collect(pause)
             self._read()
             if self._masked is None:
                 advancing = may_advance(self._ready, self.done, staleness)
                 if len(advancing) >= min(_FRESH, len(self.groups)) or not self._running:
                     return advancing
-            if self._courier.collect(self._outcome):
-                pause = _POLL_FIRST
-            else:
-                time.sleep(pause)
-                pause = min(1.5 * pause, self._longest_pause)
+
+    def _collect(self, pause: float) -> float:
+        """Take what has arrived, or wait a little; return how long to wait the next time."""
+        began = time.monotonic()
+        if self._courier.collect(self._outcome) or not self._courier.waiting:
+            pause = _POLL_FIRST
+        else:
+            time.sleep(pause)
+            pause = min(1.5 * pause, self._longest_pause)
+        self.strategy.ledger_.seconds += time.monotonic() - began
+        return pause
 
     def _drain(self) -> None:
         """Wait until no node is at work."""
         if self._masked is not None and _AGENTS not in self._deadline:
             self._ask_to_unmask()
-        self._read()
+        pause = _POLL_FIRST
         while self._running or self._masked is not None:
-            if not self._courier.collect(self._outcome):
-                time.sleep(_POLL_FIRST)
+            pause = self._collect(pause)
             self._read()
 
     def _read(self) -> None:
@@ -341,6 +361,7 @@ class GroupLoop:
                 strategy.close(sums.pop(number))
         self._courier.forget([self.steps.node_of[p] for p in group.members])
         del self.groups[number], self.done[number]
+        strategy.left_out_ = sorted({*strategy.left_out_, *group.members})
         self.lost[number], self.best = why, None  # the best model was judged on its rows as well
 
     # -- agents
@@ -388,6 +409,7 @@ class GroupLoop:
             if group.agent not in found:
                 self._lose(group, f"its agent, partition {group.agent}, did not answer")
                 advancing.discard(number)
+        self._advances += bool(advancing)
         for number in advancing:
             strategy.close(self._ready.pop(number))
             self.done[number] += 1
@@ -498,7 +520,7 @@ class GroupLoop:
             sigma = self._sigma(slowest, self._factors[1])
             self.center = global_center(terms, sigma, len(self.groups), steps.ridge)
         if advancing:
-            self._models[self.tick] = self.model
+            self._models[self._advances] = self.model
         strategy.trace_.append((time.monotonic() - self._started, slowest, self.model))
         if advancing:
             primal, size, dual, pull = own[1:].tolist()
@@ -520,14 +542,14 @@ class GroupLoop:
             alike = not strategy.staleness  # else few models are judged, and not the last
             if alike and (self.best is None or objective < self.best[0]):
                 self.best = (objective, model)
-        oldest = min([*self._judged.values(), *self._judging.values()])
-        self._models = {tick: m for tick, m in self._models.items() if tick >= oldest}
+        oldest = min([*self._judged.values(), *self._judging.values(), self._advances - 1])
+        self._models = {k: model for k, model in self._models.items() if k >= oldest}
         strategy.history_.append(row)
         if strategy.chosen_schedule == "balanced":
             now = self._factors[1]
             self._factors = (now, now * balance(primal, dual, slowest))
         if strategy.on_round is not None:
-            strategy.on_round(slowest, strategy.rounds, row)
+            strategy.on_round(min(slowest, strategy.rounds), strategy.rounds, row)
 
     # -- the ring
 

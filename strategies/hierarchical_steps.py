@@ -69,6 +69,8 @@ class Steps:
     coordinates : Coordinates
     ridge : ndarray, shape (d + 1,)
         Penalty of each coefficient.
+    raw : Coordinates or None
+        By which columns are standardised before random features are made of them.
     encoding : Encoding
         Of all sums.
     """
@@ -85,6 +87,7 @@ class Steps:
         self.encoding = Encoding.fixed_point(strategy.bound)
         self.coordinates = Coordinates.identity(self.width)
         self.ridge = self.coordinates.ridge()
+        self.raw: Coordinates | None = None
 
     @property
     def gamma(self) -> float:
@@ -114,9 +117,22 @@ class Steps:
         raise strategy.gave_up(reply.phase)
 
     def measure_columns(self) -> None:
-        """Fit the coordinates to the columns of all users: one exchange."""
+        """Fit the coordinates to what the model is linear in: one exchange, two with features."""
+        strategy = self.strategy
+        standard = strategy.scale == "standard"
+        if strategy.frequencies and standard:
+            self.raw = self._fit(self.columns, standardised=True, raw=True)
+        if strategy.standardising:
+            own = standard and not strategy.frequencies
+            self.coordinates = self._fit(self.width, standardised=own, raw=False)
+        else:  # the users must know of the run all the same
+            self._fit(self.width, standardised=True, raw=False)
+        self.ridge = self.coordinates.ridge()
+
+    def _fit(self, columns: int, *, standardised: bool, raw: bool) -> Coordinates:
         strategy = self.strategy
         strategy.next_step()
+        none = np.zeros(0)
         requests = {
             user: wire.StatisticsRequest(
                 session=strategy.session,
@@ -127,16 +143,16 @@ class Steps:
                 gamma=self.gamma,
                 feature_seed=strategy.run_seed,
                 rows=self.rows,
+                raw=raw,
                 partners=np.array(strategy.partners_of(user), np.int32),
+                raw_mean=none if self.raw is None else self.raw.mean,
+                raw_deviation=none if self.raw is None else self.raw.deviation,
             )
             for user in self.users
         }
-        total = self.sum_users(wire.STATISTICS_SUM, 2 * self.width, requests, wire.StatisticsReply)
-        if strategy.standardising:
-            self.coordinates = Coordinates.fit(
-                total[: self.width], total[self.width :], standardised=strategy.scale == "standard"
-            )
-        self.ridge = self.coordinates.ridge()
+        name = wire.STATISTICS_SUM + ("#raw" if raw else "")
+        total = self.sum_users(name, 2 * columns, requests, wire.StatisticsReply)
+        return Coordinates.fit(total[:columns], total[columns:], standardised=standardised)
 
     def coordinate_fields(self, first: bool) -> dict[str, NDArray[Any]]:
         """Return the fields of a request that carry the coordinates, with the first iteration."""
@@ -164,23 +180,42 @@ class Steps:
         if not lost:
             total = self.sum_users(wire.EVALUATION_SUM, length, requests, wire.EvaluateReply)
         else:
-            running = strategy.sums.order(wire.EVALUATION_SUM, length, self.encoding, cohort=USERS)
-            strategy.ask(self.grid, requests, wire.EvaluateReply, self.timeout, [running])
-            try:
-                strategy.unmask(self.grid, [running], number=strategy.step, timeout=self.timeout)
-                total = strategy.sums.total(running)
-            except SumError as error:
-                logger.warning("the model is not judged: %s", error.problem)
+            found = self._sum_left(requests, length)
+            if found is None:
+                logger.warning("the model is not judged: not all users that are left answered")
                 return {}
+            total = found
         counts = total[1:]
-        found: dict[str, Any] = {
+        metrics: dict[str, Any] = {
             "objective": penalty_of(model, self.ridge) + strategy.C * self.rows * float(total[0])
         }
         if (counts if classes else counts[:1]).sum() > 0.5:
-            found |= outcome_metrics(
+            metrics |= outcome_metrics(
                 np.rint(counts) if classes else counts, classes, strategy.label_bound_
             )
-        return found
+        return metrics
+
+    def _sum_left(self, requests: Mapping[int, Any], length: int) -> Floats | None:
+        """Sum what is judged over the users that are left, all of them; nothing if some are silent.
+
+        It is opened once only: else the difference of two would show single users.
+        """
+        strategy = self.strategy
+        assert strategy.sums is not None
+        for attempt in range(strategy.attempts):
+            running = strategy.sums.order(wire.EVALUATION_SUM, length, self.encoding, cohort=USERS)
+            asked = again(requests, attempt)
+            strategy.ask(self.grid, asked, wire.EvaluateReply, self.timeout, [running])
+            if set(requests) <= set(running.uploaded):
+                break
+            strategy.close(running)
+        else:
+            return None
+        try:
+            strategy.unmask(self.grid, [running], number=strategy.step, timeout=self.timeout)
+        except SumError:
+            return None
+        return strategy.sums.total(running)
 
     def save(self, number: int, nodes: Iterable[int]) -> bool:
         """Have all nodes keep their state as ``number``, the step at hand; tell whether all did."""
@@ -197,7 +232,7 @@ class Steps:
         assert strategy.sums is not None
         strategy.write_checkpoint(
             number,
-            {**arrays, "mean": own.mean, "deviation": own.deviation},
+            {**arrays, "mean": own.mean, "deviation": own.deviation, **self.raw_arrays()},
             {
                 **meta,
                 "standardised": own.standardised,
@@ -212,13 +247,24 @@ class Steps:
             arrays["mean"], arrays["deviation"], bool(meta["standardised"])
         )
         self.ridge = self.coordinates.ridge()
+        if "raw_mean" in arrays:
+            self.raw = Coordinates(arrays["raw_mean"], arrays["raw_deviation"], True)
+
+    def raw_arrays(self) -> Arrays:
+        """Return by which columns are standardised before random features, if they are."""
+        if self.raw is None:
+            return {}
+        return {"raw_mean": self.raw.mean, "raw_deviation": self.raw.deviation}
 
     def lost_group(self, group: Group, why: str) -> CohortError:
         """Return the error with which a run ends that cannot go on without a group."""
-        written = self.strategy.checkpoint is not None and self.strategy.checkpoint.is_file()
-        again = "resume from the checkpoint" if written else "start again"
+        strategy = self.strategy
+        written = strategy.checkpoint is not None and strategy.checkpoint.is_file()
+        remedy = "mend it and " + ("resume from the checkpoint" if written else "start again")
+        if strategy.losing == "stop" and len(self.groups) > 2:
+            remedy += ", or go on without the group with --lost-groups leave-out"
         return CohortError(
             f"group {group.number} cannot go on: {why}",
-            remedy=f"mend it and {again}, or go on without the group with --lost-groups leave-out",
+            remedy=remedy,
             phase="svm-local",
         )

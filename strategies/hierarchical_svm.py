@@ -22,7 +22,7 @@ from fedkern_flwr.consensus import (
     initial_rho,
 )
 from fedkern_flwr.errors import CheckpointError, EngineError, FedKernError, OptionError
-from fedkern_flwr.groups import USER, Group
+from fedkern_flwr.groups import Group
 from fedkern_flwr.linear_model import LOSS_OF, MODELS, Model
 from fedkern_flwr.local_solvers import Loss
 from fedkern_flwr.online import check_choice
@@ -87,7 +87,8 @@ class HierarchicalSVM(WholeCohortStrategy):
         Over-relaxation in [1, 2), by default 1.7; with ``consensus="paper"`` 1.
     scale : {"standard", "none"} (default: "standard")
         The model penalises the weights of columns that are brought to mean 0 and variance 1, or of
-        the columns as they are. Means and variances of all users' rows are summed securely.
+        the columns as they are; random features are made of them. Means and variances of all users'
+        rows are summed securely.
     features : int, optional
         Of ``rbf``: number D of random frequencies, by default 500.
     gamma : float, optional
@@ -258,6 +259,14 @@ class HierarchicalSVM(WholeCohortStrategy):
             given = [name for name, used in layers.items() if used]
             if given:
                 _refuse(f"{given[0]} needs agents", "use architecture hierarchical")
+        if self.consensus == "paper" and self.sigma is not None:
+            _refuse("sigma has no meaning in consensus paper", "leave it out")
+        if self.architecture == "chain" and (
+            self.relaxation is not None or self.rho_schedule == "rising"
+        ):
+            _refuse(
+                "relaxation and rho_schedule rising have no meaning in a chain", "leave them out"
+            )
         if self.step_sizes is not None and self.rho is not None:
             _refuse("rho and step_sizes are both given", "give one of them")
         if self.staleness and self.chosen_schedule == "balanced":
@@ -305,7 +314,8 @@ class HierarchicalSVM(WholeCohortStrategy):
         if self.rho_schedule is not None:
             return self.rho_schedule
         given = self.rho is not None or self.step_sizes is not None
-        return "fixed" if given or self.consensus == "paper" else "rising"
+        flat = given or self.consensus == "paper" or self.architecture == "chain"
+        return "fixed" if flat else "rising"
 
     @property
     def chosen_relaxation(self) -> float:
@@ -324,7 +334,8 @@ class HierarchicalSVM(WholeCohortStrategy):
     @property
     def standardising(self) -> bool:
         """Whether ADMM runs on standardised columns, whatever the model penalises."""
-        return self.scale == "standard" or self.consensus == "exact"
+        plain = self.scale == "none" or self.frequencies
+        return self.consensus == "exact" or not plain
 
     @property
     def losing(self) -> LostGroups:
@@ -340,7 +351,9 @@ class HierarchicalSVM(WholeCohortStrategy):
         """Return rho of a group in the first iteration."""
         if self.step_sizes is not None:
             return self.step_sizes[[g.number for g in self.groups_].index(group)]
-        return initial_rho(self.chosen_schedule, self.C) if self.rho is None else self.rho
+        if self.rho is not None:
+            return self.rho
+        return self.C if self.architecture == "chain" else initial_rho(self.chosen_schedule, self.C)
 
     # -- what a method tells about itself
 
@@ -410,11 +423,10 @@ class HierarchicalSVM(WholeCohortStrategy):
             logger.warning(text)
         self.outputs_, self.classes_ = first.outputs, first.classes
         self.label_bound_ = first.label_bound
-        self._columns = (
-            sum(p.features for p in parties if p.role == USER)
-            if self.partition == "vertical"
-            else first.features
-        )
+        known = {p.partition: p for p in parties}
+        self._columns = first.features
+        if self.partition == "vertical":
+            self._columns = sum(known[group.users[0]].features for group in self.groups_)
         if self.loss != "squared" and not self.classes_:
             raise OptionError(
                 f"model {self.kind} is for classes, the labels are numbers",
@@ -581,7 +593,7 @@ class HierarchicalSVM(WholeCohortStrategy):
         lost = {u for g in self.groups_ if g.number in loop.lost for u in g.users}
         judged = steps.judge(self.model_, lost)
         weights, bias = steps.coordinates.model(self.model_)
-        self._arrays = {"weights": weights, "bias": bias}
+        self._arrays = {"weights": weights, "bias": bias, **steps.raw_arrays()}
         self.metrics_ = {**judged, "iterations": last, "converged": converged}
         if loop.lost:
             self.metrics_["groups_left_out"] = len(loop.lost)

@@ -149,8 +149,12 @@ class StatisticsRequest(SVMRequest):
         Seed of the frequencies.
     rows : int
         Rows to learn from at all users together.
+    raw : bool
+        Whether it is about the columns before random features are made of them.
     partners : ndarray of int32
         Parties with which this user will exchange sealed messages.
+    raw_mean, raw_deviation : ndarray, shapes (d,), or empty
+        By which columns are standardised before random features are made of them.
     """
 
     phase = "svm-statistics"
@@ -160,7 +164,10 @@ class StatisticsRequest(SVMRequest):
     gamma: float
     feature_seed: int
     rows: int
+    raw: bool
     partners: NDArray[Any] = array("partners", dtype="index")
+    raw_mean: NDArray[Any] = array("raw columns", dtype="float64")
+    raw_deviation: NDArray[Any] = array("raw columns", dtype="float64")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,7 @@ def pooled_optimum(
         Whether w is that of the columns standardised by mean and deviation of the training rows,
         or of the columns as they are.
     features : callable, optional
-        Made of rows before all else: random Fourier features.
+        Random Fourier features, made of the columns after scaling.
     label_bound : float (default: 1.0)
         Unit of the targets of a regression.
 
@@ -75,13 +75,13 @@ def pooled_optimum(
         None where it would take minutes.
     """
     x, x_test = pooled.x, pooled.x_test
+    if scale == "standard":
+        standard = Coordinates.fit(x.mean(axis=0), (x**2).mean(axis=0), standardised=True)
+        x, x_test = standard.rows(x)[:, :-1], standard.rows(x_test)[:, :-1]
     if features is not None:
         x, x_test = features(x), features(x_test)
     if len(x) * (x.shape[1] + 1.0) ** 2 > _MOST_WORK:
         return None
-    if scale == "standard":
-        standard = Coordinates.fit(x.mean(axis=0), (x**2).mean(axis=0), standardised=True)
-        x, x_test = standard.rows(x)[:, :-1], standard.rows(x_test)[:, :-1]
     targets, total = pooled.targets() / label_bound, 0.0
     outputs = np.empty((len(x_test), targets.shape[1]))
     for k, y in enumerate(targets.T):

@@ -178,7 +178,10 @@ def test_requests_without_masks_are_never_answered() -> None:
             gamma=0.0,
             feature_seed=0,
             rows=4,
+            raw=False,
             partners=np.zeros(0, np.int32),
+            raw_mean=np.zeros(0),
+            raw_deviation=np.zeros(0),
         ),
     ]
     for request in requests:

@@ -1,4 +1,4 @@
-"""The Flower app of HierarchicalSVM: `flwr run` is `simulate`; deployed nodes, horizontal and not."""
+"""The Flower app of HierarchicalSVM: `flwr run` is `simulate`; deployed nodes of both splits."""
 
 from __future__ import annotations
 
@@ -228,7 +228,10 @@ def test_a_run_that_broke_off_is_resumed(
         with pytest.raises(KeyboardInterrupt):
             run(horizontal, **options, **more)
     run(horizontal, **options, **more, resume=True, saved_model=str(tmp_path / "model.npz"))
-    (whole, _), (model, _) = load_arrays(tmp_path / "whole.npz"), load_arrays(tmp_path / "model.npz")
+    (whole, _), (model, _) = (
+        load_arrays(tmp_path / "whole.npz"),
+        load_arrays(tmp_path / "model.npz"),
+    )
     np.testing.assert_allclose(model["weights"], whole["weights"], rtol=0.0, atol=1e-9)
 
 

@@ -1,0 +1,1163 @@
+"""HierarchicalSVM against pooled data and against plain loops of what the documents say."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+from sklearn.datasets import load_breast_cancer, load_iris
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.svm import SVC
+
+from fedkern_flwr.clients import SVMClient
+from fedkern_flwr.errors import CohortError, FedKernError, OptionError, ProtocolError, TableError
+from fedkern_flwr.linear_model import model_rows, outputs
+from fedkern_flwr.simulations import simulate
+from fedkern_flwr.simulations.engines import Transcript
+from fedkern_flwr.strategies import HierarchicalSVM
+
+KEY = b"a secret of the data's owners"
+Array = np.ndarray
+Nodes = tuple[Callable[[Context], SVMClient], int]
+Table = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def _same_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedkern_flwr.strategies.base.secrets.token_hex", lambda n: "5e" * n)
+
+
+# -- data and nodes
+
+
+def blobs(n: int = 90, d: int = 4, seed: int = 0) -> tuple[Array, Array]:
+    """Return two classes that overlap, in columns of different units, not centred."""
+    rng = np.random.default_rng(seed)
+    y = np.where(rng.random(n) < 0.4, 1.0, -1.0)
+    x = rng.standard_normal((n, d)) + 0.7 * y[:, None] * (np.arange(d) < 3)
+    return x * np.geomspace(0.3, 6.0, d) + np.arange(d), y
+
+
+def cancer(n: int = 569, d: int = 6) -> tuple[Array, Array]:
+    x, y = load_breast_cancer(return_X_y=True)
+    return x[:n, :d], 2.0 * y[:n] - 1.0
+
+
+def deal(rows: int, users: int, seed: int = 1) -> list[Array]:
+    return np.array_split(np.random.default_rng(seed).permutation(rows), users)
+
+
+def serve(tables: Sequence[Table]) -> Nodes:
+    def client_fn(context: Context) -> SVMClient:
+        return SVMClient(context, **tables[int(context.node_config["partition-id"])])
+
+    return client_fn, len(tables)
+
+
+def horizontal(
+    x: Array, y: Array, sizes: Sequence[int], *, agents: bool = True, tests: int = 0, **common: Any
+) -> Nodes:
+    """Deal rows to groups of so many users; the last rows are held out, at everybody in turn."""
+    users, tables = sum(sizes), list[Table]()
+    parts, held = deal(len(x) - tests, users), np.arange(len(x) - tests, len(x))
+    common = {"classes": [-1.0, 1.0], **common}
+    for k, group in enumerate(np.repeat(np.arange(len(sizes)), sizes).tolist()):
+        table = {"x": x[parts[k]], "y": y[parts[k]], "group": group, **common}
+        if tests:
+            table |= {"x_test": x[held[k::users]], "y_test": y[held[k::users]]}
+        tables.append(table)
+    tables += [{"role": "agent", "group": i} for i in range(len(sizes)) if agents]
+    return serve(tables)
+
+
+def vertical_tables(
+    x: Array,
+    y: Array,
+    groups: int = 2,
+    users: int = 2,
+    *,
+    tests: int = 12,
+    product: str = "local",
+    **owner: Any,
+) -> list[Table]:
+    """Deal columns to groups and rows to their users, each in an order of its own."""
+    n = len(x)
+    ids = np.array([f"person {k}" for k in np.random.default_rng(5).permutation(9 * n)[:n]])
+    learn, held, tables = np.arange(n - tests), np.arange(n - tests, n), list[Table]()
+    for i, columns in enumerate(np.array_split(np.arange(x.shape[1]), groups)):
+        mine, others = deal(len(learn), users, seed=i), deal(tests, users, seed=i)
+        for rows, more in zip(mine, others, strict=True):
+            table = {"x": x[np.ix_(rows, columns)], "ids": ids[rows], "group": i}
+            table |= {"x_test": x[np.ix_(held[more], columns)], "ids_test": ids[held[more]]}
+            tables.append({**table, "alignment_key": KEY, "product": product})
+    tables += [{"role": "agent", "group": i} for i in range(groups)]
+    order = np.random.default_rng(9).permutation(learn)
+    table = {"role": "owner", "y": y[order], "ids": ids[order], "alignment_key": KEY}
+    if tests:
+        table |= {"y_test": y[held], "ids_test": ids[held]}
+    tables.append({**table, "classes": [-1.0, 1.0], **owner})
+    return tables
+
+
+def vertical(x: Array, y: Array, *shape: int, **more: Any) -> Nodes:
+    return serve(vertical_tables(x, y, *shape, **more))
+
+
+def fit(
+    nodes: Nodes,
+    rounds: int = 200,
+    faults: Any = None,
+    transcript: Transcript | None = None,
+    serialise: bool = False,
+    **options: Any,
+) -> HierarchicalSVM:
+    strategy = HierarchicalSVM(**{"seed": 3, **options})
+    simulate(
+        strategy,
+        nodes[0],
+        nodes[1],
+        num_rounds=rounds,
+        faults=faults,
+        transcript=transcript,
+        serialise=serialise,
+        timeout=60.0,
+    )
+    return strategy
+
+
+# -- pooled references
+
+
+def standard(x: Array, rows: Array | None = None) -> Array:
+    own = x if rows is None else rows
+    return (x - own.mean(0)) / own.std(0)
+
+
+def value(kind: str, w: Array, b: Array, x: Array, y: Array, c: float) -> float:
+    """1/2 |w|^2 + C sum loss, of models (k, d) and targets (n, k)."""
+    f = x @ w.T + b
+    losses = {
+        "linear": lambda: np.maximum(0.0, 1.0 - y * f),
+        "logistic": lambda: np.logaddexp(0.0, -y * f),
+        "ridge": lambda: 0.5 * (y - f) ** 2,
+    }[kind]()
+    return float(0.5 * (w**2).sum() + c * losses.sum())
+
+
+def pooled(kind: str, x: Array, y: Array, c: float = 1.0) -> tuple[float, Array, Array]:
+    """Return objective, weights (k, d) and biases (k,) of scikit-learn's optimum."""
+    y = y.reshape(len(y), -1)
+    weights, bias = [], []
+    for target in y.T:
+        if kind == "linear":
+            found = SVC(kernel="linear", C=c, tol=1e-9).fit(x, target)
+        elif kind == "logistic":
+            found = LogisticRegression(C=c, tol=1e-10, max_iter=10_000, solver="newton-cholesky")
+            found.fit(x, target)
+        else:
+            found = Ridge(alpha=1.0 / c).fit(x, target)
+        weights.append(np.ravel(found.coef_))
+        bias.append(float(np.ravel(found.intercept_)[0]))
+    w, b = np.array(weights), np.array(bias)
+    return value(kind, w, b, x, y, c), w, b
+
+
+# -- a plain solver of local problems, and plain loops
+
+
+def local_hinge(x: Array, y: Array, v: Array, penalty: Array, c: float) -> Array:
+    """argmin C sum hinge + 1/2 (w - v)^T diag(penalty) (w - v): interior point on the dual box."""
+    scale = np.sqrt(1.0 / penalty)
+    z, b = y[:, None] * x * scale, 1.0 - y * (x @ v)
+    q, a = z @ z.T, np.full(len(y), c / 2.0)
+    low, high = np.ones(len(y)), np.ones(len(y))
+    for _ in range(100):
+        gap = float(low @ a + high @ (c - a))
+        rest = q @ a - b - low + high
+        if gap < 1e-15 * c * len(y) and np.abs(rest).max() < 1e-13 * (1.0 + np.abs(b).max()):
+            break
+        mu = 0.1 * gap / (2 * len(y))
+        right = -(q @ a - b) + mu / a - mu / (c - a)
+        da = np.linalg.solve(q + np.diag(low / a + high / (c - a)), right)
+        dlow = mu / a - low - low / a * da
+        dhigh = mu / (c - a) - high + high / (c - a) * da
+        pairs = [(a, da), (c - a, -da), (low, dlow), (high, dhigh)]
+        step = min(1.0, 0.99 / max(1e-300, *(float((-d / p).max()) for p, d in pairs)))
+        a, low, high = a + step * da, low + step * dlow, high + step * dhigh
+    return v + scale * (z.T @ a)
+
+
+def augment(x: Array, y: Array, users: int) -> tuple[list[Array], list[Array]]:
+    """Return users' rows in standardised coordinates with a constant column, and their labels."""
+    rows = np.column_stack([standard(x), np.ones(len(x))])
+    parts = deal(len(x), users)
+    return [rows[p] for p in parts], [y[p] for p in parts]
+
+
+def rise(t: int) -> float:
+    return 20.0 ** (min(t, 40) / 40)
+
+
+def plain_admm(
+    x: Array,
+    y: Array,
+    sizes: Sequence[int],
+    iterations: int,
+    *,
+    c: float = 1.0,
+    a: float = 1.7,
+    first: Sequence[float] | None = None,
+    sigma: float | None = None,
+    grow: Callable[[int], float] = rise,
+    q: Array | None = None,
+) -> list[Array]:
+    """Two-block ADMM as the module docstring of consensus.py has it; return z of each iteration."""
+    users, d = sum(sizes), x.shape[1] + 1
+    xs, ys = augment(x, y, users)
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    first = [c] * len(sizes) if first is None else list(first)
+    q = np.append(np.ones(d - 1), 0.0) if q is None else q
+    zi, s = np.zeros((len(sizes), d)), np.zeros((len(sizes), d))
+    r, z, out = np.zeros((users, d)), np.zeros(d), []
+    for t in range(iterations):
+        sig, nxt = (
+            float(np.mean(first)) * grow(u) * users / len(sizes) if sigma is None else sigma
+            for u in (t, t + 1)
+        )
+        before, h = zi.copy(), np.zeros((users, d))
+        rho = [p * grow(t) for p in first]
+        for j, i in enumerate(group):
+            w = local_hinge(xs[j], ys[j], before[i] - r[j], np.full(d, rho[i]), c)
+            h[j] = a * w + (1 - a) * before[i]
+        for i in range(len(sizes)):
+            mine = group == i
+            hi = a * z + (1 - a) * before[i]
+            top = rho[i] * (h[mine] + r[mine]).sum(0) + sig * (hi - s[i])
+            zi[i] = top / (rho[i] * mine.sum() + sig)
+            r[mine] += h[mine] - zi[i]
+            s[i] += zi[i] - hi
+        r *= grow(t) / grow(t + 1)
+        s *= sig / nxt
+        z = nxt * (zi + s).sum(0) / (nxt * len(sizes) + q)
+        out.append(z)
+    return out
+
+
+def traced(strategy: HierarchicalSVM) -> list[Array]:
+    """Return the global model after each iteration of one output."""
+    return [z[0] for _, t, z in strategy.trace_ if t > 0]
+
+
+def check_trace(strategy: HierarchicalSVM, right: Sequence[Array], atol: float = 1e-7) -> None:
+    found = traced(strategy)
+    assert len(found) == len(right)
+    for k, (one, other) in enumerate(zip(found, right, strict=True)):
+        np.testing.assert_allclose(one, other, rtol=0, atol=atol, err_msg=f"iteration {k + 1}")
+    assert np.linalg.norm(right[-1]) > 0.1
+
+
+SIZES = {"1": [4], "2": [2, 3], "5": [2, 2, 3, 2, 2], "13": [2] * 13}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_each_iteration_is_that_of_the_plain_admm(sizes: list[int]) -> None:
+    x, y = blobs(26 * 5)
+    iterations = 6 if len(sizes) > 5 else 12
+    strategy = fit(horizontal(x, y, sizes), iterations, tolerance=1e-12)
+    check_trace(strategy, plain_admm(x, y, sizes, iterations))
+    assert [row["round"] for row in strategy.history_] == list(range(1, iterations + 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [
+        ({"C": 0.3}, {"c": 0.3}),
+        ({"relaxation": 1.0}, {"a": 1.0}),
+        ({"rho": 2.5}, {"first": [2.5] * 3, "grow": lambda t: 1.0}),
+        ({"step_sizes": (0.5, 2.0, 1.0)}, {"first": [0.5, 2.0, 1.0], "grow": lambda t: 1.0}),
+        ({"step_sizes": (0.5, 2, 1), "rho_schedule": "rising"}, {"first": [0.5, 2.0, 1.0]}),
+        ({"sigma": 0.7}, {"sigma": 0.7}),
+        ({"rho_schedule": "fixed", "C": 2.0}, {"c": 2.0, "first": [6.0] * 3, "grow": lambda t: 1}),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_options_enter_the_iterations_as_documented(options: Table, plain: Table) -> None:
+    x, y = blobs(70)
+    sizes = [2, 3, 2]
+    strategy = fit(horizontal(x, y, sizes), 8, tolerance=1e-12, **options)
+    check_trace(strategy, plain_admm(x, y, sizes, 8, **plain))
+
+
+def test_columns_as_they_are_have_another_penalty_in_the_same_coordinates() -> None:
+    x, y = blobs(70)
+    q = np.append(x.std(0) ** -2.0, 0.0)
+    strategy = fit(horizontal(x, y, [3, 2]), 8, scale="none", tolerance=1e-12)
+    check_trace(strategy, plain_admm(x, y, [3, 2], 8, q=q))
+
+
+def test_balanced_penalties_change_and_reach_the_same_optimum() -> None:
+    x, y = blobs()
+    strategy = fit(horizontal(x, y, [2, 2]), 75, rho_schedule="balanced", rho=0.02, tolerance=1e-9)
+    rhos = [row["rho"] for row in strategy.history_]
+    assert max(rhos) > 2 * rhos[0]
+    steps = np.array(rhos[1:]) / rhos[:-1]
+    assert steps.max() <= 2.0 + 1e-12
+    assert len(set(rhos[65:])) <= 1
+    assert strategy.metrics_["objective"] == pytest.approx(
+        pooled("linear", standard(x), y)[0], rel=1e-3
+    )
+
+
+# -- the pooled optimum
+
+
+@pytest.mark.parametrize("sizes", [[2], [2, 2], [2] * 5, [2] * 13], ids=len)
+def test_the_pooled_svm_is_reached_for_any_number_of_groups(sizes: list[int]) -> None:
+    x, y = cancer()
+    strategy = fit(horizontal(x[:469], y[:469], sizes), 60)
+    best, w, b = pooled("linear", standard(x[:469]), y[:469])
+    objective = strategy.metrics_["objective"]
+    assert best * (1 - 1e-7) <= objective <= best * (1 + 1e-3)
+    arrays, meta = strategy.model()
+    f = outputs(arrays, meta, x)[:, 0]
+    found = value(
+        "linear", *standardised_model(arrays, x[:469]), standard(x[:469]), y[:469, None], 1.0
+    )
+    assert found == pytest.approx(objective, rel=1e-7)
+    theirs = standard(x, x[:469]) @ w[0] + b[0]
+    clear = np.abs(theirs) > 0.02
+    np.testing.assert_array_equal(np.sign(f)[clear], np.sign(theirs)[clear])
+    assert clear.mean() > 0.9
+
+
+def standardised_model(arrays: Table, x: Array) -> tuple[Array, Array]:
+    return arrays["weights"] * x.std(0), arrays["bias"] + arrays["weights"] @ x.mean(0)
+
+
+KINDS = {
+    "hinge, standard": ("linear", "standard", 1.0),
+    "hinge, as they are": ("linear", "none", 0.5),
+    "logistic": ("logistic", "standard", 2.0),
+    "logistic, as they are": ("logistic", "none", 1.0),
+    "ridge, classes": ("ridge", "standard", 0.1),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_model_is_that_of_the_pooled_rows(name: str) -> None:
+    kind, scale, c = KINDS[name]
+    x, y = blobs()
+    z = standard(x) if scale == "standard" else x
+    strategy = fit(horizontal(x, y, [2, 2]), model=kind, scale=scale, C=c, tolerance=4e-3)
+    best, w, b = pooled(kind, z, y, c)
+    assert strategy.metrics_["objective"] == pytest.approx(best, rel=1e-3)
+    assert strategy.metrics_["objective"] >= best * (1 - 1e-7)
+    arrays, meta = strategy.model()
+    gap = outputs(arrays, meta, x)[:, 0] - (z @ w[0] + b[0])
+    assert np.abs(gap).max() < 0.05 * np.abs(z @ w[0] + b[0]).max()
+
+
+def test_ridge_regression_of_several_targets() -> None:
+    rng = np.random.default_rng(0)
+    x, _ = blobs()
+    y = standard(x) @ rng.standard_normal((4, 2)) + rng.standard_normal((90, 2)) + [1.0, -2.0]
+    nodes = horizontal(x, y, [2, 2], classes=None, label_bound=20.0, tests=10)
+    strategy = fit(nodes, model="ridge", tolerance=1e-5)
+    z = standard(x, x[:80])
+    best, w, b = pooled("ridge", z[:80], y[:80])
+    assert strategy.metrics_["objective"] == pytest.approx(best, rel=1e-7)
+    errors = np.sqrt(((z @ w.T + b - y)[80:] ** 2).mean())
+    assert strategy.metrics_["test_rmse"] == pytest.approx(errors, rel=1e-4)
+
+
+def test_three_classes_are_one_against_the_rest() -> None:
+    x, labels = load_iris(return_X_y=True)
+    nodes = horizontal(x, labels, [2, 2], classes=[0, 1, 2])
+    strategy = fit(nodes, 300, tolerance=4e-3)
+    y = np.where(labels[:, None] == np.arange(3), 1.0, -1.0)
+    best, w, b = pooled("linear", standard(x), y)
+    assert strategy.metrics_["objective"] == pytest.approx(best, rel=3e-3)
+    arrays, meta = strategy.model()
+    f, theirs = outputs(arrays, meta, x), standard(x) @ w.T + b
+    assert f.shape == (150, 3)
+    clear = np.diff(np.sort(theirs), axis=1)[:, -1] > 0.2
+    np.testing.assert_array_equal(f.argmax(1)[clear], theirs.argmax(1)[clear])
+
+
+@pytest.mark.parametrize("scale", ["standard", "none"])
+def test_rbf_is_the_pooled_svm_of_the_same_random_features(scale: str) -> None:
+    x, y = blobs(100)
+    nodes = horizontal(standard(x), y, [2, 2])
+    strategy = fit(nodes, model="rbf", features=30, gamma=0.3, scale=scale, tolerance=1e-3)
+    arrays, meta = strategy.model()
+    assert meta["features"] == 30
+    features = model_rows(standard(x), 30, 0.3, meta["feature_seed"])
+    assert features.shape == (100, 60)
+    best, w, b = pooled("linear", features, y)
+    assert strategy.metrics_["objective"] == pytest.approx(best, rel=1e-3)
+    theirs = features @ w[0] + b[0]
+    gap = outputs(arrays, meta, standard(x))[:, 0] - theirs
+    assert np.abs(gap).max() < 0.05 * np.abs(theirs).max()
+
+
+def test_default_width_of_the_kernel_and_other_seeds() -> None:
+    x, y = blobs(60)
+    models = []
+    for seed in (3, 4):
+        strategy = fit(horizontal(x, y, [2, 2]), 3, model="rbf", features=5, seed=seed)
+        meta = strategy.model()[1]
+        assert meta["gamma"] == pytest.approx(1 / 4)
+        assert meta["feature_seed"] == seed
+        models.append(strategy.model_)
+    assert np.abs(models[0] - models[1]).max() > 1e-3
+
+
+def test_held_out_rows_are_judged_and_predicted(tmp_path: Path) -> None:
+    x, y = cancer(200, 4)
+    nodes = horizontal(x, y, [2, 2], tests=40, predictions=tmp_path / "out.csv")
+    strategy = fit(nodes)
+    arrays, meta = strategy.model()
+    right = (outputs(arrays, meta, x[160:])[:, 0] > 0) == (y[160:] > 0)
+    assert strategy.metrics_["test_accuracy"] == pytest.approx(right.mean())
+    with (tmp_path / "out.csv").open() as file:
+        assert len(list(csv.reader(file))) == 11
+
+
+def test_a_constant_column_does_no_harm() -> None:
+    x, y = blobs()
+    x[:, 1] = 7.0
+    strategy = fit(horizontal(x, y, [2, 2]), tolerance=1e-2)
+    best = pooled("linear", standard(np.delete(x, 1, axis=1)), y)[0]
+    assert strategy.metrics_["objective"] == pytest.approx(best, rel=3e-3)
+
+
+def test_users_of_one_class_and_of_one_row() -> None:
+    x, y = blobs(40)
+    order = np.argsort(y)
+    cuts = np.split(order, [1, 12, 30])
+    tables = [{"x": x[p], "y": y[p], "group": k // 2} for k, p in enumerate(cuts)]
+    tables = [{**t, "classes": [-1.0, 1.0]} for t in tables]
+    tables += [{"role": "agent", "group": k} for k in (0, 1)]
+    strategy = fit(serve(tables), tolerance=1e-2)
+    best = pooled("linear", standard(x), y)[0]
+    assert strategy.metrics_["objective"] == pytest.approx(best, rel=3e-3)
+
+
+def test_group_numbers_need_not_follow_each_other() -> None:
+    x, y = blobs(60)
+    renamed = {0: 7, 1: 3}
+    fn, count = horizontal(x, y, [2, 2])
+
+    def client_fn(context: Context) -> SVMClient:
+        client = fn(context)
+        client.group = renamed[client.group]
+        return client
+
+    strategy = fit((client_fn, count), 5, tolerance=1e-12)
+    again = fit((fn, count), 5, tolerance=1e-12)
+    np.testing.assert_allclose(strategy.model_, again.model_, atol=1e-10)
+
+
+def test_role_and_group_come_from_the_node_configuration() -> None:
+    x, y = blobs(60)
+    fn, count = horizontal(x, y, [2, 2])
+    parts = deal(60, 4)
+
+    def client_fn(context: Context) -> SVMClient:
+        k = int(context.node_config["partition-id"])
+        if k < 4:
+            context.node_config["group"] = k // 2
+            return SVMClient(context, x[parts[k]], y[parts[k]], classes=[-1.0, 1.0])
+        context.node_config |= {"role": "agent", "group": k - 4}
+        return SVMClient(context)
+
+    one, other = fit((client_fn, count), 4), fit((fn, count), 4)
+    np.testing.assert_array_equal(one.model_, other.model_)
+
+
+# -- the paper's consensus, one layer, the chain
+
+
+def plain_paper(
+    x: Array, y: Array, sizes: Sequence[int], iterations: int, rho: float
+) -> list[Array]:
+    """z_i = N rho / (1 + N rho) [mean_j (w_ij + r_ij) + sum_{k != i} z_k] / S, the bias apart."""
+    users, groups, d = sum(sizes), len(sizes), x.shape[1] + 1
+    xs, ys = augment(x, y, users)
+    group = np.repeat(np.arange(groups), sizes)
+    shrink = np.append(np.full(d - 1, users * rho / (1 + users * rho)), 1.0)
+    z, r, out = np.zeros((groups, d)), np.zeros((users, d)), []
+    for _ in range(iterations):
+        w = np.array(
+            [
+                local_hinge(xs[j], ys[j], z[group[j]] - r[j], np.full(d, rho), 1.0)
+                for j in range(users)
+            ]
+        )
+        new = np.zeros_like(z)
+        for i in range(groups):
+            others = z.sum(0) - z[i]
+            new[i] = shrink * ((w + r)[group == i].mean(0) + others) / groups
+        z = new
+        r += w - z[group]
+        out.append(z.mean(0))
+    return out
+
+
+@pytest.mark.parametrize("sizes", [[4], [2, 3], [2, 3, 2, 2]], ids=len)
+def test_the_papers_consensus_is_its_formula_and_not_the_exact_one(sizes: list[int]) -> None:
+    x, y = blobs(70)
+    options = {"rho": 1.3, "tolerance": 1e-12}
+    strategy = fit(horizontal(x, y, sizes), 10, consensus="paper", **options)
+    check_trace(strategy, plain_paper(x, y, sizes, 10, 1.3))
+    exact = fit(horizontal(x, y, sizes), 10, relaxation=1.0, **options)
+    assert np.abs(traced(exact)[-1] - traced(strategy)[-1]).max() > 1e-3
+
+
+def test_the_papers_consensus_misses_the_optimum() -> None:
+    x, y = blobs()
+    best = pooled("linear", standard(x), y)[0]
+    paper = fit(horizontal(x, y, [2] * 3), 40, consensus="paper", tolerance=1e-9)
+    exact = fit(horizontal(x, y, [2] * 3), 60, tolerance=1e-2)
+    assert exact.metrics_["objective"] == pytest.approx(best, rel=1e-3)
+    assert paper.metrics_["objective"] > 1.01 * best
+
+
+def test_the_papers_consensus_of_columns_as_they_are_does_not_standardise() -> None:
+    x, y = blobs(70)
+    z = np.column_stack([x, np.ones(70)])
+    strategy = fit(horizontal(x, y, [2, 2]), 1, consensus="paper", scale="none", rho=2.0)
+    models = [local_hinge(z[p], y[p], np.zeros(5), np.full(5, 2.0), 1.0) for p in deal(70, 4)]
+    shrink = np.append(np.full(4, 8 / 9), 1.0)
+    right = shrink * sum(models) / 4 / 2
+    np.testing.assert_allclose(traced(strategy)[0], right, atol=1e-7)
+
+
+def plain_central(x: Array, y: Array, users: int, iterations: int) -> list[Array]:
+    d = x.shape[1] + 1
+    xs, ys = augment(x, y, users)
+    q, z, r, out = np.append(np.ones(d - 1), 0.0), np.zeros(d), np.zeros((users, d)), []
+    for t in range(iterations):
+        rho = rise(t)
+        w = [local_hinge(xs[j], ys[j], z - r[j], np.full(d, rho), 1.0) for j in range(users)]
+        h = 1.7 * np.array(w) - 0.7 * z
+        z = rho * (h + r).sum(0) / (rho * users + q)
+        r = (r + h - z) * rho / rise(t + 1)
+        out.append(z)
+    return out
+
+
+def test_one_layer_is_the_plain_consensus_of_users() -> None:
+    x, y = blobs()
+    nodes = horizontal(x, y, [5], agents=False)
+    strategy = fit(nodes, 12, architecture="centralised", tolerance=1e-12)
+    check_trace(strategy, plain_central(x, y, 5, 12))
+    assert set(strategy.ledger_.by_phase) == {
+        "describe",
+        "svm-statistics",
+        "svm-local",
+        "svm-evaluate",
+        "finish",
+    }
+    assert strategy.ledger_.by_phase["svm-local"] == 12
+
+
+def test_one_layer_and_one_group_have_the_same_fixed_point() -> None:
+    x, y = blobs()
+    one = fit(horizontal(x, y, [2], agents=False), 300, architecture="centralised", tolerance=1e-4)
+    two = fit(horizontal(x, y, [2]), 300, tolerance=1e-4)
+    best = pooled("linear", standard(x), y)[0]
+    assert one.metrics_["objective"] == pytest.approx(best, rel=1e-4)
+    assert two.metrics_["objective"] == pytest.approx(best, rel=1e-4)
+    np.testing.assert_allclose(one.model_, two.model_, atol=2e-2)
+
+
+def plain_chain(x: Array, y: Array, users: int, iterations: int, eta: float) -> list[Array]:
+    """Forero, Cano and Giannakis (2010), with 1/N of the penalty at each node."""
+    d = x.shape[1] + 1
+    xs, ys = augment(x, y, users)
+    q = np.append(np.ones(d - 1), 0.0) / users
+    w, dual, out = np.zeros((users, d)), np.zeros((users, d)), []
+    around = [[k for k in (j - 1, j + 1) if 0 <= k < users] for j in range(users)]
+    for _ in range(iterations):
+        dual += np.array([eta / 2 * sum(w[j] - w[k] for k in around[j]) for j in range(users)])
+        new = []
+        for j in range(users):
+            # 1/2 w^T (q + 2 eta |B|) w - w^T (2 eta sum (w_j + w_k) / 2 - 2 dual)
+            penalty = q + 2 * eta * len(around[j])
+            linear = eta * sum(w[j] + w[k] for k in around[j]) - 2 * dual[j]
+            new.append(local_hinge(xs[j], ys[j], linear / penalty, penalty, 1.0))
+        w = np.array(new)
+        out.append(w.mean(0))
+    return out
+
+
+def test_the_chain_is_that_of_forero() -> None:
+    x, y = blobs(60)
+    nodes = horizontal(x, y, [5], agents=False)
+    strategy = fit(nodes, 12, architecture="chain", rho=0.8, tolerance=1e-12)
+    check_trace(strategy, plain_chain(x, y, 5, 12, 0.8))
+    assert strategy.ledger_.by_phase["svm-chain"] == 12
+
+
+def test_the_chain_comes_to_the_pooled_optimum_at_last() -> None:
+    x, y = blobs(60)
+    nodes = horizontal(x, y, [3], agents=False)
+    strategy = fit(nodes, 300, architecture="chain", tolerance=1e-4)
+    assert strategy.metrics_["objective"] == pytest.approx(
+        pooled("linear", standard(x), y)[0], rel=1e-3
+    )
+
+
+# -- how it is done must not matter
+
+
+def test_two_exchanges_an_iteration() -> None:
+    x, y = blobs(60)
+    a, b = (fit(horizontal(x, y, [2, 2]), n, tolerance=1e-12).ledger_.exchanges for n in (4, 9))
+    assert b - a == 2 * 5
+
+
+def test_the_ring_equals_pairwise_masks() -> None:
+    x, y = blobs(72)
+    one, two = (
+        fit(horizontal(x, y, [2, 2, 2, 2]), 15, tolerance=1e-12, agent_topology=topology)
+        for topology in ("pairwise", "ring")
+    )
+    for a, b in zip(traced(one), traced(two), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-8)
+    assert one.metrics_["objective"] == pytest.approx(two.metrics_["objective"], rel=1e-10)
+
+
+def test_leaving_groups_out_changes_nothing_while_all_are_there() -> None:
+    x, y = blobs(72)
+    one, two = (
+        fit(horizontal(x, y, [2, 2, 2]), 15, tolerance=1e-12, lost_groups=what)
+        for what in ("stop", "leave-out")
+    )
+    for a, b in zip(traced(one), traced(two), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-8)
+    assert [row["round"] for row in two.history_] == [row["round"] for row in one.history_]
+
+
+MODES: dict[str, Table] = {
+    "pairwise": {},
+    "ring": {"agent_topology": "ring"},
+    "paper": {"consensus": "paper"},
+    "leave-out": {"lost_groups": "leave-out"},
+    "asynchronous": {"staleness": 2},
+    "centralised": {"architecture": "centralised"},
+    "chain": {"architecture": "chain"},
+}
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_serialised_messages_give_identical_results(name: str) -> None:
+    x, y = blobs(60)
+    options = MODES[name]
+    nodes = horizontal(x, y, [2, 2, 2], agents="architecture" not in options, tests=6)
+    one, two = (fit(nodes, 5, serialise=how, **options) for how in (False, True))
+    np.testing.assert_array_equal(one.model_, two.model_)
+    assert one.metrics_ == two.metrics_
+    assert np.abs(one.model_).max() > 0.1
+
+
+@pytest.mark.parametrize("product", ["local", "orthogonal"])
+def test_serialised_messages_give_identical_results_in_a_vertical_split(product: str) -> None:
+    nodes = vertical(*blobs(60), product=product)
+    one, two = (fit(nodes, serialise=s, partition="vertical", product=product) for s in (0, 1))
+    assert one.metrics_ == pytest.approx(two.metrics_, rel=1e-9 if product == "orthogonal" else 0)
+
+
+def test_a_run_can_be_repeated_to_the_last_bit_and_reports_progress() -> None:
+    x, y = blobs(60)
+    strategy = HierarchicalSVM(seed=3)
+    seen: list[tuple[int, int]] = []
+    strategy.on_round = lambda done, rounds, row: seen.append((done, rounds))
+    models = []
+    for _ in range(2):
+        result = simulate(strategy, *horizontal(x, y, [2, 2]), num_rounds=4)
+        models.append(strategy.model_)
+        assert set(result.train_metrics_clientapp) == {1, 2, 3, 4}
+        weights, bias = result.arrays.to_numpy_ndarrays()
+        np.testing.assert_array_equal(weights, strategy.model()[0]["weights"])
+        np.testing.assert_array_equal(bias, strategy.model()[0]["bias"])
+    np.testing.assert_array_equal(*models)
+    assert seen == [(k, 4) for k in range(1, 5)] * 2
+
+
+# -- vertical splits
+
+
+@pytest.mark.parametrize("product", ["local", "orthogonal"])
+@pytest.mark.parametrize("groups", [2, 4])
+def test_a_vertical_split_gives_the_pooled_svm(groups: int, product: str, tmp_path: Path) -> None:
+    x, y = cancer(220, 8)
+    nodes = vertical(x, y, groups, 3, product=product, tests=20, predictions=tmp_path / "out.csv")
+    strategy = fit(nodes, 300, partition="vertical", product=product)
+    z = standard(x, x[:200])
+    best, w, b = pooled("linear", z[:200], y[:200])
+    assert best * (1 - 1e-6) <= strategy.metrics_["objective"] <= best * (1 + 1e-3)
+    assert strategy.metrics_["converged"]
+    f = (z @ w.T + b)[200:, 0]
+    clear = np.abs(f) > 0.2
+    with (tmp_path / "out.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 20
+    ids = vertical_tables(x, y, groups, 3, tests=20)[-1]["ids_test"].tolist()
+    column = next(name for name in rows[0] if name.startswith("output"))
+    found = {row["id"]: float(row[column]) for row in rows}
+    ours = np.array([found[name] for name in ids])
+    np.testing.assert_array_equal(np.sign(ours)[clear], np.sign(f)[clear])
+    accuracy = ((ours > 0) == (y[200:] > 0)).mean()
+    assert strategy.metrics_["test_accuracy"] == pytest.approx(accuracy)
+    assert clear.sum() > 10
+
+
+@pytest.mark.parametrize("product", ["local", "orthogonal"])
+@pytest.mark.parametrize("name", KINDS)
+def test_every_model_in_a_vertical_split(name: str, product: str) -> None:
+    kind, scale, c = KINDS[name]
+    x, y = blobs(80)
+    z = standard(x, x[:68]) if scale == "standard" else x
+    strategy = fit(
+        vertical(x, y, product=product),
+        partition="vertical",
+        product=product,
+        model=kind,
+        scale=scale,
+        C=c,
+        tolerance=1e-6,
+    )
+    best = pooled(kind, z[:68], y[:68], c)[0]
+    assert strategy.metrics_["objective"] == pytest.approx(best, rel=2e-6)
+
+
+def test_a_vertical_regression_of_several_targets() -> None:
+    x, _ = blobs(80)
+    rng = np.random.default_rng(0)
+    y = standard(x) @ rng.standard_normal((4, 2)) + rng.standard_normal((80, 2)) + [3.0, -1.0]
+    nodes = vertical(x, y, classes=None, label_bound=20.0)
+    strategy = fit(nodes, partition="vertical", model="ridge", tolerance=1e-8)
+    z = standard(x, x[:68])
+    best, w, b = pooled("ridge", z[:68], y[:68])
+    assert strategy.metrics_["objective"] == pytest.approx(best, rel=1e-7)
+    errors = np.sqrt(((z @ w.T + b - y)[68:] ** 2).mean())
+    assert strategy.metrics_["test_rmse"] == pytest.approx(errors, rel=1e-4)
+
+
+def test_three_classes_in_a_vertical_split() -> None:
+    x, labels = load_iris(return_X_y=True)
+    order = np.random.default_rng(0).permutation(150)
+    x, labels = x[order], labels[order]
+    nodes = vertical(x, labels, classes=[0, 1, 2], tests=30)
+    strategy = fit(nodes, partition="vertical", tolerance=1e-5)
+    y = np.where(labels[:, None] == np.arange(3), 1.0, -1.0)
+    z = standard(x, x[:120])
+    best, w, b = pooled("linear", z[:120], y[:120])
+    assert strategy.metrics_["objective"] == pytest.approx(best, rel=1e-5)
+    right = ((z @ w.T + b)[120:].argmax(1) == labels[120:]).mean()
+    assert strategy.metrics_["test_accuracy"] == pytest.approx(right, abs=0.04)
+
+
+def test_without_held_out_rows_and_with_a_limit_of_iterations() -> None:
+    nodes = vertical(*blobs(60), tests=0)
+    strategy = fit(nodes, 1, partition="vertical", tolerance=1e-12)
+    assert strategy.metrics_["iterations"] == 1
+    assert not strategy.metrics_["converged"]
+    assert set(strategy.metrics_) == {"objective", "iterations", "converged"}
+    x, y = blobs(60)
+    assert strategy.metrics_["objective"] > pooled("linear", standard(x), y)[0]
+
+
+def test_two_exchanges_an_iteration_in_a_vertical_split() -> None:
+    exchanges = [
+        fit(vertical(*blobs(60)), n, partition="vertical", tolerance=1e-12).ledger_.exchanges
+        for n in (2, 4)
+    ]
+    assert exchanges[1] - exchanges[0] == 4
+
+
+def change(k: int, **changes: Any) -> Nodes:
+    tables = vertical_tables(*blobs(60), 2, 2)
+    tables[k] |= changes
+    return serve(tables)
+
+
+BAD_VERTICAL: dict[str, tuple[Callable[[], Nodes], Table, str]] = {
+    "a user with labels": (
+        lambda: change(0, y=np.ones(24), classes=[-1.0, 1.0]),
+        {},
+        "partition 0, phase describe: it has labels, and in a vertical split the label owner alone",
+    ),
+    "no owner": (
+        lambda: serve(vertical_tables(*blobs(60))[:-1]),
+        {},
+        "0 nodes have the labels in a vertical split; start one node with role owner",
+    ),
+    "two owners": (
+        lambda: serve([*vertical_tables(*blobs(60)), vertical_tables(*blobs(60))[-1]]),
+        {},
+        "2 nodes have the labels",
+    ),
+    "another product at a user": (
+        lambda: change(1, product="orthogonal"),
+        {},
+        "partition 1, phase describe: this node takes part in runs with product 'orthogonal' only",
+    ),
+    "no ids": (
+        lambda: change(2, ids=None, ids_test=None),
+        {},
+        "partition 2, phase describe: its rows have no ids to join them by",
+    ),
+    "another key": (
+        lambda: change(0, alignment_key=bytes(16)),
+        {},
+        r"group 0 does not hold \d+ of the 60 labelled rows; check ids",
+    ),
+    "duplicate ids": (
+        lambda: change(0, ids=["a"] * 24),
+        {},
+        r"partition 0.*: 23 duplicate ids; keep one row per id",
+    ),
+    "a horizontal run": (
+        lambda: vertical(*blobs(60)),
+        {"partition": "horizontal"},
+        "partition 6, phase describe: it is a label owner, and in a horizontal split",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VERTICAL)
+def test_nodes_that_do_not_fit_a_vertical_split_are_refused(name: str) -> None:
+    make, options, text = BAD_VERTICAL[name]
+    with pytest.raises(FedKernError, match=text) as caught:
+        fit(make(), **{"partition": "vertical", **options})
+    assert "\n" not in str(caught.value)
+    assert "; " in str(caught.value)
+
+
+def test_a_row_at_two_users_is_refused() -> None:
+    tables = vertical_tables(*blobs(60))
+    for name in ("x", "ids"):
+        tables[0][name] = np.concatenate([tables[0][name], tables[1][name][:2]])
+    with pytest.raises(
+        TableError, match="2 rows are at two users of group 0; keep each row at one"
+    ):
+        fit(serve(tables), partition="vertical")
+
+
+def test_rows_that_a_group_lacks_are_refused_or_left_out() -> None:
+    x, y = blobs(60)
+    tables = vertical_tables(x, y)
+    missing = set(tables[0]["ids"][:5].tolist()) | set(tables[2]["ids_test"][:1].tolist())
+    for k, names in ((0, ("x", "ids")), (2, ("x_test", "ids_test"))):
+        cut = 5 if k == 0 else 1
+        for name in names:
+            tables[k][name] = tables[k][name][cut:]
+    with pytest.raises(ProtocolError, match="group 0 does not hold 5 of the 60 labelled rows"):
+        fit(serve(tables), partition="vertical")
+    strategy = fit(serve(tables), partition="vertical", missing="drop-row", tolerance=1e-6)
+    assert strategy.row_plan_.dropped == 6
+    n = len(x)
+    ids = np.array([f"person {k}" for k in np.random.default_rng(5).permutation(9 * n)[:n]])
+    keep = ~np.isin(ids[:48], list(missing))
+    assert keep.sum() == 43
+    best = pooled("linear", standard(x[:48][keep]), y[:48][keep])[0]
+    assert strategy.metrics_["objective"] == pytest.approx(best, rel=2e-6)
+
+
+def test_rows_that_nobody_labelled_do_no_harm() -> None:
+    x, y = blobs(60)
+    tables = vertical_tables(x, y)
+    for k in (0, 2):
+        extra = np.full((3, tables[k]["x"].shape[1]), 1e3)
+        tables[k]["x"] = np.concatenate([extra, tables[k]["x"]])
+        tables[k]["ids"] = np.concatenate([[f"stranger {j}" for j in range(3)], tables[k]["ids"]])
+    strategy = fit(serve(tables), partition="vertical", tolerance=1e-6)
+    best = pooled("linear", standard(x[:48]), y[:48])[0]
+    assert strategy.metrics_["objective"] == pytest.approx(best, rel=2e-6)
+
+
+def test_the_model_of_a_vertical_split_stays_with_the_groups() -> None:
+    strategy = fit(vertical(*blobs(60)), partition="vertical")
+    arrays, meta = strategy.model()
+    assert arrays == {}
+    assert meta["columns"] == 4
+
+
+def test_one_class_alone_is_refused_by_the_owner() -> None:
+    x, _ = blobs(60)
+    with pytest.raises(FedKernError, match="one class alone"):
+        fit(vertical(x, np.ones(60)), partition="vertical")
+
+
+def test_orthogonal_products_need_more_rows_than_columns() -> None:
+    x, y = blobs(24, 8)
+    nodes = vertical(x, y, 2, 4, product="orthogonal", tests=4)
+    with pytest.raises(
+        ProtocolError, match=r"vectors orthogonal to columns of rank.*product local"
+    ):
+        fit(nodes, partition="vertical", product="orthogonal")
+
+
+# -- nodes that do not fit a horizontal split
+
+
+def without(k: int) -> Nodes:
+    fn, count = horizontal(*blobs(60), [2, 2, 2])
+
+    def client_fn(context: Context) -> SVMClient:
+        shifted = dict(context.node_config)
+        number = int(shifted["partition-id"])
+        context.node_config = {**shifted, "partition-id": number + (number >= k)}
+        client = fn(context)
+        client.partition, client.partitions = number, count - 1
+        return client
+
+    return client_fn, count - 1
+
+
+def altered(k: int, **changes: Any) -> Nodes:
+    parts = deal(60, 4)
+    x, y = blobs(60)
+    common = {"classes": [-1.0, 1.0]}
+    tables = [{"x": x[p], "y": y[p], "group": j // 2, **common} for j, p in enumerate(parts)]
+    tables += [{"role": "agent", "group": j} for j in (0, 1)]
+    tables[k] |= changes
+    return serve(tables)
+
+
+BAD_NODES: dict[str, tuple[Callable[[], Nodes], Table, str]] = {
+    "no agent": (
+        lambda: altered(4, group=1),
+        {},
+        "group 0 has 0 agents and 2 users; give every group one node with role agent",
+    ),
+    "no users": (
+        lambda: altered(4, group=2),
+        {},
+        "group 0 has 0 agents and 2 users",
+    ),
+    "agents in one layer": (
+        lambda: altered(0),
+        {"architecture": "chain"},
+        "partition 4 is an agent, and this architecture has none; leave the agents out",
+    ),
+    "agents around the server": (
+        lambda: altered(0),
+        {"architecture": "centralised"},
+        "partition 4 is an agent, and this architecture has none; leave the agents out",
+    ),
+    "other classes": (
+        lambda: altered(1, classes=[-1.0, 1.0, 3.0]),
+        {},
+        "partition 1, phase describe: its labels differ from those of partition 0",
+    ),
+    "no labels": (
+        lambda: altered(2, y=None),
+        {},
+        "partition 2, phase describe: it has no rows with labels to learn from",
+    ),
+    "regression labels": (
+        lambda: horizontal(*blobs(60), [2, 2], classes=None),
+        {},
+        "model linear is for classes, the labels are numbers; use model ridge",
+    ),
+    "a ring of two": (
+        lambda: horizontal(*blobs(60), [2, 2]),
+        {"agent_topology": "ring"},
+        "a ring of 2 agents shows each the other's term; use at least 3 groups",
+    ),
+    "step sizes": (
+        lambda: horizontal(*blobs(60), [2, 2]),
+        {"step_sizes": (1, 1, 1)},
+        "3 step sizes for 2 groups; give each group one",
+    ),
+    "two groups of which none may go": (
+        lambda: horizontal(*blobs(60), [2, 2]),
+        {"lost_groups": "leave-out"},
+        "of 2 groups none can be left out: the total would be that of one; use lost_groups stop",
+    ),
+    "a single user": (
+        lambda: horizontal(*blobs(60), [2, 1]),
+        {},
+        "group 1 has one user, partition 2, whose model its agent would see; form larger",
+    ),
+    "a single user that does not want it": (
+        lambda: horizontal(*blobs(60), [2, 1]),
+        {"allow_single": True},
+        "partition 2, phase describe: its agent would see its model, and it does not allow that",
+    ),
+    "other columns": (
+        lambda: altered(1, x=np.ones((15, 3))),
+        {},
+        "partition 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_NODES)
+def test_nodes_that_do_not_fit_are_refused_in_one_line(name: str) -> None:
+    make, options, text = BAD_NODES[name]
+    with pytest.raises(FedKernError, match=re.escape(text)) as caught:
+        fit(make(), **options)
+    assert "\n" not in str(caught.value)
+    assert "; " in str(caught.value)
+
+
+def test_single_users_that_allow_it() -> None:
+    x, y = blobs(60)
+    nodes = horizontal(x, y, [1, 1, 1], allow_single=True)
+    strategy = fit(nodes, allow_single=True, tolerance=2e-3)
+    best = pooled("linear", standard(x), y)[0]
+    assert strategy.metrics_["objective"] == pytest.approx(best, rel=1e-3)
+
+
+# -- options
+
+
+BAD_OPTIONS: dict[str, tuple[Table, str]] = {
+    "C": ({"C": 0.0}, "C is 0.0; use a positive number"),
+    "rho": ({"rho": -1.0}, "rho is -1.0; use a positive number"),
+    "sigma": ({"sigma": np.inf}, "sigma is inf; use a positive number"),
+    "tolerance": ({"tolerance": np.nan}, "tolerance is nan; use a positive number"),
+    "bound": ({"bound": 0}, "bound is 0; use a positive number"),
+    "step sizes": ({"step_sizes": (1.0, 0.0)}, "step size 1 is 0.0; use a positive number"),
+    "relaxation": ({"relaxation": 2.0}, r"relaxation is 2.0; use a number in \[1, 2\)"),
+    "under-relaxation": ({"relaxation": 0.9}, r"relaxation is 0.9; use a number in \[1, 2\)"),
+    "staleness": ({"staleness": -1}, "staleness is -1"),
+    "features": ({"model": "rbf", "features": 0}, "features is 0"),
+    "gamma": ({"model": "rbf", "gamma": 0.0}, "gamma is 0.0"),
+    "attempts": ({"attempts": 0}, "attempts is 0"),
+    "checkpoint_every": ({"checkpoint_every": 0}, "checkpoint_every is 0"),
+    "resume": ({"resume": True}, "resume without a checkpoint; name the checkpoint file"),
+    **{
+        name: ({name: "other"}, f"{name} is 'other'; ")
+        for name in (
+            "partition",
+            "model",
+            "architecture",
+            "consensus",
+            "rho_schedule",
+            "scale",
+            "agent_topology",
+            "product",
+            "lost_groups",
+            "missing",
+        )
+    },
+    "features without rbf": ({"features": 5}, "features is for model rbf; add model rbf, or leave"),
+    "gamma without rbf": ({"gamma": 0.5, "model": "ridge"}, "gamma is for model rbf; add model"),
+    **{
+        f"vertical {name}": (
+            {"partition": "vertical", name: value},
+            f"{name} has no meaning in a vertical split; leave it out",
+        )
+        for name, value in {
+            "rho": 1.0,
+            "sigma": 1.0,
+            "rho_schedule": "rising",
+            "relaxation": 1.5,
+            "step_sizes": (1.0, 1.0),
+        }.items()
+    },
+    "vertical rbf": (
+        {"partition": "vertical", "model": "rbf"},
+        "model rbf needs all columns of a row; use fdskl for vertical splits",
+    ),
+    "vertical chain": (
+        {"partition": "vertical", "architecture": "chain"},
+        "architecture chain is for horizontal splits; use architecture hierarchical",
+    ),
+    "vertical centralised": (
+        {"partition": "vertical", "architecture": "centralised"},
+        "architecture centralised is for horizontal splits",
+    ),
+    "vertical paper": (
+        {"partition": "vertical", "consensus": "paper"},
+        "consensus paper and agent_topology ring are for horizontal splits; leave them out",
+    ),
+    "vertical ring": (
+        {"partition": "vertical", "agent_topology": "ring"},
+        "consensus paper and agent_topology ring are for horizontal splits; leave them out",
+    ),
+    "vertical staleness": (
+        {"partition": "vertical", "staleness": 1},
+        "a vertical split needs every group in every iteration; leave staleness and lost_groups",
+    ),
+    "vertical leave-out": (
+        {"partition": "vertical", "lost_groups": "leave-out"},
+        "a vertical split needs every group in every iteration; leave staleness and lost_groups",
+    ),
+    "horizontal orthogonal": (
+        {"product": "orthogonal"},
+        "product orthogonal is for vertical splits; use partition vertical",
+    ),
+    **{
+        f"{architecture} {name}": (
+            {"architecture": architecture, **options},
+            f"{name} needs agents; use architecture hierarchical",
+        )
+        for architecture in ("centralised", "chain")
+        for name, options in {
+            "consensus paper": {"consensus": "paper"},
+            "agent_topology ring": {"agent_topology": "ring"},
+            "staleness": {"staleness": 1},
+            "step_sizes": {"step_sizes": (1.0,)},
+            "sigma": {"sigma": 1.0},
+            "lost_groups leave-out": {"lost_groups": "leave-out"},
+        }.items()
+    },
+    "rho and step sizes": (
+        {"rho": 1.0, "step_sizes": (1.0, 2.0)},
+        "rho and step_sizes are both given; give one of them",
+    ),
+    "balanced and asynchronous": (
+        {"rho_schedule": "balanced", "staleness": 1},
+        "residuals of groups that do not wait cannot be balanced; use another schedule",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+def test_bad_options_are_refused_in_one_line_with_a_remedy(name: str) -> None:
+    options, text = BAD_OPTIONS[name]
+    with pytest.raises(OptionError, match=f"^{text}") as caught:
+        HierarchicalSVM(**options)
+    assert "\n" not in str(caught.value)
+    assert "; " in str(caught.value)
+
+
+#: Options without effect. What means nothing is refused elsewhere.
+IDLE: dict[str, Table] = {
+    "sigma of the paper's consensus": {"consensus": "paper", "sigma": 2.0},
+    "relaxation in a chain": {"architecture": "chain", "relaxation": 1.5},
+    "a rising penalty in a chain": {"architecture": "chain", "rho_schedule": "rising"},
+}
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_options_that_mean_nothing_are_refused(name: str) -> None:
+    with pytest.raises(OptionError, match="; "):
+        HierarchicalSVM(**IDLE[name])
+
+
+def test_what_an_agent_and_the_server_see_is_told() -> None:
+    for options in ({}, {"partition": "vertical"}, {"architecture": "chain"}, {"staleness": 3}):
+        strategy = HierarchicalSVM(**options)
+        seen = strategy.privacy()
+        assert seen["server_sees"]
+        assert seen["user_sees"]
+    assert "differ" in str(HierarchicalSVM(lost_groups="leave-out").privacy()["server_sees"])
+
+
+def test_an_empty_group_is_a_clear_error() -> None:
+    with pytest.raises(CohortError, match="there are no users; start nodes with role user"):
+        fit(serve([{"role": "agent", "group": 0}, {"role": "agent", "group": 1}]))
