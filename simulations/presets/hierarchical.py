@@ -345,7 +345,7 @@ def _staleness(datasets: tuple[str, ...]) -> Preset:
 
 def user_groups() -> Section:
     """Return HierarchicalSVM's part of the demo."""
-    settings = HierarchicalSettings("breast-cancer", users=6, groups=2, rounds=20)
+    settings = HierarchicalSettings("breast-cancer", users=6, groups=2, rounds=12)
     return Section(
         {"Tumours, in two groups": settings},
         (("HierarchicalSVM", "hierarchical-svm", {}), _PLAIN),

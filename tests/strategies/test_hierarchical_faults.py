@@ -278,14 +278,22 @@ FAULTS = {
 }
 
 
+#: Where it makes no difference of what kind a broken or lost reply is, a single kind.
+ONCE = [
+    (*case, kind)
+    for case in CASES
+    for kind in FAULTS
+    if case[0] in ("pairwise", "vertical") or kind not in ("lost request", "another phase", "empty")
+]
+
+
 def strip(message: Message) -> Message:
     for name in list(message.content.config_records):
         message.content[name] = ConfigRecord({})
     return message
 
 
-@pytest.mark.parametrize("kind", FAULTS)
-@pytest.mark.parametrize(("name", "phase", "partition"), CASES)
+@pytest.mark.parametrize(("name", "phase", "partition", "kind"), ONCE)
 def test_what_happens_once_does_not_change_the_model(
     name: str,
     phase: str,
@@ -708,7 +716,7 @@ def test_stale_groups_reach_the_same_optimum(
     assert max(row["round"] for row in strategy.history_) <= 50
 
 
-@pytest.mark.parametrize("kind", ["error", "vanished", "duplicate", "lost request", "late reply"])
+@pytest.mark.parametrize("kind", ["error", "duplicate", "late reply"])
 @pytest.mark.parametrize("name", ["asynchronous", "asynchronous, leave-out", "asynchronous ring"])
 def test_faults_of_groups_that_do_not_wait(
     name: str, kind: str, network: Callable[[str], Network]
