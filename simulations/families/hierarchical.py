@@ -45,6 +45,7 @@ from .labelled_data import Task
 
 DEFAULT_ROUNDS = 200
 _USERS, _GROUPS = 20, 2
+_CLOSE = 1e-3  # relative distance from the pooled optimum that counts as reached
 _CURVES = {
     "primal": "primal residual",
     "dual": "dual residual",
@@ -74,6 +75,7 @@ _COLUMNS = {
         rank=lambda s: s["metrics"].get("iterations"),
         paper=lambda value: figure(value, 0),
     ),
+    "close": Column(("iterations to 1e-3",), _metric("iterations_to_pooled", 1)),
     "time": Column(
         ("seconds",), lambda s: [figure(s["seconds"], 2)], paper=partial(figure, digits=0)
     ),
@@ -265,6 +267,13 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         objective = strategy.metrics_.get("objective")
         if objective is not None:
             found["objective_gap"] = objective / best.objective - 1.0
+            close = [
+                row["round"]
+                for row in strategy.history_
+                if row.get("objective", np.inf) <= (1.0 + _CLOSE) * best.objective
+            ]
+            if close:
+                found["iterations_to_pooled"] = close[0]
         return found
 
     def predict(

@@ -31,6 +31,10 @@ _SWEPT: dict[str, tuple[str, Callable[[HierarchicalSettings], float]]] = {
 #: What is drawn: name -> how a figure calls it, and what it is of a draw's result.
 _DRAWN: dict[str, tuple[str, Callable[[Mapping[str, Any]], float]]] = {
     "iterations": ("iterations", lambda r: _metric(r, "iterations")),
+    "reached": (
+        "iterations to 1e-3 of the pooled optimum",
+        lambda r: _metric(r, "iterations_to_pooled"),
+    ),
     "accuracy": ("accuracy on held-out rows", lambda r: _metric(r, "test_accuracy")),
     "gap": ("excess objective / pooled optimum", lambda r: _floor(_metric(r, "objective_gap"))),
     "seconds": ("seconds", lambda r: float(r["seconds"])),

@@ -204,10 +204,10 @@ def _figure10a(datasets: tuple[str, ...]) -> Preset:
             Section(
                 _over_groups(name, _ALL_GROUPS),
                 ((_EXACT, "hierarchical-svm", {"allow_single": True}),),
-                ("iterations", "gap", "accuracy", "seconds"),
+                ("close", "iterations", "gap", "accuracy", "seconds"),
                 (),
                 title=f"{name}, groups",
-                across=("iterations-over-groups",),
+                across=("reached-over-groups", "iterations-over-groups"),
             )
             for name in _kept(datasets, ("Breast cancer", "Svmguide1"))
         ),
