@@ -115,7 +115,14 @@ def test_table2_has_random_labels(tables: Path, capsys: pytest.CaptureFixture[st
     ("name", "counts", "plots"),
     [
         ("figure7", "_FEW_GROUPS", ["breast-cancer-groups-accuracy-over-groups.png"]),
-        ("figure10a", "_ALL_GROUPS", ["breast-cancer-groups-iterations-over-groups.png"]),
+        (
+            "figure10a",
+            "_ALL_GROUPS",
+            [
+                "breast-cancer-groups-iterations-over-groups.png",
+                "breast-cancer-groups-reached-over-groups.png",
+            ],
+        ),
     ],
 )
 def test_figures_over_groups(
