@@ -253,7 +253,7 @@ def show_speed() -> None:
         chosen = name.split(",")[0]
         client_fn, nodes = horizontal(task, 100, 10)
         count = nodes if chosen == "hierarchical" else 100
-        strategy, seconds = run(task, (client_fn, count), 2000, architecture=chosen)
+        strategy, seconds = run(task, (client_fn, count), 300, architecture=chosen)
         found = strategy.metrics_
         gap = f"{found['objective'] / task.optimum - 1.0:.1e}"
         table.add_row(name, str(found["iterations"]), f"{seconds:.1f}", gap, paper)

@@ -15,6 +15,7 @@ from fedkern_flwr.simulations.families.online_data import DataSettings, Streams,
 from fedkern_flwr.simulations.hindsight import server_regret
 from fedkern_flwr.simulations.methods import METHODS, options
 from fedkern_flwr.simulations.presets import NAMES, preset
+from fedkern_flwr.simulations.random_labels import RANDOM_LABELS
 from fedkern_flwr.strategies import OFSKL
 
 DATA = os.environ.get("FEDKERN_DATA")
@@ -127,7 +128,7 @@ def test_presets_describe_the_papers_experiments():
         chosen = preset(name)
         assert chosen.entries
         for settings in chosen.data.values():
-            named = (*BUILTIN, *BUILTIN_INTERACTIONS, "three-hospitals")
+            named = (*BUILTIN, *BUILTIN_INTERACTIONS, "three-hospitals", RANDOM_LABELS)
             assert settings.data in named or Path(settings.data).is_file()
     air = prepare(preset("pof-mkl-table1").data["Air"])
     assert air.num_clients == 240

@@ -271,7 +271,7 @@ def test_a_group_of_fewer_rows_than_coefficients_shows_which_rows_are_in_it() ->
 
 def test_random_features_show_which_rows_are_in_a_group() -> None:
     """There are more coefficients than rows, so guesses of rows can be told apart."""
-    seen = run(((5,) * 6, (0, 0, 0, 1, 1, 1)), rounds=40, model="rbf", features=100)
+    seen = run(((5,) * 6, (0, 0, 0, 1, 1, 1)), rounds=40, model="rbf", features=100, scale="none")
     inside, others = seen.rows(0, 1, 2), seen.rows(3, 4, 5)
     found = outside_span(seen.by_agent(0), inside)
     assert np.median(found) < 1e-5
