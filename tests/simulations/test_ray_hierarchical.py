@@ -83,7 +83,7 @@ for engine in ("in-process", "ray"):
     found = out[engine] = {}
     steps = [
         step("horizontal", "horizontal", {}),
-        step("raising", "horizontal", {}, "svm-local-2-1", "svm-agent-3-7", "svm-evaluate-9-0"),
+        step("raising", "horizontal", {}, "svm-local-2-1", "svm-agent-3-7", "svm-evaluate-8-0"),
         step("ring", "horizontal", {"agent_topology": "ring"}),
     ]
     simulate_all([step for _, _, step in steps], client_fn, USERS + GROUPS, engine=engine)
