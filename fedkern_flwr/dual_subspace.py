@@ -37,19 +37,18 @@ Optimization 2(4), 1992.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, assert_never
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
 from .errors import OptionError, ProtocolError
+from .local_solvers import LOSSES, Loss, total_loss
 
 __all__ = ["LOSSES", "LabelOwner", "Loss", "Optimum", "objective", "restricted_optimum", "visit"]
 
 Floats = NDArray[np.float64]
-Loss = Literal["hinge", "logistic", "squared"]
-LOSSES = ("hinge", "logistic", "squared")
 _PRECISION = 1e-9  # relative duality gap, or Newton decrement, of the label owner's own problem
 _ITERATIONS = 100
 _ROUNDING = 1e-12  # of the squared norms of columns, relative to the largest
@@ -111,15 +110,7 @@ def objective(
     cost : float
         C.
     """
-    if loss == "hinge":
-        losses = np.maximum(1.0 - targets * outputs, 0.0)
-    elif loss == "logistic":
-        losses = np.logaddexp(0.0, -targets * outputs)
-    elif loss == "squared":
-        losses = 0.5 * (targets - outputs) ** 2
-    else:
-        assert_never(loss)
-    return 0.5 * squared_norm + cost * float(losses.sum())
+    return 0.5 * squared_norm + cost * total_loss(loss, outputs, targets)
 
 
 def restricted_optimum(loss: Loss, columns: Floats, targets: Floats, cost: float) -> Optimum:
