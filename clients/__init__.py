@@ -7,6 +7,7 @@ from .gram import GramClient
 from .hierarchical import SVMClient
 from .hybrid import HybridKernelClient
 from .online import OnlineKernelClient
+from .serving import serve
 from .vertical import VerticalKernelClient
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "PhaseClient",
     "SVMClient",
     "VerticalKernelClient",
+    "serve",
 ]

@@ -130,6 +130,28 @@ class PhaseStrategy(Strategy):
         """Return the model of the last run as arrays and a JSON object."""
         return {}, {}
 
+    def result(self) -> dict[str, Any]:
+        """Return the result of the last run as plain values: figures, costs, who saw what."""
+        ledger = self.ledger_
+        found = {
+            "method": self.method,
+            "metrics": dict(self.metrics_),
+            "history": list(self.history_),
+            "exchanges": ledger.exchanges,
+            "bytes_up": ledger.bytes_up,
+            "bytes_down": ledger.bytes_down,
+            "seconds": ledger.seconds,
+            "survivors": len(self.active_nodes()),
+            "failures": ledger.failures,
+            "privacy": self.privacy(),
+        }
+        matched = self.matched()
+        return {**found, "matched": matched} if matched else found
+
+    def matched(self) -> dict[str, Any]:
+        """Return whose rows were matched, in methods that match rows."""
+        return {}
+
     def summary(self) -> None:
         """Log the configuration."""
         for name, value in self.options().items():

@@ -402,6 +402,18 @@ class HierarchicalSVM(WholeCohortStrategy):
         others = self.losing == "leave-out" and not self.ring
         return {**self.whole_sums_privacy(int(others)), **seen_by(self)}
 
+    def matched(self) -> dict[str, Any]:
+        """Return who is in which group, and how many rows were left out."""
+        found: dict[str, Any] = {
+            "groups": {
+                str(group.number): {"users": list(group.users), "agent": group.agent}
+                for group in self.groups_
+            }
+        }
+        if self.row_plan_.dropped:
+            found["dropped_rows"] = self.row_plan_.dropped
+        return found
+
     # -- set-up
 
     def check_parties(self, parties: Sequence[Any]) -> None:

@@ -164,6 +164,10 @@ class HybridStrategy(WholeCohortStrategy):
             if unknown:
                 logger.info("partition %d: %d rows belong to no hospital", c, unknown)
 
+    def matched(self) -> dict[str, Any]:
+        """Return whose rows were matched."""
+        return self.plan_.report() if self.plan_.wards else {}
+
     # -- parties
 
     @property

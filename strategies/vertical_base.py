@@ -126,6 +126,10 @@ class VerticalStrategy(WholeCohortStrategy):
         self.forget_phases()
         return None
 
+    def matched(self) -> dict[str, Any]:
+        """Return whose rows were matched."""
+        return self.plan_.report() if self.plan_.actives else {}
+
     def forget_phases(self) -> None:
         """Note that no owner has any phases."""
         self._known = {a: np.zeros(self.plan_.total, np.int32) for a in self.plan_.actives}

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
-from flwr.clientapp import ClientApp
 from own_table import (  # type: ignore[import-not-found]  # the file beside this one
     own_table,
     read_classes,
@@ -16,7 +15,7 @@ from own_table import (  # type: ignore[import-not-found]  # the file beside thi
     scale,
 )
 
-from fedkern_flwr.clients import VerticalKernelClient
+from fedkern_flwr.clients import VerticalKernelClient, serve
 from fedkern_flwr.errors import OptionError
 
 
@@ -99,4 +98,4 @@ def make_client(context: Context) -> VerticalKernelClient:
     return client
 
 
-app = ClientApp(client_fn=lambda context: make_client(context).to_client())
+app = serve(make_client)

@@ -10,6 +10,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
+from fedkern_flwr.reporting import errors_reported, log_result, write_result
 from fedkern_flwr.strategies import FDSKL
 
 app = ServerApp()
@@ -48,35 +49,30 @@ def make_strategy(config: dict[str, Any]) -> FDSKL:
 def main(grid: Grid, context: Context) -> None:
     """Fit the model; or, if one is named, have the active parties predict with it."""
     config: dict[str, Any] = context.run_config
-    timeout = float(config["timeout"])
-    if config["predict"]:
-        _, meta = load_arrays(Path(config["predict"]))
-        more = {name: config[name.replace("_", "-")] for name in ("allow_single", "attempts")}
-        strategy = FDSKL.of_model(meta, node_timeout=float(config["node-timeout"]), **more)
-        strategy.predict(grid, meta, timeout=timeout)
-    else:
-        strategy = make_strategy(config)
-        strategy.start(grid=grid, num_rounds=config["num-rounds"], timeout=timeout)
-    report(strategy)
-    if config["model"] and not config["predict"]:
+    with errors_reported(config["result"]):
+        strategy = (predict if config["predict"] else fit)(grid, config)
+        log_result(strategy.result())
+        write_result(config["result"], strategy.result())
+
+
+def fit(grid: Grid, config: dict[str, Any]) -> FDSKL:
+    """Fit a model and save it."""
+    strategy = make_strategy(config)
+    strategy.start(grid=grid, num_rounds=config["num-rounds"], timeout=float(config["timeout"]))
+    if config["model"]:
         save_arrays(Path(config["model"]), *strategy.model())
         logger.info("model saved: %s", config["model"])
+    return strategy
 
 
-def report(strategy: FDSKL) -> None:
-    """Log whose rows took part, how good the model is, what it cost and what the server saw."""
-    matched, ledger = strategy.plan_.report(), strategy.ledger_
-    for active, facts in matched["active_parties"].items():
-        logger.info("active party at partition %s: %s", active, facts)
-    logger.info("passive parties: partitions %s", matched["passive_parties"])
-    if matched["dropped_rows"]:
-        logger.info("rows left out, a party lacks them: %d", matched["dropped_rows"])
-    for row in strategy.history_[:-1]:
-        logger.info("iteration %d: %s", row["round"], row)
-    for name, value in strategy.metrics_.items():
-        logger.info("%s: %.6g", name, value)
-    for seen in strategy.privacy()["server_sees"]:
-        logger.info("the server saw: %s", seen)
-    logger.info("exchanges: %d in %.1f s", ledger.exchanges, ledger.seconds)
-    for partition, reasons in ledger.failures.items():
-        logger.warning("partition %s: %s", partition, reasons)
+def predict(grid: Grid, config: dict[str, Any]) -> FDSKL:
+    """Have the active parties predict their held-out rows with a saved model."""
+    _, meta = load_arrays(Path(config["predict"]))
+    strategy = FDSKL.of_model(
+        meta,
+        node_timeout=float(config["node-timeout"]),
+        allow_single=config["allow-single"],
+        attempts=config["attempts"],
+    )
+    strategy.predict(grid, meta, timeout=float(config["timeout"]))
+    return strategy

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
-from flwr.clientapp import ClientApp
 from own_ratings import own_ratings  # type: ignore[import-not-found]  # the file beside this one
 
-from fedkern_flwr.clients import GramClient
+from fedkern_flwr.clients import GramClient, serve
 from fedkern_flwr.errors import OptionError
 
 
@@ -78,4 +77,4 @@ def make_client(context: Context) -> GramClient:
     return client
 
 
-app = ClientApp(client_fn=lambda context: make_client(context).to_client())
+app = serve(make_client)

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedkern_flwr.checkpoint import save_arrays
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.reporting import errors_reported, log_result, write_result
 from fedkern_flwr.strategies import FedCFK
 
 app = ServerApp()
@@ -59,29 +60,11 @@ def read_numbers(text: str) -> tuple[float, ...]:
 def main(grid: Grid, context: Context) -> None:
     """Sum the kernel and have the nodes recommend with it."""
     config: dict[str, Any] = context.run_config
-    strategy = make_strategy(config)
-    strategy.start(grid=grid, num_rounds=config["num-rounds"], timeout=float(config["timeout"]))
-    report(strategy)
-    if config["model"]:
-        save_arrays(Path(config["model"]), *strategy.model())
-        logger.info("model saved: %s", config["model"])
-
-
-def report(strategy: FedCFK) -> None:
-    """Log whose ratings took part, how good the ranks are, what it cost and what was seen."""
-    metrics, ledger = strategy.metrics_, strategy.ledger_
-    for row in strategy.history_:
-        logger.info("round %d: %d nodes, %d users", row["round"], row["clients"], row["rows"])
-    logger.info("items in the kernel: %d of %d", metrics["items"], metrics["catalogue"])
-    logger.info("users in the kernel: %d of %d nodes", metrics["rows"], metrics["clients"])
-    for name, value in metrics.items():
-        if name not in ("items", "catalogue", "rows", "clients"):
-            logger.info("%s: %.6g", name, value)
-    for seen in strategy.privacy()["server_sees"]:
-        logger.info("the server saw: %s", seen)
-    logger.info("exchanges: %d in %.1f s", ledger.exchanges, ledger.seconds)
-    logger.info(
-        "MB from nodes: %.3g, to nodes: %.3g", ledger.bytes_up / 1e6, ledger.bytes_down / 1e6
-    )
-    for partition, reasons in ledger.failures.items():
-        logger.warning("partition %s: %s", partition, reasons)
+    with errors_reported(config["result"]):
+        strategy = make_strategy(config)
+        strategy.start(grid=grid, num_rounds=config["num-rounds"], timeout=float(config["timeout"]))
+        if config["model"]:
+            save_arrays(Path(config["model"]), *strategy.model())
+            logger.info("model saved: %s", config["model"])
+        log_result(strategy.result())
+        write_result(config["result"], strategy.result())

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
-from flwr.clientapp import ClientApp
 from own_table import (  # type: ignore[import-not-found]  # the file beside this one
     own_table,
     read_classes,
     read_secret,
 )
 
-from fedkern_flwr.clients import HybridKernelClient
+from fedkern_flwr.clients import HybridKernelClient, serve
 from fedkern_flwr.errors import OptionError
 
 
@@ -96,4 +95,4 @@ def make_client(context: Context) -> HybridKernelClient:
     return client
 
 
-app = ClientApp(client_fn=lambda context: make_client(context).to_client())
+app = serve(make_client)

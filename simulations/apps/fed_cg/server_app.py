@@ -10,6 +10,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
+from fedkern_flwr.reporting import errors_reported, log_result, write_result
 from fedkern_flwr.strategies import FedCG
 
 app = ServerApp()
@@ -47,32 +48,30 @@ def make_strategy(config: dict[str, Any]) -> FedCG:
 def main(grid: Grid, context: Context) -> None:
     """Fit the model; or, if one is named, have the hospitals predict with it."""
     config: dict[str, Any] = context.run_config
-    timeout = float(config["timeout"])
-    if config["predict"]:
-        arrays, meta = load_arrays(Path(config["predict"]))
-        more = {name: config[name.replace("_", "-")] for name in ("allow_single", "attempts")}
-        strategy = FedCG.of_model(meta, node_timeout=float(config["node-timeout"]), **more)
-        strategy.predict(grid, arrays, meta, timeout=timeout)
-    else:
-        strategy = make_strategy(config)
-        strategy.start(grid=grid, num_rounds=config["num-rounds"], timeout=timeout)
-    report(strategy)
-    if config["model"] and not config["predict"]:
+    with errors_reported(config["result"]):
+        strategy = (predict if config["predict"] else fit)(grid, config)
+        log_result(strategy.result())
+        write_result(config["result"], strategy.result())
+
+
+def fit(grid: Grid, config: dict[str, Any]) -> FedCG:
+    """Fit a model and save it."""
+    strategy = make_strategy(config)
+    strategy.start(grid=grid, num_rounds=config["num-rounds"], timeout=float(config["timeout"]))
+    if config["model"]:
         save_arrays(Path(config["model"]), *strategy.model())
         logger.info("model saved: %s", config["model"])
+    return strategy
 
 
-def report(strategy: FedCG) -> None:
-    """Log whose rows took part, how good the model is, what it cost and what the server saw."""
-    matched, ledger = strategy.plan_.report(), strategy.ledger_
-    for hospital, facts in matched["hospitals"].items():
-        logger.info("hospital at partition %s: %s", hospital, facts)
-    for block, holders in matched["blocks"].items():
-        logger.info("block %s: held by partitions %s", block, holders)
-    for name, value in strategy.metrics_.items():
-        logger.info("%s: %.6g", name, value)
-    for seen in strategy.privacy()["server_sees"]:
-        logger.info("the server saw: %s", seen)
-    logger.info("exchanges: %d in %.1f s", ledger.exchanges, ledger.seconds)
-    for partition, reasons in ledger.failures.items():
-        logger.warning("partition %s: %s", partition, reasons)
+def predict(grid: Grid, config: dict[str, Any]) -> FedCG:
+    """Have the hospitals predict their held-out rows with a saved model."""
+    arrays, meta = load_arrays(Path(config["predict"]))
+    strategy = FedCG.of_model(
+        meta,
+        node_timeout=float(config["node-timeout"]),
+        allow_single=config["allow-single"],
+        attempts=config["attempts"],
+    )
+    strategy.predict(grid, arrays, meta, timeout=float(config["timeout"]))
+    return strategy

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
-from flwr.clientapp import ClientApp
 from own_table import (  # type: ignore[import-not-found]  # the file beside this one
     own_table,
     read_classes,
     read_secret,
 )
 
-from fedkern_flwr.clients import SVMClient
+from fedkern_flwr.clients import SVMClient, serve
 from fedkern_flwr.errors import OptionError
 
 ROLES = ("user", "agent", "owner")
@@ -113,4 +112,4 @@ def make_client(context: Context) -> SVMClient:
     return client
 
 
-app = ClientApp(client_fn=lambda context: make_client(context).to_client())
+app = serve(make_client)

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedkern_flwr.checkpoint import save_arrays
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.reporting import errors_reported, log_result, write_result
 from fedkern_flwr.strategies import HierarchicalSVM
 
 app = ServerApp()
@@ -64,26 +65,11 @@ def read_numbers(text: str) -> list[float] | None:
 def main(grid: Grid, context: Context) -> None:
     """Fit the model and judge it on held-out rows."""
     config: dict[str, Any] = context.run_config
-    strategy = make_strategy(config)
-    strategy.start(grid=grid, num_rounds=config["num-rounds"], timeout=float(config["timeout"]))
-    report(strategy)
-    if config["saved-model"]:
-        save_arrays(Path(config["saved-model"]), *strategy.model())
-        logger.info("model saved: %s", config["saved-model"])
-
-
-def report(strategy: HierarchicalSVM) -> None:
-    """Log who took part, how good the model is, what it cost and what the server saw."""
-    for group in strategy.groups_:
-        logger.info("group %d: %d users, agent %d", group.number, len(group.users), group.agent)
-    if strategy.row_plan_.dropped:
-        logger.info("rows left out, a group lacks them: %d", strategy.row_plan_.dropped)
-    for row in strategy.history_[:: max(1, len(strategy.history_) // 10)]:
-        logger.info("iteration %d: %s", row["round"], row)
-    for name, value in strategy.metrics_.items():
-        logger.info("%s: %.6g", name, value)
-    for seen in strategy.privacy()["server_sees"]:
-        logger.info("the server saw: %s", seen)
-    logger.info("exchanges: %d in %.1f s", strategy.ledger_.exchanges, strategy.ledger_.seconds)
-    for partition, reasons in strategy.ledger_.failures.items():
-        logger.warning("partition %s: %s", partition, reasons)
+    with errors_reported(config["result"]):
+        strategy = make_strategy(config)
+        strategy.start(grid=grid, num_rounds=config["num-rounds"], timeout=float(config["timeout"]))
+        if config["saved-model"]:
+            save_arrays(Path(config["saved-model"]), *strategy.model())
+            logger.info("model saved: %s", config["saved-model"])
+        log_result(strategy.result())
+        write_result(config["result"], strategy.result())

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
-from flwr.clientapp import ClientApp
 
-from fedkern_flwr.clients import OnlineKernelClient
+from fedkern_flwr.clients import OnlineKernelClient, serve
 from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.tables import Table, drop_constant_columns, load_table
 
@@ -51,9 +50,10 @@ def make_client(context: Context) -> OnlineKernelClient:
         table.x,
         table.y,
         columns=table.columns,
+        state_dir=node.get("state-dir"),
         identity_key=node.get("identity-key"),
         trusted_keys=node.get("trusted-keys"),
     )
 
 
-app = ClientApp(client_fn=lambda context: make_client(context).to_client())
+app = serve(make_client)

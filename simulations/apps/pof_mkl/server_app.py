@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedkern_flwr.checkpoint import save_arrays
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.reporting import errors_reported, log_result, write_result
 from fedkern_flwr.strategies import POFMKL
 
 SECURE = {"auto": None, "on": True, "off": False}
@@ -19,13 +20,11 @@ app = ServerApp()
 logger = logging.getLogger("flwr")  # what `flwr log` shows
 
 
-@app.main()
-def main(grid: Grid, context: Context) -> None:
-    """Run the method with the options of ``[tool.flwr.app.config]``."""
-    config: dict[str, Any] = context.run_config
+def make_strategy(config: dict[str, Any]) -> POFMKL:
+    """Build the strategy from the options of ``[tool.flwr.app.config]``."""
     if config["secure"] not in SECURE:
         raise OptionError(f"secure is {config['secure']!r}", remedy="use auto, on or off")
-    strategy = POFMKL(
+    return POFMKL(
         kernels=config["kernels"],
         kernels_per_round=config["kernels-per-round"] or None,
         features=config["features"],
@@ -38,18 +37,22 @@ def main(grid: Grid, context: Context) -> None:
         secure=SECURE[config["secure"]],
         subset=config["subset"],
         threshold=config["threshold"] or None,
+        node_timeout=float(config["node-timeout"]),
+        checkpoint=config["checkpoint"] or None,
+        checkpoint_every=config["checkpoint-every"],
+        resume=config["resume"],
     )
-    strategy.start(grid=grid, num_rounds=config["num-rounds"], timeout=float(config["timeout"]))
 
-    metrics, ledger = strategy.metrics_, strategy.ledger_
-    logger.info("mean squared error: %.4g", metrics["mse"])
-    logger.info("regret per client: %.4g", metrics["regret_mean"])
-    for seen in strategy.privacy()["server_sees"]:
-        logger.info("the server saw: %s", seen)
-    logger.info("exchanges: %d in %.1f s", ledger.exchanges, ledger.seconds)
-    for partition, reasons in ledger.failures.items():
-        logger.warning("partition %s: %s", partition, reasons)
 
-    if config["model"]:
-        save_arrays(Path(config["model"]), *strategy.model())
-        logger.info("model saved: %s", config["model"])
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the method and save the model."""
+    config: dict[str, Any] = context.run_config
+    with errors_reported(config["result"]):
+        strategy = make_strategy(config)
+        strategy.start(grid=grid, num_rounds=config["num-rounds"], timeout=float(config["timeout"]))
+        if config["model"]:
+            save_arrays(Path(config["model"]), *strategy.model())
+            logger.info("model saved: %s", config["model"])
+        log_result(strategy.result())
+        write_result(config["result"], strategy.result())

@@ -1,0 +1,58 @@
+"""What the server of an app says at the end: a log for people, a JSON file for programs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .checkpoint import write_atomically
+from .errors import FedKernError
+
+logger = logging.getLogger("flwr")  # what `flwr log` shows
+
+
+def write_result(path: str | Path, result: Mapping[str, Any]) -> None:
+    """Write plain values as JSON; nothing is written where the path is empty."""
+    if path:
+        text = json.dumps(result, indent=2, allow_nan=False, default=_plain)
+        write_atomically(Path(path), f"{text}\n".encode())
+
+
+def log_result(result: Mapping[str, Any]) -> None:
+    """Log what :meth:`PhaseStrategy.result` returned, line by line."""
+    for name, value in result.get("matched", {}).items():
+        for key, facts in value.items() if isinstance(value, dict) else [("", value)]:
+            logger.info("%s %s: %s", name.replace("_", " "), key, facts)
+    for name, value in result["metrics"].items():
+        logger.info("%s: %s", name, f"{value:.6g}" if isinstance(value, float) else value)
+    for seen in result["privacy"].get("server_sees", ()):
+        logger.info("the server saw: %s", seen)
+    logger.info("exchanges: %d in %.1f s", result["exchanges"], result["seconds"])
+    up, down = result["bytes_up"] / 1e6, result["bytes_down"] / 1e6
+    logger.info("MB from nodes: %.3g, to nodes: %.3g", up, down)
+    for partition, reasons in result["failures"].items():
+        logger.warning("partition %s: %s", partition, reasons)
+
+
+@contextmanager
+def errors_reported(path: str | Path) -> Iterator[None]:
+    """Log an error of ours in one line, and write it to the file of the result.
+
+    The error goes on: Flower marks the run as failed.
+    """
+    try:
+        yield
+    except FedKernError as error:
+        line = " ".join(str(error).split())
+        logger.error("fedkern: %s", line)
+        write_result(path, {"error": line, "exit_code": error.exit_code})
+        raise
+
+
+def _plain(value: Any) -> Any:
+    """Return a NumPy scalar as Python's."""
+    return value.item()
