@@ -244,7 +244,7 @@ def show_slow_group(task: Task, engine: str, mean: float, rounds: int) -> None:
     console.print(table)
 
 
-def show_speed() -> None:
+def show_speed(rounds: int) -> None:
     """Print iterations and seconds on the data of Table 2."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(10_000, 25))
@@ -258,7 +258,7 @@ def show_speed() -> None:
         chosen = name.split(",")[0]
         client_fn, nodes = horizontal(task, 100, 10)
         count = nodes if chosen == "hierarchical" else 100
-        strategy, seconds = run(task, (client_fn, count), 300, architecture=chosen)
+        strategy, seconds = run(task, (client_fn, count), rounds, architecture=chosen)
         found = strategy.metrics_
         gap = f"{found['objective'] / task.optimum - 1.0:.1e}"
         table.add_row(name, str(found["iterations"]), f"{seconds:.1f}", gap, paper)
@@ -283,7 +283,7 @@ def main() -> None:
     if "slow-group" in parts:
         show_slow_group(data[0], given.engine, given.mean, 45)
     if "speed" in parts:
-        show_speed()
+        show_speed(given.rounds)
 
 
 if __name__ == "__main__":

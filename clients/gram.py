@@ -7,7 +7,7 @@ import io
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,14 @@ class Released:
         Nodes whose rows are in the item counts.
     counted : dict
         "cohort/number" of a sum of matrices -> the nodes whose rows are to be in it, a bit each.
+    asked : dict
+        Name -> digest of what was asked for in sums that open by themselves when all contribute.
     """
 
     opened: dict[str, list[int]] = field(default_factory=dict)
     survivors: list[int] = field(default_factory=list)
     counted: dict[str, str] = field(default_factory=dict)
+    asked: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, state: SessionState) -> Released:
@@ -169,6 +172,7 @@ class GramClient(PhaseClient):
             "gram-cross": (wire.CrossRequest, self.sum_cross),
             "gram-ask": (wire.AskRequest, self.ask),
             "gram-recommend": (wire.RecommendRequest, self.recommend),
+            "gram-predict": (wire.PredictRequest, self.predict),
         }
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
@@ -187,15 +191,13 @@ class GramClient(PhaseClient):
     def sum_counts(self, request: wire.CountsRequest) -> wire.CountsReply:
         """Sum in how many rows each item is."""
         state, sums = self._open(request, wire.COUNTS_SUM, request.merge)
-        if Released.of(state).counted:
+        kept = Released.of(state)
+        if kept.counted or wire.GRAM_SUM in kept.asked:
             raise self._refuse("item counts come before the matrix")
         name = bind(wire.COUNTS_SUM, request)
-        sums.check(
-            name,
-            encoding=counts_encoding(request.parties, request.rows),
-            kind="integer",
-            self_masks=True,
-        )
+        encoding = counts_encoding(request.parties, request.rows)
+        sums.check(name, encoding=encoding, kind="integer", self_masks=request.self_masks)
+        self._ask_once(state, kept, wire.COUNTS_SUM, request)
         sums.contribute(name, local_support(self._encode(self.x, request)))
         self._close(state, request.round)
         return wire.CountsReply(round=request.round)
@@ -205,12 +207,15 @@ class GramClient(PhaseClient):
         state, sums = self._open(request, wire.GRAM_SUM, request.merge)
         name = bind(wire.GRAM_SUM, request)
         encoding = self._matrix_ring(request)
-        sums.check(name, encoding=encoding, kind="integer", self_masks=True)
+        sums.check(name, encoding=encoding, kind="integer", self_masks=request.self_masks)
         kept, order = Released.of(state), sums.order(name)
         cohort = sums.party.state.cohorts[order.cohort]
         counted = cohort.unpack(request.counted)
         if len(counted) < cohort.threshold:
             raise self._refuse(f"{len(counted)} nodes count, at least {cohort.threshold} must")
+        if not request.self_masks and len(counted) < len(cohort.members):
+            raise self._refuse("a sum that does without opening is of all nodes")
+        self._ask_once(state, kept, wire.GRAM_SUM, request)
         if self.partition in counted:
             values = self._encode_kept(request)
             vector: NDArray[Any] = local_gram(values, encoding.bits)
@@ -221,7 +226,8 @@ class GramClient(PhaseClient):
             raise self._refuse("its rows are left out, and they were counted")
         else:
             sums.contribute_nothing(name)
-        kept.counted[f"{order.cohort}/{order.index}"] = request.counted.hex()
+        if request.self_masks:
+            kept.counted[f"{order.cohort}/{order.index}"] = request.counted.hex()
         self._close(state, request.round, kept)
         return wire.MatrixReply(round=request.round)
 
@@ -271,7 +277,8 @@ class GramClient(PhaseClient):
         name = wire.RANKING_SUM  # noisy requests differ between nodes
         if request.request == "full":
             name = bind(name, request)
-        sums.check(name, encoding=ranking_encoding(request.rows), self_masks=True)
+        sums.check(name, encoding=ranking_encoding(request.rows), self_masks=request.self_masks)
+        self._ask_once(state, Released.of(state), wire.RANKING_SUM, request)
         kernel = self._item_kernel(request)
         totals, lines = np.zeros(4), []
         for row in range(self.x.shape[0]):
@@ -291,6 +298,23 @@ class GramClient(PhaseClient):
         self._close(state, request.round)
         return wire.RecommendReply(round=request.round)
 
+    def predict(self, request: wire.PredictRequest) -> wire.PredictReply:
+        """Rank all items for each user with a kernel that was saved; nothing is summed."""
+        state = self.open_round(request.session, request.round, 0)
+        kernel, users = self._item_kernel(request), 0
+        if self.recommendations is not None:
+            lines = []
+            for row in range(self.x.shape[0]):
+                liked = self._liked(self.x, row)
+                scores = kernel.scores(
+                    liked, request.regularization, subtract_mean=request.subtract_mean
+                )
+                lines += self._lines(row, scores, np.union1d(liked, kernel.missing))
+            _write(self.recommendations, lines)
+            users = self.x.shape[0]
+        self._close(state, request.round)
+        return wire.PredictReply(round=request.round, users=users)
+
     # -- what is released once
 
     def _open_session(self, request: DescribeRequest) -> None:
@@ -298,7 +322,7 @@ class GramClient(PhaseClient):
         before = SessionState.load(self.context)
         super()._open_session(request)
         state = SessionState.load(self.context)
-        path = self._state_path(request.session, ".released")
+        path = self.state_path(request.session, ".released")
         if before.session == request.session:
             state.payload = before.payload
             if not request.resume_round:
@@ -326,7 +350,7 @@ class GramClient(PhaseClient):
     def _keep(self, state: SessionState, kept: Released) -> None:
         """Remember in the node's state, and on disk before an answer leaves."""
         state.payload = kept.pack()
-        path = self._state_path(state.session, ".released")
+        path = self.state_path(state.session, ".released")
         if path is not None:
             write_atomically(path, state.payload, private=True)
         state.store(self.context)
@@ -370,6 +394,29 @@ class GramClient(PhaseClient):
                 "start a new run",
             )
         return state, self.sums
+
+    def _ask_once(
+        self,
+        state: SessionState,
+        kept: Released,
+        name: str,
+        request: wire.SumRequest | wire.RecommendRequest,
+    ) -> None:
+        """Refuse a second sum of the same rows in one release.
+
+        Sums without self masks are open as soon as all nodes have contributed: a request may come
+        again, as it was, but no other one.
+
+        Raises
+        ------
+        ProtocolError
+        """
+        if request.self_masks and name not in kept.asked:
+            return
+        digest = bind("", replace(request, round=0))
+        if request.self_masks or kept.asked.setdefault(name, digest) != digest:
+            raise self._refuse(f"a second {name} of the same rows in one release")
+        self._keep(state, kept)
 
     def _close(self, state: SessionState, number: int, kept: Released | None = None) -> None:
         state.round = number

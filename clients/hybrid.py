@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
-from fedkern_flwr.alignment import check_alignment_key
+from fedkern_flwr.alignment import AlignmentKey, check_alignment_key
 from fedkern_flwr.errors import OptionError, ProtocolError, StateError, TableError
 from fedkern_flwr.hybrid import CENTRE, HOSPITAL
 from fedkern_flwr.labels import count_outcomes
@@ -77,8 +77,9 @@ class HybridKernelClient(PhaseClient):
         All classes of a classification; without them y holds the targets of a regression.
     label_bound : float (default: 1.0)
         Public bound of abs(y) in a regression.
-    alignment_key : bytes, optional
-        Secret of all parties that share records, not of the server: joins ids.
+    alignment_key : bytes or AlignmentTags, optional
+        Secret of all parties that share records, not of the server: joins ids. Or what each of
+        them has of one align run.
     landmark_seed : bytes, optional
         Secret of 32 bytes, the same at all holders of the block. Without it a single holder draws
         one, and several agree on one during the run.
@@ -126,7 +127,7 @@ class HybridKernelClient(PhaseClient):
         ranges: ArrayLike | None = None,
         classes: Sequence[float] | None = None,
         label_bound: float = 1.0,
-        alignment_key: bytes | None = None,
+        alignment_key: AlignmentKey | None = None,
         landmark_seed: bytes | None = None,
         landmarks: ArrayLike | None = None,
         protocol: Protocol = "secure",
@@ -513,7 +514,7 @@ class HybridKernelClient(PhaseClient):
 
     def _remembered(self, request: wire.LandmarksRequest) -> RunState:
         """Return the secret and moments that this party kept of the run that made a model."""
-        path = self._state_path(request.model, f"-round-{request.model_round}.state")
+        path = self.state_path(request.model, f"-round-{request.model_round}.state")
         if path is not None and path.is_file():
             old = RunState.unpack(path.read_bytes())
             return RunState({}, old.seed, {k: v for k, v in old.arrays.items() if k == "moments"})
@@ -613,7 +614,10 @@ class HybridKernelClient(PhaseClient):
         kept.settings["done"] = stop
 
     def _add_equations(self, session: str, kept: RunState, kernel: Floats) -> None:
-        y = self.kernel_targets(session, kept)[kept.done : kept.done + len(kernel)]
+        """Add rows in the order of the table: the announced one differs from run to run."""
+        part = slice(kept.done, kept.done + len(kernel))
+        order = np.argsort(self._order(session, kept)[kept.arrays["rows"][part]])
+        kernel, y = kernel[order], self.kernel_targets(session, kept)[part][order]
         gram, right = kernel.T @ kernel, kernel.T @ y
         if "gram" in kept.arrays:
             gram += kept.arrays["gram"]

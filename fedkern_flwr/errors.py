@@ -48,6 +48,12 @@ class ProtocolError(FedKernError):
     """A message breaks the contract of the two sides: wrong shape, dtype, version or step."""
 
 
+class RefusedError(ProtocolError):
+    """A node cannot take part: its table or its configuration is wrong; found at the start."""
+
+    exit_code = 2
+
+
 class StateError(ProtocolError):
     """Something that a node should remember is gone; what it was made of must be sent again."""
 

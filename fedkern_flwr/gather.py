@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from flwr.serverapp import Grid
 
-from .errors import CohortError, ProtocolError
+from .errors import CohortError, ProtocolError, RefusedError
 from .exchange import Failure, exchange, read_reply, request_messages
 from .ledger import Ledger
 from .secure_sum.keys import KEY_BYTES
 from .wire.describe import DescribeReply, DescribeRequest, check_parties
 
 _DESCRIBE = "describe"
+_OWN = re.compile(r"\w+Error: (partition \S+?)(?:, phase \w+)?: (.+)")  # what a node says of itself
 
 Described = TypeVar("Described", bound=DescribeReply)
 
@@ -97,11 +99,22 @@ def gather_nodes(
 
 
 def _refuse_failures(failures: Mapping[int, Failure]) -> None:
-    if failures:
-        node, failure = next(iter(sorted(failures.items())))
-        raise ProtocolError(
-            f"{failure}" + (f" ({len(failures)} nodes in all)" if len(failures) > 1 else ""),
-            remedy="read that node's log: its table, its options or its release do not fit",
-            party=f"node {node}",
-            phase=_DESCRIBE,
-        )
+    """Raise the first failure, in the words of the node where it is one of our own errors.
+
+    Raises
+    ------
+    RefusedError, ProtocolError
+    """
+    if not failures:
+        return
+    node, failure = next(iter(sorted(failures.items())))
+    more = f" ({len(failures)} nodes in all)" if len(failures) > 1 else ""
+    found = _OWN.match(failure.detail)
+    if failure.kind == "raised" and found is not None:
+        raise RefusedError(found[2] + more, party=found[1], phase=_DESCRIBE)
+    raise ProtocolError(
+        f"{failure}{more}",
+        remedy="read that node's log: its table, its options or its release do not fit",
+        party=f"node {node}",
+        phase=_DESCRIBE,
+    )

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from fedkern_flwr.dot_kernels import KernelName
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.errors import (
+    CheckpointError,
+    CohortError,
+    FedKernError,
+    OptionError,
+    TableError,
+)
 from fedkern_flwr.exchange import Failure, request_messages
 from fedkern_flwr.gram import packed_columns
 from fedkern_flwr.gram_plan import RANKING, ranking_encoding
 from fedkern_flwr.item_kernel import ItemKernel, compact
 from fedkern_flwr.least_squares import check_regularization
+from fedkern_flwr.model_file import check_model
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.recommending import REQUESTS, Request, are_positions
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import gram as wire
 
-from .base import logger
+from .base import Arrays, logger
 from .secure_gram import SecureGram
 
 _NOISY_WARNING = (
@@ -57,7 +66,8 @@ class FedCFK(SecureGram):
 
     Notes
     -----
-    Exchanges: those of Secure Gram, one for the recommendations and one to open their metrics.
+    Exchanges: those of Secure Gram, one for the recommendations and, with drop_outs, one to open
+    their metrics.
 
     References
     ----------
@@ -97,14 +107,30 @@ class FedCFK(SecureGram):
         self.asked_: dict[int, list[list[int]]] = {}
         self.judged_: list[int] = []
         self._wanted: dict[int, set[int]] = {}
+        self._predicting = False
 
     def options(self) -> dict[str, Any]:
         """Return the options that determine the model."""
         more = ("regularization", "subtract_mean", "request")
         return {**super().options(), **{name: getattr(self, name) for name in more}}
 
+    def model(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return the Gram matrix, packed, its items, and what belongs to them."""
+        arrays, meta = super().model()
+        return arrays, {**meta, "names": self._names}
+
     def privacy(self) -> dict[str, Any]:
         """Return what is seen by whom."""
+        if self._predicting:
+            return {
+                "protocol": "recommendations stay at the nodes",
+                "server_sees": [
+                    "numbers of rows and items per node, digest of the names of the items",
+                    "how many users of each node have recommendations",
+                ],
+                "clients_see": ["products of pairs of items, summed over the users of the model"],
+                "never_leaves_the_client": ["ratings", "recommendations", "names of rows"],
+            }
         seen = super().privacy()
         seen["server_sees"].append("sums of the users' AUC, nDCG and recall")
         if self.request == "noisy":
@@ -164,14 +190,13 @@ class FedCFK(SecureGram):
         self.asked_.setdefault(partition, []).append(items)
         self._wanted.setdefault(partition, set()).update(items)
 
-    def use(self, grid: Grid, timeout: float) -> None:
-        """Send the kernel; sum how good the recommendations are."""
-        everybody = len(self._counted) - 1
-        if self._stage == "used" or self._judged_before(everybody):
-            return
-        kernel = self.item_kernel()
-        most = max(party.rows for party in self.parties_.values())
-        public: dict[str, Any] = {
+    @property
+    def _most_rows(self) -> int:
+        return max(party.rows for party in self.parties_.values())
+
+    def _kernel_fields(self, kernel: ItemKernel) -> dict[str, Any]:
+        """Return the fields of a request that carry a kernel, all but its products."""
+        return {
             "session": self._session,
             "request": self.request,
             "kernel": self.kernel,
@@ -181,13 +206,21 @@ class FedCFK(SecureGram):
             "users": self.rows_,
             "regularization": self.regularization,
             "subtract_mean": self.subtract_mean,
-            "rows": most,
+            "rows": self._most_rows,
+            "self_masks": self.self_masks,
             "items": self.items_,
             "coefficients": np.array(self.coefficients),
             "mean": kernel.mean,
             "squares": compact(kernel.squares),
         }
-        whole = kernel.products
+
+    def use(self, grid: Grid, timeout: float) -> None:
+        """Send the kernel; sum how good the recommendations are."""
+        everybody = len(self._counted) - 1
+        if self._stage == "used" or self._judged_before(everybody):
+            return
+        kernel = self.item_kernel()
+        public, whole = self._kernel_fields(kernel), kernel.products
 
         def ask(cohort: int, there: set[int]) -> Iterable[tuple[PhaseMessage, set[int]]]:
             fields = {**public, "round": self.step}
@@ -208,10 +241,11 @@ class FedCFK(SecureGram):
             grid,
             wire.RANKING_SUM,
             len(RANKING) + 1,
-            {everybody: ranking_encoding(most)},
+            {everybody: ranking_encoding(self._most_rows)},
             ask,
             wire.RecommendReply,
             timeout,
+            self_masks=self.self_masks,
             bound_to_request=self.request == "full",
         )
         self.judged_ = list(sums[everybody].survivors)
@@ -232,3 +266,117 @@ class FedCFK(SecureGram):
             return False
         logger.warning("the recommendations are not judged again: nodes have answered before")
         return True
+
+    # -- recommendations with a kernel that was saved
+
+    @property
+    def _names(self) -> str:
+        """Digest of the names of all items."""
+        return next((party.columns for party in self.parties_.values()), "")
+
+    def predict(
+        self,
+        grid: Grid,
+        arrays: Mapping[str, NDArray[Any]],
+        meta: Mapping[str, Any],
+        *,
+        timeout: float = 3600,
+    ) -> None:
+        """Have the nodes recommend to their present users with a kernel that was saved.
+
+        Nothing is summed; the nodes write the recommendations. They may be others than those of the
+        run that made the kernel, with the same items.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid, of any engine.
+        arrays : mapping
+            Arrays of the model, see :meth:`model`.
+        meta : mapping
+            What else belongs to the model.
+        timeout : float (default: 3600)
+            Seconds to wait for the replies of an exchange.
+
+        Raises
+        ------
+        CheckpointError
+            The model is not one of this method, of these options or of these items.
+        TableError
+            No node writes recommendations.
+        CohortError, ProtocolError
+        """
+        self._check_kernel(arrays, meta)
+        self._reset()
+        self._load(arrays, meta)
+        self._predicting, self.run_seed = True, int(meta["seed"])
+        try:
+            self.gather(grid, secure=True)  # nodes with pinned identities take part in no others
+            if (self._names, self.catalogue_) != (meta["names"], meta["catalogue"]):
+                raise CheckpointError(
+                    "the nodes have another catalogue of items than the model",
+                    remedy="bring the catalogue that the model was made with",
+                )
+            self._predict(grid, timeout)
+        finally:
+            with contextlib.suppress(FedKernError):
+                self.finish_sums(grid, number=self.step + 1, timeout=timeout)
+
+    def _check_kernel(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
+        self.check_model(meta)
+        if any(meta.get(name) != getattr(self, name) for name in (*_USED, "kernel")):
+            raise CheckpointError(
+                "the kernel was made with other options", remedy="use FedCFK.of_model(meta)"
+            )
+        items = arrays.get("items", np.zeros(0)).size
+        shapes = {"items": (items,), "gram": (items * (items + 1) // 2,)}
+        check_model(self.method, arrays, meta, shapes)
+
+    def _predict(self, grid: Grid, timeout: float) -> None:
+        kernel = self.item_kernel()
+        public, whole = self._kernel_fields(kernel), kernel.products
+        node_of = {party.partition: node for node, party in self.parties_.items()}
+        found: dict[int, Any] = {}
+        for _ in range(self.attempts):
+            self.step += 1
+            request = wire.PredictRequest(
+                **public, round=self.step, wanted=np.zeros(0, np.int32), products=whole
+            )
+            sections = self.sum_sections([])  # whoever answers must know the roster
+            waiting = {node_of[p]: sections[node_of[p]] for p in node_of if p not in found}
+            messages = request_messages(request, waiting, group_id=str(self.step), sections=waiting)
+            found |= self.ask_nodes(grid, messages, wire.PredictReply, timeout)
+            if len(found) == len(node_of):
+                break
+        else:
+            silent = ", ".join(str(p) for p in node_of if p not in found)
+            raise CohortError(
+                f"partitions {silent} did not recommend, {self.attempts} times in a row",
+                remedy="mend them and start again; the others have written theirs",
+            )
+        users = sum(reply.users for reply in found.values())
+        if not users:
+            raise TableError(
+                "no node writes recommendations", remedy="name recommendations in --node-config"
+            )
+        self.metrics_ = {"items": len(self.items_), "users": users}
+
+    @classmethod
+    def of_model(cls, meta: Mapping[str, Any], **more: Any) -> FedCFK:
+        """Return a strategy with the options of a kernel that was saved.
+
+        Raises
+        ------
+        CheckpointError
+            It is not a model of this method.
+        """
+        made = super().of_model(meta, **{name: meta.get(name) for name in _USED}, **more)
+        if not isinstance(made, FedCFK) or "names" not in meta:
+            raise CheckpointError(
+                "the model says too little of itself", remedy="bring the file that the run saved"
+            )
+        return made
+
+
+#: What recommendations depend on besides the kernel.
+_USED = ("regularization", "subtract_mean")

@@ -66,6 +66,10 @@ class GramRelease(RepeatedSumsStrategy):
     allow_recovery : bool, optional
         Whether to sum a matrix of fewer than two rows per item, from which rows can be computed. By
         default only in simulations.
+    drop_outs : bool, optional
+        Whether a sum goes on without nodes that drop out: it is then opened in an exchange of its
+        own. Without, all nodes must answer; an exchange is repeated until they do. By default in
+        simulations, with merge max, and where a threshold is given.
     **common
         Options of :class:`~fedkern_flwr.strategies.repeated_sums.RepeatedSumsStrategy`.
     """
@@ -82,6 +86,7 @@ class GramRelease(RepeatedSumsStrategy):
         fraction_bits: int | None = None,
         rows_per_item: float = 0.0,
         allow_recovery: bool | None = None,
+        drop_outs: bool | None = None,
         **common: Any,
     ) -> None:
         check_choice("merge", merge, MERGES)
@@ -117,6 +122,10 @@ class GramRelease(RepeatedSumsStrategy):
         self.bound, self.fraction_bits = float(bound), fraction_bits
         self.rows_per_item, self.allow_recovery = rows_per_item, allow_recovery
         super().__init__(**common)
+        self.drop_outs = drop_outs
+        if drop_outs is False and (merge == "max" or self.threshold is not None):
+            what = "merge max draws nodes" if merge == "max" else "a threshold is given"
+            raise OptionError(f"{what}, and all must answer", remedy="leave out drop_outs")
 
     def _reset(self) -> None:
         super()._reset()
@@ -129,9 +138,17 @@ class GramRelease(RepeatedSumsStrategy):
         self._members: list[list[int]] = []
         self._counted: list[list[int]] = []
         self._least_rows = 0.0  # in a matrix
+        self.self_masks = True  # of sums: without them all must contribute
 
     def save_counts(self) -> None:
         """Called when the counts are known; here nothing happens."""
+
+    def choose_masks(self, grid: Grid) -> None:
+        """Decide whether sums go on without nodes that drop out."""
+        chosen = self.drop_outs
+        if chosen is None:
+            chosen = is_simulated(grid) or self.merge == "max" or self.threshold is not None
+        self.self_masks = chosen
 
     @property
     def counts_items(self) -> bool:
@@ -185,7 +202,14 @@ class GramRelease(RepeatedSumsStrategy):
             for c, members in enumerate(self._members)
         }
         sums = self.sum_over(
-            grid, wire.COUNTS_SUM, self.catalogue_, encodings, ask, wire.CountsReply, timeout
+            grid,
+            wire.COUNTS_SUM,
+            self.catalogue_,
+            encodings,
+            ask,
+            wire.CountsReply,
+            timeout,
+            self_masks=self.self_masks,
         )
         self._counted[: len(encodings)] = [list(sums[c].survivors) for c in encodings]
         totals = [self.total(sums[c]) for c in encodings]
@@ -285,6 +309,7 @@ class GramRelease(RepeatedSumsStrategy):
                     wire.MatrixReply,
                     timeout,
                     self._too_few,
+                    self_masks=self.self_masks,
                 )
             except (CohortError, SumError) as error:
                 if self.merge == "disjoint":
@@ -378,7 +403,7 @@ class GramRelease(RepeatedSumsStrategy):
         new, kept = sizes[0], len(self.items_)
 
         def ask(cohort: int, there: set[int]) -> Iterable[tuple[PhaseMessage, set[int]]]:
-            public = {**self._public(cohort), "rows": largest}
+            public = {**self._public(cohort), "rows": largest, "self_masks": False}
             yield wire.CrossRequest(**public, new_items=new, items=self.items_), there
 
         encoding = matrix_encoding(len(present), largest, self.bound, self.fraction_bits)
@@ -414,4 +439,5 @@ class GramRelease(RepeatedSumsStrategy):
             "fraction_bits": self.fraction_bits,
             "rows": self._most_rows(members),
             "parties": len(members),
+            "self_masks": self.self_masks,
         }

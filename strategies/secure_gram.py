@@ -72,9 +72,10 @@ class SecureGram(GramRelease):
 
     Notes
     -----
-    Exchanges: describe, counts and their opening (unless nothing is suppressed), matrix and its
-    opening. Bytes from a node: kept (kept + 1) / 2 numbers of the smallest ring of 2, 4 or 8 bytes
-    that cannot overflow. Memory of the server: that, once for each cohort, and K twice.
+    Exchanges: describe, counts (unless nothing is suppressed), matrix, a last one in which nodes
+    erase their secrets; with drop_outs two more, in which counts and matrix are opened. Bytes
+    from a node: kept (kept + 1) / 2 numbers of the smallest ring of 2, 4 or 8 bytes that cannot
+    overflow. Memory of the server: that, once for each cohort, and K twice.
 
     The server learns K, hence how often items occur together. See ``docs/secure-gram.md`` for what
     can be computed from it.
@@ -377,6 +378,7 @@ class SecureGram(GramRelease):
 
     def _open(self, grid: Grid) -> None:
         """Begin a run, or take one up."""
+        self.choose_masks(grid)
         restored = self.restore()
         if restored is not None:
             arrays, meta = restored

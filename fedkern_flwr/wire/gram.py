@@ -26,6 +26,8 @@ __all__ = [
     "CrossRequest",
     "MatrixReply",
     "MatrixRequest",
+    "PredictReply",
+    "PredictRequest",
     "RecommendReply",
     "RecommendRequest",
 ]
@@ -70,6 +72,8 @@ class SumRequest(GramRequest):
         Most rows of a node; with the bound it decides the ring.
     parties : int
         Nodes in the cohort, likewise.
+    self_masks : bool
+        Whether the sum can do without nodes that drop out; it is opened in an exchange of its own.
     """
 
     encoding: str
@@ -77,6 +81,7 @@ class SumRequest(GramRequest):
     fraction_bits: int
     rows: int
     parties: int
+    self_masks: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +204,8 @@ class RecommendRequest(GramRequest):
     subtract_mean : bool
     rows : int
         Most users of a node.
+    self_masks : bool
+        See :class:`SumRequest`.
     items : ndarray of int32, shape (items,)
         The items of the kernel, ascending.
     coefficients : ndarray, shape (terms,)
@@ -223,6 +230,7 @@ class RecommendRequest(GramRequest):
     regularization: float
     subtract_mean: bool
     rows: int
+    self_masks: bool = True
     items: NDArray[Any] = array("items", dtype="index")
     coefficients: NDArray[Any] = array("terms", dtype="float64")
     mean: NDArray[Any] = array("items", dtype="float64")
@@ -237,3 +245,19 @@ class RecommendReply(PhaseMessage):
 
     phase = "gram-recommend"
     round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictRequest(RecommendRequest):
+    """Server to node: a kernel that was saved. Rank the items for each user; nothing is summed."""
+
+    phase = "gram-predict"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictReply(PhaseMessage):
+    """Node to server: how many users have recommendations, 0 if the node writes none."""
+
+    phase = "gram-predict"
+    round: int
+    users: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -54,6 +54,27 @@ class Screen:
         )
         with Progress(*columns, console=self.console, transient=True) as bar:
             yield ProgressBar(bar)
+
+    @contextmanager
+    def status(self, text: str) -> Iterator[Callable[[str], None]]:
+        """Show what is going on while the block runs; yield what changes it."""
+        if not self.console.is_terminal:
+            yield self._lines()
+            return
+        with self.console.status(text) as status:
+            yield status.update
+
+    def _lines(self) -> Callable[[str], None]:
+        """Return what prints steps as lines; a step that counts seconds is printed once."""
+        said: set[str] = set()
+
+        def say(text: str) -> None:
+            step = text.partition(",")[0]
+            if step not in said:
+                said.add(step)
+                self.note(step)
+
+        return say
 
     def table(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, text: int = 1

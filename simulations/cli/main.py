@@ -13,6 +13,7 @@ from fedkern_flwr.errors import FedKernError
 
 from ..methods import METHODS, family, options
 from .compare import compare
+from .deploy import DEPLOYABLE, deploy_method, deploy_options
 from .doctor import doctor
 from .options import build_command, parameter
 from .predict import predict
@@ -37,6 +38,18 @@ for name, strategy in METHODS.items():
     command = build_command(partial(run_method, name), parameters, summary)
     run_app.command(name)(command)
 app.add_typer(run_app)
+deploy_app = typer.Typer(
+    name="deploy-local",
+    help="Run one method on a SuperLink and SuperNodes of this machine.",
+    no_args_is_help=True,
+)
+for name in DEPLOYABLE:
+    summary = (METHODS[name].__doc__ or "").strip().splitlines()[0]
+    command = build_command(
+        partial(deploy_method, name), [parameter(o) for o in deploy_options(name)], summary
+    )
+    deploy_app.command(name)(command)
+app.add_typer(deploy_app)
 app.command("compare")(compare)
 app.command("predict")(predict)
 app.command("doctor")(doctor)

@@ -63,6 +63,12 @@ class Family(ABC, Generic[S, P]):
         How to read these columns and figures.
     left_out : str
         Why rows are not predicted.
+    app : str
+        Folder of the Flower app that deploys a method of this family.
+    deployable : tuple of str
+        The methods that it deploys.
+    dealt_by_nodes : tuple of str
+        Parameters that follow from the number of nodes of a deployment.
     """
 
     strategies: ClassVar[tuple[type[PhaseStrategy], ...]]
@@ -75,6 +81,9 @@ class Family(ABC, Generic[S, P]):
     across: ClassVar[Mapping[str, DrawAcross]] = {}
     reading: ClassVar[tuple[str, ...]] = ()
     left_out: ClassVar[str] = "they lack a value"
+    app: ClassVar[str] = ""
+    deployable: ClassVar[tuple[str, ...]] = ()
+    dealt_by_nodes: ClassVar[tuple[str, ...]] = ("clients",)
 
     # -- a run's configuration
 
@@ -106,6 +115,16 @@ class Family(ABC, Generic[S, P]):
             "runs": values.get("runs", 1),
             **{key: values[key] for key in (*_COMMON, *self.run_options)},
         }
+
+    def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
+        """Return the parameters :attr:`dealt_by_nodes` of a deployment on so many nodes.
+
+        Raises
+        ------
+        OptionError
+            There are too few nodes.
+        """
+        return dict.fromkeys(self.dealt_by_nodes, nodes)
 
     def check(self, config: Config) -> None:
         """Refuse options that cannot work before any data is read.

@@ -95,6 +95,8 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
     references = REFERENCES
     settings = HierarchicalSettings
     draws = "runs"
+    app, deployable = "hierarchical_svm", ("hierarchical-svm",)
+    dealt_by_nodes = ("clients", "users")
     columns = _COLUMNS
     figures = FIGURES
     across = ACROSS
@@ -156,6 +158,20 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
             TIMEOUT,
             *RESULT,
         ]
+
+    def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
+        """Make a node per group an agent, in a vertical split one the label owner, others users."""
+        groups = int(values.get("groups") or _GROUPS)
+        if values.get("group_sizes"):
+            groups = len(str(values["group_sizes"]).split(","))
+        agents = groups if values.get("architecture") == "hierarchical" else 0
+        users = nodes - agents - (values.get("partition") == "vertical")
+        if users < groups:
+            raise OptionError(
+                f"{nodes} nodes are too few for {groups} groups",
+                remedy="use more nodes: users, an agent per group and, if vertical, a label owner",
+            )
+        return {"users": users, "clients": None}
 
     def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Make the configuration of a run; refuse what contradicts itself.

@@ -184,15 +184,18 @@ class HierarchicalClients:
     def __call__(self, context: Context) -> SVMClient:
         """Build the client of a node."""
         partition = int(context.node_config["partition-id"])
+        return SVMClient(context, **self.arguments(partition), state_dir=self.state_dir)
+
+    def arguments(self, partition: int) -> dict[str, Any]:
+        """Return role, table, secrets and options of a node."""
         if partition not in self._tables:  # a run asks for the same tables with every message
             self._tables[partition] = self.table(partition)
-        return SVMClient(
-            context,
-            **self._tables[partition],
-            product=self.product,
-            allow_single=self.allow_single,
-            state_dir=self.state_dir,
-        )
+        options = {"product": self.product, "allow_single": self.allow_single}
+        return {**self._tables[partition], **options}
+
+    def deployed(self, partition: int) -> dict[str, Any]:
+        """Return what the files and the configuration of a deployed node say."""
+        return self.arguments(partition)
 
     @property
     def roles(self) -> tuple[str, ...]:

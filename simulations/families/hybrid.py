@@ -116,6 +116,8 @@ class HybridFamily(Family[HybridSettings, HybridData]):
     settings = HybridSettings
     left_out = "they lack a block of columns"
     draws = "runs"
+    app, deployable = "fed_cg", ("fed-cg",)
+    dealt_by_nodes = ("clients", "centres")
     columns = _COLUMNS
     figures = FIGURES
     reading = (
@@ -175,6 +177,15 @@ class HybridFamily(Family[HybridSettings, HybridData]):
             TIMEOUT,
             *RESULT,
         ]
+
+    def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
+        """Make two nodes hospitals unless told otherwise, the others centres."""
+        hospitals = 2 if values.get("hospitals") is None else int(values["hospitals"])
+        if not 1 <= hospitals <= nodes:
+            raise OptionError(
+                f"{hospitals} hospitals on {nodes} nodes", remedy="use more nodes or less hospitals"
+            )
+        return {"hospitals": hospitals, "centres": nodes - hospitals, "clients": None}
 
     def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Make the configuration of a run; refuse what contradicts itself.

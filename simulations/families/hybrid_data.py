@@ -13,7 +13,7 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.hybrid import MissingBlocks
+from fedkern_flwr.hybrid import CENTRE, HOSPITAL, MissingBlocks
 from fedkern_flwr.landmarks import Sampling, public_seed
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.tables import Table
@@ -166,8 +166,15 @@ class HybridClients:
 
     def __call__(self, context: Context) -> HybridKernelClient:
         """Build the client of a node."""
-        k, pooled = int(context.node_config["partition-id"]), self.pooled
-        centre = k - self.hospitals
+        partition = int(context.node_config["partition-id"])
+        own = self.arguments(partition)
+        if partition < self.hospitals:
+            own["predictions"] = self.predictions / f"partition-{partition}.csv"
+        return HybridKernelClient(context, **own, state_dir=self.state_dir)
+
+    def arguments(self, partition: int) -> dict[str, Any]:
+        """Return table, secrets and options of a node."""
+        pooled, centre = self.pooled, partition - self.hospitals
         names = list(pooled.blocks)
         block = OWN_BLOCK if centre < 0 else names[centre + (OWN_BLOCK in pooled.blocks)]
         columns = pooled.blocks.get(block, np.zeros(0, np.intp))
@@ -179,28 +186,38 @@ class HybridClients:
             "landmarks": None if self.given is None else self.given[:, columns],
             "protocol": self.protocol,
             "allow_single": self.allow_single,
-            "state_dir": self.state_dir,
         }
         if centre < 0:
-            mine = pooled.hospital == k
+            mine = pooled.hospital == partition
             train, test = (np.flatnonzero(mine & part) for part in (pooled.train, ~pooled.train))
-            return HybridKernelClient(
-                context,
-                pooled.x[np.ix_(train, columns)],
-                pooled.y[train],
-                ids=train,
-                x_test=pooled.x[np.ix_(test, columns)],
-                y_test=pooled.y[test] if np.isfinite(pooled.y[test]).all() else None,
-                ids_test=test,
-                classes=pooled.classes or None,
-                label_bound=pooled.label_bound,
-                predictions=self.predictions / f"partition-{k}.csv",
+            return {
+                "x": pooled.x[np.ix_(train, columns)],
+                "y": pooled.y[train],
+                "ids": train,
+                "x_test": pooled.x[np.ix_(test, columns)],
+                "y_test": pooled.y[test] if np.isfinite(pooled.y[test]).all() else None,
+                "ids_test": test,
+                "classes": pooled.classes or None,
+                "label_bound": pooled.label_bound,
                 **common,
-            )
+            }
         x = pooled.x[:, columns]
         rows = np.flatnonzero(np.isfinite(x).all(axis=1))
-        rows = np.random.default_rng([self.seed, k]).permutation(rows)
-        return HybridKernelClient(context, x[rows], ids=rows, **common)
+        rows = np.random.default_rng([self.seed, partition]).permutation(rows)
+        return {"x": x[rows], "ids": rows, **common}
+
+    def deployed(self, partition: int) -> dict[str, Any]:
+        """Return what the files and the configuration of a deployed node say.
+
+        Raises
+        ------
+        OptionError
+            Landmarks are rows of all parties.
+        """
+        if self.given is not None:
+            raise OptionError("sampling P needs all rows in one place", remedy="use U or N")
+        role = HOSPITAL if partition < self.hospitals else CENTRE
+        return {**self.arguments(partition), "role": role}
 
 
 class HybridData(DealtData[HybridSettings, Pooled]):

@@ -66,6 +66,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
     settings = DataSettings
     run_options = ("secure", "hindsight")
     draws = "feature draws"
+    app, deployable = "pof_mkl", ("pof-mkl",)
     columns = _COLUMNS
     figures = FIGURES
     reading = (

@@ -98,16 +98,17 @@ class TableClients:
 
     def __call__(self, context: Context) -> OnlineKernelClient:
         """Build the client of a node."""
-        shard = self.shards[int(context.node_config["partition-id"])]
-        return OnlineKernelClient(
-            context,
-            shard.x,
-            shard.y,
-            x_test=shard.x_test,
-            y_test=shard.y_test,
-            columns=self.columns,
-            state_dir=self.state_dir,
-        )
+        partition = int(context.node_config["partition-id"])
+        return OnlineKernelClient(context, **self.arguments(partition), state_dir=self.state_dir)
+
+    def arguments(self, partition: int) -> dict[str, Any]:
+        """Return the table of a node."""
+        shard = self.shards[partition]
+        return {**vars(shard), "columns": self.columns}
+
+    def deployed(self, partition: int) -> dict[str, Any]:
+        """Return what the files and the configuration of a deployed node say."""
+        return self.arguments(partition)
 
 
 @dataclass(frozen=True)

@@ -161,20 +161,30 @@ class RatingClients:
 
     def __call__(self, context: Context) -> GramClient:
         """Build the client of a node."""
-        partition = int(context.node_config["partition-id"])
-        part, folder = self.parts[partition], self.recommendations
+        partition, folder = int(context.node_config["partition-id"]), self.recommendations
         return GramClient(
             context,
-            self.train[part],
-            x_test=None if self.test is None else self.test[part],
-            users=self.users[part],
-            items=self.items,
-            merge=self.merge,
-            request=self.request,
+            **self.arguments(partition),
             noise_seed=derive_seed(self.seed, "noisy requests", partition),
             recommendations=None if folder is None else folder / f"partition-{partition}.csv",
             state_dir=self.state_dir,
         )
+
+    def arguments(self, partition: int) -> dict[str, Any]:
+        """Return ratings and options of a node."""
+        part = self.parts[partition]
+        return {
+            "x": self.train[part],
+            "x_test": None if self.test is None else self.test[part],
+            "users": self.users[part],
+            "items": self.items,
+            "merge": self.merge,
+            "request": self.request,
+        }
+
+    def deployed(self, partition: int) -> dict[str, Any]:
+        """Return what the files and the configuration of a deployed node say."""
+        return self.arguments(partition)
 
 
 class RatingData(Prepared):

@@ -87,6 +87,8 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
     settings = RatingSettings
     left_out = "they rated no item of the kernel"
     draws = "repetitions"
+    app, deployable = "fed_cfk", ("fed-cfk",)
+    dealt_by_nodes = ("clients", "users_per_client")
     columns = _COLUMNS
     figures = FIGURES
     reading = (
@@ -106,6 +108,10 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
             Option("hold_out", HoldOut, "random", "Hold out random ratings, or the latest.", DATA),
             *common_options("split, nodes that take part and noisy requests"),
         ]
+
+    def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
+        """Deal the users to the nodes."""
+        return {"clients": nodes, "users_per_client": None}
 
     def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Make the configuration of a run; refuse what contradicts itself."""

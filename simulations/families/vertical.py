@@ -80,6 +80,8 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
     references = REFERENCES
     settings = VerticalSettings
     draws = "runs"
+    app, deployable = "fdskl", ("fdskl",)
+    dealt_by_nodes = ("clients", "parties")
     columns = _COLUMNS
     figures = FIGURES
     across = ACROSS
@@ -131,6 +133,10 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
             TIMEOUT,
             *RESULT,
         ]
+
+    def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
+        """Make every node a party."""
+        return {"parties": nodes, "clients": None}
 
     def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Make the configuration of a run; refuse what contradicts itself.

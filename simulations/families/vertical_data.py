@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.seeding import derive_seed
-from fedkern_flwr.vertical import MissingRows
+from fedkern_flwr.vertical import ACTIVE, PASSIVE, MissingRows
 
 from ...clients import VerticalKernelClient
 from ...strategies import FDSKL, PhaseStrategy
@@ -133,21 +133,31 @@ class VerticalClients:
     def __call__(self, context: Context) -> VerticalKernelClient:
         """Build the client of a node."""
         party = int(context.node_config["partition-id"])
-        if party not in self._tables:  # a run asks for the same tables with every message
-            self._tables[party] = self.table(party)
         active = party < self.actives
         return VerticalKernelClient(
             context,
-            **self._tables[party],
-            columns=tuple(self.columns[c] for c in self.pooled.parts[party]),
-            alignment_key=alignment_key(self.seed),
-            frequency_seed=frequency_seed(self.seed, party),
-            frequencies=self.frequencies,
-            topology=self.topology,
-            allow_single=self.allow_single,
+            **self.arguments(party),
             state_dir=self.state_dir,
             predictions=self.predictions / f"partition-{party}.csv" if active else None,
         )
+
+    def arguments(self, party: int) -> dict[str, Any]:
+        """Return table, secrets and options of a node."""
+        if party not in self._tables:  # a run asks for the same tables with every message
+            self._tables[party] = self.table(party)
+        return {
+            **self._tables[party],
+            "columns": tuple(self.columns[c] for c in self.pooled.parts[party]),
+            "alignment_key": alignment_key(self.seed),
+            "frequency_seed": frequency_seed(self.seed, party),
+            "frequencies": self.frequencies,
+            "topology": self.topology,
+            "allow_single": self.allow_single,
+        }
+
+    def deployed(self, party: int) -> dict[str, Any]:
+        """Return what the files and the configuration of a deployed node say."""
+        return {**self.arguments(party), "role": ACTIVE if party < self.actives else PASSIVE}
 
     def table(self, party: int) -> dict[str, Any]:
         """Return the rows and labels of a party; rows stand in an order of its own."""

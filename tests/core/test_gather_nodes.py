@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from fedkern_flwr.errors import CohortError, ProtocolError
+from fedkern_flwr.errors import CohortError, ProtocolError, RefusedError
 from fedkern_flwr.exchange import (
     mark_error,
 )
@@ -97,7 +97,7 @@ def test_nodes_that_never_come_are_named() -> None:
 def test_a_node_that_fails_at_the_start_stops_the_run() -> None:
     text = mark_error("TableError: partition 1: NaN values")
     bad = Error(2, f"<class 'fedkern_flwr.errors.TableError'>:<'{text}'>")
-    with pytest.raises(ProtocolError, match=r"node 1001, .*TableError: partition 1: NaN values"):
+    with pytest.raises(RefusedError, match=r"^partition 1, phase describe: NaN values$"):
         gather(Nodes([description(0), bad, description(2)], per_call=3))
 
 

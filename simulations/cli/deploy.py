@@ -1,0 +1,231 @@
+"""``fedkern deploy-local``: a method on SuperLink and SuperNodes of this machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.errors import EngineError, FedKernError, OptionError
+
+from ..data import Prepared
+from ..deployment import LocalDeployment, write_node
+from ..deployment.local import CONNECTION, last_line
+from ..deployment.node_files import NodeConfig
+from ..deployment.run_config import app_folder, run_config
+from ..entries import Entry
+from ..experiment import checkpoint_file, summarise, versions
+from ..families.base import Family
+from ..methods import FAMILIES, family, method, options
+from ..options import RUN, Option
+from ..run_folder import ARTIFACTS, RunFolder, open_json_target
+from .console import Screen
+
+#: Options of ``fedkern run`` that mean nothing here; they keep their defaults.
+_OF_SIMULATIONS = ("engine", "drop", "runs", "resplit", "hindsight", "delay", "reconstruction")
+_ENGINE = "deployment"
+_OWN = (
+    Option("nodes", int | None, None, "Number of SuperNodes.", RUN),
+    Option("keep", bool, False, "Leave everything running and say how to use it.", RUN, "--keep"),
+)
+
+DEPLOYABLE = tuple(name for own in FAMILIES for name in own.deployable)
+
+
+def deploy_options(name: str) -> list[Option]:
+    """Return the options of a deployment: those of a run that apply, and its own."""
+    own = family(name)
+    hidden = (*_OF_SIMULATIONS, *own.dealt_by_nodes, *own.run_options)
+    shared = {o.name: o for o in own.parameters()}
+    every = {o.name: o for o in options(method(name))} | shared
+    return [o for o in every.values() if o.name not in hidden] + list(_OWN)
+
+
+def deploy_method(name: str, values: dict[str, Any]) -> None:
+    """Deploy a method with the options of the command line, show and save the result."""
+    screen, own = Screen(values["quiet"]), family(name)
+    target = values["json_target"]
+    json_file = open_json_target(target) if target else None
+    if values["resume"]:
+        folder, config = RunFolder.open(Path(values["resume"]))
+        if config["method"] != name or config["engine"] != _ENGINE:
+            raise OptionError(
+                f"{folder.path} holds no deployment of {name}",
+                remedy=f"use fedkern run {config['method']} --resume {folder.path}",
+            )
+        prepared: Prepared = own.prepare(own.settings.from_values(config["data"]))
+        nodes = _read_nodes(folder)
+    else:
+        config = _config(own, name, values)
+        own.check(config)
+        prepared = own.prepare(own.settings.from_values(config["data"]))
+        own.check_data(config, prepared)
+        default = Path("runs") / f"deploy-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder = RunFolder.create(Path(values["out"] or default), config)
+        nodes = _write_nodes(folder, config, prepared)
+    for note in prepared.notes:
+        screen.note(f"note: {note}")
+    result = folder.result() if values["resume"] else None
+    if result is None:
+        result = _execute(screen, folder, config, prepared, nodes, values)
+    _show(screen, folder, result)
+    text = json.dumps(result, allow_nan=False)
+    if json_file is not None:
+        json_file.write_text(f"{text}\n")
+    elif target:
+        sys.stdout.write(f"{text}\n")
+
+
+def _config(own: Family[Any, Any], name: str, values: dict[str, Any]) -> dict[str, Any]:
+    if values["nodes"] is None:
+        raise OptionError("the number of nodes is missing", remedy="add --nodes N")
+    if values["nodes"] < 2:
+        raise OptionError(f"nodes is {values['nodes']}", remedy="use at least 2")
+    defaults = {o.name: o.default for o in own.parameters()}
+    every = {**defaults, **values, **own.deal_nodes(values, values["nodes"])}
+    if "secure" in own.run_options:
+        every["secure"] = "secure" not in method(name).fixed
+    return {**own.config(name, {**every, "engine": "in-process"}), "engine": _ENGINE}
+
+
+def _write_nodes(folder: RunFolder, config: dict[str, Any], prepared: Prepared) -> list[NodeConfig]:
+    """Write the files and the configuration of every node."""
+    strategy = method(config["method"])(**config["options"], seed=config["seed"])
+    clients: Any = prepared.client_fn(strategy)
+    count, nodes = prepared.nodes(strategy), []
+    shutil.rmtree(folder.path / "nodes", ignore_errors=True)  # of an earlier run in this folder
+    for k in range(count):
+        place = folder.path.resolve() / "nodes" / str(k)
+        nodes.append(write_node(place, k, count, clients.deployed(k)))
+        text = json.dumps(nodes[-1], indent=2)
+        write_atomically(place / "node-config.json", f"{text}\n".encode(), private=True)
+    return nodes
+
+
+def _read_nodes(folder: RunFolder) -> list[NodeConfig]:
+    places = sorted((folder.path / "nodes").glob("*/node-config.json"), key=_number)
+    return [json.loads(place.read_text()) for place in places]
+
+
+def _number(place: Path) -> int:
+    return int(place.parent.name)
+
+
+def _execute(
+    screen: Screen,
+    folder: RunFolder,
+    config: dict[str, Any],
+    prepared: Prepared,
+    nodes: list[NodeConfig],
+    values: dict[str, Any],
+) -> dict[str, Any]:
+    name, began = config["method"], time.monotonic()
+    own, place = family(name), folder.path.resolve()
+    told, checkpoint = place / "server-result.json", checkpoint_file(place, 0)
+    told.unlink(missing_ok=True)
+    app = app_folder(own.app)
+    known = {o.name: o for o in options(method(name))}
+    more = {
+        **{key.replace("_", "-"): value for key, value in prepared.start().items()},
+        "seed": config["seed"],
+        "timeout": config["timeout"],
+        "result": str(told),
+        "checkpoint": str(checkpoint),
+        "resume": checkpoint.exists(),
+    }
+    settings = run_config(app, config["options"], known, more, place / ARTIFACTS["model"])
+    with _terminated(), screen.status("starting") as say:
+        deployment = LocalDeployment(place, nodes, say)
+        with deployment:
+            ready = time.monotonic() - began
+            run_id = deployment.run(app, settings)
+            status = deployment.wait_for_run(run_id, told, config["timeout"] + 600.0, say)
+            server_log = deployment.save_log(run_id)
+            deployment.keep = bool(values["keep"])
+        if deployment.keep:
+            _explain(screen, deployment, app, settings)
+    answer = json.loads(told.read_text()) if told.exists() else {"error": ""}
+    if "error" in answer or not status.endswith("completed"):
+        raise _failed(folder, name, answer, status, server_log)
+    entry = Entry(method(name).title, name, config["options"], [answer])
+    write_atomically(place / ARTIFACTS["scaling"], prepared.scaling_json().encode())
+    result = {
+        "method": name,
+        "engine": _ENGINE,
+        "seed": config["seed"],
+        "config": {**config, **prepared.facts(), "notes": list(prepared.notes)},
+        "versions": versions(),
+        **summarise(entry),
+        "survivors": answer["survivors"],
+        "matched": answer.get("matched", {}),
+        "start_seconds": ready,
+        "total_seconds": time.monotonic() - began,
+        "artifacts": {**ARTIFACTS, "server_log": server_log.name, "nodes": "nodes"},
+    }
+    folder.save_result(result)
+    told.unlink()
+    return result
+
+
+def _failed(
+    folder: RunFolder, name: str, answer: dict[str, Any], status: str, log: Path
+) -> FedKernError:
+    """Return the error of a run that failed, with the command that goes on."""
+    text = answer.get("error") or f"the run ended as {status}: {last_line(log)}; read {log}"
+    if checkpoint_file(folder.path, 0).exists():
+        text += f"; go on with fedkern deploy-local {name} --resume {folder.path}"
+    error = EngineError(text)
+    error.exit_code = int(answer.get("exit_code", 1))
+    return error
+
+
+def _show(screen: Screen, folder: RunFolder, result: dict[str, Any]) -> None:
+    own = family(result["method"])
+    screen.table(
+        f"{method(result['method']).title}: {own.size(result['config'])}, deployed with TLS and "
+        "node authentication",
+        ["", "value"],
+        [
+            *own.rows(result),
+            ["seconds from start to end", f"{result['total_seconds']:.1f}"],
+            ["  until all nodes were connected", f"{result['start_seconds']:.1f}"],
+        ],
+    )
+    screen.note(f"run folder: {folder.path}")
+
+
+def _explain(
+    screen: Screen, deployment: LocalDeployment, app: Path, settings: dict[str, Any]
+) -> None:
+    """Say how to use a deployment that was left running, and how to stop it."""
+    home, pids = deployment.environment["FLWR_HOME"], deployment.processes.pids
+    for line in (
+        f"SuperLink on {deployment.address}, {len(deployment.nodes)} SuperNodes; still running",
+        f"  export FLWR_HOME={home}",
+        f"  flwr run {app} {CONNECTION} --stream --run-config {deployment.folder}/run-config.toml",
+        f"  flwr supernode ls {CONNECTION}",
+        f"  kill $(cat {pids})    # stops all of it",
+    ):
+        screen.note(line)
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """Let a termination of this process end the block as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

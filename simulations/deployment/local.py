@@ -1,0 +1,325 @@
+"""SuperLink and SuperNodes on this machine, as they run between organisations.
+
+Every part is a process of its own that listens on 127.0.0.1 only: a SuperLink with TLS that takes
+registered nodes alone, and a SuperNode per party with a key, a configuration and files of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from fedkern_flwr.errors import EngineError
+
+from ..engines.ray import ENVIRONMENT
+from .certificates import make_certificates, make_node_key
+from .node_files import NodeConfig, as_text, toml
+from .processes import Processes
+
+CONNECTION = "deployed"  # what the connection is called on Flower's command line
+
+_HOST = "127.0.0.1"
+_BIN = Path(sys.executable).parent
+_START = 60.0  # seconds for SuperLink and nodes to come up
+_COMMAND = 120.0  # seconds for a command of Flower's
+_LOOK = 8.0  # seconds from one look at the status of a run to the next: each takes a process
+_FINISHED = "finished"
+
+Say = Callable[[str], None]
+
+
+class LocalDeployment:
+    """A SuperLink and SuperNodes that are started on entry and stopped on exit.
+
+    Parameters
+    ----------
+    folder : Path
+        For certificates, keys, logs and Flower's own files.
+    nodes : sequence of mapping
+        The configuration of each node.
+    say : callable
+        Told what is going on.
+
+    Attributes
+    ----------
+    address : str
+        Host and port of the SuperLink.
+    environment : dict
+        What Flower's command line needs to find it.
+    keep : bool
+        Whether the processes are left running on exit.
+    """
+
+    def __init__(
+        self, folder: Path, nodes: Sequence[NodeConfig], say: Say = lambda _: None
+    ) -> None:
+        self.folder, self.nodes, self.say = folder.resolve(), list(nodes), say
+        self.address, self.keep = "", False
+        home = self.folder / "flwr"  # what an earlier deployment left there is of no use
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(mode=0o700, parents=True)
+        path = f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}"
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # all share a machine
+        own = {"FLWR_HOME": str(home), "PATH": path}
+        self.environment = {**os.environ, **ENVIRONMENT, **threads, **own}
+        self.processes = Processes(self.environment, self.folder / "pids")
+
+    # -- up and down
+
+    def __enter__(self) -> Self:
+        """Start everything; on failure nothing is left running."""
+        try:
+            self.start_superlink()
+            self.register(range(len(self.nodes)))
+            for k in range(len(self.nodes)):
+                self.start_node(k)
+            self.wait_for_nodes()
+        except BaseException:
+            self.processes.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop everything, unless it is to be kept."""
+        if not self.keep or kind is not None:
+            self.processes.stop()
+
+    def start_superlink(self, port: int = 0) -> None:
+        """Start the SuperLink and wait until it answers.
+
+        Raises
+        ------
+        EngineError
+        """
+        self.say("starting the SuperLink")
+        keys = self.folder / "keys"
+        keys.mkdir(mode=0o700, exist_ok=True)
+        if not (keys / "ca.crt").exists():
+            make_certificates(keys)
+        port = port or free_ports(1)[0]
+        self.address = f"{_HOST}:{port}"
+        values = {"address": self.address, "root-certificates": str(keys / "ca.crt")}
+        lines = [f"{name} = {toml(value)}\n" for name, value in values.items()]
+        head = f'[superlink]\ndefault = "{CONNECTION}"\n[superlink.{CONNECTION}]\n'
+        home = Path(self.environment["FLWR_HOME"])
+        (home / "config.toml").write_text(head + "".join(lines))
+        command: list[str | Path] = [_BIN / "flower-superlink", "--host", _HOST]
+        command += ["--port", str(port), "--enable-supernode-auth"]
+        command += ["--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.pem"]
+        command += ["--ssl-keyfile", keys / "server.key"]
+        command += ["--disable-runtime-dependency-installation", "--database", home / "state.db"]
+        self.processes.start("SuperLink", command, self.folder / "superlink.log")
+        deadline = time.monotonic() + _START
+        context = ssl.create_default_context(cafile=str(keys / "ca.crt"))
+        while time.monotonic() < deadline and "SuperLink" not in self.processes.ended():
+            try:
+                url = f"https://{self.address}/health"
+                with urllib.request.urlopen(url, timeout=2, context=context) as reply:
+                    if reply.status == 200:
+                        return
+            except OSError:
+                time.sleep(0.1)
+        raise EngineError(
+            "the SuperLink does not come up", remedy=f"read {self.folder / 'superlink.log'}"
+        )
+
+    def register(self, numbers: Sequence[int] | range) -> None:
+        """Make a key for each node and register it with the SuperLink."""
+        self.say(f"registering {len(numbers)} nodes")
+        for k in numbers:
+            if not self.key(k).exists():
+                make_node_key(self.key(k))
+        publics = [self.key(k).with_name(f"{self.key(k).name}.pub") for k in numbers]
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            for found in pool.map(
+                lambda public: self.flwr("supernode", "register", public, CONNECTION), publics
+            ):
+                if not found.get("success"):
+                    raise EngineError(
+                        "the SuperLink did not register a node",
+                        remedy=f"read {self.folder / 'superlink.log'}",
+                    )
+
+    def key(self, number: int) -> Path:
+        """Return the file of a node's private key."""
+        return self.folder / "keys" / f"node-{number}"
+
+    def start_node(self, number: int, key: Path | None = None) -> None:
+        """Start a SuperNode, by default with its own key."""
+        folder = self.node_folder(number)
+        (port,) = free_ports(1)
+        command: list[str | Path] = [_BIN / "flower-supernode", "--superlink", self.address]
+        command += ["--root-certificates", self.folder / "keys" / "ca.crt"]
+        command += ["--auth-supernode-private-key", key or self.key(number)]
+        command += ["--host", _HOST, "--port", str(port)]
+        command += ["--node-config", as_text(self.nodes[number])]
+        self.processes.start(node_name(number), command, folder / "supernode.log")
+
+    def node_folder(self, number: int) -> Path:
+        """Return the folder of a node."""
+        return self.folder / "nodes" / str(number)
+
+    def wait_for_nodes(self) -> None:
+        """Wait until all nodes are connected.
+
+        Raises
+        ------
+        EngineError
+            Some are not; the text names them.
+        """
+        self.say("waiting for the nodes")
+        deadline = time.monotonic() + _START
+        while True:
+            self._refuse_ended()
+            listed = self.flwr("supernode", "ls", CONNECTION).get("nodes", [])
+            online = sum(node.get("status") == "online" for node in listed)
+            if online >= len(self.nodes):
+                return
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.5)
+        raise EngineError(
+            f"{online} of {len(self.nodes)} nodes are connected after {_START:.0f} s",
+            remedy=f"read nodes/*/supernode.log in {self.folder}",
+        )
+
+    def _refuse_ended(self) -> None:
+        for name in self.processes.ended():
+            log = self.processes.log_of(name)
+            raise EngineError(f"{name} has ended: {last_line(log)}", remedy=f"read {log}")
+
+    # -- runs
+
+    def run(self, app: Path, config: Mapping[str, Any]) -> int:
+        """Submit an app; return the run's id.
+
+        Raises
+        ------
+        EngineError
+            Flower refuses it.
+        """
+        self.say("submitting the app")
+        path = self.folder / "run-config.toml"
+        path.write_text("".join(f"{name} = {toml(value)}\n" for name, value in config.items()))
+        found = self.flwr("run", app, CONNECTION, "--run-config", path)
+        if not found.get("success") or "run-id" not in found:
+            raise EngineError(
+                f"Flower refuses the app: {found.get('error-message', 'no reason given')}",
+                remedy="check the options of the run",
+            )
+        return int(found["run-id"])
+
+    def wait_for_run(
+        self, run_id: int, result: Path, timeout: float, tick: Say = lambda _: None
+    ) -> str:
+        """Wait until a run has written its result, or has ended without one; return its status.
+
+        Raises
+        ------
+        EngineError
+            It takes longer than ``timeout`` seconds, or the SuperLink has ended.
+        """
+        began = looked = time.monotonic()
+        while time.monotonic() < began + timeout:
+            if "SuperLink" in self.processes.ended():
+                self._refuse_ended()
+            done = result.exists()
+            if done or time.monotonic() > looked + _LOOK:
+                looked = time.monotonic()
+                status = self.status(run_id)
+                if status.startswith(_FINISHED):
+                    return status
+            tick(f"running, {time.monotonic() - began:.0f} s")
+            time.sleep(0.5)
+        self.flwr("stop", str(run_id), CONNECTION)
+        raise EngineError(
+            f"the run has not ended after {timeout:.0f} s", remedy="raise --timeout, then resume"
+        )
+
+    def status(self, run_id: int) -> str:
+        """Return the status of a run, such as ``finished:completed``."""
+        runs = self.flwr("ls", "--run-id", str(run_id), CONNECTION).get("runs") or [{}]
+        return str(runs[0].get("status", ""))
+
+    def save_log(self, run_id: int) -> Path:
+        """Write the log of a run's server; return its file."""
+        path = self.folder / "server.log"
+        done = self._flwr("log", str(run_id), CONNECTION, "--show")
+        path.write_text(done.stdout)
+        return path
+
+    def flwr(self, *arguments: str | Path) -> dict[str, Any]:
+        """Run Flower's command line and return the JSON that it prints.
+
+        Raises
+        ------
+        EngineError
+        """
+        done = self._flwr(*arguments, "--format", "json")
+        try:
+            found = json.loads(done.stdout)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            words = " ".join((done.stderr or done.stdout).split())[-300:]
+            raise EngineError(
+                f"flwr {arguments[0]} failed: {words or 'no output'}",
+                remedy=f"read {self.folder / 'superlink.log'}",
+            )
+        return found
+
+    def _flwr(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                [str(part) for part in (_BIN / "flwr", *arguments)],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_COMMAND,
+            )
+        except subprocess.TimeoutExpired:
+            raise EngineError(
+                f"flwr {arguments[0]} takes longer than {_COMMAND:.0f} s",
+                remedy=f"read {self.folder / 'superlink.log'}",
+            ) from None
+
+
+def node_name(number: int) -> str:
+    """Return how messages name a node."""
+    return f"node {number}"
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of this machine that nobody listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((_HOST, 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log that says anything."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return " ".join(lines[-1].split())[:300] if lines else "its log is empty"

@@ -1,0 +1,162 @@
+"""The files of a deployed node, written from what the client of a simulated node gets."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from fedkern_flwr.checkpoint import write_atomically
+
+NodeConfig = dict[str, str | int | float | bool]
+
+_SECRETS = ("alignment_key", "landmark_seed", "frequency_seed")
+_PLAIN = (
+    "role",
+    "group",
+    "block",
+    "protocol",
+    "frequencies",
+    "topology",
+    "product",
+    "merge",
+    "request",
+    "label_bound",
+    "allow_single",
+)
+_ID, _LABEL = "id", "label"
+
+
+def write_node(folder: Path, partition: int, partitions: int, own: Mapping[str, Any]) -> NodeConfig:
+    """Write a node's table, secrets and folders; return its configuration.
+
+    Numbers are written so that they are read back bit for bit.
+
+    Parameters
+    ----------
+    folder : Path
+        The node's own folder, for this user's eyes only.
+    partition, partitions : int
+        Which of how many nodes it is.
+    own : mapping
+        Arguments of its client: ``x``, ``y``, ``ids`` and their ``_test`` twins, ``columns``,
+        ``classes``, secrets, options; or sparse ``x`` with ``users`` and ``items``.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    config: NodeConfig = {"partition-id": partition, "num-partitions": partitions}
+    config["state-dir"] = str(folder / "state")
+    if sparse.issparse(own.get("x")):
+        config |= _write_ratings(folder, own)
+    elif any(own.get(name) is not None for name in ("x", "y", "ids")):
+        config |= _write_tables(folder, own)
+    for name in _SECRETS:
+        if own.get(name) is not None:
+            path = folder / name.replace("_", "-")
+            write_atomically(path, own[name].hex().encode(), private=True)
+            config[path.name] = str(path)
+    for name in _PLAIN:
+        if own.get(name) is not None:
+            config[name.replace("_", "-")] = own[name]
+    return config
+
+
+def as_text(config: Mapping[str, Any]) -> str:
+    """Return a configuration as Flower's command line takes it.
+
+    Examples
+    --------
+    >>> as_text({"partition-id": 0, "role": "agent", "allow-single": True})
+    'partition-id=0 role="agent" allow-single=true'
+    """
+    return " ".join(f"{name}={toml(value)}" for name, value in config.items())
+
+
+def toml(value: Any) -> str:
+    """Return a plain value as TOML."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'
+
+
+def _write_tables(folder: Path, own: Mapping[str, Any]) -> NodeConfig:
+    """Write ``data.csv`` and, if rows are held out, ``test-data.csv``."""
+    found = NodeConfig(data=str(folder / "data.csv"))
+    labelled = own.get("y") is not None
+    identity, label = (_free(name, own.get("columns") or ()) for name in (_ID, _LABEL))
+    _write_table(folder / "data.csv", own, "", identity, label if labelled else "")
+    tests = next((own[n] for n in ("x_test", "ids_test", "y_test") if own.get(n) is not None), ())
+    if len(tests):
+        _write_table(folder / "test-data.csv", own, "_test", identity, label if labelled else "")
+        found["test-data"] = str(folder / "test-data.csv")
+        if labelled:
+            found["predictions"] = str(folder / "predictions.csv")
+    if own.get("ids") is not None:
+        found["id-column"] = identity
+    if labelled:
+        found["label-column"] = label
+    if own.get("classes"):
+        found["classes"] = ",".join(np.format_float_positional(c, trim="-") for c in own["classes"])
+    return found
+
+
+def _write_table(path: Path, own: Mapping[str, Any], part: str, identity: str, label: str) -> None:
+    x, y, ids = (own.get(f"{name}{part}") for name in ("x", "y", "ids"))
+    columns: list[tuple[str, Sequence[str]]] = []
+    if ids is not None:
+        columns.append((identity, [str(i) for i in ids]))
+    if x is not None:
+        names = own.get("columns") or tuple(map(str, range(np.shape(x)[1])))
+        columns += [(n, _numbers(c)) for n, c in zip(names, np.asarray(x).T, strict=True)]
+    if y is not None and label:
+        columns.append((label, _numbers(y)))
+    write_atomically(path, _csv(columns), private=True)
+
+
+def _free(name: str, taken: Sequence[str]) -> str:
+    """Return a name for a column that no feature has."""
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _write_ratings(folder: Path, own: Mapping[str, Any]) -> NodeConfig:
+    """Write ``ratings.csv``, ``catalogue.txt`` and, if any are held out, ``test-data.csv``."""
+    found = NodeConfig(
+        data=str(folder / "ratings.csv"),
+        catalogue=str(folder / "catalogue.txt"),
+        recommendations=str(folder / "recommendations.csv"),
+    )
+    write_atomically(folder / "catalogue.txt", "".join(f"{i}\n" for i in own["items"]).encode())
+    _write_pairs(folder / "ratings.csv", own["x"], own)
+    if own.get("x_test") is not None:
+        found["test-data"] = str(folder / "test-data.csv")
+        _write_pairs(folder / "test-data.csv", own["x_test"], own)
+    return found
+
+
+def _write_pairs(path: Path, matrix: Any, own: Mapping[str, Any]) -> None:
+    pairs = sparse.coo_array(matrix)
+    users = [str(own["users"][k]) for k in pairs.coords[0]]
+    items = [str(own["items"][k]) for k in pairs.coords[1]]
+    write_atomically(path, _csv([("user", users), ("item", items)]), private=True)
+
+
+def _numbers(values: Any) -> list[str]:
+    """Write numbers so that they are read back bit for bit; NaN as an empty cell."""
+    return ["" if v != v else repr(v) for v in np.asarray(values, np.float64).tolist()]
+
+
+def _csv(columns: Sequence[tuple[str, Sequence[str]]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([name for name, _ in columns])
+    writer.writerows(zip(*(cells for _, cells in columns), strict=True))
+    return text.getvalue().encode()

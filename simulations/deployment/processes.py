@@ -1,0 +1,113 @@
+"""Processes that are started together and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedkern_flwr.errors import EngineError
+
+_GRACE = 10.0  # seconds to end before being killed
+
+
+@dataclass
+class _Started:
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+class Processes:
+    """Processes with a log each, each the leader of a group of its own.
+
+    A group holds what its leader starts, so that it is stopped with it, and a Ctrl-C at the
+    terminal does not reach it: the order of stopping is ours.
+
+    Parameters
+    ----------
+    environment : mapping
+        Environment of all of them.
+    pids : Path
+        File that lists the leaders while they run.
+    """
+
+    def __init__(self, environment: Mapping[str, str], pids: Path) -> None:
+        self.environment, self.pids = dict(environment), pids
+        self._started: dict[str, _Started] = {}
+
+    def start(self, name: str, command: Sequence[str | Path], log: Path) -> int:
+        """Start a process, which may not run yet; return its id.
+
+        Raises
+        ------
+        EngineError
+            It cannot be started.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with log.open("ab") as out:
+                process = subprocess.Popen(
+                    [str(part) for part in command],
+                    env=self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise EngineError(
+                f"{name} cannot be started ({error.strerror})",
+                remedy="pip install fedkern-flwr into the environment of this command",
+            ) from None
+        self._started[name] = _Started(name, process, log)
+        self._note()
+        return process.pid
+
+    def pid(self, name: str) -> int:
+        """Return the id of a process."""
+        return self._started[name].process.pid
+
+    def ended(self) -> list[str]:
+        """Return the processes that have ended by themselves."""
+        return [s.name for s in self._started.values() if s.process.poll() is not None]
+
+    def log_of(self, name: str) -> Path:
+        """Return the log of a process."""
+        return self._started[name].log
+
+    def kill(self, name: str) -> None:
+        """Kill a process with all it has started, without a chance to say goodbye."""
+        started = self._started.pop(name)
+        _signal(started.process, signal.SIGKILL)
+        started.process.wait()
+        self._note()
+
+    def stop(self) -> None:
+        """Stop all, the last one first; kill what has not ended in time."""
+        running = [s.process for s in reversed(self._started.values())]
+        for process in running:
+            _signal(process, signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE
+        for process in running:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline - time.monotonic()))
+            _signal(process, signal.SIGKILL)  # also what a leader has left in its group
+            process.wait()
+        self._started.clear()
+        self.pids.unlink(missing_ok=True)
+
+    def _note(self) -> None:
+        ids = [str(s.process.pid) for s in self._started.values()]
+        self.pids.write_text("\n".join(ids) + "\n")
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to the group of a process, if there is anything left of it."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
