@@ -35,6 +35,7 @@ _TRACEBACK_END = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*)(?:: |$)", re.MULTILINE
 _WRAPPERS = ("RayTaskError", "ClientAppException")
 _POLL_FIRST, _POLL_LAST = 0.05, 0.5  # seconds
 _GROUP = 32  # replies that are asked for at once: Flower's grids hold them all in memory
+_LOOK = 10.0  # seconds from one look at who is connected to the next
 _GRACE = 1.0  # seconds that nodes get at least when the others' replies are enough
 
 
@@ -293,6 +294,8 @@ class Courier:
     ) -> None:
         self.grid, self.ledger, self.on_reply = grid, ledger, on_reply
         self._under_way: dict[str, tuple[int, str]] = {}
+        self._looked = time.monotonic()
+        self._absent: set[int] = set()  # not connected when last looked for
 
     @property
     def waiting(self) -> list[int]:
@@ -349,7 +352,23 @@ class Courier:
                     outcome.replies[node] = reply
                 except FedKernError as error:
                     outcome.failures[node] = Failure("invalid reply", error.problem)
-        return arrived
+        return arrived or self._give_up(outcome)
+
+    def _give_up(self, outcome: Outcome) -> int:
+        """Wait no longer for nodes that two looks in a row have not found connected.
+
+        Whoever comes back in time still has its request; a killed one would be waited for until
+        the time-out, which is hours in a deployment.
+        """
+        now = time.monotonic()
+        if now < self._looked + _LOOK:
+            return 0
+        self._looked = now
+        absent = set(self.waiting) - set(self.grid.get_node_ids())
+        gone, self._absent = absent & self._absent, absent
+        self.forget(gone)
+        outcome.failures.update(dict.fromkeys(gone, Failure("unreachable", "(disconnected)")))
+        return len(gone)
 
 
 def _groups(ids: list[str]) -> Iterator[list[str]]:

@@ -1,9 +1,16 @@
-"""Scaling by public statistics: rows into the unit ball, labels into [0, 1]."""
+"""Scaling by public statistics: rows into the unit ball, labels into [0, 1]; or each by its range.
+
+Statistics that were summed securely (:mod:`fedkern_flwr.column_ranges`) leave out a few values, so
+files of them say ``"clip": true``.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,6 +31,9 @@ class Scaling:
         Largest Euclidean norm of a row after its features were scaled to [0, 1].
     y_min, y_max : float
         Smallest and largest label, in the units of the data.
+    clip : bool (default: False)
+        Whether features and labels of training rows are clipped to these ranges. Features of test
+        rows always are, labels of test rows never.
     """
 
     x_min: NDArray[np.float64]
@@ -31,6 +41,7 @@ class Scaling:
     row_norm: float
     y_min: float
     y_max: float
+    clip: bool = False
 
     @classmethod
     def fit(cls, table: Table) -> Scaling:
@@ -65,14 +76,17 @@ class Scaling:
                 f"the table has {table.x.shape[1]} columns but the scaling has {self.x_min.size}",
                 remedy="use the columns the scaling was fitted on",
             )
-        x_test = table.x_test
+        x, y, x_test = table.x, table.y, table.x_test
+        if self.clip:
+            x = np.clip(x, self.x_min, self.x_max)
+            y = None if y is None else np.clip(y, self.y_min, self.y_max)
         if x_test is not None:
             # Clipping first cannot overflow where a column is almost constant.
             x_test = self._unit_interval(np.clip(x_test, self.x_min, self.x_max)) / self.row_norm
         return replace(
             table,
-            x=self._unit_interval(table.x) / self.row_norm,
-            y=None if table.y is None else self._scale_y(table.y),
+            x=self._unit_interval(x) / self.row_norm,
+            y=None if y is None else self._scale_y(y),
             x_test=x_test,
             y_test=None if table.y_test is None else self._scale_y(table.y_test),
         )
@@ -98,10 +112,11 @@ class Scaling:
         try:
             content = json.loads(text)
             x_min, x_max = (np.array(content[k], dtype=np.float64) for k in ("x_min", "x_max"))
-            numbers = [float(content[k]) for k in ("row_norm", "y_min", "y_max")]
+            row_norm, y_min, y_max = (float(content[k]) for k in ("row_norm", "y_min", "y_max"))
+            clip = _flag(content)
         except (ValueError, TypeError, KeyError):
             raise TableError("this is not a scaling", remedy="give a scaling.json") from None
-        return cls(x_min, x_max, *numbers)
+        return cls(x_min, x_max, row_norm, y_min, y_max, clip)
 
     def _unit_interval(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         span = self.x_max - self.x_min
@@ -109,3 +124,112 @@ class Scaling:
 
     def _scale_y(self, y: NDArray[np.float64]) -> NDArray[np.float64]:
         return (y - self.y_min) / (self.y_max - self.y_min)
+
+
+class Ranges(NamedTuple):
+    """Ranges of columns.
+
+    Attributes
+    ----------
+    low, high : ndarray of float64, shape (d,)
+        Least and greatest value of each column, in the units of the data.
+    clip : bool
+        Whether values beyond them are clipped; else they are refused.
+    """
+
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    clip: bool
+
+
+_RANGES = 'write {"column": [least, greatest], ...}'
+
+
+def ranges_to_json(
+    columns: Sequence[str], low: ArrayLike, high: ArrayLike, *, clip: bool = False
+) -> str:
+    """Return ranges as JSON that :func:`read_ranges` reads; every number survives exactly."""
+    pairs = np.stack([np.asarray(low, np.float64), np.asarray(high, np.float64)], axis=1).tolist()
+    ranges = dict(zip(columns, pairs, strict=True))
+    return json.dumps({"ranges": ranges, "clip": True} if clip else ranges)
+
+
+def read_ranges(columns: Sequence[str], ranges_file: str | Path) -> Ranges:
+    """Read the ranges of some columns, in their order.
+
+    Parameters
+    ----------
+    columns : sequence of str
+        Names of the columns; others in the file do not matter.
+    ranges_file : path
+        JSON, ``{"column": [least, greatest], ...}``; or ``{"ranges": {...}, "clip": true}``.
+
+    Raises
+    ------
+    TableError
+        The file cannot be read, lacks a column, or has an empty range.
+    """
+    try:
+        content = json.loads(Path(ranges_file).read_text())
+        limits, clip = content, False
+        if isinstance(content.get("ranges"), dict):
+            limits, clip = content["ranges"], _flag(content)
+        pairs = np.array([limits[name] for name in columns], np.float64).reshape(len(columns), 2)
+    except KeyError as error:
+        raise TableError(f"there is no range of column {error}", remedy=_RANGES) from None
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError):
+        raise TableError("the file of ranges cannot be read", remedy=_RANGES) from None
+    low, high = pairs.T
+    with np.errstate(over="ignore", invalid="ignore"):
+        width = high - low
+    if not (np.isfinite(width) & (low < high)).all():
+        raise TableError("a range is empty or infinite", remedy=_RANGES)
+    return Ranges(low, high, clip)
+
+
+def scale_by_ranges(
+    x: ArrayLike, columns: Sequence[str], ranges_file: str | Path
+) -> NDArray[np.float64]:
+    """Scale each column to [0, 1] by its range.
+
+    Parameters
+    ----------
+    x : array, shape (n, d)
+        Rows in the units of the data; NaN stays NaN.
+    columns : sequence of str
+        Names of the d columns.
+    ranges_file : path
+        See :func:`read_ranges`. With ``"clip": true`` values beyond a range are clipped to it.
+
+    Raises
+    ------
+    TableError
+        The file does not serve; or values are beyond a range that does not clip.
+    """
+    values = np.asarray(x, np.float64)
+    low, high, clip = read_ranges(columns, ranges_file)
+    if values.ndim != 2 or values.shape[1] != len(columns):
+        raise TableError(
+            f"rows of shape {values.shape} have {len(columns)} names of columns",
+            remedy="name each column once",
+        )
+    if clip:
+        values = np.clip(values, low, high)
+    else:
+        beyond = ((values < low) | (values > high)).sum(axis=0)
+        for name, count in zip(columns, beyond.tolist(), strict=True):
+            if count:
+                raise TableError(
+                    f"column {name!r} has {count} values beyond its range",
+                    remedy='declare a wider range, or write {"ranges": {...}, "clip": true} to '
+                    "have them clipped",
+                )
+    return np.asarray((values - low) / (high - low))
+
+
+def _flag(content: dict[str, Any]) -> bool:
+    """Return whether to clip, by default not."""
+    clip = content.get("clip", False)
+    if not isinstance(clip, bool):
+        raise TypeError
+    return clip

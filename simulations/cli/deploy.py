@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,9 +32,18 @@ from .console import Screen
 
 #: Options of ``fedkern run`` that mean nothing here; they keep their defaults.
 _OF_SIMULATIONS = ("engine", "drop", "runs", "resplit", "hindsight", "delay", "reconstruction")
-_ENGINE = "deployment"
+_ENGINE, _SERVER_LOG = "deployment", "server.log"
+_WRITTEN = ("predictions", "recommendations")  # files that nodes write
+_LONGEST = 7 * 86400.0  # seconds of a run; its own time-outs end it before
 _OWN = (
     Option("nodes", int | None, None, "Number of SuperNodes.", RUN),
+    Option(
+        "predict",
+        str | None,
+        None,
+        "Fit nothing: let the nodes of this finished deployment predict their test data.",
+        RUN,
+    ),
     Option("keep", bool, False, "Leave everything running and say how to use it.", RUN, "--keep"),
 )
 
@@ -46,23 +56,34 @@ def deploy_options(name: str) -> list[Option]:
     hidden = (*_OF_SIMULATIONS, *own.dealt_by_nodes, *own.run_options)
     shared = {o.name: o for o in own.parameters()}
     every = {o.name: o for o in options(method(name))} | shared
-    return [o for o in every.values() if o.name not in hidden] + list(_OWN)
+    shown = [o for o in every.values() if o.name not in hidden]
+    usual = own.deployed_defaults
+    return [replace(o, default=usual.get(o.name, o.default)) for o in shown] + list(_OWN)
 
 
 def deploy_method(name: str, values: dict[str, Any]) -> None:
     """Deploy a method with the options of the command line, show and save the result."""
-    screen, own = Screen(values["quiet"]), family(name)
+    screen = Screen(values["quiet"])
     target = values["json_target"]
     json_file = open_json_target(target) if target else None
+    if values["predict"]:
+        result = _predict(screen, name, Path(values["predict"]), values)
+    else:
+        result = _fit(screen, name, values)
+    text = json.dumps(result, allow_nan=False)
+    if json_file is not None:
+        json_file.write_text(f"{text}\n")
+    elif target:
+        sys.stdout.write(f"{text}\n")
+
+
+def _fit(screen: Screen, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Run a method on new nodes, or go on with a run that broke off."""
+    own, result = family(name), None
     if values["resume"]:
-        folder, config = RunFolder.open(Path(values["resume"]))
-        if config["method"] != name or config["engine"] != _ENGINE:
-            raise OptionError(
-                f"{folder.path} holds no deployment of {name}",
-                remedy=f"use fedkern run {config['method']} --resume {folder.path}",
-            )
+        folder, config = _open(name, Path(values["resume"]))
         prepared: Prepared = own.prepare(own.settings.from_values(config["data"]))
-        nodes = _read_nodes(folder)
+        nodes, result = _read_nodes(folder), folder.result()
     else:
         config = _config(own, name, values)
         own.check(config)
@@ -73,15 +94,27 @@ def deploy_method(name: str, values: dict[str, Any]) -> None:
         nodes = _write_nodes(folder, config, prepared)
     for note in prepared.notes:
         screen.note(f"note: {note}")
-    result = folder.result() if values["resume"] else None
     if result is None:
-        result = _execute(screen, folder, config, prepared, nodes, values)
+        result = _execute(screen, folder, config, prepared, nodes, keep=values["keep"])
     _show(screen, folder, result)
-    text = json.dumps(result, allow_nan=False)
-    if json_file is not None:
-        json_file.write_text(f"{text}\n")
-    elif target:
-        sys.stdout.write(f"{text}\n")
+    return result
+
+
+def _open(name: str, path: Path) -> tuple[RunFolder, dict[str, Any]]:
+    """Open the folder of a deployment.
+
+    Raises
+    ------
+    OptionError
+        It holds something else.
+    """
+    folder, config = RunFolder.open(path)
+    if config["method"] != name or config["engine"] != _ENGINE:
+        raise OptionError(
+            f"{folder.path} holds no deployment of {name}",
+            remedy=f"it is a run of {config['method']} on engine {config['engine']}",
+        )
+    return folder, config
 
 
 def _config(own: Family[Any, Any], name: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -125,36 +158,17 @@ def _execute(
     config: dict[str, Any],
     prepared: Prepared,
     nodes: list[NodeConfig],
-    values: dict[str, Any],
+    *,
+    keep: bool,
 ) -> dict[str, Any]:
-    name, began = config["method"], time.monotonic()
-    own, place = family(name), folder.path.resolve()
-    told, checkpoint = place / "server-result.json", checkpoint_file(place, 0)
-    told.unlink(missing_ok=True)
-    app = app_folder(own.app)
-    known = {o.name: o for o in options(method(name))}
+    name, place = config["method"], folder.path.resolve()
+    checkpoint = checkpoint_file(place, 0)
     more = {
         **{key.replace("_", "-"): value for key, value in prepared.start().items()},
-        "seed": config["seed"],
-        "timeout": config["timeout"],
-        "result": str(told),
         "checkpoint": str(checkpoint),
         "resume": checkpoint.exists(),
     }
-    settings = run_config(app, config["options"], known, more, place / ARTIFACTS["model"])
-    with _terminated(), screen.status("starting") as say:
-        deployment = LocalDeployment(place, nodes, say)
-        with deployment:
-            ready = time.monotonic() - began
-            run_id = deployment.run(app, settings)
-            status = deployment.wait_for_run(run_id, told, config["timeout"] + 600.0, say)
-            server_log = deployment.save_log(run_id)
-            deployment.keep = bool(values["keep"])
-        if deployment.keep:
-            _explain(screen, deployment, app, settings)
-    answer = json.loads(told.read_text()) if told.exists() else {"error": ""}
-    if "error" in answer or not status.endswith("completed"):
-        raise _failed(folder, name, answer, status, server_log)
+    answer, times = _run(screen, folder, config, nodes, more, keep=keep)
     entry = Entry(method(name).title, name, config["options"], [answer])
     write_atomically(place / ARTIFACTS["scaling"], prepared.scaling_json().encode())
     result = {
@@ -166,19 +180,78 @@ def _execute(
         **summarise(entry),
         "survivors": answer["survivors"],
         "matched": answer.get("matched", {}),
-        "start_seconds": ready,
-        "total_seconds": time.monotonic() - began,
-        "artifacts": {**ARTIFACTS, "server_log": server_log.name, "nodes": "nodes"},
+        **times,
+        "artifacts": {**ARTIFACTS, "server_log": _SERVER_LOG, "nodes": "nodes"},
     }
     folder.save_result(result)
-    told.unlink()
     return result
 
 
-def _failed(
-    folder: RunFolder, name: str, answer: dict[str, Any], status: str, log: Path
-) -> FedKernError:
+def _predict(screen: Screen, name: str, path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """Let the nodes of a finished deployment predict the rows of their test data."""
+    folder, config = _open(name, path)
+    model = folder.path.resolve() / ARTIFACTS["model"]
+    nodes = _read_nodes(folder)
+    files = [Path(str(node[key])) for node in nodes for key in _WRITTEN if key in node]
+    for file in files:
+        file.unlink(missing_ok=True)
+    answer, times = _run(
+        screen, folder, config, nodes, {"predict": str(model)}, keep=values["keep"]
+    )
+    made = {str(file.relative_to(folder.path.resolve())): _rows(file) for file in files}
+    for file, rows in made.items():
+        screen.note(f"{rows} rows: {folder.path / file}")
+    return {"method": name, "engine": _ENGINE, "predictions": made, **answer, **times}
+
+
+def _rows(file: Path) -> int:
+    """Return how many rows a CSV file has below its header."""
+    return len(file.read_text().splitlines()) - 1 if file.is_file() else 0
+
+
+def _run(
+    screen: Screen,
+    folder: RunFolder,
+    config: dict[str, Any],
+    nodes: list[NodeConfig],
+    more: dict[str, Any],
+    *,
+    keep: bool,
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Start everything, run the app once, stop everything; return its result and seconds.
+
+    Raises
+    ------
+    FedKernError
+        The run failed.
+    """
+    name, began, place = config["method"], time.monotonic(), folder.path.resolve()
+    app, known = app_folder(family(name).app), {o.name: o for o in options(method(name))}
+    told = place / "server-result.json"
+    told.unlink(missing_ok=True)
+    common = {"seed": config["seed"], "timeout": config["timeout"], "result": str(told)}
+    model = place / ARTIFACTS["model"]
+    settings = run_config(app, config["options"], known, {**common, **more}, model)
+    with _terminated(), screen.status("starting") as say:
+        deployment = LocalDeployment(place, nodes, say)
+        with deployment:
+            ready = time.monotonic() - began
+            run_id = deployment.run(app, settings)
+            status = deployment.wait_for_run(run_id, told, _LONGEST, say)
+            deployment.save_log(run_id, place / _SERVER_LOG)
+            deployment.keep = keep
+        if deployment.keep:
+            _explain(screen, deployment, app)
+    answer = json.loads(told.read_text()) if told.exists() else {"error": ""}
+    told.unlink(missing_ok=True)
+    if "error" in answer or not status.endswith("completed"):
+        raise _failed(folder, name, answer, status)
+    return answer, {"start_seconds": ready, "total_seconds": time.monotonic() - began}
+
+
+def _failed(folder: RunFolder, name: str, answer: dict[str, Any], status: str) -> FedKernError:
     """Return the error of a run that failed, with the command that goes on."""
+    log = folder.path / _SERVER_LOG
     text = answer.get("error") or f"the run ended as {status}: {last_line(log)}; read {log}"
     if checkpoint_file(folder.path, 0).exists():
         text += f"; go on with fedkern deploy-local {name} --resume {folder.path}"
@@ -202,9 +275,7 @@ def _show(screen: Screen, folder: RunFolder, result: dict[str, Any]) -> None:
     screen.note(f"run folder: {folder.path}")
 
 
-def _explain(
-    screen: Screen, deployment: LocalDeployment, app: Path, settings: dict[str, Any]
-) -> None:
+def _explain(screen: Screen, deployment: LocalDeployment, app: Path) -> None:
     """Say how to use a deployment that was left running, and how to stop it."""
     home, pids = deployment.environment["FLWR_HOME"], deployment.processes.pids
     for line in (

@@ -258,12 +258,10 @@ class LocalDeployment:
         runs = self.flwr("ls", "--run-id", str(run_id), CONNECTION).get("runs") or [{}]
         return str(runs[0].get("status", ""))
 
-    def save_log(self, run_id: int) -> Path:
-        """Write the log of a run's server; return its file."""
-        path = self.folder / "server.log"
+    def save_log(self, run_id: int, path: Path) -> None:
+        """Write the log of a run's server."""
         done = self._flwr("log", str(run_id), CONNECTION, "--show")
         path.write_text(done.stdout)
-        return path
 
     def flwr(self, *arguments: str | Path) -> dict[str, Any]:
         """Run Flower's command line and return the JSON that it prints.

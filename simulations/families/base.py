@@ -69,6 +69,8 @@ class Family(ABC, Generic[S, P]):
         The methods that it deploys.
     dealt_by_nodes : tuple of str
         Parameters that follow from the number of nodes of a deployment.
+    deployed_defaults : dict
+        Options whose default is another one in a deployment, where an exchange takes seconds.
     """
 
     strategies: ClassVar[tuple[type[PhaseStrategy], ...]]
@@ -84,6 +86,7 @@ class Family(ABC, Generic[S, P]):
     app: ClassVar[str] = ""
     deployable: ClassVar[tuple[str, ...]] = ()
     dealt_by_nodes: ClassVar[tuple[str, ...]] = ("clients",)
+    deployed_defaults: ClassVar[Mapping[str, Any]] = {}
 
     # -- a run's configuration
 

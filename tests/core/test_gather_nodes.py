@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from fedkern_flwr.errors import CohortError, ProtocolError, RefusedError
+from fedkern_flwr.errors import CohortError, RefusedError
 from fedkern_flwr.exchange import (
     mark_error,
 )

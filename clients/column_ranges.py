@@ -1,0 +1,252 @@
+"""The client of a preparation run: its columns' statistics are summed, ranges come back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import ArrayLike
+
+from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.column_ranges import (
+    ENCODING,
+    LABEL,
+    Centre,
+    Floats,
+    beyond,
+    check_values,
+    first_pass,
+    own_ranges,
+    second_pass,
+)
+from fedkern_flwr.errors import OptionError, ProtocolError, TableError
+from fedkern_flwr.scaling import Scaling, ranges_to_json
+from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
+from fedkern_flwr.wire import ranges as wire
+
+from .base import Handler, PhaseClient, logger
+from .sums import erase_state
+
+
+class RangesClient(PhaseClient):
+    """A node that wants ranges of its columns, over the rows of all nodes with the same columns.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+        The node's context.
+    x : array, shape (n, d)
+        Rows in the units of the data; NaN where a value is missing.
+    y : array, shape (n,), optional
+        Labels, one more column in runs that ask for them.
+    columns : sequence of str, optional
+        Names of the features, numbers by default. They stay here: a digest of them is sent.
+    block : str (default: "all")
+        Name of the columns; nodes with the same name hold the same columns of different rows.
+    ranges : path, optional
+        JSON file to write, for :func:`fedkern_flwr.scaling.read_ranges`. With labels it has one
+        more range, ``"label"``.
+    scaling : path, optional
+        JSON file to write, for :class:`fedkern_flwr.scaling.Scaling`.
+    **common
+        Options of :class:`~fedkern_flwr.clients.base.PhaseClient`.
+
+    Raises
+    ------
+    TableError
+        Wrong shapes, infinite values, a column without a value.
+    """
+
+    whole_cohorts: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        context: Context,
+        x: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        block: str = "all",
+        ranges: str | Path | None = None,
+        scaling: str | Path | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(context, **common)
+        self.name, self.block = f"partition {self.partition}", block
+        self.ranges = None if ranges is None else Path(ranges)
+        self.scaling = None if scaling is None else Path(scaling)
+        self.x = self._numbers(x, "features")
+        if self.x.ndim != 2 or not self.x.size:
+            raise self._bad(f"features of shape {self.x.shape}", "pass x of shape (n, d)")
+        rows, features = self.x.shape
+        self.columns = tuple(map(str, range(features) if columns is None else columns))
+        if len(self.columns) != features or len(set(self.columns)) != features:
+            raise self._bad(
+                f"{features} features have {len(set(self.columns))} different names",
+                "name each of them",
+            )
+        check_values(self.x, self.columns, self.name)
+        self.y = None if y is None else self._numbers(y, "labels")
+        if self.y is not None:
+            if self.y.shape != (rows,):
+                raise self._bad(
+                    f"labels of shape {self.y.shape} do not fit {rows} rows",
+                    "pass one label per row",
+                )
+            if LABEL in self.columns:
+                raise self._bad(
+                    f"a feature is named {LABEL!r}, as the range of the labels is", "rename it"
+                )
+            check_values(self.y[:, None], [LABEL], self.name)
+
+    # -- phases
+
+    def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
+        """Return the phases that this client answers."""
+        return {
+            "ranges-means": (wire.MeansRequest, self.send_means),
+            "ranges-deviations": (wire.DeviationsRequest, self.send_deviations),
+            "ranges-write": (wire.WriteRequest, self.write),
+        }
+
+    def describe(self, request: DescribeRequest) -> wire.RangesDescribeReply:
+        """Tell who this is; refuse to begin where the files cannot be written."""
+        for path in (self.ranges, self.scaling):
+            if path is not None and not _writable(path):
+                raise self._unwritable()
+        return wire.RangesDescribeReply(
+            partition=self.partition,
+            partitions=self.partitions,
+            role=self.role,
+            rows=len(self.x),
+            features=self.x.shape[1],
+            test_rows=0,
+            columns=columns_digest(self.columns),
+            restored=self.restored,
+            block=self.block,
+            labelled=self.y is not None,
+        )
+
+    def send_means(self, request: wire.MeansRequest) -> wire.MeansReply:
+        """Contribute counts, sums and sums of squares."""
+        state = self.open_round(request.session, request.round, 0)
+        x = self._table(labels=request.labels)
+        self._check_bound(x, request.bound)
+        holders = self._check_sum(wire.MEANS_SUM)
+        if holders == 2:
+            logger.warning(
+                "block %r has two holders: each can compute the other's means and deviations from "
+                "those of both",
+                self.block,
+            )
+        if request.rows < len(x):
+            raise ProtocolError("the block has fewer rows than this node", party=self.name)
+        self._contribute(wire.MEANS_SUM, first_pass(x, request.bound, request.rows))
+        self.close_round(state, request.round, b"", 0)
+        return wire.MeansReply(round=request.round)
+
+    def send_deviations(self, request: wire.DeviationsRequest) -> wire.DeviationsReply:
+        """Contribute distances from the centre, and their squares."""
+        state = self.open_round(request.session, request.round, 0)
+        x = self._table(labels=request.labels)
+        self._check_sum(wire.DEVIATIONS_SUM)
+        count, mean, scale = request.count, request.mean, request.scale
+        own = (~np.isnan(x)).sum(axis=0)
+        if len(mean) != x.shape[1] or not ((count >= own) & (scale > 0.0)).all():
+            raise ProtocolError(
+                "what was summed before does not fit the columns of this node", party=self.name
+            )
+        self._contribute(wire.DEVIATIONS_SUM, second_pass(x, Centre(count, mean, scale)))
+        self.close_round(state, request.round, b"", 0)
+        return wire.DeviationsReply(round=request.round)
+
+    def write(self, request: wire.WriteRequest) -> wire.WriteReply:
+        """Write the ranges and erase what belongs to the run; asked again, write them again."""
+        self.open_session(request.session)
+        x = self._table(labels=request.labels)
+        low, high = own_ranges(x) if request.alone else (request.low, request.high)
+        if len(low) != x.shape[1] or not (low < high).all():
+            raise ProtocolError("the ranges do not fit the columns of this node", party=self.name)
+        try:
+            self._write_files(low, high, labels=request.labels, clip=request.clip)
+        except OSError:
+            raise self._unwritable() from None
+        erase_state(self.context)
+        self.sums = None  # nothing is left to keep
+        return wire.WriteReply(round=request.round)
+
+    # -- pieces
+
+    def _table(self, *, labels: bool) -> Floats:
+        """Return the columns of the run."""
+        if not labels:
+            return self.x
+        if self.y is None:
+            raise ProtocolError("labels are asked for, and it has none", party=self.name)
+        return np.column_stack([self.x, self.y])
+
+    def _check_bound(self, x: Floats, bound: float) -> None:
+        """Refuse values beyond the public bound of the run."""
+        wide = beyond(x, bound)
+        if wide:
+            name = [*self.columns, LABEL][wide[0]]
+            more = f" (and {len(wide) - 1} more)" if len(wide) > 1 else ""
+            raise self._bad(
+                f"column {name!r}{more} has values beyond the public bound of {bound:g}",
+                "write it in larger units, or raise bound in the run's configuration",
+            )
+
+    def _check_sum(self, name: str) -> int:
+        """Refuse a sum of another kind than the method's; return the number of its parties."""
+        if self.sums is None:
+            raise ProtocolError(
+                "statistics are asked for without a secure sum",
+                remedy="run the same release of fedkern-flwr on both sides",
+                party=self.name,
+            )
+        self.sums.check(name, encoding=ENCODING, everybody=True, self_masks=False)
+        return len(self.sums.party.state.cohorts[self.sums.order(name).cohort].members)
+
+    def _contribute(self, name: str, share: Floats) -> None:
+        assert self.sums is not None
+        self.sums.contribute(name, share)
+
+    def _write_files(self, low: Floats, high: Floats, *, labels: bool, clip: bool) -> None:
+        d = len(self.columns)
+        if self.ranges is not None:
+            names = [*self.columns, LABEL] if labels else self.columns
+            text = ranges_to_json(names, low, high, clip=clip)
+            write_atomically(self.ranges, text.encode(), private=True)
+        if self.scaling is not None:
+            y_min, y_max = (float(low[d]), float(high[d])) if labels else (0.0, 1.0)
+            # the far corner of the unit cube, so that nothing is said of single rows
+            scaling = Scaling(low[:d], high[:d], float(np.sqrt(d)), y_min, y_max, clip)
+            write_atomically(self.scaling, scaling.to_json().encode(), private=True)
+
+    def _numbers(self, values: ArrayLike, what: str) -> Floats:
+        try:
+            return np.asarray(values, dtype=np.float64)
+        except (TypeError, ValueError):  # whose text quotes a value
+            raise self._bad(f"{what} that are not numbers", "clean the table first") from None
+
+    def _bad(self, problem: str, remedy: str) -> TableError:
+        return TableError(problem, remedy=remedy, party=self.name)
+
+    def _unwritable(self) -> OptionError:
+        return OptionError(
+            "the file of ranges or of the scaling cannot be written",
+            remedy="name a path in a folder that this node may write to",
+            party=self.name,
+        )
+
+
+def _writable(path: Path) -> bool:
+    """Tell whether a file can be written, as far as that can be told before."""
+    folder = path.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    return not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
