@@ -13,7 +13,13 @@ from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.alignment import AlignmentKey, check_alignment_key
-from fedkern_flwr.errors import OptionError, ProtocolError, StateError, TableError
+from fedkern_flwr.errors import (
+    CheckpointError,
+    OptionError,
+    ProtocolError,
+    StateError,
+    TableError,
+)
 from fedkern_flwr.hybrid import CENTRE, HOSPITAL
 from fedkern_flwr.labels import count_outcomes
 from fedkern_flwr.landmarks import (
@@ -520,7 +526,7 @@ class HybridKernelClient(PhaseClient):
             return RunState({}, old.seed, {k: v for k, v in old.arrays.items() if k == "moments"})
         if request.sampling == "P" or (self.landmark_seed and request.sampling == "U"):
             return RunState({}, self.landmark_seed or b"")
-        raise StateError(
+        raise CheckpointError(
             "the landmarks of the model are not known here any more",
             remedy="give the client the state_dir that it had when the model was made",
             party=self.name,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedkern_flwr.alignment import Hashes, count_duplicates, hash_ids, sort_order
+from fedkern_flwr.alignment import AlignmentKey, Hashes, count_duplicates, hash_ids, sort_order
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import TableError
 from fedkern_flwr.labels import decide, encode_classes
@@ -120,7 +120,7 @@ class PartyTable:
 
     # -- rows as they are announced to the server: sorted by pseudonym
 
-    def pseudonyms(self, session: str, key: bytes | None) -> NDArray[np.uint64]:
+    def pseudonyms(self, session: str, key: AlignmentKey | None) -> NDArray[np.uint64]:
         """Return the pseudonyms of all rows, part by part, each part sorted.
 
         Without ids rows get numbers of this party that match nobody else's.
@@ -128,11 +128,11 @@ class PartyTable:
         _, hashes, order = self._hash(session, key)
         return hashes[order]
 
-    def order(self, session: str, key: bytes | None) -> NDArray[np.intp]:
+    def order(self, session: str, key: AlignmentKey | None) -> NDArray[np.intp]:
         """Return the row of the table, counted over its :attr:`parts`, at each position."""
         return self._hash(session, key)[2]
 
-    def announced(self, session: str, key: bytes | None) -> Floats:
+    def announced(self, session: str, key: AlignmentKey | None) -> Floats:
         """Return the features of all rows in announced order, shape (n + t, d)."""
         return self.features_of(self.order(session, key))
 
@@ -143,12 +143,15 @@ class PartyTable:
         return np.asarray(x[rows])
 
     def _hash(
-        self, session: str, key: bytes | None
+        self, session: str, key: AlignmentKey | None
     ) -> tuple[str, NDArray[np.uint64], NDArray[np.intp]]:
         if self._known is None or self._known[0] != session:
             if key is None:
                 key = self._own_key()
-            hashes = hash_ids(self._ids, key, session)
+            try:
+                hashes = hash_ids(self._ids, key, session)
+            except TableError as error:
+                raise self._bad(error.problem, error.remedy) from None
             ends = np.cumsum([len(part) for part in self.parts])
             starts = [0, *ends[:-1].tolist()]
             ranks = self._ranks(hashes, session, key)
@@ -157,7 +160,7 @@ class PartyTable:
             self._known = (session, hashes, order)
         return self._known
 
-    def _ranks(self, hashes: Hashes, session: str, key: bytes) -> Hashes:
+    def _ranks(self, hashes: Hashes, session: str, key: AlignmentKey) -> Hashes:
         """Return what rows are sorted by when they are announced: their pseudonyms."""
         return hashes
 
@@ -234,7 +237,7 @@ class PartyTable:
             raise self._bad(f"{len(names)} ids for {rows} rows", "give each row an id")
         return names
 
-    def check_ids(self, session: str, key: bytes | None) -> None:
+    def check_ids(self, session: str, key: AlignmentKey | None) -> None:
         """Refuse ids that come twice.
 
         Raises

@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
-from fedkern_flwr.alignment import check_alignment_key
+from fedkern_flwr.alignment import AlignmentKey, check_alignment_key
 from fedkern_flwr.doubly_stochastic import new_coefficients
 from fedkern_flwr.errors import OptionError, ProtocolError, StateError, TableError
 from fedkern_flwr.frequencies import (
@@ -74,8 +74,8 @@ class VerticalKernelClient(PhaseClient):
         All classes of a classification; without them y holds the targets of a regression.
     label_bound : float (default: 1.0)
         Bound of abs(y) in a regression, the same at all active parties.
-    alignment_key : bytes, optional
-        Secret of all parties, not of the server: joins ids.
+    alignment_key : bytes or AlignmentTags, optional
+        Secret of all parties, not of the server: joins ids. Or what each has of one align run.
     frequency_seed : bytes, optional
         Secret of 32 bytes of this party alone, from which its directions are drawn. Without it a
         run draws a new one.
@@ -121,7 +121,7 @@ class VerticalKernelClient(PhaseClient):
         columns: Sequence[str] | None = None,
         classes: Sequence[float] | None = None,
         label_bound: float = 1.0,
-        alignment_key: bytes | None = None,
+        alignment_key: AlignmentKey | None = None,
         frequency_seed: bytes | None = None,
         frequencies: Frequencies = "private",
         topology: Topology = "star",
@@ -364,7 +364,7 @@ class VerticalKernelClient(PhaseClient):
 
     def _remember(self, request: wire.PhasesRequest, kept: KeptState) -> None:
         """Take up what this party kept of the run that made a model."""
-        path = self._state_path(request.model, f"-round-{request.model_round}.state")
+        path = self.state_path(request.model, f"-round-{request.model_round}.state")
         if path is None or not path.is_file():
             raise ProtocolError(
                 "what this party kept of the model is not here any more",

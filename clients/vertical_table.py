@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedkern_flwr.alignment import Hashes, hash_ids
+from fedkern_flwr.alignment import AlignmentKey, Hashes, hash_ids
 
 from .party_table import Floats, Ids, PartyTable
 
@@ -95,7 +95,7 @@ class VerticalTable(PartyTable):
             digest.update(b"/" + part.tobytes())
         return digest.hexdigest()
 
-    def _ranks(self, hashes: Hashes, session: str, key: bytes) -> Hashes:
+    def _ranks(self, hashes: Hashes, session: str, key: AlignmentKey) -> Hashes:
         if self.order_seed < 0:
             return hashes
         return hash_ids(self._ids, key, f"order {self.order_seed}")

@@ -2,45 +2,175 @@
 
 Ids never leave a party. Parties that share records hold a common secret, the alignment key, and
 send HMAC-SHA256 of each id under a key of the session; the server, which does not have the secret,
-sees pseudonyms that are fresh in every run and equal where ids are equal.
+sees pseudonyms that are fresh in every run and equal where ids are equal. Parties without a common
+secret agree on a secret tag per id first (:mod:`.private_intersection`), which takes its place.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import OptionError
+from .checkpoint import load_arrays, pack_arrays, write_atomically
+from .errors import CheckpointError, OptionError, TableError
 
+Ids = Sequence[Any] | NDArray[Any]
 Hashes = NDArray[np.uint64]  # shape (n, 2)
 Positions = NDArray[np.int32]
 
 KEY_BYTES = 16  # least length of an alignment key
+TAG_BYTES = 32
+#: What to check where rows do not meet.
+SAME_KEY = "that all parties have the same alignment key, or files of the same align run"
+
+_FILE = "fedkern-flwr alignment 1"
+_ARCHIVE = b"PK\x03\x04"  # how an .npz file begins
 
 
-def hash_ids(ids: Sequence[Any] | NDArray[Any], key: bytes, session: str) -> Hashes:
+@dataclass(frozen=True, eq=False, repr=False)  # its text would show secrets
+class AlignmentTags:
+    """What a party keeps of an align run: a secret tag for each of its ids.
+
+    Attributes
+    ----------
+    run : str
+        Name of the align run; tags of two runs never match.
+    salt : bytes
+        Random, of this file alone.
+    names : ndarray of uint64, shape (n, 2)
+        Salted hashes of the ids, sorted.
+    tags : ndarray of uint8, shape (n, 32)
+        Secret of each id, equal at two parties where the ids are.
+    """
+
+    run: str
+    salt: bytes
+    names: Hashes
+    tags: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, run: str, ids: Ids, tags: Sequence[bytes]) -> AlignmentTags:
+        """Build from ids and their tags."""
+        salt = secrets.token_bytes(TAG_BYTES)
+        names = hash_ids(ids, salt, _FILE)
+        order = sort_order(names)
+        found = np.frombuffer(b"".join(tags), np.uint8).reshape(len(names), TAG_BYTES)
+        return cls(run, salt, names[order], found[order])
+
+    def tags_of(self, ids: Ids) -> list[bytes]:
+        """Return the tags of ids.
+
+        Raises
+        ------
+        TableError
+            Some of them were not in the table of the align run.
+        """
+        places = find_rows(hash_ids(ids, self.salt, _FILE), self.names)
+        if unknown := int((places < 0).sum()):
+            raise TableError(
+                f"{unknown} of {len(places)} ids have no tag in the alignment file",
+                remedy="run align again with these rows, at all parties",
+            )
+        data = self.tags[places].tobytes()
+        return [data[k : k + TAG_BYTES] for k in range(0, len(data), TAG_BYTES)]
+
+    def save(self, path: Path) -> None:
+        """Write the tags to a file (``.npz``) that only this user can read."""
+        meta = {"kind": _FILE, "run": self.run, "salt": self.salt.hex()}
+        data = pack_arrays({"names": self.names, "tags": self.tags}, meta)
+        write_atomically(path, data, private=True)
+
+    @classmethod
+    def load(cls, path: Path) -> AlignmentTags:
+        """Load what :meth:`save` wrote.
+
+        Raises
+        ------
+        CheckpointError
+            The file is missing, damaged or of another kind.
+        """
+        arrays, meta = load_arrays(path)
+        try:
+            names, tags, salt = arrays["names"], arrays["tags"], bytes.fromhex(meta["salt"])
+            found = cls(str(meta["run"]), salt, names, tags)
+            shapes = (names.shape, tags.shape) == ((len(names), 2), (len(names), TAG_BYTES))
+            dtypes = names.dtype == np.uint64 and tags.dtype == np.uint8
+            proper = meta["kind"] == _FILE and len(salt) == TAG_BYTES and shapes and dtypes
+        except (KeyError, TypeError, ValueError):
+            proper = False
+        if not proper:
+            raise CheckpointError(
+                f"{path} is not the file of an align run", remedy="run align, and name its file"
+            )
+        return found
+
+
+AlignmentKey = bytes | AlignmentTags
+
+
+def read_alignment(path: str | Path | None) -> AlignmentKey | None:
+    """Read what joins ids: a common secret in hexadecimal, or a party's file of an align run.
+
+    Raises
+    ------
+    OptionError
+        The file cannot be read, or is neither.
+    """
+    if path is None:
+        return None
+    try:
+        data = Path(path).read_bytes()
+        if data.startswith(_ARCHIVE):
+            return AlignmentTags.load(Path(path))
+        return bytes.fromhex(data.decode())
+    except (OSError, ValueError, CheckpointError):
+        raise OptionError(
+            "the file of the alignment key cannot be read",
+            remedy="put 64 hexadecimal digits into it, or name the alignment.npz of an align run",
+        ) from None
+
+
+def id_texts(ids: Ids) -> list[str]:
+    """Return the texts of ids, which are what counts: 7 and "7" are the same."""
+    if isinstance(ids, np.ndarray) and ids.dtype.kind == "U":
+        return [str(text) for text in ids.tolist()]
+    return [str(value) for value in ids]
+
+
+def hash_ids(ids: Ids, key: AlignmentKey, session: str) -> Hashes:
     """Return the pseudonyms of ids.
 
     Parameters
     ----------
     ids : sequence, length n
         Record ids; their text counts, so that 7 and "7" are the same.
-    key : bytes
-        The alignment key.
+    key : bytes or AlignmentTags
+        The alignment key, or what an align run gave each id.
     session : str
         Name of the run: pseudonyms of two runs cannot be linked.
 
     Returns
     -------
     ndarray of uint64, shape (n, 2)
+
+    Raises
+    ------
+    TableError
+        An id has no tag.
     """
-    own = hmac.digest(key, f"fedkern-flwr ids/{session}".encode(), "sha256")
-    texts = ids.tolist() if isinstance(ids, np.ndarray) and ids.dtype.kind == "U" else map(str, ids)
-    digests = [hmac.digest(own, text.encode(), "sha256")[:16] for text in texts]
+    label = f"fedkern-flwr ids/{session}".encode()
+    if isinstance(key, AlignmentTags):
+        digests = [hmac.digest(tag, label, "sha256")[:16] for tag in key.tags_of(ids)]
+    else:
+        own = hmac.digest(key, label, "sha256")
+        digests = [hmac.digest(own, text.encode(), "sha256")[:16] for text in id_texts(ids)]
     return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
 
 
@@ -77,14 +207,50 @@ def count_duplicates(hashes: Hashes) -> int:
     return int((sorted_hashes[1:] == sorted_hashes[:-1]).all(axis=1).sum())
 
 
-def check_alignment_key(key: bytes) -> None:
-    """Refuse an alignment key that can be guessed.
+@dataclass(frozen=True)
+class Overlap:
+    """How many rows of a party others have as well.
+
+    Attributes
+    ----------
+    rows : int
+        Rows of the party.
+    shared : dict
+        Other party -> rows that it has as well.
+    known_to : tuple of int
+        At k the rows that k other parties have.
+    """
+
+    rows: int
+    shared: dict[int, int]
+    known_to: tuple[int, ...]
+
+    @property
+    def in_all(self) -> int:
+        """Number of rows that all parties have."""
+        return self.known_to[-1]
+
+
+def count_overlaps(hashes: Mapping[int, Hashes]) -> dict[int, Overlap]:
+    """Return party -> how many of its rows others have, from the pseudonyms of all parties."""
+    found = {}
+    for party, own in hashes.items():
+        here = {k: find_rows(own, ids) >= 0 for k, ids in hashes.items() if k != party}
+        times = np.sum([*here.values(), np.zeros(len(own), np.intp)], axis=0, dtype=np.intp)
+        known_to = np.bincount(times, minlength=len(hashes))
+        shared = {k: int(rows.sum()) for k, rows in here.items()}
+        found[party] = Overlap(len(own), shared, tuple(known_to.tolist()))
+    return found
+
+
+def check_alignment_key(key: AlignmentKey) -> None:
+    """Refuse an alignment key that can be guessed; tags of an align run cannot.
 
     Raises
     ------
     OptionError
     """
-    if len(key) < KEY_BYTES:
+    if isinstance(key, bytes) and len(key) < KEY_BYTES:
         raise OptionError(
             f"the alignment key has {len(key)} bytes, at least {KEY_BYTES} are needed",
             remedy="draw one with python3 -c 'import secrets; print(secrets.token_hex(32))' and "

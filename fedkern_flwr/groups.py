@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .alignment import Positions, count_duplicates, find_rows
+from .alignment import SAME_KEY, Positions, count_duplicates, find_rows
 from .errors import CohortError, OptionError, ProtocolError, TableError
 from .wire.describe import check_columns, check_partitions
 from .wire.hierarchical import SVMDescribeReply
@@ -255,7 +255,11 @@ class RowPlan:
 
 
 def match_rows(
-    parties: Sequence[SVMDescribeReply], groups: Sequence[Group], *, drop: bool
+    parties: Sequence[SVMDescribeReply],
+    groups: Sequence[Group],
+    *,
+    drop: bool,
+    held_out: bool = False,
 ) -> RowPlan:
     """Find each of the label owner's rows at one user of every group.
 
@@ -267,6 +271,8 @@ def match_rows(
         Who belongs to which group.
     drop : bool
         Whether rows that some group does not hold are left out; else they end the run.
+    held_out : bool (default: False)
+        Whether it is about the held-out rows alone, to predict them.
 
     Raises
     ------
@@ -285,12 +291,20 @@ def match_rows(
             )
         if repeated := count_duplicates(party.ids):
             raise TableError(f"{repeated} duplicate ids", remedy="keep one row per id", party=name)
-    keep = np.ones(len(owner.ids), bool)
+    first = owner.rows if held_out else 0
+    ids, kind = owner.ids[first:], "held-out" if held_out else "labelled"
+    if held_out and not len(ids):
+        raise TableError(
+            "the label owner holds no rows to predict",
+            remedy="name test-data in its --node-config",
+            party=f"partition {owner.partition}",
+        )
+    keep = np.ones(len(ids), bool)
     found: dict[int, Positions] = {}
     for group in groups:
-        times = np.zeros(len(owner.ids), np.int64)
+        times = np.zeros(len(ids), np.int64)
         for user in group.users:
-            found[user] = find_rows(owner.ids, known[user].ids)
+            found[user] = find_rows(ids, known[user].ids)
             times += found[user] >= 0
         if (times > 1).any():
             raise TableError(
@@ -299,23 +313,23 @@ def match_rows(
             )
         if (missing := int((times == 0).sum())) and not drop:
             raise ProtocolError(
-                f"group {group.number} does not hold {missing} of the {len(times)} labelled rows",
-                remedy="check ids and alignment keys, or choose --missing drop-row",
+                f"group {group.number} does not hold {missing} of the {len(times)} {kind} rows",
+                remedy=f"check ids, {SAME_KEY}, or choose --missing drop-row",
                 phase="describe",
             )
         keep &= times == 1
-    rows, number = int(keep[: owner.rows].sum()), np.cumsum(keep) - 1
-    if not rows:
+    rows, number = int(keep[: owner.rows - first].sum()), np.cumsum(keep) - 1
+    if not (keep.any() if held_out else rows):
         raise ProtocolError(
-            "no labelled row is held by all groups",
-            remedy="check ids, and that all have the same alignment key",
+            f"no {kind} row is held by all groups",
+            remedy=f"check ids, and {SAME_KEY}",
             phase="describe",
         )
     held = {user: np.flatnonzero(keep & (positions >= 0)) for user, positions in found.items()}
     return RowPlan(
         rows,
         int(keep.sum()),
-        np.flatnonzero(keep).astype(np.int32),
+        (first + np.flatnonzero(keep)).astype(np.int32),
         {user: found[user][where].astype(np.int32) for user, where in held.items()},
         {user: number[where].astype(np.int32) for user, where in held.items()},
         int((~keep).sum()),

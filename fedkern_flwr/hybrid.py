@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .alignment import count_duplicates, find_rows
+from .alignment import SAME_KEY, count_duplicates, find_rows
 from .errors import CohortError, OptionError, ProtocolError, TableError
 from .wire.describe import check_partitions
 from .wire.hybrid import HybridDescribeReply
@@ -175,7 +175,7 @@ def make_plan(
         if centre.partition not in known:
             raise ProtocolError(
                 f"none of its {len(centre.ids)} ids belongs to a row of a hospital",
-                remedy="check its id column and that all parties have the same alignment key",
+                remedy=f"check its id column and {SAME_KEY}",
                 party=f"partition {centre.partition}",
                 phase="describe",
             )
@@ -295,7 +295,9 @@ def _admit(
         raise ProtocolError(
             f"{count} of its {int(keep.sum())} rows have no block {block!r}"
             + (f" ({len(lacking)} blocks are incomplete)" if len(lacking) > 1 else ""),
-            remedy="check the ids, or choose --missing drop-row or neutral",
+            remedy="check the ids, "
+            + (f"{SAME_KEY}, " if count == keep.sum() else "")
+            + "or choose --missing drop-row or neutral",
             party=name,
             phase="describe",
         )
@@ -306,7 +308,7 @@ def _admit(
     if before and not keep.any():
         raise ProtocolError(
             "every row lacks a block",
-            remedy="check the ids and that all parties have the same alignment key",
+            remedy=f"check the ids and {SAME_KEY}",
             party=name,
             phase="describe",
         )

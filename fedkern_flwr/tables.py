@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .errors import OptionError, TableError
 
-__all__ = ["Missing", "Table", "drop_constant_columns", "load_table", "select_target"]
+__all__ = ["Missing", "Table", "drop_constant_columns", "load_ids", "load_table", "select_target"]
 
 #: What to do with rows that have an empty, NaN or infinite cell; kept ones are NaN.
 Missing = Literal["error", "drop-row", "keep"]
@@ -149,13 +149,46 @@ def load_table(
         raise TableError(f"{path.name} has no feature column", remedy="add at least one")
     table = _without_missing(table, missing, path.name)
     if table.ids is not None:
-        repeated = table.rows - np.unique(table.ids).size
-        if repeated:
-            raise TableError(
-                f"the id column of {path.name} has {repeated} duplicate ids",
-                remedy="keep one row per id",
-            )
+        _check_ids(table.ids, path.name)
     return table if target is None else select_target(table, target)
+
+
+def load_ids(path: str | Path, id_column: str) -> NDArray[np.str_]:
+    """Load the record ids of a party's table, and nothing else of it.
+
+    They are the texts that :func:`load_table` gives. Other columns may hold anything.
+
+    Parameters
+    ----------
+    path : str or Path
+        An ``.npz``, ``.csv`` or ``.parquet`` file.
+    id_column : str
+        The column (NPZ: the array) with the ids.
+
+    Raises
+    ------
+    TableError
+        If the file cannot be read, or ids are missing or come twice.
+    """
+    path = Path(path)
+    _check_file(path)
+    if path.suffix.lower() == ".npz":
+        from .tables_npz import read_npz_ids
+
+        ids = read_npz_ids(path, id_column)
+    else:
+        from .tables_arrow import read_id_column
+
+        ids = read_id_column(path, id_column)
+    if ids.size == 0:
+        raise TableError(f"{path.name} has no rows", remedy="give a file with data")
+    if empty := int((ids == "").sum()):
+        raise TableError(
+            f"the id column of {path.name} is empty in {empty} rows",
+            remedy="fill it in, or leave these rows out",
+        )
+    _check_ids(ids, path.name)
+    return ids
 
 
 def select_target(table: Table, target: str) -> Table:
@@ -226,6 +259,13 @@ def _keep_columns(table: Table, keep: NDArray[np.bool_]) -> Table:
         x_test=None if table.x_test is None else table.x_test[:, keep],
         columns=tuple(np.array(table.columns, dtype=object)[keep]),
     )
+
+
+def _check_ids(ids: NDArray[Any], source: str) -> None:
+    if repeated := len(ids) - np.unique(ids).size:
+        raise TableError(
+            f"the id column of {source} has {repeated} duplicate ids", remedy="keep one row per id"
+        )
 
 
 def _check_file(path: Path) -> None:

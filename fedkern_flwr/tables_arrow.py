@@ -63,6 +63,14 @@ def read_columns(
     )
 
 
+def read_id_column(path: Path, id_column: str) -> NDArray[np.str_]:
+    """Read the ids of a CSV or Parquet file as trimmed text; a missing one is empty."""
+    columns = _arrow_columns(path)
+    if id_column not in columns:
+        raise no_such("id column", id_column, path.name, columns)
+    return _text(columns[id_column], id_column, path.name)
+
+
 def _arrow_columns(path: Path) -> dict[str, Any]:
     """Read the columns by name; cells of a CSV stay text, so that an id keeps its leading zeros."""
     import pyarrow as pa

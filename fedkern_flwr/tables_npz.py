@@ -56,6 +56,12 @@ def read_npz(
     return Table(x, y, columns, label_name, ids, site, x_test, y_test)
 
 
+def read_npz_ids(path: Path, id_column: str) -> NDArray[np.str_]:
+    """Read the ids of an NPZ file as trimmed text."""
+    ids = _NpzArrays(path).text_or_integers(id_column, "id array")
+    return np.char.strip(ids.astype(np.str_))
+
+
 class _NpzArrays:
     """The arrays of an NPZ file, read when asked for, with errors in our words."""
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .alignment import Hashes, Positions, count_duplicates, find_rows
+from .alignment import SAME_KEY, Hashes, Positions, count_duplicates, find_rows
 from .errors import CohortError, OptionError, ProtocolError, SmallCohortError, TableError
 from .wire.describe import check_partitions
 from .wire.vertical import VerticalDescribeReply
@@ -266,7 +266,7 @@ def _held_by_all(
         if len(held) and not held.any():
             raise ProtocolError(
                 f"it holds none of the {len(held)} rows",
-                remedy="check its id column and that all parties have the same alignment key",
+                remedy=f"check its id column and {SAME_KEY}",
                 party=name,
                 phase="describe",
             )

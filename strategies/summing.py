@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -46,6 +46,8 @@ class SummingStrategy(PhaseStrategy):
     """
 
     allow_single = False
+    #: Whether the method sums nothing: its clients have keys to seal messages for each other.
+    relays_only: ClassVar[bool] = False
 
     def __init__(self, *, threshold: int | None = None, min_cohort: int = 2, **common: Any) -> None:
         super().__init__(**common)
@@ -68,6 +70,7 @@ class SummingStrategy(PhaseStrategy):
                 threshold=self.thresholds(1 if cohorts is None else len(cohorts)),
                 min_cohort=self.min_cohort,
                 allow_single=self.allow_single,
+                relays_only=self.relays_only,
             )
 
     def cohorts(self) -> list[list[int]] | None:

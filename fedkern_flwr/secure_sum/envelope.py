@@ -19,6 +19,7 @@ from ..errors import ProtocolError
 from .keys import KEY_BYTES
 
 _NONCE_BYTES = 12
+SEALING_BYTES = _NONCE_BYTES + 16  # what sealing adds
 _CONTEXT = b"fedkern-flwr envelope 1 "
 
 Place = tuple[str | int, ...]

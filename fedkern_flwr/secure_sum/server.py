@@ -50,6 +50,8 @@ class SecureSum:
     cipher : {"aes-256-ctr", "chacha20"}
     allow_single : bool (default: False)
         Whether a sum of two parties may belong to one of them.
+    relays_only : bool (default: False)
+        Whether nothing is summed: the keys of the roster only seal messages between clients.
 
     Raises
     ------
@@ -69,6 +71,7 @@ class SecureSum:
         min_cohort: int = 2,
         cipher: str = CIPHERS[0],
         allow_single: bool = False,
+        relays_only: bool = False,
     ) -> None:
         chosen = [sorted(keys)] if cohorts is None else cohorts
         if not chosen:
@@ -80,7 +83,7 @@ class SecureSum:
             thresholds = list(threshold)
         for members, least in zip(chosen, thresholds, strict=True):
             check_cohort(len(members), least, min_cohort)
-        if min(map(len, chosen)) < 3:
+        if min(map(len, chosen)) < 3 and not relays_only:
             logger.warning(
                 "a sum has two parties: with one of them, whoever opens it has the other's part"
             )

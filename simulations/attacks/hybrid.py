@@ -43,6 +43,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment, linprog
 from scipy.spatial.distance import cdist
 
+from fedkern_flwr.alignment import AlignmentKey
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.landmarks import draw_landmarks, public_seed
 from fedkern_flwr.secure_sum.envelope import unseal_message
@@ -297,7 +298,7 @@ class HybridRun:
         rows = self.rows(matrix.hospital, matrix.blocks)
         return rows[matrix.start : matrix.start + len(matrix.exponents)]
 
-    def _table(self, partition: int) -> tuple[Any, bytes | None]:
+    def _table(self, partition: int) -> tuple[Any, AlignmentKey | None]:
         client = self.insiders.parties[partition].client
         return client.table, client.alignment_key
 

@@ -81,6 +81,16 @@ class Processes:
         """Return the log of a process."""
         return self._started[name].log
 
+    def end(self, name: str) -> None:
+        """Let a process end by itself; kill it if it does not."""
+        started = self._started.pop(name)
+        _signal(started.process, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            started.process.wait(_GRACE)
+        _signal(started.process, signal.SIGKILL)
+        started.process.wait()
+        self._note()
+
     def kill(self, name: str) -> None:
         """Kill a process with all it has started, without a chance to say goodbye."""
         started = self._started.pop(name)

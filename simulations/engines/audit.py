@@ -35,6 +35,10 @@ Direction = Literal["up", "down"]
 #: ``seed``: of a mask of a client that dropped out. ``key``: public. ``control``: numbers of
 #: rounds and sums, names, versions.
 _UP = {
+    ("align-hop", "sealed"): "sealed",
+    ("align-hop", "fingerprint"): "commitment",
+    ("align-tags", "fingerprint"): "commitment",
+    ("align-tags", "ids"): "pseudonym",
     ("describe", "partition"): "control",
     ("describe", "partitions"): "control",
     ("describe", "role"): "control",
@@ -88,6 +92,8 @@ _UP = {
 #: What a client gets is ``public`` (chosen by the server, or made of released sums) but for these.
 #: ``matching``: which of its rows belong together with those of others. ``own``: of its own rows.
 _DOWN = {
+    ("align-hop", "received"): "sealed",
+    ("align-tags", "received"): "sealed",
     ("sum-roster", "keys"): "key",
     ("sum-roster", "signatures"): "key",
     ("sum-unmask", "shares"): "sealed",

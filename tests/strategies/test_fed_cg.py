@@ -1379,14 +1379,14 @@ MISFITS: dict[str, tuple[Callable[[list[Table]], None], Table, str]] = {
     "duplicate ids": (
         lambda tables: change(tables, 2, ids=[*tables[2]["ids"][:-1], tables[2]["ids"][0]]),
         {},
-        r"partition 2: 1 duplicate ids; keep one row per id",
+        r"partition 2, phase describe: 1 duplicate ids; keep one row per id",
     ),
     "a held-out row that is a training row": (
         lambda tables: change(
             tables, 0, ids_test=[tables[0]["ids"][0], *tables[0]["ids_test"][1:]]
         ),
         {},
-        r"partition 0: 1 duplicate ids; keep one row per id",
+        r"partition 0, phase describe: 1 duplicate ids; keep one row per id",
     ),
     "one hospital": (
         lambda tables: tables.pop(0),  # type: ignore[arg-type, return-value]

@@ -1,0 +1,145 @@
+"""Deployments with TLS and node authentication: what comes out is what a simulation computes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkern_flwr.model_file import load_model
+from fedkern_flwr.simulations.cli.main import run
+
+pytestmark = [pytest.mark.app, pytest.mark.timeout(280)]
+
+FEDKERN = Path(sys.executable).parent / "fedkern"
+
+
+def deployed(folder: Path, method: str, options: str) -> dict[str, Any]:
+    """Deploy a method by the command line; return its result. Nothing may be left running."""
+    command = [FEDKERN, "deploy-local", method, *options.split(), "--out", folder, "--json", "-"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=270)
+    assert done.returncode == 0, done.stderr
+    assert left_running(folder) == []
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def simulated(folder: Path, method: str, options: str) -> dict[str, Any]:
+    """Run a method in process by the command line; return its result."""
+    assert run(["run", method, *options.split(), "--out", str(folder), "--quiet"]) == 0
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return result
+
+
+def left_running(folder: Path) -> list[int]:
+    """Return the processes of a deployment: the home of Flower is in their environment."""
+    mark, found = f"FLWR_HOME={folder / 'flwr'}".encode(), []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue  # ended meanwhile, or not ours
+    return found
+
+
+def compare(one: Path, other: Path, metrics: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Check that two folders hold the same model and figures, to 1e-9."""
+    arrays, _ = load_model(one / "model.npz")
+    expected, _ = load_model(other / "model.npz")
+    assert arrays.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(arrays[name], values, rtol=0.0, atol=1e-9, err_msg=name)
+    for name, value in metrics[0].items():
+        if isinstance(value, float) and name in metrics[1]:
+            assert value == pytest.approx(metrics[1][name], rel=1e-6, abs=1e-9), name
+
+
+def predictions(file: Path) -> dict[str, list[float]]:
+    """Read id -> figures."""
+    with file.open() as lines:
+        return {row[0]: [float(cell) for cell in row[1:]] for row in list(csv.reader(lines))[1:]}
+
+
+def test_fed_cg_gives_the_model_of_a_simulation_and_predicts(tmp_path: Path) -> None:
+    out, other = tmp_path / "deployed", tmp_path / "simulated"
+    result = deployed(out, "fed-cg", "--nodes 3 --allow-single --seed 4")
+    expected = simulated(other, "fed-cg", "--hospitals 2 --centres 1 --allow-single --seed 4")
+    compare(out, other, (result["metrics"], expected["metrics"]))
+    assert (result["engine"], result["exchanges"], result["survivors"]) == ("deployment", 5, 3)
+    assert result["metrics"]["test_accuracy"] > 0.9
+    assert result["matched"]["blocks"] == {"clinical": [0, 1], "centre 1": [2]}
+    # a centre has nothing to predict; its log and the server's quote no id
+    assert not (out / "nodes" / "2" / "predictions.csv").exists()
+
+    first = predictions(out / "nodes" / "0" / "predictions.csv")
+    assert len(first) > 50
+    command = [FEDKERN, "deploy-local", "fed-cg", "--predict", out, "--json", "-"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["predictions"]["nodes/0/predictions.csv"] == len(first)
+    again = predictions(out / "nodes" / "0" / "predictions.csv")
+    assert again.keys() == first.keys()
+    for name, outputs in first.items():
+        np.testing.assert_allclose(again[name], outputs, rtol=0.0, atol=1e-9)
+    assert left_running(out) == []
+
+
+def test_fdskl_gives_the_predictions_of_a_simulation(tmp_path: Path) -> None:
+    out, other = tmp_path / "deployed", tmp_path / "simulated"
+    options = "--features 300 --gamma 0.5 --regularization 1e-3 --seed 4"
+    result = deployed(out, "fdskl", f"--nodes 3 {options}")
+    expected = simulated(other, "fdskl", f"--parties 3 {options}")
+    compare(out, other, (result["metrics"], expected["metrics"]))
+    assert result["exchanges"] == 4
+    found = predictions(out / "nodes" / "0" / "predictions.csv")
+    wanted = (
+        predictions(next(other.rglob("partition-0.csv")))
+        if list(other.rglob("partition-0.csv"))
+        else None
+    )
+    assert len(found) == 142
+    assert wanted is None or wanted.keys() == found.keys()
+
+
+def test_fed_cfk_gives_the_kernel_of_a_simulation(tmp_path: Path) -> None:
+    out, other = tmp_path / "deployed", tmp_path / "simulated"
+    result = deployed(out, "fed-cfk", "--nodes 3 --seed 4")
+    expected = simulated(other, "fed-cfk", "--clients 3 --seed 4")
+    compare(out, other, (result["metrics"], expected["metrics"]))
+    assert result["exchanges"] == 5
+    for node in range(3):
+        lines = (out / "nodes" / str(node) / "recommendations.csv").read_text().splitlines()
+        assert lines[0] == "user,rank,item,score"
+        assert len(lines) > 1000
+
+
+def test_pof_mkl_gives_the_model_of_a_simulation(tmp_path: Path) -> None:
+    out, other = tmp_path / "deployed", tmp_path / "simulated"
+    options = "--rounds 40 --samples-per-round 20 --data diabetes --seed 4"
+    result = deployed(out, "pof-mkl", f"--nodes 3 {options}")
+    expected = simulated(other, "pof-mkl", f"--clients 3 --secure {options}")
+    compare(out, other, (result["metrics"], expected["metrics"]))
+    assert result["exchanges"] == expected["exchanges"]
+    assert [row["mse"] for row in result["history"]] == pytest.approx(
+        [row["mse"] for row in expected["history"]], abs=1e-9
+    )
+
+
+def test_hierarchical_svm_gives_the_model_of_a_simulation(tmp_path: Path) -> None:
+    out, other = tmp_path / "deployed", tmp_path / "simulated"
+    options = "--allow-single --rounds 2 --seed 4"
+    result = deployed(out, "hierarchical-svm", f"--nodes 5 {options}")
+    expected = simulated(other, "hierarchical-svm", f"--users 3 {options}")
+    compare(out, other, (result["metrics"], expected["metrics"]))
+    assert result["matched"]["groups"] == {
+        "0": {"users": [0, 1], "agent": 3},
+        "1": {"users": [2], "agent": 4},
+    }
+    assert result["exchanges"] == expected["exchanges"]

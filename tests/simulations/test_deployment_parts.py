@@ -1,0 +1,256 @@
+"""The parts of a deployment that need no server: files, keys, processes, options."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+
+from fedkern_flwr.errors import EngineError, OptionError
+from fedkern_flwr.simulations.cli.deploy import DEPLOYABLE, deploy_options
+from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
+from fedkern_flwr.simulations.deployment.node_files import as_text, toml, write_node
+from fedkern_flwr.simulations.deployment.processes import Processes
+from fedkern_flwr.simulations.deployment.run_config import app_folder, declared, run_config
+from fedkern_flwr.simulations.methods import family, method, options
+from fedkern_flwr.tables import load_table
+
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+# -- files of a node
+
+
+def test_a_table_is_read_back_bit_for_bit(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, 3)) * 10.0 ** rng.integers(-300, 300, size=(50, 3))
+    x[0] = [0.1, -0.0, 5e-324]
+    y = rng.normal(size=50)
+    y[7] = np.nan
+    own = {"x": x, "y": y, "ids": np.arange(50)[::-1], "columns": ("a", "b,c", "id")}
+    config = write_node(tmp_path, 0, 2, {**own, "classes": (0.0, 1.0, 2.5)})
+
+    columns = {"id_column": config["id-column"], "label": config["label-column"]}
+    table = load_table(config["data"], missing="keep", **columns)
+    assert table.columns == ("a", "b,c", "id")
+    assert table.x.tobytes() == x.tobytes()
+    np.testing.assert_array_equal(table.y, y)
+    assert table.ids is not None
+    assert table.ids.tolist() == [str(k) for k in range(49, -1, -1)]
+    assert (config["partition-id"], config["num-partitions"]) == (0, 2)
+    assert config["classes"] == "0,1,2.5"
+
+
+def test_a_node_s_files_are_for_one_user_alone(tmp_path: Path) -> None:
+    own = {"x": np.ones((2, 1)), "alignment_key": bytes(32), "x_test": np.ones((1, 1))}
+    config = write_node(tmp_path / "node", 0, 2, own)
+    files = [Path(str(config[name])) for name in ("data", "test-data", "alignment-key")]
+    assert [file.stat().st_mode & 0o077 for file in files] == [0, 0, 0]
+    assert (tmp_path / "node").stat().st_mode & 0o077 == 0
+    assert bytes.fromhex(files[2].read_text()) == bytes(32)
+
+
+def test_an_agent_has_no_files(tmp_path: Path) -> None:
+    config = write_node(tmp_path, 3, 5, {"role": "agent", "group": 1, "allow_single": False})
+    assert config == {
+        "partition-id": 3,
+        "num-partitions": 5,
+        "state-dir": str(tmp_path / "state"),
+        "role": "agent",
+        "group": 1,
+        "allow-single": False,
+    }
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ratings_are_pairs(tmp_path: Path) -> None:
+    own = {"x": csr_array([[1, 0, 1], [0, 0, 0]]), "users": ("u", "v"), "items": ("a", "b", "c")}
+    config = write_node(tmp_path, 0, 2, own)
+    assert Path(str(config["data"])).read_text() == "user,item\nu,a\nu,c\n"
+    assert Path(str(config["catalogue"])).read_text() == "a\nb\nc\n"
+    assert "test-data" not in config
+
+
+@given(st.one_of(st.text(), st.booleans(), st.integers(-(2**62), 2**62), FLOATS))
+def test_values_survive_as_toml(value: Any) -> None:
+    if isinstance(value, str):  # node configurations are one line
+        value = "".join(c for c in value if c.isprintable())
+    found = tomllib.loads(f"key = {toml(value)}")["key"]
+    assert type(found) is type(value)
+    assert found == value
+
+
+def test_a_configuration_is_one_line_of_the_shell() -> None:
+    text = as_text({"data": "/a b/c.csv", "role": "hospital", "partition-id": 1})
+    assert shlex.split(text) == ["data=/a b/c.csv", "role=hospital", "partition-id=1"]
+
+
+# -- keys
+
+
+def test_the_server_s_certificate_is_signed_by_the_authority_for_this_machine(
+    tmp_path: Path,
+) -> None:
+    make_certificates(tmp_path)
+    root = x509.load_pem_x509_certificate((tmp_path / "ca.crt").read_bytes())
+    leaf = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
+    leaf.verify_directly_issued_by(root)
+    root.verify_directly_issued_by(root)
+    hosts = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert hosts.get_values_for_type(x509.DNSName) == ["localhost"]
+    assert [str(a) for a in hosts.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+    assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert (tmp_path / "server.key").stat().st_mode & 0o077 == 0
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["ca.crt", "server.key", "server.pem"]
+
+
+def test_keys_of_nodes_are_openssh_pairs(tmp_path: Path) -> None:
+    make_node_key(tmp_path / "node-0")
+    private = load_ssh_private_key((tmp_path / "node-0").read_bytes(), None)
+    public = load_ssh_public_key((tmp_path / "node-0.pub").read_bytes())
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert private.public_key() == public
+    assert private.curve.name == "secp384r1"
+    assert (tmp_path / "node-0").stat().st_mode & 0o077 == 0
+
+
+# -- processes
+
+
+def running(pid: int) -> bool:
+    """Tell whether a process runs; one that waits to be collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_stopping_leaves_nothing_of_a_process_s_group(tmp_path: Path) -> None:
+    processes = Processes({"PATH": "/usr/bin:/bin"}, tmp_path / "pids")
+    child = tmp_path / "child"
+    script = f"trap '' TERM; sleep 300 & echo $! > {child}; wait"
+    leader = processes.start("shell", ["sh", "-c", script], tmp_path / "log")
+    while not child.exists() or not child.read_text().strip():
+        time.sleep(0.01)
+    sleeper = int(child.read_text())
+    assert (tmp_path / "pids").read_text().split() == [str(leader)]
+    assert running(sleeper)
+    processes.stop()
+    deadline = time.monotonic() + 5.0
+    while running(sleeper) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not running(sleeper)
+    assert not running(leader)
+    assert not (tmp_path / "pids").exists()
+
+
+def test_a_killed_process_is_gone_and_the_others_stay(tmp_path: Path) -> None:
+    processes = Processes({"PATH": "/usr/bin:/bin"}, tmp_path / "pids")
+    try:
+        gone = processes.start("one", ["sleep", "300"], tmp_path / "one.log")
+        stays = processes.start("two", ["sleep", "300"], tmp_path / "two.log")
+        processes.kill("one")
+        assert (running(gone), running(stays), processes.ended()) == (False, True, [])
+    finally:
+        processes.stop()
+    assert not running(stays)
+
+
+def test_a_program_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    processes = Processes({}, tmp_path / "pids")
+    with pytest.raises(EngineError, match="node 0 cannot be started"):
+        processes.start("node 0", [tmp_path / "nothing"], tmp_path / "log")
+
+
+# -- options
+
+
+@pytest.mark.parametrize("name", DEPLOYABLE)
+def test_every_option_of_a_deployment_reaches_the_app_or_is_refused(name: str) -> None:
+    known = {o.name: o for o in options(method(name))}
+    app = app_folder(family(name).app)
+    keys = declared(app)
+    given = {n: o.default for n, o in known.items() if o.default is not None}
+    found = run_config(app, given, known, {"seed": 3}, Path("/model.npz"))
+    assert set(found) <= set(keys)
+    assert found["seed"] == 3
+    assert found["data"] == ""
+    assert "/model.npz" in found.values()
+    for key, value in found.items():
+        assert type(value) is type(keys[key]), key
+
+
+def test_an_option_that_the_app_lacks_is_refused() -> None:
+    known = {o.name: o for o in options(method("fed-cg"))}
+    app = app_folder("fed_cg")
+    with pytest.raises(OptionError, match="--max-missed is not an option of the app fed_cg"):
+        run_config(app, {"max_missed": 3}, known, {}, Path("m"))
+
+
+def test_the_options_that_follow_from_the_nodes_are_not_asked_for() -> None:
+    for name in DEPLOYABLE:
+        shown = {o.name for o in deploy_options(name)}
+        assert {"nodes", "keep", "predict", "resume", "json_target"} <= shown
+        assert not shown & {"engine", "drop", "runs", "clients", "secure"} - {"secure"}
+        assert not shown & set(family(name).dealt_by_nodes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("fed-cg", "the number of nodes is missing; add --nodes N"),
+        ("fed-cg --nodes 1", "nodes is 1; use at least 2"),
+        ("fed-cg --nodes 3 --hospitals 4", "4 hospitals on 3 nodes"),
+        ("hierarchical-svm --nodes 3", "3 nodes are too few for 2 groups"),
+        ("hierarchical-svm --nodes 5", "has a single user, whose model its agent would see"),
+        ("fed-cg --nodes 3 --sampling P", "sampling P needs all rows in one place; use U or N"),
+        ("fed-cg --nodes 3 --data nothing.csv", "nothing.csv"),
+        ("fdskl --resume OTHER", "holds no deployment of fdskl; it is a run of fed-cg"),
+        ("fed-cg --predict NOWHERE", "is not the folder of a run"),
+        ("secure-gram --nodes 3", "Choose of pof-mkl, fed-cg"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"method": "fed-cg", "engine": "deployment", "data": {}, "options": {}}
+    (tmp_path / "OTHER").mkdir()
+    (tmp_path / "OTHER" / "config.json").write_text(json.dumps(config))
+    words = [
+        str(tmp_path / word) if word in ("OTHER", "NOWHERE") else word for word in arguments.split()
+    ]
+    if "--resume" not in words and "--predict" not in words:
+        words += ["--out", str(tmp_path / "run")]
+    assert run(["deploy-local", *words]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note:")]
+    assert len(lines) == 1
+    assert text in lines[0]
+
+
+def test_ctrl_c_at_a_terminal_does_not_reach_the_processes(tmp_path: Path) -> None:
+    processes = Processes({"PATH": "/usr/bin:/bin"}, tmp_path / "pids")
+    try:
+        pid = processes.start("one", ["sleep", "300"], tmp_path / "log")
+        found = subprocess.run(
+            ["ps", "-o", "pgid=", "-p", str(pid)], capture_output=True, text=True
+        )
+        assert int(found.stdout) == pid
+    finally:
+        processes.stop()
