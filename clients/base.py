@@ -303,11 +303,11 @@ class PhaseClient(NumPyClient):
         state = SessionState(session=request.session)
         self.restored, self.answered = not request.resume_round, 0
         if request.resume_round:
-            path = self._state_path(request.session, f"-round-{request.resume_round}.state")
+            path = self.state_path(request.session, f"-round-{request.resume_round}.state")
             if path is not None and path.is_file():
                 self.restored = True
                 state.round, state.payload = request.resume_round, path.read_bytes()
-            noted = self._state_path(request.session, ".answered")
+            noted = self.state_path(request.session, ".answered")
             if noted is not None and noted.is_file():
                 self.answered = int(noted.read_text())
                 state.round = max(state.round, self.answered)
@@ -315,17 +315,18 @@ class PhaseClient(NumPyClient):
 
     def note_answered(self, session: str, number: int) -> None:
         """Note on disk, before the reply leaves, that a secure round has been answered."""
-        path = self._state_path(session, ".answered")
+        path = self.state_path(session, ".answered")
         if path is not None:
             write_atomically(path, str(number).encode(), private=True)
 
-    def _state_path(self, session: str, name: str) -> Path | None:
+    def state_path(self, session: str, name: str) -> Path | None:
+        """Return this node's file for a session in its folder; None without a folder."""
         if self.state_dir is None or not session.isalnum():
             return None
         return self.state_dir / session / f"partition-{self.partition}{name}"
 
     def _save(self, state: SessionState, number: int) -> None:
-        path = self._state_path(state.session, f"-round-{number}.state")
+        path = self.state_path(state.session, f"-round-{number}.state")
         if path is None:
             return
         write_atomically(path, state.payload, private=True)

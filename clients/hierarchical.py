@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
-from fedkern_flwr.alignment import check_alignment_key
+from fedkern_flwr.alignment import AlignmentKey, check_alignment_key
 from fedkern_flwr.consensus import Floats
 from fedkern_flwr.errors import OptionError, ProtocolError, StateError, TableError
 from fedkern_flwr.groups import AGENT, OWNER, ROLES, USER
@@ -25,6 +25,7 @@ from .base import Handler, PhaseClient, SessionState
 from .kept_state import KeptState
 from .party_table import Ids, PartyTable
 from .svm_agent import combine, pass_round_ring
+from .svm_predictions import contribute, predict, recall, write
 from .svm_user import contribute_statistics, judge, solve_local_problem, solve_with_neighbours
 from .svm_vertical import (
     contribute_columns,
@@ -67,8 +68,8 @@ class SVMClient(PhaseClient):
         All classes of a classification; without them y holds the targets of a regression.
     label_bound : float (default: 1.0)
         Bound of abs(y) in a regression, the same at all nodes with labels.
-    alignment_key : bytes, optional
-        Secret of users and owner, not of the server: joins ids.
+    alignment_key : bytes or AlignmentTags, optional
+        Secret of users and owner, not of the server: joins ids. Or what each has of one align run.
     product : {"local", "orthogonal"} (default: "local")
         The only kind of matrix products in which a user of a vertical split takes part.
     predictions : path, optional
@@ -103,7 +104,7 @@ class SVMClient(PhaseClient):
         columns: Sequence[str] | None = None,
         classes: Sequence[float] | None = None,
         label_bound: float = 1.0,
-        alignment_key: bytes | None = None,
+        alignment_key: AlignmentKey | None = None,
         product: Product = "local",
         predictions: str | Path | None = None,
         **common: Any,
@@ -164,6 +165,8 @@ class SVMClient(PhaseClient):
                 "svm-evaluate": (wire.EvaluateRequest, self._with(judge)),
                 "svm-columns": (wire.ColumnsRequest, self._with(contribute_columns)),
                 "svm-visit": (wire.VisitRequest, self._with(multiply)),
+                "svm-predict": (wire.PredictRequest, self._with(predict)),
+                "svm-contribute": (wire.ContributeRequest, self._with(contribute)),
             }
         elif self.role == AGENT:
             own |= {
@@ -171,9 +174,13 @@ class SVMClient(PhaseClient):
                 "svm-ring": (wire.RingRequest, self._with(pass_round_ring)),
                 "svm-block": (wire.BlockRequest, self._with(open_block)),
                 "svm-multiplier": (wire.MultiplierRequest, self._with(mask_message)),
+                "svm-recall": (wire.RecallRequest, self._with(recall)),
             }
         else:
-            own["svm-owner"] = (wire.OwnerRequest, self._with(lead))
+            own |= {
+                "svm-owner": (wire.OwnerRequest, self._with(lead)),
+                "svm-write": (wire.WriteRequest, self._with(write)),
+            }
         return own
 
     def _with(self, handler: Any) -> Handler:
@@ -189,6 +196,8 @@ class SVMClient(PhaseClient):
             return [request.left, request.right]
         if isinstance(request, wire.ColumnsRequest):
             return [request.agent, request.owner]
+        if isinstance(request, wire.ContributeRequest):
+            return [request.agent]
         return () if self.role == USER else range(self.partitions)
 
     def describe(self, request: DescribeRequest) -> wire.SVMDescribeReply:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +30,7 @@ from fedkern_flwr.wire import online as wire
 
 from .account import StreamAccount
 from .base import Handler, PhaseClient, SessionState, check_rows
+from .online_predictions import keep_weights, read_weights, write_outputs
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -59,11 +62,21 @@ class OnlineKernelClient(PhaseClient):
     y : ndarray, shape (n,)
         Labels, scaled to [0, 1].
     x_test, y_test : ndarray, optional
-        Held-out rows for the evaluation after the last round.
+        Held-out rows: with labels for the evaluation after the last round, with or without for
+        predictions with a model that was saved.
+    ids_test : sequence, optional
+        Names of the held-out rows, by default their numbers.
     columns : sequence of str, optional
         Names of the features; the server compares a digest of them.
+    label_range : (float, float) (default: (0.0, 1.0))
+        The labels 0 and 1 in their own units, in which predictions are written.
+    predictions : path, optional
+        CSV file for predictions of the held-out rows: row or id, output.
+    keep_weights : bool (default: False)
+        Whether the weights over the kernels are kept in ``state_dir`` after each round of POF-MKL,
+        for predictions with its model in a later run.
     state_dir : path, optional
-        The node's own folder for saved state; needed to resume.
+        The node's own folder for saved state; needed to resume, and to keep the weights.
 
     Raises
     ------
@@ -84,7 +97,11 @@ class OnlineKernelClient(PhaseClient):
         *,
         x_test: NDArray[Any] | None = None,
         y_test: NDArray[Any] | None = None,
+        ids_test: Sequence[Any] | NDArray[Any] | None = None,
         columns: tuple[str, ...] = (),
+        label_range: tuple[float, float] = (0.0, 1.0),
+        predictions: str | Path | None = None,
+        keep_weights: bool = False,
         **common: Any,
     ) -> None:
         super().__init__(context, **common)
@@ -97,6 +114,9 @@ class OnlineKernelClient(PhaseClient):
         self.x, self.y, self.columns = x, y, columns
         self.x_test = x[:0] if x_test is None else x_test
         self.y_test = y[:0] if y_test is None else y_test
+        self.ids_test, self.label_range = ids_test, label_range
+        self.predictions = None if predictions is None else Path(predictions)
+        self.keep_weights = keep_weights
 
     def handlers(self) -> dict[str, tuple[type[Any], Handler]]:
         """Phases of the online methods."""
@@ -107,6 +127,7 @@ class OnlineKernelClient(PhaseClient):
             "online-network": (wire.NetworkRequest, self.train_network),
             "online-local": (wire.LocalRequest, self.train_local),
             "online-evaluate": (wire.EvaluateRequest, self.evaluate_kernels),
+            "online-predict": (wire.PredictRequest, self.predict_kernels),
             "online-network-evaluate": (wire.NetworkEvaluateRequest, self.evaluate_network),
         }
 
@@ -114,7 +135,8 @@ class OnlineKernelClient(PhaseClient):
         """Tell partition, role and the size of the table."""
         party = f"partition {self.partition}"
         check_rows(self.x, self.y, party)
-        check_rows(self.x_test, self.y_test, party)
+        tests = self.y_test if len(self.y_test) else np.zeros(len(self.x_test))  # without labels
+        check_rows(self.x_test, tests, party)
         if np.vecdot(self.x, self.x).max(initial=0.0) > 1.01 or np.ptp(self.y) > 1.01:
             logger.warning("rows outside the unit ball or labels wider than [0, 1]: scale them")
         return DescribeReply(
@@ -123,7 +145,7 @@ class OnlineKernelClient(PhaseClient):
             role=self.role,
             rows=len(self.x),
             features=self.x.shape[1],
-            test_rows=len(self.x_test),
+            test_rows=len(self.y_test),
             columns=columns_digest(self.columns),
             restored=self.restored,
         )
@@ -147,7 +169,10 @@ class OnlineKernelClient(PhaseClient):
         reply = wire.PersonalReply(
             kernels=chosen, gradient=gradient, **account.report(request.round)
         )
-        return self._close(request, state, account, reply)
+        answer = self._close(request, state, account, reply)
+        if self.keep_weights:
+            keep_weights(self, request, account)
+        return answer
 
     def train_shared(self, request: wire.SharedRequest) -> PhaseMessage:
         """Predict with the server's weights, send the gradients of all kernels."""
@@ -209,7 +234,7 @@ class OnlineKernelClient(PhaseClient):
         test_error = self._test_error(features, theta.astype(request.precision), final)
         self.close_round(state, request.round, account.pack(), request.checkpoint_every)
         return wire.LocalReply(
-            test_samples=len(self.x_test),
+            test_samples=len(self.y_test),
             test_squared_error=test_error,
             squared_errors=squared_errors,
             regrets=regrets,
@@ -250,17 +275,31 @@ class OnlineKernelClient(PhaseClient):
             )
         features = _feature_map(request, self.x_test.shape[1])
         error = self._test_error(features, request.theta, weights)
-        reply = wire.EvaluateReply(samples=len(self.x_test), squared_error=error)
+        reply = wire.EvaluateReply(samples=len(self.y_test), squared_error=error)
         return self._tell(request, reply)
+
+    def predict_kernels(self, request: wire.PredictRequest) -> wire.PredictReply:
+        """Predict the held-out rows with the weights kept of an earlier run, and write them."""
+        state = self.open_round(request.session, request.round, 0)
+        if len(self.x_test):
+            weights = read_weights(self, request)
+            features = _feature_map(request, self.x_test.shape[1])
+            parts = [
+                np.vecdot(features(self.x_test[start : start + _CHUNK]), request.theta) @ weights
+                for start in range(0, len(self.x_test), _CHUNK)
+            ]
+            write_outputs(self, np.concatenate(parts))
+        self.close_round(state, request.round, state.payload, 0)
+        return wire.PredictReply(round=request.round, samples=len(self.x_test))
 
     def evaluate_network(self, request: wire.NetworkEvaluateRequest) -> PhaseMessage:
         """Predict the held-out rows with the network adapted to the last samples."""
         self.open_session(request.session)
         widths = _widths(request.layers)
-        inputs = network.project(self.x_test, widths[0], request.seed)
+        inputs = network.project(self.x_test[: len(self.y_test)], widths[0], request.seed)
         predicted = network.predict(self._adapt(request, widths), widths, inputs)
         error = float(((predicted - self.y_test) ** 2).sum())
-        reply = wire.NetworkEvaluateReply(samples=len(self.x_test), squared_error=error)
+        reply = wire.NetworkEvaluateReply(samples=len(self.y_test), squared_error=error)
         return self._tell(request, reply)
 
     # -- pieces
@@ -268,7 +307,7 @@ class OnlineKernelClient(PhaseClient):
     def _test_error(self, features: FeatureMap, theta: Real, weights: Floats) -> float:
         """Squared error summed over the held-out rows, a chunk at a time."""
         error = 0.0
-        for start in range(0, len(self.x_test), _CHUNK):
+        for start in range(0, len(self.y_test), _CHUNK):
             rows = slice(start, start + _CHUNK)
             predicted = np.vecdot(features(self.x_test[rows]), theta) @ weights
             error += float(((predicted - self.y_test[rows]) ** 2).sum())

@@ -17,6 +17,7 @@ from fedkern_flwr.orthogonal_product import default_vectors, draw_orthogonal, ma
 from fedkern_flwr.wire import hierarchical as wire
 
 from .kept_state import KeptState
+from .svm_predictions import keep_part
 
 if TYPE_CHECKING:
     from .hierarchical import SVMClient
@@ -129,8 +130,12 @@ def open_block(client: SVMClient, request: wire.BlockRequest) -> wire.BlockReply
             fitted = Coordinates.fit(total[:half], total[half:], standardised=True)
             deviation = fitted.deviation if request.standardised else np.ones(half)
             kept.arrays["opened"] = np.stack([fitted.mean, deviation])
+            kept.arrays["coordinates"] = kept.arrays["opened"]
         else:
             kept.arrays["opened"] = total * (request.rows if request.kind == "model" else 1.0)
+    if request.kind == "model":
+        part = {"coordinates": kept.arrays["coordinates"], "weights": kept.arrays["opened"]}
+        keep_part(client, request.session, part)
     kind = "columns" if request.kind == "columns" else "weights"
     place = (request.session, kind, request.round, client.partition)
     sealed = [
@@ -233,6 +238,7 @@ def _judge(client: SVMClient, request: wire.OwnerRequest, kept: KeptState) -> wi
         counts = count_outcomes(
             outputs[rows:], table.y_test[tests], len(table.classes), table.label_bound
         )
+    keep_part(client, request.session, {"bias": kept.arrays["bias"]})
     if client.predictions is not None and len(tests):
         table.write_predictions(client.predictions, tests, outputs[rows:])
     return wire.OwnerReply(

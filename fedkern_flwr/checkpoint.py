@@ -8,7 +8,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,20 @@ from numpy.typing import NDArray
 from .errors import CheckpointError
 
 _META = "meta_json"
+#: What reading a damaged archive raises.
+_DAMAGE = (
+    KeyError,
+    TypeError,
+    ValueError,
+    EOFError,
+    OSError,
+    OverflowError,
+    MemoryError,
+    RuntimeError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
@@ -77,7 +93,7 @@ def _read_arrays(
         with np.load(source, allow_pickle=False) as data:
             arrays = {key: data[key] for key in data.files}
         meta = json.loads(bytes(arrays.pop(_META)))
-    except (KeyError, TypeError, ValueError, EOFError, OSError, zipfile.BadZipFile):
+    except _DAMAGE:
         meta = None
     if not isinstance(meta, dict):
         raise CheckpointError(f"{name} is damaged or not one of ours", remedy="start anew")

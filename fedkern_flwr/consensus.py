@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -190,17 +190,9 @@ def balance(primal: float, dual: float, iteration: int) -> float:
     return float(np.clip(np.sqrt(primal / dual), 1.0 / _BALANCE_MOST, _BALANCE_MOST))
 
 
-def next_rho(
-    schedule: RhoSchedule, first: float, rho: float, iteration: int, primal: float, dual: float
-) -> float:
-    """Return rho of the iteration after ``iteration``."""
-    if schedule == "fixed":
-        return rho
-    if schedule == "rising":
-        return first * risen(iteration)
-    if schedule == "balanced":
-        return rho * balance(primal, dual, iteration)
-    assert_never(schedule)
+def growth(schedule: RhoSchedule, iteration: int, balanced: float) -> float:
+    """Return rho in units of the first one; ``balanced`` is the product of all balancing so far."""
+    return risen(iteration) if schedule == "rising" else balanced
 
 
 # -- residuals

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedkern_flwr.checkpoint import save_arrays, write_atomically
+from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import CheckpointError, OptionError, TableError
+from fedkern_flwr.model_file import save_model
 
 from ..strategies import PhaseStrategy
 
@@ -123,8 +124,7 @@ class RunFolder:
 
     def save_model(self, strategy: PhaseStrategy, scaling: str) -> None:
         """Save the model of a strategy and the scaling of its data."""
-        arrays, meta = strategy.model()
-        save_arrays(self.path / ARTIFACTS["model"], arrays, meta)
+        save_model(self.path / ARTIFACTS["model"], strategy.method, *strategy.model())
         write_atomically(self.path / ARTIFACTS["scaling"], scaling.encode())
 
     def tidy(self) -> None:

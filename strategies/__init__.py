@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from .alignment import AlignIds
 from .average import OFSKL, OFMKLAvg
 from .base import PhaseStrategy
+from .column_ranges import ColumnRanges
 from .fdskl import FDSKL
 from .fed_cfk import FedCFK
 from .fed_cg import FedCG
@@ -21,6 +23,8 @@ __all__ = [
     "OFSKL",
     "POFMKL",
     "VMKOFL",
+    "AlignIds",
+    "ColumnRanges",
     "FedCFK",
     "FedCG",
     "HierarchicalSVM",

@@ -191,7 +191,7 @@ class FedCFK(SecureGram):
         self._wanted.setdefault(partition, set()).update(items)
 
     @property
-    def _most_rows(self) -> int:
+    def _most_users(self) -> int:
         return max(party.rows for party in self.parties_.values())
 
     def _kernel_fields(self, kernel: ItemKernel) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class FedCFK(SecureGram):
             "users": self.rows_,
             "regularization": self.regularization,
             "subtract_mean": self.subtract_mean,
-            "rows": self._most_rows,
+            "rows": self._most_users,
             "self_masks": self.self_masks,
             "items": self.items_,
             "coefficients": np.array(self.coefficients),
@@ -241,7 +241,7 @@ class FedCFK(SecureGram):
             grid,
             wire.RANKING_SUM,
             len(RANKING) + 1,
-            {everybody: ranking_encoding(self._most_rows)},
+            {everybody: ranking_encoding(self._most_users)},
             ask,
             wire.RecommendReply,
             timeout,

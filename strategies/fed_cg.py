@@ -28,6 +28,7 @@ from fedkern_flwr.least_squares import (
     Penalty,
     check_regularization,
 )
+from fedkern_flwr.model_file import check_model
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.product_kernel import (
     PRODUCT_KERNELS,
@@ -383,6 +384,8 @@ class FedCG(HybridStrategy):
             raise CheckpointError(
                 "the model was made with other options", remedy="use FedCG.of_model(meta)"
             )
+        shapes = {"coefficients": (self.landmarks, int(model["outputs"]))}
+        check_model(self.method, arrays, model, shapes)
         self._open(grid, timeout, None, of=model)
         try:
             self.coefficients_, self.gammas_ = arrays["coefficients"], arrays["gammas"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedkern_flwr.consensus import Floats, Residuals, balance, penalty_of, risen
+from fedkern_flwr.consensus import Floats, Residuals, balance, growth, penalty_of
 from fedkern_flwr.wire import hierarchical as wire
 
 from .hierarchical_steps import Steps, again
@@ -54,8 +54,7 @@ class FlatLoop:
     def rho(self) -> float:
         """The penalty of the iteration at hand."""
         strategy = self.strategy
-        rising = strategy.chosen_schedule == "rising"
-        return strategy.first_rho(0) * (risen(self.done) if rising else self._factor)
+        return strategy.first_rho(0) * growth(strategy.chosen_schedule, self.done, self._factor)
 
     def run(self, rounds: int) -> bool:
         """Iterate until the residuals are small, or all rounds are done."""

@@ -14,9 +14,9 @@ from fedkern_flwr.consensus import (
     Residuals,
     balance,
     global_center,
+    growth,
     may_advance,
     penalty_of,
-    risen,
 )
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.exchange import Courier, Failure, Outcome, read_reply, request_messages
@@ -175,8 +175,7 @@ class GroupLoop:
             if self.done[number] <= limit:
                 messages += self._requests(self.groups[number])
         if self._masked is not None and _AGENTS not in self._deadline:
-            messages += strategy.unmask_messages([self._masked], self.tick)
-            self._deadline[_AGENTS] = time.monotonic() + self.steps.timeout
+            messages += self._unmask_messages()
         if messages:
             self._outcome.failures.update(self._courier.send(messages, phase="svm-local"))
 
@@ -252,7 +251,7 @@ class GroupLoop:
     def _drain(self) -> None:
         """Wait until no node is at work."""
         if self._masked is not None and _AGENTS not in self._deadline:
-            self._ask_to_unmask()
+            self._send_unmask()
         pause = _POLL_FIRST
         while self._running or self._masked is not None:
             pause = self._collect(pause)
@@ -367,16 +366,15 @@ class GroupLoop:
     # -- agents
 
     def _rho(self, number: int) -> float:
-        first = self.strategy.first_rho(number)
-        rising = self.strategy.chosen_schedule == "rising"
-        return first * (risen(self.done[number]) if rising else self._factors[0])
+        strategy, done = self.strategy, self.done[number]
+        return strategy.first_rho(number) * growth(strategy.chosen_schedule, done, self._factors[0])
 
     def _sigma(self, done: int, factor: float) -> float:
         strategy, steps = self.strategy, self.steps
         if strategy.sigma is not None:
             return float(strategy.sigma)
         first = float(np.mean([strategy.first_rho(group.number) for group in steps.groups]))
-        grown = risen(done) if strategy.chosen_schedule == "rising" else factor
+        grown = growth(strategy.chosen_schedule, done, factor)
         return first * grown * len(steps.users) / len(steps.groups)
 
     def _combine(self, advancing: set[int], ordering: set[int]) -> None:
@@ -426,14 +424,18 @@ class GroupLoop:
         else:
             self._masked, self._advanced = total, advancing
             if strategy.staleness:  # no request to the users is about to leave for all groups
-                self._ask_to_unmask()
+                self._send_unmask()
 
-    def _ask_to_unmask(self) -> None:
+    def _send_unmask(self) -> None:
         """Have the agents unmask their sum, in an exchange of its own."""
-        assert self._masked is not None
-        messages = self.strategy.unmask_messages([self._masked], self.tick)
+        messages = self._unmask_messages()
         self._outcome.failures.update(self._courier.send(messages, phase="unmask"))
+
+    def _unmask_messages(self) -> list[Message]:
+        """Return what asks the agents to unmask their sum; they have until the time-out."""
+        assert self._masked is not None
         self._deadline[_AGENTS] = time.monotonic() + self.steps.timeout
+        return self.strategy.unmask_messages([self._masked], self.tick)
 
     def _order(self, ordering: set[int]) -> tuple[RunningSum | None, list[RunningSum]]:
         """Begin the agents' sum and the next sums of groups."""

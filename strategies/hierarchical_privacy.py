@@ -68,6 +68,26 @@ def seen_by(strategy: HierarchicalSVM) -> dict[str, Any]:
     return found
 
 
+def predictions_seen_by(strategy: HierarchicalSVM) -> dict[str, Any]:
+    """Return what is seen when rows are predicted with a saved model."""
+    if strategy.partition == "horizontal":
+        return {
+            "protocol": "predictions stay at the users",
+            "server_sees": [_SIZES, "how many rows each user predicted"],
+            "user_sees": ["the model"],
+        }
+    return {
+        **strategy.whole_sums_privacy(),
+        "server_sees": [
+            _SIZES,
+            "pseudonyms of the rows, and which users hold them",
+            "how many rows were predicted",
+        ],
+        "owner_sees": ["outputs of the new rows: a linear function of all columns"],
+        "user_sees": ["means, variances and the model of its group's columns"],
+    }
+
+
 def warnings_of(strategy: HierarchicalSVM) -> list[str]:
     """Return what the chosen modes give away, a line each."""
     found = []

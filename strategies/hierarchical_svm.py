@@ -11,6 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
 
 from fedkern_flwr import groups
 from fedkern_flwr.consensus import (
@@ -25,6 +26,7 @@ from fedkern_flwr.errors import CheckpointError, EngineError, FedKernError, Opti
 from fedkern_flwr.groups import Group
 from fedkern_flwr.linear_model import LOSS_OF, MODELS, Model
 from fedkern_flwr.local_solvers import Loss
+from fedkern_flwr.model_file import check_model
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.orthogonal_product import PRODUCTS, Product
 from fedkern_flwr.product_kernel import check_gamma
@@ -34,7 +36,8 @@ from fedkern_flwr.wire.hierarchical import SVMDescribeReply
 from .base import Arrays, at_least, logger
 from .hierarchical_flat import FlatLoop
 from .hierarchical_groups import GroupLoop
-from .hierarchical_privacy import seen_by, warning_of_groups, warnings_of
+from .hierarchical_predictions import PredictionLoop, predict_at_users, shapes_of
+from .hierarchical_privacy import predictions_seen_by, seen_by, warning_of_groups, warnings_of
 from .hierarchical_steps import Steps
 from .hierarchical_vertical import VisitLoop
 from .whole_cohort import WholeCohortStrategy
@@ -47,6 +50,13 @@ LostGroups = Literal["stop", "leave-out"]
 PARTITIONS = ("horizontal", "vertical")
 ARCHITECTURES = ("hierarchical", "centralised", "chain")
 
+#: Options that determine who predicts, and the attributes that hold them.
+_OF_MODELS = {
+    "partition": "partition",
+    "model": "kind",
+    "architecture": "architecture",
+    "product": "product",
+}
 _FEATURES = 500
 _RELAXATION = 1.7
 _RESIDUAL, _GAP = 0.01, 1e-3
@@ -284,6 +294,7 @@ class HierarchicalSVM(WholeCohortStrategy):
         self.saved, self.rounds = 0, 0
         self._arrays: Arrays = {}
         self._columns = 0
+        self._predicting = False
 
     # -- what follows from the options
 
@@ -394,11 +405,27 @@ class HierarchicalSVM(WholeCohortStrategy):
             "feature_seed": self.run_seed,
             "outputs": self.outputs_,
             "classes": self.classes_,
+            "session": self.model_of[0] or self.session,
+            "tables": self._tables(),
         }
         return dict(self._arrays), meta
 
+    def _tables(self) -> dict[str, list[Any]]:
+        """Return names and number of the columns of each group, and what the labels are."""
+        known = {p.partition: p for p in self.described_parties()}
+        tables: dict[str, list[Any]] = {}
+        for group in self.groups_:
+            first = known[group.users[0]]
+            number = str(group.number) if self.partition == "vertical" else "all"
+            tables.setdefault(number, [first.columns, first.features])
+        if labelled := next((p for p in known.values() if p.outputs), None):
+            tables["labels"] = [labelled.labels, labelled.label_bound]
+        return tables
+
     def privacy(self) -> dict[str, Any]:
         """Return what is seen by whom."""
+        if self._predicting:
+            return predictions_seen_by(self)
         others = self.losing == "leave-out" and not self.ring
         return {**self.whole_sums_privacy(int(others)), **seen_by(self)}
 
@@ -431,7 +458,7 @@ class HierarchicalSVM(WholeCohortStrategy):
             else groups.check_horizontal(parties)
         )
         groups.check_single(self.groups_, parties, allow_single=self.allow_single)
-        if text := warning_of_groups(self):
+        if not self._predicting and (text := warning_of_groups(self)):
             logger.warning(text)
         self.outputs_, self.classes_ = first.outputs, first.classes
         self.label_bound_ = first.label_bound
@@ -448,7 +475,10 @@ class HierarchicalSVM(WholeCohortStrategy):
         if self.partition == "vertical":
             users.append(first.partition)
             self.row_plan_ = groups.match_rows(
-                parties, self.groups_, drop=self.missing == "drop-row"
+                parties,
+                self.groups_,
+                drop=self.missing == "drop-row",
+                held_out=self._predicting,
             )
         found = [sorted(users)]
         if self.architecture == "hierarchical":
@@ -574,6 +604,81 @@ class HierarchicalSVM(WholeCohortStrategy):
             numbers = {k: v for k, v in row.items() if k != "round"}
             result.train_metrics_clientapp[row["round"]] = MetricRecord(numbers)
         return result
+
+    def predict(
+        self,
+        grid: Grid,
+        arrays: Mapping[str, NDArray[Any]],
+        meta: Mapping[str, Any],
+        *,
+        timeout: float = 3600,
+    ) -> None:
+        """Have held-out rows predicted with a model that was saved.
+
+        Users of a horizontal split get the model and predict their own rows. In a vertical split
+        agents and label owner take up their parts of the model, which they kept; the label owner
+        gets the outputs of its rows. Nothing but their number is sent to the server.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid, of any engine.
+        arrays : mapping
+            Arrays of the model, see :meth:`model`.
+        meta : mapping
+            What else belongs to the model.
+        timeout : float (default: 3600)
+            Seconds to wait for the replies of one exchange.
+
+        Raises
+        ------
+        CheckpointError
+            The model is not one of this method, of these options or of these nodes.
+        CohortError, ProtocolError, TableError, OptionError
+            See :meth:`start`.
+        """
+        check_model(self.method, arrays, meta, shapes_of(meta))
+        if any(meta.get(name) != getattr(self, own) for name, own in _OF_MODELS.items()):
+            raise CheckpointError(
+                "the model was made with other options", remedy="use HierarchicalSVM.of_model(meta)"
+            )
+        self._reset()
+        self._predicting, self.model_of = True, (str(meta["session"]), 0)
+        self.run_seed, self._arrays = int(meta["seed"]), dict(arrays)
+        self.gather(grid, secure=True)
+        try:
+            if meta["tables"] != self._tables():
+                raise CheckpointError(
+                    "the nodes have other columns, groups or classes than the model was made with",
+                    remedy="bring back the tables and groups of that run",
+                )
+            if self.partition == "vertical":
+                samples = PredictionLoop(self, grid, timeout).predict(self.model_of[0])
+            else:
+                samples = predict_at_users(self, grid, arrays, meta, timeout)
+            self.metrics_ = {"predicted_rows": samples}
+        finally:
+            self._part(grid, timeout)
+
+    @classmethod
+    def of_model(cls, meta: Mapping[str, Any], **more: Any) -> HierarchicalSVM:
+        """Return a strategy with the options of a model that was saved.
+
+        Raises
+        ------
+        CheckpointError
+            It is not a model of this method.
+        """
+        check_model(cls.method, {}, meta, {})
+        needed = {*_OF_MODELS, "session", "tables", "outputs", "columns", "features", "gamma"}
+        if not needed <= set(meta):
+            raise CheckpointError(
+                "the model says too little of itself", remedy="bring the file that the run saved"
+            )
+        chosen = {name: meta[name] for name in _OF_MODELS}
+        if meta["model"] == "rbf":
+            chosen |= {"features": meta["features"], "gamma": meta["gamma"]}
+        return cls(**chosen, **more)
 
     def _go_on(self, meta: Mapping[str, Any]) -> None:
         if meta.get("nodes") != self.nodes_digest():

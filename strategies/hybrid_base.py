@@ -10,8 +10,8 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from fedkern_flwr import hybrid
-from fedkern_flwr.errors import OptionError
-from fedkern_flwr.hybrid import MissingBlocks, Plan, check_alone, make_plan
+from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.hybrid import HOSPITAL, MissingBlocks, Plan, check_alone, make_plan
 from fedkern_flwr.landmarks import Sampling
 from fedkern_flwr.least_squares import Penalty
 from fedkern_flwr.product_kernel import ProductKernel
@@ -142,6 +142,11 @@ class HybridStrategy(WholeCohortStrategy):
 
     def _make_plan(self) -> None:
         parties = list(self.described_parties())
+        if self.model_of[0] and not any(p.role == HOSPITAL and p.test_rows for p in parties):
+            raise TableError(
+                "no hospital holds rows to predict",
+                remedy="name test-data in the --node-config of those that shall predict",
+            )
         self.plan_ = make_plan(parties, self.missing, predict=bool(self.model_of[0]))
         check_alone(
             self.plan_,

@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
-from fedkern_flwr.errors import OptionError, ProtocolError
+from fedkern_flwr.errors import (
+    CheckpointError,
+    CohortError,
+    FedKernError,
+    OptionError,
+    ProtocolError,
+    TableError,
+)
+from fedkern_flwr.exchange import read_reply, request_messages
+from fedkern_flwr.model_file import check_model
 from fedkern_flwr.online import Selection, Subset, check_choice, regret_bound, shared_subset
 from fedkern_flwr.wire import online as wire
 
-from .base import PLAIN_GRADIENTS, at_least, logger, within
+from .base import PLAIN_GRADIENTS, Arrays, at_least, logger, within
 from .kernel_online import KernelOnlineStrategy
 from .online import FEW, Floats
 
 DEFAULT_KERNELS_PER_ROUND = 25
 _NEGLIGIBLE = 1e-9
+#: Options by which features and weights are made of a model.
+_OF_MODELS = (
+    "bandwidths",
+    "features",
+    "regularization",
+    "precision",
+    "frequency_draw",
+    "step_size",
+    "seed",
+)
 
 
 class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
@@ -137,6 +160,11 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
             )
         return super().initial_arrays(dimension)
 
+    def _reset(self) -> None:
+        super()._reset()
+        self._predicting = False
+        self._model: tuple[Arrays, dict[str, Any]] | None = None  # that predictions are made with
+
     def options(self) -> dict[str, Any]:
         """Return the options that determine the model."""
         return {
@@ -147,8 +175,30 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
             "subset": self.subset,
         }
 
+    def model(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return theta, and what a prediction needs to know; the weights stay with the clients."""
+        if self._model is not None:
+            return self._model
+        arrays, meta = super().model()
+        party = next(iter(self.parties_.values()), None)
+        table = {
+            "session": self._session,
+            "columns": "" if party is None else party.columns,
+            "dimension": 0 if party is None else party.features,
+        }
+        return arrays, {**meta, **table}
+
     def privacy(self) -> dict[str, Any]:
         """Return what the server sees."""
+        if self._predicting:
+            return {
+                "protocol": "predictions stay at the clients",
+                "server_sees": [
+                    "number of rows and columns per client, digest of the column names",
+                    "how many rows each client predicted",
+                ],
+                "never_leaves_the_client": ["rows", "predictions", "weights over the kernels"],
+            }
         if self._is_secure:
             seen = self.secure_privacy("gradients and statistics", "weights over the kernels")
             if self.lonely_kernels > _NEGLIGIBLE:
@@ -218,3 +268,127 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
         gradient = np.zeros_like(self.theta_)
         gradient[self._chosen] = total.reshape(-1, gradient.shape[1])
         return self.move(gradient)
+
+    # -- predictions with a model that was saved
+
+    def predict(
+        self,
+        grid: Grid,
+        arrays: Mapping[str, NDArray[Any]],
+        meta: Mapping[str, Any],
+        *,
+        timeout: float = 3600,
+    ) -> None:
+        """Have the clients predict their held-out rows with a model and weights of their own.
+
+        A client uses the weights that it kept after its last round of the run that made the model,
+        and writes the predictions; only how many there are is sent.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid, of any engine.
+        arrays : mapping
+            Arrays of the model, see :meth:`model`.
+        meta : mapping
+            What else belongs to the model.
+        timeout : float (default: 3600)
+            Seconds to wait for the replies.
+
+        Raises
+        ------
+        CheckpointError
+            The model is not one of this method or of these options.
+        TableError
+            The clients have other columns than the model, or no rows to predict.
+        ProtocolError
+            A client cannot predict its rows; the others have.
+        CohortError
+            Not all clients are there, or some did not answer.
+        """
+        self._check_model(arrays, meta)
+        self._reset()
+        self._predicting, self._model = True, (dict(arrays), dict(meta))
+        self._samples, self._run_seed = int(meta["samples"]), int(meta["seed"])
+        self._is_secure = bool(meta["secure"])
+        self.theta_ = np.asarray(arrays["theta"], np.float64)
+        self.gather(grid, secure=self._is_secure)  # clients of secure runs take part in no others
+        try:
+            self._predict(grid, str(meta["session"]), timeout)
+        finally:
+            with contextlib.suppress(FedKernError):
+                self.finish_sums(grid, number=2, timeout=timeout)
+
+    def _check_model(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
+        shapes = {"theta": (self.kernels, 2 * self.features), "bandwidths": (self.kernels,)}
+        check_model(self.method, arrays, meta, shapes)
+        own = KernelOnlineStrategy.options(self)
+        if any(meta.get(name) != own[name] for name in _OF_MODELS if name != "seed"):
+            raise CheckpointError(
+                "the model was made with other options", remedy="use POFMKL.of_model(meta)"
+            )
+
+    def _predict(self, grid: Grid, session: str, timeout: float) -> None:
+        party = next(iter(self.parties_.values()))
+        assert self._model is not None
+        meta = self._model[1]
+        if (party.columns, party.features) != (meta["columns"], meta["dimension"]):
+            raise TableError(
+                "the clients have other columns than the model was learned from",
+                remedy="bring the same columns in the same order",
+            )
+        rule, rate = self.weight_rule()
+        request = wire.PredictRequest(
+            session=self._session,
+            round=1,
+            step=0,
+            samples=0,
+            checkpoint_every=0,
+            model=session,
+            weight_rule=rule,
+            learning_rate=rate,
+            **{**self.kernel_fields(), "theta": self.theta_.astype(self.precision)},
+        )
+        nodes = self.active_nodes()
+        sections = None if self.sums is None else self.sum_sections([])
+        messages = request_messages(request, nodes, group_id="predict", sections=sections)
+        outcome = self.run_phase(
+            grid, messages, phase=request.phase, timeout=timeout, number=1, required=0
+        )
+        if outcome.failures:
+            node, failure = min(outcome.failures.items())
+            all_failed = len(outcome.failures)
+            others = f" ({all_failed} clients in all)" if all_failed > 1 else ""
+            _, _, text = failure.detail.partition(": ")
+            if text:
+                raise ProtocolError(f"{text}{others}")
+            raise CohortError(
+                f"{self.party(node)} did not predict: {failure}{others}",
+                remedy="mend it and predict again",
+            )
+        samples = 0
+        for message in self.in_order(outcome):
+            where = self.party(message.metadata.src_node_id)
+            samples += read_reply(wire.PredictReply, message, party=where).samples
+        if not samples:
+            raise TableError(
+                "no client holds rows to predict",
+                remedy="name test-data in the --node-config of those that shall predict",
+            )
+        self.metrics_ = {"predicted_rows": samples}
+
+    @classmethod
+    def of_model(cls, meta: Mapping[str, Any], **more: Any) -> POFMKL:
+        """Return a strategy with the options of a model that was saved.
+
+        Raises
+        ------
+        CheckpointError
+            It is not a model of this method.
+        """
+        check_model(cls.method, {}, meta, {})
+        if not {*_OF_MODELS, "samples", "secure", "session", "columns", "dimension"} <= set(meta):
+            raise CheckpointError(
+                "the model says too little of itself", remedy="bring the file that the run saved"
+            )
+        return cls(**{name: meta[name] for name in _OF_MODELS}, **more)

@@ -17,7 +17,8 @@ from fedkern_flwr.wire import PhaseMessage
 from .base import at_least
 from .summing import SummingStrategy
 
-FINAL = ("ProtocolError:", "OptionError:", "TableError:", "SumError:")  # another try is no use
+#: Errors of clients after which another try is no use.
+FINAL = ("ProtocolError:", "OptionError:", "TableError:", "SumError:", "CheckpointError:")
 
 
 class WholeCohortStrategy(SummingStrategy):

@@ -125,7 +125,7 @@ def check_partitions(parties: Sequence[DescribeReply]) -> None:
         what, which = ("missing", missing) if missing else ("out of range", outside)
         raise PartitionError(
             f"{len(seen)} of {total} partitions are there; {what}: {_shorten(which)}",
-            remedy="start the missing nodes or correct num-partitions",
+            remedy="start the missing nodes, with registered keys, or correct num-partitions",
             phase="describe",
         )
 

@@ -21,6 +21,7 @@ __all__ = [
     "GROUP_SUM",
     "JUDGED_SUM",
     "OUTPUT_SUM",
+    "PREDICTED_SUM",
     "STATISTICS_SUM",
     "AgentReply",
     "AgentRequest",
@@ -30,6 +31,8 @@ __all__ = [
     "ChainRequest",
     "ColumnsReply",
     "ColumnsRequest",
+    "ContributeReply",
+    "ContributeRequest",
     "EvaluateReply",
     "EvaluateRequest",
     "LocalReply",
@@ -40,6 +43,10 @@ __all__ = [
     "OwnerRequest",
     "PadReply",
     "PadRequest",
+    "PredictReply",
+    "PredictRequest",
+    "RecallReply",
+    "RecallRequest",
     "RingReply",
     "RingRequest",
     "SVMDescribeReply",
@@ -49,6 +56,8 @@ __all__ = [
     "StatisticsRequest",
     "VisitReply",
     "VisitRequest",
+    "WriteReply",
+    "WriteRequest",
 ]
 
 #: Means and mean squares of the columns, over all users.
@@ -63,6 +72,8 @@ FLAT_SUM = "users"
 OUTPUT_SUM = "outputs"
 #: Outputs of the model, those of held-out rows as well; for the label owner alone.
 JUDGED_SUM = "judged outputs"
+#: Outputs of a saved model for new rows; for the label owner alone.
+PREDICTED_SUM = "predicted outputs"
 #: Loss on the rows to learn from, outcomes on held-out rows.
 EVALUATION_SUM = "evaluation"
 
@@ -625,3 +636,127 @@ class OwnerReply(SVMReply):
     bound: float
     sealed: NDArray[Any] = array("sealed", dtype="byte")
     counts: NDArray[Any] = array("counts", dtype="float64")
+
+
+# -- predictions with a model that was saved
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictRequest(SVMRequest):
+    """To users of a horizontal split: predict the held-out rows with a model, and write them.
+
+    Attributes
+    ----------
+    features : int
+        Random Fourier frequencies, 0 for the columns as they are.
+    gamma : float
+        Width of the kernel; 0 without features.
+    feature_seed : int
+        Seed of the frequencies.
+    weights, bias : ndarray, shapes (k, d) or (k, 2 D), and (k,)
+    raw_mean, raw_deviation : ndarray, shapes (d,), or empty
+        By which columns are standardised before random features are made of them.
+    """
+
+    phase = "svm-predict"
+    features: int
+    gamma: float
+    feature_seed: int
+    weights: NDArray[Any] = array("outputs", "width", dtype="float64")
+    bias: NDArray[Any] = array("outputs", dtype="float64")
+    raw_mean: NDArray[Any] = array("raw columns", dtype="float64")
+    raw_deviation: NDArray[Any] = array("raw columns", dtype="float64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictReply(SVMReply):
+    """How many rows the user has predicted, 0 if it holds none out."""
+
+    phase = "svm-predict"
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallRequest(SVMRequest):
+    """To agents of a vertical split: pass the group's part of a model on to the users.
+
+    Attributes
+    ----------
+    model : str
+        Session of the run that made the model.
+    users : ndarray of int32
+        Users of the group.
+    """
+
+    phase = "svm-recall"
+    model: str
+    users: NDArray[Any] = array("users", dtype="index")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallReply(SVMReply):
+    """Means and deviations of the columns, and the weights, sealed for each user in turn."""
+
+    phase = "svm-recall"
+    sealed: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContributeRequest(SVMRequest):
+    """To users of a vertical split: contribute to the outputs of new rows.
+
+    Attributes
+    ----------
+    agent, owner : int
+        Partitions of the group's agent, and of the label owner.
+    rows, width : int
+        Rows of the plan, and outputs of each.
+    sealed_round : int
+        Step in which the agent sealed its part.
+    sealed : bytes
+        See :class:`RecallReply`.
+    take, place : ndarray of int32, shape (m,)
+        See :class:`ColumnsRequest`.
+    """
+
+    phase = "svm-contribute"
+    agent: int
+    owner: int
+    rows: int
+    width: int
+    sealed_round: int
+    sealed: bytes
+    take: NDArray[Any] = array("rows", dtype="index")
+    place: NDArray[Any] = array("rows", dtype="index")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContributeReply(SVMReply):
+    """Carries the upload."""
+
+    phase = "svm-contribute"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteRequest(SVMRequest):
+    """To the label owner: open the outputs of its held-out rows, and write them.
+
+    Attributes
+    ----------
+    model : str
+        Session of the run that made the model.
+    take : ndarray of int32
+        Positions of the plan's rows among those that the owner announced.
+    """
+
+    phase = "svm-write"
+    model: str
+    take: NDArray[Any] = array("taken", dtype="index")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteReply(SVMReply):
+    """How many rows are predicted."""
+
+    phase = "svm-write"
+    samples: int

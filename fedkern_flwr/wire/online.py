@@ -233,6 +233,33 @@ class EvaluateReply(PhaseMessage):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PredictRequest(KernelRequest):
+    """Predict the node's held-out rows with the weights it kept of an earlier run; write them.
+
+    Attributes
+    ----------
+    model : str
+        Session of the run that made the model.
+    weight_rule, learning_rate
+        As in that run.
+    """
+
+    phase = "online-predict"
+    model: str
+    weight_rule: str
+    learning_rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictReply(PhaseMessage):
+    """How many rows the node has predicted, 0 if it holds none out."""
+
+    phase = "online-predict"
+    round: int
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class NetworkRequest(StreamRequest):
     """PerFedAvg: adapt the network to the previous samples, send the meta-gradient.
 

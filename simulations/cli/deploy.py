@@ -199,9 +199,9 @@ def _predict(screen: Screen, name: str, path: Path, values: dict[str, Any]) -> d
         screen, folder, config, nodes, {"predict": str(model)}, keep=values["keep"]
     )
     made = {str(file.relative_to(folder.path.resolve())): _rows(file) for file in files}
-    for file, rows in made.items():
-        screen.note(f"{rows} rows: {folder.path / file}")
-    return {"method": name, "engine": _ENGINE, "predictions": made, **answer, **times}
+    for part, rows in made.items():
+        screen.note(f"{rows} rows: {folder.path / part}")
+    return {"engine": _ENGINE, "predictions": made, **answer, **times}
 
 
 def _rows(file: Path) -> int:

@@ -36,6 +36,7 @@ _START = 60.0  # seconds for SuperLink and nodes to come up
 _COMMAND = 120.0  # seconds for a command of Flower's
 _LOOK = 8.0  # seconds from one look at the status of a run to the next: each takes a process
 _FINISHED = "finished"
+_REFUSED = ("Failed to activate SuperNode", "Exit Code: 304", "Exit Code: 305")
 
 Say = Callable[[str], None]
 
@@ -203,6 +204,12 @@ class LocalDeployment:
     def _refuse_ended(self) -> None:
         for name in self.processes.ended():
             log = self.processes.log_of(name)
+            if any(mark in log.read_text(errors="replace") for mark in _REFUSED):
+                raise EngineError(
+                    f"{name} is refused by the SuperLink: its key is not registered, or another "
+                    "node uses it",
+                    remedy=f"register its public key first; {log} has the details",
+                )
             raise EngineError(f"{name} has ended: {last_line(log)}", remedy=f"read {log}")
 
     # -- runs

@@ -54,7 +54,7 @@ def predict_rows(
     CheckpointError
         The folder has no model.
     """
-    arrays, meta, scaling = read_model(folder)
+    arrays, meta, scaling = read_model(folder, config["method"])
     prepared = prepare_gram(GramSettings.from_values(config["data"]))
     if not isinstance(prepared, InstanceData):
         raise OptionError(

@@ -56,7 +56,7 @@ def predict_rows(
     CheckpointError
         The folder has no model.
     """
-    arrays, meta, scaling = read_model(folder)
+    arrays, meta, scaling = read_model(folder, config["method"])
     x, ids = read_rows(data, scaling, id_column, str(config["data"].get("label") or ""))
     settings = HybridSettings.from_values(config["data"])
     prepared = HybridData(settings)

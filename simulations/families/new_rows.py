@@ -12,23 +12,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.checkpoint import load_arrays, write_atomically
+from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import CheckpointError, TableError
 from fedkern_flwr.labels import decide
+from fedkern_flwr.model_file import load_model
 from fedkern_flwr.tables import load_table
 
 Floats = NDArray[np.float64]
 
 
-def read_model(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any], dict[str, Any]]:
+def read_model(
+    folder: Path, method: str
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any], dict[str, Any]]:
     """Return arrays and meta of a run's model, and how its table was scaled.
 
     Raises
     ------
     CheckpointError
-        The folder has no model.
+        The folder has no model, or one of another method.
     """
-    arrays, meta = load_arrays(folder / "model.npz")
+    arrays, meta = load_model(folder / "model.npz", method)
     try:
         return arrays, meta, json.loads((folder / "scaling.json").read_text())
     except (OSError, ValueError):

@@ -196,7 +196,7 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
         """
         if id_column is not None:
             raise OptionError("ratings have no ids of records", remedy="leave out --id")
-        arrays, meta, scaling = read_model(folder)
+        arrays, meta, scaling = read_model(folder, config["method"])
         names, items, own = tuple(scaling["items"]), arrays["items"], config["data"]
         run_columns = [own[n] or n for n in _COLUMNS_READ if n != "rating" or own[n]]
         found = load_interactions(

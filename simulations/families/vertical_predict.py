@@ -53,7 +53,7 @@ def predict_rows(
     CheckpointError
         The folder has no model.
     """
-    _, meta, scaling = read_model(folder)
+    _, meta, scaling = read_model(folder, config["method"])
     x, ids = read_rows(data, scaling, id_column, str(config["data"].get("label") or ""))
     settings = VerticalSettings.from_values(config["data"])
     rows = np.flatnonzero(np.isfinite(x).all(axis=1))

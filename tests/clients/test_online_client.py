@@ -153,7 +153,9 @@ def test_rows_with_nan_are_refused_at_the_start(where: str, value: float) -> Non
     data = {"x": rng.random((4, 3)), "y": rng.random(4)}
     data |= {"x_test": rng.random((4, 3)), "y_test": rng.random(4)}
     data[where].flat[1] = value
-    with pytest.raises(TableError, match="partition 2: NaN or infinite values; clean the table"):
+    with pytest.raises(
+        TableError, match="partition 2, phase describe: NaN or infinite values; clean the table"
+    ):
         ask(client(**data), DescribeRequest(session="s", method="m", resume_round=0))
 
 

@@ -13,9 +13,9 @@ from fedkern_flwr.consensus import (
     balance,
     global_center,
     group_center,
+    growth,
     initial_rho,
     may_advance,
-    next_rho,
     paper_group_center,
     penalty_of,
     relax,
@@ -90,9 +90,9 @@ def test_penalties() -> None:
     assert (balance(1e9, 1.0, 5), balance(1.0, 1e9, 60)) == (2.0, 0.5)
     for primal, dual, k in ((1e9, 1.0, 6), (1e9, 1.0, 65), (0.0, 1.0, 5), (1.0, 0.0, 5)):
         assert balance(primal, dual, k) == 1.0
-    assert next_rho("fixed", 1.0, 3.0, 5, 9.0, 1.0) == 3.0
-    assert next_rho("rising", 2.0, 3.0, 40, 9.0, 1.0) == pytest.approx(40.0)
-    assert next_rho("balanced", 2.0, 3.0, 5, 9.0, 4.0) == pytest.approx(4.5)
+    assert growth("fixed", 5, 1.0) == 1.0
+    assert growth("rising", 40, 1.0) == pytest.approx(20.0)
+    assert growth("balanced", 40, 1.5) == 1.5
 
 
 def test_residuals() -> None:

@@ -157,6 +157,23 @@ def test_rows_that_are_missing() -> None:
         match_rows(empty, found, drop=True)
 
 
+def test_held_out_rows_alone_are_matched_for_predictions() -> None:
+    parties = column_parties()
+    found = read_groups(parties, layers=True)
+    plan = match_rows(parties, found, drop=False, held_out=True)
+    assert (plan.rows, plan.all_rows, plan.dropped) == (0, 2, 0)
+    np.testing.assert_array_equal(plan.owner, [4, 5])
+    owner = parties[6].ids[plan.owner]
+    for k in range(4):
+        np.testing.assert_array_equal(parties[k].ids[plan.take[k]], owner[plan.place[k]])
+        assert plan.learned(k).size == 0
+    places = np.concatenate([plan.place[k] for k in (2, 3)])
+    np.testing.assert_array_equal(np.sort(places), [0, 1])
+    parties[6] = replace(parties[6], test_rows=0, ids=parties[6].ids[:4])
+    with pytest.raises(TableError, match="partition 6: the label owner holds no rows to predict"):
+        match_rows(parties, found, drop=True, held_out=True)
+
+
 @pytest.mark.parametrize(
     ("who", "change", "error", "text"),
     [

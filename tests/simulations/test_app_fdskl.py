@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from flwr.clientapp import ClientApp
 
-from fedkern_flwr.checkpoint import load_arrays
+from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.errors import FedKernError, ProtocolError
 from fedkern_flwr.frequencies import draw_directions, draw_offsets
+from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations import InProcessGrid, simulate
 from fedkern_flwr.simulations.families.vertical_data import VerticalData, VerticalSettings
 from fedkern_flwr.simulations.methods import options
@@ -57,10 +57,7 @@ def run(app: SimpleNamespace) -> Callable[..., None]:
         changes = {name.replace("_", "-"): value for name, value in config.items()}
         assert set(changes) <= set(app.config)
         own = {**app.config, **changes}
-        client = ClientApp(
-            client_fn=lambda context: app.client_app.make_client(context).to_client()
-        )
-        grid = InProcessGrid(client, len(nodes))
+        grid = InProcessGrid(app.client_app.app, len(nodes))
         for context, node in zip(grid.contexts.values(), nodes, strict=True):
             context.node_config.update(node)
             context.run_config.update(own)
@@ -157,11 +154,15 @@ def parties(tmp_path: Path) -> Parties:
     return Parties(tmp_path)
 
 
-def pooled_outputs(parties: Parties) -> np.ndarray:
-    """Return what a single owner of all columns predicts for the new rows, plain NumPy."""
-    omega = [draw_directions(s, 0, FEATURES, 2, "rbf", GAMMA) for s in parties.seeds]
+def pooled_outputs(parties: Parties, first: int = 0) -> np.ndarray:
+    """Return what a single owner of all columns predicts for the new rows, plain NumPy.
+
+    The columns are those of the parties from the ``first``.
+    """
+    seeds = parties.seeds[first:]
+    omega = [draw_directions(s, 0, FEATURES, 2, "rbf", GAMMA) for s in seeds]
     b = sum(draw_offsets(s, 0, FEATURES, "rbf", GAMMA) for s in parties.seeds)
-    z = np.sqrt(2.0 / FEATURES) * np.cos(parties.x @ np.hstack(omega).T + b)
+    z = np.sqrt(2.0 / FEATURES) * np.cos(parties.x[:, 2 * first :] @ np.hstack(omega).T + b)
     train, labels = z[parties.train], parties.y[parties.train]
     n = len(train)
     normal = 2.0 / n * train.T @ train + PENALTY * np.eye(FEATURES)
@@ -180,7 +181,7 @@ def test_flwr_run_gives_the_model_of_simulate(superlink: Any, tmp_path: Path) ->
     saved, folder = tmp_path / "model.npz", tmp_path / "predictions"
     config = f'data="wine" features=50 seed=3 model="{saved}" predictions="{folder}"'
     run_id = superlink.run(copy, config, clients=3)
-    _, meta = load_arrays(saved)
+    _, meta = load_model(saved)
 
     prepared = VerticalData(VerticalSettings("wine", parties=3, seed=3))
     strategy = FDSKL(features=50, seed=3)
@@ -205,7 +206,7 @@ def test_deployed_nodes_give_the_pooled_model_and_predict_new_rows(
 ) -> None:
     saved = str(tmp_path / "model.npz")
     run(parties.nodes, **ONE_SHOT, model=saved)
-    arrays, meta = load_arrays(Path(saved))
+    arrays, meta = load_model(Path(saved))
     assert arrays == {}  # the coefficients stay with the active party
     assert meta["columns"] == 6
     expected = pooled_outputs(parties)
@@ -229,6 +230,26 @@ def test_deployed_nodes_give_the_pooled_model_and_predict_new_rows(
         ((name, (value, _)),) = parties.predictions().items()
         assert name == parties.ids[parties.new[row]]
         assert value == pytest.approx(expected[row], rel=0, abs=1e-6)
+
+
+def test_an_active_party_may_have_labels_and_no_columns(
+    run: Callable[..., None], parties: Parties, tmp_path: Path
+) -> None:
+    known = [[parties.ids[r], "ok" if parties.y[r] > 0.0 else "bad"] for r in parties.train]
+    new = [[parties.ids[r]] for r in parties.new]
+    for name, lines in (("known0", [["key", "state"], *known]), ("new0", [["key"], *new])):
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(lines)
+    del parties.nodes[0]["ranges"]
+    saved, expected = str(tmp_path / "model.npz"), pooled_outputs(parties, first=1)
+    run(parties.nodes, **ONE_SHOT, model=saved)
+    for again in (False, True):
+        if again:
+            run(parties.nodes, data="", predict=saved)
+        found = parties.predictions()
+        assert set(found) == {parties.ids[r] for r in parties.new}
+        for row, output in zip(parties.new, expected, strict=True):
+            assert found[parties.ids[row]][0] == pytest.approx(output, rel=0, abs=1e-6)
 
 
 def test_two_active_parties_stream_and_predict_the_same_again(
@@ -297,7 +318,7 @@ def test_simulated_nodes_predict_with_a_saved_model(
     )
     assert first.shape == (36, 5)  # row, three outputs, class
     np.testing.assert_allclose(first, second, rtol=0.0, atol=1e-9)
-    with pytest.raises(ProtocolError, match="OptionError"):
+    with pytest.raises(ProtocolError, match="this node has no table"):
         run([{}] * 3, data="")
 
 
@@ -408,7 +429,7 @@ def test_rows_that_lack_a_value_are_left_out_if_the_run_says_so(
     with pytest.raises(FedKernError, match=r"every row of empty.csv lacks a value"):
         app.client_app.make_client(context)
     assert len(parties.predictions()) == 15
-    assert load_arrays(tmp_path / "model.npz")[1]["missing"] == "drop-row"
+    assert load_model(tmp_path / "model.npz")[1]["missing"] == "drop-row"
 
 
 def test_nodes_take_part_in_the_paper_s_modes_only_if_they_say_so(
@@ -485,3 +506,36 @@ def test_every_option_of_the_app_reaches_the_strategy(app: SimpleNamespace) -> N
     for name, value in given.items():
         assert getattr(made, attributes.get(name, name.replace("-", "_"))) == value, name
     assert app.server_app.make_strategy({**app.config, "features": 11}).features == 11
+
+
+def test_what_cannot_predict_is_refused_in_a_line(
+    run: Callable[..., None], parties: Parties, tmp_path: Path
+) -> None:
+    saved, other = tmp_path / "model.npz", tmp_path / "other.npz"
+    run(parties.nodes, **ONE_SHOT, model=str(saved))
+    arrays, meta = load_arrays(saved)
+
+    def refused(path: Path = saved, number: int = 0, **change: Any) -> str:
+        nodes = [dict(node) for node in parties.nodes]
+        change = {**nodes[number], **{k.replace("_", "-"): v for k, v in change.items()}}
+        nodes[number] = {k: v for k, v in change.items() if v is not None}
+        with pytest.raises(FedKernError) as error:
+            run(nodes, data="", predict=str(path))
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    def wrong(**change: Any) -> str:
+        save_arrays(other, arrays, {**meta, **change})
+        return refused(other)
+
+    head = meta["file"]
+    assert "is a model of fed-cg, not of fdskl" in wrong(file={**head, "method": "fed-cg"})
+    assert "upgrade fedkern-flwr" in wrong(file={**head, "version": 2})
+    assert "what this party kept of the model is not here any more" in wrong(session="ab" * 8)
+    other.write_bytes(saved.read_bytes()[:300])
+    assert "is damaged or not a model" in refused(other)
+    for number in (0, 2):
+        text = refused(number=number, state_dir=None)
+        assert f"partition {number}: what this party kept of the model is not here any more" in text
+    assert "there is nowhere to write the predictions" in refused(predictions=None)
+    assert "there are no rows to predict" in refused(test_data=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import json
 import logging
 import re
 import shutil
@@ -21,9 +22,10 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedkern_flwr.cf_komd import fit_user
-from fedkern_flwr.checkpoint import load_arrays
-from fedkern_flwr.errors import FedKernError, ProtocolError
+from fedkern_flwr.checkpoint import load_arrays, save_arrays
+from fedkern_flwr.errors import CheckpointError, FedKernError, ProtocolError
 from fedkern_flwr.gram import unpack
+from fedkern_flwr.model_file import load_model
 from fedkern_flwr.ranking import rank_metrics
 from fedkern_flwr.simulations import InProcessGrid, simulate
 from fedkern_flwr.simulations.families.rating_data import RatingData, RatingSettings
@@ -179,7 +181,7 @@ def test_flwr_run_gives_the_kernel_and_recommendations_of_simulate(
     saved, folder = tmp_path / "model.npz", tmp_path / "state"
     config = f'seed=3 min-support=40 model="{saved}" state-dir="{folder}"'
     run_id = superlink.run(copy, config, clients=3)
-    arrays, meta = load_arrays(saved)
+    arrays, meta = load_model(saved)
 
     prepared = RatingData(RatingSettings("nyc-flights", clients=3, seed=3))
     strategy = FedCFK(min_support=40, seed=3)
@@ -198,8 +200,9 @@ def test_flwr_run_gives_the_kernel_and_recommendations_of_simulate(
         assert ours[:200] == theirs[:200]
     log = superlink.log(run_id)
     assert f"auc: {strategy.metrics_['auc']:.6g}" in log
-    assert f"items in the kernel: {len(strategy.items_)} of 104" in log
-    assert "users in the kernel: 4043 of 3 nodes" in log
+    found = {"items": len(strategy.items_), "catalogue": 104, "rows": 4043, "clients": 3}
+    for name, value in found.items():
+        assert f"{name}: {value}" in log
     assert "the server saw: in how many rows each of 104 items is" in log
     assert "exchanges: 8 in" in log
     assert "MB from nodes: 0." in log
@@ -213,7 +216,7 @@ def test_deployed_nodes_rank_as_an_owner_of_all_ratings_does(
     saved = tmp_path / "model.npz"
     caplog.set_level("INFO", logger="flwr")
     run(nodes.nodes, data="", min_support=LEAST, model=str(saved))
-    arrays, meta = load_arrays(saved)
+    arrays, meta = load_model(saved)
     liked = nodes.liked.astype(int)
     kept = np.flatnonzero(liked.sum(axis=0) >= LEAST)
     assert 5 < len(kept) < len(ITEMS)
@@ -330,7 +333,7 @@ def test_a_simulation_reads_a_file_and_its_columns(
     config |= {"time": "when", "hold_out": "time", "test_size": 0.2, "min_rating": 2}
     config |= {"state_dir": str(tmp_path / "state"), "model": str(tmp_path / "model.npz")}
     run([{}] * 3, **config)
-    _, meta = load_arrays(tmp_path / "model.npz")
+    _, meta = load_model(tmp_path / "model.npz")
     assert meta["catalogue"] == 8
     assert meta["rows"] == 12
     assert len(list((tmp_path / "state" / "recommendations").iterdir())) == 3
@@ -556,3 +559,86 @@ def test_every_option_of_the_app_reaches_the_strategy(
 def test_bad_coefficients_are_one_line(app: SimpleNamespace) -> None:
     with pytest.raises(FedKernError, match="coefficients are not all numbers; write them as"):
         app.server_app.make_strategy({**app.config, "kernel": "series", "coefficients": "0, x"})
+
+
+# -- recommendations with a kernel that was saved
+
+
+def test_nodes_recommend_with_a_saved_kernel_to_their_present_users(
+    app: SimpleNamespace, run: Callable[..., None], nodes: Nodes, tmp_path: Path
+) -> None:
+    saved, told = tmp_path / "model.npz", tmp_path / "result.json"
+    run(nodes.nodes, data="", min_support=LEAST, kernel="disjunctive", degree=3, model=str(saved))
+    first = nodes.recommended()
+    for node in nodes.nodes:  # nothing else is needed
+        del node["test-data"], node["state-dir"]
+    app.client_app.own_ratings.cache_clear()
+    run(nodes.nodes, data="", predict=str(saved), result=str(told))
+    again = nodes.recommended()
+    assert again.keys() == first.keys()
+    for user, best in first.items():
+        assert [item for item, _ in again[user]] == [item for item, _ in best]
+        np.testing.assert_allclose([s for _, s in again[user]], [s for _, s in best], atol=1e-9)
+    result = json.loads(told.read_text())
+    assert result["metrics"]["users"] == 22
+    assert result["exchanges"] == 3  # describe, recommend, finish
+    assert "ratings" in result["privacy"]["never_leaves_the_client"]
+
+
+def test_a_saved_kernel_serves_new_users_of_other_nodes(
+    run: Callable[..., None], nodes: Nodes, tmp_path: Path
+) -> None:
+    saved = tmp_path / "model.npz"
+    run(nodes.nodes, data="", min_support=LEAST, model=str(saved))
+    first = nodes.recommended()
+    moved = (tmp_path / "known2.tsv").read_text() + f"fresh\t{ITEMS[0]}\t5\t0\n"
+    (tmp_path / "known2.tsv").write_text(moved)
+    for node in nodes.nodes:
+        del node["test-data"]
+    shutil.rmtree(tmp_path / "out")
+    run(nodes.nodes[1:3], data="", predict=str(saved))
+    with (tmp_path / "out/recommendations2.csv").open(newline="") as file:
+        found = [row for row in csv.DictReader(file) if row["user"] == "fresh"]
+    arrays, _ = load_model(saved)
+    assert len(found) == arrays["items"].size - 1
+    with (tmp_path / "out/recommendations1.csv").open(newline="") as file:
+        rows = [(row["user"], row["item"]) for row in csv.DictReader(file)]
+    known = {user for user, _ in rows}
+    assert rows == [(user, item) for user in first if user in known for item, _ in first[user]]
+
+
+def test_wrong_kernels_and_nodes_that_write_nothing_are_one_line(
+    app: SimpleNamespace, run: Callable[..., None], nodes: Nodes, tmp_path: Path
+) -> None:
+    saved, other = tmp_path / "model.npz", tmp_path / "other.npz"
+    run(nodes.nodes, data="", min_support=LEAST, model=str(saved))
+    arrays, meta = load_arrays(saved)
+
+    def refused(path: Path) -> str:
+        with pytest.raises(FedKernError) as error:
+            run(nodes.nodes, data="", predict=str(path))
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    def line(arrays: dict[str, Any] = arrays, **change: Any) -> str:
+        save_arrays(other, arrays, {**meta, **change})
+        return refused(other)
+
+    head = meta["file"]
+    assert "is a model of pof-mkl, not of fed-cfk" in line(file={**head, "method": "pof-mkl"})
+    assert "upgrade fedkern-flwr" in line(file={**head, "version": 2})
+    assert "another catalogue of items than the model" in line(names="0" * 64)
+    assert "the model's gram should have shape" in line({**arrays, "gram": arrays["gram"][1:]})
+    with pytest.raises(CheckpointError, match=r"other options; use FedCFK.of_model\(meta\)"):
+        FedCFK(kernel="linear").predict(InProcessGrid(app.client_app.app, 4), *load_model(saved))
+    del meta["names"]
+    assert "the model says too little of itself" in line()
+    other.write_bytes(saved.read_bytes()[:200])
+    assert "is damaged or not a model" in refused(other)
+    for node in nodes.nodes:
+        del node["recommendations"]
+    assert refused(saved) == (
+        "no node writes recommendations; name recommendations in --node-config"
+    )
+    nodes.nodes[1]["request"] = "noisy"
+    assert "it sends the kernel in another way than was asked for" in refused(saved)

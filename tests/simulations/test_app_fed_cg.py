@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from flwr.clientapp import ClientApp
 
-from fedkern_flwr.checkpoint import load_arrays
+from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.errors import FedKernError, ProtocolError
 from fedkern_flwr.landmarks import draw_landmarks
+from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations import InProcessGrid, simulate
 from fedkern_flwr.simulations.families.hybrid_data import HybridData, HybridSettings
 from fedkern_flwr.simulations.methods import options
@@ -55,10 +55,7 @@ def run(app: SimpleNamespace) -> Callable[..., None]:
     def run_app(nodes: list[dict[str, Any]], **config: Any) -> None:
         changes = {name.replace("_", "-"): value for name, value in config.items()}
         own = {**app.config, **changes}
-        client = ClientApp(
-            client_fn=lambda context: app.client_app.make_client(context).to_client()
-        )
-        grid = InProcessGrid(client, len(nodes))
+        grid = InProcessGrid(app.client_app.app, len(nodes))
         for context, node in zip(grid.contexts.values(), nodes, strict=True):
             context.node_config.update(node)
             context.run_config.update(own)
@@ -166,7 +163,7 @@ def test_flwr_run_gives_the_model_of_simulate(superlink: Any, tmp_path: Path) ->
     saved = tmp_path / "model.npz"
     config = f'data="wine" landmarks=30 regularization=0.1 seed=3 model="{saved}"'
     run_id = superlink.run(copy, config, clients=4)
-    arrays, meta = load_arrays(saved)
+    arrays, meta = load_model(saved)
 
     prepared = HybridData(HybridSettings("wine", seed=3))
     strategy = FedCG(landmarks=30, regularization=0.1, seed=3)
@@ -192,7 +189,7 @@ def test_deployed_nodes_give_the_pooled_model_and_predict_new_patients(
 ) -> None:
     saved = tmp_path / "model.npz"
     run(parties.nodes, data="", landmarks=LANDMARKS, model=str(saved))
-    arrays, meta = load_arrays(saved)
+    arrays, meta = load_model(saved)
     train, new = parties.x[parties.train], parties.x[parties.new]
     # text classes are sorted: no, yes
     expected, outputs = pooled(train, parties.y[parties.train], parties.seeds, new)
@@ -232,7 +229,7 @@ def test_simulated_nodes_predict_with_a_saved_model(
     )
     assert first.shape == (45, 5)  # row, three outputs, class
     np.testing.assert_allclose(first, second, rtol=0.0, atol=1e-9)
-    with pytest.raises(ProtocolError, match="OptionError"):
+    with pytest.raises(ProtocolError, match="this node has no table"):
         run([{}] * 4, data="")
 
 
@@ -260,7 +257,7 @@ def test_a_run_that_broke_off_is_resumed(
             run(parties.nodes, **options, **checkpoint, model=str(tmp_path / "broken.npz"))
     assert load_arrays(tmp_path / "checkpoint.npz")[1]["stage"] == "cg"
     run(parties.nodes, **options, **checkpoint, resume=True, model=str(tmp_path / "resumed.npz"))
-    whole, resumed = (load_arrays(tmp_path / f"{n}.npz")[0] for n in ("whole", "resumed"))
+    whole, resumed = (load_model(tmp_path / f"{n}.npz")[0] for n in ("whole", "resumed"))
     np.testing.assert_allclose(resumed["coefficients"], whole["coefficients"], rtol=0.0, atol=1e-6)
 
 
@@ -275,7 +272,7 @@ def test_a_run_that_broke_off_is_resumed(
         (0, {"landmark_seed": "{folder}/ranges.json"}, "the file of the landmark seed cannot be"),
         (0, {"landmark_seed": "{folder}/short"}, "the landmark seed has 2 bytes instead of 32"),
         (0, {"alignment_key": "{folder}/short"}, "the alignment key has 2 bytes, at least 16"),
-        (2, {"ranges": "{folder}/narrow.json"}, "outside its declared range"),
+        (2, {"ranges": "{folder}/narrow.json"}, "beyond"),
         (2, {"ranges": None}, "column 'c' (and 1 more) has values outside its declared range"),
         (2, {"ranges": "{folder}/few.json"}, "there is no range of column 'd'"),
         (2, {"ranges": "{folder}/empty.json"}, "a range is empty or infinite"),
@@ -351,3 +348,45 @@ def test_app_s_defaults_are_those_of_the_strategy_and_every_option_is_there(
     for name, value in vars(FedCG(seed=0)).items():
         if not name.startswith("_") and not name.endswith("_"):
             assert getattr(made, name) == value, name
+
+
+def test_what_cannot_predict_is_refused_in_a_line(
+    run: Callable[..., None], parties: Parties, tmp_path: Path
+) -> None:
+    saved, other = tmp_path / "model.npz", tmp_path / "other.npz"
+    for k, node in enumerate(parties.nodes):
+        node["state-dir"] = str(tmp_path / f"state{k}")
+    run(parties.nodes, data="", landmarks=LANDMARKS, sampling="N", model=str(saved))
+    arrays, meta = load_arrays(saved)
+
+    def refused(path: Path = saved, number: int = 0, **change: Any) -> str:
+        nodes = [dict(node) for node in parties.nodes]
+        change = {**nodes[number], **{k.replace("_", "-"): v for k, v in change.items()}}
+        nodes[number] = {k: v for k, v in change.items() if v is not None}
+        with pytest.raises(FedKernError) as error:
+            run(nodes, data="", predict=str(path))
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    def wrong(arrays: dict[str, Any] = arrays, **change: Any) -> str:
+        save_arrays(other, arrays, {**meta, **change})
+        return refused(other)
+
+    head = meta["file"]
+    assert "is a model of fdskl, not of fed-cg; name a model" in wrong(
+        file={**head, "method": "fdskl"}
+    )
+    assert "upgrade fedkern-flwr" in wrong(file={**head, "version": 2})
+    assert "the landmarks of the model are not known here any more" in wrong(session="ab" * 8)
+    assert "the model's coefficients should have shape (20, 1)" in wrong(
+        {**arrays, "coefficients": arrays["coefficients"][1:]}
+    )
+    other.write_bytes(saved.read_bytes()[:300])
+    assert "is damaged or not a model" in refused(other)
+    for number in (0, 3):
+        text = refused(number=number, state_dir=str(tmp_path / "elsewhere"))
+        assert f"partition {number}: the landmarks of the model are not known here any more" in text
+    assert "there is nowhere to write the predictions" in refused(number=1, predictions=None)
+    for node in parties.nodes:
+        node.pop("test-data", None)
+    assert refused().startswith("no hospital holds rows to predict; name test-data in the")

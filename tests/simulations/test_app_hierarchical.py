@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import json
 import shutil
 import sys
 import tomllib
@@ -16,10 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from flwr.clientapp import ClientApp
 
-from fedkern_flwr.checkpoint import load_arrays
-from fedkern_flwr.errors import FedKernError, ProtocolError
+from fedkern_flwr.checkpoint import load_arrays, save_arrays
+from fedkern_flwr.errors import CheckpointError, FedKernError, ProtocolError
+from fedkern_flwr.linear_model import outputs as linear_outputs
+from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations import InProcessGrid, simulate
 from fedkern_flwr.simulations.families.hierarchical_data import (
     HierarchicalData,
@@ -57,13 +59,11 @@ def run(app: SimpleNamespace) -> Callable[..., None]:
         changes = {name.replace("_", "-"): value for name, value in config.items()}
         assert set(changes) <= set(app.config)
         own = {**app.config, **changes}
-        client = ClientApp(
-            client_fn=lambda context: app.client_app.make_client(context).to_client()
-        )
-        grid = InProcessGrid(client, len(nodes))
+        grid = InProcessGrid(app.client_app.app, len(nodes))
         for context, node in zip(grid.contexts.values(), nodes, strict=True):
             context.node_config.update(node)
             context.run_config.update(own)
+        app.client_app.own_table.cache_clear()  # the tables of a new process
         app.server_app.app(grid, Context(1, 1, {}, RecordDict(), own))
 
     return run_app
@@ -133,7 +133,7 @@ def test_flwr_run_gives_the_model_of_simulate(superlink: Any, tmp_path: Path) ->
     saved = tmp_path / "model.npz"
     config = f'num-rounds=4 tolerance=1e-6 seed=3 saved-model="{saved}"'
     run_id = superlink.run(copy, config, clients=6)
-    arrays, meta = load_arrays(saved)
+    arrays, meta = load_model(saved)
 
     prepared = HierarchicalData(
         HierarchicalSettings("breast-cancer", users=4, groups=2, test_size=0.25, seed=3)
@@ -142,7 +142,7 @@ def test_flwr_run_gives_the_model_of_simulate(superlink: Any, tmp_path: Path) ->
     simulate(strategy, prepared.client_fn(strategy), 6, num_rounds=4)
 
     expected, about = strategy.model()
-    assert meta == about
+    assert {**meta, "session": ""} == {**about, "session": ""}
     for name, value in expected.items():
         np.testing.assert_allclose(arrays[name], value, rtol=0.0, atol=1e-9)
     log = superlink.log(run_id)
@@ -161,7 +161,7 @@ def test_deployed_users_in_groups_learn_the_pooled_model(
 
     saved = tmp_path / "model.npz"
     run(horizontal, data="", saved_model=str(saved), tolerance=1e-4, num_rounds=300)
-    arrays, meta = load_arrays(saved)
+    arrays, meta = load_model(saved)
     assert meta["columns"] == 4
     x, y = table[0], np.where(table[1] == "ill", 1.0, -1.0)  # text classes are sorted
     mean, deviation = x[:48].mean(0), x[:48].std(0)
@@ -229,8 +229,8 @@ def test_a_run_that_broke_off_is_resumed(
             run(horizontal, **options, **more)
     run(horizontal, **options, **more, resume=True, saved_model=str(tmp_path / "model.npz"))
     (whole, _), (model, _) = (
-        load_arrays(tmp_path / "whole.npz"),
-        load_arrays(tmp_path / "model.npz"),
+        load_model(tmp_path / "whole.npz"),
+        load_model(tmp_path / "model.npz"),
     )
     np.testing.assert_allclose(model["weights"], whole["weights"], rtol=0.0, atol=1e-9)
 
@@ -312,3 +312,209 @@ def test_step_sizes_are_numbers(app: SimpleNamespace) -> None:
     assert made.step_sizes == (5.0, 20.0)
     with pytest.raises(FedKernError, match="write numbers separated by commas"):
         app.server_app.make_strategy({**app.config, "step-sizes": "5;20"})
+
+
+# -- predictions with a model that was saved
+
+
+def outputs_of(path: Path) -> dict[str, float]:
+    """Return id -> output of a file of predictions, and remove the file."""
+    with path.open() as file:
+        found = {row["id"]: float(row["output_0"]) for row in csv.DictReader(file)}
+    path.unlink()
+    return found
+
+
+def refused(run: Callable[..., None], nodes: list[dict[str, Any]], **config: Any) -> str:
+    with pytest.raises(FedKernError) as error:
+        run(nodes, data="", **config)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def changed(nodes: list[dict[str, Any]], number: int, **change: Any) -> list[dict[str, Any]]:
+    """Return nodes of which one has another configuration."""
+    nodes = [dict(node) for node in nodes]
+    change = {name.replace("_", "-"): value for name, value in change.items()}
+    nodes[number] = {k: v for k, v in {**nodes[number], **change}.items() if v is not None}
+    return nodes
+
+
+@pytest.mark.parametrize("model", ["linear", "rbf"])
+def test_users_predict_new_rows_with_a_saved_model(
+    run: Callable[..., None],
+    horizontal: list[dict[str, Any]],
+    table: tuple[Any, Any, list[str]],
+    tmp_path: Path,
+    model: str,
+) -> None:
+    saved, told = tmp_path / "model.npz", tmp_path / "result.json"
+    run(horizontal, data="", saved_model=str(saved), num_rounds=5, model=model)
+    expected = linear_outputs(*load_model(saved), table[0])
+    trained = outputs_of(tmp_path / "predictions.csv")
+    np.testing.assert_allclose(list(trained.values()), expected[48:, 0], atol=1e-12)
+    # later, at another user: rows without labels, and no folder with state at any node
+    new = write(tmp_path / "later.csv", "a,b,c,d", [*table[0][40:].T])
+    nodes = changed(horizontal, 0, test_data=None, predictions=None)
+    nodes = changed(nodes, 3, test_data=new, predictions=str(tmp_path / "later-out.csv"))
+    for node in nodes:
+        node.pop("state-dir", None)
+    run(nodes, data="", predict=str(saved), result=str(told))
+    found = outputs_of(tmp_path / "later-out.csv")
+    np.testing.assert_allclose(list(found.values()), expected[40:, 0], atol=1e-12)
+    assert not (tmp_path / "predictions.csv").exists()
+    result = json.loads(told.read_text())
+    assert result["metrics"] == {"predicted_rows": 20}
+    assert result["exchanges"] == 3  # describe, predict, finish
+    assert "how many rows each user predicted" in result["privacy"]["server_sees"]
+
+
+def test_the_label_owner_predicts_new_rows_with_parts_that_nodes_kept(
+    run: Callable[..., None],
+    vertical: list[dict[str, Any]],
+    table: tuple[Any, Any, list[str]],
+    tmp_path: Path,
+) -> None:
+    saved, told, out = tmp_path / "model.npz", tmp_path / "result.json", tmp_path / "out.csv"
+    vertical[-1]["predictions"] = str(out)
+    for k in (4, 5, 6):  # agents and label owner; users keep nothing
+        vertical[k]["state-dir"] = str(tmp_path / f"node{k}")
+    run(vertical, data="", partition="vertical", tolerance=1e-7, saved_model=str(saved))
+    expected = outputs_of(out)
+    assert load_model(saved)[0] == {}
+    for part in tmp_path.glob("node*/*/*.model"):
+        assert part.stat().st_mode & 0o077 == 0
+    options = {"partition": "vertical", "predict": str(saved)}
+    run(vertical, **options, data="", result=str(told))
+    found = outputs_of(out)
+    assert found.keys() == expected.keys() == set(table[2][48:])
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, abs=1e-9)
+    result = json.loads(told.read_text())
+    assert result["metrics"] == {"predicted_rows": 12}
+    assert result["exchanges"] == 5  # describe, parts, outputs, predictions, finish
+    # rows that come later, some at a user of their own files, one of them known before
+    x, _, ids = table
+    later = [ids[3], *ids[55:], "new"]
+    vertical[-1]["test-data"] = write(tmp_path / "later.csv", "key", [later])
+    fresh = np.array([[2.0, 9.0, 3.1, 0.5]])
+    for user, columns in ((1, slice(0, 2)), (2, slice(2, 4))):
+        heads = "key," + "abcd"[columns.start] + "," + "abcd"[columns.start + 1]
+        more = write(tmp_path / f"more{user}.csv", heads, [["new"], *fresh[:, columns].T])
+        vertical[user]["test-data"] = more
+    labels = [name for name in ids[:48] if name != ids[3]]  # else it comes twice
+    places = [ids.index(name) for name in labels]
+    state = table[1][places]
+    vertical[-1]["data"] = write(tmp_path / "labels.csv", "key,state", [labels, state])
+    run(vertical, **options, data="")
+    found = outputs_of(out)
+    assert list(found) == later
+    for name in ids[55:]:
+        assert found[name] == pytest.approx(expected[name], abs=1e-9)
+    design = np.column_stack([x[48:], np.ones(12)])  # the model, from what it predicted
+    weights = np.linalg.lstsq(design, np.array([expected[n] for n in ids[48:]]), rcond=None)[0]
+    assert found["new"] == pytest.approx(float(np.append(fresh, 1.0) @ weights), abs=1e-6)
+    assert found[ids[3]] == pytest.approx(float(np.append(x[3], 1.0) @ weights), abs=1e-6)
+
+
+def test_a_vertical_split_that_cannot_predict_says_why_in_a_line(
+    run: Callable[..., None],
+    vertical: list[dict[str, Any]],
+    table: tuple[Any, Any, list[str]],
+    tmp_path: Path,
+) -> None:
+    saved, other = tmp_path / "model.npz", tmp_path / "other.npz"
+    for k, node in enumerate(vertical):
+        node["state-dir"] = str(tmp_path / f"node{k}")
+    run(vertical, data="", partition="vertical", saved_model=str(saved), num_rounds=3)
+
+    def line(nodes: list[dict[str, Any]], path: Path = saved) -> str:
+        return refused(run, nodes, partition="vertical", predict=str(path))
+
+    out = str(tmp_path / "out.csv")
+    assert "partition 6: there is nowhere to write the predictions; name" in line(vertical)
+    vertical[-1]["predictions"] = out
+    assert line(changed(vertical, 4, state_dir=None)).endswith(
+        "partition 4: this agent has no folder with its part of the model; give it the state-dir "
+        "that it had when the model was made"
+    )
+    assert "partition 6: this owner kept no part of the model; give it the state-dir" in line(
+        changed(vertical, 6, state_dir=str(tmp_path / "node5"))
+    )
+    assert "partition 6: the label owner holds no rows to predict; name test-data" in line(
+        changed(vertical, 6, test_data=None)
+    )
+    unknown = write(tmp_path / "unknown.csv", "key", [["nobody", table[2][50]]])
+    assert "group 0 does not hold 1 of the 2 held-out rows; check ids" in line(
+        changed(vertical, 6, test_data=unknown)
+    )
+    assert not Path(out).exists()
+    (part,) = (tmp_path / "node5").glob("*/partition-5.model")
+    whole = part.read_bytes()
+    part.write_bytes(whole[:100])
+    assert "partition 5: the part of the model that this agent kept is damaged" in line(vertical)
+    part.write_bytes(whole)
+    arrays, meta = load_arrays(saved)
+    save_arrays(other, arrays, {**meta, "session": "ab" * 8})
+    assert "this agent kept no part of the model" in line(vertical, other)
+    swapped = [dict(node) for node in vertical]
+    for k in range(4):
+        swapped[k]["group"] = 1 - swapped[k]["group"]
+    assert "the nodes have other columns, groups or classes than the model" in line(swapped)
+    assert "the model is one of a vertical split; add partition=" in refused(
+        run, vertical, predict=str(saved)
+    )
+
+
+def test_wrong_models_of_a_horizontal_split_are_refused_in_a_line(
+    app: SimpleNamespace, run: Callable[..., None], horizontal: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    saved, other = tmp_path / "model.npz", tmp_path / "other.npz"
+    run(horizontal, data="", saved_model=str(saved), num_rounds=2)
+    arrays, meta = load_arrays(saved)
+
+    def line(arrays: dict[str, Any] = arrays, **change: Any) -> str:
+        save_arrays(other, arrays, {**meta, **change})
+        return refused(run, horizontal, predict=str(other))
+
+    head = meta["file"]
+    assert "is a model of fdskl, not of hierarchical-svm" in line(file={**head, "method": "fdskl"})
+    assert "upgrade fedkern-flwr" in line(file={**head, "version": 7})
+    assert "weights should have shape (1, 5) and is of shape (1, 4)" in line(columns=5)
+    assert "other columns, groups or classes" in line(tables={**meta["tables"], "labels": ["", 1]})
+    assert "the model's bias is not finite" in line({**arrays, "bias": np.array([np.nan])})
+    with pytest.raises(CheckpointError, match=r"options; use HierarchicalSVM.of_model\(meta\)"):
+        HierarchicalSVM(model="ridge").predict(
+            InProcessGrid(app.client_app.app, 6), *load_model(saved)
+        )
+    del meta["tables"]
+    assert "the model says too little of itself" in line()
+    other.write_bytes(saved.read_bytes()[:-50])
+    assert "is damaged or not a model" in refused(run, horizontal, predict=str(other))
+    for name in ("test-data", "predictions"):
+        nodes = changed(horizontal, 0, **{name: None})
+        text = refused(run, nodes, predict=str(saved))
+        assert text in (
+            "no user holds rows to predict; name test-data in the --node-config of those that "
+            "shall predict",
+            "phase svm-predict: partition 0: there is nowhere to write the predictions; name "
+            "predictions in --node-config",
+        )
+
+
+def test_simulated_nodes_predict_with_a_saved_model(
+    run: Callable[..., None], tmp_path: Path
+) -> None:
+    for partition, count in (("horizontal", 6), ("vertical", 7)):
+        own = {"data": "iris", "partition": partition}
+        own |= {"state_dir": str(tmp_path / f"state {partition}")}
+        saved = str(tmp_path / "model.npz")
+        first, second = tmp_path / f"first {partition}", tmp_path / f"second {partition}"
+        run([{}] * count, **own, saved_model=saved, predictions=str(first), num_rounds=5)
+        run([{}] * count, **own, predict=saved, predictions=str(second))
+        names = sorted(path.name for path in first.iterdir())
+        assert names == sorted(path.name for path in second.iterdir())
+        for name in names:
+            ours, theirs = (outputs_of(folder / name) for folder in (first, second))
+            assert len(ours) > 3
+            assert theirs == pytest.approx(ours, abs=1e-9)

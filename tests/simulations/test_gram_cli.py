@@ -19,6 +19,7 @@ import pytest
 from fedkern_flwr.checkpoint import load_arrays
 from fedkern_flwr.errors import CheckpointError
 from fedkern_flwr.gram import unpack
+from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations import engines
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.methods import family, method, options
@@ -77,7 +78,7 @@ def complaint(capsys, *arguments: str, code: int = 2) -> str:
 
 def gram(out: str = "here") -> tuple[np.ndarray, np.ndarray]:
     """Return the Gram matrix of a run and its items."""
-    arrays, _ = load_arrays(Path(out) / "model.npz")
+    arrays, _ = load_model(Path(out) / "model.npz")
     return unpack(arrays["gram"], len(arrays["items"])), arrays["items"]
 
 
@@ -624,7 +625,7 @@ def test_recommendations_for_users_of_a_file(capsys, stars):
 def test_recommendations_for_a_single_user_who_rated_unknown_items(capsys, stars):
     """Neither what the user rated, if badly, nor what is not in the kernel is recommended."""
     result(capsys, "fed-cfk", *SMALL, "--rating", "stars", "--min-rating", "3")
-    kept = {str(i + 1) for i in load_arrays(Path("here/model.npz"))[0]["items"].tolist()}
+    kept = {str(i + 1) for i in load_model(Path("here/model.npz"))[0]["items"].tolist()}
     assert 3 < len(kept) < ITEMS
     head = "stars,what,note,who,when"
     ratings = {"1": 5, "2": 1, "s3cret-a": 5, "s3cret-b": 1}

@@ -307,6 +307,8 @@ def test_missing_values_are_refused_unless_asked_for(capsys: pytest.CaptureFixtu
         ["--model", "logistic"],
         ["--model", "rbf", "--features", "30", "--gamma", "0.001"],
         ["--architecture", "centralised"],
+        ["--partition", "vertical"],
+        ["--partition", "vertical", "--product", "orthogonal", "--seed", "2"],
     ],
 )
 def test_predictions_of_a_file_are_those_of_the_run(
@@ -333,7 +335,10 @@ def test_predictions_of_a_file_are_those_of_the_run(
     assert right.mean() == pytest.approx(found["metrics"]["test_accuracy"])
 
 
-def test_predicted_numbers_have_the_labels_unit(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("partition", ["horizontal", "vertical"])
+def test_predicted_numbers_have_the_labels_unit(
+    partition: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = np.array(table(90))
     y = 1000.0 + 3.0 * rows[:, 0] - rows[:, 2]
     train, test = slice(60), slice(60, None)
@@ -342,7 +347,8 @@ def test_predicted_numbers_have_the_labels_unit(capsys: pytest.CaptureFixture[st
         **{"X": rows[train, :3], "y": y[train], "X_test": rows[test, :3], "y_test": y[test]},
         feature_names=np.array(list("abc")),
     )
-    found = result(capsys, "--data", "t.npz", "--users", "4", "--model", "ridge")
+    chosen = ["--model", "ridge", "--partition", partition]
+    found = result(capsys, "--data", "t.npz", "--users", "4", *chosen)
     write("new.csv", rows[test, :3].tolist(), names="abc")
     assert run(["predict", "here", "--data", "new.csv", "--out", "p.csv", "--quiet"]) == 0
     with open("p.csv", newline="") as file:
@@ -359,5 +365,21 @@ def test_what_cannot_be_predicted_is_one_line(capsys: pytest.CaptureFixture[str]
         capsys, "predict", "here", "--data", "few.csv"
     )
     result(capsys, *VERTICAL, out="vertical")
-    line = complaint(capsys, "predict", "vertical", "--data", "few.csv")
-    assert "every group keeps its part of the model; hold rows out with --test-size" in line
+    names = json.loads(Path("vertical/scaling.json").read_text())["columns"]
+    with open("new.csv", "w", newline="") as file:
+        csv.writer(file).writerows([names, [1.0, 2.0, 3.0, 4.0]])
+    assert run(["predict", "vertical", "--data", "new.csv", "--quiet"]) == 0
+    for part in Path("vertical/private_state").glob("*/*.model"):
+        part.unlink()
+    line = complaint(capsys, "predict", "vertical", "--data", "new.csv", code=1)
+    assert "partition 6: this agent kept no part of the model; give it the state-dir" in line
+    damaged = Path("here/model.npz").read_bytes()[:-30]
+    Path("here/model.npz").write_bytes(damaged)
+    line = complaint(capsys, "predict", "here", "--data", "new.csv")
+    assert "here/model.npz is damaged or not a model" in line
+    Path("here/model.npz").write_bytes(Path("vertical/model.npz").read_bytes())
+    Path("here/config.json").write_text(
+        Path("here/config.json").read_text().replace("hierarchical-svm", "fdskl")
+    )
+    line = complaint(capsys, "predict", "here", "--data", "new.csv")
+    assert "here/model.npz is a model of hierarchical-svm, not of fdskl" in line

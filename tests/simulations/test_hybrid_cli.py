@@ -17,6 +17,7 @@ import pytest
 
 from fedkern_flwr.checkpoint import load_arrays
 from fedkern_flwr.errors import CheckpointError
+from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations import engines
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.methods import family, method, options
@@ -136,7 +137,7 @@ def test_files_of_a_run(capsys):
     with np.load("here/model.npz", allow_pickle=False) as model:
         assert model["coefficients"].shape == (16, 1)
         assert model["gammas"].tolist() == [0.25]
-    arrays, meta = load_arrays(Path("here/model.npz"))
+    arrays, meta = load_model(Path("here/model.npz"))
     assert set(arrays) == {"coefficients", "gammas"}  # never landmarks
     assert (meta["kernel"], meta["blocks"]) == ("rbf", ["centre 1", "centre 2", "clinical"])
     scaling = json.loads(Path("here/scaling.json").read_text())

@@ -19,6 +19,7 @@ import pytest
 from fedkern_flwr.checkpoint import load_arrays
 from fedkern_flwr.clients.kept_state import KeptState
 from fedkern_flwr.errors import CheckpointError
+from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations import engines
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.methods import family, method, options
@@ -45,7 +46,7 @@ def result(capsys, *arguments: str, out: str = "here") -> dict[str, Any]:
 
 def coefficients(out: str = "here", party: int = 0) -> np.ndarray:
     """Return the coefficients that an active party kept to itself."""
-    arrays, meta = load_arrays(Path(out) / "model.npz")
+    arrays, meta = load_model(Path(out) / "model.npz")
     assert not arrays
     name = f"partition-{party}-round-{meta['step']}.state"
     path = Path(out) / "private_state" / meta["session"] / name

@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
-from own_table import (  # type: ignore[import-not-found]  # the file beside this one
-    own_table,
-    read_classes,
-    read_secret,
-    scale,
-)
+from own_table import own_table, scale  # type: ignore[import-not-found]  # the file beside this one
 
+from fedkern_flwr.alignment import read_alignment
 from fedkern_flwr.clients import VerticalKernelClient, serve
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.node_files import check_predictions, read_classes, read_secret
 
 
 def deployed_client(context: Context) -> VerticalKernelClient:
@@ -28,10 +25,11 @@ def deployed_client(context: Context) -> VerticalKernelClient:
     names, classes = read_classes(str(node.get("classes", "")))
     columns = (node.get("id-column"), node.get("label-column"))
     active = node["role"] == "active"
-    table = own_table(node["data"], *columns, active, names, run["missing"])
+    check_predictions(node, predicting=active and bool(run["predict"]))
+    table = own_table(node["data"], *columns, active, names, run["missing"], active)
     held = None
     if "test-data" in node:
-        held = own_table(node["test-data"], *columns, False, names, run["missing"])
+        held = own_table(node["test-data"], *columns, False, names, run["missing"], active)
     new = not run["predict"] and not run["resume"]
     table, held = scale(table, held, node.get("ranges"), new=new)
     return VerticalKernelClient(
@@ -46,7 +44,7 @@ def deployed_client(context: Context) -> VerticalKernelClient:
         columns=table.columns,
         classes=classes or None,
         label_bound=float(node.get("label-bound", 1.0)),
-        alignment_key=read_secret(node.get("alignment-key"), "the alignment key"),
+        alignment_key=read_alignment(node.get("alignment-key")),
         frequency_seed=read_secret(node.get("frequency-seed"), "the frequency seed"),
         frequencies=node.get("frequencies", "private"),
         topology=node.get("topology", "star"),

@@ -1,4 +1,4 @@
-"""What a deployed node reads from its own disk: its table, ranges to scale it by, secrets.
+"""What a deployed node reads from its own disk: its table, and ranges to scale it by.
 
 CHANGE THIS if your table needs more preparation.
 """
@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.errors import TableError
+from fedkern_flwr.node_files import whole_rows
 from fedkern_flwr.tables import Table, load_table
 
 Bounds = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -30,11 +31,13 @@ def own_table(
     labelled: bool,
     classes: tuple[str, ...],
     missing: str,
+    bare: bool,
 ) -> Table:
     """Read a table. Labels may be missing, which marks rows whose label another party has.
 
-    ``labelled`` refuses a file without labels. Of a text label ``classes`` are all there are.
-    ``missing`` says what to do with rows that lack anything else: ``error`` or ``drop-row``.
+    ``labelled`` refuses a file without labels, ``bare`` takes one without features. Of a text label
+    ``classes`` are all there are. ``missing`` says what to do with rows that lack anything else:
+    ``error`` or ``drop-row``.
     """
     table = load_table(
         path,
@@ -43,24 +46,13 @@ def own_table(
         labelled=labelled,
         classes=classes,
         missing="keep",
+        bare=bare,
     )
-    whole = np.isfinite(table.x).all(axis=1)
-    if table.ids is not None and table.ids.dtype.kind == "U":
-        whole &= table.ids != ""
-    lacking = table.rows - int(whole.sum())
-    if lacking and missing == "error":
-        raise TableError(
-            f"{lacking} rows of {Path(path).name} lack a value or an id",
-            remedy='leave them out, or run with missing="drop-row"',
-        )
-    if lacking == table.rows:
-        raise TableError(
-            f"every row of {Path(path).name} lacks a value", remedy="fill in its cells"
-        )
-    if table.y is not None:
-        known = np.isfinite(table.y)
-        table = replace(table, y=np.where(known, table.y, np.nan) if known.any() else None)
-    return table.take(whole) if lacking else table
+    table = whole_rows(table, path, missing, labels=False)
+    if table.y is None:
+        return table
+    known = np.isfinite(table.y)
+    return replace(table, y=np.where(known, table.y, np.nan) if known.any() else None)
 
 
 def scale(
@@ -84,6 +76,8 @@ def scale(
                     "there are values beyond 0 and 1",
                     remedy="name a file of ranges; it is written if there is none",
                 )
+        return table, held
+    if not table.columns:
         return table, held
     low, high = read_ranges(table, Path(ranges), new=new)
 
@@ -111,22 +105,3 @@ def read_ranges(table: Table, path: Path, *, new: bool) -> Bounds:
     if not (np.isfinite(high - low) & (low < high)).all():
         raise TableError("a range is empty or infinite", remedy=_REMEDY)
     return low, high
-
-
-def read_secret(path: str | None, name: str) -> bytes | None:
-    """Read a secret from a file in hexadecimal."""
-    try:
-        return None if path is None else bytes.fromhex(Path(path).read_text())
-    except (OSError, ValueError):
-        raise OptionError(
-            f"the file of {name} cannot be read", remedy="put 64 hexadecimal digits into it"
-        ) from None
-
-
-def read_classes(text: str) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """Return the names of all classes and their numbers; those of text count from 0, sorted."""
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    try:
-        return names, tuple(map(float, names))
-    except ValueError:
-        return tuple(sorted(names)), tuple(map(float, range(len(names))))

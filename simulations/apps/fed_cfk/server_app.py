@@ -1,16 +1,15 @@
-"""The server of the app: runs FedCFK, logs the result, saves the kernel."""
+"""The server of the app: runs FedCFK, logs the result, saves the kernel; or recommends with one."""
 
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedkern_flwr.checkpoint import save_arrays
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.reporting import errors_reported, log_result, write_result
 from fedkern_flwr.strategies import FedCFK
 
@@ -36,6 +35,7 @@ def make_strategy(config: dict[str, Any]) -> FedCFK:
         participation=float(config["participation"]),
         rows_per_item=float(config["rows-per-item"]),
         allow_recovery=config["allow-recovery"] or None,
+        drop_outs=read_choice(config["drop-outs"]),
         threshold=config["threshold"] or None,
         min_cohort=config["min-cohort"],
         attempts=config["attempts"],
@@ -44,6 +44,13 @@ def make_strategy(config: dict[str, Any]) -> FedCFK:
         checkpoint=config["checkpoint"] or None,
         resume=config["resume"],
     )
+
+
+def read_choice(text: str) -> bool | None:
+    """Read "on", "off" or "auto"."""
+    if text not in ("on", "off", "auto"):
+        raise OptionError(f"drop-outs is {text!r}", remedy="use auto, on or off")
+    return None if text == "auto" else text == "on"
 
 
 def read_numbers(text: str) -> tuple[float, ...]:
@@ -58,13 +65,31 @@ def read_numbers(text: str) -> tuple[float, ...]:
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Sum the kernel and have the nodes recommend with it."""
+    """Sum the kernel and have the nodes recommend with it; or with one that was saved."""
     config: dict[str, Any] = context.run_config
     with errors_reported(config["result"]):
-        strategy = make_strategy(config)
-        strategy.start(grid=grid, num_rounds=config["num-rounds"], timeout=float(config["timeout"]))
-        if config["model"]:
-            save_arrays(Path(config["model"]), *strategy.model())
-            logger.info("model saved: %s", config["model"])
+        strategy = (predict if config["predict"] else fit)(grid, config)
         log_result(strategy.result())
         write_result(config["result"], strategy.result())
+
+
+def fit(grid: Grid, config: dict[str, Any]) -> FedCFK:
+    """Sum a kernel, recommend with it and save it."""
+    strategy = make_strategy(config)
+    strategy.start(grid=grid, num_rounds=config["num-rounds"], timeout=float(config["timeout"]))
+    if config["model"]:
+        save_model(config["model"], strategy.method, *strategy.model())
+        logger.info("model saved: %s", config["model"])
+    return strategy
+
+
+def predict(grid: Grid, config: dict[str, Any]) -> FedCFK:
+    """Have the nodes recommend with a saved kernel."""
+    arrays, meta = load_model(config["predict"], FedCFK.method)
+    strategy = FedCFK.of_model(
+        meta,
+        attempts=config["attempts"],
+        node_timeout=float(config["node-timeout"]),
+    )
+    strategy.predict(grid, arrays, meta, timeout=float(config["timeout"]))
+    return strategy

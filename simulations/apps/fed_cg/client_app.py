@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
-from own_table import (  # type: ignore[import-not-found]  # the file beside this one
-    own_table,
-    read_classes,
-    read_secret,
-)
+from own_table import own_table  # type: ignore[import-not-found]  # the file beside this one
 
+from fedkern_flwr.alignment import read_alignment
 from fedkern_flwr.clients import HybridKernelClient, serve
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.node_files import check_predictions, read_classes, read_secret
 
 
 def deployed_client(context: Context) -> HybridKernelClient:
@@ -24,6 +22,7 @@ def deployed_client(context: Context) -> HybridKernelClient:
     if node.get("role") not in ("hospital", "centre"):
         raise OptionError("this node has no role", remedy='add role="hospital" or role="centre"')
     hospital = node["role"] == "hospital"
+    check_predictions(node, predicting=hospital and bool(context.run_config["predict"]))
     names, classes = read_classes(str(node.get("classes", "")))
     missing = "error" if context.run_config["missing"] == "error" else "drop-row"
     columns, rest = (node.get("id-column"), node.get("label-column")), (node.get("ranges"), missing)
@@ -43,7 +42,7 @@ def deployed_client(context: Context) -> HybridKernelClient:
         block=node.get("block"),
         classes=classes or None,
         label_bound=float(node.get("label-bound", 1.0)),
-        alignment_key=read_secret(node.get("alignment-key"), "the alignment key"),
+        alignment_key=read_alignment(node.get("alignment-key")),
         landmark_seed=read_secret(node.get("landmark-seed"), "the landmark seed"),
         protocol=node.get("protocol", "secure"),
         allow_single=node.get("allow-single", False),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedkern_flwr.checkpoint import load_arrays, save_arrays
+from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.reporting import errors_reported, log_result, write_result
 from fedkern_flwr.strategies import FedCG
 
@@ -59,14 +58,14 @@ def fit(grid: Grid, config: dict[str, Any]) -> FedCG:
     strategy = make_strategy(config)
     strategy.start(grid=grid, num_rounds=config["num-rounds"], timeout=float(config["timeout"]))
     if config["model"]:
-        save_arrays(Path(config["model"]), *strategy.model())
+        save_model(config["model"], strategy.method, *strategy.model())
         logger.info("model saved: %s", config["model"])
     return strategy
 
 
 def predict(grid: Grid, config: dict[str, Any]) -> FedCG:
     """Have the hospitals predict their held-out rows with a saved model."""
-    arrays, meta = load_arrays(Path(config["predict"]))
+    arrays, meta = load_model(config["predict"], FedCG.method)
     strategy = FedCG.of_model(
         meta,
         node_timeout=float(config["node-timeout"]),

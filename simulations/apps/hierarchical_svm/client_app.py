@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
-from own_table import (  # type: ignore[import-not-found]  # the file beside this one
-    own_table,
-    read_classes,
-    read_secret,
-)
+from own_table import own_table  # type: ignore[import-not-found]  # the file beside this one
 
+from fedkern_flwr.alignment import read_alignment
 from fedkern_flwr.clients import SVMClient, serve
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.node_files import read_classes
 
 ROLES = ("user", "agent", "owner")
 
@@ -54,7 +52,7 @@ def deployed_client(context: Context) -> SVMClient:
         columns=table.columns if user else None,
         classes=classes if classes and labelled else None,
         label_bound=float(node.get("label-bound", 1.0)),
-        alignment_key=read_secret(node.get("alignment-key"), "the alignment key"),
+        alignment_key=read_alignment(node.get("alignment-key")),
         product=node.get("product", "local"),
         predictions=node.get("predictions"),
         **common,
@@ -109,6 +107,8 @@ def make_client(context: Context) -> SVMClient:
         return deployed_client(context)
     clients = simulated_clients(node["num-partitions"], tuple(sorted(context.run_config.items())))
     client: SVMClient = clients(context)
+    if folder := context.run_config["predictions"]:
+        client.predictions = Path(str(folder)) / f"partition-{client.partition}.csv"
     return client
 
 

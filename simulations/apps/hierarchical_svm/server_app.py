@@ -1,16 +1,15 @@
-"""The server of the app: runs HierarchicalSVM, logs the result, saves the model."""
+"""The server of the app: runs HierarchicalSVM, logs the result, saves the model; or predicts."""
 
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedkern_flwr.checkpoint import save_arrays
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.reporting import errors_reported, log_result, write_result
 from fedkern_flwr.strategies import HierarchicalSVM
 
@@ -63,13 +62,38 @@ def read_numbers(text: str) -> list[float] | None:
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Fit the model and judge it on held-out rows."""
+    """Fit the model; or, if one is named, have held-out rows predicted with it."""
     config: dict[str, Any] = context.run_config
     with errors_reported(config["result"]):
-        strategy = make_strategy(config)
-        strategy.start(grid=grid, num_rounds=config["num-rounds"], timeout=float(config["timeout"]))
-        if config["saved-model"]:
-            save_arrays(Path(config["saved-model"]), *strategy.model())
-            logger.info("model saved: %s", config["saved-model"])
+        strategy = (predict if config["predict"] else fit)(grid, config)
         log_result(strategy.result())
         write_result(config["result"], strategy.result())
+
+
+def fit(grid: Grid, config: dict[str, Any]) -> HierarchicalSVM:
+    """Fit a model, judge it on held-out rows, save it."""
+    strategy = make_strategy(config)
+    strategy.start(grid=grid, num_rounds=config["num-rounds"], timeout=float(config["timeout"]))
+    if config["saved-model"]:
+        save_model(config["saved-model"], strategy.method, *strategy.model())
+        logger.info("model saved: %s", config["saved-model"])
+    return strategy
+
+
+def predict(grid: Grid, config: dict[str, Any]) -> HierarchicalSVM:
+    """Have users or label owner predict their held-out rows with a saved model."""
+    arrays, meta = load_model(config["predict"], HierarchicalSVM.method)
+    strategy = HierarchicalSVM.of_model(
+        meta,
+        missing=config["missing"],
+        allow_single=config["allow-single"],
+        attempts=config["attempts"],
+        node_timeout=float(config["node-timeout"]),
+    )
+    if strategy.partition != config["partition"]:  # by which nodes read their tables
+        raise OptionError(
+            f"the model is one of a {strategy.partition} split",
+            remedy=f'add partition="{strategy.partition}" to --run-config',
+        )
+    strategy.predict(grid, arrays, meta, timeout=float(config["timeout"]))
+    return strategy

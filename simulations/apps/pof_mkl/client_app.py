@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
+from own_table import (  # type: ignore[import-not-found]  # the file beside this one
+    held_out,
+    own_table,
+    read_scaling,
+    scale,
+)
 
 from fedkern_flwr.clients import OnlineKernelClient, serve
+from fedkern_flwr.errors import OptionError
 from fedkern_flwr.scaling import Scaling
-from fedkern_flwr.tables import Table, drop_constant_columns, load_table
+from fedkern_flwr.tables import Table, drop_constant_columns
 
 
-@lru_cache  # a process reads its table once
-def own_table(path: str, label: str | None, scaling: str | None) -> Table:
-    """Read the file of a deployed node. CHANGE THIS if your table needs more preparation.
-
-    Rows must lie in the unit ball and labels in [0, 1]. ``scaling`` names a file with the public
-    ranges that all nodes agreed on; without it the table must be scaled already.
-    """
-    table = load_table(path, label=label)
-    return Scaling.from_json(Path(scaling).read_text()).apply(table) if scaling else table
+def deployed_client(context: Context) -> OnlineKernelClient:
+    """Build a client from what the node's configuration names."""
+    node: dict[str, Any] = context.node_config
+    columns = (node.get("label-column", node.get("label")), node.get("id-column"))
+    scaling = read_scaling(node.get("scaling"))
+    held = held_out(node["test-data"], *columns) if "test-data" in node else None
+    table = scale(own_table(node["data"], *columns), held, scaling)
+    return OnlineKernelClient(
+        context,
+        table.x,
+        table.y,
+        x_test=table.x_test,
+        y_test=table.y_test,
+        ids_test=held.ids if held else None,
+        columns=table.columns,
+        label_range=(scaling.y_min, scaling.y_max) if scaling else (0.0, 1.0),
+        predictions=node.get("predictions"),
+        keep_weights=True,
+        state_dir=node.get("state-dir"),
+        identity_key=node.get("identity-key"),
+        trusted_keys=node.get("trusted-keys"),
+    )
 
 
 @lru_cache
@@ -30,6 +49,8 @@ def simulated_tables(data: str, split: Any, clients: int, rows: int, seed: int) 
     from fedkern_flwr.simulations.datasets import load_data  # not needed by a deployed node
     from fedkern_flwr.simulations.splits import split_rows
 
+    if not data:
+        raise OptionError("this node has no table", remedy="name it in --node-config as data")
     table = drop_constant_columns(load_data(data))
     table = Scaling.fit(table).apply(table)
     return [table.take(part) for part in split_rows(table, split, clients, seed, rows)]
@@ -38,22 +59,13 @@ def simulated_tables(data: str, split: Any, clients: int, rows: int, seed: int) 
 def make_client(context: Context) -> OnlineKernelClient:
     """Build the client of one node; Flower asks for it with every message."""
     node: dict[str, Any] = context.node_config
-    run: dict[str, Any] = context.run_config
     if "data" in node:
-        table = own_table(node["data"], node.get("label"), node.get("scaling"))
-    else:
-        clients, rows = node["num-partitions"], run["num-rounds"]
-        tables = simulated_tables(run["data"], run["split"], clients, rows, run["seed"])
-        table = tables[node["partition-id"]]
-    return OnlineKernelClient(
-        context,
-        table.x,
-        table.y,
-        columns=table.columns,
-        state_dir=node.get("state-dir"),
-        identity_key=node.get("identity-key"),
-        trusted_keys=node.get("trusted-keys"),
-    )
+        return deployed_client(context)
+    run: dict[str, Any] = context.run_config
+    clients, rows = node["num-partitions"], run["num-rounds"]
+    tables = simulated_tables(run["data"], run["split"], clients, rows, run["seed"])
+    table = tables[node["partition-id"]]
+    return OnlineKernelClient(context, table.x, table.y, columns=table.columns)
 
 
 app = serve(make_client)

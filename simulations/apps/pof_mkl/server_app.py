@@ -1,16 +1,15 @@
-"""The server of the app: runs POF-MKL, logs the result, saves the model."""
+"""The server of the app: runs POF-MKL, logs the result, saves the model; or predicts with one."""
 
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedkern_flwr.checkpoint import save_arrays
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.reporting import errors_reported, log_result, write_result
 from fedkern_flwr.strategies import POFMKL
 
@@ -46,13 +45,31 @@ def make_strategy(config: dict[str, Any]) -> POFMKL:
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the method and save the model."""
+    """Learn from the streams; or, if a model is named, have the clients predict with it."""
     config: dict[str, Any] = context.run_config
     with errors_reported(config["result"]):
-        strategy = make_strategy(config)
-        strategy.start(grid=grid, num_rounds=config["num-rounds"], timeout=float(config["timeout"]))
-        if config["model"]:
-            save_arrays(Path(config["model"]), *strategy.model())
-            logger.info("model saved: %s", config["model"])
+        strategy = (predict if config["predict"] else fit)(grid, config)
         log_result(strategy.result())
         write_result(config["result"], strategy.result())
+
+
+def fit(grid: Grid, config: dict[str, Any]) -> POFMKL:
+    """Run the method and save the model."""
+    strategy = make_strategy(config)
+    strategy.start(grid=grid, num_rounds=config["num-rounds"], timeout=float(config["timeout"]))
+    if config["model"]:
+        save_model(config["model"], strategy.method, *strategy.model())
+        logger.info("model saved: %s", config["model"])
+    return strategy
+
+
+def predict(grid: Grid, config: dict[str, Any]) -> POFMKL:
+    """Have the clients predict their held-out rows with a saved model."""
+    arrays, meta = load_model(config["predict"], POFMKL.method)
+    strategy = POFMKL.of_model(
+        meta,
+        threshold=config["threshold"] or None,
+        node_timeout=float(config["node-timeout"]),
+    )
+    strategy.predict(grid, arrays, meta, timeout=float(config["timeout"]))
+    return strategy

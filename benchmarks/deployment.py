@@ -1,0 +1,84 @@
+"""Every method deployed on this machine, beside the same run in process.
+
+Starts a SuperLink and SuperNodes with TLS and node authentication for each method, one after the
+other, and compares what comes out with ``fedkern run``: the largest difference of the model's
+arrays and of its metrics.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from fedkern_flwr.model_file import load_model
+
+FEDKERN = Path(sys.executable).parent / "fedkern"
+#: Method -> options, those of a deployment, those of a simulation.
+RUNS = {
+    "pof-mkl": ("--rounds 500 --samples-per-round 50", "--nodes 3", "--clients 3 --secure"),
+    "fed-cg": ("--allow-single", "--nodes 3", "--hospitals 2 --centres 1"),
+    "fdskl": ("", "--nodes 3", "--parties 3"),
+    "fed-cfk": ("", "--nodes 3", "--clients 3"),
+    "hierarchical-svm": ("--allow-single --rounds 10", "--nodes 5", "--users 3"),
+}
+console = Console()
+
+
+def call(*arguments: str | Path) -> None:
+    """Run the command line and show what it says if it fails."""
+    done = subprocess.run([FEDKERN, *map(str, arguments)], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, arguments))}\n{done.stderr}")
+
+
+def difference(one: Path, other: Path, metrics: tuple[dict[str, Any], dict[str, Any]]) -> float:
+    """Return the largest difference between two runs of a method."""
+    gaps = [0.0]
+    arrays, expected = load_model(one / "model.npz")[0], load_model(other / "model.npz")[0]
+    for name, values in expected.items():
+        gaps.append(float(np.abs(arrays[name].astype(float) - values).max(initial=0.0)))
+    for name in metrics[0].keys() & metrics[1].keys():
+        if isinstance(metrics[0][name], float) and name != "residual":
+            gaps.append(abs(metrics[0][name] - metrics[1][name]))
+    return max(gaps)
+
+
+def main() -> None:
+    """Read the options and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--methods", default=",".join(RUNS))
+    given = parser.parse_args()
+    table = Table(title="deployed on this machine, TLS and node authentication")
+    table.add_column("method")
+    for name in ("nodes", "seconds", "to connect", "exchanges", "s per exchange", "difference"):
+        table.add_column(name, justify="right")
+    with tempfile.TemporaryDirectory(prefix="fedkern-") as place:
+        for method in given.methods.split(","):
+            options, deployed, simulated = (text.split() for text in RUNS[method])
+            one, other = Path(place) / f"{method}-deployed", Path(place) / f"{method}-simulated"
+            call("deploy-local", method, *options, *deployed, "--out", one, "--quiet")
+            call("run", method, *options, *simulated, "--out", other, "--quiet")
+            found, expected = (json.loads((f / "result.json").read_text()) for f in (one, other))
+            table.add_row(
+                method,
+                deployed[1],
+                f"{found['total_seconds']:.0f}",
+                f"{found['start_seconds']:.0f}",
+                str(found["exchanges"]),
+                f"{found['seconds'] / found['exchanges']:.1f}",
+                f"{difference(one, other, (found['metrics'], expected['metrics'])):.0e}",
+            )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

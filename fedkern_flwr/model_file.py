@@ -1,0 +1,130 @@
+"""Files of models: what a run has learned, for later runs and other machines.
+
+A model file is an ``.npz`` of :mod:`fedkern_flwr.checkpoint` whose JSON object begins with what the
+file is: its format and the version of that, the method, and the release that wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import __version__
+from .checkpoint import load_arrays, save_arrays
+from .errors import CheckpointError
+
+FORMAT, VERSION = "fedkern-flwr model", 1
+_HEADER = "file"
+
+
+def save_model(
+    path: str | Path, method: str, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
+) -> None:
+    """Save what a strategy's ``model()`` returned.
+
+    Parameters
+    ----------
+    path : path
+        The file, ``.npz``.
+    method : str
+        Name of the method, such as ``"fed-cg"``.
+    arrays : mapping
+        Named arrays.
+    meta : mapping
+        What else belongs to the model, as JSON.
+    """
+    header = {"format": FORMAT, "version": VERSION, "method": method, "fedkern_flwr": __version__}
+    save_arrays(Path(path), arrays, {_HEADER: header, **meta})
+
+
+def load_model(
+    path: str | Path, method: str | None = None
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Load what :func:`save_model` saved.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    method : str, optional
+        The method that the model must be of.
+
+    Returns
+    -------
+    arrays, meta : dict
+        As they were saved, without the header.
+
+    Raises
+    ------
+    CheckpointError
+        There is no such file, it is damaged or no model, of another method, or written by a newer
+        release in another format.
+    """
+    if not Path(path).is_file():
+        raise CheckpointError(f"there is no model {path}", remedy="check the path")
+    try:
+        arrays, meta = load_arrays(Path(path))
+    except CheckpointError:
+        raise CheckpointError(
+            f"{path} is damaged or not a model", remedy="bring the file that a run saved, whole"
+        ) from None
+    header = meta.pop(_HEADER, None)
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        what = "a checkpoint" if {"options", "session", "round"} <= set(meta) else "another file"
+        raise CheckpointError(f"{path} is {what}, not a model", remedy="name the model of a run")
+    version, found = header.get("version"), header.get("method")
+    if not isinstance(version, int) or version > VERSION:
+        raise CheckpointError(
+            f"{path} has format {version} of fedkern-flwr {header.get('fedkern_flwr')}, this "
+            f"release reads up to {VERSION}",
+            remedy="upgrade fedkern-flwr",
+        )
+    if method is not None and found != method:
+        raise CheckpointError(
+            f"{path} is a model of {found}, not of {method}", remedy=f"name a model of {method}"
+        )
+    return arrays, meta
+
+
+def check_model(
+    method: str,
+    arrays: Mapping[str, NDArray[Any]],
+    meta: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> None:
+    """Refuse a model of another method, or whose arrays do not fit what it says of itself.
+
+    Parameters
+    ----------
+    method : str
+        Name of the method.
+    arrays, meta : mapping
+        The model.
+    shapes : mapping
+        Name -> shape that the array must have.
+
+    Raises
+    ------
+    CheckpointError
+    """
+    if meta.get("method") != method:
+        raise CheckpointError(
+            f"the model is one of {meta.get('method') or 'another method'}",
+            remedy=f"give a model of {method}",
+        )
+    for name, shape in shapes.items():
+        array = arrays.get(name)
+        if array is None or array.shape != shape or array.dtype.kind not in "fiu":
+            found = "missing" if array is None else f"of shape {array.shape}"
+            raise CheckpointError(
+                f"the model's {name} should have shape {shape} and is {found}",
+                remedy="bring the file that the run saved",
+            )
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise CheckpointError(
+                f"the model's {name} is not finite", remedy="bring the file that the run saved"
+            )

@@ -1,0 +1,334 @@
+"""The page on deployments: what it names exists, and its walk-through works as it is printed.
+
+The long test runs the blocks of section 3 in folders of one machine, with one deviation: instead of
+installing every dependency into four environments over the network, the environments take them from
+the one that runs the tests, and hold the wheel and Flower's commands alone.
+"""
+
+from __future__ import annotations
+
+import configparser
+import csv
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from importlib.metadata import distribution
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE, FILES, APPS = ROOT / "docs/deploy.md", ROOT / "docs/deploy", ROOT / "simulations/apps"
+METHODS = ("pof_mkl", "fed_cg", "fdskl", "fed_cfk", "hierarchical_svm", "align", "ranges")
+PARTIES = ("north", "south", "lab")
+
+pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="no source tree here")
+
+
+def blocks() -> list[tuple[list[str], str]]:
+    """Return who runs each block of the walk-through, and the block."""
+    found = re.findall(r"<!-- party: (.*?) -->\n```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return [(who.split(", "), text) for who, text in found]
+
+
+def node_keys(app: str) -> set[str]:
+    """Return the keys of the node configuration that the README of an app explains."""
+    text = (APPS / app / "README.md").read_text()
+    table = text.split("| key of `--node-config` | meaning |\n")[1].split("\n\n")[0]
+    return {
+        key for row in table.splitlines() for key in re.findall(r"`([a-z-]+)`", row.split("|")[1])
+    }
+
+
+def declared(app: str) -> dict[str, object]:
+    """Return what ``--run-config`` may override."""
+    with (APPS / app / "pyproject.toml").open("rb") as file:
+        return tomllib.load(file)["tool"]["flwr"]["app"]["config"]
+
+
+def assignments(text: str) -> list[str]:
+    """Return the keys of ``key=value key=value``."""
+    return re.findall(r"([A-Za-z-]+)=(?:'[^']*'|\"[^\"]*\"|\S+)", text)
+
+
+def test_run_config_of_the_page_is_declared_by_the_apps() -> None:
+    commands = re.findall(r"flwr run apps/(\w+) production (.*)", PAGE.read_text())
+    assert {app for app, _ in commands} == set(METHODS)
+    for app, rest in commands:
+        found = re.search(r"--run-config \"(.*)\"", rest)
+        assert found is not None, rest
+        keys = assignments(found[1])
+        assert keys
+        assert set(keys) <= set(declared(app)), f"{app}: {rest}"
+
+
+def test_node_configurations_of_the_page_are_read_by_the_apps() -> None:
+    texts = [
+        text.replace("$PWD", "/srv").split("<<END\n")[1].split("\nEND")[0]
+        for _, text in blocks()
+        if "> node.toml" in text
+    ]
+    configs = [tomllib.loads(text) for text in texts]
+    assert [config["partition-id"] for config in configs] == [0, 1, 2]
+    assert {config["num-partitions"] for config in configs} == {3}
+    for config in configs:
+        assert set(config) <= node_keys("fed_cg") | node_keys("align")
+        assert node_keys("ranges") - set(config) <= {
+            "label-column",
+            "scaling",
+            "identity-key",
+            "trusted-keys",
+        }
+
+
+def test_table_of_keys_is_that_of_the_apps() -> None:
+    table = PAGE.read_text().split("\n| key |")[1].split("\n\n")[0].splitlines()
+    columns = [name.strip() for name in table[0].split("|")[:-1]]
+    assert tuple(columns) == METHODS
+    found: dict[str, set[str]] = {app: set() for app in METHODS}
+    for row in table[2:]:
+        _, names, *cells, _ = row.split("|")
+        for app, cell in zip(METHODS, cells, strict=True):
+            if cell.strip():
+                assert cell.strip()[0] in "●○"
+                found[app] |= set(re.findall(r"`([a-z-]+)`", names))
+    for app in METHODS:
+        assert found[app] == node_keys(app), app
+        code = "".join(file.read_text() for file in (APPS / app).glob("*.py"))
+        own = {
+            key
+            for key in found[app] - {"partition-id", "num-partitions", "group"}
+            if not (app == "fed_cfk" and key.endswith("-column"))
+        }
+        missing = {key for key in own if f'"{key}"' not in code}
+        assert not missing, f"{app} does not read {missing}"
+
+
+def test_files_and_sections_that_the_page_links_exist() -> None:
+    text = PAGE.read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        name, _, anchor = target.partition("#")
+        path = (PAGE.parent / name).resolve() if name else PAGE
+        assert path.exists(), target
+        if anchor:
+            heads = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in heads}
+            assert anchor in slugs, target
+    for name in re.findall(r"docs/deploy/([\w.-]+)", text):
+        assert (FILES / name).is_file(), name
+    assert {file.name for file in FILES.iterdir()} == set(re.findall(r"\(deploy/([\w.-]+)\)", text))
+
+
+@pytest.mark.parametrize("name", ["superlink", "supernode"])
+def test_units_parse_and_are_confined(name: str) -> None:
+    unit = configparser.RawConfigParser(strict=False, delimiters=("=",), comment_prefixes=("#",))
+    unit.optionxform = str  # type: ignore[method-assign,assignment]
+    unit.read_string((FILES / f"fedkern-{name}.service").read_text().replace("\\\n", " "))
+    service = dict(unit["Service"])
+    assert service["User"] == "fedkern"
+    assert (service["Restart"], service["RestartSec"]) == ("always", "10")
+    assert (service["ProtectSystem"], service["NoNewPrivileges"]) == ("strict", "yes")
+    settings = dict(
+        line.split("=", 1)
+        for line in (FILES / f"{name}.env").read_text().splitlines()
+        if not line.startswith("#")
+    )
+    assert service["EnvironmentFile"] == f"/etc/fedkern/{name}.env"
+    assert set(re.findall(r"\$\{(\w+)\}", service["ExecStart"])) <= set(settings)
+    assert settings["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    flags = re.findall(r"(--[a-z-]+)", service["ExecStart"])
+    printed = "".join(text for _, text in blocks() if f"flower-{name}" in text)
+    assert set(flags) == set(re.findall(r"(--[a-z-]+)", printed.split("> super")[0]))
+
+
+def test_compose_file_parses() -> None:
+    yaml = pytest.importorskip("yaml")
+    services = yaml.safe_load((FILES / "compose.yaml").read_text())["services"]
+    assert set(services) == {"superlink", *PARTIES}
+    for name in PARTIES:
+        assert services[name]["image"] == "python:3.11-slim"
+        assert "--host 127.0.0.1" in services[name]["command"][-1]
+        assert "ports" not in services[name]
+    assert "--enable-supernode-auth" in services["superlink"]["command"][-1]
+
+
+# -- the walk-through
+
+
+def write_tables(folder: Path, seed: int = 0) -> None:
+    """Write three tables of breast-cancer data: shuffled rows, ids that overlap in part.
+
+    Both hospitals hold 10 clinical columns and the outcome, the laboratory 20 columns. It does not
+    know 15 of the hospitals' 460 patients, and knows 29 whom no hospital has.
+    """
+    data = pytest.importorskip("sklearn.datasets").load_breast_cancer()
+    names = [str(name) for name in data.feature_names]
+    rng = np.random.default_rng(seed)
+    rows = rng.permutation(len(data.data))
+    ids = [f"P{k:04d}" for k in rng.permutation(10000)[: len(rows)]]
+    north, south, new_north, new_south, others = np.split(rows, [230, 460, 500, 540])
+
+    def write(path: Path, own: np.ndarray, columns: slice, *, labelled: bool) -> None:
+        path.parent.mkdir(exist_ok=True)
+        with path.open("w", newline="") as file:
+            out = csv.writer(file)
+            out.writerow(["patient", *names[columns], *(["ill"] if labelled else [])])
+            for r in own:
+                values = [repr(float(value)) for value in data.data[r, columns]]
+                out.writerow([ids[r], *values, *([data.target[r]] if labelled else [])])
+
+    for name, known, new in (("north", north, new_north), ("south", south, new_south)):
+        write(folder / name / f"{name}.csv", known, slice(0, 10), labelled=True)
+        write(folder / name / "new.csv", new, slice(0, 10), labelled=True)
+    known = np.concatenate([north[8:], south[7:], new_north, new_south, others])
+    write(folder / "lab/lab.csv", rng.permutation(known), slice(10, 30), labelled=False)
+
+
+def make_environment(folder: Path, wheel: Path) -> None:
+    """Make ``venv`` with the wheel and Flower's commands; the rest is shared with this one."""
+    command = [sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")]
+    subprocess.run(command, check=True)
+    bin_folder = folder / "venv/bin"
+    (site,) = (folder / "venv/lib").glob("python*/site-packages")
+    shared = Path(np.__file__).parents[1]
+    install = ["pip", "install", "-q", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+    subprocess.run([sys.executable, "-m", *install], check=True, capture_output=True)
+    (site / "shared.pth").write_text(f"{shared}\n")
+    for name in ("flwr", "fedkern-flwr"):
+        for entry in distribution(name).entry_points.select(group="console_scripts"):
+            module, function = entry.value.split(":")
+            script = bin_folder / entry.name
+            script.write_text(
+                f"#!{bin_folder / 'python'}\nimport sys\nfrom {module} import {function}\n"
+                f"sys.exit({function}())\n"
+            )
+            script.chmod(0o755)
+
+
+class Rehearsal:
+    """The blocks of the walk-through in folders of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports: dict[str, int] = {}
+        sockets = [socket.socket() for _ in range(4)]
+        for each, name in zip(sockets, ("coordinator", *PARTIES), strict=True):
+            each.bind(("127.0.0.1", 0))
+            self.ports[name] = each.getsockname()[1]
+        for each in sockets:
+            each.close()
+
+    def run(self, who: list[str], text: str) -> str:
+        """Run a block where it belongs."""
+        names = {"everybody": ["coordinator", *PARTIES]}.get(who[0], who)
+        return "".join(self.run_one(name, text) for name in names if name in {*self.ports, who[0]})
+
+    def run_one(self, name: str, text: str) -> str:
+        """Run a block in the folder of a party, in a new shell."""
+        place = self.folder if name == "transfer" else self.folder / name
+        port = str(self.ports["coordinator"])
+        for old, new in (
+            ("SUPERLINK_HOST=superlink.example.org", "SUPERLINK_HOST=localhost"),
+            ("SUPERLINK_PORT=8000", f"SUPERLINK_PORT={port}"),
+            ("LISTEN=0.0.0.0", "LISTEN=127.0.0.1"),
+            ("NODE_PORT=9094", f"NODE_PORT={self.ports.get(name)}"),
+        ):
+            text = text.replace(old, new)
+        if (place / "settings.sh").exists():
+            text = f". ./settings.sh\n{text}"
+        done = subprocess.run(
+            ["bash", "-ec", text],
+            cwd=place,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, f"{name}: {text}\n{done.stdout}"
+        return done.stdout
+
+    def stop(self) -> None:
+        """End what the blocks have started and not stopped."""
+        for file in self.folder.glob("*/super*.pid"):
+            with_pid = Path(f"/proc/{file.read_text().strip()}/environ")
+            try:
+                ours = f"FLWR_HOME={file.parent / 'flwr'}".encode() in with_pid.read_bytes()
+            except OSError:
+                continue  # ended already
+            if ours:
+                os.kill(int(file.read_text()), 15)
+
+
+@pytest.mark.packaging
+@pytest.mark.timeout(600)
+def test_walk_through_works_as_printed(tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    (tmp_path / "coordinator").mkdir()
+    command = ["pip", "wheel", "-q", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
+    subprocess.run([sys.executable, "-m", *command], check=True, capture_output=True, timeout=240)
+    (wheel,) = tmp_path.glob("*.whl")
+    rehearsal, steps = Rehearsal(tmp_path), blocks()
+    told: dict[str, str] = {}
+    first: dict[str, list[list[str]]] = {}
+    try:
+        for who, text in steps:
+            if "without key" in who:
+                continue
+            if "install" in who:
+                assert wheel.name in text
+                for name in ("coordinator", *PARTIES):
+                    make_environment(tmp_path / name, wheel)
+                continue
+            if "predict=" in text:  # new patients: no labels, and fewer of them
+                for name in ("north", "south"):
+                    first[name] = list(csv.reader((tmp_path / name / "predictions.csv").open()))
+                    rows = list(csv.reader((tmp_path / name / "new.csv").open()))
+                    with (tmp_path / name / "new.csv").open("w", newline="") as file:
+                        csv.writer(file).writerows(row[:-1] for row in rows[:13])
+            told[text] = rehearsal.run(who, text)
+    finally:
+        rehearsal.stop()
+
+    result = json.loads((tmp_path / "coordinator/result.json").read_text())
+    assert result["exchanges"] == 5
+    assert result["metrics"]["test_accuracy"] > 0.9
+    hospitals = result["matched"]["hospitals"]
+    assert [hospitals[k]["training_rows"] for k in "01"] == [222, 223]
+    assert [hospitals[k]["dropped_rows"] for k in "01"] == [8, 7]
+    for name in ("north", "south"):
+        later = list(csv.reader((tmp_path / name / "predictions.csv").open()))
+        assert len(first[name]) == 41
+        assert len(later) == 13
+        before = {row[0]: float(row[1]) for row in first[name][1:]}
+        for patient, output, _ in later[1:]:
+            assert float(output) == pytest.approx(before[patient], abs=1e-9)
+    listed = [out for text, out in told.items() if "flwr ls production" in text]
+    assert len(listed) == 2
+    assert "finished:completed" in listed[-1]
+    assert not (tmp_path / "lab/predictions.csv").exists()
+    deadline = time.monotonic() + 20.0
+    while left_running(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left_running(tmp_path) == []
+
+
+def left_running(folder: Path) -> list[int]:
+    """Return the processes whose home of Flower is in the folder."""
+    marks = [f"FLWR_HOME={folder / name / 'flwr'}".encode() for name in ("coordinator", *PARTIES)]
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # ended meanwhile, or not ours
+        if any(mark in environment for mark in marks):
+            found.append(int(entry.name))
+    return found

@@ -1,0 +1,159 @@
+"""What goes wrong in a deployment: nodes that may not take part, nodes that are killed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkern_flwr.errors import EngineError
+from fedkern_flwr.model_file import load_model
+from fedkern_flwr.simulations import simulate
+from fedkern_flwr.simulations.deployment import LocalDeployment, write_node
+from fedkern_flwr.simulations.deployment.certificates import make_node_key
+from fedkern_flwr.simulations.deployment.run_config import app_folder
+from fedkern_flwr.simulations.engines.faults import Delivery, Fault
+from fedkern_flwr.simulations.families.online_data import DataSettings, Streams, prepare
+from fedkern_flwr.strategies import POFMKL
+
+pytestmark = [pytest.mark.app, pytest.mark.timeout(280)]
+
+APP = app_folder("pof_mkl")
+OPTIONS = {"data": "", "num-rounds": 30, "samples-per-round": 10, "features": 5, "kernels": 11}
+
+
+def streams(nodes: int) -> Streams:
+    """Return the data of some nodes."""
+    return prepare(DataSettings("diabetes", clients=nodes, rounds=30, seed=0))
+
+
+def write_nodes(folder: Path, nodes: int) -> list[dict[str, Any]]:
+    """Write the files of some nodes; return their configurations."""
+    clients = streams(nodes).clients
+    return [
+        write_node(folder / "nodes" / str(k), k, nodes, clients.deployed(k)) for k in range(nodes)
+    ]
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[LocalDeployment]:
+    """Return a SuperLink with registered nodes, none of which has been started."""
+    found = LocalDeployment(tmp_path, write_nodes(tmp_path, 3))
+    try:
+        found.start_superlink()
+        found.register(range(3))
+        yield found
+    finally:
+        found.processes.stop()
+
+
+def run(deployment: LocalDeployment, **options: Any) -> dict[str, Any]:
+    """Run the app to its end; return its result or its error."""
+    told = deployment.folder / "told.json"
+    told.unlink(missing_ok=True)
+    run_id = deployment.run(APP, {**OPTIONS, "seed": 0, "result": str(told), **options})
+    status = deployment.wait_for_run(run_id, told, 200.0)
+    found: dict[str, Any] = json.loads(told.read_text())
+    assert status.endswith("failed" if "error" in found else "completed")
+    return found
+
+
+def test_nodes_that_may_not_take_part_are_refused_in_one_line(
+    deployment: LocalDeployment, tmp_path: Path
+) -> None:
+    good = deployment.nodes[2]
+    deployment.start_node(0)
+    deployment.start_node(1)
+
+    # a key that nobody has registered, and then the key of another node
+    make_node_key(tmp_path / "stranger")
+    deployment.start_node(2, tmp_path / "stranger")
+    with pytest.raises(EngineError, match="node 2 is refused by the SuperLink: its key"):
+        deployment.wait_for_nodes()
+    deployment.processes.end("node 2")
+    deployment.start_node(2, deployment.key(1))
+    with pytest.raises(EngineError, match="node 2 is refused by the SuperLink: its key"):
+        deployment.wait_for_nodes()
+    deployment.processes.end("node 2")
+
+    # what the coordinator reads who starts a run all the same
+    found = run(deployment, **{"node-timeout": 20.0})
+    assert "2 of 3 partitions are there; missing: 2; start the missing nodes" in found["error"]
+    assert found["exit_code"] == 2
+
+    table = Path(str(good["data"]))
+    with table.open() as lines:
+        rows = list(csv.reader(lines))
+    narrow = tmp_path / "narrow.csv"
+    narrow.write_text("\n".join(",".join(row[1:]) for row in rows) + "\n")
+    wrong = {
+        "partition-id": (1, "two nodes have partition-id 1; give every node its own"),
+        "data": (str(narrow), "partition 2, phase describe: its table has 9 feature columns"),
+        "label-column": ("outcome", "partition 2, phase describe: data.csv has no label column"),
+    }
+    for key, (value, text) in wrong.items():
+        deployment.nodes[2] = {**good, key: value}
+        deployment.start_node(2)
+        deployment.wait_for_nodes()
+        found = run(deployment)
+        assert text in found["error"]
+        assert found["exit_code"] in (1, 2)
+        assert "\n" not in found["error"]
+        assert rows[1][0] not in found["error"]
+        deployment.processes.end("node 2")
+
+    deployment.nodes[2] = good
+    deployment.start_node(2)
+    deployment.wait_for_nodes()
+    assert run(deployment)["survivors"] == 3
+
+
+def replayed(number: int, *, uploads: bool) -> np.ndarray[Any, Any]:
+    """Return theta of a simulation in which the last of four clients vanishes in a round.
+
+    In that round its masked vector may still have been sent; after it, nothing is.
+    """
+
+    def plan(delivery: Delivery) -> Fault | None:
+        if delivery.partition != 3 or delivery.round < number:
+            return None
+        sent = uploads and delivery.round == number and delivery.phase.startswith("online")
+        return None if sent else Fault("vanished")
+
+    strategy = POFMKL(kernels=11, features=5, samples_per_round=10, seed=0, secure=True)
+    simulate(strategy, streams(4).clients, 4, num_rounds=30, faults=plan)
+    theta: np.ndarray[Any, Any] = strategy.model()[0]["theta"]
+    return theta
+
+
+def test_a_node_killed_during_secure_sums_leaves_the_sum_of_the_others(tmp_path: Path) -> None:
+    deployment = LocalDeployment(tmp_path, write_nodes(tmp_path, 4))
+    told, model = tmp_path / "told.json", tmp_path / "model.npz"
+    more = {"result": str(told), "model": str(model), "timeout": 15.0, "secure": "on", "seed": 0}
+    with deployment:
+        run_id = deployment.run(APP, {**OPTIONS, **more})
+        log = tmp_path / "nodes" / "3" / "supernode.log"
+        while log.read_text().count("Sent successfully") < 2:  # its first masked vector is sent
+            time.sleep(0.1)
+        deployment.processes.kill("node 3")
+        status = deployment.wait_for_run(run_id, told, 200.0)
+    found = json.loads(told.read_text())
+    assert status.endswith("completed"), found
+    survivors = [row["survivors"] for row in found["history"]]
+    assert survivors[-1] == 3
+    assert found["failures"]["3"]
+    theta = load_model(model, "pof-mkl")[0]["theta"]
+    gaps = [
+        np.abs(replayed(number, uploads=uploads) - theta).max()
+        for number in (1, 2, 3)
+        for uploads in (True, False)
+    ]
+    # it died before a round's upload or after it: one of these is what happened
+    assert min(gaps) < 1e-9, gaps
+    assert max(gaps) > 1e-6

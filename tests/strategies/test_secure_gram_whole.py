@@ -1,0 +1,213 @@
+"""Secure Gram where all nodes must answer: sums that open by themselves, in fewer exchanges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedkern_flwr.clients import GramClient
+from fedkern_flwr.errors import CohortError, OptionError, ProtocolError
+from fedkern_flwr.simulations import simulate
+from fedkern_flwr.simulations.engines import Fault
+from fedkern_flwr.simulations.engines.faults import Delivery
+from fedkern_flwr.strategies import FedCFK, SecureGram
+from fedkern_flwr.wire import gram as wire
+
+OPEN: dict[str, Any] = {"min_support": 2, "allow_recovery": True, "drop_outs": False, "seed": 0}
+
+
+def tables(nodes: int, rows: int = 4, items: int = 6, seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [(rng.random((rows, items)) < 0.6).astype(int) for _ in range(nodes)]
+
+
+def clients(x: list[np.ndarray], folder: Path | None = None) -> Any:
+    def client_fn(context: Context) -> GramClient:
+        k = int(context.node_config["partition-id"])
+        return GramClient(context, x[k], x_test=1 - x[k], state_dir=folder)
+
+    return client_fn
+
+
+def check_exact(strategy: SecureGram, x: list[np.ndarray]) -> None:
+    pooled = np.concatenate(x)[:, strategy.items_]
+    np.testing.assert_array_equal(strategy.gram_, pooled.T @ pooled)
+    assert strategy.survivors_ == list(range(len(x)))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(2, 6), st.integers(1, 3), st.integers(0, 99))
+def test_the_matrix_is_exact_without_opening_exchanges(n: int, cohorts: int, seed: int) -> None:
+    cohorts = min(cohorts, n // 2)
+    x = tables(n, seed=seed)
+    strategy = SecureGram(**{**OPEN, "min_support": 0}, cohorts=cohorts)
+    simulate(strategy, clients(x), n)
+    check_exact(strategy, x)
+    assert strategy.ledger_.by_phase == {"describe": 1, "gram-matrix": 1, "finish": 1}
+
+
+def test_four_exchanges_and_five_with_recommendations() -> None:
+    x = tables(4)
+    plain, recommending = SecureGram(**OPEN), FedCFK(**OPEN)
+    for strategy, exchanges in ((plain, 4), (recommending, 5)):
+        simulate(strategy, clients(x), 4)
+        check_exact(strategy, x)
+        assert strategy.ledger_.exchanges == exchanges
+    tolerant = FedCFK(**{**OPEN, "drop_outs": True})
+    simulate(tolerant, clients(x), 4)
+    assert tolerant.ledger_.exchanges == 8
+    assert tolerant.metrics_ == recommending.metrics_
+    np.testing.assert_array_equal(tolerant.gram_, recommending.gram_)
+
+
+@pytest.mark.parametrize("phase", ["gram-counts", "gram-matrix", "gram-recommend"])
+@pytest.mark.parametrize("kind", ["lost request", "lost reply", "vanished", "error"])
+def test_who_falls_silent_once_is_asked_again(phase: str, kind: Any) -> None:
+    x, met = tables(3), []
+
+    def once(delivery: Delivery) -> Fault | None:
+        if (delivery.partition, delivery.phase) != (1, phase) or met:
+            return None
+        met.append(delivery)
+        return Fault(kind)
+
+    strategy = FedCFK(**OPEN)
+    simulate(strategy, clients(x), 3, faults=once, timeout=0.3)
+    assert met
+    check_exact(strategy, x)
+    assert strategy.ledger_.exchanges == 6
+
+
+def test_who_stays_silent_ends_the_run_and_nothing_is_released() -> None:
+    strategy = SecureGram(**OPEN, attempts=2)
+
+    def silent(delivery: Delivery) -> Fault | None:
+        return (
+            Fault("vanished")
+            if (delivery.partition, delivery.phase) == (2, "gram-matrix")
+            else None
+        )
+
+    with pytest.raises(CohortError, match="2 times in a row"):
+        simulate(strategy, clients(tables(3)), 3, faults=silent)
+    assert strategy.gram_.size == 0
+
+
+def test_a_run_that_broke_off_goes_on_with_the_matrix(tmp_path: Path) -> None:
+    x, checkpoint = tables(3), tmp_path / "run.npz"
+    fn = clients(x, tmp_path / "state")
+
+    def silent(delivery: Delivery) -> Fault | None:
+        return (
+            Fault("vanished")
+            if (delivery.partition, delivery.phase) == (2, "gram-matrix")
+            else None
+        )
+
+    with pytest.raises(CohortError):
+        simulate(SecureGram(**OPEN, attempts=2, checkpoint=checkpoint), fn, 3, faults=silent)
+    resumed = SecureGram(**OPEN, checkpoint=checkpoint, resume=True)
+    simulate(resumed, fn, 3)
+    check_exact(resumed, x)
+    assert resumed.ledger_.by_phase["gram-counts"] == 1
+
+
+class Asking(SecureGram):
+    """A server that sums the matrix once more, of other items or in another way."""
+
+    change: dict[str, Any]
+
+    def sum_matrices(self, grid: Any, timeout: float) -> None:
+        super().sum_matrices(grid, timeout)
+        if "self_masks" in self.change:
+            self.self_masks = True
+        else:
+            self.items_ = self.items_[:-1]
+        super().sum_matrices(grid, timeout)
+
+
+class Counting(SecureGram):
+    """A server that counts again after the matrix."""
+
+    def sum_matrices(self, grid: Any, timeout: float) -> None:
+        super().sum_matrices(grid, timeout)
+        self.sum_counts(grid, timeout)
+
+
+def test_nodes_refuse_a_second_matrix_of_other_items() -> None:
+    server = Asking(**OPEN)
+    server.change = {}
+    with pytest.raises(ProtocolError, match="a second gram matrix of the same rows"):
+        simulate(server, clients(tables(3)), 3)
+
+
+def test_nodes_refuse_to_open_what_was_summed_without_self_masks() -> None:
+    server = Asking(**OPEN)
+    server.change = {"self_masks": True}
+    with pytest.raises(CohortError, match="0 of 3 parties contributed"):
+        simulate(server, clients(tables(3)), 3)
+    told = " ".join(text for reasons in server.ledger_.failures.values() for text in reasons)
+    assert "was summed without self masks and would be repeated otherwise" in told
+
+
+def test_nodes_refuse_counts_after_the_matrix() -> None:
+    with pytest.raises(ProtocolError, match="item counts come before the matrix"):
+        simulate(Counting(**OPEN), clients(tables(3)), 3)
+
+
+def test_a_sum_that_does_without_opening_is_of_all_nodes() -> None:
+    class Leaving(SecureGram):
+        def sum_matrices(self, grid: Any, timeout: float) -> None:
+            self._counted = [[0, 1, 2]]
+            super().sum_matrices(grid, timeout)
+
+    with pytest.raises(ProtocolError, match="is of all nodes"):
+        simulate(Leaving(**OPEN), clients(tables(4)), 4)
+
+
+def test_repeated_requests_differ_in_their_number_alone() -> None:
+    request = wire.CountsRequest(
+        session="a",
+        round=1,
+        encoding="counts",
+        bound=1.0,
+        fraction_bits=0,
+        rows=2,
+        parties=2,
+        merge="disjoint",
+    )
+    assert replace(request, round=0) == replace(replace(request, round=7), round=0)
+    assert request.self_masks
+
+
+@pytest.mark.parametrize("more", [{"merge": "max"}, {"threshold": 2}])
+def test_what_needs_drop_outs_is_refused_without(more: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="leave out drop_outs"):
+        SecureGram(drop_outs=False, **more)
+
+
+def test_deployments_do_without_drop_outs_by_default() -> None:
+    class Deployed:
+        simulation = False
+
+    class Simulated:
+        simulation = True
+
+    for options, grid, masks in (
+        ({}, Deployed(), False),
+        ({}, Simulated(), True),
+        ({"threshold": 2}, Deployed(), True),
+        ({"merge": "max"}, Deployed(), True),
+        ({"drop_outs": True}, Deployed(), True),
+        ({"drop_outs": False}, Simulated(), False),
+    ):
+        strategy = SecureGram(**options)  # type: ignore[arg-type]
+        strategy.choose_masks(grid)  # type: ignore[arg-type]
+        assert strategy.self_masks is masks
