@@ -1,4 +1,4 @@
-# make demo | test | lint | typecheck | bench: each installs what it needs into .venv first.
+# make demo | test | test-deployments | lint | typecheck | bench: each installs what it needs into .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +12,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-quick lint typecheck bench clean
+.PHONY: demo test test-quick test-deployments lint typecheck bench clean
 
 demo: $(VENV)/.simulation
 	$(BIN)/fedkern compare demo
@@ -25,7 +25,11 @@ test: test-quick
 	$(BIN)/pytest tests -m "$(SLOW)"
 
 test-quick: $(VENV)/.dev
-	$(BIN)/pytest tests -q -n 2 -m "not ($(SLOW))"
+	$(BIN)/pytest tests -q -n 2 -m "not ($(SLOW) or deployment)"
+
+# Every method and the walk-through of docs/deploy.md on real servers; some minutes more.
+test-deployments: $(VENV)/.dev
+	$(BIN)/pytest tests -m deployment
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -1,16 +1,23 @@
-"""Client side: one Flower ``NumPyClient`` subclass per role."""
+"""Client side: one Flower ``NumPyClient`` subclass per role.
+
+Modules are imported when they are asked for: in a deployment every message starts a process.
+"""
 
 from __future__ import annotations
 
-from .alignment import AlignmentClient
-from .base import PhaseClient
-from .column_ranges import RangesClient
-from .gram import GramClient
-from .hierarchical import SVMClient
-from .hybrid import HybridKernelClient
-from .online import OnlineKernelClient
-from .serving import serve
-from .vertical import VerticalKernelClient
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .alignment import AlignmentClient
+    from .base import PhaseClient
+    from .column_ranges import RangesClient
+    from .gram import GramClient
+    from .hierarchical import SVMClient
+    from .hybrid import HybridKernelClient
+    from .online import OnlineKernelClient
+    from .serving import serve
+    from .vertical import VerticalKernelClient
 
 __all__ = [
     "AlignmentClient",
@@ -23,3 +30,21 @@ __all__ = [
     "VerticalKernelClient",
     "serve",
 ]
+
+_MODULES = {
+    "AlignmentClient": "alignment",
+    "GramClient": "gram",
+    "HybridKernelClient": "hybrid",
+    "OnlineKernelClient": "online",
+    "PhaseClient": "base",
+    "RangesClient": "column_ranges",
+    "SVMClient": "hierarchical",
+    "VerticalKernelClient": "vertical",
+    "serve": "serving",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from fedkern_flwr.scaling import Scaling, ranges_to_json
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import ranges as wire
 
-from .base import Handler, PhaseClient, logger
+from .base import Handler, PhaseClient, SessionState, logger
 from .sums import erase_state
 
 
@@ -118,6 +119,9 @@ class RangesClient(PhaseClient):
         for path in (self.ranges, self.scaling):
             if path is not None and not _writable(path):
                 raise self._unwritable()
+        state = self.open_session(request.session)
+        state.payload = self._digest(request.session)
+        state.store(self.context)
         return wire.RangesDescribeReply(
             partition=self.partition,
             partitions=self.partitions,
@@ -134,7 +138,7 @@ class RangesClient(PhaseClient):
     def send_means(self, request: wire.MeansRequest) -> wire.MeansReply:
         """Contribute counts, sums and sums of squares."""
         state = self.open_round(request.session, request.round, 0)
-        x = self._table(labels=request.labels)
+        x = self._table(state, labels=request.labels)
         self._check_bound(x, request.bound)
         holders = self._check_sum(wire.MEANS_SUM)
         if holders == 2:
@@ -146,13 +150,13 @@ class RangesClient(PhaseClient):
         if request.rows < len(x):
             raise ProtocolError("the block has fewer rows than this node", party=self.name)
         self._contribute(wire.MEANS_SUM, first_pass(x, request.bound, request.rows))
-        self.close_round(state, request.round, b"", 0)
+        self.close_round(state, request.round, state.payload, 0)
         return wire.MeansReply(round=request.round)
 
     def send_deviations(self, request: wire.DeviationsRequest) -> wire.DeviationsReply:
         """Contribute distances from the centre, and their squares."""
         state = self.open_round(request.session, request.round, 0)
-        x = self._table(labels=request.labels)
+        x = self._table(state, labels=request.labels)
         self._check_sum(wire.DEVIATIONS_SUM)
         count, mean, scale = request.count, request.mean, request.scale
         own = (~np.isnan(x)).sum(axis=0)
@@ -161,13 +165,13 @@ class RangesClient(PhaseClient):
                 "what was summed before does not fit the columns of this node", party=self.name
             )
         self._contribute(wire.DEVIATIONS_SUM, second_pass(x, Centre(count, mean, scale)))
-        self.close_round(state, request.round, b"", 0)
+        self.close_round(state, request.round, state.payload, 0)
         return wire.DeviationsReply(round=request.round)
 
     def write(self, request: wire.WriteRequest) -> wire.WriteReply:
         """Write the ranges and erase what belongs to the run; asked again, write them again."""
-        self.open_session(request.session)
-        x = self._table(labels=request.labels)
+        state = self.open_session(request.session)
+        x = self._table(state, labels=request.labels)
         low, high = own_ranges(x) if request.alone else (request.low, request.high)
         if len(low) != x.shape[1] or not (low < high).all():
             raise ProtocolError("the ranges do not fit the columns of this node", party=self.name)
@@ -176,13 +180,36 @@ class RangesClient(PhaseClient):
         except OSError:
             raise self._unwritable() from None
         erase_state(self.context)
-        self.sums = None  # nothing is left to keep
+        self.sums, state.payload = None, b""  # nothing is left to keep
+        state.store(self.context)
         return wire.WriteReply(round=request.round)
+
+    def forget(self, state: SessionState) -> bytes:
+        """Forget all."""
+        return b""
 
     # -- pieces
 
-    def _table(self, *, labels: bool) -> Floats:
-        """Return the columns of the run."""
+    def _digest(self, session: str) -> bytes:
+        """Return a digest of the table, for this node's eyes only."""
+        digest = hashlib.sha256(repr((session, self.columns, self.x.shape)).encode())
+        for values in (self.x, self.y):
+            digest.update(b"" if values is None else np.ascontiguousarray(values).tobytes())
+        return digest.digest()
+
+    def _table(self, state: SessionState, *, labels: bool) -> Floats:
+        """Return the columns of the run.
+
+        Raises
+        ------
+        TableError
+            They are others than those with which the run began.
+        """
+        if state.payload and state.payload != self._digest(state.session):  # nothing at the end
+            raise self._bad(
+                "its table is not the one with which this run began",
+                "bring that table back, and start again",
+            )
         if not labels:
             return self.x
         if self.y is None:

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -197,7 +197,10 @@ class GramClient(PhaseClient):
         name = bind(wire.COUNTS_SUM, request)
         encoding = counts_encoding(request.parties, request.rows)
         sums.check(name, encoding=encoding, kind="integer", self_masks=request.self_masks)
-        self._ask_once(state, kept, wire.COUNTS_SUM, request)
+        members = _members(sums, name)
+        if not request.self_masks and wire.COUNTS_SUM not in kept.asked:
+            kept.survivors = members
+        self._ask_once(state, kept, wire.COUNTS_SUM, request, members)
         sums.contribute(name, local_support(self._encode(self.x, request)))
         self._close(state, request.round)
         return wire.CountsReply(round=request.round)
@@ -213,9 +216,11 @@ class GramClient(PhaseClient):
         counted = cohort.unpack(request.counted)
         if len(counted) < cohort.threshold:
             raise self._refuse(f"{len(counted)} nodes count, at least {cohort.threshold} must")
-        if not request.self_masks and len(counted) < len(cohort.members):
-            raise self._refuse("a sum that does without opening is of all nodes")
-        self._ask_once(state, kept, wire.GRAM_SUM, request)
+        if not request.self_masks:
+            if len(counted) < len(cohort.members):
+                raise self._refuse("a sum that does without opening is of all nodes")
+            self._check_summed(kept, counted)
+        self._ask_once(state, kept, wire.GRAM_SUM, request, _members(sums, name))
         if self.partition in counted:
             values = self._encode_kept(request)
             vector: NDArray[Any] = local_gram(values, encoding.bits)
@@ -278,7 +283,7 @@ class GramClient(PhaseClient):
         if request.request == "full":
             name = bind(name, request)
         sums.check(name, encoding=ranking_encoding(request.rows), self_masks=request.self_masks)
-        self._ask_once(state, Released.of(state), wire.RANKING_SUM, request)
+        self._ask_once(state, Released.of(state), wire.RANKING_SUM, request, _members(sums, name))
         kernel = self._item_kernel(request)
         totals, lines = np.zeros(4), []
         for row in range(self.x.shape[0]):
@@ -371,10 +376,15 @@ class GramClient(PhaseClient):
             summed = alive.intersection(counted)
             if len(summed) < cohort.threshold:
                 raise self._refuse(f"{len(summed)} nodes count, at least {cohort.threshold} must")
-            if len(set(kept.survivors) - summed) == 1:
-                raise self._refuse("a single node dropped out after the item counts")
-            if wire.COUNTS_SUM in kept.opened and not summed <= set(kept.survivors):
-                raise self._refuse("nodes count that are not in the item counts")
+            self._check_summed(kept, summed)
+
+    def _check_summed(self, kept: Released, summed: Collection[int]) -> None:
+        """Refuse nodes of a matrix from which those of the item counts differ by one, or more."""
+        if len(set(kept.survivors).difference(summed)) == 1:
+            raise self._refuse("a single node dropped out after the item counts")
+        counted = wire.COUNTS_SUM in kept.opened or wire.COUNTS_SUM in kept.asked
+        if counted and not set(summed) <= set(kept.survivors):
+            raise self._refuse("nodes count that are not in the item counts")
 
     def _open(
         self, request: wire.GramRequest, name: str, merge: str | None
@@ -401,11 +411,12 @@ class GramClient(PhaseClient):
         kept: Released,
         name: str,
         request: wire.SumRequest | wire.RecommendRequest,
+        members: list[int],
     ) -> None:
         """Refuse a second sum of the same rows in one release.
 
         Sums without self masks are open as soon as all nodes have contributed: a request may come
-        again, as it was, but no other one.
+        again, as it was and to the same nodes, but no other one.
 
         Raises
         ------
@@ -413,8 +424,9 @@ class GramClient(PhaseClient):
         """
         if request.self_masks and name not in kept.asked:
             return
-        digest = bind("", replace(request, round=0))
-        if request.self_masks or kept.asked.setdefault(name, digest) != digest:
+        digest = bind(f"{members}", replace(request, round=0))
+        before = request.self_masks or name in kept.opened
+        if before or kept.asked.setdefault(name, digest) != digest:
             raise self._refuse(f"a second {name} of the same rows in one release")
         self._keep(state, kept)
 
@@ -526,6 +538,11 @@ class GramClient(PhaseClient):
     def _refuse(self, problem: str, remedy: str = "") -> ProtocolError:
         remedy = remedy or "run the same release of fedkern-flwr on both sides"
         return ProtocolError(problem, remedy=remedy, party=self.name)
+
+
+def _members(sums: ClientSums, name: str) -> list[int]:
+    """Return the nodes that are asked to contribute to a sum."""
+    return sorted(sums.party.state.cohorts[sums.order(name).cohort].members)
 
 
 def _dense(x: Rows) -> NDArray[Any]:

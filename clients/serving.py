@@ -8,7 +8,7 @@ from collections.abc import Callable
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 
-from fedkern_flwr.errors import ClientError, FedKernError
+from fedkern_flwr.errors import ClientError, ColumnError, FedKernError, TableError
 from fedkern_flwr.exchange import mark_error
 from fedkern_flwr.flower_compat import Client
 
@@ -16,12 +16,15 @@ from .base import PhaseClient
 
 logger = logging.getLogger("fedkern_flwr")
 
+_LISTED = "that node's log lists the columns that it has"
+
 
 def serve(make_client: Callable[[Context], PhaseClient]) -> ClientApp:
     """Return the app of a node.
 
-    An error of ours, which quotes no data, is shown to the server in full, so that the coordinator
-    reads which node lacks which column; of any other exception the server sees the class alone.
+    An error of ours, which quotes no data, is shown to the server, so that the coordinator reads
+    which node lacks which column; of any other exception the server sees the class alone. Which
+    columns there are stands in the node's log only: of a file without header they are a row.
 
     Parameters
     ----------
@@ -34,13 +37,18 @@ def serve(make_client: Callable[[Context], PhaseClient]) -> ClientApp:
             return make_client(context).to_client()
         except FedKernError as error:
             who = f"partition {context.node_config.get('partition-id', '?')}"
-            text = str(error) if str(error).startswith(who) else f"{who}: {error}"
-            logger.error("%s", text)
-            error.args = (mark_error(f"{type(error).__name__}: {text}"),)
-            raise
+            logger.error("%s", _from(who, error))
+            if isinstance(error, ColumnError):
+                error = TableError(error.problem, remedy=_LISTED, party=error.party)
+            error.args = (mark_error(f"{type(error).__name__}: {_from(who, error)}"),)
+            raise error from None
         except Exception as error:
             logger.exception("the node's client cannot be built")
             name = type(error).__name__
         raise ClientError(mark_error(name))
 
     return ClientApp(client_fn=client_fn)
+
+
+def _from(who: str, error: FedKernError) -> str:
+    return str(error) if str(error).startswith(who) else f"{who}: {error}"

@@ -44,6 +44,10 @@ class TableError(FedKernError):
     exit_code = 2
 
 
+class ColumnError(TableError):
+    """A column is not there. The remedy lists those that are: of a file without header, a row."""
+
+
 class ProtocolError(FedKernError):
     """A message breaks the contract of the two sides: wrong shape, dtype, version or step."""
 

@@ -112,9 +112,12 @@ def _refuse_failures(failures: Mapping[int, Failure]) -> None:
     found = _OWN.match(failure.detail)
     if failure.kind == "raised" and found is not None:
         raise RefusedError(found[2] + more, party=found[1], phase=_DESCRIBE)
+    remedy = "read that node's log: its table, its options or its release do not fit"
+    if failure.kind in ("unreachable", "timed out"):
+        remedy = "start its SuperNode again, then the run; its node id is in `flwr supernode ls`"
     raise ProtocolError(
         f"{failure}{more}",
-        remedy="read that node's log: its table, its options or its release do not fit",
+        remedy=remedy,
         party=f"node {node}",
         phase=_DESCRIBE,
     )

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import OptionError, TableError
+from .errors import ColumnError, OptionError, TableError
 from .tables import listing, no_such
 
 #: The files that :func:`~fedkern_flwr.interactions.load_interactions` reads.
@@ -320,11 +320,12 @@ def _find_columns(
             found = [n for n, p in zip(names, plain, strict=True) if wanted in (n, p)]
             if not found:
                 error = no_such(f"{role} column", wanted, source, plain)
-                raise TableError(error.problem, remedy=advice(role) or error.remedy)
+                raise TableError(error.problem, remedy=advice(role)) if column_remedy else error
         if len(found) == 1:
             roles[role] = found[0]
         elif found or role in ("user", "item"):
-            raise TableError(
+            kind = TableError if column_remedy else ColumnError
+            raise kind(
                 f"{source} has {len(found) or 'no'} columns that may be the {role}",
                 remedy=advice(role) or f"choose one with --{role}: {listing(plain)}",
             )

@@ -70,7 +70,9 @@ def check_predictions(node: Mapping[str, object], *, predicting: bool) -> None:
         )
 
 
-def whole_rows(table: Table, path: str | Path, missing: str, *, labels: bool) -> Table:
+def whole_rows(
+    table: Table, path: str | Path, missing: str, *, labels: bool, numbered: bool = False
+) -> Table:
     """Return the rows that lack nothing.
 
     Parameters
@@ -83,11 +85,13 @@ def whole_rows(table: Table, path: str | Path, missing: str, *, labels: bool) ->
         Refuse a table that lacks something, or leave its rows out.
     labels : bool
         Whether a row needs a label.
+    numbered : bool (default: False)
+        Whether rows are known by their place in the file, so that none may be left out.
 
     Raises
     ------
     TableError
-        A row lacks something and ``missing`` is ``error``, or every row does.
+        A row lacks something and ``missing`` is ``error`` or it is ``numbered``, or every row does.
     OptionError
         ``missing`` is something else.
     """
@@ -104,6 +108,11 @@ def whole_rows(table: Table, path: str | Path, missing: str, *, labels: bool) ->
         raise TableError(
             f"{lacking} rows of {name} lack {what}",
             remedy='leave them out, or run with missing="drop-row"',
+        )
+    if lacking and numbered:
+        raise TableError(
+            f"{lacking} rows of {name} lack {what}, and rows without ids are known by their place",
+            remedy="fill in these cells, or take the rows out of the files of all nodes concerned",
         )
     if lacking == table.rows:
         raise TableError(f"every row of {name} lacks {what}", remedy="fill in its cells")

@@ -107,7 +107,7 @@ class Scaling:
         Raises
         ------
         TableError
-            If the text is not such JSON.
+            If the text is not such JSON, or a range is empty or not finite.
         """
         try:
             content = json.loads(text)
@@ -116,6 +116,17 @@ class Scaling:
             clip = _flag(content)
         except (ValueError, TypeError, KeyError):
             raise TableError("this is not a scaling", remedy="give a scaling.json") from None
+        if x_min.ndim != 1 or x_min.shape != x_max.shape:
+            raise TableError(
+                "the scaling has not one least and one greatest value per column",
+                remedy="write x_min and x_max as lists of equal length",
+            )
+        proper = np.isfinite([*x_min, *x_max, row_norm, y_min, y_max]).all()
+        if not (proper and (x_min <= x_max).all() and row_norm > 0.0 and y_min < y_max):
+            raise TableError(
+                "a range of the scaling is empty or infinite, or its row_norm is not positive",
+                remedy="write x_min up to x_max, y_min below y_max",
+            )
         return cls(x_min, x_max, row_norm, y_min, y_max, clip)
 
     def _unit_interval(self, x: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .errors import OptionError, TableError
+from .errors import ColumnError, OptionError, TableError
 
 __all__ = ["Missing", "Table", "drop_constant_columns", "load_ids", "load_table", "select_target"]
 
@@ -247,9 +247,9 @@ def listing(names: Any) -> str:
     return ", ".join(names[:10]) + more
 
 
-def no_such(kind: str, name: str, source: str, names: Any) -> TableError:
+def no_such(kind: str, name: str, source: str, names: Any) -> ColumnError:
     """Return the error for a name that is not there."""
-    return TableError(f"{source} has no {kind} {name!r}", remedy=f"choose from: {listing(names)}")
+    return ColumnError(f"{source} has no {kind} {name!r}", remedy=f"choose from: {listing(names)}")
 
 
 def _keep_columns(table: Table, keep: NDArray[np.bool_]) -> Table:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import TableError
+from .errors import ColumnError, TableError
 from .tables import Table, listing, no_such
 
 _MISSING_TEXT = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "None"]
@@ -30,7 +30,7 @@ def read_columns(
     if not labelled and label not in columns:
         label, use_label = None, False
     if label is None and use_label:
-        raise TableError(
+        raise ColumnError(
             f"the label column of {path.name} is not named",
             remedy=f"choose one with --label: {listing(columns)}",
         )

@@ -58,7 +58,8 @@ class RunFolder:
             raise OptionError(
                 f"{path} cannot be written ({error.strerror})", remedy="choose another --out"
             ) from None
-        (path / "result.json").unlink(missing_ok=True)
+        for name in ("result.json", *ARTIFACTS.values()):  # of an earlier run, with other options
+            (path / name).unlink(missing_ok=True)
         return folder
 
     @classmethod

@@ -115,6 +115,7 @@ class PhaseStrategy(Strategy):
         self._missed: dict[int, int] = {}
         self._last_missed: dict[int, int] = {}
         self._pending: tuple[int, Arrays, dict[str, Any], set[int]] | None = None
+        self.resumable = False  # whether this run has a checkpoint
 
     # -- what a method tells about itself
 
@@ -270,7 +271,7 @@ class PhaseStrategy(Strategy):
     def broken(self, problem: str, phase: str) -> CohortError:
         """Return the error with which a run ends for want of clients."""
         remedy = "mend the clients and start again"
-        if self.checkpoint:
+        if self.resumable:
             remedy = "mend the clients and resume from the checkpoint"
         return CohortError(problem, remedy=remedy, phase=phase)
 
@@ -322,6 +323,7 @@ class PhaseStrategy(Strategy):
         """Write a checkpoint that no client has to confirm."""
         if self.checkpoint is not None:
             save_arrays(self.checkpoint, arrays, {**self._shared_state(number), **meta})
+            self.resumable = True
 
     def _shared_state(self, number: int) -> dict[str, Any]:
         return {
@@ -343,6 +345,7 @@ class PhaseStrategy(Strategy):
         waiting -= set(self.left_out_)
         if not waiting:
             save_arrays(self.checkpoint, arrays, meta)
+            self.resumable = True
             logger.info("checkpoint of round %d written", number)
             self._pending = None
 
@@ -362,6 +365,7 @@ class PhaseStrategy(Strategy):
                 f"{self.checkpoint} belongs to a run with other options",
                 remedy="resume with the options of that run",
             )
+        self.resumable = True
         self._session = meta["session"]
         self.ledger_ = Ledger.from_dict(meta["ledger"])
         self.history_ = meta["history"]

@@ -259,8 +259,8 @@ class Steps:
     def lost_group(self, group: Group, why: str) -> CohortError:
         """Return the error with which a run ends that cannot go on without a group."""
         strategy = self.strategy
-        written = strategy.checkpoint is not None and strategy.checkpoint.is_file()
-        remedy = "mend it and " + ("resume from the checkpoint" if written else "start again")
+        again = "resume from the checkpoint" if strategy.resumable else "start again"
+        remedy = f"mend it and {again}"
         if strategy.losing == "stop" and len(self.groups) > 2:
             remedy += ", or go on without the group with --lost-groups leave-out"
         return CohortError(

@@ -43,12 +43,16 @@ def seen_by(run: FedCG) -> dict[str, Any]:
         }
     direct = run.chosen_solver == "normal-equations"
     summed = "K^T K and K^T y" if direct else "K^T y and products of K^T K"
+    alone = len(run.plan_.hospitals) == 1
     server = [f"sums over the hospitals of {summed}, and of counts on held-out rows"]
-    if len(run.plan_.hospitals) == 1:
+    if run.model_of[0]:  # nothing is fitted
+        whose = "the only hospital's" if alone else "sums over the hospitals of"
+        server = [f"{whose} counts on held-out rows"]
+    elif alone:
         server = [f"{summed} of the only hospital, and its counts on held-out rows"]
-    if run.penalty == "rkhs":
+    if run.penalty == "rkhs" and not run.model_of[0]:
         server.append("distances between landmarks")
-    if run.sampling == "N":
+    if run.sampling == "N" and not run.model_of[0]:
         server.append("means and deviations of blocks that several parties hold")
     moments = ["means and deviations of their own block over all its holders"]
     shared = moments if run.sampling == "N" else []

@@ -191,8 +191,7 @@ class WholeCohortStrategy(SummingStrategy):
             f"partition {self.parties_[node].partition} {failure}"
             for node, failure in sorted(self._failures.items())
         ]
-        written = self.checkpoint is not None and self.checkpoint.is_file()
-        again = "resume from the checkpoint" if written else "start again"
+        again = "resume from the checkpoint" if self.resumable else "start again"
         remedy = f"mend it and {again}, with more attempts if it answers at times"
         return CohortError(
             f"not all parties answered, {self.attempts} times in a row: "

@@ -232,31 +232,37 @@ def _run(
     common = {"seed": config["seed"], "timeout": config["timeout"], "result": str(told)}
     model = place / ARTIFACTS["model"]
     settings = run_config(app, config["options"], known, {**common, **more}, model)
-    with _terminated(), screen.status("starting") as say:
-        deployment = LocalDeployment(place, nodes, say)
-        with deployment:
-            ready = time.monotonic() - began
-            run_id = deployment.run(app, settings)
-            status = deployment.wait_for_run(run_id, told, _LONGEST, say)
-            deployment.save_log(run_id, place / _SERVER_LOG)
-            deployment.keep = keep
-        if deployment.keep:
-            _explain(screen, deployment, app)
-    answer = json.loads(told.read_text()) if told.exists() else {"error": ""}
+    try:
+        with _terminated(), screen.status("starting") as say:
+            deployment = LocalDeployment(place, nodes, say)
+            with deployment:
+                ready = time.monotonic() - began
+                run_id = deployment.run(app, settings)
+                status = deployment.wait_for_run(run_id, told, _LONGEST, say)
+                deployment.save_log(run_id, place / _SERVER_LOG)
+                deployment.keep = keep
+            if keep:
+                _explain(screen, deployment, app)
+    except FedKernError as error:
+        raise _failed(folder, name, str(error), error.exit_code) from None
+    answer = json.loads(told.read_text()) if told.exists() else {}
     told.unlink(missing_ok=True)
-    if "error" in answer or not status.endswith("completed"):
-        raise _failed(folder, name, answer, status)
+    if answer.get("error") or not status.endswith("completed"):
+        log = place / _SERVER_LOG
+        unsaid = f"the run ended as {status}: {last_line(log)}; read {log}"
+        raise _failed(folder, name, answer.get("error", unsaid), answer.get("exit_code", 1))
     return answer, {"start_seconds": ready, "total_seconds": time.monotonic() - began}
 
 
-def _failed(folder: RunFolder, name: str, answer: dict[str, Any], status: str) -> FedKernError:
-    """Return the error of a run that failed, with the command that goes on."""
-    log = folder.path / _SERVER_LOG
-    text = answer.get("error") or f"the run ended as {status}: {last_line(log)}; read {log}"
-    if checkpoint_file(folder.path, 0).exists():
+def _failed(folder: RunFolder, name: str, text: str, code: int) -> FedKernError:
+    """Return the error of a run that failed later, with the command that goes on.
+
+    It goes on from the checkpoint; without one it starts anew with the same nodes.
+    """
+    if code == EngineError.exit_code and not folder.result():
         text += f"; go on with fedkern deploy-local {name} --resume {folder.path}"
     error = EngineError(text)
-    error.exit_code = int(answer.get("exit_code", 1))
+    error.exit_code = code
     return error
 
 

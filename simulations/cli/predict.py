@@ -29,7 +29,13 @@ def predict(
     screen = Screen(quiet)
     path = Path(model)
     folder, config = RunFolder.open(path.parent if path.is_file() else path)
-    own = family(config["method"])
+    own, name = family(config["method"]), config["method"]
+    if config["engine"] == "deployment":
+        raise OptionError(
+            f"{folder.path} is a deployment: its nodes predict, each its own rows",
+            remedy="put the rows into nodes/*/test-data.csv, then use "
+            f"fedkern deploy-local {name} --predict {folder.path}",
+        )
     target = Path(out) if out else folder.path / "predictions.csv"
     if target.is_dir() or not target.resolve().parent.is_dir():
         raise OptionError(f"--out {target} cannot be written", remedy="name a file in a folder")

@@ -36,6 +36,7 @@ _START = 60.0  # seconds for SuperLink and nodes to come up
 _COMMAND = 120.0  # seconds for a command of Flower's
 _LOOK = 8.0  # seconds from one look at the status of a run to the next: each takes a process
 _FINISHED = "finished"
+_SWIFT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}  # seconds; Flower's default is 1
 _REFUSED = ("Failed to activate SuperNode", "Exit Code: 304", "Exit Code: 305")
 
 Say = Callable[[str], None]
@@ -73,7 +74,7 @@ class LocalDeployment:
         home.mkdir(mode=0o700, parents=True)
         path = f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}"
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # all share a machine
-        own = {"FLWR_HOME": str(home), "PATH": path}
+        own = {"FLWR_HOME": str(home), "PATH": path, **_SWIFT}
         self.environment = {**os.environ, **ENVIRONMENT, **threads, **own}
         self.processes = Processes(self.environment, self.folder / "pids")
 

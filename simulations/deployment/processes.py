@@ -99,18 +99,22 @@ class Processes:
         self._note()
 
     def stop(self) -> None:
-        """Stop all, the last one first; kill what has not ended in time."""
+        """Stop all, the last one first; kill what has not ended in time, or at another Ctrl-C."""
         running = [s.process for s in reversed(self._started.values())]
-        for process in running:
-            _signal(process, signal.SIGTERM)
-        deadline = time.monotonic() + _GRACE
-        for process in running:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.1, deadline - time.monotonic()))
-            _signal(process, signal.SIGKILL)  # also what a leader has left in its group
-            process.wait()
-        self._started.clear()
-        self.pids.unlink(missing_ok=True)
+        try:
+            for process in running:
+                _signal(process, signal.SIGTERM)
+            deadline = time.monotonic() + _GRACE
+            for process in running:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.1, deadline - time.monotonic()))
+        finally:
+            for process in running:
+                _signal(process, signal.SIGKILL)  # also what a leader has left in its group
+            for process in running:
+                process.wait()
+            self._started.clear()
+            self.pids.unlink(missing_ok=True)
 
     def _note(self) -> None:
         ids = [str(s.process.pid) for s in self._started.values()]

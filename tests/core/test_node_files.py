@@ -76,6 +76,13 @@ def test_rows_that_lack_something_are_refused() -> None:
         whole_rows(table(), "site.csv", "neutral", labels=False)
 
 
+def test_rows_that_are_known_by_their_place_are_never_left_out() -> None:
+    with pytest.raises(TableError, match=r"^2 rows of site.csv lack .* known by their place; "):
+        whole_rows(table(), "site.csv", "drop-row", labels=False, numbered=True)
+    whole = table().take([0, 2])
+    assert whole_rows(whole, "site.csv", "drop-row", labels=False, numbered=True) is whole
+
+
 def test_a_table_without_features_or_gaps_stays_as_it_is() -> None:
     bare = Table(np.zeros((2, 0)), np.array([0.0, 1.0]), (), ids=np.array(["p", "q"]))
     assert whole_rows(bare, "labels.csv", "error", labels=True) is bare

@@ -129,3 +129,27 @@ def test_a_scaling_of_summed_statistics_clips_rows_to_learn_from() -> None:
     assert Scaling.from_json(json.dumps(old)).clip is False
     with pytest.raises(TableError, match="this is not a scaling"):
         Scaling.from_json(json.dumps({**old, "clip": 1}))
+
+
+SOUND = {"x_min": [0, 0], "x_max": [10, 0], "row_norm": 1.5, "y_min": 0, "y_max": 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"x_max": [10]}, "one greatest value per column"),
+        ({"x_max": 10}, "one greatest value per column"),
+        ({"x_min": [[0, 0]]}, "one greatest value per column"),
+        ({"x_min": [20, 0]}, "empty or infinite"),
+        ({"x_max": [float("nan"), 0]}, "empty or infinite"),
+        ({"x_min": [None, 0]}, "empty or infinite"),
+        ({"row_norm": 0}, "row_norm is not positive"),
+        ({"row_norm": -1}, "row_norm is not positive"),
+        ({"y_min": 3}, "empty or infinite"),
+        ({"y_max": float("inf")}, "empty or infinite"),
+    ],
+)
+def test_a_scaling_that_would_scale_wrongly_is_refused(change: dict[str, Any], text: str) -> None:
+    assert Scaling.from_json(json.dumps(SOUND)).x_max.tolist() == [10.0, 0.0]
+    with pytest.raises(TableError, match=text):
+        Scaling.from_json(json.dumps({**SOUND, **change}))

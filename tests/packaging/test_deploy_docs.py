@@ -267,7 +267,7 @@ class Rehearsal:
                 os.kill(int(file.read_text()), 15)
 
 
-@pytest.mark.packaging
+@pytest.mark.deployment
 @pytest.mark.timeout(600)
 def test_walk_through_works_as_printed(tmp_path: Path) -> None:
     write_tables(tmp_path)

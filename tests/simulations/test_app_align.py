@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import shutil
 import sys
 import tomllib
 from collections.abc import Callable
@@ -143,18 +142,22 @@ def test_what_a_node_lacks_is_told_to_the_server(
         run(nodes, rows=0, result=str(result))
     told = json.loads(result.read_text())
     assert told["error"].startswith("partition 1")
-    assert "genes.csv has no id column 'name'; choose from: patient, gene" in told["error"]
+    assert "genes.csv has no id column 'name'; that node's log lists the col" in told["error"]
 
 
-@pytest.mark.app
-@pytest.mark.timeout(90)
-def test_flwr_run_aligns_the_nodes_of_a_simulation(superlink: Any, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(app_folder(), tmp_path / "align"))  # as a user makes one
-    result, folder = tmp_path / "result.json", tmp_path / "files"
-    config = f'rows=50 folder="{folder}" result="{result}"'
-    run_id = superlink.run(copy, config, clients=3)
-    found = json.loads(result.read_text())
-    assert found["metrics"]["rows"] == 120
-    assert found["exchanges"] == 5
-    assert len({AlignmentTags.load(path).run for path in folder.iterdir()}) == 1
-    assert "the server saw: which rows of which party belong together" in superlink.log(run_id)
+def test_the_first_row_of_a_file_without_header_stays_at_its_node(
+    run: Callable[..., None],
+    nodes: list[dict[str, Any]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    result, path = tmp_path / "result.json", tmp_path / "bare.csv"
+    path.write_text("P-007,Smith\nP-008,Jones\n")
+    nodes[1]["data"] = str(path)
+    with pytest.raises(FedKernError) as error:
+        run(nodes, rows=0, result=str(result))
+    assert "bare.csv has no id column" in str(error.value)
+    for text in (str(error.value), result.read_text()):
+        assert "P-007" not in text
+        assert "Smith" not in text
+    assert "choose from: P-007, Smith" in caplog.text  # of the node

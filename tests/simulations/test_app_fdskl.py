@@ -6,7 +6,6 @@ import csv
 import importlib
 import json
 import re
-import shutil
 import sys
 import tomllib
 from collections.abc import Callable, Iterable
@@ -23,8 +22,7 @@ from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.errors import FedKernError, ProtocolError
 from fedkern_flwr.frequencies import draw_directions, draw_offsets
 from fedkern_flwr.model_file import load_model
-from fedkern_flwr.simulations import InProcessGrid, simulate
-from fedkern_flwr.simulations.families.vertical_data import VerticalData, VerticalSettings
+from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.simulations.methods import options
 from fedkern_flwr.strategies import FDSKL
 
@@ -172,33 +170,6 @@ def pooled_outputs(parties: Parties, first: int = 0) -> np.ndarray:
 ONE_SHOT = {"data": "", "features": FEATURES, "gamma": GAMMA, "regularization": PENALTY}
 ONE_SHOT |= {"phase_bits": 32, "loss": "square"}
 STREAMING = {"data": "", "schedule": "streaming", "num_rounds": 12, "directions": 4, "batch": 6}
-
-
-@pytest.mark.app
-@pytest.mark.timeout(90)
-def test_flwr_run_gives_the_model_of_simulate(superlink: Any, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(app_folder(), tmp_path / "fdskl"))  # as a user makes one
-    saved, folder = tmp_path / "model.npz", tmp_path / "predictions"
-    config = f'data="wine" features=50 seed=3 model="{saved}" predictions="{folder}"'
-    run_id = superlink.run(copy, config, clients=3)
-    _, meta = load_model(saved)
-
-    prepared = VerticalData(VerticalSettings("wine", parties=3, seed=3))
-    strategy = FDSKL(features=50, seed=3)
-    simulate(strategy, prepared.client_fn(strategy), 3)
-
-    _, expected = strategy.model()
-    assert {**meta, "session": ""} == {**expected, "session": ""}
-    ours, theirs = (
-        np.loadtxt(where / "partition-0.csv", delimiter=",", skiprows=1)
-        for where in (folder, prepared.predictions)
-    )
-    assert ours.shape == (45, 5)  # row, three outputs, class
-    np.testing.assert_allclose(ours, theirs, rtol=0.0, atol=1e-9)
-    log = superlink.log(run_id)
-    assert f"test_accuracy: {strategy.metrics_['test_accuracy']:.6g}" in log
-    assert "the server saw: which rows of the parties belong together" in log
-    assert "exchanges: 4 in" in log
 
 
 def test_deployed_nodes_give_the_pooled_model_and_predict_new_rows(
@@ -430,6 +401,18 @@ def test_rows_that_lack_a_value_are_left_out_if_the_run_says_so(
         app.client_app.make_client(context)
     assert len(parties.predictions()) == 15
     assert load_model(tmp_path / "model.npz")[1]["missing"] == "drop-row"
+
+
+def test_rows_that_are_joined_by_their_order_are_never_left_out(
+    app: SimpleNamespace, tmp_path: Path
+) -> None:
+    """Were each of two parties to drop another row, the rows in between would be joined wrongly."""
+    path = tmp_path / "bare.csv"
+    path.write_text("c,d\n0.1,\n0.2,0.4\n0.3,0.5\n")
+    node = {"role": "passive", "data": str(path), "partition-id": 1, "num-partitions": 2}
+    context = Context(1, 1, node, RecordDict(), {**app.config, "missing": "drop-row"})
+    with pytest.raises(FedKernError, match=r"1 rows of bare.csv lack a value .* by their place"):
+        app.client_app.make_client(context)
 
 
 def test_nodes_take_part_in_the_paper_s_modes_only_if_they_say_so(

@@ -27,8 +27,7 @@ from fedkern_flwr.errors import CheckpointError, FedKernError, ProtocolError
 from fedkern_flwr.gram import unpack
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.ranking import rank_metrics
-from fedkern_flwr.simulations import InProcessGrid, simulate
-from fedkern_flwr.simulations.families.rating_data import RatingData, RatingSettings
+from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.simulations.methods import options
 from fedkern_flwr.strategies import FedCFK
 
@@ -170,44 +169,6 @@ def pooled_scores(nodes: Nodes) -> np.ndarray:
         alpha = fit_user(kernel[np.ix_(mine, mine)], mean[mine], 0.1)
         scores[u, kept] = kernel[:, mine] @ alpha - mean
     return scores
-
-
-@pytest.mark.app
-@pytest.mark.timeout(120)
-def test_flwr_run_gives_the_kernel_and_recommendations_of_simulate(
-    superlink: Any, tmp_path: Path
-) -> None:
-    copy = Path(shutil.copytree(app_folder(), tmp_path / "fed-cfk"))  # as a user makes one
-    saved, folder = tmp_path / "model.npz", tmp_path / "state"
-    config = f'seed=3 min-support=40 model="{saved}" state-dir="{folder}"'
-    run_id = superlink.run(copy, config, clients=3)
-    arrays, meta = load_model(saved)
-
-    prepared = RatingData(RatingSettings("nyc-flights", clients=3, seed=3))
-    strategy = FedCFK(min_support=40, seed=3)
-    simulate(strategy, prepared.client_fn(strategy, tmp_path / "ours"), 3)
-
-    expected_arrays, expected = strategy.model()
-    assert meta == expected
-    for name, values in expected_arrays.items():
-        np.testing.assert_array_equal(arrays[name], values)
-    for node in range(3):
-        ours, theirs = (
-            (where / "recommendations" / f"partition-{node}.csv").read_text().splitlines()
-            for where in (folder, tmp_path / "ours")
-        )
-        assert len(ours) == len(theirs) > 50_000
-        assert ours[:200] == theirs[:200]
-    log = superlink.log(run_id)
-    assert f"auc: {strategy.metrics_['auc']:.6g}" in log
-    found = {"items": len(strategy.items_), "catalogue": 104, "rows": 4043, "clients": 3}
-    for name, value in found.items():
-        assert f"{name}: {value}" in log
-    assert "the server saw: in how many rows each of 104 items is" in log
-    assert "exchanges: 8 in" in log
-    assert "MB from nodes: 0." in log
-    aircraft = prepared.ratings.user_ids
-    assert not any(name in log for name in aircraft[:50])
 
 
 def test_deployed_nodes_rank_as_an_owner_of_all_ratings_does(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib
 import json
-import shutil
 import sys
 import tomllib
 from collections.abc import Callable, Iterable
@@ -22,8 +21,7 @@ from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.errors import FedKernError, ProtocolError
 from fedkern_flwr.landmarks import draw_landmarks
 from fedkern_flwr.model_file import load_model
-from fedkern_flwr.simulations import InProcessGrid, simulate
-from fedkern_flwr.simulations.families.hybrid_data import HybridData, HybridSettings
+from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.simulations.methods import options
 from fedkern_flwr.strategies import FedCG
 
@@ -154,34 +152,6 @@ class Parties:
 @pytest.fixture
 def parties(tmp_path: Path) -> Parties:
     return Parties(tmp_path)
-
-
-@pytest.mark.app
-@pytest.mark.timeout(90)
-def test_flwr_run_gives_the_model_of_simulate(superlink: Any, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(app_folder(), tmp_path / "fed-cg"))  # as a user makes one
-    saved = tmp_path / "model.npz"
-    config = f'data="wine" landmarks=30 regularization=0.1 seed=3 model="{saved}"'
-    run_id = superlink.run(copy, config, clients=4)
-    arrays, meta = load_model(saved)
-
-    prepared = HybridData(HybridSettings("wine", seed=3))
-    strategy = FedCG(landmarks=30, regularization=0.1, seed=3)
-    simulate(strategy, prepared.client_fn(strategy), 4)
-
-    expected_arrays, expected = strategy.model()
-    of_the_session = {"session", "fingerprints"}
-    assert {k: v for k, v in meta.items() if k not in of_the_session} == {
-        k: v for k, v in expected.items() if k not in of_the_session
-    }
-    assert arrays.keys() == expected_arrays.keys()
-    assert np.abs(arrays["coefficients"]).max() > 0.0
-    for name, values in expected_arrays.items():
-        np.testing.assert_allclose(arrays[name], values, rtol=0.0, atol=1e-9)
-    log = superlink.log(run_id)
-    assert f"test_accuracy: {strategy.metrics_['test_accuracy']:.6g}" in log
-    assert "the server saw: sums over the hospitals of K^T K and K^T y" in log
-    assert "exchanges: 5 in" in log
 
 
 def test_deployed_nodes_give_the_pooled_model_and_predict_new_patients(

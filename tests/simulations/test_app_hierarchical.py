@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib
 import json
-import shutil
 import sys
 import tomllib
 from collections.abc import Callable
@@ -22,11 +21,7 @@ from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.errors import CheckpointError, FedKernError, ProtocolError
 from fedkern_flwr.linear_model import outputs as linear_outputs
 from fedkern_flwr.model_file import load_model
-from fedkern_flwr.simulations import InProcessGrid, simulate
-from fedkern_flwr.simulations.families.hierarchical_data import (
-    HierarchicalData,
-    HierarchicalSettings,
-)
+from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.simulations.methods import options
 from fedkern_flwr.strategies import HierarchicalSVM
 
@@ -126,31 +121,6 @@ def vertical(tmp_path: Path, table: tuple[Any, Any, list[str]]) -> list[dict[str
     return nodes
 
 
-@pytest.mark.app
-@pytest.mark.timeout(120)
-def test_flwr_run_gives_the_model_of_simulate(superlink: Any, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(app_folder(), tmp_path / "hierarchical_svm"))  # as a user makes one
-    saved = tmp_path / "model.npz"
-    config = f'num-rounds=4 tolerance=1e-6 seed=3 saved-model="{saved}"'
-    run_id = superlink.run(copy, config, clients=6)
-    arrays, meta = load_model(saved)
-
-    prepared = HierarchicalData(
-        HierarchicalSettings("breast-cancer", users=4, groups=2, test_size=0.25, seed=3)
-    )
-    strategy = HierarchicalSVM(tolerance=1e-6, seed=3)
-    simulate(strategy, prepared.client_fn(strategy), 6, num_rounds=4)
-
-    expected, about = strategy.model()
-    assert {**meta, "session": ""} == {**about, "session": ""}
-    for name, value in expected.items():
-        np.testing.assert_allclose(arrays[name], value, rtol=0.0, atol=1e-9)
-    log = superlink.log(run_id)
-    assert f"test_accuracy: {strategy.metrics_['test_accuracy']:.6g}" in log
-    assert "the server saw: the global model and the total loss of each iteration" in log
-    assert "exchanges: 13 in" in log
-
-
 def test_deployed_users_in_groups_learn_the_pooled_model(
     run: Callable[..., None],
     horizontal: list[dict[str, Any]],
@@ -174,6 +144,20 @@ def test_deployed_users_in_groups_learn_the_pooled_model(
     assert len(rows) == 12
     np.testing.assert_allclose([float(r["output_0"]) for r in rows], found[48:], atol=1e-9)
     assert [r["class"] for r in rows] == [str(int(f > 0.0)) for f in found[48:]]
+
+
+def test_no_row_is_dropped_that_a_prediction_names_by_its_place(
+    run: Callable[..., None], horizontal: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    new = Path(horizontal[0]["test-data"])
+    lines = new.read_text().splitlines()
+    lines[2] = "," + lines[2].partition(",")[2]
+    new.write_text("\n".join(lines))
+    with pytest.raises(FedKernError, match=r"1 rows of new.csv lack a value .* by their place"):
+        run(horizontal, data="", missing="drop-row", num_rounds=2)
+    assert not (tmp_path / "predictions.csv").exists()
+    del horizontal[0]["predictions"]  # they are counted only
+    run(horizontal, data="", missing="drop-row", num_rounds=2)
 
 
 def test_deployed_groups_with_columns_learn_the_pooled_model(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import shutil
 import sys
 import tomllib
 from collections.abc import Callable
@@ -191,18 +190,3 @@ def test_the_readme_tells_of_every_key_of_a_node() -> None:
     for key in ("identity-key", "trusted-keys"):
         assert f"`{key}`" in text
         assert f'"{key}"' in source
-
-
-@pytest.mark.app
-@pytest.mark.timeout(90)
-def test_flwr_run_writes_the_files(superlink: Any, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(app_folder(), tmp_path / "ranges"))  # as a user makes one
-    folder = tmp_path / "files"
-    run_id = superlink.run(copy, f'data="wine" deviations=2.0 files="{folder}"', clients=3)
-    table = load_data("wine")
-    scaled = scale_by_ranges(table.x, table.columns, folder / "ranges-1.json")
-    assert ((scaled == 0.0) | (scaled == 1.0)).any()  # some are clipped
-    mean, deviation = table.x.mean(axis=0), table.x.std(axis=0)
-    expected = np.clip((table.x - mean) / deviation, -2.0, 2.0) / 4.0 + 0.5
-    np.testing.assert_allclose(scaled, expected, rtol=0.0, atol=1e-9)
-    assert "exchanges: 4 in" in superlink.log(run_id)

@@ -194,6 +194,16 @@ def test_a_folder_with_other_files_is_left_alone(capsys):
     assert Path("mine/config.json").read_text() == "{}"
 
 
+def test_a_run_that_breaks_off_leaves_no_model_of_an_earlier_one(capsys, break_off):
+    assert run(["run", "ofskl", *SMALL, "--out", "here"]) == 0
+    assert Path("here/model.npz").is_file()
+    break_off(3)
+    assert run(["run", "ofskl", *SMALL, "--seed", "9", "--out", "here"]) == 130
+    kept = {path.name for path in Path("here").iterdir()}
+    assert "config.json" in kept
+    assert not {"result.json", "model.npz", "scaling.json"} & kept
+
+
 def test_private_state_and_checkpoint_stay_for_their_owner_alone(capsys):
     assert run(["run", "pof-mkl", *SMALL, "--out", "here"]) == 0
     assert Path("here/checkpoint-0.npz").is_file()  # after the last round, however few there are

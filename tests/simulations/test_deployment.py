@@ -15,7 +15,7 @@ import pytest
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations.cli.main import run
 
-pytestmark = [pytest.mark.app, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.timeout(280)
 
 FEDKERN = Path(sys.executable).parent / "fedkern"
 
@@ -67,6 +67,7 @@ def predictions(file: Path) -> dict[str, list[float]]:
         return {row[0]: [float(cell) for cell in row[1:]] for row in list(csv.reader(lines))[1:]}
 
 
+@pytest.mark.app
 def test_fed_cg_gives_the_model_of_a_simulation_and_predicts(tmp_path: Path) -> None:
     out, other = tmp_path / "deployed", tmp_path / "simulated"
     result = deployed(out, "fed-cg", "--nodes 3 --allow-single --seed 4")
@@ -91,6 +92,7 @@ def test_fed_cg_gives_the_model_of_a_simulation_and_predicts(tmp_path: Path) -> 
     assert left_running(out) == []
 
 
+@pytest.mark.deployment
 def test_fdskl_gives_the_predictions_of_a_simulation(tmp_path: Path) -> None:
     out, other = tmp_path / "deployed", tmp_path / "simulated"
     options = "--features 300 --gamma 0.5 --regularization 1e-3 --seed 4"
@@ -98,16 +100,10 @@ def test_fdskl_gives_the_predictions_of_a_simulation(tmp_path: Path) -> None:
     expected = simulated(other, "fdskl", f"--parties 3 {options}")
     compare(out, other, (result["metrics"], expected["metrics"]))
     assert result["exchanges"] == 4
-    found = predictions(out / "nodes" / "0" / "predictions.csv")
-    wanted = (
-        predictions(next(other.rglob("partition-0.csv")))
-        if list(other.rglob("partition-0.csv"))
-        else None
-    )
-    assert len(found) == 142
-    assert wanted is None or wanted.keys() == found.keys()
+    assert len(predictions(out / "nodes" / "0" / "predictions.csv")) == 142
 
 
+@pytest.mark.deployment
 def test_fed_cfk_gives_the_kernel_of_a_simulation(tmp_path: Path) -> None:
     out, other = tmp_path / "deployed", tmp_path / "simulated"
     result = deployed(out, "fed-cfk", "--nodes 3 --seed 4")
@@ -120,6 +116,7 @@ def test_fed_cfk_gives_the_kernel_of_a_simulation(tmp_path: Path) -> None:
         assert len(lines) > 1000
 
 
+@pytest.mark.deployment
 def test_pof_mkl_gives_the_model_of_a_simulation(tmp_path: Path) -> None:
     out, other = tmp_path / "deployed", tmp_path / "simulated"
     options = "--rounds 40 --samples-per-round 20 --data diabetes --seed 4"
@@ -132,6 +129,7 @@ def test_pof_mkl_gives_the_model_of_a_simulation(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.deployment
 def test_hierarchical_svm_gives_the_model_of_a_simulation(tmp_path: Path) -> None:
     out, other = tmp_path / "deployed", tmp_path / "simulated"
     options = "--allow-single --rounds 2 --seed 4"

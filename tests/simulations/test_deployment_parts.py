@@ -161,6 +161,32 @@ def test_stopping_leaves_nothing_of_a_process_s_group(tmp_path: Path) -> None:
     assert not (tmp_path / "pids").exists()
 
 
+def test_another_ctrl_c_while_stopping_leaves_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = Processes({"PATH": "/usr/bin:/bin"}, tmp_path / "pids")
+    script = f"trap '' TERM; touch {tmp_path}/$0; while :; do sleep 0.1; done"
+    names = ("one", "two")
+    started = [processes.start(n, ["sh", "-c", script, n], tmp_path / "log") for n in names]
+    while not all((tmp_path / name).exists() for name in names):
+        time.sleep(0.01)
+    wait = subprocess.Popen.wait
+
+    def interrupted(self: Any, timeout: float | None = None) -> int:
+        if timeout is not None:
+            raise KeyboardInterrupt
+        return wait(self)
+
+    try:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(subprocess.Popen, "wait", interrupted)
+            processes.stop()
+        assert not any(map(running, started))
+        assert not (tmp_path / "pids").exists()
+    finally:
+        processes.stop()
+
+
 def test_a_killed_process_is_gone_and_the_others_stay(tmp_path: Path) -> None:
     processes = Processes({"PATH": "/usr/bin:/bin"}, tmp_path / "pids")
     try:
@@ -254,3 +280,14 @@ def test_ctrl_c_at_a_terminal_does_not_reach_the_processes(tmp_path: Path) -> No
         assert int(found.stdout) == pid
     finally:
         processes.stop()
+
+
+def test_predictions_of_a_deployment_are_made_by_its_nodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"method": "fed-cg", "engine": "deployment", "data": {}, "options": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert run(["predict", str(tmp_path), "--data", "new.csv"]) == 2
+    found = capsys.readouterr().err
+    assert f"use fedkern deploy-local fed-cg --predict {tmp_path}" in found
+    assert found.count("\n") == 1

@@ -168,6 +168,22 @@ def test_statistics_are_those_of_the_pooled_rows(
     assert (np.abs(found.deviation - spread) <= 1e-9 * spread).all()
 
 
+@pytest.mark.parametrize(
+    ("node", "phase"),
+    [(1, "ranges-means"), (1, "ranges-deviations"), (1, "ranges-write"), (0, "ranges-write")],
+)
+def test_a_table_that_changed_within_the_run_is_refused(
+    network: Network, node: int, phase: str
+) -> None:
+    def change(delivery: Any) -> None:
+        if (delivery.partition, delivery.phase) == (node, phase):
+            network.tables[node]["x"] = network.tables[node]["x"] + 1.0
+
+    with pytest.raises(ProtocolError, match="its table is not the one with which this run began"):
+        network.go(faults=change)
+    assert node not in network.written()
+
+
 def test_a_block_of_one_node_is_its_own(network: Network) -> None:
     network.go()
     x = network.tables[0]["x"]

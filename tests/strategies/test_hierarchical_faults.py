@@ -44,7 +44,7 @@ RUNS: dict[str, tuple[str, Table]] = {
 }
 SAME = [name for name in RUNS if "asynchronous" not in name]  # whatever is lost in between
 USERS, GROUPS = 8, 4
-pytestmark = pytest.mark.timeout(15)  # a loop that waits for nobody must not block the others
+pytestmark = pytest.mark.timeout(60)  # a loop that waits for nobody must not block the others
 
 
 def blobs(n: int = 80, d: int = 4) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from fedkern_flwr.clients import GramClient
 from fedkern_flwr.errors import CohortError, OptionError, ProtocolError
+from fedkern_flwr.gram import packed_size, unpack
+from fedkern_flwr.gram_plan import matrix_encoding
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Fault
 from fedkern_flwr.simulations.engines.faults import Delivery
@@ -160,6 +162,67 @@ def test_nodes_refuse_to_open_what_was_summed_without_self_masks() -> None:
 def test_nodes_refuse_counts_after_the_matrix() -> None:
     with pytest.raises(ProtocolError, match="item counts come before the matrix"):
         simulate(Counting(**OPEN), clients(tables(3)), 3)
+
+
+class Elsewhere(SecureGram):
+    """A server that sums the matrix over fewer nodes than it counted."""
+
+    fewer: list[int]
+
+    def more_cohorts(self) -> list[list[int]]:
+        return [self.fewer]
+
+    def _open(self, grid: Any) -> None:
+        super()._open(grid)
+        self._counted = [*self._members, self.fewer]
+
+    def sum_matrices(self, grid: Any, timeout: float) -> None:
+        self._members = [*self._members, self.fewer]
+        encoding = matrix_encoding(len(self.fewer), 4, self.bound, self.fraction_bits)
+
+        def ask(cohort: int, there: set[int]) -> Any:
+            assert self.sums is not None
+            counted = self.sums.membership.cohorts[cohort].pack(self.fewer)
+            more = {"merge": self.merge, "number": 1, "counted": counted, "supports": False}
+            yield wire.MatrixRequest(**self._public(cohort), **more, items=self.items_), there
+
+        length = packed_size(len(self.items_))
+        args = (length, {1: encoding}, ask, wire.MatrixReply, timeout)
+        sums = self.sum_over(grid, wire.GRAM_SUM, *args, self_masks=False)
+        self.gram_ = unpack(self.total(sums[1]), len(self.items_))
+
+
+def test_nodes_refuse_counts_and_a_matrix_that_differ_by_a_single_node() -> None:
+    server = Elsewhere(**OPEN)
+    server.fewer = [0, 1, 2]
+    with pytest.raises(ProtocolError, match="a single node dropped out after the item counts"):
+        simulate(server, clients(tables(4)), 4)
+    assert server.gram_.size == 0
+
+
+class Resuming(FedCFK):
+    """A server that has the recommendations judged again, by sums that open by themselves."""
+
+    def _open(self, grid: Any) -> None:
+        super()._open(grid)
+        self._stage, self.spent = "gram", set()
+
+    def _judged_before(self, everybody: int) -> bool:
+        return False
+
+
+def test_nodes_refuse_a_second_judgement_of_other_nodes(tmp_path: Path) -> None:
+    def late(delivery: Delivery) -> Fault | None:
+        found = (delivery.partition, delivery.phase) == (2, "gram-recommend")
+        return Fault("vanished") if found else None
+
+    options = {**OPEN, "min_support": 0, "checkpoint": tmp_path / "run.npz"}
+    fn = clients(tables(4), tmp_path / "state")
+    first = FedCFK(**{**options, "drop_outs": True})
+    simulate(first, fn, 4, faults=late)
+    assert first.judged_ == [0, 1, 3]
+    with pytest.raises(ProtocolError, match="a second ranking metrics of the same rows"):
+        simulate(Resuming(**options, resume=True), fn, 4)
 
 
 def test_a_sum_that_does_without_opening_is_of_all_nodes() -> None:

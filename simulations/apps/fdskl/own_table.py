@@ -37,7 +37,7 @@ def own_table(
 
     ``labelled`` refuses a file without labels, ``bare`` takes one without features. Of a text label
     ``classes`` are all there are. ``missing`` says what to do with rows that lack anything else:
-    ``error`` or ``drop-row``.
+    ``error`` or ``drop-row``; without ids rows are joined by their order, and none may be dropped.
     """
     table = load_table(
         path,
@@ -48,7 +48,7 @@ def own_table(
         missing="keep",
         bare=bare,
     )
-    table = whole_rows(table, path, missing, labels=False)
+    table = whole_rows(table, path, missing, labels=False, numbered=id_column is None)
     if table.y is None:
         return table
     known = np.isfinite(table.y)

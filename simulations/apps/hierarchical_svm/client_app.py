@@ -40,7 +40,9 @@ def deployed_client(context: Context) -> SVMClient:
     table = own_table(node["data"], *columns, labelled, names, run["missing"], not user)
     held = None
     if "test-data" in node:
-        held = own_table(node["test-data"], *columns, False, names, run["missing"], not user)
+        numbered = user and labelled and "predictions" in node  # which name rows by their place
+        how = (run["missing"], not user, numbered)
+        held = own_table(node["test-data"], *columns, False, names, *how)
     return SVMClient(
         context,
         table.x if user else None,

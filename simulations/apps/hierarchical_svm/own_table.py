@@ -20,11 +20,12 @@ def own_table(
     classes: tuple[str, ...],
     missing: str,
     bare: bool,
+    numbered: bool = False,
 ) -> Table:
     """Read a table, with labels if it is ``labelled``, perhaps without features if ``bare``.
 
     Of a text label ``classes`` are all there are. ``missing`` says what to do with rows that lack
-    anything: ``error`` or ``drop-row``.
+    anything: ``error`` or ``drop-row``; of ``numbered`` rows none may be dropped.
     """
     table = load_table(
         path,
@@ -35,4 +36,4 @@ def own_table(
         missing="keep",
         bare=bare,
     )
-    return whole_rows(table, path, missing, labels=labelled)
+    return whole_rows(table, path, missing, labels=labelled, numbered=numbered)

@@ -46,7 +46,7 @@ def read_scaling(path: str | None) -> Scaling | None:
     """Read a file of public ranges, if there is one."""
     try:
         return None if path is None else Scaling.from_json(Path(path).read_text())
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         raise TableError(
             "the file of the scaling cannot be read", remedy="check its path"
         ) from None
