@@ -22,10 +22,10 @@ demo: $(VENV)/.simulation
 SLOW := ray or app or packaging
 
 test: test-quick
-	$(BIN)/pytest tests -m "$(SLOW)"
+	$(BIN)/pytest tests -m "$(SLOW)" --durations=0
 
 test-quick: $(VENV)/.dev
-	$(BIN)/pytest tests -q -n 2 -m "not ($(SLOW) or deployment)"
+	$(BIN)/pytest tests -q -n 2 -m "not ($(SLOW) or deployment)" --durations=15
 
 # Every method and the walk-through of docs/deploy.md on real servers; some minutes more.
 test-deployments: $(VENV)/.dev

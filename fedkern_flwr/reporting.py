@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoint import write_atomically
-from .errors import FedKernError
+from .errors import FedKernError, OptionError
 
 logger = logging.getLogger("flwr")  # what `flwr log` shows
 
@@ -42,8 +42,22 @@ def log_result(result: Mapping[str, Any]) -> None:
 def errors_reported(path: str | Path) -> Iterator[None]:
     """Log an error of ours in one line, and write it to the file of the result.
 
-    The error goes on: Flower marks the run as failed.
+    The error goes on: Flower marks the run as failed. The result of an earlier run is removed, so
+    that a run that is killed has none.
+
+    Raises
+    ------
+    OptionError
+        The file cannot be written.
     """
+    try:
+        if path:
+            Path(path).unlink(missing_ok=True)
+    except OSError:
+        raise OptionError(
+            "the file of the result cannot be written",
+            remedy="name a file in a folder of the server's user as result",
+        ) from None
     try:
         yield
     except FedKernError as error:

@@ -370,11 +370,13 @@ class FedCFK(SecureGram):
         CheckpointError
             It is not a model of this method.
         """
-        made = super().of_model(meta, **{name: meta.get(name) for name in _USED}, **more)
-        if not isinstance(made, FedCFK) or "names" not in meta:
+        cls.check_model(meta)
+        if not {"names", *_USED} <= set(meta):
             raise CheckpointError(
                 "the model says too little of itself", remedy="bring the file that the run saved"
             )
+        made = super().of_model(meta, **{name: meta[name] for name in _USED}, **more)
+        assert isinstance(made, FedCFK)
         return made
 
 

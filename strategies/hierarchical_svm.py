@@ -670,8 +670,8 @@ class HierarchicalSVM(WholeCohortStrategy):
             It is not a model of this method.
         """
         check_model(cls.method, {}, meta, {})
-        needed = {*_OF_MODELS, "session", "tables", "outputs", "columns", "features", "gamma"}
-        if not needed <= set(meta):
+        numbers = {"outputs", "columns", "features", "gamma", "seed", "feature_seed"}
+        if not {*_OF_MODELS, *numbers, "session", "tables"} <= set(meta):
             raise CheckpointError(
                 "the model says too little of itself", remedy="bring the file that the run saved"
             )

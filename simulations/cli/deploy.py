@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -34,6 +34,7 @@ from .console import Screen
 _OF_SIMULATIONS = ("engine", "drop", "runs", "resplit", "hindsight", "delay", "reconstruction")
 _ENGINE, _SERVER_LOG = "deployment", "server.log"
 _WRITTEN = ("predictions", "recommendations")  # files that nodes write
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
 _LONGEST = 7 * 86400.0  # seconds of a run; its own time-outs end it before
 _OWN = (
     Option("nodes", int | None, None, "Number of SuperNodes.", RUN),
@@ -238,8 +239,11 @@ def _run(
             with deployment:
                 ready = time.monotonic() - began
                 run_id = deployment.run(app, settings)
-                status = deployment.wait_for_run(run_id, told, _LONGEST, say)
-                deployment.save_log(run_id, place / _SERVER_LOG)
+                try:
+                    status = deployment.wait_for_run(run_id, told, _LONGEST, say)
+                finally:
+                    with suppress(FedKernError):  # the SuperLink may be gone
+                        deployment.save_log(run_id, place / _SERVER_LOG)
                 deployment.keep = keep
             if keep:
                 _explain(screen, deployment, app)
@@ -296,13 +300,14 @@ def _explain(screen: Screen, deployment: LocalDeployment, app: Path) -> None:
 
 @contextmanager
 def _terminated() -> Iterator[None]:
-    """Let a termination of this process end the block as Ctrl-C does."""
+    """Let the end of this process or of its terminal end the block as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in _ENDS}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fedkern_flwr.errors import EngineError
+from fedkern_flwr.errors import EngineError, OptionError
 
 from ..engines.ray import ENVIRONMENT
 from .certificates import make_certificates, make_node_key
@@ -69,6 +69,7 @@ class LocalDeployment:
     ) -> None:
         self.folder, self.nodes, self.say = folder.resolve(), list(nodes), say
         self.address, self.keep = "", False
+        refuse_running(self.folder / "pids")
         home = self.folder / "flwr"  # what an earlier deployment left there is of no use
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(mode=0o700, parents=True)
@@ -306,6 +307,21 @@ class LocalDeployment:
                 f"flwr {arguments[0]} takes longer than {_COMMAND:.0f} s",
                 remedy=f"read {self.folder / 'superlink.log'}",
             ) from None
+
+
+def refuse_running(pids: Path) -> None:
+    """Refuse a folder whose deployment is still running.
+
+    Raises
+    ------
+    OptionError
+    """
+    listed = pids.read_text().split() if pids.is_file() else []
+    if any(Path(f"/proc/{pid}").exists() for pid in listed):
+        raise OptionError(
+            f"the deployment in {pids.parent} is still running",
+            remedy=f"stop it with: kill $(cat {pids})",
+        )
 
 
 def node_name(number: int) -> str:

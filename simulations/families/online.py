@@ -67,7 +67,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
     run_options = ("secure", "hindsight")
     draws = "feature draws"
     app, deployable = "pof_mkl", ("pof-mkl",)
-    deployed_defaults = {"samples_per_round": 50}  # noqa: RUF012
+    deployed_defaults = {"samples_per_round": 50, "checkpoint_every": 2}  # noqa: RUF012
     columns = _COLUMNS
     figures = FIGURES
     reading = (

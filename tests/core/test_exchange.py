@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedkern_flwr.exchange as exchange_module
 from fedkern_flwr.errors import EngineError, ProtocolError
 from fedkern_flwr.exchange import (
     Courier,
@@ -429,6 +430,50 @@ def test_who_cannot_be_reached_is_not_waited_for() -> None:
     courier = Courier(Mailbox([]), Ledger())  # type: ignore[arg-type]
     assert courier.send(ask(1, 99), phase="a") == {99: Failure("unreachable")}
     assert courier.waiting == [1]
+
+
+class Roll(FakeGrid):
+    """A grid that says who is connected: per look, a set of nodes; the last one from then on."""
+
+    def __init__(self, looks: list[set[int]], pulls: list[list[Message]]) -> None:
+        super().__init__(pulls, ["a", "b"])
+        self.looks = looks
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+
+def look_for(looks: list[set[int]], pulls: list[list[Message]]) -> Outcome:
+    """Ask nodes 1000 and 1001; of them the second stays silent, unless ``pulls`` says otherwise."""
+    grid = Roll(looks, pulls)
+    messages = request_messages(REQUEST, [1000, 1001], group_id="g")
+    return exchange(grid, messages, phase="p", timeout=1.0, ledger=Ledger())  # type: ignore[arg-type]
+
+
+def test_a_node_that_stays_disconnected_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange_module, "_LOOK", 0.0)
+    began = time.monotonic()
+    outcome = look_for([{1000, 1001}, {1000}], [[reply("a", node=1000)]])
+    assert outcome.failures == {1001: Failure("unreachable", "(disconnected)")}
+    assert list(outcome.replies) == [1000]
+    assert time.monotonic() < began + 0.9
+
+
+def test_a_node_that_is_back_at_the_next_look_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exchange_module, "_LOOK", 0.0)
+    away, there = {1000}, {1000, 1001}
+    pulls = [[reply("a", node=1000)], [], [], [], [reply("b", node=1001)]]
+    outcome = look_for([away, there, away, there], pulls)
+    assert outcome.failures == {}
+    assert sorted(outcome.replies) == [1000, 1001]
+
+
+def test_who_is_connected_is_not_asked_all_the_time() -> None:
+    """The looks fail if there are any: the first one is due after ten seconds."""
+    outcome = look_for([], [[reply("a", node=1000)]])
+    assert outcome.failures == {1001: Failure("timed out", "after 1 s")}
 
 
 def test_what_forgotten_nodes_send_is_ignored() -> None:

@@ -232,6 +232,15 @@ def test_what_cannot_predict_is_refused_in_a_line(
         assert "the weights of this node belong to another model or other columns" in line()
 
 
+def test_a_scaling_that_is_no_text_is_refused_in_a_line(
+    run: Callable[..., InProcessGrid], sites: Sites, tmp_path: Path
+) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    sites.nodes[1]["scaling"] = str(tmp_path / "bytes")
+    text = refused(run, sites.nodes)
+    assert "partition 1, phase describe: the file of the scaling cannot be read" in text
+
+
 def test_wrong_models_are_refused_in_a_line(
     run: Callable[..., InProcessGrid], sites: Sites, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ from scipy.sparse import csr_array
 from fedkern_flwr.errors import EngineError, OptionError
 from fedkern_flwr.simulations.cli.deploy import DEPLOYABLE, deploy_options
 from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.deployment import LocalDeployment
 from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
 from fedkern_flwr.simulations.deployment.node_files import as_text, toml, write_node
 from fedkern_flwr.simulations.deployment.processes import Processes
@@ -178,9 +179,10 @@ def test_another_ctrl_c_while_stopping_leaves_nothing_running(
         return wait(self)
 
     try:
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(subprocess.Popen, "wait", interrupted)
+        monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
             processes.stop()
+        monkeypatch.undo()
         assert not any(map(running, started))
         assert not (tmp_path / "pids").exists()
     finally:
@@ -291,3 +293,17 @@ def test_predictions_of_a_deployment_are_made_by_its_nodes(
     found = capsys.readouterr().err
     assert f"use fedkern deploy-local fed-cg --predict {tmp_path}" in found
     assert found.count("\n") == 1
+
+
+def test_a_folder_whose_deployment_runs_is_refused(tmp_path: Path) -> None:
+    processes = Processes({"PATH": "/usr/bin:/bin"}, tmp_path / "pids")
+    try:
+        processes.start("SuperLink", ["sleep", "300"], tmp_path / "log")
+        (tmp_path / "flwr").mkdir()
+        (tmp_path / "flwr" / "state.db").write_text("of the one that runs")
+        with pytest.raises(OptionError, match=r"is still running; stop it with: kill \$\(cat"):
+            LocalDeployment(tmp_path, [])
+        assert (tmp_path / "flwr" / "state.db").exists()
+    finally:
+        processes.stop()
+    LocalDeployment(tmp_path, [])

@@ -464,7 +464,8 @@ def test_what_happens_once_changes_nothing(
     once = Once(partition, phase, Fault(kind, seconds=0.02))
     strategy = network.go(faults=once, timeout=0.2 if "lost" in kind else 60.0)
     assert network.written() == quiet
-    assert once.seen == (0 if partition == 0 and phase != "ranges-write" else once.seen)
+    alone = partition == 0 and phase != "ranges-write"  # then it is not asked
+    assert (once.seen > 0) == (not alone)
     repeated = kind not in ("duplicate", "delay") and once.seen > 0
     assert strategy.ledger_.exchanges == 4 + repeated
     assert once.seen <= 1 + repeated

@@ -1,0 +1,52 @@
+"""What an app writes at the end of a run: a result, or why there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.reporting import errors_reported, write_result
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "result.json"
+
+
+def test_an_error_of_ours_is_written(path: Path) -> None:
+    with pytest.raises(TableError), errors_reported(path):
+        raise TableError("no rows", remedy="bring\nsome", party="partition 1")
+    assert json.loads(path.read_text()) == {
+        "error": "partition 1: no rows; bring some",
+        "exit_code": 2,
+    }
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_run_that_crashes_leaves_no_result_of_an_earlier_one(
+    path: Path, error: type[BaseException]
+) -> None:
+    with errors_reported(path):
+        write_result(path, {"metrics": {"rows": 3}})
+    assert json.loads(path.read_text()) == {"metrics": {"rows": 3}}
+    with pytest.raises(error), errors_reported(path):
+        raise error
+    assert not path.exists()
+
+
+def test_a_result_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    begun = []
+    with pytest.raises(OptionError, match="the file of the result"), errors_reported(tmp_path):
+        begun.append(1)
+    assert not begun
+
+
+def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TableError), errors_reported(""):
+        raise TableError("no rows")
+    write_result("", {})
+    assert not list(tmp_path.iterdir())
