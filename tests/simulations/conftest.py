@@ -1,7 +1,8 @@
-"""A SuperLink of our own, for tests of the apps with `flwr run`."""
+"""Apps as modules, and a SuperLink of our own for tests of the apps with `flwr run`."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -10,14 +11,30 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
 from fedkern_flwr.simulations.engines.ray import ENVIRONMENT
 
 BIN = Path(sys.executable).parent
+
+
+@pytest.fixture
+def import_app(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
+    """Return what imports the modules of an app afresh, with its declared options."""
+
+    def imported(name: str, *modules: str) -> SimpleNamespace:
+        monkeypatch.syspath_prepend(app_folder(name))
+        for module in modules:
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        found = {module: importlib.import_module(module) for module in modules}
+        return SimpleNamespace(**found, config=declared(app_folder(name)))
+
+    return imported
 
 
 class SuperLink:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-import tomllib
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,24 +16,13 @@ from fedkern_flwr.alignment import AlignmentTags, read_alignment
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.simulations import InProcessGrid
 
+APP = "align"
 MODULES = ("client_app", "server_app")
 
 
-def app_folder() -> Path:
-    """Return the folder of the app in the installed package."""
-    return Path(str(files("fedkern_flwr.simulations"))) / "apps" / "align"
-
-
 @pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Return the modules of the app, imported afresh, and its declared options."""
-    monkeypatch.syspath_prepend(app_folder())
-    for name in MODULES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    found = {name: importlib.import_module(name) for name in MODULES}
-    with (app_folder() / "pyproject.toml").open("rb") as file:
-        config = tomllib.load(file)["tool"]["flwr"]["app"]["config"]
-    return SimpleNamespace(**found, config=config)
+def app(import_app: Callable[..., SimpleNamespace]) -> SimpleNamespace:
+    return import_app(APP, *MODULES)
 
 
 @pytest.fixture

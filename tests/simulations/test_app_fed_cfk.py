@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import logging
 import re
 import shutil
-import sys
-import tomllib
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,29 +24,19 @@ from fedkern_flwr.gram import unpack
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.ranking import rank_metrics
 from fedkern_flwr.simulations import InProcessGrid
+from fedkern_flwr.simulations.deployment.run_config import app_folder
 from fedkern_flwr.simulations.methods import options
 from fedkern_flwr.strategies import FedCFK
 
+APP = "fed_cfk"
 MODULES = ("own_ratings", "client_app", "server_app")
 ITEMS = [f"film-{k:02d}" for k in range(15)]
 LEAST = 3  # users of an item
 
 
-def app_folder() -> Path:
-    """Return the folder of the app in the installed package."""
-    return Path(str(files("fedkern_flwr.simulations"))) / "apps" / "fed_cfk"
-
-
 @pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Return the modules of the app, imported afresh, and its declared options."""
-    monkeypatch.syspath_prepend(app_folder())
-    for name in MODULES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    found = {name: importlib.import_module(name) for name in MODULES}
-    with (app_folder() / "pyproject.toml").open("rb") as file:
-        config = tomllib.load(file)["tool"]["flwr"]["app"]["config"]
-    return SimpleNamespace(**found, config=config)
+def app(import_app: Callable[..., SimpleNamespace]) -> SimpleNamespace:
+    return import_app(APP, *MODULES)
 
 
 @pytest.fixture
@@ -486,7 +472,7 @@ def test_app_s_defaults_are_those_of_the_strategy_and_every_option_is_there(
         name
         for module in MODULES
         for name in app.config
-        if f'["{name}"]' in (app_folder() / f"{module}.py").read_text()
+        if f'["{name}"]' in (app_folder(APP) / f"{module}.py").read_text()
     }
     assert used == set(app.config)
     assert {option.name.replace("_", "-") for option in options(FedCFK)} <= set(app.config)

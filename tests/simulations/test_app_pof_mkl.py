@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import shutil
-import sys
-import tomllib
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,22 +25,15 @@ from fedkern_flwr.random_features import feature_map
 from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.strategies import POFMKL
 
+APP = "pof_mkl"
 MODULES = ("own_table", "client_app", "server_app")
 CLIENTS, ROWS, NEW = 4, 24, 7
 CONFIG = {"data": "", "num_rounds": 20, "samples_per_round": 5, "kernels": 7, "features": 6}
 
 
 @pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Return the modules of the app, imported afresh, and its declared options."""
-    folder = Path(str(files("fedkern_flwr.simulations"))) / "apps" / "pof_mkl"
-    monkeypatch.syspath_prepend(folder)
-    for name in MODULES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    found = {name: importlib.import_module(name) for name in MODULES}
-    with (folder / "pyproject.toml").open("rb") as file:
-        config = tomllib.load(file)["tool"]["flwr"]["app"]["config"]
-    return SimpleNamespace(**found, config=config)
+def app(import_app: Callable[..., SimpleNamespace]) -> SimpleNamespace:
+    return import_app(APP, *MODULES)
 
 
 @pytest.fixture

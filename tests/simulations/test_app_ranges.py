@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-import tomllib
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,27 +16,17 @@ from fedkern_flwr.errors import FedKernError, ProtocolError
 from fedkern_flwr.scaling import Scaling, scale_by_ranges
 from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.simulations.datasets import load_data
+from fedkern_flwr.simulations.deployment.run_config import app_folder
 from fedkern_flwr.simulations.methods import options
 from fedkern_flwr.strategies import ColumnRanges
 
+APP = "ranges"
 MODULES = ("client_app", "server_app")
 
 
-def app_folder() -> Path:
-    """Return the folder of the app in the installed package."""
-    return Path(str(files("fedkern_flwr.simulations"))) / "apps" / "ranges"
-
-
 @pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Return the modules of the app, imported afresh, and its declared options."""
-    monkeypatch.syspath_prepend(app_folder())
-    for name in MODULES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    found = {name: importlib.import_module(name) for name in MODULES}
-    with (app_folder() / "pyproject.toml").open("rb") as file:
-        config = tomllib.load(file)["tool"]["flwr"]["app"]["config"]
-    return SimpleNamespace(**found, config=config)
+def app(import_app: Callable[..., SimpleNamespace]) -> SimpleNamespace:
+    return import_app(APP, *MODULES)
 
 
 @pytest.fixture
@@ -171,7 +157,7 @@ def test_app_s_defaults_are_those_of_the_strategy_and_every_option_is_there(
         name
         for module in MODULES
         for name in app.config
-        if f'["{name}"]' in (app_folder() / f"{module}.py").read_text()
+        if f'["{name}"]' in (app_folder(APP) / f"{module}.py").read_text()
     }
     assert used == set(app.config)
     assert {option.name.replace("_", "-") for option in options(ColumnRanges)} <= set(app.config)
@@ -182,8 +168,8 @@ def test_app_s_defaults_are_those_of_the_strategy_and_every_option_is_there(
 
 
 def test_the_readme_tells_of_every_key_of_a_node() -> None:
-    text = (app_folder() / "README.md").read_text()
-    source = (app_folder() / "client_app.py").read_text()
+    text = (app_folder(APP) / "README.md").read_text()
+    source = (app_folder(APP) / "client_app.py").read_text()
     for key in ("data", "id-column", "label-column", "block", "ranges", "scaling", "state-dir"):
         assert f"`{key}`" in text
         assert f'"{key}"' in source

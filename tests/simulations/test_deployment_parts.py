@@ -143,7 +143,10 @@ def running(pid: int) -> bool:
         return False
 
 
-def test_stopping_leaves_nothing_of_a_process_s_group(tmp_path: Path) -> None:
+def test_stopping_leaves_nothing_of_a_process_s_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedkern_flwr.simulations.deployment.processes._GRACE", 1.0)
     processes = Processes({"PATH": "/usr/bin:/bin"}, tmp_path / "pids")
     child = tmp_path / "child"
     script = f"trap '' TERM; sleep 300 & echo $! > {child}; wait"
