@@ -116,7 +116,7 @@ class LocalDeployment:
         keys.mkdir(mode=0o700, exist_ok=True)
         if not (keys / "ca.crt").exists():
             make_certificates(keys)
-        port = port or free_ports(1)[0]
+        port = port or free_port()
         self.address = f"{_HOST}:{port}"
         values = {"address": self.address, "root-certificates": str(keys / "ca.crt")}
         lines = [f"{name} = {toml(value)}\n" for name, value in values.items()]
@@ -167,11 +167,10 @@ class LocalDeployment:
     def start_node(self, number: int, key: Path | None = None) -> None:
         """Start a SuperNode, by default with its own key."""
         folder = self.node_folder(number)
-        (port,) = free_ports(1)
         command: list[str | Path] = [_BIN / "flower-supernode", "--superlink", self.address]
         command += ["--root-certificates", self.folder / "keys" / "ca.crt"]
         command += ["--auth-supernode-private-key", key or self.key(number)]
-        command += ["--host", _HOST, "--port", str(port)]
+        command += ["--host", _HOST, "--port", str(free_port())]
         command += ["--node-config", as_text(self.nodes[number])]
         self.processes.start(node_name(number), command, folder / "supernode.log")
 
@@ -329,16 +328,11 @@ def node_name(number: int) -> str:
     return f"node {number}"
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports of this machine that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((_HOST, 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as free:
+        free.bind((_HOST, 0))
+        return int(free.getsockname()[1])
 
 
 def last_line(log: Path) -> str:

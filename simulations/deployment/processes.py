@@ -83,13 +83,11 @@ class Processes:
 
     def end(self, name: str) -> None:
         """Let a process end by itself; kill it if it does not."""
-        started = self._started.pop(name)
-        _signal(started.process, signal.SIGTERM)
+        process = self._started[name].process
+        _signal(process, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            started.process.wait(_GRACE)
-        _signal(started.process, signal.SIGKILL)
-        started.process.wait()
-        self._note()
+            process.wait(_GRACE)
+        self.kill(name)
 
     def kill(self, name: str) -> None:
         """Kill a process with all it has started, without a chance to say goodbye."""
