@@ -1,17 +1,18 @@
-"""Run a section of a preset on one data set and lay its figures out as a table."""
+"""Comparisons: the cells that a preset needs, and the tables that are made of finished ones."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from .data import Prepared
+from .cells import Cell, Record
 from .engines import Engine
-from .entries import Entry
-from .experiment import Progress, run_entries
+from .entries import Entry, draw_label
 from .format import milli
+from .methods import family_with
 from .paired import PairedDifference, paired_differences
-from .presets import Section
+from .presets import Preset, Section
 from .references import summarise_reference
 
 
@@ -28,8 +29,10 @@ class Comparison:
     entries : list of Entry
     summaries : dict
         Label -> what the family's :meth:`~Family.summarise` returns, with what it keeps of all
-        draws (the mean squared errors as ``mse_draws``); of a reference method what
+        draws as ``draws``; of a reference method what
         :func:`~fedkern_flwr.simulations.references.summarise_reference` returns.
+    facts : dict
+        What the data decided, see :meth:`Prepared.facts`.
     notes : tuple of str
         What was done to the data.
     pairs : tuple of PairedDifference
@@ -41,11 +44,108 @@ class Comparison:
     runs: int
     entries: list[Entry]
     summaries: dict[str, dict[str, Any]]
-    notes: tuple[str, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     pairs: tuple[PairedDifference, ...] = ()
 
 
 PAIR_HEADINGS = ("better in the paper", "than", "difference (10⁻³)", "std", "wins", "p", "order")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a section asks of one data set.
+
+    Attributes
+    ----------
+    section : Section
+    dataset : str
+    runs : int
+    cells : dict
+        Label -> cells, a draw each.
+    """
+
+    section: Section
+    dataset: str
+    runs: int
+    cells: dict[str, list[Cell]]
+
+    def named(self) -> Iterator[tuple[str, Cell]]:
+        """Yield cells with what a progress bar calls them, draw by draw."""
+        for label, cells in self.cells.items():
+            for draw, cell in enumerate(cells):
+                entry = Entry(f"{self.dataset}: {label}", cell.method)
+                yield draw_label(entry, draw, self.runs), cell
+
+
+def plan(chosen: Preset, seed: int) -> list[Part]:
+    """Return the parts of a preset, in the order of its sections."""
+    return [
+        Part(
+            section,
+            dataset,
+            chosen.runs,
+            {
+                label: _cells(section, dataset, label, method, options, chosen, seed)
+                for label, method, options in section.entries
+            },
+        )
+        for section in chosen.sections
+        for dataset in section.data
+    ]
+
+
+def _cells(
+    section: Section,
+    dataset: str,
+    label: str,
+    method: str,
+    options: Mapping[str, Any],
+    chosen: Preset,
+    seed: int,
+) -> list[Cell]:
+    settings = section.settings(dataset, label)
+    # A reference is computed the same way whatever the engine.
+    reference = method in family_with(settings).references
+    engine: Engine = "in-process" if reference else chosen.engine
+    return [
+        Cell(settings, method, options, seed + draw, draw == 0 and not reference, engine)
+        for draw in range(chosen.runs)
+    ]
+
+
+def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
+    """Lay out the finished cells of a part."""
+    section, entries, summaries = part.section, [], {}
+    facts: dict[str, Any] = {}
+    notes: list[str] = []
+    for label, cells in part.cells.items():
+        records = [record_of(cell) for cell in cells]
+        family, method = family_with(cells[0].settings), cells[0].method
+        reference = family.references.get(method)
+        entry = Entry(label, method, dict(cells[0].options), reference=reference)
+        entry.results = [record["result"] for record in records]
+        if reference is None:
+            summary = {**family.summarise(entry), **family.per_draw(entry)}
+        else:
+            summary = summarise_reference(entry)
+        summary["method"], summary["options"] = method, entry.options
+        summaries[label] = summary
+        entries.append(entry)
+        if not facts and cells[0].settings is section.data[part.dataset]:
+            facts = records[0]["facts"]
+        notes += records[0]["notes"]
+    pairs = tuple(paired_differences(summaries, section.ranks))
+    return Comparison(
+        section,
+        part.dataset,
+        part.runs,
+        entries,
+        summaries,
+        facts,
+        tuple(dict.fromkeys(notes)),
+        pairs,
+    )
 
 
 def pair_rows(comparison: Comparison) -> list[list[str]]:
@@ -62,39 +162,6 @@ def pair_rows(comparison: Comparison) -> list[list[str]]:
         ]
         for pair in comparison.pairs
     ]
-
-
-def compare_on(
-    section: Section,
-    dataset: str,
-    prepared: Prepared,
-    *,
-    engine: Engine,
-    seed: int,
-    runs: int,
-    progress: Progress,
-) -> Comparison:
-    """Run all entries of a section on the same clients, one engine for all."""
-    family, entries = section.family, section.fresh_entries()
-    run_entries(
-        entries,
-        prepared,
-        engine=engine,
-        seed=seed,
-        runs=runs,
-        progress=progress,
-        measure=lambda strategy: family.measure(strategy, prepared, {}),
-    )
-    summaries = {}
-    for entry in entries:
-        if entry.reference is None:
-            summary = {**family.summarise(entry), **family.per_draw(entry)}
-        else:
-            summary = summarise_reference(entry)
-        summary["method"], summary["options"] = entry.method, entry.options
-        summaries[entry.label] = summary
-    pairs = tuple(paired_differences(summaries, section.ranks))
-    return Comparison(section, dataset, runs, entries, summaries, prepared.notes, pairs)
 
 
 def headings(section: Section, dataset: str) -> list[str]:

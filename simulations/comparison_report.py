@@ -1,10 +1,9 @@
-"""Plots and the HTML report of a comparison."""
+"""Plots and the HTML report of comparisons."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from . import plots
 from .comparison import (
@@ -15,44 +14,98 @@ from .comparison import (
     pair_rows,
     table_rows,
 )
+from .experiment import versions
+from .paper_figures import HEADINGS, count_misses, paper_figures
 from .presets import Preset
+from .provenance import provenance
 from .report import Block, FactsBlock, TableBlock, TextBlock, write_report
+from .seen_tables import READING, seen_tables
+
+_READING_COSTS = (
+    "Exchanges: messages to every client with their replies, the opening one included. MB: arrays "
+    "sent by all clients (up) and to them (down). Seconds depend on the machine.",
+)
 
 
 def write_comparison_report(
-    folder: Path, chosen: Preset, comparisons: list[Comparison], result: Mapping[str, Any]
+    folder: Path,
+    compared: Sequence[tuple[Preset, list[Comparison]]],
+    *,
+    seed: int,
+    left_out: Sequence[str] = (),
 ) -> Path:
-    """Draw the plots of a comparison and write ``report.html``; return its path."""
+    """Draw the plots of one preset or several and write ``report.html``; return its path."""
+    if len(compared) == 1:
+        chosen, comparisons = compared[0]
+        return write_report(
+            folder / "report.html",
+            title=chosen.title,
+            subtitle=f"fedkern compare {chosen.name}",
+            blocks=_blocks(folder / "plots", chosen, comparisons, seed),
+        )
+    blocks: list[Block] = [_overview(compared)]
+    if left_out:
+        blocks.append(TextBlock("Left out", list(left_out)))
+    for chosen, comparisons in compared:
+        blocks.append(TextBlock(chosen.title, [f"fedkern compare {chosen.name}"]))
+        blocks += _blocks(folder / "plots" / chosen.name, chosen, comparisons, seed)
+    return write_report(
+        folder / "report.html",
+        title="Federated kernel learning: reproductions of the papers",
+        subtitle="fedkern compare " + " ".join(chosen.name for chosen, _ in compared),
+        blocks=blocks,
+    )
+
+
+def _overview(compared: Sequence[tuple[Preset, list[Comparison]]]) -> TableBlock:
+    """Return how many of the papers' figures are met, per preset."""
+    rows = []
+    for chosen, comparisons in compared:
+        counts = count_misses([f for c in comparisons for f in paper_figures(c)])
+        worse = counts["missed"] - counts["better"]
+        rows.append([chosen.title, str(chosen.runs), *map(str, (counts["figures"], worse)),
+                     str(counts["better"])])  # fmt: skip
+    return TableBlock(
+        "Figures of the papers, and how many of ours differ by more than their spread over draws",
+        ["preset", "draws", "figures of the paper", "worse", "better"],
+        rows,
+    )
+
+
+def _blocks(
+    folder: Path, chosen: Preset, comparisons: Sequence[Comparison], seed: int
+) -> list[Block]:
+    """Return the blocks of a preset, from what was compared to the settings."""
     blocks: list[Block] = [TextBlock("What was compared", [chosen.text])]
     styles = plots.assign_styles(entry[0] for entry in chosen.entries)
     reading: list[str] = []
     privacy: list[str] = []
+    seen: list[Block] = []
+    audited: list[list[str]] = []
     for section in chosen.sections:
         own = [c for c in comparisons if c.section is section]
         if section.title:
             blocks.append(TextBlock(section.title, [section.text]))
         for comparison in own:
-            blocks += _results(folder / "plots", chosen, comparison, styles)
+            blocks += _results(folder, chosen, comparison, styles)
         for name in section.across:
-            blocks.append(section.family.across[name](own, folder / "plots" / name, styles))
+            stem = folder / _slug(f"{section.title} {name}")
+            blocks.append(section.family.across[name](own, stem, styles))
         reading += section.family.reading
-        privacy += _privacy(own[0])
-    reading = [*dict.fromkeys(reading), _READING_COSTS]
+        labels = [entry[0] for entry in section.entries]
+        if labels not in audited:  # sections on several data sets may compare the same
+            audited.append(labels)
+            privacy += _privacy(own[0])
+            seen += seen_tables(own[0])
+    blocks += _misses(comparisons)
+    reading = [*dict.fromkeys(reading), *_READING_COSTS, *(READING if seen else ())]
     blocks.append(TextBlock("How to read the figures", reading))
-    blocks.append(TextBlock("What the server sees", privacy))
-    blocks.append(FactsBlock("Settings", _settings(chosen, result)))
-    return write_report(
-        folder / "report.html",
-        title=chosen.title,
-        subtitle=f"fedkern compare {chosen.name}",
-        blocks=blocks,
-    )
-
-
-_READING_COSTS = (
-    "Exchanges: messages to every client with their replies, the opening one included. MB: arrays "
-    "sent by all clients (up) and to them (down). Seconds depend on the machine."
-)
+    blocks.append(TextBlock("Who saw what", list(dict.fromkeys(privacy))))
+    blocks += seen
+    sources = {name: provenance(settings.data) for name, settings in chosen.data.items()}
+    blocks.append(FactsBlock("Where the data comes from", sources))
+    blocks.append(FactsBlock("Settings", _settings(chosen, seed)))
+    return blocks
 
 
 def _results(
@@ -71,12 +124,35 @@ def _results(
         caption = f"{dataset}: paired differences of the errors over feature draws"
         blocks.append(TableBlock(caption, PAIR_HEADINGS, pair_rows(comparison)))
     folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / dataset.lower().replace(" ", "-")
+    stem = folder / _slug(dataset)
     for name in section.figures:
         blocks.append(section.family.figures[name](comparison, stem, styles))
     if comparison.notes:
         blocks.append(TextBlock(f"Notes on {dataset}", list(comparison.notes)))
     return blocks
+
+
+def _misses(comparisons: Sequence[Comparison]) -> list[Block]:
+    """Return the figures of the paper that ours miss, if there are any to compare with."""
+    figures = [figure for comparison in comparisons for figure in paper_figures(comparison)]
+    if not figures:
+        return []
+    counts = count_misses(figures)
+    if not counts["missed"]:
+        text = f"All {counts['figures']} figures of the paper lie within the spread of ours."
+        return [TextBlock("The paper's figures", [text])]
+    text = (
+        f"{counts['missed']} of {counts['figures']} figures differ from the paper's by more than "
+        f"the standard deviation of ours over the draws, {counts['better']} for the better. A "
+        "single draw has no spread: there every difference counts."
+    )
+    rows = [figure.cells() for figure in figures if figure.misses]
+    table = TableBlock("Figures that miss the paper's by more than their spread", HEADINGS, rows)
+    return [TextBlock("The paper's figures", [text]), table]
+
+
+def _slug(text: str) -> str:
+    return "-".join(text.lower().replace(",", "").split())
 
 
 def _caption(chosen: Preset, comparison: Comparison) -> str:
@@ -90,18 +166,20 @@ def _caption(chosen: Preset, comparison: Comparison) -> str:
 def _privacy(comparison: Comparison) -> list[str]:
     lines = []
     for entry in comparison.entries:
-        seen = "; ".join(entry.results[0]["privacy"].get("server_sees", []))
-        lines.append(f"{entry.label}: {seen}.")
+        for key, seen in entry.results[0]["privacy"].items():
+            if key.endswith("_sees"):
+                role = key.removesuffix("_sees").replace("_", " ")
+                lines.append(f"{entry.label}: the {role} sees {'; '.join(seen)}.")
     return lines
 
 
-def _settings(chosen: Preset, result: Mapping[str, Any]) -> dict[str, str]:
+def _settings(chosen: Preset, seed: int) -> dict[str, str]:
     facts = {
         "engine": chosen.engine,
-        "seed": str(result["seed"]),
+        "seed": str(seed),
         chosen.sections[0].family.draws: str(chosen.runs),
     }
     for label, method, options in chosen.entries:
         text = ", ".join(f"{k} {v}" for k, v in options.items()) or "defaults"
         facts[label] = f"{method}: {text}"
-    return {**facts, **{f"version of {k}": v for k, v in result["versions"].items()}}
+    return {**facts, **{f"version of {k}": v for k, v in versions().items()}}

@@ -10,8 +10,6 @@ import numpy as np
 
 from fedkern_flwr.errors import OptionError
 
-from ..strategies import PhaseStrategy
-
 LARGEST_SEED = 2**62
 
 #: Metrics and history of a draw.
@@ -36,8 +34,6 @@ class Entry:
         Options of its strategy, or of the reference.
     results : list of dict
         One result per draw, filled by :func:`~fedkern_flwr.simulations.experiment.run_entries`.
-    strategy : PhaseStrategy or None
-        The strategy of the first draw, after its run.
     reference : callable or None
         Called instead of running a strategy.
     """
@@ -46,7 +42,6 @@ class Entry:
     method: str
     options: dict[str, Any] = field(default_factory=dict)
     results: list[dict[str, Any]] = field(default_factory=list)
-    strategy: PhaseStrategy | None = None
     reference: Reference | None = None
 
 

@@ -41,6 +41,7 @@ def run_entries(
     state_dir: Path | None = None,
     resume: bool = False,
     audited: bool = False,
+    ray_address: str | None = None,
     progress: Progress = lambda label, done, total: None,
     measure: Measure = lambda strategy: {},
     draw_done: DrawDone = lambda entry, strategy: None,
@@ -74,6 +75,8 @@ def run_entries(
         Go on from the checkpoint of the first draw that is missing, if there is one.
     audited : bool (default: False)
         Count which kinds of values server and clients see in the first draw of each entry.
+    ray_address : str, optional
+        Ray cluster that engine ``ray`` runs on; one of its own if not given.
     progress : callable
         Called with (label, exchanges done, exchanges in all) of the draw at hand.
     measure : callable
@@ -111,6 +114,7 @@ def run_entries(
             prepared.nodes(first),
             engine=engine,
             faults=first_fault(dropped, prepared.faults(first)),
+            ray_address=ray_address,
         )
     for entry in entries:
         if entry.reference is not None:
@@ -166,10 +170,14 @@ def _step(
 
     def after(step: SimulationStep) -> None:
         seconds = time.monotonic() - started
-        ledger = strategy.ledger_
+        if step.audit is not None:
+            seconds -= step.audit.seconds
+        ledger, measured = strategy.ledger_, measure(strategy)
+        seconds += measured.pop("seconds", 0.0)
         entry.results.append(
             {
-                "metrics": {**strategy.metrics_, **measure(strategy)},
+                **family(entry.method).outcome(strategy),
+                "metrics": {**strategy.metrics_, **measured},
                 "history": strategy.history_,
                 "exchanges": ledger.exchanges,
                 "bytes_up": ledger.bytes_up,
@@ -181,8 +189,6 @@ def _step(
         )
         if step.audit is not None:
             entry.results[-1]["privacy"]["seen"] = step.audit.to_dict()
-        if entry.strategy is None:
-            entry.strategy = strategy
         draw_done(entry, strategy)
 
     strategy.on_round = on_round

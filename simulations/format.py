@@ -20,3 +20,11 @@ def figure(value: float | None, digits: int = 2) -> str:
 def megabytes(value: float) -> str:
     """Return bytes in MB (1e6)."""
     return f"{value / 1e6:.2f}"
+
+
+def size(count: float) -> str:
+    """Return bytes in the largest unit that they fill."""
+    for unit, least in (("MB", 1e6), ("kB", 1e3)):
+        if count >= least:
+            return f"{count / least:.1f} {unit}"
+    return f"{count:.0f} B"

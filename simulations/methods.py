@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from fedkern_flwr.errors import OptionError
 
 from ..strategies import PhaseStrategy
+from .data import Settings
 from .families.base import Family
 from .families.gram import GramFamily
 from .families.hierarchical import HierarchicalFamily
@@ -17,7 +17,15 @@ from .families.recommender import RecommenderFamily
 from .families.vertical import VerticalFamily
 from .options import Option, options
 
-__all__ = ["FAMILIES", "METHODS", "Option", "family", "family_of", "method", "options"]
+__all__ = [
+    "FAMILIES",
+    "METHODS",
+    "Option",
+    "family",
+    "family_with",
+    "method",
+    "options",
+]
 
 #: A new family is registered here.
 FAMILIES: tuple[Family[Any, Any], ...] = (
@@ -59,23 +67,6 @@ def family(name: str) -> Family[Any, Any]:
     return next(family for family in FAMILIES if strategy in family.strategies)
 
 
-def family_of(names: Iterable[str]) -> Family[Any, Any]:
-    """Return the family of some methods, of which any may be reference methods.
-
-    Raises
-    ------
-    OptionError
-        Unknown method, or methods that no single family has.
-    """
-    names = tuple(names)
-    for family in FAMILIES:
-        own = {cls.method for cls in family.strategies} | family.references.keys()
-        if own.issuperset(names):
-            return family
-    known = set(METHODS).union(*(family.references for family in FAMILIES))
-    for name in names:
-        if name not in known:
-            raise OptionError(f"there is no method {name!r}", remedy="see fedkern run --help")
-    raise OptionError(
-        f"no family has all of {', '.join(dict.fromkeys(names))}", remedy="use a section for each"
-    )
+def family_with(settings: Settings) -> Family[Any, Any]:
+    """Return the family whose data has settings of this kind."""
+    return next(family for family in FAMILIES if family.settings is type(settings))

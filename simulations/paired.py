@@ -52,7 +52,7 @@ def paired_differences(
     Parameters
     ----------
     summaries : mapping
-        Label -> summary with ``mse_draws``, draws in the same order.
+        Label -> summary with the errors ``draws["mse"]``, draws in the same order.
     ranks : sequence of sequence of str
         Labels from the best rank to the worst, as the paper has them; labels that are not among
         the summaries are passed over.
@@ -70,7 +70,7 @@ def paired_differences(
 def _compare(
     better: str, worse: str, summaries: Mapping[str, Mapping[str, Any]]
 ) -> PairedDifference:
-    first, second = (np.array(summaries[label]["mse_draws"]) for label in (better, worse))
+    first, second = (np.array(summaries[label]["draws"]["mse"]) for label in (better, worse))
     difference = second - first
     several = len(difference) > 1 and bool(np.any(difference))
     return PairedDifference(

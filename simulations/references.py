@@ -9,6 +9,7 @@ from typing import Any
 
 from .data import Prepared
 from .entries import Entry, average, draw_label, mean
+from .families.common import per_draw
 
 _SEEN = "all data of all parties: it is pooled"
 
@@ -65,14 +66,13 @@ def summarise_reference(entry: Entry) -> dict[str, Any]:
     Returns
     -------
     dict
-        As :func:`~fedkern_flwr.simulations.entries.average`, and the metrics of the single draws
-        as ``draws``.
+        As :func:`~fedkern_flwr.simulations.entries.average`, and metrics and seconds of the single
+        draws as ``draws``.
     """
     results = entry.results
     history = [
         {name: mean([row.get(name) for row in rows]) for name in rows[0]}
         for rows in zip(*(r["history"] for r in results), strict=False)
     ]
-    names = sorted({name for result in results for name in result["metrics"]})
-    draws = {name: [result["metrics"].get(name) for result in results] for name in names}
-    return {**average(results, metrics={}, history=history, survivors=0), "draws": draws}
+    found = average(results, metrics={}, history=history, survivors=0)
+    return {**found, "draws": per_draw(entry)}

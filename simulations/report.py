@@ -10,14 +10,17 @@ import base64
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from typing import Literal
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError
 
-__all__ = ["Block", "FactsBlock", "FigureBlock", "TableBlock", "TextBlock", "write_report"]
+__all__ = ["Block", "FactsBlock", "FigureBlock", "Mark", "TableBlock", "TextBlock", "write_report"]
+
+Mark = Literal["good", "fair", "bad"]
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,15 @@ class TableBlock:
         The cells; columns of numbers are aligned to the right.
     best : frozenset of (int, int) (default: frozenset())
         Row and column, from zero, of the cells in bold.
+    marks : mapping of (int, int) to {"good", "fair", "bad"}
+        Row and column of the cells in a colour; what they say must not depend on it.
     """
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     best: frozenset[tuple[int, int]] = frozenset()
+    marks: Mapping[tuple[int, int], Mark] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -159,6 +165,8 @@ def _table(block: TableBlock, number: int) -> str:
             text = escape(cell)
             if (i, j) in block.best:
                 text = f"<strong>{text}</strong>"
+            if (i, j) in block.marks:
+                text = f'<span class="{block.marks[i, j]}">{text}</span>'
             if j == 0 and not numeric[0]:
                 short = ' class="short"' if len(cell) <= _SHORT else ""
                 cells.append(f'<th scope="row"{short}>{text}</th>')
@@ -210,10 +218,10 @@ def _heading(text: str) -> str:
 _SHORT = 28  # characters of a row's name that are never broken
 _DIGITS = r"[+\-−]?(?:\d[\d,  ]*(?:\.\d+)?|\.\d+)(?:e[+\-]?\d+)?(?:[·×]10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)?"
 _NUMBER = re.compile(
-    rf"[<>≤≥≈~]?\s*{_DIGITS}(?:\s*±\s*{_DIGITS})?\s*(?:%|×|[kMGT]?i?B|[mµn]?s|min|h)?",
+    rf"[<>≤≥≈~]?\s*{_DIGITS}(?:\s*[±–-]\s*{_DIGITS})?\s*(?:%|×|[kMGT]?i?B|[mµn]?s|min|h)?",
     re.IGNORECASE,
 )
-_NO_NUMBER = frozenset({"", "-", "–", "—", "n/a", "nan", "inf", "-inf", "∞", "−∞"})
+_NO_NUMBER = frozenset({"", "-", "–", "—", "n/a", "nan", "inf", "-inf", "∞", "−∞", "all data"})
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
@@ -226,13 +234,13 @@ _STYLE = """\
 :root {
   color-scheme: light;
   --ink: #1c1f23; --soft: #5b636e; --paper: #ffffff; --line: #d9dde3; --band: #f5f7f9;
-  --accent: #0072b2;
+  --accent: #0072b2; --good: #00704f; --fair: #8a5a00; --bad: #b3261e;
 }
 @media screen and (prefers-color-scheme: dark) {
   :root {
     color-scheme: dark;
     --ink: #e4e7eb; --soft: #a0a8b3; --paper: #16191d; --line: #363c45; --band: #1e2228;
-    --accent: #56b4e9;
+    --accent: #56b4e9; --good: #4cc38a; --fair: #e0a63a; --bad: #ff8a80;
   }
 }
 * { box-sizing: border-box; }
@@ -266,6 +274,10 @@ th.num, td.num { text-align: right; font-variant-numeric: tabular-nums; }
 td.num, th.short { white-space: nowrap; }
 thead th, tbody th { overflow-wrap: break-word; }
 strong { font-weight: 700; }
+.good, .fair, .bad { font-weight: 600; }
+.good { color: var(--good); }
+.fair { color: var(--fair); }
+.bad { color: var(--bad); }
 figure { margin: 2rem 0; }
 figure img {
   display: block; width: auto; max-width: min(100%, 44rem); height: auto; padding: 0.5rem;

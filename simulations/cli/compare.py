@@ -1,4 +1,4 @@
-"""``fedkern compare``: several methods on the same data, a table, plots and a report."""
+"""``fedkern compare``: methods on the same data, tables, plots and a report."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -13,68 +14,105 @@ import click
 import typer
 
 from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.errors import OptionError, TableError
 
-from ..comparison import Comparison, compare_on, headings, table_rows
+from ..cells import Cell, CellStore, Record
+from ..comparison import Comparison, Part, compare, headings, plan, table_rows
 from ..data import Settings
 from ..engines import Engine
 from ..entries import check_seed
 from ..experiment import versions
-from ..presets import NAMES, Preset, Section, preset
+from ..paper_figures import HEADINGS, count_misses, paper_figures
+from ..presets import NAMES, PAPERS, Preset, preset
+from ..provenance import provenance
 from ..run_folder import open_json_target
+from ..sweep import CellFailed, choose_jobs, sweep
 from .console import Screen
 
+_ALL = "papers"
 
-def compare(
-    name: Annotated[str, typer.Argument(metavar="PRESET", click_type=click.Choice(NAMES))],
+
+def compare_presets(
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="PRESET...", click_type=click.Choice([*NAMES, _ALL])),
+    ],
     engine: Annotated[
         str | None, typer.Option(click_type=click.Choice(["in-process", "ray"]))
     ] = None,
     datasets: Annotated[
-        str | None, typer.Option(help="Data sets of the paper to use, separated by commas.")
+        str | None, typer.Option(help="Data sets of the preset to use, separated by commas.")
     ] = None,
-    runs: Annotated[int | None, typer.Option(help="Feature draws per method.")] = None,
+    runs: Annotated[int | None, typer.Option(help="Draws per method.")] = None,
     rounds: Annotated[int | None, typer.Option(help="T, samples per client.")] = None,
     clients: Annotated[int | None, typer.Option(help="K, number of clients.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of split and features.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of splits and draws.")] = 0,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Draws computed at a time, if memory allows (default: as many as processors "
+            "where several draws are averaged, else one, so that seconds can be compared)."
+        ),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="host:port of a Ray cluster that computes the draws; auto for a local."),
+    ] = None,
+    cells: Annotated[
+        str,
+        typer.Option(help="Folder of finished draws, which no comparison computes again."),
+    ] = "runs/cells",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Compute all draws anew.")] = False,
     out: Annotated[str | None, typer.Option(help="Folder of the comparison.")] = None,
     json_target: Annotated[
         str | None, typer.Option("--json", help="Write the results here; - for stdout.")
     ] = None,
     quiet: Annotated[bool, typer.Option(help="Show nothing but errors.")] = False,
 ) -> None:
-    """Compare methods on the same data: the demo, or a table or figure of a paper.
+    """Compare methods on the same data: the demo, a table or figure of a paper, or all papers.
 
-    Presets of papers read their data from the folder named by FEDKERN_DATA.
+    Presets of papers read their data from the folder named by FEDKERN_DATA; `papers` leaves out
+    those whose data is not there. A comparison that was interrupted goes on when it is started
+    again: finished draws are kept.
     """
     screen = Screen(quiet)
     check_seed(seed)
     json_file = open_json_target(json_target) if json_target else None
-    chosen = _adjust(
-        preset(name, tuple(d.strip() for d in datasets.split(",")) if datasets else ()),
-        engine=cast("Engine | None", engine),
-        runs=runs,
-        rounds=rounds,
-        clients=clients,
-        seed=seed,
-    )
-    folder = Path(out or Path("runs") / f"compare-{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    listed, left_out = _presets(names, datasets)
+    for reason in left_out:
+        screen.note(f"left out: {reason}")
+    chosen = [
+        _adjust(
+            one,
+            engine=cast("Engine | None", engine),
+            runs=runs,
+            rounds=rounds,
+            clients=clients,
+            seed=seed,
+        )
+        for one in listed
+    ]
+    stem = names[0] if len(names) == 1 else "several"
+    folder = Path(out or Path("runs") / f"compare-{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OptionError(
             f"{folder} cannot be written ({error.strerror})", remedy="choose another --out"
         ) from None
-    comparisons = []
-    for section in chosen.sections:
-        if section.title:
-            screen.note(f"\n{section.title}")
-        for dataset in section.data:
-            comparisons.append(_compare(screen, chosen, section, dataset, seed))
-    result = _save(folder, chosen, comparisons, seed)
+    store = CellStore(Path(cells), fresh=fresh)
+    compared, results = [], []
+    for one in chosen:
+        if len(chosen) > 1:
+            screen.note(f"\n{one.title}")
+        comparisons = _run(screen, one, store, seed=seed, jobs=jobs, ray_address=ray_address)
+        compared.append((one, comparisons))
+        results.append(_result(one, comparisons, seed))
+    result = results[0] if len(results) == 1 else {"presets": results, "left_out": left_out}
+    _save(folder, result)
     from ..comparison_report import write_comparison_report
 
-    report = write_comparison_report(folder, chosen, comparisons, result)
+    report = write_comparison_report(folder, compared, seed=seed, left_out=left_out)
     screen.note(f"report: {report.resolve()}")
     text = json.dumps(result, allow_nan=False)
     if json_file is not None:
@@ -83,31 +121,124 @@ def compare(
         sys.stdout.write(f"{text}\n")
 
 
-def _compare(
-    screen: Screen, chosen: Preset, section: Section, dataset: str, seed: int
-) -> Comparison:
-    """Run a section on a data set and show its table."""
-    family = section.family
-    prepared = family.prepare(section.data[dataset])
+def _presets(names: list[str], datasets: str | None) -> tuple[list[Preset], list[str]]:
+    """Return the presets asked for, and why others are left out.
+
+    Raises
+    ------
+    OptionError, TableError
+    """
+    if names == [_ALL]:
+        found, left_out = [], []
+        for name in PAPERS:
+            try:
+                found.append(preset(name, ()))
+            except TableError as error:
+                left_out.append(f"{name}: {error}")
+        if not found:
+            raise TableError(left_out[0])
+        return found, left_out
+    if _ALL in names:
+        raise OptionError(f"{_ALL} are all presets of the papers", remedy="name it alone")
+    if len(set(names)) < len(names):
+        raise OptionError("a preset is named twice", remedy="name each once")
+    if datasets and len(names) > 1:
+        raise OptionError("--datasets goes with one preset", remedy="compare them one by one")
+    wanted = tuple(d.strip() for d in datasets.split(",")) if datasets else ()
+    return [preset(name, wanted) for name in names], []
+
+
+def _run(
+    screen: Screen,
+    chosen: Preset,
+    store: CellStore,
+    *,
+    seed: int,
+    jobs: int | None,
+    ray_address: str | None,
+) -> list[Comparison]:
+    """Compute what is missing, and show each table as soon as it is complete."""
+    parts = plan(chosen, seed)
+    titles = {cell.key: label for part in parts for label, cell in part.named()}
+    cells = {cell.key: cell for part in parts for _, cell in part.named()}
+    records = {key: store.find(cell) for key, cell in cells.items()}
+    missing = [cells[key] for key, record in records.items() if record is None]
+    if len(missing) < len(cells):
+        screen.note(f"{len(cells) - len(missing)} of {len(cells)} draws are finished already")
+    comparisons: list[Comparison] = []
+
+    def record_of(cell: Cell) -> Record:
+        record = records[cell.key]
+        assert record is not None
+        return record
+
+    def show_complete() -> None:
+        while len(comparisons) < len(parts) and _complete(part := parts[len(comparisons)], records):
+            comparisons.append(_show(screen, chosen, part, record_of))
+
+    show_complete()
+    if not missing:
+        return comparisons
+    finished = 0
     with screen.progress() as bar:
-        comparison = compare_on(
-            section,
-            dataset,
-            prepared,
-            engine=chosen.engine,
-            seed=seed,
-            runs=chosen.runs,
-            progress=bar.update,
-        )
+
+        def done(cell: Cell, record: Record) -> None:
+            nonlocal finished
+            finished += 1
+            records[cell.key] = store.keep(cell, record)
+            bar.update(titles[cell.key], finished, len(missing))
+            show_complete()
+
+        def progress(cell: Cell, steps: int, total: int) -> None:
+            bar.update(titles[cell.key], finished + min(steps / max(total, 1), 1.0), len(missing))
+
+        bar.update("starting", 0, len(missing))
+        try:
+            sweep(
+                missing,
+                jobs=choose_jobs(missing, chosen.runs) if jobs is None else jobs,
+                ray_address=ray_address,
+                progress=progress,
+                done=done,
+            )
+        except CellFailed as failed:
+            text = f"{titles[failed.cell.key]}: {failed.error}; the same command goes on from here"
+            failed.error.args = (text,)
+            raise failed.error from None
+    return comparisons
+
+
+def _complete(part: Part, records: dict[str, Record | None]) -> bool:
+    return all(records[cell.key] is not None for _, cell in part.named())
+
+
+def _show(
+    screen: Screen, chosen: Preset, part: Part, record_of: Callable[[Cell], Record]
+) -> Comparison:
+    """Show the table of a part, and which of the paper's figures it misses."""
+    comparison, family = compare(part, record_of), part.section.family
+    if part.section.title and part.dataset == next(iter(part.section.data)):
+        screen.note(f"\n{part.section.title}")
+    draws = family.draws if chosen.runs > 1 else family.draws.removesuffix("s")
     screen.table(
-        f"{dataset}: {family.size(prepared.facts())}, {chosen.engine}, "
-        f"{chosen.runs} {family.draws if chosen.runs > 1 else family.draws.removesuffix('s')}",
-        headings(section, dataset),
+        f"{part.dataset}: {family.size(comparison.facts)}, {chosen.engine}, {chosen.runs} {draws}",
+        headings(part.section, part.dataset),
         table_rows(comparison),
     )
     for pair in comparison.pairs:
         if pair.reversed:
             screen.note(f"reversed: {pair.better} is not better than {pair.worse}")
+    figures = paper_figures(comparison)
+    missed = [figure.cells() for figure in figures if figure.misses]
+    if missed:
+        counts = count_misses(figures)
+        screen.table(
+            f"{part.dataset}: {counts['missed']} of {counts['figures']} figures of the paper are "
+            f"missed by more than the spread, {counts['better']} for the better",
+            HEADINGS[1:],
+            [cells[1:] for cells in missed],
+            text=2,
+        )
     return comparison
 
 
@@ -127,13 +258,22 @@ def _adjust(
     for name in asked:
         if not any(_may_set(settings, name) for settings in chosen.data.values()):
             raise OptionError(f"{chosen.name} has no {name}", remedy=f"leave out --{name}")
-    sections = []
-    for section in chosen.sections:
-        data = {}
-        for dataset, settings in section.data.items():
-            new: dict[str, Any] = {k: v for k, v in asked.items() if _may_set(settings, k)}
-            data[dataset] = dataclasses.replace(settings, **new, seed=seed)
-        sections.append(dataclasses.replace(section, data=data))
+
+    def change(settings: Settings) -> Settings:
+        new: dict[str, Any] = {k: v for k, v in asked.items() if _may_set(settings, k)}
+        return dataclasses.replace(settings, **new, seed=seed)
+
+    sections = [
+        dataclasses.replace(
+            section,
+            data={dataset: change(settings) for dataset, settings in section.data.items()},
+            dealt={
+                dataset: {label: change(settings) for label, settings in dealt.items()}
+                for dataset, dealt in section.dealt.items()
+            },
+        )
+        for section in chosen.sections
+    ]
     return dataclasses.replace(
         chosen,
         sections=tuple(sections),
@@ -146,8 +286,8 @@ def _may_set(settings: Settings, name: str) -> bool:
     return name in settings.adjustable and hasattr(settings, name)
 
 
-def _save(folder: Path, chosen: Preset, comparisons: list[Comparison], seed: int) -> dict[str, Any]:
-    result = {
+def _result(chosen: Preset, comparisons: list[Comparison], seed: int) -> dict[str, Any]:
+    return {
         "preset": chosen.name,
         "engine": chosen.engine,
         "seed": seed,
@@ -156,17 +296,21 @@ def _save(folder: Path, chosen: Preset, comparisons: list[Comparison], seed: int
         "datasets": {
             comparison.dataset: {
                 "settings": dataclasses.asdict(chosen.data[comparison.dataset]),
+                "source": provenance(chosen.data[comparison.dataset].data),
                 "notes": list(comparison.notes),
                 "methods": comparison.summaries,
                 "paired_differences": [pair.to_dict() for pair in comparison.pairs],
+                "paper_figures": [figure.to_dict() for figure in paper_figures(comparison)],
             }
             for comparison in comparisons
         },
     }
+
+
+def _save(folder: Path, result: dict[str, Any]) -> None:
     try:
         write_atomically(folder / "compare.json", json.dumps(result, allow_nan=False).encode())
     except ValueError:
         raise OptionError(
             "a method's error grew beyond all numbers", remedy="compare fewer rounds"
         ) from None
-    return result

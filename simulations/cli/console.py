@@ -16,6 +16,7 @@ from rich.table import Table
 from fedkern_flwr.flower_compat import quiet_flower
 
 _FILE_WIDTH = 120  # columns of a log file
+_HOUR = 3600.0  # seconds of steps that the time left is reckoned from
 
 
 class Screen:
@@ -52,7 +53,9 @@ class Screen:
             MofNCompleteColumn(),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=self.console, transient=True) as bar:
+        with Progress(
+            *columns, console=self.console, transient=True, speed_estimate_period=_HOUR
+        ) as bar:
             yield ProgressBar(bar)
 
     @contextmanager
@@ -112,6 +115,6 @@ class ProgressBar:
         self._bar = bar
         self._task = bar.add_task("starting the engine", total=None)
 
-    def update(self, label: str, done: int, total: int) -> None:
+    def update(self, label: str, done: float, total: int) -> None:
         """Show how far the draw at hand is."""
         self._bar.update(self._task, description=label, completed=done, total=total)

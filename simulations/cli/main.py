@@ -12,13 +12,17 @@ from fedkern_flwr import __version__
 from fedkern_flwr.errors import FedKernError
 
 from ..methods import METHODS, family, options
-from .compare import compare
+from .audit import AUDITED, audit_all, audit_method, audit_options
+from .compare import compare_presets
 from .deploy import DEPLOYABLE, deploy_method, deploy_options
 from .doctor import doctor
 from .options import build_command, parameter
 from .predict import predict
 from .run import run_method
 
+_INTERRUPTED_TEXT = (
+    "interrupted; a comparison goes on with the same command, a run with --resume and its folder"
+)
 _INTERRUPTED = 130  # what Typer makes of Ctrl-C, as shells do
 
 app = typer.Typer(
@@ -50,7 +54,18 @@ for name in DEPLOYABLE:
     )
     deploy_app.command(name)(command)
 app.add_typer(deploy_app)
-app.command("compare")(compare)
+audit_app = typer.Typer(
+    name="audit", help="Attack a method and report what is recovered.", no_args_is_help=True
+)
+for name in AUDITED:
+    summary = (METHODS[name].__doc__ or "").strip().splitlines()[0]
+    command = build_command(
+        partial(audit_method, name), [parameter(o) for o in audit_options(name)], summary
+    )
+    audit_app.command(name)(command)
+audit_app.command("all")(audit_all)
+app.add_typer(audit_app)
+app.command("compare")(compare_presets)
 app.command("predict")(predict)
 app.command("doctor")(doctor)
 
@@ -66,7 +81,10 @@ def top(
 
 
 def main() -> None:
-    """Run the command line; exit code 0, 1 (a run failed), 2 (bad input) or 130 (interrupted)."""
+    """Run the command line.
+
+    Exit code 0, 1 (a run failed), 2 (bad input), 3 (an audit found a leak) or 130 (interrupted).
+    """
     sys.exit(run())
 
 
@@ -75,7 +93,7 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         code = app(arguments, standalone_mode=False)
         if code == _INTERRUPTED:
-            return _complain("interrupted; go on with --resume and the run's folder", code)
+            return _complain(_INTERRUPTED_TEXT, code)
         return code if isinstance(code, int) else 0
     except FedKernError as error:
         return _complain(str(error), error.exit_code)

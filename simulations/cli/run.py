@@ -13,6 +13,7 @@ from fedkern_flwr.errors import OptionError
 
 from ...strategies import PhaseStrategy
 from ..data import Prepared
+from ..engines.ray_cluster import check_ray_address
 from ..entries import Entry
 from ..experiment import run_entries, summarise, versions
 from ..methods import family, method
@@ -25,6 +26,7 @@ def run_method(name: str, values: dict[str, Any]) -> None:
     screen = Screen(values["quiet"])
     target = values["json_target"]
     json_file = open_json_target(target) if target else None
+    address = values["ray_address"]
     if values["resume"]:
         folder, config = RunFolder.open(Path(values["resume"]))
         if config["method"] != name:
@@ -32,15 +34,19 @@ def run_method(name: str, values: dict[str, Any]) -> None:
                 f"{folder.path} holds a run of {config['method']}",
                 remedy=f"use fedkern run {config['method']} --resume {folder.path}",
             )
-        result = folder.result() or _execute(screen, folder, config, _prepare(config), resume=True)
+        check_ray_address(config["engine"], address)
+        result = folder.result() or _execute(
+            screen, folder, config, _prepare(config), address, resume=True
+        )
     else:
         config = family(name).config(name, values)
         family(name).check(config)
+        check_ray_address(config["engine"], address)
         prepared = _prepare(config)
         family(name).check_data(config, prepared)
         default = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder = RunFolder.create(Path(values["out"] or default), config)
-        result = _execute(screen, folder, config, prepared, resume=False)
+        result = _execute(screen, folder, config, prepared, address, resume=False)
     _show(screen, folder, result)
     text = json.dumps(result, allow_nan=False)
     if json_file is not None:
@@ -56,7 +62,13 @@ def _prepare(config: dict[str, Any]) -> Prepared:
 
 
 def _execute(
-    screen: Screen, folder: RunFolder, config: dict[str, Any], prepared: Prepared, *, resume: bool
+    screen: Screen,
+    folder: RunFolder,
+    config: dict[str, Any],
+    prepared: Prepared,
+    ray_address: str | None,
+    *,
+    resume: bool,
 ) -> dict[str, Any]:
     own = family(config["method"])
     for note in prepared.notes:
@@ -82,6 +94,7 @@ def _execute(
             state_dir=folder.state_dir,
             resume=resume,
             audited=True,
+            ray_address=ray_address,
             progress=bar.update,
             measure=lambda strategy: own.measure(strategy, prepared, config),
             draw_done=draw_done,

@@ -7,6 +7,7 @@ is masked or sealed is checked: its bytes must be uniform.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -192,14 +193,27 @@ class Seen:
 
 @dataclass
 class Audit:
-    """What was seen in a run, by direction, node, phase and field."""
+    """What was seen in a run, by direction, node, phase and field.
+
+    Attributes
+    ----------
+    seen : dict
+    seconds : float
+        Spent on counting, which is no part of the run.
+    """
 
     seen: dict[Key, Seen] = field(default_factory=dict)
+    seconds: float = 0.0
 
     def add(self, direction: Direction, message: Message) -> None:
         """Count the fields of a message."""
         if message.has_error():
             return
+        started = time.perf_counter()
+        self._count(direction, message)
+        self.seconds += time.perf_counter() - started
+
+    def _count(self, direction: Direction, message: Message) -> None:
         meta = message.metadata
         node = meta.dst_node_id if direction == "down" else meta.src_node_id
         for phase, name, value in _fields(direction, message):

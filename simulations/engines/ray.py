@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedkern_flwr.errors import EngineError
 from fedkern_flwr.flower_compat import Client, set_telemetry
+
+from .ray_cluster import address_of, check_ray_address, joined
 
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -27,40 +30,36 @@ ENVIRONMENT = {
 
 ClientFn = Callable[[Context], Any]
 
-_loaded: dict[str, ClientFn] = {}
+_loaded: dict[Any, ClientFn] = {}
 
 
-class SpilledClientFn:
-    """A ``client_fn`` kept in a file, because Flower pickles the app into every message.
+class ShippedClientFn:
+    """A ``client_fn`` in Ray's object store, because Flower pickles the app into every message.
 
-    Each Ray worker reads the file once. Otherwise the data that a ``client_fn`` holds would
-    travel with each message.
+    It travels to each machine once, and each worker there reads it once. Otherwise the data that a
+    ``client_fn`` holds would travel with each message.
 
     Parameters
     ----------
-    path : path
-        A file written by :func:`spill`.
+    client_fn : callable
+        Context -> client, with all it holds.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = str(path)
+    def __init__(self, client_fn: ClientFn) -> None:
+        import ray
+        from ray import cloudpickle
+
+        data = cloudpickle.dumps(client_fn)  # type: ignore[no-untyped-call]
+        self.reference = ray.put(np.frombuffer(data, np.uint8))
 
     def __call__(self, context: Context) -> Client:
         """Build the client of a node."""
-        if self.path not in _loaded:
+        if self.reference not in _loaded:
+            import ray
             from ray import cloudpickle
 
-            _loaded[self.path] = cloudpickle.loads(Path(self.path).read_bytes())
-        return as_client(_loaded[self.path](context))
-
-
-def spill(client_fn: ClientFn, path: Path) -> SpilledClientFn:
-    """Write a ``client_fn`` with all it holds to a file that only this user can read."""
-    from ray import cloudpickle
-
-    path.touch(mode=0o600)
-    path.write_bytes(cloudpickle.dumps(client_fn))  # type: ignore[no-untyped-call]
-    return SpilledClientFn(path)
+            _loaded[self.reference] = cloudpickle.loads(ray.get(self.reference).data)
+        return as_client(_loaded[self.reference](context))
 
 
 def as_client(client: Any) -> Client:
@@ -68,8 +67,15 @@ def as_client(client: Any) -> Client:
     return client if isinstance(client, Client) else client.to_client()
 
 
-def run_on_ray(drive: Callable[[Grid], None], client_fn: ClientFn, num_clients: int) -> None:
-    """Start Flower's Ray engine with ``num_clients`` nodes and drive it.
+def run_on_ray(
+    drive: Callable[[Grid], None],
+    client_fn: ClientFn,
+    num_clients: int,
+    *,
+    ray_address: str | None = None,
+    shared_dir: Path | None = None,
+) -> None:
+    """Drive Flower's Ray engine with ``num_clients`` nodes.
 
     Parameters
     ----------
@@ -79,43 +85,88 @@ def run_on_ray(drive: Callable[[Grid], None], client_fn: ClientFn, num_clients: 
         Context -> client.
     num_clients : int
         Number of nodes; each gets one CPU while it works.
+    ray_address : str, optional
+        ``host:port`` of a cluster that is there already, or ``auto`` for the one on this machine;
+        by default that of the environment variable ``RAY_ADDRESS``, and without it Ray is started
+        on this machine and ended afterwards.
+    shared_dir : path, optional
+        On a cluster: a folder that all machines see, for what clients keep in files (default: the
+        ``state_dir`` of ``client_fn`` if it has one, else the current folder).
 
     Raises
     ------
+    OptionError
+        There is no cluster at the address.
     EngineError
-        Ray is not installed or its engine broke down.
+        Ray is not installed, its engine broke down, or the machines of the cluster do not fit.
     """
-    os.environ.update({k: os.environ.get(k, v) for k, v in ENVIRONMENT.items()})
-    set_telemetry(os.environ["FLWR_TELEMETRY_ENABLED"])
-    try:
-        import ray  # noqa: F401
-        from flwr.simulation import run_simulation
-    except ImportError:
-        raise EngineError(
-            "Ray is not installed", remedy="pip install 'fedkern-flwr[simulation]'"
-        ) from None
+    folder = shared_dir or getattr(client_fn, "state_dir", None) or Path.cwd()
     server_app = ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
         drive(grid)
 
-    backend = {
-        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-        "init_args": {
-            "num_cpus": os.cpu_count() or 1,
-            "include_dashboard": False,
-            "_node_ip_address": "127.0.0.1",
-            "log_to_driver": False,
-            "logging_level": logging.ERROR,
-        },
-    }
-    with tempfile.TemporaryDirectory(prefix="fedkern-") as folder, warnings.catch_warnings():
+    with connected(ray_address, shared_dir=folder), warnings.catch_warnings():
+        from flwr.simulation import run_simulation
+
         warnings.simplefilter("ignore", DeprecationWarning)
-        light = spill(client_fn, Path(folder) / "client_fn.pickle")
         run_simulation(
             server_app,
-            ClientApp(client_fn=light),
+            ClientApp(client_fn=ShippedClientFn(client_fn)),
             num_clients,
-            backend_config=backend,  # type: ignore[arg-type]
+            backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
         )
+
+
+@contextmanager
+def connected(
+    ray_address: str | None = None, *, num_cpus: int | None = None, shared_dir: Path | None = None
+) -> Iterator[Any]:
+    """Join a Ray cluster, or start Ray on this machine, while the block runs.
+
+    Parameters
+    ----------
+    ray_address, shared_dir
+        See :func:`run_on_ray`; without a folder none has to be shared.
+    num_cpus : int, optional
+        Of a Ray started here (default: those of this machine).
+
+    Yields
+    ------
+    module
+        ``ray``.
+
+    Raises
+    ------
+    OptionError, EngineError
+        See :func:`run_on_ray`.
+    """
+    os.environ.update({k: os.environ.get(k, v) for k, v in ENVIRONMENT.items()})
+    set_telemetry(os.environ["FLWR_TELEMETRY_ENABLED"])
+    try:
+        import ray
+    except ImportError:
+        raise EngineError(
+            "Ray is not installed", remedy="pip install 'fedkern-flwr[simulation]'"
+        ) from None
+    address = address_of(ray_address)
+    check_ray_address("ray", address)
+    if address is not None:
+        own = {name: os.environ[name] for name in ENVIRONMENT}
+        with joined(address, own, shared_dir=shared_dir):
+            yield ray
+        return
+    try:
+        if not ray.is_initialized():
+            ray.init(
+                address="local",  # else Ray would join a cluster that happens to run here
+                num_cpus=num_cpus or os.cpu_count() or 1,
+                include_dashboard=False,
+                _node_ip_address="127.0.0.1",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        yield ray
+    finally:
+        ray.shutdown()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from flwr.app import ConfigRecord
@@ -19,6 +20,7 @@ from .audit import Audit, AuditingGrid
 from .faults import FaultyGrid, Plan
 from .in_process import InProcessGrid
 from .ray import ClientFn, as_client, run_on_ray
+from .ray_cluster import check_ray_address
 from .transcript import RecordingGrid, Transcript
 
 Engine = Literal["in-process", "ray"]
@@ -63,6 +65,8 @@ def simulate(
     transcript: Transcript | None = None,
     audit: Audit | None = None,
     serialise: bool = False,
+    ray_address: str | None = None,
+    shared_dir: Path | None = None,
     **start: Any,
 ) -> Result:
     """Run a strategy against simulated clients.
@@ -88,6 +92,12 @@ def simulate(
         Counts which kinds of values the server and each client see.
     serialise : bool (default: False)
         In process: send messages through Flower's serialisation.
+    ray_address : str, optional
+        Engine ray: ``host:port`` of a Ray cluster that is there already, or ``auto`` (default: the
+        environment variable ``RAY_ADDRESS``, and without it Ray is started on this machine).
+    shared_dir : path, optional
+        A folder that all machines of the cluster see, for what clients keep in files (default: the
+        ``state_dir`` of ``client_fn`` if it has one, else the current folder).
     **start
         More arguments for ``strategy.start``, such as ``num_rounds`` and ``timeout``.
 
@@ -110,6 +120,8 @@ def simulate(
         faults=faults,
         transcript=transcript,
         serialise=serialise,
+        ray_address=ray_address,
+        shared_dir=shared_dir,
     )
     assert step.result is not None
     return step.result
@@ -124,12 +136,15 @@ def simulate_all(
     faults: Plan | None = None,
     transcript: Transcript | None = None,
     serialise: bool = False,
+    ray_address: str | None = None,
+    shared_dir: Path | None = None,
 ) -> None:
     """Run several strategies one after the other on the same nodes; Ray starts only once.
 
     Parameters are those of :func:`simulate`; results are left in the steps.
     """
     check_choice("engine", engine, get_args(Engine))
+    check_ray_address(engine, ray_address)
     if num_clients < 1:
         raise OptionError(f"clients is {num_clients}", remedy="use at least 1")
 
@@ -148,7 +163,7 @@ def simulate_all(
                 step.after(step)
 
     if engine == "ray":
-        run_on_ray(drive, client_fn, num_clients)
+        run_on_ray(drive, client_fn, num_clients, ray_address=ray_address, shared_dir=shared_dir)
     else:
         app = ClientApp(client_fn=lambda context: as_client(client_fn(context)))
         drive(InProcessGrid(app, num_clients, serialise=serialise))

@@ -17,7 +17,7 @@ from ..data import Prepared, Settings
 from ..engines import DropOut
 from ..entries import Entry, Reference, check_seed
 from ..options import Option, options
-from .common import Column
+from .common import Column, per_draw
 
 if TYPE_CHECKING:
     from ..comparison import Comparison
@@ -178,8 +178,14 @@ class Family(ABC, Generic[S, P]):
     def measure(self, strategy: PhaseStrategy, prepared: P, config: Config) -> dict[str, Any]:
         """Return metrics of a finished draw that only a simulation knows, for it pools the data.
 
-        ``config`` is that of the run, or empty in a comparison.
+        ``config`` is that of the run, or empty in a comparison. The metric ``seconds``, if there
+        is one, is what the method's last step took after the strategy had ended, and is added to
+        the seconds of the draw.
         """
+        return {}
+
+    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
+        """Return what a result tells of a finished draw beside its metrics, such as survivors."""
         return {}
 
     def predict(
@@ -202,9 +208,9 @@ class Family(ABC, Generic[S, P]):
     def summarise(self, entry: Entry) -> dict[str, Any]:
         """Average the results of an entry's draws, see :func:`average`."""
 
-    def per_draw(self, entry: Entry) -> dict[str, list[Any]]:
-        """Return figures of the single draws that a comparison keeps."""
-        return {}
+    def per_draw(self, entry: Entry) -> dict[str, Any]:
+        """Return figures of the single draws that a comparison keeps: metrics and seconds."""
+        return {"draws": per_draw(entry)}
 
     # -- what the user sees of a run
 

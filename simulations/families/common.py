@@ -8,7 +8,7 @@ from typing import Any
 
 from ..engines import Engine
 from ..entries import Entry
-from ..format import figure, megabytes
+from ..format import figure, megabytes, size
 from ..options import DATA, RUN, Option
 
 Summary = Mapping[str, Any]
@@ -37,7 +37,16 @@ def seed(what: str) -> Option:
     return Option("seed", int, 0, f"Seed of {what}.", RUN)
 
 
+TRAIN_ROWS = Option("train_rows", int | None, None, "Learn from a choice of so many rows.", DATA)
 ENGINE = Option("engine", Engine, "in-process", "Engine.", RUN)
+RAY_ADDRESS = Option(
+    "ray_address",
+    str | None,
+    None,
+    "Engine ray: host:port of a Ray cluster that is there already, or auto (default: the "
+    "environment variable RAY_ADDRESS, else Ray is started here).",
+    RUN,
+)
 SECURE = Option(
     "secure",
     bool,
@@ -78,12 +87,17 @@ class Column:
         entry has none. The best is set in bold when the column is the first.
     paper : callable
         Write a figure of the paper.
+    values : callable, optional
+        Return the figure of each draw, in the unit of the paper's; None where a draw has none.
+    higher_is_better : bool (default: False)
     """
 
     headings: tuple[str, ...]
     cells: Callable[[Summary], list[str]]
     rank: Callable[[Summary], float | None] | None = None
     paper: Callable[[float | None], str] = figure
+    values: Callable[[Summary], list[float | None]] | None = None
+    higher_is_better: bool = False
 
 
 def _sent(summary: Summary) -> list[str]:
@@ -92,8 +106,29 @@ def _sent(summary: Summary) -> list[str]:
     return [megabytes(summary["bytes_up"]), megabytes(summary["bytes_down"])]
 
 
+def drawn(name: str, unit: float = 1.0) -> Callable[[Summary], list[float | None]]:
+    """Return what reads a metric of the single draws, in units of ``unit``."""
+
+    def values(summary: Summary) -> list[float | None]:
+        found = summary["draws"].get(name, [])
+        return [None if value is None else value / unit for value in found]
+
+    return values
+
+
+def _seen_plainly(summary: Summary) -> list[str]:
+    """Write how much the server saw that single clients had computed from their own rows."""
+    if not summary["exchanges"]:
+        return ["all data"]
+    seen = summary["privacy"].get("seen")
+    if seen is None:
+        return ["-"]
+    return [size(sum(row["bytes"] for row in seen["server"] if row["kind"] == "plain"))]
+
+
 #: Columns of what a method costs; reference methods exchange nothing.
 COSTS: dict[str, Column] = {
+    "plain": Column(("seen plainly",), _seen_plainly),
     "seconds": Column(("seconds",), lambda s: [figure(s["seconds"], 1)]),
     "megabytes": Column(("MB up", "MB down"), _sent),
     "exchanges": Column(
@@ -121,9 +156,10 @@ def scientific(value: float | None) -> str:
 
 
 def per_draw(entry: Entry) -> dict[str, list[Any]]:
-    """Return each metric's values in the single draws."""
+    """Return each metric's values in the single draws, and their ``seconds``."""
     names = {name for result in entry.results for name in result["metrics"]}
-    return {n: [r["metrics"].get(n) for r in entry.results] for n in sorted(names)}
+    found = {n: [r["metrics"].get(n) for r in entry.results] for n in sorted(names)}
+    return found | {"seconds": [result["seconds"] for result in entry.results]}
 
 
 def cost_rows(result: Summary) -> list[list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,11 @@ from ..options import DATA, RUN, Option
 from .base import Config, Family
 from .common import (
     COSTS,
+    TRAIN_ROWS,
     Column,
     cost_rows,
     failure_rows,
     held_out,
-    per_draw,
     range_cells,
     scientific,
     server_row,
@@ -101,6 +102,7 @@ class GramFamily(Family[GramSettings, RatingData | InstanceData]):
             Option("missing", MissingRows, "error", "Rows of a table that lack a value.", DATA),
             Option("task", Task, "auto", "What a table's labels are.", DATA),
             Option("positive", float | None, None, "Class that is told from all others.", DATA),
+            TRAIN_ROWS,
             held_out(0.25),
             Option("learner", Learner, "svc", "Of a table: machine trained on the kernel.", RUN),
             Option(
@@ -165,15 +167,16 @@ class GramFamily(Family[GramSettings, RatingData | InstanceData]):
 
         return predict_rows(folder, config, data, id_column, out)
 
+    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
+        """Return how many nodes were summed."""
+        assert isinstance(strategy, SecureGram)
+        return {"survivors": len(strategy.survivors_)}
+
     def summarise(self, entry: Entry) -> dict[str, Any]:
         """Average the runs; the history is that of the first."""
-        strategy, history = entry.strategy, entry.results[0]["history"]
-        survivors = len(strategy.survivors_) if isinstance(strategy, SecureGram) else 0
-        return average(entry.results, metrics={}, history=history, survivors=survivors)
-
-    def per_draw(self, entry: Entry) -> dict[str, Any]:
-        """Return the metrics of the single runs."""
-        return {"draws": per_draw(entry)}
+        first = entry.results[0]
+        survivors = first["survivors"]
+        return average(entry.results, metrics={}, history=first["history"], survivors=survivors)
 
     def size(self, facts: Mapping[str, Any]) -> str:
         """Return the numbers of nodes, users and items, or of rows."""
@@ -239,6 +242,7 @@ _OF_TABLES = (
     "missing",
     "task",
     "positive",
+    "train_rows",
     "test_size",
     "learner",
     "cost",
@@ -277,7 +281,7 @@ def ratings_error(strategy: SecureGram, prepared: RatingData) -> int:
 def judge_table(
     strategy: SecureGram, prepared: InstanceData, learner: str, cost: float | None
 ) -> dict[str, Any]:
-    """Train a machine on the kernel of a run; return its metrics and the errors."""
+    """Train a machine on the kernel of a run; return its metrics, seconds and the errors."""
     seed = strategy.seed or 0
     part = prepared.split(seed)
     features = np.concatenate([part.parts[p] for p in strategy.survivors_])
@@ -289,6 +293,7 @@ def judge_table(
     }
     if not (~train).any() or len(np.unique(y[train])) < 2:
         return found
+    started = time.perf_counter()
     machine = choose_machine(
         gram[np.ix_(train, train)],
         strategy.rows_,
@@ -301,6 +306,7 @@ def judge_table(
         seed=seed,
     )
     outputs = predict_held_out(machine, gram, y, train)
+    seconds = time.perf_counter() - started
     steps = 2.0**strategy.fraction_bits
     rounded = np.rint(x * steps) / steps
     twin = predict_held_out(machine, rounded @ rounded.T, y, train)
@@ -311,6 +317,7 @@ def judge_table(
         **metrics,
         **width,
         "cost": machine.cost,
+        "seconds": seconds,
         "centralised_difference": float(np.abs(outputs - twin).max()),
     }
 

@@ -23,6 +23,7 @@ from .labelled_data import (
     DealtData,
     LabelledSettings,
     constant_columns,
+    labelled_rows,
     part_rows,
     pool_rows,
     read_task,
@@ -213,8 +214,7 @@ class InstanceData(DealtData[GramSettings, Instances]):
         if settings.resplit and table.x_test is not None and table.y_test is not None:
             table = pool_rows(table)
         table, train = part_rows(settings, table, seed)
-        assert table.y is not None
-        rows = np.flatnonzero(np.isfinite(table.y))
+        rows = labelled_rows(settings, table, train, seed)
         table, train = table.take(rows), train[rows]
         x, y, classes, scaling = scale(settings, table, train)
         if not 2 <= self.num_clients <= len(table.columns):

@@ -26,13 +26,15 @@ from .common import (
     COSTS,
     DROP,
     ENGINE,
+    RAY_ADDRESS,
     RESULT,
     TIMEOUT,
+    TRAIN_ROWS,
     Column,
     cost_rows,
+    drawn,
     failure_rows,
     held_out,
-    per_draw,
     range_cells,
     scientific,
     seed,
@@ -63,6 +65,8 @@ _COLUMNS = {
         range_cells("test_accuracy", 4),
         rank=lambda s: -(s["metrics"].get("test_accuracy") or 0.0),
         paper=lambda value: figure(value, 4),
+        values=drawn("test_accuracy"),
+        higher_is_better=True,
     ),
     "rmse": Column(
         ("RMSE", "range"), range_cells("test_rmse", 4), rank=lambda s: s["metrics"].get("test_rmse")
@@ -74,15 +78,20 @@ _COLUMNS = {
         _metric("iterations", 1),
         rank=lambda s: s["metrics"].get("iterations"),
         paper=lambda value: figure(value, 0),
+        values=drawn("iterations"),
     ),
     "close": Column(("iterations to 1e-3",), _metric("iterations_to_pooled", 1)),
     "time": Column(
-        ("seconds",), lambda s: [figure(s["seconds"], 2)], paper=partial(figure, digits=0)
+        ("seconds",),
+        lambda s: [figure(s["seconds"], 2)],
+        paper=partial(figure, digits=0),
+        values=drawn("seconds"),
     ),
     "kilobytes": Column(
         ("KB up per user",),
         _metric("kilobytes_per_user", 1),
         paper=lambda value: figure(value, 0),
+        values=drawn("kilobytes_per_user"),
     ),
     **COSTS,
 }
@@ -128,6 +137,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
             Option("alpha", float, 0.5, "Concentration of the Dirichlet split.", DATA),
             Option("task", Task, "auto", "What the labels are (auto: few whole numbers).", DATA),
             Option("positive", float | None, None, "Class that is told from all others.", DATA),
+            TRAIN_ROWS,
             held_out(0.3),
             Option(
                 "step_sizes",
@@ -150,6 +160,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
             Option("resplit", bool, False, "A split of its own for every run.", RUN),
             Option("runs", int, 1, "Runs averaged, each with its own delays and features.", RUN),
             ENGINE,
+            RAY_ADDRESS,
             Option(
                 "secure", bool | None, None, "Secure sums: always; --no-secure is refused.", RUN
             ),
@@ -300,19 +311,20 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
 
         return predict_rows(folder, config, data, id_column, out)
 
+    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
+        """Return how many nodes took part to the end."""
+        return {"survivors": len(strategy.active_nodes())}
+
     def summarise(self, entry: Entry) -> dict[str, Any]:
         """Average the runs; the history is that of the first."""
-        history, survivors = entry.results[0]["history"], 0
-        if isinstance(entry.strategy, HierarchicalSVM):
-            survivors = len(entry.strategy.active_nodes())
+        first = entry.results[0]
         converged = all(result["metrics"].get("converged") for result in entry.results)
         return average(
-            entry.results, metrics={"converged": converged}, history=history, survivors=survivors
+            entry.results,
+            metrics={"converged": converged},
+            history=first["history"],
+            survivors=first["survivors"],
         )
-
-    def per_draw(self, entry: Entry) -> dict[str, Any]:
-        """Return the metrics of the single runs."""
-        return {"draws": {**per_draw(entry), "seconds": [r["seconds"] for r in entry.results]}}
 
     # -- what the user sees of a run
 

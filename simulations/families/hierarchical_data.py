@@ -28,6 +28,7 @@ from .labelled_data import (
     DealtData,
     LabelledSettings,
     constant_columns,
+    labelled_rows,
     part_rows,
     pool_rows,
     read_task,
@@ -335,8 +336,7 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
         """Load the table, split and deal it."""
         settings = self.settings
         table, train = self._load(seed)
-        assert table.y is not None
-        rows = np.flatnonzero(np.isfinite(table.y))
+        rows = labelled_rows(settings, table, train, seed)
         table, train = table.take(rows), train[rows]
         _, y, classes, scaling = scale(settings, table, train)
         blocks, holders = self._deal(table, train, seed)

@@ -107,10 +107,9 @@ def _over_data(name: str, swept: str) -> DrawAcross:
             x = place(cast(HierarchicalSettings, settings))
             for entry in comparison.entries:
                 curves.setdefault(entry.label, []).append((x, *_spread(entry, value)))
-        section = "-".join(title.lower().replace(",", "").split())
         path = plots.plot_sweep(
             curves,
-            stem.with_name(f"{section}-{stem.name}.png"),
+            stem.with_name(f"{stem.name}.png"),
             title=title,
             xlabel=xlabel,
             ylabel=ylabel,

@@ -14,7 +14,7 @@ from fedkern_flwr.hybrid import MissingBlocks
 from ... import strategies
 from ...strategies import FedCG, PhaseStrategy
 from .. import plots
-from ..entries import Entry, average
+from ..entries import Entry, average, mean
 from ..format import figure
 from ..options import DATA, RUN, Option
 from ..splits import Split
@@ -23,13 +23,15 @@ from .common import (
     COSTS,
     DROP,
     ENGINE,
+    RAY_ADDRESS,
     RESULT,
     TIMEOUT,
+    TRAIN_ROWS,
     Column,
     cost_rows,
+    drawn,
     failure_rows,
     held_out,
-    per_draw,
     range_cells,
     scientific,
     seed,
@@ -47,16 +49,19 @@ def _mean(name: str, digits: int) -> Any:
 def _stop_epoch(tolerance: str) -> Column:
     """First iteration at which sum(r^2) is below the paper's tolerance, mean over runs."""
 
-    def cells(summary: Mapping[str, Any]) -> list[str]:
-        epochs = []
+    def epochs(summary: Mapping[str, Any]) -> list[float | None]:
+        found: list[float | None] = []
         for run in summary.get("squared_residuals", []):
             below = np.flatnonzero(np.asarray(run) < float(tolerance))
-            if len(run) < 2 or not len(below):
-                return ["-"]
-            epochs.append(int(below[0]) + 1)
-        return [figure(float(np.mean(epochs)), 1)] if epochs else ["-"]
+            found.append(None if len(run) < 2 or not len(below) else float(below[0]) + 1.0)
+        return found
 
-    return Column((f"epochs to {tolerance}",), cells, paper=lambda value: figure(value, 1))
+    def cells(summary: Mapping[str, Any]) -> list[str]:
+        return [figure(mean(epochs(summary)), 1)]
+
+    return Column(
+        (f"epochs to {tolerance}",), cells, paper=lambda value: figure(value, 1), values=epochs
+    )
 
 
 def _reconstruction(summary: Mapping[str, Any]) -> list[str]:
@@ -92,12 +97,26 @@ _COLUMNS = {
         range_cells("test_accuracy", 3),
         rank=lambda s: -(s["metrics"].get("test_accuracy") or 0.0),
         paper=_two_digits,
+        values=drawn("test_accuracy"),
+        higher_is_better=True,
     ),
     "rmse": Column(
         ("RMSE", "range"), range_cells("test_rmse", 3), rank=lambda s: s["metrics"].get("test_rmse")
     ),
-    "recall": Column(("recall",), _mean("test_recall", 3), paper=_two_digits),
-    "precision": Column(("precision",), _mean("test_precision", 3), paper=_two_digits),
+    "recall": Column(
+        ("recall",),
+        _mean("test_recall", 3),
+        paper=_two_digits,
+        values=drawn("test_recall"),
+        higher_is_better=True,
+    ),
+    "precision": Column(
+        ("precision",),
+        _mean("test_precision", 3),
+        paper=_two_digits,
+        values=drawn("test_precision"),
+        higher_is_better=True,
+    ),
     "iterations": Column(("iterations",), _mean("iterations", 1)),
     **{f"stop epoch {t}": _stop_epoch(t) for t in ("1e-3", "1e-4", "1e-6")},
     "residual": Column(("residual",), lambda s: [scientific(s["metrics"]["residual"])]),
@@ -154,6 +173,7 @@ class HybridFamily(Family[HybridSettings, HybridData]):
                 "Allow a single hospital, and rows that a single centre knows.",
                 DATA,
             ),
+            TRAIN_ROWS,
             held_out(0.3),
             Option(
                 "reconstruction",
@@ -165,6 +185,7 @@ class HybridFamily(Family[HybridSettings, HybridData]):
             Option("resplit", bool, False, "A split of its own for every run.", RUN),
             Option("runs", int, 1, "Runs averaged, each with its own landmarks.", RUN),
             ENGINE,
+            RAY_ADDRESS,
             Option(
                 "secure",
                 bool | None,
@@ -254,10 +275,15 @@ class HybridFamily(Family[HybridSettings, HybridData]):
 
         return predict_rows(folder, config, data, id_column, out)
 
+    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
+        """Return which rows were matched."""
+        assert isinstance(strategy, FedCG)
+        return {"matched": strategy.plan_.report()}
+
     def summarise(self, entry: Entry) -> dict[str, Any]:
         """Average the runs; history and matched rows are those of the first."""
-        first, strategy = entry.results[0], entry.strategy
-        matched = {"matched": strategy.plan_.report()} if isinstance(strategy, FedCG) else {}
+        first = entry.results[0]
+        matched = {"matched": first["matched"]} if "matched" in first else {}
         return matched | average(
             entry.results,
             metrics={},
@@ -268,7 +294,7 @@ class HybridFamily(Family[HybridSettings, HybridData]):
     def per_draw(self, entry: Entry) -> dict[str, Any]:
         """Return the metrics and squared residuals of the single runs."""
         return {
-            "draws": per_draw(entry),
+            **super().per_draw(entry),
             "squared_residuals": [
                 [row["squared_residual"] for row in r["history"]] for r in entry.results
             ],

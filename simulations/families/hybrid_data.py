@@ -28,6 +28,7 @@ from .labelled_data import (
     LabelledSettings,
     Task,
     constant_columns,
+    labelled_rows,
     part_rows,
     read_task,
     scale,
@@ -322,6 +323,9 @@ class HybridData(DealtData[HybridSettings, Pooled]):
 
     def _deal(self, table: Table, train: NDArray[np.bool_], seed: int) -> Pooled:
         settings, d = self.settings, len(table.columns)
+        if settings.train_rows is not None:
+            rows = labelled_rows(settings, table, train, seed)
+            table, train = table.take(rows), train[rows]
         x, y, classes, scaling = scale(settings, table, train)
         shares = settings.centres + settings.own_block
         if d < shares:

@@ -37,11 +37,14 @@ class LabelledSettings(TableSettings):
         Class that is told from all others.
     resplit : bool
         Whether every run has a split of its own.
+    train_rows : int or None
+        Learn from a random choice of so many rows.
     """
 
     task: Task = "auto"
     positive: float | None = None
     resplit: bool = False
+    train_rows: int | None = None
 
 
 class Scaled(Protocol):
@@ -113,6 +116,28 @@ def part_rows(
     if table.x_test is None or table.y_test is None:
         return table, hold_out_evenly(settings, table, seed)
     return pool_rows(table), np.arange(table.rows + len(table.y_test)) < table.rows
+
+
+def labelled_rows(
+    settings: LabelledSettings, table: Table, train: NDArray[np.bool_], seed: int
+) -> NDArray[np.intp]:
+    """Return the rows that have a label, of those for training the choice that is asked for.
+
+    Raises
+    ------
+    OptionError
+        Fewer than one is asked for.
+    """
+    assert table.y is not None
+    keep = np.isfinite(table.y)
+    if settings.train_rows is not None:
+        if settings.train_rows < 1:
+            raise OptionError(f"train-rows is {settings.train_rows}", remedy="use at least 1")
+        rng = np.random.default_rng(derive_seed(seed, "training rows"))
+        mine = np.flatnonzero(train & keep)
+        keep &= ~train
+        keep[rng.permutation(mine)[: settings.train_rows]] = True
+    return np.flatnonzero(keep)
 
 
 def pool_rows(table: Table) -> Table:

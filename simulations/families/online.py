@@ -21,11 +21,13 @@ from .common import (
     COSTS,
     DROP,
     ENGINE,
+    RAY_ADDRESS,
     RESULT,
     SECURE,
     TIMEOUT,
     Column,
     cost_rows,
+    drawn,
     failure_rows,
     held_out,
     seed,
@@ -40,12 +42,14 @@ _COLUMNS = {
         ("MSE (10⁻³)",),
         lambda s: [milli(s["metrics"]["mse"])],
         rank=lambda s: s["metrics"]["mse"],
+        values=drawn("mse", 1e-3),
     ),
     "mse_std": Column(("std (draws)",), lambda s: [milli(s["metrics"]["mse_std"])]),
     "regret": Column(
         ("regret", "std (clients)"),
         lambda s: [figure(s["metrics"]["regret_mean"]), figure(s["metrics"]["regret_std"])],
         rank=lambda s: s["metrics"]["regret_mean"],
+        values=drawn("regret_mean"),
     ),
     **COSTS,
 }
@@ -103,6 +107,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
             ),
             Option("runs", int, 1, "Feature draws averaged.", RUN),
             ENGINE,
+            RAY_ADDRESS,
             seed("split and features"),
             SECURE,
             DROP,
@@ -145,10 +150,6 @@ class OnlineFamily(Family[DataSettings, Streams]):
             history=history,
             survivors=results[-1]["history"][-1]["survivors"],
         )
-
-    def per_draw(self, entry: Entry) -> dict[str, list[Any]]:
-        """Return the mean squared errors."""
-        return {"mse_draws": [result["metrics"]["mse"] for result in entry.results]}
 
     def size(self, facts: Mapping[str, Any]) -> str:
         """Return the numbers of clients and of samples per client."""

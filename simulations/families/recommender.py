@@ -32,13 +32,14 @@ from .common import (
     COSTS,
     DROP,
     ENGINE,
+    RAY_ADDRESS,
     RESULT,
     TIMEOUT,
     Column,
     cost_rows,
+    drawn,
     failure_rows,
     held_out,
-    per_draw,
     range_cells,
     scientific,
     seed,
@@ -63,9 +64,23 @@ _COLUMNS = {
         range_cells("auc", 3),
         rank=lambda s: -(s["metrics"].get("auc") or 0.0),
         paper=lambda value: figure(value, 3),
+        values=drawn("auc"),
+        higher_is_better=True,
     ),
-    "ndcg": Column(("nDCG@100",), _mean("ndcg@100"), paper=lambda value: figure(value, 3)),
-    "recall": Column(("recall@100",), _mean("recall@100"), paper=lambda value: figure(value, 3)),
+    "ndcg": Column(
+        ("nDCG@100",),
+        _mean("ndcg@100"),
+        paper=lambda value: figure(value, 3),
+        values=drawn("ndcg@100"),
+        higher_is_better=True,
+    ),
+    "recall": Column(
+        ("recall@100",),
+        _mean("recall@100"),
+        paper=lambda value: figure(value, 3),
+        values=drawn("recall@100"),
+        higher_is_better=True,
+    ),
     "items": Column(("items",), lambda s: [figure(s["metrics"].get("items"), 0)]),
     "users": Column(("users",), lambda s: [figure(s["metrics"].get("rows"), 0)]),
     "difference": Column(
@@ -252,15 +267,16 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
         write_atomically(out, text.getvalue().encode())
         return made, found.users - made
 
+    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
+        """Return how many nodes were summed."""
+        assert isinstance(strategy, FedCFK)
+        return {"survivors": len(strategy.survivors_)}
+
     def summarise(self, entry: Entry) -> dict[str, Any]:
         """Average the repetitions; the history is that of the first."""
-        survivors = len(entry.strategy.survivors_) if isinstance(entry.strategy, FedCFK) else 0
-        history = entry.results[0]["history"]
-        return average(entry.results, metrics={}, history=history, survivors=survivors)
-
-    def per_draw(self, entry: Entry) -> dict[str, Any]:
-        """Return the metrics of the single repetitions."""
-        return {"draws": per_draw(entry)}
+        first = entry.results[0]
+        survivors = first["survivors"]
+        return average(entry.results, metrics={}, history=first["history"], survivors=survivors)
 
     def size(self, facts: Mapping[str, Any]) -> str:
         """Return the numbers of users, items and nodes."""
@@ -328,6 +344,7 @@ def common_options(seeded: str) -> list[Option]:
         Option("resplit", bool, False, "A split of its own for every repetition.", RUN),
         Option("runs", int, 1, "Repetitions, with other nodes that take part.", RUN),
         ENGINE,
+        RAY_ADDRESS,
         Option("secure", bool | None, None, "Secure sums: always; --no-secure is refused.", RUN),
         seed(seeded),
         DROP,

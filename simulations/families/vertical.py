@@ -20,13 +20,15 @@ from .common import (
     COSTS,
     DROP,
     ENGINE,
+    RAY_ADDRESS,
     RESULT,
     TIMEOUT,
+    TRAIN_ROWS,
     Column,
     cost_rows,
+    drawn,
     failure_rows,
     held_out,
-    per_draw,
     range_cells,
     scientific,
     seed,
@@ -68,6 +70,7 @@ _COLUMNS = {
         ("minutes",),
         lambda s: [figure(s["seconds"] / 60.0, 2)],
         paper=lambda value: figure(value, 0),
+        values=drawn("seconds", 60.0),
     ),
     **COSTS,
 }
@@ -100,7 +103,7 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
             Option("parties", int | None, None, "Parties, which hold columns (default: 4).", DATA),
             Option("clients", int | None, None, "The same as --parties.", DATA),
             Option("active_parties", int, 1, "Parties that hold labels.", DATA),
-            Option("train_rows", int | None, None, "Learn from a choice of so many rows.", DATA),
+            TRAIN_ROWS,
             Option("task", Task, "auto", "What the labels are (auto: few whole numbers).", DATA),
             Option("positive", float | None, None, "Class that is told from all others.", DATA),
             Option(
@@ -121,6 +124,7 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
             Option("resplit", bool, False, "A split of its own for every run.", RUN),
             Option("runs", int, 1, "Runs averaged, each with its own directions.", RUN),
             ENGINE,
+            RAY_ADDRESS,
             Option(
                 "secure",
                 bool | None,
@@ -226,17 +230,18 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
 
         return predict_rows(folder, config, data, id_column, out)
 
+    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
+        """Return the number of parties, and which rows were matched."""
+        assert isinstance(strategy, FDSKL)
+        return {"survivors": len(strategy.plan_.parties), "matched": strategy.plan_.report()}
+
     def summarise(self, entry: Entry) -> dict[str, Any]:
         """Average the runs; history and matched rows are those of the first."""
-        first, strategy = entry.results[0], entry.strategy
-        matched = {"matched": strategy.plan_.report()} if isinstance(strategy, FDSKL) else {}
-        survivors = len(strategy.plan_.parties) if isinstance(strategy, FDSKL) else 0
-        history = first["history"]
-        return matched | average(entry.results, metrics={}, history=history, survivors=survivors)
-
-    def per_draw(self, entry: Entry) -> dict[str, Any]:
-        """Return the metrics of the single runs."""
-        return {"draws": per_draw(entry)}
+        first = entry.results[0]
+        found = average(
+            entry.results, metrics={}, history=first["history"], survivors=first["survivors"]
+        )
+        return {"matched": first["matched"], **found}
 
     def size(self, facts: Mapping[str, Any]) -> str:
         """Return the numbers of parties and rows."""

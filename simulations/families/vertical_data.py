@@ -13,7 +13,6 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.vertical import ACTIVE, PASSIVE, MissingRows
 
 from ...clients import VerticalKernelClient
@@ -23,6 +22,7 @@ from .labelled_data import (
     DealtData,
     LabelledSettings,
     constant_columns,
+    labelled_rows,
     part_rows,
     pool_rows,
     read_task,
@@ -47,8 +47,6 @@ class VerticalSettings(LabelledSettings):
         q, all parties; columns are dealt to them in order.
     active_parties : int
         The first so many have the labels, of an equal share of the rows each.
-    train_rows : int or None
-        Learn from a random choice of so many rows.
     allow_single : bool
         See :class:`~fedkern_flwr.strategies.FDSKL`.
     rounds : int or None
@@ -59,7 +57,6 @@ class VerticalSettings(LabelledSettings):
     missing: MissingRows = "error"
     parties: int = 4
     active_parties: int = 1
-    train_rows: int | None = None
     allow_single: bool = False
     rounds: int | None = None
 
@@ -203,8 +200,6 @@ class VerticalData(DealtData[VerticalSettings, Columns]):
                 f"{settings.active_parties} of {settings.parties} parties are active",
                 remedy="use at least one, and no more than there are parties",
             )
-        if settings.train_rows is not None and settings.train_rows < 1:
-            raise OptionError(f"train-rows is {settings.train_rows}", remedy="use at least 1")
         super().__init__(settings)
         first = self.split(settings.seed)
         self.columns = tuple(first.scaling["columns"])
@@ -265,14 +260,7 @@ class VerticalData(DealtData[VerticalSettings, Columns]):
         if settings.resplit and table.x_test is not None and table.y_test is not None:
             table = pool_rows(table)
         table, train = part_rows(settings, table, seed)
-        assert table.y is not None
-        keep = np.isfinite(table.y)
-        if settings.train_rows is not None:
-            rng = np.random.default_rng(derive_seed(seed, "training rows"))
-            mine = np.flatnonzero(train & keep)
-            keep &= ~train
-            keep[rng.permutation(mine)[: settings.train_rows]] = True
-        rows = np.flatnonzero(keep)
+        rows = labelled_rows(settings, table, train, seed)
         table, train = table.take(rows), train[rows]
         x, y, classes, scaling = scale(settings, table, train)
         self._notes = (*table.notes, *read_task(settings, table)[1])

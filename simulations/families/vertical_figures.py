@@ -114,7 +114,7 @@ def _time_size(comparisons: Sequence[Comparison], stem: Path, styles: Styles) ->
             curves.setdefault(entry.label, []).append(point)
     path = plots.plot_sweep(
         curves,
-        stem.with_suffix(".png"),
+        stem.with_name(f"{stem.name}.png"),
         title="Time of a run against the number of training rows",
         xlabel="training rows",
         ylabel="seconds",

@@ -28,7 +28,7 @@ from ..entries import Outcome, Reference
 from .vertical_dsg import dsg
 from .vertical_pooled import PooledSplit, error_of
 
-__all__ = ["REFERENCES", "PooledSplit", "boosting", "dsg", "linear", "svc"]
+__all__ = ["REFERENCES", "PooledSplit", "boosting", "dsg", "kernel_ridge", "linear", "svc"]
 
 Progress = Callable[[int, int], None]
 LinearLoss = Literal["square", "logistic", "squared-hinge"]
@@ -156,6 +156,59 @@ def linear(
     return {**metrics, "regularization": value, "tuning_seconds": tuning}, history
 
 
+def kernel_ridge(
+    pooled: PooledSplit, *, seed: int, progress: Progress, landmarks: int = 500
+) -> Outcome:
+    """Train kernel ridge regression with the Gaussian kernel on random landmarks (Nystroem).
+
+    Parameters
+    ----------
+    pooled : PooledSplit
+        The data.
+    seed : int
+        Seed of the folds and landmarks.
+    progress : callable
+        Called with steps done and steps in all.
+    landmarks : int (default: 500)
+        Training rows taken as landmarks; with no fewer than there are rows the method is exact.
+
+    Returns
+    -------
+    metrics : dict
+        Also ``gamma``, ``regularization`` and ``tuning_seconds``, by cross-validation.
+    history : list of dict
+        One row.
+
+    Raises
+    ------
+    OptionError, TableError
+    """
+    _check_positive(landmarks=landmarks)
+    pooled.check()
+    approximation, models = _scikit_learn("kernel_approximation"), _scikit_learn("linear_model")
+    pipeline = _scikit_learn("pipeline")
+    unit = 1.0 / (pooled.x.shape[1] * (float(pooled.x.var()) or 1.0))
+    grid = list(product([w * unit for w in _WIDTHS], _REGULARIZATIONS))
+
+    def build(choice: tuple[float, float], rows: int) -> Any:
+        width, value = choice
+        ridge = models.RidgeClassifier if pooled.classes else models.Ridge
+        return pipeline.make_pipeline(
+            approximation.Nystroem(
+                gamma=width,
+                n_components=min(landmarks, rows),
+                random_state=_state(seed, "landmarks"),
+            ),
+            ridge(alpha=value),
+        )
+
+    (width, value), tuning = _choose(build, grid, pooled, seed, progress)
+    rows = np.arange(len(pooled.y))
+    metrics, history = _fit(build((width, value), len(rows)), pooled, rows, len(grid), progress)
+    found = {"gamma": width, "regularization": value, "tuning_seconds": tuning}
+    return {**metrics, **found}, history
+
+
 def boosting(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
     """Boost trees over binned features, with scikit-learn's defaults.
 
@@ -270,6 +323,7 @@ def _scikit_learn(module: str) -> Any:
 #: The references of families of vertical methods.
 REFERENCES: Mapping[str, Reference] = {
     "svc": svc,
+    "kernel-ridge": kernel_ridge,
     "linear": linear,
     "boosting": boosting,
     "dsg": dsg,

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from fedkern_flwr.errors import TableError
 
-from . import demo, gram, hierarchical, hybrid, online, vertical
+from . import cross, demo, gram, hierarchical, hybrid, online, vertical
 from .base import Builder, Preset, Section
 
-__all__ = ["NAMES", "Preset", "Section", "preset"]
+__all__ = ["NAMES", "PAPERS", "Preset", "Section", "preset"]
 
-#: New presets are registered here.
-_PRESETS: dict[str, Builder] = {
-    "demo": demo.demo,
+#: Tables and figures of the papers.
+_PAPERS: dict[str, Builder] = {
     **online.PRESETS,
     **hybrid.PRESETS,
     **vertical.PRESETS,
     **gram.PRESETS,
     **hierarchical.PRESETS,
 }
+#: New presets are registered here.
+_PRESETS: dict[str, Builder] = {"demo": demo.demo, **cross.PRESETS, **_PAPERS}
 
-NAMES = tuple(_PRESETS)
+NAMES, PAPERS = tuple(_PRESETS), tuple(_PAPERS)
 
 
 def preset(name: str, datasets: tuple[str, ...] = ()) -> Preset:

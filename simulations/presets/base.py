@@ -12,9 +12,8 @@ from fedkern_flwr.errors import TableError
 
 from ..data import Settings
 from ..engines import Engine
-from ..entries import Entry
 from ..families.base import Family
-from ..methods import family_of
+from ..methods import family_with
 
 DATA_FOLDER = "FEDKERN_DATA"
 
@@ -24,16 +23,21 @@ Contender = tuple[str, str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Section:
-    """Methods of one family, compared on the same data.
+    """Methods compared on the same data.
 
     Attributes
     ----------
     data : dict
-        Name of the data set -> settings; names are unique in a preset.
+        Name of the data set -> settings; names are unique in a preset. The family whose settings
+        these are is the section's.
     entries : tuple of (label, method, options)
-        What is compared: strategies and reference methods of one family, by name.
+        What is compared: strategies and reference methods, by name.
     columns, figures : tuple of str
-        Columns of the table, and plots; names of the family's.
+        Columns of the table, and plots; names of the section's family.
+    dealt : dict
+        Data set -> label -> settings of an entry of another family, or of one to which the same
+        rows are dealt in another way. With the same seed and share all families hold out the same
+        rows.
     title, text : str
         Headline and explanation in a report of several sections.
     paper : dict
@@ -57,19 +61,16 @@ class Section:
     sweep: str = ""
     across: tuple[str, ...] = ()
     ranks: tuple[tuple[str, ...], ...] = ()
+    dealt: Mapping[str, Mapping[str, Settings]] = field(default_factory=dict)
 
     @property
     def family(self) -> Family[Any, Any]:
-        """The family of the methods."""
-        return family_of(method for _, method, _ in self.entries)
+        """The family that has the columns and figures."""
+        return family_with(next(iter(self.data.values())))
 
-    def fresh_entries(self) -> list[Entry]:
-        """Return entries without results."""
-        references = self.family.references
-        return [
-            Entry(label, method, dict(options), reference=references.get(method))
-            for label, method, options in self.entries
-        ]
+    def settings(self, dataset: str, label: str) -> Settings:
+        """Return how an entry gets its data."""
+        return self.dealt.get(dataset, {}).get(label, self.data[dataset])
 
 
 @dataclass(frozen=True)

@@ -95,8 +95,15 @@ def test_methods_that_need_other_clients_get_them(monkeypatch):
 def test_server_regret_is_against_the_best_ridge_fit():
     prepared = prepare(DataSettings("diabetes", clients=4, rounds=50))
     entry = Entry("OFSKL", "ofskl", {"features": 8, "precision": "float64"})
-    run_entries([entry], prepared, engine="in-process", seed=0)
-    strategy = entry.strategy
+    ended = []
+    run_entries(
+        [entry],
+        prepared,
+        engine="in-process",
+        seed=0,
+        draw_done=lambda _, strategy: ended.append(strategy),
+    )
+    (strategy,) = ended
     assert isinstance(strategy, OFSKL)
     x = np.concatenate([shard.x for shard in prepared.clients.shards])
     y = np.concatenate([shard.y for shard in prepared.clients.shards])

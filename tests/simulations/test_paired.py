@@ -9,9 +9,9 @@ from fedkern_flwr.simulations.paired import paired_differences
 
 def test_differences_are_paired_by_draw_and_reversals_are_told():
     summaries = {
-        "A": {"mse_draws": [1.0, 2.0, 3.0, 4.0]},
-        "B": {"mse_draws": [1.5, 2.5, 3.5, 3.0]},
-        "C": {"mse_draws": [0.5, 1.0, 2.0, 3.0]},
+        "A": {"draws": {"mse": [1.0, 2.0, 3.0, 4.0]}},
+        "B": {"draws": {"mse": [1.5, 2.5, 3.5, 3.0]}},
+        "C": {"draws": {"mse": [0.5, 1.0, 2.0, 3.0]}},
     }
     pairs = paired_differences(summaries, (("A",), ("B", "absent"), ("C",)))
     assert [(p.better, p.worse) for p in pairs] == [("A", "B"), ("A", "C"), ("B", "C")]
@@ -26,6 +26,6 @@ def test_differences_are_paired_by_draw_and_reversals_are_told():
 
 def test_one_draw_has_no_spread_and_no_test():
     (pair,) = paired_differences(
-        {"A": {"mse_draws": [1.0]}, "B": {"mse_draws": [2.0]}}, (("A",), ("B",))
+        {"A": {"draws": {"mse": [1.0]}}, "B": {"draws": {"mse": [2.0]}}}, (("A",), ("B",))
     )
     assert (pair.std, pair.p_value, pair.wins) == (0.0, 1.0, 1)

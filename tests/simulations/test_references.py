@@ -19,6 +19,7 @@ from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.losses import loss_derivatives
 from fedkern_flwr.simulations import presets
 from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.comparison import plan
 from fedkern_flwr.simulations.entries import Entry
 from fedkern_flwr.simulations.experiment import run_entries
 from fedkern_flwr.simulations.families import vertical_dsg
@@ -29,10 +30,11 @@ from fedkern_flwr.simulations.families.vertical_references import (
     PooledSplit,
     boosting,
     dsg,
+    kernel_ridge,
     linear,
     svc,
 )
-from fedkern_flwr.simulations.methods import METHODS, family_of
+from fedkern_flwr.simulations.methods import METHODS
 from fedkern_flwr.simulations.presets.online import weather
 from fedkern_flwr.simulations.references import summarise_reference
 
@@ -100,7 +102,6 @@ def test_references_run_beside_strategies_on_the_data_of_each_draw():
     assert first.keys() == federated.results[0].keys()
     assert measured == ["ofskl", "ofskl"]
     assert ("mean, draw 2 of 2", 1, 2) in said
-    assert pooled.strategy is None
 
 
 @pytest.mark.usefixtures("fake")
@@ -113,24 +114,22 @@ def test_draws_that_an_entry_has_are_not_run_again():
     summary = summarise_reference(pooled)
     assert summary["metrics"] == {"mse": 6.5}
     assert summary["history"] == [{"round": 1, "mse": 6.0}]
+    assert summary["draws"].pop("seconds") == [r["seconds"] for r in pooled.results]
     assert summary["draws"] == {"mse": [5.5, 6.5, 7.5]}
 
 
 @pytest.mark.usefixtures("fake")
-def test_a_section_finds_the_family_of_its_references():
+def test_a_section_plans_references_in_process_whatever_the_engine():
     section = replace(weather(), entries=(("mean", "mean-label", {}), ("OFSKL", "ofskl", {})))
     assert isinstance(section.family, OnlineFamily)
-    pooled, federated = section.fresh_entries()
-    assert pooled.reference is mean_label
-    assert federated.reference is None
-    assert isinstance(family_of(["mean-label"]), OnlineFamily)
-
-
-def test_methods_of_no_single_family_are_refused():
-    with pytest.raises(OptionError, match="no method 'mean-label'"):
-        family_of(["ofskl", "mean-label"])
-    with pytest.raises(OptionError, match="no family has all of ofskl, fed-cg"):
-        family_of(["ofskl", "fed-cg", "ofskl"])
+    (part,) = plan(presets.Preset("x", "", "", (section,), runs=2, engine="ray"), seed=3)
+    cells = [(cell.method, cell.seed, cell.engine, cell.audited) for _, cell in part.named()]
+    assert cells == [
+        ("mean-label", 3, "in-process", False),
+        ("mean-label", 4, "in-process", False),
+        ("ofskl", 3, "ray", True),
+        ("ofskl", 4, "ray", False),
+    ]
 
 
 @pytest.mark.usefixtures("fake")
@@ -148,15 +147,12 @@ def test_compare_shows_references_and_their_costs_as_nothing(tmp_path, monkeypat
     assert run(["compare", "demo", *options]) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)["datasets"]["NYC weather"]["methods"]["the mean"]
-    assert (found["method"], found["exchanges"], found["draws"]) == (
-        "mean-label",
-        0,
-        {"mse": [0.0, 1.0]},
-    )
+    assert (found["method"], found["exchanges"]) == ("mean-label", 0)
+    assert found["draws"]["mse"] == [0.0, 1.0]
     row = next(line for line in captured.err.splitlines() if "the mean" in line)
     assert row.split()[-4:-1] == ["-", "-", "-"]
     report = Path("c/report.html").read_text()
-    assert "the mean: all data of all parties: it is pooled." in report
+    assert "the mean: the server sees all data of all parties: it is pooled." in report
 
 
 def test_references_are_no_methods_of_the_command_line():
@@ -171,6 +167,7 @@ def test_references_are_no_methods_of_the_command_line():
     [
         (svc, {}, 0.95),
         (svc, {"C": 10.0, "gamma": 0.5, "max_rows": 200}, 0.93),
+        (kernel_ridge, {}, 0.95),
         (linear, {}, 0.95),
         (linear, {"loss": "square", "regularization": 1e-3}, 0.93),
         (linear, {"loss": "squared-hinge"}, 0.93),
@@ -193,6 +190,7 @@ def test_two_classes_are_told_apart(reference, options, least):
     ("reference", "options"),
     [
         (svc, {}),
+        (kernel_ridge, {"landmarks": 60}),
         (linear, {}),
         (linear, {"loss": "squared-hinge"}),
         (boosting, {}),
@@ -207,7 +205,13 @@ def test_three_classes_are_told_apart(reference, options):
 
 @pytest.mark.parametrize(
     ("reference", "options"),
-    [(svc, {}), (linear, {}), (boosting, {}), (dsg, {"rounds": 600, "gamma": 0.1})],
+    [
+        (svc, {}),
+        (kernel_ridge, {}),
+        (linear, {}),
+        (boosting, {}),
+        (dsg, {"rounds": 600, "gamma": 0.1}),
+    ],
 )
 def test_errors_of_a_regression_are_in_units_of_the_label(reference, options):
     data = split("diabetes")
@@ -249,6 +253,7 @@ def test_what_is_given_is_not_tuned():
     [
         (svc, {"C": 0.0}, "C is 0; use a positive number"),
         (svc, {"max_rows": -1}, "max_rows is -1"),
+        (kernel_ridge, {"landmarks": 0}, "landmarks is 0; use a positive number"),
         (linear, {"loss": "hinge"}, "loss is 'hinge'; choose one of square, logistic"),
         (dsg, {"rounds": 0}, "rounds is 0; use at least 1"),
         (dsg, {"gamma": -1.0}, "gamma is -1; use a positive number"),

@@ -1,0 +1,198 @@
+"""Cells of a comparison: one draw of one method on one data set, and the folder that keeps them.
+
+A cell is known by all that its result depends on: settings and content of the data, method,
+options, engine and seed, and the code that computes it. A finished one is never computed again,
+whichever comparison asks for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.errors import OptionError
+
+from .data import Prepared, Settings
+from .engines import Engine
+from .entries import Entry
+from .experiment import run_entries, versions
+from .methods import family_with
+from .provenance import code_digest, file_digest
+
+#: Called with (steps done, steps in all) of a cell.
+CellProgress = Callable[[int, int], None]
+#: What a cell leaves: ``result`` (of the draw), ``facts`` and ``notes`` of its data, and
+#: ``peak_memory`` (bytes) of the process that computed it.
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One draw of one method.
+
+    Attributes
+    ----------
+    settings : Settings
+        The data.
+    method : str
+        A strategy's or a reference's name.
+    options : dict
+        Its options.
+    seed : int
+        Of the draw.
+    audited : bool
+        Whether it is counted which kinds of values are seen.
+    engine : {"in-process", "ray"}
+    """
+
+    settings: Settings
+    method: str
+    options: Mapping[str, Any]
+    seed: int
+    audited: bool
+    engine: Engine
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that the result depends on, as JSON has it."""
+        data = asdict(self.settings)
+        if Path(data["data"]).is_file():  # its content counts, not its place
+            data["data"] = file_digest(data["data"])
+        return {
+            "data": data,
+            "kind": type(self.settings).__name__,
+            "method": self.method,
+            "options": dict(self.options),
+            "seed": self.seed,
+            "audited": self.audited,
+            "engine": self.engine,
+            "versions": versions(),
+            "code": code_digest(),
+        }
+
+    @property
+    def key(self) -> str:
+        """The digest of the identity, hexadecimal."""
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+
+
+class CellStore:
+    """A folder of finished cells.
+
+    Parameters
+    ----------
+    folder : Path
+        Made when the first cell is kept.
+    fresh : bool (default: False)
+        Find none of those that were kept before.
+
+    Raises
+    ------
+    OptionError
+        The folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, *, fresh: bool = False) -> None:
+        self.folder, self._fresh = folder, fresh
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(
+                f"{folder} cannot be written ({error.strerror})", remedy="choose another --cells"
+            ) from None
+
+    def find(self, cell: Cell) -> Record | None:
+        """Return what a cell left; None if it is not finished."""
+        if self._fresh:
+            return None
+        try:
+            kept = json.loads(self._file(cell).read_text())
+        except (OSError, ValueError):  # none, or one that was cut off
+            return None
+        record: Record = kept["record"]
+        return record
+
+    def keep(self, cell: Cell, record: Record) -> Record:
+        """Keep a finished cell; return what :meth:`find` will."""
+        text = json.dumps({"cell": cell.identity, "record": record})
+        write_atomically(self._file(cell), text.encode())
+        kept: Record = json.loads(text)["record"]
+        return kept
+
+    def _file(self, cell: Cell) -> Path:
+        return self.folder / f"{cell.key}.json"
+
+
+def run_cell(cell: Cell, progress: CellProgress = lambda done, total: None) -> Record:
+    """Compute a cell, see :func:`run_alike`."""
+    return run_alike([cell], progress=lambda _, done, total: progress(done, total))[0]
+
+
+def run_alike(
+    cells: Sequence[Cell],
+    *,
+    progress: Callable[[int, int, int], None],
+    ray_address: str | None = None,
+) -> list[Record]:
+    """Compute cells that differ in method and options only, in this process, on one thread.
+
+    Parameters
+    ----------
+    cells : sequence of Cell
+        The engine starts once for those that share nodes.
+    progress : callable
+        Called with (place of the cell, steps done, steps in all) of the cell at hand.
+    ray_address : str, optional
+        Of the cluster that engine ``ray`` runs on.
+
+    Returns
+    -------
+    list of dict
+        In the order of the cells.
+
+    Raises
+    ------
+    FedKernError
+        See the family's ``prepare`` and the strategy's ``start``.
+    """
+    first = cells[0]
+    own, prepared = family_with(first.settings), _prepare(first.settings)
+    entries = [
+        Entry(str(k), cell.method, dict(cell.options), reference=own.references.get(cell.method))
+        for k, cell in enumerate(cells)
+    ]
+    with threadpool_limits(1):  # sums depend on the number of threads
+        run_entries(
+            entries,
+            prepared,
+            engine=first.engine,
+            seed=first.seed,
+            audited=first.audited,
+            ray_address=ray_address,
+            progress=lambda label, done, total: progress(int(label), done, total),
+            measure=lambda strategy: own.measure(strategy, prepared, {}),
+        )
+    return [
+        {
+            "result": entry.results[0],
+            "facts": prepared.facts(),
+            "notes": list(prepared.notes),
+            "peak_memory": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        }
+        for entry in entries
+    ]
+
+
+@lru_cache(maxsize=1)
+def _prepare(settings: Settings) -> Prepared:
+    prepared: Prepared = family_with(settings).prepare(settings)
+    return prepared

