@@ -1,4 +1,4 @@
-# make demo | test | test-deployments | lint | typecheck | bench: each installs what it needs into .venv first.
+# make demo | test | test-deployments | lint | typecheck | bench | bench-guard | docs: each installs what it needs into .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +12,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-quick test-deployments lint typecheck bench clean
+.PHONY: demo test test-quick test-deployments lint typecheck bench bench-guard docs clean
 
 demo: $(VENV)/.simulation
 	$(BIN)/fedkern compare demo
@@ -38,8 +38,19 @@ lint: $(VENV)/.dev
 typecheck: $(VENV)/.dev
 	cd tests && $(abspath $(BIN))/mypy --config-file ../pyproject.toml -p fedkern_flwr
 
+# All benchmarks, and their figures in docs/benchmarks.md; most of an hour.
 bench: $(VENV)/.dev
-	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	$(BIN)/python benchmarks/run.py run --json build/bench.json
+	$(BIN)/python benchmarks/run.py table build/bench.json
+
+# Some of them at smaller sizes, against benchmarks/baseline.json; by hand or nightly.
+bench-guard: $(VENV)/.dev
+	$(BIN)/python benchmarks/run.py run --quick --json build/bench-quick.json
+	$(BIN)/python benchmarks/guard.py check build/bench-quick.json
+
+# Offline; executes the tutorials that have changed. The site is build/docs/index.html.
+docs: $(VENV)/.docs
+	$(BIN)/sphinx-build -W --keep-going docs build/docs
 
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -53,6 +64,11 @@ $(VENV)/.simulation: $(VENV)/bin/pip $(SOURCES)
 $(VENV)/.dev: $(VENV)/bin/pip $(SOURCES)
 	rm -rf build
 	$(BIN)/pip install --quiet '.[dev]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/bin/pip $(SOURCES)
+	rm -rf build
+	$(BIN)/pip install --quiet '.[docs]'
 	touch $@
 
 clean:
