@@ -145,20 +145,16 @@ def _run_tasks(ray: Any, cells: Sequence[Cell], done: Done) -> None:
 
     for group in waiting.values():
         submit(group.pop(0), _FIRST_MEMORY)
-    try:
-        while running:
-            ready, _ = ray.wait(list(running), num_returns=1)
-            cell = running.pop(ready[0])
-            try:
-                record = _get(ray, ready[0])
-            except FedKernError as error:
-                raise CellFailed(cell, error) from error
-            done(cell, record)
-            for other in waiting.pop(_kind(cell), ()):
-                submit(other, _MARGIN * record["peak_memory"])
-    finally:
-        for reference in running:
-            ray.cancel(reference, force=True)
+    while running:  # whatever ends this, Ray ends the tasks of a driver that leaves
+        ready, _ = ray.wait(list(running), num_returns=1)
+        cell = running.pop(ready[0])
+        try:
+            record = _get(ray, ready[0])
+        except FedKernError as error:
+            raise CellFailed(cell, error) from error
+        done(cell, record)
+        for other in waiting.pop(_kind(cell), ()):
+            submit(other, _MARGIN * record["peak_memory"])
 
 
 def _compute(cell: Cell, code: str) -> Record:

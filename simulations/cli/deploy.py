@@ -31,7 +31,16 @@ from ..run_folder import ARTIFACTS, RunFolder, open_json_target
 from .console import Screen
 
 #: Options of ``fedkern run`` that mean nothing here; they keep their defaults.
-_OF_SIMULATIONS = ("engine", "drop", "runs", "resplit", "hindsight", "delay", "reconstruction")
+_OF_SIMULATIONS = (
+    "engine",
+    "ray_address",
+    "drop",
+    "runs",
+    "resplit",
+    "hindsight",
+    "delay",
+    "reconstruction",
+)
 _ENGINE, _SERVER_LOG = "deployment", "server.log"
 _WRITTEN = ("predictions", "recommendations")  # files that nodes write
 _ENDS = (signal.SIGTERM, signal.SIGHUP)

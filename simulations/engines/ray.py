@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedkern_flwr.errors import EngineError
 from fedkern_flwr.flower_compat import Client, set_telemetry
 
-from .ray_cluster import address_of, check_ray_address, joined
+from .ray_cluster import address_of, check_ray_address, joined, scratch_folder
 
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -43,14 +44,18 @@ class ShippedClientFn:
     ----------
     client_fn : callable
         Context -> client, with all it holds.
+    scratch : path, optional
+        Folder for temporary files. Two messages to a client may be answered on two machines, so on
+        a cluster what it keeps in a file must be where all of them see it.
     """
 
-    def __init__(self, client_fn: ClientFn) -> None:
+    def __init__(self, client_fn: ClientFn, scratch: Path | None = None) -> None:
         import ray
         from ray import cloudpickle
 
         data = cloudpickle.dumps(client_fn)  # type: ignore[no-untyped-call]
         self.reference = ray.put(np.frombuffer(data, np.uint8))
+        self.scratch = None if scratch is None else str(scratch)
 
     def __call__(self, context: Context) -> Client:
         """Build the client of a node."""
@@ -58,6 +63,7 @@ class ShippedClientFn:
             import ray
             from ray import cloudpickle
 
+            tempfile.tempdir = self.scratch
             _loaded[self.reference] = cloudpickle.loads(ray.get(self.reference).data)
         return as_client(_loaded[self.reference](context))
 
@@ -100,20 +106,26 @@ def run_on_ray(
     EngineError
         Ray is not installed, its engine broke down, or the machines of the cluster do not fit.
     """
-    folder = shared_dir or getattr(client_fn, "state_dir", None) or Path.cwd()
+    folder = None
+    if address_of(ray_address) is not None:
+        folder = shared_dir or getattr(client_fn, "state_dir", None) or Path.cwd()
     server_app = ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
         drive(grid)
 
-    with connected(ray_address, shared_dir=folder), warnings.catch_warnings():
+    with (
+        connected(ray_address, shared_dir=folder),
+        scratch_folder(folder) if folder else nullcontext() as scratch,
+        warnings.catch_warnings(),
+    ):
         from flwr.simulation import run_simulation
 
         warnings.simplefilter("ignore", DeprecationWarning)
         run_simulation(
             server_app,
-            ClientApp(client_fn=ShippedClientFn(client_fn)),
+            ClientApp(client_fn=ShippedClientFn(client_fn, scratch)),
             num_clients,
             backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
         )
@@ -153,8 +165,7 @@ def connected(
     address = address_of(ray_address)
     check_ray_address("ray", address)
     if address is not None:
-        own = {name: os.environ[name] for name in ENVIRONMENT}
-        with joined(address, own, shared_dir=shared_dir):
+        with joined(address, shared_dir=shared_dir):
             yield ray
         return
     try:

@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -41,20 +41,15 @@ def check_ray_address(engine: str, address: str | None) -> None:
 
 
 @contextmanager
-def joined(
-    address: str, environment: Mapping[str, str], *, shared_dir: Path | None = None
-) -> Iterator[None]:
+def joined(address: str, *, shared_dir: Path | None = None) -> Iterator[None]:
     """Join a cluster, see that its machines fit, and leave it at the end.
 
     Parameters
     ----------
     address : str
         ``host:port`` of the cluster's head, or ``auto``.
-    environment : mapping
-        Variables of the workers.
     shared_dir : path, optional
-        A folder that all machines must see at this path. Two messages to a client may be answered
-        on two machines, so what a client without a ``state_dir`` keeps in a file goes there.
+        A folder that all machines must see at this path.
 
     Raises
     ------
@@ -66,43 +61,26 @@ def joined(
     import ray
 
     found = _find(address)
-    with _shared_folder(shared_dir) as (variables, token):
-        try:
-            _join(found, {**environment, **variables})
-            _check_nodes(token, shared_dir)
-            yield
-        finally:
-            ray.shutdown()  # disconnects; a cluster that was there before stays
-
-
-@contextmanager
-def _shared_folder(shared_dir: Path | None) -> Iterator[tuple[dict[str, str], Path | None]]:
-    """Make a folder for temporary files; yield its variable and the file by which it is known."""
-    if shared_dir is None:
-        yield {}, None
-        return
-    shared_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fedkern-ray-", dir=shared_dir.resolve()) as folder:
-        token = Path(folder) / "token"
-        token.write_text(secrets.token_hex(16))
-        yield {"TMPDIR": folder}, token
-
-
-def _join(found: str, environment: dict[str, str]) -> None:
-    import ray
-
     try:
-        ray.init(
-            address=found,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            runtime_env={"env_vars": environment},
-        )
+        ray.init(address=found, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
         raise OptionError(
             f"cannot join the Ray cluster at {found}: {_line(error)}",
             remedy="start the command on a machine of the cluster, with its Ray and Python",
         ) from None
+    try:
+        _check_nodes(shared_dir)
+        yield
+    finally:
+        ray.shutdown()  # disconnects; a cluster that was there before stays
+
+
+@contextmanager
+def scratch_folder(shared_dir: Path) -> Iterator[Path]:
+    """Make a folder for this user's eyes that is removed with all that is in it."""
+    shared_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fedkern-ray-", dir=shared_dir.resolve()) as folder:
+        yield Path(folder)
 
 
 def _find(address: str) -> str:
@@ -130,8 +108,8 @@ def _find(address: str) -> str:
     return found
 
 
-def _check_nodes(token: Path | None, shared_dir: Path | None) -> None:
-    """Ask every node for its versions and for the token.
+def _check_nodes(shared_dir: Path | None) -> None:
+    """Ask every node for its versions, and for what stands in a file of the folder.
 
     Raises
     ------
@@ -156,38 +134,40 @@ def _check_nodes(token: Path | None, shared_dir: Path | None) -> None:
 
     nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     if not any(node["Resources"].get("CPU", 0) >= 1 for node in nodes):
-        raise EngineError(
-            "no node of the Ray cluster has a CPU", remedy="add nodes with --num-cpus"
-        )
+        raise EngineError("the Ray cluster has no CPU", remedy="add nodes with --num-cpus")
     here = {package: version(package) for package in _PACKAGES}
     task = ray.remote(num_cpus=0)(look)
-    asked = {
-        node["NodeManagerAddress"]: task.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(_PACKAGES, str(token))
-        for node in nodes
-    }
-    for machine, answer in asked.items():
-        try:
-            there, seen = ray.get(answer, timeout=_PROBE)
-        except ray.exceptions.RayError as error:
-            raise EngineError(
-                f"node {machine} of the Ray cluster does not work: {_line(error)}",
-                remedy="see `ray status`",
-            ) from None
-        for package, own in here.items():
-            if there[package] != own:
+    with scratch_folder(shared_dir or Path(tempfile.gettempdir())) as folder:
+        token, file = secrets.token_hex(16), folder / "token"
+        file.write_text(token)
+        asked = {
+            node["NodeID"]: task.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            ).remote(_PACKAGES, str(file))
+            for node in nodes
+        }
+        for node in nodes:
+            machine = node["NodeManagerAddress"]
+            try:
+                there, seen = ray.get(asked[node["NodeID"]], timeout=_PROBE)
+            except ray.exceptions.RayError as error:
                 raise EngineError(
-                    f"node {machine} of the Ray cluster has {package} {there[package]}, "
-                    f"this machine {own}",
-                    remedy=f"install {package} {own} there",
+                    f"node {machine} of the Ray cluster does not work: {_line(error)}",
+                    remedy="see `ray status`",
+                ) from None
+            for package, own in here.items():
+                if there[package] != own:
+                    raise EngineError(
+                        f"node {machine} of the Ray cluster has {package} {there[package]}, "
+                        f"this machine {own}",
+                        remedy=f"install {package} {own} there",
+                    )
+            if shared_dir is not None and seen != token:
+                raise EngineError(
+                    f"node {machine} of the Ray cluster does not see the folder {shared_dir}",
+                    remedy="use a folder on a file system that all machines mount at the same "
+                    "path (--out, shared_dir)",
                 )
-        if token is not None and seen != token.read_text():
-            raise EngineError(
-                f"node {machine} of the Ray cluster does not see the folder {shared_dir}",
-                remedy="use a folder on a file system that all machines mount at the same path "
-                "(--out, shared_dir)",
-            )
 
 
 def _line(error: Exception) -> str:

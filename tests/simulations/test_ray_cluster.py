@@ -115,7 +115,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_the_model_of_a_cluster_is_that_of_one_process(cluster: str, tmp_path: Path):
     """Both nodes work, files are shared and cleared away, other releases are refused."""
     program, shared, seen = tmp_path / "program.py", tmp_path / "shared", tmp_path / "seen"
@@ -127,7 +127,7 @@ def test_the_model_of_a_cluster_is_that_of_one_process(cluster: str, tmp_path: P
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr[-3000:]

@@ -1,0 +1,211 @@
+"""``fedkern audit``: the known attacks against a method with the options of your choice."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.errors import OptionError
+
+from ..audits import PLANS, Audited, Plan, Variant, audit, plan_of
+from ..audits.report import COLUMNS, cells, write_all, write_audit
+from ..entries import check_seed
+from ..experiment import versions
+from ..methods import family, method, options
+from ..options import RUN, Option
+from ..run_folder import open_json_target
+from .console import ProgressBar, Screen
+
+#: Exit code of an audit that found more than is documented.
+LEAK = 3
+_FEW = 200  # trials of a check
+_OF_SIMULATIONS = ("engine", "drop", "runs", "resplit", "resume")
+_NO_OPTIONS = (*_OF_SIMULATIONS, "out", "json_target", "quiet", "seed", "trials")
+_TEXTS = 3  # columns of text
+_COLOURS = {"nothing": "green", "documented": "yellow", "LEAK": "bold red"}
+_TRIALS = Option("trials", int, _FEW, "Least trials of a check.", RUN)
+
+AUDITED = tuple(name for plan in PLANS for name in plan.methods)
+
+
+def audit_options(name: str) -> list[Option]:
+    """Return the options of an audit: those of a run that apply, as deployments have them."""
+    own, plan = family(name), plan_of(name)
+    hidden = {*_OF_SIMULATIONS, *plan.hidden}
+    every = {o.name: o for o in options(method(name))} | {o.name: o for o in own.parameters()}
+    if every["secure"].default is None:  # other options decide
+        hidden.add("secure")
+    shown = [o for o in every.values() if o.name not in hidden]
+    return [replace(o, default=plan.defaults.get(o.name, o.default)) for o in shown] + [_TRIALS]
+
+
+def audit_method(name: str, values: dict[str, Any]) -> None:
+    """Audit a method with the options of the command line, show and save what was found."""
+    screen = Screen(values["quiet"])
+    defaults = {o.name: o.default for o in audit_options(name)}
+    chosen = {
+        key: value
+        for key, value in values.items()
+        if key not in _NO_OPTIONS and value != defaults[key]
+    }
+    json_file = open_json_target(values["json_target"]) if values["json_target"] else None
+    _check(values["trials"], values["seed"])
+    folder = _folder(values["out"], name)
+    with screen.progress() as bar:
+        done = _audit(Variant(name, chosen), values, folder, bar)
+    _show(screen, done)
+    facts = _facts(values["seed"], values["trials"])
+    _save(folder, {**done.to_dict(), **_common(values)})
+    page = write_audit(folder / "audit.html", done, facts, plan_of(name).why)
+    screen.note(f"report: {page.resolve()}")
+    _print({**done.to_dict(), **_common(values)}, values["json_target"], json_file)
+    if done.leaks:
+        raise typer.Exit(LEAK)
+
+
+def audit_all(
+    trials: Annotated[int, typer.Option(help=_TRIALS.help)] = _FEW,
+    seed: Annotated[int, typer.Option(help="Seed of the data, the runs and the trials.")] = 0,
+    out: Annotated[str | None, typer.Option(help="Folder of the audit.")] = None,
+    json_target: Annotated[
+        str | None, typer.Option("--json", help="Write the result here; - for stdout.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing but errors.")] = False,
+) -> None:
+    """Audit every method as it is, and with the options of papers.
+
+    Exit code 0 if each default shows nothing beyond what is documented and each paper's option is
+    found to give away what it is said to give away, else 3.
+    """
+    screen = Screen(quiet)
+    json_file = open_json_target(json_target) if json_target else None
+    _check(trials, seed)
+    folder = _folder(out, "all")
+    audits = []
+    with screen.progress() as bar:
+        for variant in (variant for plan in PLANS for variant in plan.variants):
+            values = {**_defaults(variant), "seed": seed, "trials": trials}
+            audits.append(_audit(variant, values, folder, bar))
+            _line(screen, audits[-1])
+    common = _common({"seed": seed, "trials": trials})
+    good = all(done.as_expected for done in audits)
+    result = {
+        "method": "all",
+        "verdict": "as documented" if good else "not as documented",
+        "audits": [
+            {
+                **done.to_dict(),
+                "expected": list(done.variant.leaks),
+                "as_expected": done.as_expected,
+            }
+            for done in audits
+        ],
+        **common,
+    }
+    _save(folder, result)
+    page = write_all(folder / "audit.html", audits, _facts(seed, trials))
+    screen.note(f"report: {page.resolve()}")
+    _print(result, json_target, json_file)
+    if not good:
+        raise typer.Exit(LEAK)
+
+
+def _audit(variant: Variant, values: Mapping[str, Any], folder: Path, bar: ProgressBar) -> Audited:
+    own, plan = family(variant.method), plan_of(variant.method)
+    config = _config(plan, variant.method, values, folder)
+    own.check(config)
+    began = time.monotonic()
+    found = audit(plan, config, trials=values["trials"], progress=bar.update)
+    return Audited(variant, found, config, time.monotonic() - began)
+
+
+def _config(plan: Plan, name: str, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the configuration of the runs that are attacked."""
+    hidden = {o.name: o.default for o in family(name).parameters()}
+    return family(name).config(name, plan.complete({**hidden, **values}, folder))
+
+
+def _defaults(variant: Variant) -> dict[str, Any]:
+    return {o.name: o.default for o in audit_options(variant.method)} | dict(variant.options)
+
+
+def _check(trials: int, seed: int) -> None:
+    check_seed(seed)
+    if trials < 1:
+        raise OptionError(f"trials is {trials}", remedy=f"use at least {_FEW} to see small leaks")
+
+
+def _folder(out: str | None, name: str) -> Path:
+    """Make the folder of an audit.
+
+    Raises
+    ------
+    OptionError
+        It holds something else, or cannot be written.
+    """
+    folder = Path(out or Path("runs") / f"audit-{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    try:
+        if folder.exists() and any(folder.iterdir()) and not (folder / "audit.json").exists():
+            raise OptionError(
+                f"{folder} is not empty and not the folder of an audit",
+                remedy="choose another --out",
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(
+            f"{folder} cannot be written ({error.strerror})", remedy="choose another --out"
+        ) from None
+    return folder
+
+
+def _common(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {"seed": values["seed"], "trials": values["trials"], "versions": versions()}
+
+
+def _facts(seed: int, trials: int) -> dict[str, str]:
+    named = ", ".join(f"{name} {number}" for name, number in versions().items())
+    return {"seed": str(seed), "least trials of a check": str(trials), "versions": named}
+
+
+def _show(screen: Screen, done: Audited) -> None:
+    """Print the table of an audit; text wraps, figures do not."""
+    shown = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(COLUMNS):
+        if number < _TEXTS:
+            shown.add_column(name, min_width=12)
+        else:
+            shown.add_column(name, justify="right", no_wrap=True)
+    for row in map(cells, done.findings):
+        shown.add_row(*map(escape, row[:-1]), f"[{_COLOURS[row[-1]]}]{row[-1]}[/]")
+    screen.note(f"\n{done.variant.command}")
+    screen.console.print(shown)
+    _line(screen, done)
+
+
+def _line(screen: Screen, done: Audited) -> None:
+    """Print the outcome of an audit in a line."""
+    found = ", ".join(done.leaks) or "nothing beyond what is documented"
+    screen.note(f"{done.variant.command}: {'LEAK: ' if done.leaks else ''}{found}")
+
+
+def _save(folder: Path, result: Mapping[str, Any]) -> None:
+    write_atomically(folder / "audit.json", json.dumps(result, allow_nan=False).encode())
+
+
+def _print(result: Mapping[str, Any], target: str | None, file: Path | None) -> None:
+    text = json.dumps(result, allow_nan=False)
+    if file is not None:
+        file.write_text(f"{text}\n")
+    elif target:
+        sys.stdout.write(f"{text}\n")

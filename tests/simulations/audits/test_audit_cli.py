@@ -1,0 +1,183 @@
+"""``fedkern audit``: each paper's option shows its leak, each default none, through the command."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkern_flwr.simulations.audits import PLANS, Variant, findings, plan_of
+from fedkern_flwr.simulations.audits.catalogue import ATTACKS
+from fedkern_flwr.simulations.cli import audit as command
+from fedkern_flwr.simulations.cli.main import run
+
+#: Smaller runs than those of an audit; checks have their 200 trials all the same.
+SMALL = {
+    "pof-mkl": ["--clients", "10", "--rounds", "20"],
+    "per-fed-avg": ["--clients", "10", "--rounds", "20"],
+    "fed-cg": [],
+    "fdskl": ["--features", "60", "--train-rows", "150", "--kernel", "rbf", "--gamma", "0.1"],
+    "secure-gram": [],
+    "fed-cfk": [],
+    "hierarchical-svm": ["--users", "10", "--data", "wine", "--rounds", "52"],
+}
+#: Variants whose messages are those of others here, and that would take seconds more.
+SKIPPED = (
+    *("ofskl", "ofmkl-avg", "vm-kofl", "em-kofl"),
+    "fedkern audit per-fed-avg",
+    "fedkern audit fdskl --topology tree",
+    "fedkern audit fed-cfk --min-support 0",
+    "fedkern audit fed-cfk --merge max",
+)
+
+
+@pytest.fixture(autouse=True)
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks are not seeded, so chance must not fail a test."""
+    monkeypatch.setattr(findings, "FAMILY_LEVEL", 1e-6)
+
+
+def audited(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    code = run(["audit", *words, "--quiet", "--json", "-", "--out", "here"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def words_of(variant: Variant) -> list[str]:
+    """The words of a variant's command, with a smaller run."""
+    own = variant.command.split()[2:]
+    if variant.options.get("partition") == "vertical":
+        return own
+    more = ["--rounds", "10"] if variant.options.get("merge") == "max" else []
+    more += ["--rounds", "24"] if variant.options.get("architecture") == "chain" else []
+    return [*own, *SMALL[variant.method], *more]
+
+
+def variants(red: bool) -> list[Any]:
+    every = [v for plan in PLANS for v in plan.variants]
+    kept = [v for v in every if v.method not in SKIPPED and v.command not in SKIPPED]
+    return [pytest.param(v, id=v.command[14:]) for v in kept if bool(v.leaks) == red]
+
+
+def assert_complete(result: dict[str, Any], variant: Variant) -> None:
+    assert result["method"] == variant.method
+    assert result["checks"]
+    for check in result["checks"]:
+        assert check["attack"] in ATTACKS
+        if check["verdict"] != "documented":
+            assert check["trials"] >= 200 or check["trials"] == 0
+            assert check["values"] == 0 or check["values"] >= 1500
+            assert check["trials"] or check["values"]
+
+
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize("variant", variants(red=False))
+def test_defaults_show_nothing(variant: Variant, capsys: pytest.CaptureFixture[str]) -> None:
+    code, result = audited(capsys, *words_of(variant))
+    assert (code, result["leaks"]) == (0, [])
+    assert_complete(result, variant)
+    judged = [c for c in result["checks"] if c["verdict"] != "documented"]
+    assert all(abs(c["correlation"] or 0.0) < 0.1 for c in judged)
+
+
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize("variant", variants(red=True))
+def test_options_of_papers_show_what_they_are_said_to(
+    variant: Variant, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, result = audited(capsys, *words_of(variant))
+    assert code == command.LEAK == 3
+    assert set(variant.leaks) <= set(result["leaks"])
+    assert_complete(result, variant)
+
+
+def test_every_expected_attack_is_looked_for_on_the_default_as_well(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Otherwise a default would be green because nobody looked."""
+    _, result = audited(capsys, "fed-cg", "--trials", "20", "--hospitals", "3")
+    tried = {c["attack"] for c in result["checks"] if c["verdict"] != "documented"}
+    assert tried >= {a for v in plan_of("fed-cg").variants for a in v.leaks}
+
+
+def test_the_report_stands_alone_and_explains_every_attack(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, result = audited(capsys, "fed-cg", "--protocol", "naive", "--seed", "3")
+    page = Path("here/audit.html").read_text()
+    assert code == 3
+    assert not re.search(r"(src|href)\s*=\s*[\"'](?!data:)", page)
+    assert "<script" not in page
+    assert '<span class="bad">LEAK</span>' in page
+    assert '<span class="fair">documented</span>' in page
+    assert "fedkern audit fed-cg --protocol naive" in page
+    for attack in {check["attack"] for check in result["checks"]}:
+        assert f"Attack: {attack}" in page
+        assert ATTACKS[attack].knows.split(",")[0].split("'")[0] in page
+    saved = json.loads(Path("here/audit.json").read_text())
+    assert saved["checks"] == result["checks"]
+    assert (saved["seed"], saved["config"]["seed"]) == (3, 3)
+
+
+def test_a_table_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.random((300, 6))
+    np.savez("mine.npz", X=rows, y=(rows[:, 0] > rows[:, 5]).astype(float))
+    code, result = audited(capsys, "fed-cg", "--data", "mine.npz", "--protocol", "naive")
+    assert code == 3
+    assert Path(result["config"]["data"]["data"]).name == "mine.npz"
+    assert {check["viewer"] for check in result["checks"]} >= {"server", "hospital"}
+
+
+def test_all_needs_every_verdict_to_be_as_documented(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With two audits of the many: they are as documented, or one of them is not."""
+    naive = plan_of("fed-cg").variants[1]
+    for expected, code in ((naive, 0), (Variant("fed-cg", naive.options), 3)):
+        plan = next(p for p in PLANS if "fed-cg" in p.methods)
+        short = type(plan)(**{**vars(plan), "variants": (expected,)})
+        monkeypatch.setattr(command, "PLANS", (short,))
+        assert run(["audit", "all", "--quiet", "--json", "-", "--out", "here"]) == code
+        result = json.loads(capsys.readouterr().out)
+        assert result["audits"][0]["as_expected"] == (code == 0)
+        assert "Audit of all methods" in Path("here/audit.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["fed-cg", "--protocol", "none"], "none"),
+        (["fed-cg", "--trials", "0"], "trials is 0"),
+        (["fed-cg", "--seed", "-1"], "seed is -1"),
+        (["fed-cg", "--kernel", "laplacian"], "the attacks are on the Gaussian kernel"),
+        (["fed-cg", "--data", "absent.csv"], "absent.csv"),
+        (["nobody"], "pof-mkl"),
+        (["secure-gram", "--rounds", "3"], "rounds is for merge max"),
+        (["hierarchical-svm", "--architecture", "chain", "--groups", "3"], "has no groups"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["audit", *words, "--quiet"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.strip().splitlines()) == 1
+    assert text in captured.err
+
+
+def test_a_folder_with_something_else_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine").mkdir()
+    Path("mine/letter.txt").write_text("mine")
+    assert run(["audit", "fed-cg", "--quiet", "--out", "mine"]) == 2
+    assert "not the folder of an audit" in capsys.readouterr().err
+    assert [f.name for f in Path("mine").iterdir()] == ["letter.txt"]
