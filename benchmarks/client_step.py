@@ -5,11 +5,13 @@ Setting of the paper's naval experiment: d = 15, N = 51 kernels, D = 100 frequen
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
 
 import numpy as np
+from common import Record, run_script
 from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 from rich.console import Console
@@ -124,14 +126,14 @@ class Ours:
         return self.client.train_personal(self.requests[t])
 
 
-def main() -> None:
+def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Interleave the variants in blocks of samples; print the median sample of each."""
     rng = np.random.default_rng(0)
     x = rng.uniform(-1.0, 1.0, (ROUNDS, DIMENSION)) / np.sqrt(DIMENSION)
     y, theta = rng.uniform(0.0, 1.0, ROUNDS), rng.normal(0.0, 0.05, (KERNELS, 2 * FEATURES))
     plain = "plain NumPy, float64"
     times: dict[str, list[float]] = {}
-    for _ in range(REPETITIONS):
+    for _ in range(1 if options.quick else REPETITIONS):
         steps: dict[str, tuple[Step, int]] = {plain: (plain_step(x, y, theta), 1)}
         for mode in ("paper", "adaptive"):
             steps[f"{mode}, calculation"] = (Ours(x, y, theta, mode).calculate, 1)
@@ -152,8 +154,13 @@ def main() -> None:
         table.add_column(column, justify="right" if column else "left")
     for name, seconds in medians.items():
         table.add_row(f"{medians[plain] / seconds:.2f}", f"{seconds * 1e6:.1f}", name)
-    Console().print(table)
+    console.print(table)
+    return [
+        Record(name, medians[plain] / seconds, "plain NumPy / this", "higher")
+        for name, seconds in medians.items()
+        if name != plain
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure)

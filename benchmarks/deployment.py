@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import Record, run_script
 from rich.console import Console
 from rich.table import Table
 
@@ -30,7 +31,6 @@ RUNS = {
     "fed-cfk": ("", "--nodes 3", "--clients 3"),
     "hierarchical-svm": ("--allow-single --rounds 10", "--nodes 5", "--users 3"),
 }
-console = Console()
 
 
 def call(*arguments: str | Path) -> None:
@@ -52,11 +52,14 @@ def difference(one: Path, other: Path, metrics: tuple[dict[str, Any], dict[str, 
     return max(gaps)
 
 
-def main() -> None:
-    """Read the options and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the methods."""
     parser.add_argument("--methods", default=",".join(RUNS))
-    given = parser.parse_args()
+
+
+def measure(given: argparse.Namespace, console: Console) -> list[Record]:
+    """Deploy each method; print the table."""
+    records = []
     table = Table(title="deployed on this machine, TLS and node authentication")
     table.add_column("method")
     for name in ("nodes", "seconds", "to connect", "exchanges", "s per exchange", "difference"):
@@ -68,17 +71,24 @@ def main() -> None:
             call("deploy-local", method, *options, *deployed, "--out", one, "--quiet")
             call("run", method, *options, *simulated, "--out", other, "--quiet")
             found, expected = (json.loads((f / "result.json").read_text()) for f in (one, other))
+            gap = difference(one, other, (found["metrics"], expected["metrics"]))
+            per_exchange = found["seconds"] / found["exchanges"]
+            records += [
+                Record(method, per_exchange, "seconds per exchange"),
+                Record(method, gap, "difference from in process"),
+            ]
             table.add_row(
                 method,
                 deployed[1],
                 f"{found['total_seconds']:.0f}",
                 f"{found['start_seconds']:.0f}",
                 str(found["exchanges"]),
-                f"{found['seconds'] / found['exchanges']:.1f}",
-                f"{difference(one, other, (found['metrics'], expected['metrics'])):.0e}",
+                f"{per_exchange:.1f}",
+                f"{gap:.0e}",
             )
     console.print(table)
+    return records
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure, add_options)

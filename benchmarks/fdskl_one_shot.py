@@ -15,21 +15,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import Record, in_own_process, peak_memory, run_script
 from flwr.app import Context
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from fedkern_flwr.clients import VerticalKernelClient
-from fedkern_flwr.flower_compat import quiet_flower
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.families.vertical_data import VerticalData, VerticalSettings
 from fedkern_flwr.simulations.plots import plot_sweep
@@ -58,63 +55,62 @@ class Parties:
         return VerticalKernelClient(context, **self.tables[partition], alignment_key=KEY)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Run once; return seconds, bytes and exchanges."""
-    quiet_flower()
-    if options.a9a:
+def run(
+    parties: int,
+    features: int,
+    rows: int = 0,
+    columns: int = 0,
+    loss: str = "square",
+    a9a: bool = False,
+) -> dict[str, Any]:
+    """Run once, on random rows or on a9a; return seconds, bytes and exchanges."""
+    if a9a:
         file = str(Path(os.environ["FEDKERN_DATA"]) / "a9a.npz")
-        data = VerticalData(VerticalSettings(file, parties=options.parties))
-        strategy = FDSKL(seed=0, features=options.features, loss=options.loss)
+        data = VerticalData(VerticalSettings(file, parties=parties))
+        strategy = FDSKL(seed=0, features=features, loss=loss)  # type: ignore[arg-type]
         client_fn: Any = data.client_fn(strategy)
     else:
-        client_fn = Parties(options.rows, options.columns, options.parties)
+        client_fn = Parties(rows, columns, parties)
         chosen: dict[str, Any] = {"gamma": 0.5, "regularization": 1e-4, "loss": "square"}
-        strategy = FDSKL(seed=0, features=options.features, **chosen)
+        strategy = FDSKL(seed=0, features=features, **chosen)
     started = time.perf_counter()
-    simulate(strategy, client_fn, options.parties)
+    simulate(strategy, client_fn, parties)
     return {
         "seconds": time.perf_counter() - started,
         "exchanges": strategy.ledger_.exchanges,
-        "up": strategy.ledger_.bytes_up / options.parties,
+        "up": strategy.ledger_.bytes_up / parties,
         "rows": strategy.plan_.total,
         "accuracy": strategy.metrics_.get("test_accuracy"),
-        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak": peak_memory(),
     }
 
 
-def in_own_process(**values: Any) -> dict[str, Any]:
-    """Return what a run of its own process reports."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--only"]
-    for name, value in values.items():
-        command += [f"--{name}"] + ([] if value is True else [str(value)])
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def main() -> None:
-    """Measure how time grows with rows and with directions; a9a where it is at hand."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add sizes."""
     parser.add_argument("--rows", type=int, default=32_000, help="most rows")
     parser.add_argument("--columns", type=int, default=40)
     parser.add_argument("--features", type=int, default=1000, help="most directions")
     parser.add_argument("--parties", type=int, default=4)
     parser.add_argument("--repetitions", type=int, default=2)
     parser.add_argument("--loss", default="smooth-hinge", help="of the run on a9a")
-    parser.add_argument("--a9a", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--only", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=OUT, help="where to write the figure")
-    options = parser.parse_args()
-    if options.only:
-        print(json.dumps(run(options)))
-        return
+
+
+def measure(options: argparse.Namespace, console: Console) -> list[Record]:
+    """Measure how time grows with rows and with directions; a9a where it is at hand."""
+    if options.one:
+        print(json.dumps(run(**json.loads(options.one))))
+        return []
     rows, features = options.rows, options.features
+    if options.quick:
+        rows, features = 16_000, 500
     sizes = [(rows >> k, features) for k in (3, 2, 1, 0)]
     sizes += [(rows, features >> k) for k in (3, 2, 1)]
     found = {}
     for n, r in track(sizes, transient=True):
         shape = {"rows": n, "features": r, "columns": options.columns, "parties": options.parties}
-        runs = [in_own_process(**shape) for _ in range(options.repetitions)]
+        repetitions = 1 if options.quick else options.repetitions
+        runs = [in_own_process(__file__, shape) for _ in range(repetitions)]
         found[n, r] = min(runs, key=lambda one: one["seconds"])
     unit = found[rows, features]["seconds"] / (rows * features)
     table = Table(title=f"FDSKL one-shot, {options.parties} parties, square loss, in process")
@@ -131,8 +127,17 @@ def main() -> None:
             f"{one['up'] / 1e6:.2f}",
             f"{one['up'] / (2.0 * n * r):.3f}",
         )
-    console = Console(width=max(100, Console().width))
     console.print(table)
+    records = []
+    for (n, r), one in found.items():
+        name = f"n = {n:,}, R = {r:,}"
+        records.append(Record(name, one["up"] / (2.0 * n * r), "bytes of a party / 2 n R", "lower"))
+        if n == rows >> 3 or r == features >> 3:
+            ratio = unit * n * r / one["seconds"]
+            unit_text = "time per row and direction, largest / this"
+            records.append(Record(name, ratio, unit_text, "lower"))
+    if options.quick:
+        return records
     curves = {
         f"{features} directions, n / {rows}": [
             (n / rows, one["seconds"], 0.0) for (n, r), one in found.items() if r == features
@@ -151,7 +156,8 @@ def main() -> None:
     )
     console.print(f"figure: {figure}")
     if "FEDKERN_DATA" in os.environ:
-        one = in_own_process(a9a=True, features=2000, parties=4, loss=options.loss)
+        shape = {"a9a": True, "features": 2000, "parties": 4, "loss": options.loss}
+        one = in_own_process(__file__, shape)
         console.print(
             f"a9a, {one['rows']:,} rows, R = 2000, {options.loss} loss, cross-validation included: "
             f"{one['seconds']:.1f} s ({one['seconds'] / GOAL_SECONDS:.2f} of the goal), "
@@ -159,7 +165,12 @@ def main() -> None:
             f"{one['exchanges']} exchanges, {one['up'] / 1e6:.1f} MB per party, "
             f"accuracy {one['accuracy']:.4f}"
         )
+        records += [
+            Record("a9a", GOAL_SECONDS / one["seconds"], "goal of seconds / this"),
+            Record("a9a", GOAL_BYTES / one["peak"], "goal of memory / this", "higher"),
+        ]
+    return records
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure, add_options)

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import Record, run_script
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from scipy import linalg
 
-from fedkern_flwr.flower_compat import quiet_flower
 from fedkern_flwr.frequencies import draw_directions, draw_offsets
 from fedkern_flwr.labels import decide, encode_classes
 from fedkern_flwr.phases import cosines
@@ -37,6 +37,7 @@ from fedkern_flwr.strategies import FDSKL
 Floats = NDArray[np.float64]
 DIRECTIONS, PAIRS, REGULARIZATION = 5000, 2000, 1e-5
 CHUNK = 2048
+GOAL = 0.02  # mean error of the kernel
 
 
 def angles(x: Floats, parts: Any, upto: int, gamma: float) -> list[Floats]:
@@ -98,16 +99,17 @@ def exact_accuracy(data: VerticalData, gamma: float, width: int) -> float:
     return hits / len(test)
 
 
-def main() -> None:
-    """Print errors and accuracies of each data set."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the number of directions."""
     parser.add_argument("--features", type=int, default=2000)
-    options = parser.parse_args()
-    quiet_flower()
+
+
+def measure(options: argparse.Namespace, console: Console) -> list[Record]:
+    """Print errors and accuracies of each data set."""
     sets: dict[str, tuple[VerticalSettings, float]] = {
         "breast-cancer": (VerticalSettings("breast-cancer"), 0.5)
     }
-    if "FEDKERN_DATA" in os.environ:
+    if "FEDKERN_DATA" in os.environ and not options.quick:
         folder = Path(os.environ["FEDKERN_DATA"])
         for name, gamma in (("svmguide1", 4.0), ("phishing", 0.05)):
             sets[name] = VerticalSettings(str(folder / f"{name}.npz")), gamma
@@ -117,6 +119,7 @@ def main() -> None:
         table.add_column(heading, justify="left" if heading in ("data", "phases") else "right")
     for heading in ("accuracy", "MB per\nparty"):
         table.add_column(heading, justify="right")
+    records = []
     for name, (settings, gamma) in track(sets.items(), transient=True):
         data = VerticalData(settings)
         for bits in (16, 32, 0):
@@ -135,8 +138,10 @@ def main() -> None:
                 sent = f"{strategy.ledger_.bytes_up / data.num_clients / 1e6:.1f}"
             else:
                 accuracy = exact_accuracy(data, gamma, options.features)
+            label = f"{name}, {bits} bits" if bits else f"{name}, exact phases"
+            records.append(Record(label, errors.mean() / GOAL, "mean error / goal", "lower"))
             table.add_row(
-                f"{errors.mean() / 0.02:.2f}",
+                f"{errors.mean() / GOAL:.2f}",
                 name,
                 f"{bits} bits" if bits else "exact",
                 f"{errors.mean():.5f}",
@@ -145,8 +150,9 @@ def main() -> None:
                 sent,
             )
         table.add_section()
-    Console(width=max(100, Console().width)).print(table)
+    console.print(table)
+    return records
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure, add_options)

@@ -11,10 +11,10 @@ import argparse
 import os
 from pathlib import Path
 
+from common import Record, run_script
 from rich.console import Console
 from rich.table import Table
 
-from fedkern_flwr.flower_compat import quiet_flower
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.families.vertical_data import VerticalData, VerticalSettings
 from fedkern_flwr.simulations.plots import plot_sweep
@@ -24,17 +24,18 @@ OUT = Path(__file__).parent.parent / "docs" / "images" / "fdskl-streaming.png"
 _BATCH, _DIRECTIONS = 64, 16
 
 
-def main() -> None:
-    """Run both schedules and print the curve."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add data and steps."""
     parser.add_argument("--data", default="", help="breast-cancer, or phishing if it is at hand")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--gamma", type=float, default=0.06)
     parser.add_argument("--step", type=float, default=None)
     parser.add_argument("--parties", type=int, default=4)
     parser.add_argument("--out", type=Path, default=OUT, help="where to write the figure")
-    options = parser.parse_args()
-    quiet_flower()
+
+
+def measure(options: argparse.Namespace, console: Console) -> list[Record]:
+    """Run both schedules and print the curve."""
     name = options.data or "breast-cancer"
     if not options.data and "FEDKERN_DATA" in os.environ:
         name = str(Path(os.environ["FEDKERN_DATA"]) / "phishing.npz")
@@ -75,7 +76,6 @@ def main() -> None:
     accuracy, ledger = once.metrics_["test_accuracy"], once.ledger_
     table.add_row("1.00", "one-shot", f"{accuracy:.4f}", f"{own / 1e6:.1f}", "-",
                   f"{ledger.seconds:.1f}", f"{ledger.exchanges}")  # fmt: skip
-    console = Console(width=max(100, Console().width))
     console.print(table)
     curves = {
         "streaming": [
@@ -93,7 +93,10 @@ def main() -> None:
         ylabel="accuracy on held-out rows",
     )
     console.print(f"figure: {figure}")
+    sent = streaming.history_[-1]["bytes_up"] / options.parties / own
+    rounds = f"{Path(name).stem}, {options.rounds} iterations"
+    return [Record(rounds, sent, "bytes up, streaming / one-shot", "lower")]
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure, add_options)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from common import Record, run_script
 from rich.console import Console
 from rich.table import Table
 
@@ -30,17 +31,18 @@ from fedkern_flwr.simulations.topologies import (
 OUT = Path(__file__).parent.parent / "docs" / "images" / "fdskl-topologies.png"
 
 
-def main() -> None:
-    """Print a table for each size and draw the figure."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add sizes and the link."""
     parser.add_argument("--parties", type=int, nargs="+", default=PARTIES)
     parser.add_argument("--sizes", type=float, nargs="+", default=SIZES, help="bytes of a vector")
     parser.add_argument("--latency", type=float, default=Link.latency, help="seconds")
     parser.add_argument("--rate", type=float, default=Link.rate, help="bits per second")
     parser.add_argument("--out", type=Path, default=OUT, help="where to write the figure")
-    options = parser.parse_args()
+
+
+def measure(options: argparse.Namespace, console: Console) -> list[Record]:
+    """Print a table for each size and draw the figure."""
     link = Link(options.latency, options.rate)
-    console = Console(width=max(110, Console().width))
     for size in options.sizes:
         table = Table(
             title=f"sum of a vector of {size_text(size)} per party, "
@@ -57,7 +59,8 @@ def main() -> None:
     console.print(SERVER_NOTE)
     drawn = sorted({min(options.sizes), max(options.sizes)})
     console.print(f"figure: {plot_topologies(options.out, options.parties, drawn, link=link)}")
+    return []
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure, add_options)

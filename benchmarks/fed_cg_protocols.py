@@ -23,20 +23,19 @@ Flower's format adds 128 per array.
 from __future__ import annotations
 
 import argparse
-import logging
 import tempfile
 import time
 from collections import Counter
 from typing import Any
 
 import numpy as np
+from common import Record, run_script
 from flwr.app import Context
 from rich.console import Console
 from rich.table import Table
 from sklearn.datasets import load_breast_cancer
 
 from fedkern_flwr.clients import HybridKernelClient
-from fedkern_flwr.flower_compat import quiet_flower
 from fedkern_flwr.landmarks import public_seed
 from fedkern_flwr.simulations import Transcript, simulate
 from fedkern_flwr.strategies import FedCG
@@ -172,16 +171,16 @@ def expected(run: Measured, m: int, party: int) -> dict[str, int]:
     return {"up": up, "down": down}
 
 
-def main() -> None:
-    """Run all; print two tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add sizes."""
     parser.add_argument("--m", type=int, default=50, help="landmarks")
     parser.add_argument("--gamma", type=float, default=0.5)
     parser.add_argument("--regularization", type=float, default=1e-3)
     parser.add_argument("--rounds", type=int, default=1000, help="most iterations of cg")
-    options = parser.parse_args()
-    quiet_flower()
-    logging.getLogger("fedkern_flwr").setLevel(logging.ERROR)
+
+
+def measure(options: argparse.Namespace, console: Console) -> list[Record]:
+    """Run all; print two tables."""
     runs = {name: Measured(name, options) for name in RUNS}
     base = next(iter(runs.values()))
     table = Table(
@@ -194,7 +193,12 @@ def main() -> None:
         table.add_column(heading, justify="right")
     for name, run in runs.items():
         table.add_row(*run.row(name, base))
-    Console(width=max(110, Console().width)).print(table)
+    console.print(table)
+    first = base.strategy.ledger_.exchanges
+    records = [
+        Record(name, run.strategy.ledger_.exchanges / first, "exchanges / the first's", "lower")
+        for name, run in runs.items()
+    ]
     parts = Table(title="bytes of a party against the formulas in this script's docstring")
     texts = ("protocol", "party", "way")
     for heading in ("measured /\nformula", *texts, "measured", "formula", "off by %"):
@@ -203,6 +207,8 @@ def main() -> None:
         for party in (0, HOSPITALS) if run.strategy.protocol == "secure" else ():
             for way, size in expected(run, options.m, party).items():
                 measured = run.bytes[way, party]
+                label = f"{name}, party {party}, {way}"
+                records.append(Record(label, measured / size, "bytes / formula", "lower"))
                 parts.add_row(
                     f"{measured / size:.3f}",
                     name,
@@ -212,8 +218,9 @@ def main() -> None:
                     f"{size:,}",
                     f"{100 * (measured / size - 1):+.2f}",
                 )
-    Console(width=max(110, Console().width)).print(parts)
+    console.print(parts)
+    return records
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure, add_options)

@@ -15,17 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
-import resource
-import subprocess
-import sys
 import tempfile
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from common import Record, in_own_process, peak_memory, run_script
 from flwr.app import Context
 from numpy.typing import NDArray
 from rich.console import Console
@@ -34,7 +30,6 @@ from rich.table import Table
 from scipy import linalg
 
 from fedkern_flwr.clients import HybridKernelClient
-from fedkern_flwr.flower_compat import quiet_flower
 from fedkern_flwr.landmarks import draw_landmarks, public_seed
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import FedCG
@@ -147,8 +142,6 @@ class Parties:
 
 def federated(size: Size) -> dict[str, Any]:
     """Run FedCG."""
-    quiet_flower()
-    logging.getLogger("fedkern_flwr").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         parties = Parties(size, folder)
         strategy = FedCG(
@@ -173,22 +166,12 @@ def federated(size: Size) -> dict[str, Any]:
     }
 
 
-def in_own_process(kind: str, size: Size) -> dict[str, Any]:
-    """Return what a run of its own process reports."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--only", kind]
-    for name in ("n", "d", "m", "hospitals", "centres", "bits"):
-        command += [f"--{name}", str(getattr(size, name))]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def measure(size: Size, repetitions: int) -> tuple[dict[str, Any], dict[str, Any], float]:
+def compare(size: Size, repetitions: int) -> tuple[dict[str, Any], dict[str, Any], float]:
     """Interleave both; return the best run of each and how far the two models differ."""
     runs: dict[str, list[dict[str, Any]]] = {"pooled": [], "federated": []}
     for _ in range(repetitions):
         for kind, found in runs.items():
-            found.append(in_own_process(kind, size))
+            found.append(in_own_process(__file__, {"kind": kind, **asdict(size)}))
     best = [min(found, key=lambda run: run["seconds"]) for found in runs.values()]
     rows = np.random.default_rng(9).random((TESTS, size.d))
     values = kernel(rows, size.landmarks())
@@ -196,12 +179,13 @@ def measure(size: Size, repetitions: int) -> tuple[dict[str, Any], dict[str, Any
     return best[0], best[1], float(np.abs(own - other).max())
 
 
-def row(size: Size, repetitions: int) -> list[str]:
-    """Measure one size; return its row of the table."""
-    plain, ours, difference = measure(size, repetitions)
-    return [
+def row(size: Size, repetitions: int) -> tuple[list[str], float]:
+    """Measure one size; return its row of the table, and the ratio of CPU times."""
+    plain, ours, difference = compare(size, repetitions)
+    ratio = ours["busy"] / plain["busy"]
+    cells = [
         f"{ours['seconds'] / plain['seconds']:.2f}",
-        f"{ours['busy'] / plain['busy']:.2f}",
+        f"{ratio:.2f}",
         f"{size.n:,}",
         f"{size.m:,}",
         f"{ours['seconds']:.2f}",
@@ -214,11 +198,17 @@ def row(size: Size, repetitions: int) -> list[str]:
         f"{ours['up'] / 1e9:.2f}",
         f"{difference:.0e}",
     ]
+    return cells, ratio
 
 
-def main() -> None:
-    """Measure the largest problem, then how time grows with rows and landmarks."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def run(kind: str, **values: int) -> dict[str, Any]:
+    """Run one of both at a size."""
+    found = {"pooled": pooled, "federated": federated}[kind](Size(**values))
+    return {**found, "peak": peak_memory()}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add sizes."""
     parser.add_argument("--n", type=int, default=50_000, help="most rows")
     parser.add_argument("--d", type=int, default=40, help="features")
     parser.add_argument("--m", type=int, default=500, help="most landmarks")
@@ -228,25 +218,25 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="--n 200000 --m 1000")
     parser.add_argument("--bits", type=int, default=64, help="of distances, 32 or 64")
     parser.add_argument("--no-growth", action="store_true", help="only the largest problem")
-    parser.add_argument("--only", choices=("pooled", "federated"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.full:
-        options.n, options.m = 200_000, 1000
+
+
+def measure(options: argparse.Namespace, console: Console) -> list[Record]:
+    """Measure the largest problem, then how time grows with rows and landmarks."""
+    if options.one:
+        print(json.dumps(run(**json.loads(options.one))))
+        return []
+    n, m = (200_000, 1000) if options.full else (options.n, options.m)
+    if options.quick:
+        n, m = 20_000, 200
     shape = options.d, options.hospitals, options.centres, options.bits
 
     def size(n: int, m: int) -> Size:
         return Size(n, shape[0], m, *shape[1:])
 
-    largest = size(options.n, options.m)
-    if options.only:
-        found = {"pooled": pooled, "federated": federated}[options.only](largest)
-        found["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps(found))
-        return
-    sizes = [largest]
-    if not options.no_growth:
-        sizes += [size(options.n >> k, options.m) for k in (1, 2, 3)]
-        sizes += [size(options.n, options.m >> k) for k in (1, 2)]
+    sizes = [size(n, m)]
+    if not (options.no_growth or options.quick):
+        sizes += [size(n >> k, m) for k in (1, 2, 3)]
+        sizes += [size(n, m >> k) for k in (1, 2)]
     table = Table(
         title=f"FedCG, secure, {shape[1]} hospitals, {shape[2]} centres, {shape[0]} features, "
         f"{shape[3]} bits: goal is a ratio of {GOAL_RATIO:g} and {GOAL_BYTES / 1e9:g} GB"
@@ -257,10 +247,15 @@ def main() -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     for heading in ("GB up", "most that\nf differs"):
         table.add_column(heading, justify="right")
+    records = []
     for each in track(sizes, transient=True):
-        table.add_row(*row(each, options.repetitions))
-    Console(width=max(120, Console().width)).print(table)
+        cells, ratio = row(each, 3 if options.quick else options.repetitions)
+        table.add_row(*cells)
+        name = f"n = {each.n:,}, m = {each.m:,}, {each.bits} bits"
+        records.append(Record(name, ratio, "CPU time, ours / pooled", "lower"))
+    console.print(table)
+    return records
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure, add_options)

@@ -1,6 +1,6 @@
 """What turning the landmarks of FedCG costs in accuracy.
 
-    FEDKERN_DATA=... python benchmarks/fed_cg_turned.py [iris wine breast-cancer ionosphere sonar]
+    FEDKERN_DATA=... python benchmarks/fed_cg_turned.py [--sets iris wine breast-cancer ionosphere]
 
 Accuracy: 50 landmarks, three blocks, 20 splits, width and regularization by five-fold
 cross-validation in each, pooled in NumPy. ``straight`` landmarks are those before the turn.
@@ -8,13 +8,15 @@ cross-validation in each, pooled in NumPy. ``straight`` landmarks are those befo
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
+from common import Record, run_script
+from rich.console import Console
 from scipy.spatial.distance import cdist
 from sklearn.datasets import load_breast_cancer, load_iris, load_wine
 from sklearn.model_selection import StratifiedKFold, train_test_split
@@ -74,9 +76,16 @@ def accuracy(x: np.ndarray, y: np.ndarray, split: int, kernel: str, sampling: st
     return float(((outputs > 0.0) == y[test]).mean())
 
 
-def main(names: list[str]) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the data sets."""
+    more = ["ionosphere", "sonar"] if "FEDKERN_DATA" in os.environ else []
+    parser.add_argument("--sets", nargs="+", default=[*BUILT_IN, *more])
+
+
+def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Print a line per data set, kernel and sampling."""
-    for name in names or [*BUILT_IN, "ionosphere", "sonar"]:
+    records = []
+    for name in options.sets[:1] if options.quick else options.sets:
         x, y = load(name)
         for kernel in METRICS:
             for sampling in "UN":
@@ -85,12 +94,14 @@ def main(names: list[str]) -> None:
                     straight = [accuracy(x, y, s, kernel, sampling) for s in range(SPLITS)]
                 change = np.subtract(turned, straight)
                 error = change.std(ddof=1) / SPLITS**0.5
-                print(
+                label = f"{name}, {kernel}, {sampling}"
+                records.append(Record(label, float(change.mean()), "accuracy, turned - straight"))
+                console.print(
                     f"{name:14} {kernel:9} {sampling}  straight {np.mean(straight):.4f}  turned "
                     f"{np.mean(turned):.4f}  change {change.mean():+.4f} +- {error:.4f}",
-                    flush=True,
                 )
+    return records
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_script(__doc__, measure, add_options)

@@ -12,7 +12,6 @@ else on scikit-learn's breast cancer data.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import Record, run_script
 from flwr.app import Context
 from numpy.typing import NDArray
 from rich.console import Console
@@ -36,7 +36,6 @@ from fedkern_flwr.strategies import HierarchicalSVM
 
 Floats = NDArray[np.float64]
 CLOSE, KEY = 1e-3, bytes(32)
-console = Console()
 
 
 class Task:
@@ -164,26 +163,30 @@ def first_close(strategy: HierarchicalSVM, optimum: float) -> str:
     return "-"
 
 
-def show_groups(data: list[Task], rounds: int) -> None:
+def show_groups(data: list[Task], rounds: int, console: Console) -> list[Record]:
     """Print iterations and accuracy for every number of groups."""
     table = Table(
         "data", "split", "groups", "iterations / 1e-3", "to the end", "gap", title="groups"
     )
     for name in ("accuracy - SVC's, points", "seconds", "exchanges"):
         table.add_column(name, justify="right")
+    records = []
     for task in data:
         for split, counts in (("horizontal", (1, 2, 5, 13)), ("vertical", (2, 4))):
             for groups in counts:
                 nodes = horizontal(task, 20, groups) if split[0] == "h" else vertical(task, groups)
                 strategy, seconds = run(task, nodes, rounds, partition=split)
                 found = strategy.metrics_
+                gap = found["objective"] / task.optimum
+                name = f"{task.name}, {split}, {groups} groups"
+                records.append(Record(name, gap, "objective / optimum", "lower"))
                 table.add_row(
                     task.name,
                     split,
                     str(groups),
                     first_close(strategy, task.optimum),
                     str(found["iterations"]),
-                    f"{found['objective'] / task.optimum - 1.0:.1e}",
+                    f"{gap - 1.0:.1e}",
                     f"{100.0 * (found['test_accuracy'] - task.accuracy):+.2f}",
                     f"{seconds:.1f}",
                     str(strategy.ledger_.exchanges),
@@ -191,6 +194,7 @@ def show_groups(data: list[Task], rounds: int) -> None:
     console.print(table)
     for task in data:
         console.print(f"{task.name}: SVC {100.0 * task.accuracy:.2f} %, {task.optimum:.4f}")
+    return records
 
 
 def seconds_to_close(
@@ -214,8 +218,11 @@ def seconds_to_close(
     return np.inf, strategy.history_[-1]["round"]
 
 
-def show_asynchronous(task: Task, engine: str, seeds: int, mean: float, rounds: int) -> None:
+def show_asynchronous(
+    task: Task, given: argparse.Namespace, rounds: int, console: Console
+) -> list[Record]:
     """Print how long groups take that do not wait, against those that do."""
+    engine, seeds, mean = given.engine, given.seeds, given.mean
     pairs = []
     for seed in range(seeds):
         law = f"exponential:{mean}"
@@ -228,23 +235,30 @@ def show_asynchronous(task: Task, engine: str, seeds: int, mean: float, rounds: 
         f"{task.name}, {engine}, exponential delays of mean {mean} s, S=5: D=4 / D=0 "
         f"[bold]{np.mean(ratios):.3f}[/bold] (goal 0.65), {min(ratios):.3f} to {max(ratios):.3f}"
     )
+    name = f"{task.name}, {engine}, groups that do not wait"
+    return [Record(name, float(np.mean(ratios)), "seconds, D = 4 / D = 0", "lower")]
 
 
-def show_slow_group(task: Task, engine: str, mean: float, rounds: int) -> None:
+def show_slow_group(
+    task: Task, engine: str, mean: float, rounds: int, console: Console
+) -> list[Record]:
     """Print how long groups take where one of them is five times slower, against waiting."""
     table = Table(
         "D", "seconds", "ratio", "slowest group's iterations", title="one group 5x slower"
     )
     slow = f"fixed:{5 * mean},{mean},{mean},{mean},{mean}"
-    base = 0.0
+    base, records = 0.0, []
     for staleness in (0, 1, 4, 16):
         seconds, iterations = seconds_to_close(task, slow, staleness, 0, engine, rounds)
         base = base or seconds
+        name = f"one group five times slower, D = {staleness}"
+        records.append(Record(name, seconds / base, "seconds / D = 0", "lower"))
         table.add_row(str(staleness), f"{seconds:.2f}", f"{seconds / base:.2f}", str(iterations))
     console.print(table)
+    return records
 
 
-def show_speed(rounds: int) -> None:
+def show_speed(rounds: int, console: Console) -> None:
     """Print iterations and seconds on the data of Table 2."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(10_000, 25))
@@ -265,26 +279,29 @@ def show_speed(rounds: int) -> None:
     console.print(table)
 
 
-def main() -> None:
-    """Read the options and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add parts and sizes."""
     parser.add_argument("--parts", default="groups,asynchronous,slow-group,speed")
     parser.add_argument("--seeds", type=int, default=3, help="of asynchronous runs")
     parser.add_argument("--mean", type=float, default=0.05, help="mean delay in seconds")
     parser.add_argument("--engine", default="in-process", choices=("in-process", "ray"))
     parser.add_argument("--rounds", type=int, default=300)
-    given = parser.parse_args()
-    logging.getLogger("fedkern_flwr").setLevel(logging.ERROR)
-    data, parts = tasks(0), given.parts.split(",")
+
+
+def measure(given: argparse.Namespace, console: Console) -> list[Record]:
+    """Print the tables of the parts; only that of groups if quick."""
+    data, parts = tasks(0), ["groups"] if given.quick else given.parts.split(",")
+    records = []
     if "groups" in parts:
-        show_groups(data, given.rounds)
+        records += show_groups(data, given.rounds, console)
     if "asynchronous" in parts:
-        show_asynchronous(data[0], given.engine, given.seeds, given.mean, 36)
+        records += show_asynchronous(data[0], given, 36, console)
     if "slow-group" in parts:
-        show_slow_group(data[0], given.engine, given.mean, 45)
+        records += show_slow_group(data[0], given.engine, given.mean, 45, console)
     if "speed" in parts:
-        show_speed(given.rounds)
+        show_speed(given.rounds, console)
+    return records
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure, add_options)

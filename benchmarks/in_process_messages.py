@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+from common import Record, interleave, run_script
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
@@ -75,7 +77,7 @@ def bare_loop(grid: InProcessGrid, number: int) -> None:
         assert reply.has_content()
 
 
-def main() -> None:
+def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Interleave the variants; print the median block of each."""
 
     def stock(context: Context) -> Any:
@@ -94,22 +96,25 @@ def main() -> None:
         "bare ClientApp, PhaseClient": (bare_loop, grids["PhaseClient"]),
         "engine, PhaseClient": (through_exchange, grids["PhaseClient"]),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
-    for block in range(BLOCKS + 1):
-        for name, (drive, grid) in variants.items():
-            started = time.perf_counter()
-            for number in range(ROUNDS):
-                drive(grid, number)
-            if block:  # the first warms up
-                seconds[name].append(time.perf_counter() - started)
+
+    def block(drive: Callable[[InProcessGrid, int], None], grid: InProcessGrid) -> None:
+        for number in range(ROUNDS):
+            drive(grid, number)
+
+    calls = {name: partial(block, *variant) for name, variant in variants.items()}
+    seconds = interleave(calls, BLOCKS // 2 if options.quick else BLOCKS, warm_up=1)
     rates = {k: CLIENTS * ROUNDS / statistics.median(v) for k, v in seconds.items()}
     table = Table(title=f"in-process messages: {CLIENTS} clients, 10 numbers each way")
     for column in ("this / bare stock", "messages/s", ""):
         table.add_column(column, justify="right" if column else "left")
     for name, rate in rates.items():
         table.add_row(f"{rate / next(iter(rates.values())):.2f}", f"{rate:,.0f}", name)
-    Console().print(table)
+    console.print(table)
+    bare, *others = rates
+    return [
+        Record(name, rates[name] / rates[bare], "this / bare stock", "higher") for name in others
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure)

@@ -6,11 +6,13 @@ streams, by the seconds. The yardstick is NumPy's addition of an array that is a
 
 from __future__ import annotations
 
-import time
+import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+from common import Record, interleave, run_script
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -33,6 +35,12 @@ def masking(size: int, streams: int, dtype: Any, cipher: str, threads: int) -> C
     return lambda: add_streams(target, keys, cipher=cipher, threads=threads)
 
 
+def repeat(call: Callable[[], object], times: int) -> None:
+    """Call several times."""
+    for _ in range(times):
+        call()
+
+
 def adding(size: int, streams: int, dtype: Any) -> Callable[[], object]:
     """Return a call that adds an array of the same size as often, without making it."""
     target = np.zeros(size // np.dtype(dtype).itemsize, dtype)
@@ -45,13 +53,15 @@ def adding(size: int, streams: int, dtype: Any) -> Callable[[], object]:
     return add
 
 
-def main() -> None:
+def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Interleave all variants of a size; print the best repetition of each."""
     table = Table(title=f"mask streams: goal {GOAL / 1e9:g} GB/s per core, best of {REPETITIONS}")
     for column in ("this / goal", "GB/s", "per core", "this / add", "vector", "dtype"):
         table.add_column(column, justify="right")
     table.add_column("cipher", no_wrap=True)
     table.add_column("cores")
+    records = []
+    repetitions = 3 if options.quick else REPETITIONS
     for size, streams, calls in SIZES:
         variants: dict[tuple[Any, str, int], Callable[[], object]] = {}
         for dtype in DTYPES:
@@ -61,30 +71,32 @@ def main() -> None:
                     variants[dtype, cipher, threads] = masking(
                         size, streams, dtype, cipher, threads
                     )
-        best = dict.fromkeys(variants, np.inf)
-        for _ in range(REPETITIONS):
-            for name, call in variants.items():
-                started = time.perf_counter()
-                for _ in range(calls):
-                    call()
-                best[name] = min(best[name], time.perf_counter() - started)
+        timed = interleave(
+            {name: partial(repeat, call, calls) for name, call in variants.items()}, repetitions
+        )
+        best = {name: min(seconds) for name, seconds in timed.items()}
         for (dtype, cipher, threads), seconds in best.items():
             rate = size * streams * calls / seconds
             bare = size * streams * calls / best[dtype, "", 1]
             working = min(threads, -(-size // _PARALLEL))
+            vector = f"{size >> 20} MiB" if size >> 20 else f"{size >> 10} KiB"
+            if cipher and threads == 1:
+                name = f"{cipher}, {np.dtype(dtype).name}, {vector}"
+                records.append(Record(name, rate / bare, "this / NumPy's addition", "higher"))
             table.add_row(
                 f"{rate / working / GOAL:.2f}" if cipher else "",
                 f"{rate / 1e9:.2f}",
                 f"{rate / working / 1e9:.2f}",
                 f"{rate / bare:.2f}",
-                f"{size >> 20} MiB" if size >> 20 else f"{size >> 10} KiB",
+                vector,
                 np.dtype(dtype).name,
                 cipher or "only add",
                 f"{working} of {threads}",
             )
         table.add_section()
-    Console().print(table)
+    console.print(table)
+    return records
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure)

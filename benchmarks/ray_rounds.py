@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Mapping
 
 import numpy as np
+from common import Record, run_script
 from rich.console import Console
 from rich.table import Table
 
-from fedkern_flwr.flower_compat import quiet_flower
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Engine
 from fedkern_flwr.simulations.families.online_data import Shard, TableClients
@@ -44,16 +45,17 @@ def run(engine: Engine, count: int) -> tuple[float, float, POFMKL]:
     return statistics.median(np.diff(ends)), whole, strategy
 
 
-def main() -> None:
+def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Run both engines on the same streams, for 23 and for 240 clients."""
-    quiet_flower()
+    records = []
     table = Table(title=f"ms per round on Ray and in process: POF-MKL, M=25, D=20, {ROUNDS} rounds")
     for column in ("Ray / here", "Ray ms", "here ms", "Ray run s", "difference"):
         table.add_column(column, justify="right")
     table.add_column("clients", justify="right")
-    for count in (23, 240):
+    for count in (23,) if options.quick else (23, 240):
         here, _, strategy = run("in-process", count)
         ray, whole, on_ray = run("ray", count)
+        records.append(Record(f"round of {count} clients", ray / here, "Ray / in process", "lower"))
         table.add_row(
             f"{ray / here:.1f}",
             f"{ray * 1e3:.0f}",
@@ -62,8 +64,9 @@ def main() -> None:
             f"{np.abs(strategy.theta_ - on_ray.theta_).max():.1g}",
             str(count),
         )
-    Console().print(table)
+    console.print(table)
+    return records
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure)

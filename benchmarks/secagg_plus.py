@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import platform
 from collections.abc import Iterable, Iterator
@@ -28,6 +29,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import numpy as np
+from common import Record, run_script
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
@@ -42,7 +44,7 @@ from rich.console import Console
 from rich.table import Table
 from secure_sum import CaseClients, OneSum
 
-from fedkern_flwr.flower_compat import NumPyClient, quiet_flower
+from fedkern_flwr.flower_compat import NumPyClient
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.graph import default_threshold, degree, share_threshold
 from fedkern_flwr.simulations import InProcessGrid
@@ -248,21 +250,22 @@ class Contest:
         self.error[method] = max(error, self.error.get(method, 0.0))
 
 
-def main() -> None:
-    """Interleave the methods; print the best sum of each on each engine."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add sizes."""
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--length", type=int, default=50_000)
     parser.add_argument("--repetitions", type=int, default=1, help="starts of Ray per method")
     parser.add_argument("--sums", type=int, default=2, help="sums per start, the first not counted")
-    options = parser.parse_args()
-    quiet_flower(logging.ERROR)
+
+
+def measure(options: argparse.Namespace, console: Console) -> list[Record]:
+    """Interleave the methods; print the best sum of each on each engine, if not quick."""
     contest = Contest(options.clients, options.length, options.sums)
     with one_core():
         for _ in range(options.repetitions + 1):
             for method in contest.methods:
                 contest.run_in_process(method)
-    for _ in range(options.repetitions):
+    for _ in range(0 if options.quick else options.repetitions):
         for method in contest.methods:
             contest.run_on_ray(method)
     libraries = ("flwr", "ray", "numpy", "cryptography")
@@ -276,7 +279,7 @@ def main() -> None:
         table.add_column(column, justify="right")
     table.add_column("")
     here = {method: min(seconds) for method, seconds in contest.in_process.items()}
-    ray = {method: min(seconds) for method, seconds in contest.on_ray.items()}
+    ray = {method: min(seconds, default=math.nan) for method, seconds in contest.on_ray.items()}
     for method in contest.methods:
         table.add_row(
             f"{here[THEIRS] / here[method]:.1f}",
@@ -287,8 +290,12 @@ def main() -> None:
             f"{contest.error[method]:.1g}",
             f"ours, 2^{method}" if isinstance(method, int) else method,
         )
-    Console().print(table)
+    console.print(table)
+    return [
+        Record(f"2^{bits}, one core", here[THEIRS] / here[bits], "SecAgg+ / ours", "higher")
+        for bits in (64, 32)
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure, add_options)

@@ -12,13 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
+from common import Record, in_own_process, peak_memory, run_script
+from rich.console import Console
+from rich.table import Table
 from scipy import sparse
 
 from fedkern_flwr.clients import GramClient
@@ -61,7 +61,7 @@ def run(each: int, drop: float, min_support: int) -> dict[str, float]:
     exact = (summed.T @ summed).toarray()
     return {
         "seconds": seconds,
-        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak": peak_memory(),
         "error": int(np.abs(strategy.gram_ - exact).max()),
         "users": strategy.rows_,
         "items": len(strategy.items_),
@@ -70,36 +70,52 @@ def run(each: int, drop: float, min_support: int) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Print a row per case."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add sizes."""
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--drop", type=float, default=0.1)
-    parser.add_argument("--case", nargs=3, help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    if chosen.case:
-        each, drop, support = chosen.case
-        print(json.dumps(run(int(each), float(drop), int(support))))
-        return
+
+
+def measure(options: argparse.Namespace, console: Console) -> list[Record]:
+    """Print a row per case."""
+    if options.one:
+        print(json.dumps(run(**json.loads(options.one))))
+        return []
     name, x = ratings()
-    print(f"{name}: {x.shape[0]} users, {x.shape[1]} items")
-    print(
-        "users/node  drop  support  s / goal   seconds  peak MB  items  users  error  MB/node"
-        "  float64/ours  exchanges"
-    )
-    for each in (47, 1) if chosen.full else (47,):
-        for drop, support in ((0.0, 0), (0.0, 5), (chosen.drop, 5)):
-            command = [sys.executable, __file__, "--case", str(each), str(drop), str(support)]
-            made = subprocess.run(command, check=True, capture_output=True, text=True)
-            found = json.loads(made.stdout)
+    table = Table(title=f"{name}: {x.shape[0]} users, {x.shape[1]} items")
+    for heading in ("goal /\nthis", "users\nper node", "drop", "support", "seconds", "peak MB"):
+        table.add_column(heading, justify="right")
+    for heading in ("items", "users", "error", "MB up\nper node", "float64 /\nours", "exchanges"):
+        table.add_column(heading, justify="right")
+    cases = [(0.0, 0), (0.0, 5), (options.drop, 5)]
+    records = []
+    for each in (47, 1) if options.full else (47,):
+        for drop, support in cases[:1] if options.quick else cases:
+            found = in_own_process(__file__, {"each": each, "drop": drop, "min_support": support})
             plain = 8.0 * found["items"] ** 2
-            print(
-                f"{each:10d} {drop:5.2f} {support:8d} {found['seconds'] / SECONDS[each]:9.2f} "
-                f"{found['seconds']:9.1f} {found['peak'] / 1e6:8.0f} {found['items']:6d} "
-                f"{found['users']:6d} {found['error']:6d} {found['bytes'] / 1e6:8.2f} "
-                f"{plain / found['bytes']:13.1f} {found['exchanges']:10d}"
+            label = f"{each} users per node, drop {drop:g}, support {support}"
+            records += [
+                Record(label, SECONDS[each] / found["seconds"], "goal of seconds / this"),
+                Record(label, BYTES / found["peak"], "goal of memory / this", "higher"),
+                Record(label, plain / found["bytes"], "float64 matrix / bytes up", "higher"),
+            ]
+            table.add_row(
+                f"{SECONDS[each] / found['seconds']:.1f}",
+                str(each),
+                f"{drop:.2f}",
+                str(support),
+                f"{found['seconds']:.1f}",
+                f"{found['peak'] / 1e6:.0f}",
+                str(found["items"]),
+                str(found["users"]),
+                str(found["error"]),
+                f"{found['bytes'] / 1e6:.2f}",
+                f"{plain / found['bytes']:.1f}",
+                str(found["exchanges"]),
             )
+    console.print(table)
+    return records
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure, add_options)

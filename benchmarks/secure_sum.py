@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from common import Record, run_script
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -26,7 +27,6 @@ from rich.table import Table
 
 from fedkern_flwr.clients.base import PhaseClient
 from fedkern_flwr.exchange import request_messages
-from fedkern_flwr.flower_compat import quiet_flower
 from fedkern_flwr.secure_sum import Encoding, Party, PartyState, SecureSum
 from fedkern_flwr.secure_sum.graph import degree
 from fedkern_flwr.secure_sum.masks import _PARALLEL, _processors
@@ -373,19 +373,21 @@ def cases(clients: int, length: int) -> list[Case]:
     ]
 
 
-def main() -> None:
-    """Interleave the three ways for each case; print the best repetition of each."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the size of the first case."""
     parser.add_argument("--clients", type=int, default=50, help="of the first case")
     parser.add_argument("--length", type=int, default=1_400_000, help="of the first case")
     parser.add_argument("--repetitions", type=int, default=2)
-    options = parser.parse_args()
-    quiet_flower()
-    runs = options.repetitions
+
+
+def measure(options: argparse.Namespace, console: Console) -> list[Record]:
+    """Interleave the three ways for each case; print the best repetition of each."""
+    runs, length = options.repetitions, 200_000 if options.quick else options.length
+    records = []
     table = Table(title=f"ms of a secure sum of uint64 on {_processors()} cores, best of {runs}")
     table.add_column("", no_wrap=True)
     columns: list[list[str]] = []
-    for case in cases(options.clients, options.length):
+    for case in cases(options.clients, length):
         table.add_column(case.name, justify="right")
         case.vectors = [integers(case.length, BOUND, p) for p in range(case.clients)]
         ours: list[Account] = []
@@ -399,6 +401,11 @@ def main() -> None:
         best = min(ours, key=lambda account: account.seconds)
         flowered, masks = min(seconds for seconds, _ in via), min(bare)
         exact = all(account.exact for account in ours) and all(right for _, right in via)
+        name = case.name.replace("\n", ", ")
+        records += [
+            Record(name, best.seconds / masks, "ours / bare masks", "lower"),
+            Record(name, flowered / best.seconds, "through Flower / by hand", "lower"),
+        ]
         columns.append(
             [
                 "" if columns else f"{GOAL / best.seconds:.2f}",
@@ -413,8 +420,9 @@ def main() -> None:
         )
     for row in zip(ROWS, *columns, strict=True):
         table.add_row(*row, end_section=row[0] in SECTIONS)
-    Console().print(table)
+    console.print(table)
+    return records
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure, add_options)

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import Record, peak_memory, run_script
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from secure_sum import CaseClients, OneSum
 
-from fedkern_flwr.flower_compat import quiet_flower
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.graph import degree
 from fedkern_flwr.simulations import simulate
@@ -84,25 +84,25 @@ def resident() -> int:
     return pages * resource.getpagesize()
 
 
-def main() -> None:
-    """Sum once; print the peak."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add sizes."""
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--length", type=int, default=700_000)
-    options = parser.parse_args()
-    quiet_flower()
+
+
+def measure(options: argparse.Namespace, console: Console) -> list[Record]:
+    """Sum once; print the peak."""
+    clients = 50 if options.quick else options.clients
     vectors = Vectors(options.length)
     strategy = WatchedSum(options.length, Encoding.integers(BOUND, BITS))
     started = time.perf_counter()
-    simulate(strategy, CaseClients(vectors), options.clients)
+    simulate(strategy, CaseClients(vectors), clients)
     seconds = time.perf_counter() - started
-    highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    highest = peak_memory()
     used = strategy.peak_ - strategy.idle_
     exact = np.array_equal(strategy.total_, vectors.total)
-    upload, k = options.length * BITS / 8e6, degree(options.clients)
-    table = Table(
-        title=f"memory of the server: {options.clients} uploads of {upload:.1f} MB, k={k}"
-    )
+    upload, k = options.length * BITS / 8e6, degree(clients)
+    table = Table(title=f"memory of the server: {clients} uploads of {upload:.1f} MB, k={k}")
     for column in ("goal / this", "MB above idle", "idle MB", "peak MB"):
         table.add_column(column, justify="right")
     for column in ("uploads MB", "seconds", "exact"):
@@ -112,12 +112,13 @@ def main() -> None:
         f"{used / 1e6:.0f}",
         f"{strategy.idle_ / 1e6:.0f}",
         f"{highest / 1e6:.0f}",
-        f"{options.clients * upload:,.0f}",
+        f"{clients * upload:,.0f}",
         f"{seconds:.1f}",
         "yes" if exact else "NO",
     )
-    Console().print(table)
+    console.print(table)
+    return [Record(f"{clients} uploads of {upload:.1f} MB", GOAL / used, "goal / this", "higher")]
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure, add_options)

@@ -1,0 +1,150 @@
+"""What benchmarks share: options, records of figures, timing of pairs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from fedkern_flwr.flower_compat import quiet_flower
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A figure.
+
+    Attributes
+    ----------
+    name : str
+        What was measured; the same from run to run.
+    value : float
+    unit : str
+        A ratio names what is divided by what, as ``this / goal``.
+    better : {"", "higher", "lower"}
+        Which way is better; empty for figures that the guard does not look at.
+    """
+
+    name: str
+    value: float
+    unit: str
+    better: str = ""
+
+
+def run_script(
+    text: str | None,
+    measure: Callable[[argparse.Namespace, Console], list[Record]],
+    add: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
+) -> None:
+    """Read a benchmark's options, measure, and write the figures where they are asked for.
+
+    Parameters
+    ----------
+    text : str or None
+        What the help says.
+    measure : callable
+        (options, console) -> figures; prints its table.
+    add : callable, optional
+        Adds options of its own to those that all have: ``--quick`` for sizes that a guard has time
+        for, and ``--json``.
+    """
+    parser = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="smaller sizes")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    add(parser)
+    options = parser.parse_args()
+    quiet_flower(logging.CRITICAL)
+    logging.getLogger("fedkern_flwr").setLevel(logging.ERROR)
+    records = measure(options, Console(width=max(120, Console().width)))
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(record) for record in records], indent=1))
+
+
+def in_own_process(
+    script: str, values: Mapping[str, Any], *, threads: int | None = None, timeout: float = 3600.0
+) -> dict[str, Any]:
+    """Run a script with ``--one VALUES`` and return the JSON of its last line.
+
+    Parameters
+    ----------
+    script : str
+        Its ``__file__``.
+    values : mapping
+        What to run, as JSON.
+    threads : int, optional
+        Threads of its linear algebra (default: its own choice).
+    timeout : float (default: 3600.0)
+        Seconds.
+
+    Raises
+    ------
+    subprocess.TimeoutExpired
+    """
+    limits = {} if threads is None else dict.fromkeys(_THREADS, str(threads))
+    done = subprocess.run(
+        [sys.executable, str(Path(script).resolve()), "--one", json.dumps(values)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, **limits},
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def peak_memory() -> int:
+    """Return the most bytes that this process has had in memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """Return how long a call takes."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def interleave(
+    variants: Mapping[Name, Callable[[], object]], repetitions: int, warm_up: int = 0
+) -> dict[Name, list[float]]:
+    """Time variants in turn, so that a busy machine slows down all of them alike.
+
+    Parameters
+    ----------
+    variants : mapping
+        Name -> what to call.
+    repetitions : int
+        How often each is called and timed.
+    warm_up : int (default: 0)
+        Repetitions before, which are not counted.
+
+    Returns
+    -------
+    dict
+        Name -> seconds of each repetition.
+    """
+    seconds: dict[Name, list[float]] = {name: [] for name in variants}
+    for repetition in range(-warm_up, repetitions):
+        for name, call in variants.items():
+            elapsed = seconds_of(call)
+            if repetition >= 0:
+                seconds[name].append(elapsed)
+    return seconds
