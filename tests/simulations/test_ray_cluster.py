@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +29,9 @@ import sys
 from ray.cluster_utils import Cluster
 
 node = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "node_ip_address": "127.0.0.1"}
-cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+# A folder of its own: in Ray's own one, programs that start Ray would find this cluster.
+head = {**node, "include_dashboard": False, "temp_dir": sys.argv[1]}
+cluster = Cluster(initialize_head=True, head_node_args=head)
 cluster.add_node(**node)
 print(cluster.address, flush=True)
 sys.stdin.read()
@@ -43,6 +47,9 @@ from fedkern_flwr.errors import EngineError, FedKernError
 from fedkern_flwr.flower_compat import quiet_flower
 from fedkern_flwr.landmarks import public_seed
 from fedkern_flwr.simulations import simulate
+from fedkern_flwr.simulations.cells import Cell, run_cell
+from fedkern_flwr.simulations.families.online_data import DataSettings
+from fedkern_flwr.simulations.sweep import CellFailed, sweep
 from fedkern_flwr.strategies import FedCG
 
 quiet_flower(50)
@@ -82,6 +89,24 @@ found = {
     "cluster": fit(engine="ray", ray_address=address, shared_dir=shared),
     "left behind": [path.name for path in shared.iterdir()],
 }
+
+def draw(seed, data="iris"):
+    settings = DataSettings(data, clients=3, rounds=6)
+    return Cell(settings, "pof-mkl", {"features": 4}, seed, False, "in-process")
+
+swept, cells = {}, [draw(seed) for seed in range(5)]
+sweep(
+    cells,
+    ray_address=address,
+    progress=lambda *_: None,
+    done=lambda cell, record: swept.update({cell.seed: record["result"]["metrics"]}),
+)
+alone = {cell.seed: run_cell(cell)["result"]["metrics"] for cell in cells}
+found["sweep"] = swept == alone and len(swept) == 5
+try:
+    sweep([draw(0, "no.npz")], ray_address=address, progress=print, done=print)
+except CellFailed as failed:
+    found["no data"] = [type(failed.error).__name__, str(failed.error)]
 os.environ["RAY_ADDRESS"] = address  # the cluster is still there
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 import fedkern_flwr.simulations.engines.ray_cluster as cluster
@@ -97,8 +122,9 @@ print(json.dumps(found))
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[str]:
     """Start two nodes in a process of their own; yield their address."""
+    folder = tempfile.mkdtemp(prefix="ray-")  # a short name, for sockets
     process = subprocess.Popen(
-        [sys.executable, "-c", CLUSTER],
+        [sys.executable, "-c", CLUSTER, folder],
         env=ENVIRONMENT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -112,6 +138,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
     finally:
         process.stdin.close()
         process.wait(30)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.ray
@@ -134,6 +161,9 @@ def test_the_model_of_a_cluster_is_that_of_one_process(cluster: str, tmp_path: P
     found = json.loads(finished.stdout.strip().splitlines()[-1])
     assert found["cluster"] == found["here"]
     assert found["left behind"] == []
+    assert found["sweep"] is True
+    assert found["no data"][0] == "TableError"
+    assert "no.npz" in found["no data"][1]
     node_ids = {path.name.split("-")[0] for path in seen.iterdir()}
     assert len(node_ids) == 2
     assert "of the Ray cluster has fedkern-flwr" in found["other release"]
