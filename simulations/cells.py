@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from .engines import Engine
 from .entries import Entry
 from .experiment import run_entries, versions
 from .methods import family_with
-from .provenance import code_digest, file_digest
+from .provenance import code_digest, file_digest, provenance
 
 #: Called with (steps done, steps in all) of a cell.
 CellProgress = Callable[[int, int], None]
@@ -61,12 +61,14 @@ class Cell:
     audited: bool
     engine: Engine
 
-    @property
+    @cached_property
     def identity(self) -> dict[str, Any]:
         """All that the result depends on, as JSON has it."""
         data = asdict(self.settings)
         if Path(data["data"]).is_file():  # its content counts, not its place
             data["data"] = file_digest(data["data"])
+        else:
+            data["source"] = provenance(data["data"])
         return {
             "data": data,
             "kind": type(self.settings).__name__,
@@ -79,7 +81,7 @@ class Cell:
             "code": code_digest(),
         }
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The digest of the identity, hexadecimal."""
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
@@ -93,7 +95,7 @@ class CellStore:
     folder : Path
         Made when the first cell is kept.
     fresh : bool (default: False)
-        Find none of those that were kept before.
+        Find none of those that were kept before this store was made.
 
     Raises
     ------
@@ -103,28 +105,32 @@ class CellStore:
 
     def __init__(self, folder: Path, *, fresh: bool = False) -> None:
         self.folder, self._fresh = folder, fresh
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OptionError(
-                f"{folder} cannot be written ({error.strerror})", remedy="choose another --cells"
-            ) from None
+        self._own: set[str] = set()
+        make_folder(folder, "--cells")
 
     def find(self, cell: Cell) -> Record | None:
         """Return what a cell left; None if it is not finished."""
-        if self._fresh:
+        if self._fresh and cell.key not in self._own:
             return None
         try:
             kept = json.loads(self._file(cell).read_text())
-        except (OSError, ValueError):  # none, or one that was cut off
+            record: Record = kept["record"]
+            whole = {"metrics", "history", "privacy"} <= record["result"].keys()
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none, or damaged
             return None
-        record: Record = kept["record"]
-        return record
+        return record if whole and kept["cell"] == json.loads(json.dumps(cell.identity)) else None
 
     def keep(self, cell: Cell, record: Record) -> Record:
         """Keep a finished cell; return what :meth:`find` will."""
         text = json.dumps({"cell": cell.identity, "record": record})
-        write_atomically(self._file(cell), text.encode())
+        try:
+            write_atomically(self._file(cell), text.encode())
+        except OSError as error:
+            raise OptionError(
+                f"{self.folder} cannot be written ({error.strerror})",
+                remedy="make room, or choose another --cells",
+            ) from None
+        self._own.add(cell.key)
         kept: Record = json.loads(text)["record"]
         return kept
 
@@ -132,17 +138,42 @@ class CellStore:
         return self.folder / f"{cell.key}.json"
 
 
+def make_folder(folder: Path, option: str) -> None:
+    """Make a folder and see that files can be written there.
+
+    Raises
+    ------
+    OptionError
+        They cannot; ``option`` is what names another folder.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / ".probe", b"")
+        (folder / ".probe").unlink()
+    except OSError as error:
+        raise OptionError(
+            f"{folder} cannot be written ({error.strerror})", remedy=f"choose another {option}"
+        ) from None
+
+
 def run_cell(cell: Cell, progress: CellProgress = lambda done, total: None) -> Record:
     """Compute a cell, see :func:`run_alike`."""
-    return run_alike([cell], progress=lambda _, done, total: progress(done, total))[0]
+    records: list[Record] = []
+    run_alike(
+        [cell],
+        progress=lambda _, done, total: progress(done, total),
+        finished=lambda _, record: records.append(record),
+    )
+    return records[0]
 
 
 def run_alike(
     cells: Sequence[Cell],
     *,
     progress: Callable[[int, int, int], None],
+    finished: Callable[[int, Record], None],
     ray_address: str | None = None,
-) -> list[Record]:
+) -> None:
     """Compute cells that differ in method and options only, in this process, on one thread.
 
     Parameters
@@ -151,13 +182,10 @@ def run_alike(
         The engine starts once for those that share nodes.
     progress : callable
         Called with (place of the cell, steps done, steps in all) of the cell at hand.
+    finished : callable
+        Called with (place of the cell, what it leaves), as soon as it is there.
     ray_address : str, optional
         Of the cluster that engine ``ray`` runs on.
-
-    Returns
-    -------
-    list of dict
-        In the order of the cells.
 
     Raises
     ------
@@ -170,6 +198,18 @@ def run_alike(
         Entry(str(k), cell.method, dict(cell.options), reference=own.references.get(cell.method))
         for k, cell in enumerate(cells)
     ]
+
+    def leave(entry: Entry) -> None:
+        finished(
+            int(entry.label),
+            {
+                "result": entry.results[0],
+                "facts": prepared.facts(),
+                "notes": list(prepared.notes),
+                "peak_memory": _peak_memory(),
+            },
+        )
+
     with threadpool_limits(1):  # sums depend on the number of threads
         run_entries(
             entries,
@@ -180,16 +220,21 @@ def run_alike(
             ray_address=ray_address,
             progress=lambda label, done, total: progress(int(label), done, total),
             measure=lambda strategy: own.measure(strategy, prepared, {}),
+            draw_done=lambda entry, _: leave(entry),
         )
-    return [
-        {
-            "result": entry.results[0],
-            "facts": prepared.facts(),
-            "notes": list(prepared.notes),
-            "peak_memory": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-        }
-        for entry in entries
-    ]
+    for entry in entries:
+        if entry.reference is not None:
+            leave(entry)
+
+
+def _peak_memory() -> int:
+    """Return the most bytes that this process has held so far; 0 where that is not known."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 @lru_cache(maxsize=1)

@@ -195,5 +195,5 @@ def best_cells(comparison: Comparison) -> frozenset[tuple[int, int]]:
     if rank is None:
         return frozenset()
     values = [rank(summary) for summary in comparison.summaries.values()]
-    known = [value for value in values if value is not None]
-    return frozenset({(values.index(min(known)), 1)}) if known else frozenset()
+    best = min((value for value in values if value is not None), default=None)
+    return frozenset((row, 1) for row, value in enumerate(values) if value == best is not None)

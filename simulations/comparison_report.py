@@ -35,7 +35,7 @@ def write_comparison_report(
     left_out: Sequence[str] = (),
 ) -> Path:
     """Draw the plots of one preset or several and write ``report.html``; return its path."""
-    if len(compared) == 1:
+    if len(compared) == 1 and not left_out:
         chosen, comparisons = compared[0]
         return write_report(
             folder / "report.html",
@@ -62,7 +62,7 @@ def _overview(compared: Sequence[tuple[Preset, list[Comparison]]]) -> TableBlock
     rows = []
     for chosen, comparisons in compared:
         counts = count_misses([f for c in comparisons for f in paper_figures(c)])
-        worse = counts["missed"] - counts["better"]
+        worse = counts["worse"]
         rows.append([chosen.title, str(chosen.runs), *map(str, (counts["figures"], worse)),
                      str(counts["better"])])  # fmt: skip
     return TableBlock(
@@ -104,7 +104,9 @@ def _blocks(
     blocks += seen
     sources = {name: provenance(settings.data) for name, settings in chosen.data.items()}
     blocks.append(FactsBlock("Where the data comes from", sources))
-    blocks.append(FactsBlock("Settings", _settings(chosen, seed)))
+    facts = {"engine": chosen.engine, "seed": str(seed), "draws": str(chosen.runs)}
+    blocks.append(FactsBlock("Settings", facts | _options(chosen)))
+    blocks.append(FactsBlock("Versions", versions()))
     return blocks
 
 
@@ -173,13 +175,13 @@ def _privacy(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _settings(chosen: Preset, seed: int) -> dict[str, str]:
-    facts = {
-        "engine": chosen.engine,
-        "seed": str(seed),
-        chosen.sections[0].family.draws: str(chosen.runs),
-    }
-    for label, method, options in chosen.entries:
-        text = ", ".join(f"{k} {v}" for k, v in options.items()) or "defaults"
-        facts[label] = f"{method}: {text}"
-    return {**facts, **{f"version of {k}": v for k, v in versions().items()}}
+def _options(chosen: Preset) -> dict[str, str]:
+    """Return the options of each entry; those of several data sets that differ one by one."""
+    found: dict[str, str] = {}
+    for section in chosen.sections:
+        for label, method, options in section.entries:
+            text = ", ".join(f"{k} {v}" for k, v in options.items()) or "defaults"
+            text = f"{method}: {text}"
+            if found.setdefault(label, text) != text:
+                found[f"{label} ({next(iter(section.data))})"] = text
+    return found

@@ -111,10 +111,11 @@ def _mean_and_std(values: list[float | None]) -> tuple[float | None, float | Non
 
 
 def count_misses(figures: list[PaperFigure]) -> Mapping[str, int]:
-    """Return how many there are, how many miss, and how many of these are better."""
+    """Return how many there are, how many miss, and how many of these are better or worse."""
     missed = [figure for figure in figures if figure.misses]
     return {
         "figures": len(figures),
         "missed": len(missed),
         "better": sum(figure.better is True for figure in missed),
+        "worse": sum(figure.better is False for figure in missed),
     }

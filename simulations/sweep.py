@@ -13,14 +13,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from fedkern_flwr.errors import EngineError, FedKernError, OptionError
 
 from .cells import Cell, Record, run_alike, run_cell
 from .engines.ray import connected
-from .engines.ray_cluster import address_of
-from .provenance import code_digest
 
 __all__ = ["CellFailed", "choose_jobs", "sweep"]
 
@@ -57,6 +56,13 @@ def choose_jobs(cells: Sequence[Cell], runs: int) -> int:
     """
     if runs < 2 or len(cells) < _WORTH_WORKERS:
         return 1
+    return processors()
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
@@ -92,13 +98,12 @@ def sweep(
         raise OptionError(f"jobs is {jobs}", remedy="use at least 1")
     together = [cell for cell in cells if cell.engine == "in-process"]
     rest = [cell for cell in cells if cell.engine != "in-process"]
-    address = address_of(ray_address)
-    if address is None and jobs == 1:
+    if ray_address is None and jobs == 1:
         rest, together = list(cells), []
     for alike in _alike(rest):
-        _run_here(alike, address, progress, done)
+        _run_here(alike, ray_address, progress, done)
     if together:
-        with connected(address, num_cpus=jobs) as ray:
+        with connected(ray_address or "local", num_cpus=jobs) as ray:
             _run_tasks(ray, together, done)
 
 
@@ -112,11 +117,14 @@ def _run_here(cells: Sequence[Cell], address: str | None, progress: Progress, do
         progress(at_hand, steps, total)
 
     try:
-        records = run_alike(cells, progress=on_step, ray_address=address)
+        run_alike(
+            cells,
+            progress=on_step,
+            finished=lambda place, record: done(cells[place], record),
+            ray_address=address,
+        )
     except FedKernError as error:
         raise CellFailed(at_hand, error) from error
-    for cell, record in zip(cells, records, strict=True):
-        done(cell, record)
 
 
 def _alike(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
@@ -133,6 +141,7 @@ def _alike(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
 def _run_tasks(ray: Any, cells: Sequence[Cell], done: Done) -> None:
     """Run cells as Ray tasks, the first of each kind before the others of its kind."""
     task = ray.remote(_compute)
+    first = ray.remote(max_calls=1)(_compute)  # in a fresh process: memory is the most it has held
     largest = max(node["Resources"].get("memory", 0) for node in ray.nodes() if node["Alive"])
     waiting: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
@@ -140,8 +149,10 @@ def _run_tasks(ray: Any, cells: Sequence[Cell], done: Done) -> None:
     running: dict[Any, Cell] = {}
 
     def submit(cell: Cell, memory: float) -> None:
-        asked = task.options(num_cpus=1, max_retries=1, memory=int(min(memory, largest)))
-        running[asked.remote(cell, code_digest())] = cell
+        asked = (first if memory == _FIRST_MEMORY else task).options(
+            num_cpus=1, max_retries=1, memory=int(min(memory, largest))
+        )
+        running[asked.remote(cell, cell.key)] = cell
 
     for group in waiting.values():
         submit(group.pop(0), _FIRST_MEMORY)
@@ -157,14 +168,19 @@ def _run_tasks(ray: Any, cells: Sequence[Cell], done: Done) -> None:
             submit(other, _MARGIN * record["peak_memory"])
 
 
-def _compute(cell: Cell, code: str) -> Record:
-    """Compute a cell in a worker."""
-    if code_digest() != code:
+def _compute(cell: Cell, key: str) -> Record:
+    """Compute a cell in a worker, with the same data, libraries and code."""
+    here = Cell(
+        cell.settings, cell.method, cell.options, cell.seed, cell.audited, cell.engine
+    )  # without the key that the other side has computed
+    if Path(cell.settings.data).suffix and not Path(cell.settings.data).is_file():
+        return run_cell(here)  # which says what is missing
+    if here.key != key:
         raise EngineError(
-            "a node of the Ray cluster has another version of fedkern-flwr",
-            remedy="install the same on all nodes",
+            "a node of the Ray cluster has other data, libraries or code",
+            remedy="install the same on all nodes, and put the same files at the same path",
         )
-    return run_cell(cell)
+    return run_cell(here)
 
 
 def _get(ray: Any, reference: Any) -> Record:

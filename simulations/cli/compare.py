@@ -14,9 +14,9 @@ import click
 import typer
 
 from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.errors import FedKernError, OptionError, TableError
 
-from ..cells import Cell, CellStore, Record
+from ..cells import Cell, CellStore, Record, make_folder
 from ..comparison import Comparison, Part, compare, headings, plan, table_rows
 from ..data import Settings
 from ..engines import Engine
@@ -76,7 +76,8 @@ def compare_presets(
     again: finished draws are kept.
     """
     screen = Screen(quiet)
-    check_seed(seed)
+    if jobs is not None and jobs < 1:
+        raise OptionError(f"jobs is {jobs}", remedy="use at least 1")
     json_file = open_json_target(json_target) if json_target else None
     listed, left_out = _presets(names, datasets)
     for reason in left_out:
@@ -94,22 +95,28 @@ def compare_presets(
     ]
     stem = names[0] if len(names) == 1 else "several"
     folder = Path(out or Path("runs") / f"compare-{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OptionError(
-            f"{folder} cannot be written ({error.strerror})", remedy="choose another --out"
-        ) from None
+    make_folder(folder, "--out")
     store = CellStore(Path(cells), fresh=fresh)
     compared, results = [], []
+    failure: FedKernError | None = None
     for one in chosen:
         if len(chosen) > 1:
             screen.note(f"\n{one.title}")
-        comparisons = _run(screen, one, store, seed=seed, jobs=jobs, ray_address=ray_address)
+        try:
+            comparisons = _run(screen, one, store, seed=seed, jobs=jobs, ray_address=ray_address)
+        except FedKernError as error:
+            if len(chosen) == 1:
+                raise
+            failure = error  # the others may go well; their report is worth having
+            left_out.append(f"{one.name}: {error}")
+            screen.note(f"failed: {error}")
+            continue
         compared.append((one, comparisons))
         results.append(_result(one, comparisons, seed))
-    result = results[0] if len(results) == 1 else {"presets": results, "left_out": left_out}
-    _save(folder, result)
+    if failure is not None and not compared:
+        raise failure
+    result = results[0] if len(chosen) == 1 else {"presets": results, "left_out": left_out}
+    write_atomically(folder / "compare.json", json.dumps(result, allow_nan=False).encode())
     from ..comparison_report import write_comparison_report
 
     report = write_comparison_report(folder, compared, seed=seed, left_out=left_out)
@@ -119,6 +126,8 @@ def compare_presets(
         json_file.write_text(f"{text}\n")
     elif json_target:
         sys.stdout.write(f"{text}\n")
+    if failure is not None:
+        raise failure
 
 
 def _presets(names: list[str], datasets: str | None) -> tuple[list[Preset], list[str]]:
@@ -128,6 +137,8 @@ def _presets(names: list[str], datasets: str | None) -> tuple[list[Preset], list
     ------
     OptionError, TableError
     """
+    if datasets and (len(names) > 1 or _ALL in names):
+        raise OptionError("--datasets goes with one preset", remedy="compare them one by one")
     if names == [_ALL]:
         found, left_out = [], []
         for name in PAPERS:
@@ -142,9 +153,7 @@ def _presets(names: list[str], datasets: str | None) -> tuple[list[Preset], list
         raise OptionError(f"{_ALL} are all presets of the papers", remedy="name it alone")
     if len(set(names)) < len(names):
         raise OptionError("a preset is named twice", remedy="name each once")
-    if datasets and len(names) > 1:
-        raise OptionError("--datasets goes with one preset", remedy="compare them one by one")
-    wanted = tuple(d.strip() for d in datasets.split(",")) if datasets else ()
+    wanted = tuple(d.strip() for d in datasets.split(",") if d.strip()) if datasets else ()
     return [preset(name, wanted) for name in names], []
 
 
@@ -202,7 +211,7 @@ def _run(
                 done=done,
             )
         except CellFailed as failed:
-            text = f"{titles[failed.cell.key]}: {failed.error}; the same command goes on from here"
+            text = f"{titles[failed.cell.key]}: {failed.error}; finished draws are kept"
             failed.error.args = (text,)
             raise failed.error from None
     return comparisons
@@ -254,6 +263,7 @@ def _adjust(
     """Apply what the user asked for instead of the preset's own settings."""
     if runs is not None and runs < 1:
         raise OptionError(f"runs is {runs}", remedy="use at least 1")
+    check_seed(seed, chosen.runs if runs is None else runs)
     asked = {k: v for k, v in (("rounds", rounds), ("clients", clients)) if v is not None}
     for name in asked:
         if not any(_may_set(settings, name) for settings in chosen.data.values()):
@@ -287,7 +297,8 @@ def _may_set(settings: Settings, name: str) -> bool:
 
 
 def _result(chosen: Preset, comparisons: list[Comparison], seed: int) -> dict[str, Any]:
-    return {
+    """Return all there is of a preset as JSON; what grew beyond all numbers is null."""
+    found = {
         "preset": chosen.name,
         "engine": chosen.engine,
         "seed": seed,
@@ -295,7 +306,7 @@ def _result(chosen: Preset, comparisons: list[Comparison], seed: int) -> dict[st
         "versions": versions(),
         "datasets": {
             comparison.dataset: {
-                "settings": dataclasses.asdict(chosen.data[comparison.dataset]),
+                "settings": _settings(chosen.data[comparison.dataset]),
                 "source": provenance(chosen.data[comparison.dataset].data),
                 "notes": list(comparison.notes),
                 "methods": comparison.summaries,
@@ -305,12 +316,10 @@ def _result(chosen: Preset, comparisons: list[Comparison], seed: int) -> dict[st
             for comparison in comparisons
         },
     }
+    finite: dict[str, Any] = json.loads(json.dumps(found), parse_constant=lambda _: None)
+    return finite
 
 
-def _save(folder: Path, result: dict[str, Any]) -> None:
-    try:
-        write_atomically(folder / "compare.json", json.dumps(result, allow_nan=False).encode())
-    except ValueError:
-        raise OptionError(
-            "a method's error grew beyond all numbers", remedy="compare fewer rounds"
-        ) from None
+def _settings(settings: Settings) -> dict[str, Any]:
+    """Return settings with the name of a file instead of its place."""
+    return {**dataclasses.asdict(settings), "data": Path(settings.data).name}

@@ -59,6 +59,17 @@ def _metric(name: str, digits: int) -> Callable[[Mapping[str, Any]], list[str]]:
     return lambda summary: [figure(summary["metrics"].get(name), digits)]
 
 
+def _of_converged(name: str) -> Callable[[Mapping[str, Any]], list[float | None]]:
+    """Return what reads a figure of the draws that came to their stop; others have none."""
+
+    def values(summary: Mapping[str, Any]) -> list[float | None]:
+        draws = summary["draws"]
+        ended = draws.get("converged", [True] * len(draws[name]))
+        return [v if done else None for v, done in zip(draws[name], ended, strict=True)]
+
+    return values
+
+
 _COLUMNS = {
     "accuracy": Column(
         ("accuracy", "range"),
@@ -78,20 +89,20 @@ _COLUMNS = {
         _metric("iterations", 1),
         rank=lambda s: s["metrics"].get("iterations"),
         paper=lambda value: figure(value, 0),
-        values=drawn("iterations"),
+        values=_of_converged("iterations"),
     ),
     "close": Column(("iterations to 1e-3",), _metric("iterations_to_pooled", 1)),
     "time": Column(
         ("seconds",),
         lambda s: [figure(s["seconds"], 2)],
         paper=partial(figure, digits=0),
-        values=drawn("seconds"),
+        values=_of_converged("seconds"),
     ),
     "kilobytes": Column(
         ("KB up per user",),
         _metric("kilobytes_per_user", 1),
         paper=lambda value: figure(value, 0),
-        values=drawn("kilobytes_per_user"),
+        values=_of_converged("kilobytes_per_user"),
     ),
     **COSTS,
 }

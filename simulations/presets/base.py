@@ -117,6 +117,22 @@ def data_file(name: str) -> str:
     Raises
     ------
     TableError
+        The folder is not named, or holds no such file.
+    """
+    path = data_path(name)
+    if not path.is_file():
+        raise TableError(
+            f"{name} is not in the folder that {DATA_FOLDER} names", remedy="put it there"
+        )
+    return str(path)
+
+
+def data_path(name: str) -> Path:
+    """Return where a data file belongs in the folder ``$FEDKERN_DATA``.
+
+    Raises
+    ------
+    TableError
         The folder is not named.
     """
     folder = os.environ.get(DATA_FOLDER)
@@ -124,7 +140,7 @@ def data_file(name: str) -> str:
         raise TableError(
             f"{DATA_FOLDER} is not set", remedy=f"set it to the folder that holds {name}"
         )
-    return str(Path(folder) / name)
+    return Path(folder) / name
 
 
 def choose(datasets: tuple[str, ...], known: Sequence[str]) -> tuple[str, ...]:
@@ -140,4 +156,4 @@ def choose(datasets: tuple[str, ...], known: Sequence[str]) -> tuple[str, ...]:
         raise TableError(
             f"the presets have no data set {unknown[0]!r}", remedy=f"choose of {', '.join(known)}"
         )
-    return datasets or tuple(known)
+    return tuple(dict.fromkeys(datasets)) or tuple(known)

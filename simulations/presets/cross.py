@@ -43,6 +43,8 @@ _POOLED: tuple[Contender, ...] = (
     ("linear, pooled", "linear", {}),
 )
 _BESIDES = (
+    "FedCG's kernel, width and lambda were chosen once, on the training rows of the first split, "
+    "which are in part held out in the others; the other methods choose theirs within each split. "
     "Seen plainly: bytes that a single party computed from its rows and the server could read. "
     "Besides, the server opens what was summed: FedCG's normal equations, the weights of "
     "HierarchicalSVM, and the whole Gram matrix of Secure Gram, which is the instances up to a "

@@ -8,13 +8,11 @@ comes nearest to the paper's figures.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fedkern_flwr.errors import TableError
 
 from ..families.gram_data import GramSettings
 from ..families.rating_data import RatingSettings
-from .base import Builder, Contender, Preset, Section, choose, data_file
+from .base import Builder, Contender, Preset, Section, choose, data_path
 
 _FILES = {
     "ml-100k": ("ml-100k/u.data", "ml-100k/ml-100k.inter", "u.data", "ml-100k.inter"),
@@ -45,11 +43,11 @@ _POOLED = "pooled"
 
 def _ratings(name: str) -> str:
     """Return the path of a MovieLens file, which the user has put there."""
-    paths = [Path(data_file(file)) for file in _FILES[name]]
+    paths = [data_path(file) for file in _FILES[name]]
     found = next((path for path in paths if path.is_file()), None)
     if found is None:
         raise TableError(
-            f"there is none of {', '.join(_FILES[name])} in {paths[-1].parent}",
+            f"there is none of {', '.join(_FILES[name])} in the folder that FEDKERN_DATA names",
             remedy="get the data from grouplens.org, which alone may distribute it",
         )
     return str(found)

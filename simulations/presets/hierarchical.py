@@ -9,14 +9,13 @@ user has put it beside the other data.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from fedkern_flwr.errors import TableError
 
 from ..families.hierarchical_data import HierarchicalSettings
 from ..random_labels import RANDOM_LABELS
-from .base import Builder, Contender, Preset, Section, choose, data_file
+from .base import Builder, Contender, Preset, Section, choose, data_file, data_path
 
 _SETS = {
     "Breast cancer": "breast_cancer_original.npz",
@@ -55,7 +54,7 @@ def _settings(dataset: str, **more: Any) -> HierarchicalSettings:
 def _kept(datasets: tuple[str, ...], known: Iterable[str] = _SETS) -> tuple[str, ...]:
     """Return the data sets asked for; of all that are known those that are there."""
     kept = choose(datasets, tuple(known))
-    if datasets or _OPTIONAL not in kept or Path(data_file(_SETS[_OPTIONAL])).is_file():
+    if datasets or _OPTIONAL not in kept or data_path(_SETS[_OPTIONAL]).is_file():
         return kept
     return tuple(name for name in kept if name != _OPTIONAL)
 

@@ -18,7 +18,7 @@ from fedkern_flwr.simulations.entries import Entry
 from fedkern_flwr.simulations.experiment import run_entries
 from fedkern_flwr.simulations.families.online_data import DataSettings, prepare
 from fedkern_flwr.simulations.families.vertical_data import VerticalSettings
-from fedkern_flwr.simulations.provenance import code_digest, provenance
+from fedkern_flwr.simulations.provenance import provenance
 from fedkern_flwr.simulations.sweep import CellFailed, choose_jobs, sweep
 
 WEATHER = DataSettings("iris", clients=3, rounds=6)
@@ -47,8 +47,14 @@ def test_a_cell_is_the_draw_that_a_run_of_several_draws_has() -> None:
 
 def test_cells_that_run_together_are_those_that_run_alone() -> None:
     alike = [cell(), cell(method="pof-mkl", options={"features": 4}), cell(method="local-only")]
-    together = run_alike(alike, progress=lambda place, done, total: None)
-    for one, record in zip(alike, together, strict=True):
+    together: dict[int, Any] = {}
+    run_alike(
+        alike,
+        progress=lambda place, done, total: None,
+        finished=lambda place, record: together.update({place: record}),
+    )
+    assert list(together) == [0, 1, 2]
+    for one, record in zip(alike, together.values(), strict=True):
         assert run_cell(one)["result"]["metrics"] == record["result"]["metrics"]
         assert record["facts"]["clients"] == 3
         assert record["peak_memory"] > 1e7
@@ -98,15 +104,25 @@ def test_code_and_content_of_a_file_are_part_of_the_key(
 
 
 def test_a_store_finds_what_it_keeps_and_nothing_that_was_cut_off(tmp_path: Path) -> None:
-    store, record = CellStore(tmp_path / "cells"), {"result": {"metrics": {"mse": 0.1 + 0.2}}}
+    store = CellStore(tmp_path / "cells")
+    result = {"metrics": {"mse": 0.1 + 0.2}, "history": [], "privacy": {}}
+    record = {"result": result, "facts": {}, "notes": [], "peak_memory": 1}
     assert store.find(cell()) is None
     assert store.keep(cell(), record) == record
     assert CellStore(tmp_path / "cells").find(cell()) == record
-    assert CellStore(tmp_path / "cells", fresh=True).find(cell()) is None
+    fresh = CellStore(tmp_path / "cells", fresh=True)
+    assert fresh.find(cell()) is None
+    fresh.keep(cell(), record)
+    assert fresh.find(cell()) == record  # it is its own
     (file,) = (tmp_path / "cells").iterdir()
     assert str(tmp_path) not in file.read_text()
-    file.write_text(file.read_text()[:50])
-    assert store.find(cell()) is None
+    whole = file.read_text()
+    for damaged in (whole[:50], "null", "[]", "{}", '{"cell": 1, "record": {"result": 3}}'):
+        file.write_text(damaged)
+        assert store.find(cell()) is None
+    other = cell(seed=9)
+    store._file(other).write_text(whole)  # another cell's record under its name
+    assert store.find(other) is None
 
 
 def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -136,19 +152,19 @@ def test_a_sweep_gives_what_is_finished_before_it_names_the_cell_that_fails(
 
 
 def test_one_draw_is_timed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("fedkern_flwr.simulations.sweep.processors", lambda: 8)
     many = [cell(seed=s) for s in range(40)]
     assert choose_jobs(many, 1) == 1
     assert choose_jobs(many[:5], 20) == 1
     assert choose_jobs(many, 20) == 8
 
 
-def test_a_worker_with_other_code_is_refused() -> None:
+def test_a_worker_with_other_data_or_code_is_refused() -> None:
     from fedkern_flwr.simulations.sweep import _compute
 
-    with pytest.raises(EngineError, match="another version of fedkern-flwr"):
+    with pytest.raises(EngineError, match="other data, libraries or code"):
         _compute(cell(), "something else")
-    assert _compute(cell(), code_digest())["result"]["exchanges"] == 7
+    assert _compute(cell(), cell().key)["result"]["exchanges"] == 7
 
 
 def test_provenance_names_package_or_digest_and_no_folder(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedkern_flwr.errors import StateError
@@ -99,8 +100,7 @@ def test_a_comparison_that_broke_off_goes_on(
     assert run(["compare", "demo"]) == 1
     complaint = capsys.readouterr().err.strip().splitlines()[-1]
     assert complaint == (
-        "fedkern: NYC weather: OFSKL, draw 2 of 2: it broke; try again; the same command goes on "
-        "from here"
+        "fedkern: NYC weather: OFSKL, draw 2 of 2: it broke; try again; finished draws are kept"
     )
     monkeypatch.setattr(OFSKL, "start", real)
     found, said = compared(capsys, "demo")
@@ -146,6 +146,49 @@ def test_papers_leaves_out_what_has_no_data(
     assert any("fdskl-figure3" in line for line in found["left_out"])
 
 
+def test_a_folder_without_the_data_is_no_folder_with_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDKERN_DATA", str(folder))
+    assert run(["compare", "pof-mkl-table1"]) == 2
+    assert "naval.npz is not in the folder that FEDKERN_DATA names" in capsys.readouterr().err
+    assert list(preset("cross-vertical").data) == ["Breast cancer", "Digits"]
+    (folder / "ionosphere.npz").touch()
+    assert list(preset("cross-vertical").data) == ["Breast cancer", "Digits", "Ionosphere"]
+
+
+def test_no_place_of_a_file_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    file = folder / "own.npz"
+    np.savez(file, X=rng.random((60, 3)), y=rng.random(60))
+    data = {
+        "Own": replace(
+            weather().data["NYC weather"], data=str(file), split="iid", clients=3, rounds=5
+        )
+    }
+    monkeypatch.setitem(presets._PRESETS, "demo", small(data=data))
+    found, _ = compared(capsys, "demo", "--out", "c", "--runs", "1")
+    assert found["datasets"]["Own"]["settings"]["data"] == "own.npz"
+    for path in [Path("c/compare.json"), Path("c/report.html"), *Path("runs/cells").iterdir()]:
+        assert str(folder) not in path.read_text()
+
+
+def test_the_others_are_reported_where_a_preset_fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(presets._PRESETS, "demo", small())
+    entries = (("OFSKL", "ofskl", {"features": 0}),)
+    monkeypatch.setitem(presets._PRESETS, "pof-mkl-table1", small("one", entries=entries))
+    assert run(["compare", "pof-mkl-table1", "demo", "--out", "both"]) == 2
+    assert "features is 0" in capsys.readouterr().err
+    found = json.loads(Path("both/compare.json").read_text())
+    assert [one["preset"] for one in found["presets"]] == ["demo"]
+    assert "features is 0" in found["left_out"][0]
+    assert "features is 0" in Path("both/report.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -153,6 +196,10 @@ def test_papers_leaves_out_what_has_no_data(
         (["demo", "papers"], "papers are all presets of the papers"),
         (["demo", "fed-cg-table2", "--datasets", "Iris"], "--datasets goes with one preset"),
         (["demo", "--jobs", "0"], "jobs is 0"),
+        (["papers", "--datasets", "Iris"], "--datasets goes with one preset"),
+        (["demo", "--seed", str(2**62 - 1)], "use a whole number from 0 to 2^62"),
+        (["demo", "--cells", "/proc/1"], "choose another --cells"),
+        (["demo", "--out", "/proc/1"], "choose another --out"),
         (["demo", "--cells", "file/cells"], "choose another --cells"),
         (["demo", "--out", "file/out"], "choose another --out"),
     ],

@@ -40,7 +40,12 @@ def test_a_miss_is_better_or_worse_in_the_direction_of_its_column() -> None:
     better, worse = made([0.99, 0.99], 0.96)[0], made([0.90, 0.90], 0.96, "recall")[0]
     assert (better.misses, better.better) == (True, True)
     assert (worse.misses, worse.better) == (True, False)
-    assert count_misses([better, worse, FIGURE]) == {"figures": 3, "missed": 2, "better": 1}
+    assert count_misses([better, worse, FIGURE]) == {
+        "figures": 3,
+        "missed": 2,
+        "better": 1,
+        "worse": 1,
+    }
     assert worse.cells() == [
         "Breast cancer",
         "FedCG",
