@@ -12,7 +12,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-quick test-deployments lint typecheck bench bench-guard docs clean
+.PHONY: demo test test-quick test-deployments test-long lint typecheck bench bench-guard docs clean
 
 demo: $(VENV)/.simulation
 	$(BIN)/fedkern compare demo
@@ -20,16 +20,21 @@ demo: $(VENV)/.simulation
 # Tests run against the installed package, never against the source tree: those of one process on
 # two cores, then those that start Ray or servers, one after the other.
 SLOW := ray or app or packaging
+BY_HAND := deployment or long
 
 test: test-quick
-	$(BIN)/pytest tests -m "$(SLOW)" --durations=0
+	$(BIN)/pytest tests -m "($(SLOW)) and not ($(BY_HAND))" --durations=0
 
 test-quick: $(VENV)/.dev
-	$(BIN)/pytest tests -q -n 2 -m "not ($(SLOW) or deployment)" --durations=15
+	$(BIN)/pytest tests -q -n 2 -m "not ($(SLOW) or $(BY_HAND))" --durations=15
 
 # Every method and the walk-through of docs/deploy.md on real servers; some minutes more.
 test-deployments: $(VENV)/.dev
 	$(BIN)/pytest tests -m deployment
+
+# Long runs that prove once more what shorter ones do.
+test-long: $(VENV)/.dev
+	$(BIN)/pytest tests -m long
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

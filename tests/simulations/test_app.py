@@ -32,7 +32,7 @@ def app(tmp_path: Path) -> Path:
     return Path(shutil.copytree(app_folder(), tmp_path / "pof-mkl"))
 
 
-@pytest.mark.app
+@pytest.mark.deployment
 @pytest.mark.timeout(90)
 def test_flwr_run_gives_the_model_of_simulate(superlink: Any, app: Path, tmp_path: Path) -> None:
     saved = tmp_path / "model.npz"

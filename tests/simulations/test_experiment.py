@@ -156,10 +156,11 @@ def test_presets_describe_the_papers_experiments():
             {"kernels_per_round": 1, "features": 100},
             5.0e-3,
         ),
-        (
+        pytest.param(
             {"data": "ujiindoorloc.npz", "label": "0", "clients": 39},
             {"kernels_per_round": 25, "features": 20},
             28e-3,
+            marks=pytest.mark.long,
         ),
     ],
     ids=["naval (25, 20)", "naval (1, 100)", "uji (25, 20)"],

@@ -351,7 +351,7 @@ def run_one(prepared: HierarchicalData, runs: int = 1, **options: Any) -> Entry:
     ],
 )
 def test_runs_come_to_the_pooled_optimum(of_data: dict[str, Any], options: dict[str, Any]) -> None:
-    metrics = run_one(data(**of_data, rounds=600), tolerance=1e-4, **options).results[0]["metrics"]
+    metrics = run_one(data(**of_data, rounds=200), tolerance=1e-4, **options).results[0]["metrics"]
     assert abs(metrics["objective_gap"]) < 1e-3
     assert metrics["objective"] > 0.0
     assert metrics["iterations"] >= 2

@@ -367,7 +367,14 @@ def block(options: Table) -> tuple[Table, Table]:
     return {"schedule": "streaming", **mine}, oracle
 
 
-@pytest.mark.parametrize("name", STREAMS)
+#: 500 iterations prove the same once; the others of that length are run by `make test-long`.
+LONG = ("500 iterations, two lead", "500 iterations, square, eight parties, two lead")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in STREAMS],
+)
 def test_streaming_is_doubly_stochastic_gradients_of_the_pooled_data(
     name: str, parties: Callable[..., Parties]
 ) -> None:
