@@ -28,3 +28,8 @@ def size(count: float) -> str:
         if count >= least:
             return f"{count / least:.1f} {unit}"
     return f"{count:.0f} B"
+
+
+def count(value: float) -> str:
+    """Return a number of things; a mean of several such numbers with a decimal."""
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:.1f}"

@@ -174,8 +174,9 @@ def _table(block: TableBlock, number: int) -> str:
                 cells.append(f"<td{kind}>{text}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
     rows = "\n".join(lines)
+    kind = "table wide" if width >= _WIDE else "table"
     return (
-        f'<div class="table" role="region" aria-labelledby="table-{number}" tabindex="0">\n<table>'
+        f'<div class="{kind}" role="region" aria-labelledby="table-{number}" tabindex="0">\n<table>'
         f'\n<caption id="table-{number}"><b>Table {number}.</b> {escape(block.caption)}</caption>'
         f"\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n</div>"
     )
@@ -215,6 +216,7 @@ def _heading(text: str) -> str:
     return f"\n<h2>{escape(text)}</h2>" if text else ""
 
 
+_WIDE = 8  # columns from which on a table is set closer
 _SHORT = 28  # characters of a row's name that are never broken
 _DIGITS = r"[+\-−]?(?:\d[\d,  ]*(?:\.\d+)?|\.\d+)(?:e[+\-]?\d+)?(?:[·×]10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)?"
 _NUMBER = re.compile(
@@ -253,7 +255,7 @@ main { max-width: 52rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
 header { border-bottom: 3px solid var(--accent); margin-bottom: 2rem; padding-bottom: 1rem; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 0; text-wrap: balance; }
 h2 { font-size: 1.25rem; line-height: 1.3; margin: 2.5rem 0 0.6rem; }
-h1, h2, p, dt, dd, td, th, caption, figcaption { overflow-wrap: anywhere; }
+h1, h2, p, dt, dd, caption, figcaption { overflow-wrap: anywhere; }
 .subtitle { color: var(--soft); font-size: 1.05rem; margin: 0.4rem 0 0; }
 section p { max-width: 42rem; margin: 0 0 0.8rem; }
 .table { margin: 1.8rem 0; overflow-x: auto; }
@@ -272,7 +274,10 @@ tbody tr:nth-child(even) { background: var(--band); }
 tbody tr:last-child { border-bottom: 1.5px solid var(--ink); }
 th.num, td.num { text-align: right; font-variant-numeric: tabular-nums; }
 td.num, th.short { white-space: nowrap; }
-thead th, tbody th { overflow-wrap: break-word; }
+th, td { overflow-wrap: break-word; }
+.wide table { font-size: 0.85rem; }
+.wide th, .wide td { padding: 0.35rem 0.45rem; }
+.wide th.short { white-space: normal; }
 strong { font-weight: 700; }
 .good, .fair, .bad { font-weight: 600; }
 .good { color: var(--good); }

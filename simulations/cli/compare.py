@@ -29,13 +29,14 @@ from ..run_folder import open_json_target
 from ..sweep import CellFailed, choose_jobs, sweep
 from .console import Screen
 
-_ALL = "papers"
+#: All presets of the papers.
+ALL = "papers"
 
 
 def compare_presets(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="PRESET...", click_type=click.Choice([*NAMES, _ALL])),
+        typer.Argument(metavar="PRESET...", click_type=click.Choice([*NAMES, ALL])),
     ],
     engine: Annotated[
         str | None, typer.Option(click_type=click.Choice(["in-process", "ray"]))
@@ -137,9 +138,9 @@ def _presets(names: list[str], datasets: str | None) -> tuple[list[Preset], list
     ------
     OptionError, TableError
     """
-    if datasets and (len(names) > 1 or _ALL in names):
+    if datasets and (len(names) > 1 or ALL in names):
         raise OptionError("--datasets goes with one preset", remedy="compare them one by one")
-    if names == [_ALL]:
+    if names == [ALL]:
         found, left_out = [], []
         for name in PAPERS:
             try:
@@ -149,8 +150,8 @@ def _presets(names: list[str], datasets: str | None) -> tuple[list[Preset], list
         if not found:
             raise TableError(left_out[0])
         return found, left_out
-    if _ALL in names:
-        raise OptionError(f"{_ALL} are all presets of the papers", remedy="name it alone")
+    if ALL in names:
+        raise OptionError(f"{ALL} are all presets of the papers", remedy="name it alone")
     if len(set(names)) < len(names):
         raise OptionError("a preset is named twice", remedy="name each once")
     wanted = tuple(d.strip() for d in datasets.split(",") if d.strip()) if datasets else ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 from functools import partial
 
@@ -12,8 +14,9 @@ from fedkern_flwr import __version__
 from fedkern_flwr.errors import FedKernError
 
 from ..methods import METHODS, family, options
+from ..presets import NAMES
 from .audit import AUDITED, audit_all, audit_method, audit_options
-from .compare import compare_presets
+from .compare import ALL, compare_presets
 from .deploy import DEPLOYABLE, deploy_method, deploy_options
 from .doctor import doctor
 from .options import build_command, parameter
@@ -65,7 +68,7 @@ for name in AUDITED:
     audit_app.command(name)(command)
 audit_app.command("all")(audit_all)
 app.add_typer(audit_app)
-app.command("compare")(compare_presets)
+app.command("compare", epilog=f"Presets: {', '.join((*NAMES, ALL))}.")(compare_presets)
 app.command("predict")(predict)
 app.command("doctor")(doctor)
 
@@ -85,7 +88,14 @@ def main() -> None:
 
     Exit code 0, 1 (a run failed), 2 (bad input), 3 (an audit found a leak) or 130 (interrupted).
     """
-    sys.exit(run())
+    code = run()
+    if code == _INTERRUPTED:
+        # Flower's engine may have left a thread that waits for replies which nobody sends.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(arguments: list[str] | None = None) -> int:

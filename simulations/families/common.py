@@ -8,7 +8,7 @@ from typing import Any
 
 from ..engines import Engine
 from ..entries import Entry
-from ..format import figure, megabytes, size
+from ..format import count, figure, megabytes, size
 from ..options import DATA, RUN, Option
 
 Summary = Mapping[str, Any]
@@ -132,7 +132,7 @@ COSTS: dict[str, Column] = {
     "seconds": Column(("seconds",), lambda s: [figure(s["seconds"], 1)]),
     "megabytes": Column(("MB up", "MB down"), _sent),
     "exchanges": Column(
-        ("exchanges",), lambda s: [f"{s['exchanges']:g}" if s["exchanges"] else "-"]
+        ("exchanges",), lambda s: [count(s["exchanges"]) if s["exchanges"] else "-"]
     ),
 }
 

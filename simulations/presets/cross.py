@@ -79,8 +79,9 @@ def _vertical(datasets: tuple[str, ...]) -> Preset:
     return Preset(
         "cross-vertical",
         "One task, four protocols: columns at four parties",
-        "The columns of the same rows lie at four parties, one of which has the labels; ten "
-        "splits, 30 % held out. FedCG takes that party as its only hospital. Pooled models see "
+        "The columns of the same rows lie at four parties, one of which has the labels; 30 % of "
+        "the rows are held out, others in every run. FedCG takes that party as its only hospital, "
+        "so that the server reads K^T K of this one (--allow-single). Pooled models see "
         f"everything. {_BESIDES}",
         tuple(
             Section(
@@ -122,10 +123,10 @@ def _hybrid(datasets: tuple[str, ...]) -> Preset:
         "cross-hybrid",
         "One task, four protocols: rows at four hospitals, columns also at two centres",
         "A third of the columns lies at the hospitals, of their own patients, the others at two "
-        "centres; ten splits, 30 % held out. FedCG learns from all patients. Vertical methods "
-        "serve one hospital and the centres: a quarter of the rows. HierarchicalSVM over all "
-        "hospitals needs all columns at them: the centres give theirs away. Pooled models see "
-        f"everything. {_BESIDES}",
+        "centres; 30 % of the rows are held out, others in every run. FedCG learns from all "
+        "patients. Vertical methods serve one hospital and the centres: a quarter of the rows. "
+        "HierarchicalSVM over all hospitals needs all columns at them: the centres give theirs "
+        f"away. Pooled models see everything. {_BESIDES}",
         tuple(
             Section(
                 {name: VerticalSettings(**_data(name), parties=parties)},
