@@ -68,7 +68,7 @@ def predictions(file: Path) -> dict[str, list[float]]:
 
 
 @pytest.mark.app
-def test_fed_cg_gives_the_model_of_a_simulation_and_predicts(tmp_path: Path) -> None:
+def test_fed_cg_gives_the_model_of_a_simulation(tmp_path: Path) -> None:
     out, other = tmp_path / "deployed", tmp_path / "simulated"
     result = deployed(out, "fed-cg", "--nodes 3 --allow-single --seed 4")
     expected = simulated(other, "fed-cg", "--hospitals 2 --centres 1 --allow-single --seed 4")
@@ -79,8 +79,15 @@ def test_fed_cg_gives_the_model_of_a_simulation_and_predicts(tmp_path: Path) -> 
     # a centre has nothing to predict; its log and the server's quote no id
     assert not (out / "nodes" / "2" / "predictions.csv").exists()
 
+    assert len(predictions(out / "nodes" / "0" / "predictions.csv")) > 50
+    assert left_running(out) == []
+
+
+@pytest.mark.deployment
+def test_fed_cg_predicts_again_with_its_model(tmp_path: Path) -> None:
+    out = tmp_path / "deployed"
+    deployed(out, "fed-cg", "--nodes 3 --allow-single --seed 4")
     first = predictions(out / "nodes" / "0" / "predictions.csv")
-    assert len(first) > 50
     command = [FEDKERN, "deploy-local", "fed-cg", "--predict", out, "--json", "-"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr

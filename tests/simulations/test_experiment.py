@@ -151,10 +151,11 @@ def test_presets_describe_the_papers_experiments():
             {"kernels_per_round": 25, "features": 20},
             1.6e-3,
         ),
-        (
+        pytest.param(
             {"data": "naval.npz", "target": "0", "clients": 23},
             {"kernels_per_round": 1, "features": 100},
             5.0e-3,
+            marks=pytest.mark.long,
         ),
         pytest.param(
             {"data": "ujiindoorloc.npz", "label": "0", "clients": 39},

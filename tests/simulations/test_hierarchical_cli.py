@@ -137,7 +137,14 @@ CASES: dict[str, tuple[list[str], bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+#: The others are run by ``make test-long``: tests of the strategy have them as well.
+QUICK = ("clients", "one group", "C", "rbf", "consensus", "staleness", "ring", "secure", "dropped")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in CASES],
+)
 def test_an_option_changes_what_it_should(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments, same = CASES[name]
     found = result(capsys, *SMALL, *arguments)

@@ -340,11 +340,15 @@ def run_one(prepared: HierarchicalData, runs: int = 1, **options: Any) -> Entry:
     ("of_data", "options"),
     [
         ({"name": "iris", "positive": 1.0}, {}),
-        ({"name": "iris"}, {"model": "logistic"}),
+        pytest.param({"name": "iris"}, {"model": "logistic"}, marks=pytest.mark.long),
         ({"name": "iris", "target": "0"}, {"model": "ridge"}),
         ({"name": "iris", "positive": 1.0}, {"model": "rbf", "features": 6, "gamma": 0.5}),
-        ({"name": "iris", "positive": 1.0}, {"scale": "none"}),
-        ({"name": "iris", "positive": 1.0}, {"architecture": "centralised"}),
+        pytest.param({"name": "iris", "positive": 1.0}, {"scale": "none"}, marks=pytest.mark.long),
+        pytest.param(
+            {"name": "iris", "positive": 1.0},
+            {"architecture": "centralised"},
+            marks=pytest.mark.long,
+        ),
         ({"name": "iris", "positive": 1.0, **VERTICAL}, VERTICAL),
         ({"name": "iris", **VERTICAL}, {**VERTICAL, "model": "logistic"}),
         ({"name": "iris", "target": "0", **VERTICAL}, {**VERTICAL, "model": "ridge"}),

@@ -84,7 +84,7 @@ def test_without_the_data_the_user_is_told_what_to_set(monkeypatch: pytest.Monke
 def test_table3_compares_the_architectures(
     tables: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ("--datasets", "Breast cancer", "--runs", "1", "--rounds", "40")
+    arguments = ("--datasets", "Breast cancer", "--runs", "1", "--rounds", "25")
     found = compared(capsys, "hierarchical-table3", *arguments)
     methods = found["datasets"]["Breast cancer"]["methods"]
     assert [*methods] == [
@@ -116,13 +116,14 @@ def test_table2_has_random_labels(tables: Path, capsys: pytest.CaptureFixture[st
     ("name", "counts", "plots"),
     [
         ("figure7", "_FEW_GROUPS", ["breast-cancer-groups-accuracy-over-groups.png"]),
-        (
+        pytest.param(
             "figure10a",
             "_ALL_GROUPS",
             [
                 "breast-cancer-groups-iterations-over-groups.png",
                 "breast-cancer-groups-reached-over-groups.png",
             ],
+            marks=pytest.mark.long,
         ),
     ],
 )
@@ -144,7 +145,12 @@ def test_figures_over_groups(
 @pytest.mark.parametrize(
     ("name", "entries", "plots"),
     [
-        ("figure8", 3, ["breast-cancer-users-iterations-over-users.png"]),
+        pytest.param(
+            "figure8",
+            3,
+            ["breast-cancer-users-iterations-over-users.png"],
+            marks=pytest.mark.long,
+        ),
         ("figure10b", 1, ["breast-cancer-ratio-of-users-iterations-over-ratio.png"]),
         (
             "figure11",
@@ -159,13 +165,14 @@ def test_figures_over_groups(
             9,
             ["breast-cancer-step_sizes-accuracy.png", "breast-cancer-step_sizes-iterations.png"],
         ),
-        (
+        pytest.param(
             "figure13",
             2,
             [
                 "breast-cancer-advance-iterations-over-groups.png",
                 "breast-cancer-advance-seconds-over-groups.png",
             ],
+            marks=pytest.mark.long,
         ),
         ("staleness", 4, ["breast-cancer-staleness-seconds.png"]),
     ],

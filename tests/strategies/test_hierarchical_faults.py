@@ -266,6 +266,8 @@ def damage_sections(message: Message) -> Message:
     return message
 
 
+#: The architectures of the two splits.
+MAIN = ("pairwise", "vertical")
 FAULTS = {
     "error": Fault("error"),
     "vanished": Fault("vanished"),
@@ -278,12 +280,13 @@ FAULTS = {
 }
 
 
-#: Every kind in the two splits; elsewhere one of each that is told apart: raised, lost, broken.
+#: Every kind in the two splits; elsewhere one of each that is told apart, raised, lost, broken, of
+#: which the last two are run by ``make test-long``.
 ONCE = [
-    (*case, kind)
+    pytest.param(*case, kind, marks=() if case[0] in MAIN or kind == "error" else pytest.mark.long)
     for case in CASES
     for kind in FAULTS
-    if case[0] in ("pairwise", "vertical") or kind in ("error", "lost reply", "cut short")
+    if case[0] in MAIN or kind in ("error", "lost reply", "cut short")
 ]
 
 

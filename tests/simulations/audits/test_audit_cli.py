@@ -61,10 +61,33 @@ def words_of(variant: Variant) -> list[str]:
     return [*own, *SMALL[variant.method], *more]
 
 
+#: A default and an option of the paper for each method; the others are run by ``make test-long``.
+QUICK = (
+    "fedkern audit pof-mkl",
+    "fedkern audit pof-mkl --no-secure",
+    "fedkern audit fed-cg",
+    "fedkern audit fed-cg --protocol naive",
+    "fedkern audit fed-cg --protocol chain",
+    "fedkern audit fdskl",
+    "fedkern audit fdskl --frequencies shared",
+    "fedkern audit secure-gram",
+    "fedkern audit secure-gram --min-support 0",
+    "fedkern audit fed-cfk",
+    "fedkern audit fed-cfk --request noisy",
+    "fedkern audit hierarchical-svm",
+    "fedkern audit hierarchical-svm --agent-topology ring",
+    "fedkern audit hierarchical-svm --partition vertical --product orthogonal",
+)
+
+
 def variants(red: bool) -> list[Any]:
     every = [v for plan in PLANS for v in plan.variants]
     kept = [v for v in every if v.method not in SKIPPED and v.command not in SKIPPED]
-    return [pytest.param(v, id=v.command[14:]) for v in kept if bool(v.leaks) == red]
+    return [
+        pytest.param(v, id=v.command[14:], marks=() if v.command in QUICK else pytest.mark.long)
+        for v in kept
+        if bool(v.leaks) == red
+    ]
 
 
 def assert_complete(result: dict[str, Any], variant: Variant) -> None:
