@@ -63,7 +63,7 @@ def run(deployment: LocalDeployment, **options: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.app
+@pytest.mark.deployment
 def test_nodes_that_may_not_take_part_are_refused_in_one_line(
     deployment: LocalDeployment, tmp_path: Path
 ) -> None:
