@@ -82,8 +82,7 @@ def svc(
     _check_positive(C=C, gamma=gamma, max_rows=max_rows)
     pooled.check()
     svm = _scikit_learn("svm")
-    unit = 1.0 / (pooled.x.shape[1] * (float(pooled.x.var()) or 1.0))
-    widths = [w * unit for w in _WIDTHS] if gamma is None else [gamma]
+    widths = _widths(pooled) if gamma is None else [gamma]
     grid = list(product(_COSTS if C is None else [C], widths))
 
     def build(choice: tuple[float, float], _: int) -> Any:
@@ -187,8 +186,7 @@ def kernel_ridge(
     pooled.check()
     approximation, models = _scikit_learn("kernel_approximation"), _scikit_learn("linear_model")
     pipeline = _scikit_learn("pipeline")
-    unit = 1.0 / (pooled.x.shape[1] * (float(pooled.x.var()) or 1.0))
-    grid = list(product([w * unit for w in _WIDTHS], _REGULARIZATIONS))
+    grid = list(product(_widths(pooled), _REGULARIZATIONS))
 
     def build(choice: tuple[float, float], rows: int) -> Any:
         width, value = choice
@@ -239,6 +237,12 @@ def boosting(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
         trees = ensemble.HistGradientBoostingClassifier
     model = trees(random_state=_state(seed, "boosting"))
     return _fit(model, pooled, np.arange(len(pooled.y)), 0, progress)
+
+
+def _widths(pooled: PooledSplit) -> list[float]:
+    """Return the widths to choose from, around scikit-learn's default."""
+    unit = 1.0 / (pooled.x.shape[1] * (float(pooled.x.var()) or 1.0))
+    return [width * unit for width in _WIDTHS]
 
 
 def _choose(
