@@ -25,6 +25,7 @@ from .data import Prepared, Settings
 from .engines import Engine
 from .entries import Entry
 from .experiment import run_entries, versions
+from .folders import make_folder
 from .methods import family_with
 from .provenance import code_digest, file_digest, provenance
 
@@ -136,24 +137,6 @@ class CellStore:
 
     def _file(self, cell: Cell) -> Path:
         return self.folder / f"{cell.key}.json"
-
-
-def make_folder(folder: Path, option: str) -> None:
-    """Make a folder and see that files can be written there.
-
-    Raises
-    ------
-    OptionError
-        They cannot; ``option`` is what names another folder.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / ".probe", b"")
-        (folder / ".probe").unlink()
-    except OSError as error:
-        raise OptionError(
-            f"{folder} cannot be written ({error.strerror})", remedy=f"choose another {option}"
-        ) from None
 
 
 def run_cell(cell: Cell, progress: CellProgress = lambda done, total: None) -> Record:

@@ -21,11 +21,6 @@ from .provenance import provenance
 from .report import Block, FactsBlock, TableBlock, TextBlock, write_report
 from .seen_tables import READING, seen_tables
 
-_READING_COSTS = (
-    "Exchanges: messages to every client with their replies, the opening one included. MB: arrays "
-    "sent by all clients (up) and to them (down). Seconds depend on the machine.",
-)
-
 
 def write_comparison_report(
     folder: Path,
@@ -79,7 +74,6 @@ def _blocks(
     blocks: list[Block] = [TextBlock("What was compared", [chosen.text])]
     styles = plots.assign_styles(entry[0] for entry in chosen.entries)
     reading: list[str] = []
-    privacy: list[str] = []
     seen: list[Block] = []
     audited: list[list[str]] = []
     for section in chosen.sections:
@@ -91,17 +85,16 @@ def _blocks(
         for name in section.across:
             stem = folder / _slug(f"{section.title} {name}")
             blocks.append(section.family.across[name](own, stem, styles))
+        reading += (section.family.columns[name].reading for name in section.columns)
         reading += section.family.reading
         labels = [entry[0] for entry in section.entries]
         if labels not in audited:  # sections on several data sets may compare the same
             audited.append(labels)
-            privacy += _privacy(own[0])
             seen += seen_tables(own[0])
     blocks += _misses(comparisons)
-    reading = [*dict.fromkeys(reading), *_READING_COSTS, *(READING if seen else ())]
+    reading = [*dict.fromkeys(filter(None, reading)), *READING]
     blocks.append(TextBlock("How to read the figures", reading))
-    blocks.append(TextBlock("Who saw what", list(dict.fromkeys(privacy))))
-    blocks += seen
+    blocks += [TextBlock("Who saw what", ()), *seen]
     sources = {name: provenance(settings.data) for name, settings in chosen.data.items()}
     blocks.append(FactsBlock("Where the data comes from", sources))
     facts = {"engine": chosen.engine, "seed": str(seed), "draws": str(chosen.runs)}
@@ -158,21 +151,11 @@ def _slug(text: str) -> str:
 
 
 def _caption(chosen: Preset, comparison: Comparison) -> str:
-    settings = comparison.section.data[comparison.dataset]
     draws = comparison.section.family.draws
     shares = len(comparison.entries[0].results)
     repeated = f"{shares} {draws}" if shares > 1 else f"one {draws.removesuffix('s')}"
-    return f"{comparison.dataset}: {settings.describe()}, {repeated}, engine {chosen.engine}"
-
-
-def _privacy(comparison: Comparison) -> list[str]:
-    lines = []
-    for entry in comparison.entries:
-        for key, seen in entry.results[0]["privacy"].items():
-            if key.endswith("_sees"):
-                role = key.removesuffix("_sees").replace("_", " ")
-                lines.append(f"{entry.label}: the {role} sees {'; '.join(seen)}.")
-    return lines
+    caption = comparison.section.caption(comparison.dataset)
+    return f"{caption}, {repeated}, engine {chosen.engine}"
 
 
 def _options(chosen: Preset) -> dict[str, str]:

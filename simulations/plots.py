@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from statistics import median_low
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedkern_flwr.checkpoint import write_atomically
@@ -52,7 +53,8 @@ _LOG_FROM = 50.0  # ratio of largest to smallest value from which an axis is log
 _OFF_SCALE = 1000.0  # a curve this many times above the typical one leaves the figure
 _MOST_POINTS = 400  # per curve; more cannot be seen and bloat the SVG
 _MARK_EVERY = 0.16  # distance of markers, in diagonals of the axes
-_LONGEST_NAME = 36
+_LONGEST_NAME = 60
+_LONGEST_LINE = 30  # beside a bar; there is room for two
 _HUGE = 1e150  # where bars are cut: the ticks of matplotlib overflow soon after
 
 
@@ -586,7 +588,10 @@ def _value_at(axes: Axes, x: float, y: float, text: str) -> None:
 
 def _name_rows(axes: Axes, names: list[str]) -> None:
     """Label the rows of a bar chart, the first on top."""
-    axes.set_yticks(range(len(names)), [_clean(name) for name in names])
+    labels = [
+        "\n".join(wrap(_clean(name), _LONGEST_LINE, max_lines=2, placeholder="…")) for name in names
+    ]
+    axes.set_yticks(range(len(names)), labels)
     for label in axes.get_yticklabels():
         label.set_parse_math(False)
     axes.set_ylim(max(len(names), 1) - 0.45, -0.55)

@@ -39,7 +39,31 @@ _SUSPICIOUS = 1e-6  # p-value below which bytes said to be random are not
 
 
 def seen_tables(comparison: Comparison) -> list[Block]:
-    """Return what server and clients saw of each audited method, bytes by kind."""
+    """Return what the parties see of each method, in words and as bytes by kind."""
+    return [_in_words(comparison), *_in_bytes(comparison)]
+
+
+def _in_words(comparison: Comparison) -> TableBlock:
+    """Return what is seen, by whom, and of which methods."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for entry in comparison.entries:
+        for key, seen in entry.results[0]["privacy"].items():
+            if key.endswith("_sees"):
+                who = key.removesuffix("_sees").replace("_", " ")
+                for what in seen:
+                    found.setdefault((who, what), []).append(entry.label)
+    every = len(comparison.entries)
+    return TableBlock(
+        f"{comparison.section.title or comparison.dataset}: who sees what",
+        ["seen", "by", "of"],
+        [
+            [what, who, "all" if len(labels) == every > 1 else ", ".join(labels)]
+            for (who, what), labels in found.items()
+        ],
+    )
+
+
+def _in_bytes(comparison: Comparison) -> list[Block]:
     audited = {
         entry.label: entry.results[0]["privacy"]["seen"]
         for entry in comparison.entries
@@ -67,7 +91,7 @@ def _plain_fields(audited: tuple[str, Mapping[str, Any]]) -> str:
     """Return which fields a method's clients sent in plain, if any."""
     label, seen = audited
     fields = dict.fromkeys(
-        f"{row['field']} of phase {row['phase']}"
+        f"{row['field'].replace('_', ' ')} of phase {row['phase']}"
         for row in seen["server"]
         if row["kind"] == "plain"
     )

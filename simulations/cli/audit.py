@@ -22,11 +22,13 @@ from ..audits import PLANS, Audited, Plan, Variant, audit, plan_of
 from ..audits.report import COLUMNS, cells, write_all, write_audit
 from ..entries import check_seed
 from ..experiment import versions
+from ..folders import folder_of_results
 from ..methods import family, method, options
 from ..options import RUN, Option
 from ..run_folder import open_json_target
 from .console import ProgressBar, Screen
 
+_RESULT = "audit.json"
 #: Exit code of an audit that found more than is documented.
 LEAK = 3
 _FEW = 200  # trials of a check
@@ -62,12 +64,13 @@ def audit_method(name: str, values: dict[str, Any]) -> None:
     json_file = open_json_target(values["json_target"]) if values["json_target"] else None
     _check(values["trials"], values["seed"])
     folder = _folder(values["out"], name)
-    with screen.progress() as bar:
-        done = _audit(Variant(name, chosen), values, folder, bar)
-    _show(screen, done)
-    facts = _facts(values["seed"], values["trials"])
-    _save(folder, {**done.to_dict(), **_common(values)})
-    page = write_audit(folder / "audit.html", done, facts, plan_of(name).why)
+    with folder_of_results(folder, _RESULT):
+        with screen.progress() as bar:
+            done = _audit(Variant(name, chosen), values, folder, bar)
+        _show(screen, done)
+        facts = _facts(values["seed"], values["trials"])
+        _save(folder, {**done.to_dict(), **_common(values)})
+        page = write_audit(folder / "audit.html", done, facts, plan_of(name).why)
     screen.note(f"report: {page.resolve()}")
     _print({**done.to_dict(), **_common(values)}, values["json_target"], json_file)
     if done.leaks:
@@ -92,14 +95,15 @@ def audit_all(
     json_file = open_json_target(json_target) if json_target else None
     _check(trials, seed)
     folder = _folder(out, "all")
-    audits = []
-    with screen.progress() as bar:
+    audits: list[Audited] = []
+    with folder_of_results(folder, _RESULT), screen.progress() as bar:
         for variant in (variant for plan in PLANS for variant in plan.variants):
             values = {**_defaults(variant), "seed": seed, "trials": trials}
             audits.append(_audit(variant, values, folder, bar))
             _line(screen, audits[-1])
     common = _common({"seed": seed, "trials": trials})
     good = all(done.as_expected for done in audits)
+    number = sum(done.as_expected for done in audits)
     result = {
         "method": "all",
         "verdict": "as documented" if good else "not as documented",
@@ -115,6 +119,7 @@ def audit_all(
     }
     _save(folder, result)
     page = write_all(folder / "audit.html", audits, _facts(seed, trials))
+    screen.note(f"{number} of {len(audits)} audits as documented")
     screen.note(f"report: {page.resolve()}")
     _print(result, json_target, json_file)
     if not good:
@@ -147,26 +152,7 @@ def _check(trials: int, seed: int) -> None:
 
 
 def _folder(out: str | None, name: str) -> Path:
-    """Make the folder of an audit.
-
-    Raises
-    ------
-    OptionError
-        It holds something else, or cannot be written.
-    """
-    folder = Path(out or Path("runs") / f"audit-{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    try:
-        if folder.exists() and any(folder.iterdir()) and not (folder / "audit.json").exists():
-            raise OptionError(
-                f"{folder} is not empty and not the folder of an audit",
-                remedy="choose another --out",
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OptionError(
-            f"{folder} cannot be written ({error.strerror})", remedy="choose another --out"
-        ) from None
-    return folder
+    return Path(out or Path("runs") / f"audit-{name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
 def _common(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,7 +186,7 @@ def _line(screen: Screen, done: Audited) -> None:
 
 
 def _save(folder: Path, result: Mapping[str, Any]) -> None:
-    write_atomically(folder / "audit.json", json.dumps(result, allow_nan=False).encode())
+    write_atomically(folder / _RESULT, json.dumps(result, allow_nan=False).encode())
 
 
 def _print(result: Mapping[str, Any], target: str | None, file: Path | None) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -16,12 +17,13 @@ import typer
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import FedKernError, OptionError, TableError
 
-from ..cells import Cell, CellStore, Record, make_folder
+from ..cells import Cell, CellStore, Record
 from ..comparison import Comparison, Part, compare, headings, plan, table_rows
 from ..data import Settings
 from ..engines import Engine
 from ..entries import check_seed
 from ..experiment import versions
+from ..folders import folder_of_results
 from ..paper_figures import HEADINGS, count_misses, paper_figures
 from ..presets import NAMES, PAPERS, Preset, preset
 from ..provenance import provenance
@@ -29,6 +31,7 @@ from ..run_folder import open_json_target
 from ..sweep import CellFailed, choose_jobs, sweep
 from .console import Screen
 
+_RESULT = "compare.json"
 #: All presets of the papers.
 ALL = "papers"
 
@@ -96,39 +99,59 @@ def compare_presets(
     ]
     stem = names[0] if len(names) == 1 else "several"
     folder = Path(out or Path("runs") / f"compare-{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
-    make_folder(folder, "--out")
-    store = CellStore(Path(cells), fresh=fresh)
-    compared, results = [], []
-    failure: FedKernError | None = None
+    with folder_of_results(folder, _RESULT):
+        store = CellStore(Path(cells), fresh=fresh)
+        compared, failures = _run_all(
+            screen, chosen, store, seed=seed, jobs=jobs, ray_address=ray_address
+        )
+        left_out += [f"{name}: {error}" for name, error in failures.items()]
+        results = [_result(one, comparisons, seed) for one, comparisons in compared]
+        result = results[0] if len(chosen) == 1 else {"presets": results, "left_out": left_out}
+        text = json.dumps(result, allow_nan=False)
+        write_atomically(folder / _RESULT, text.encode())
+        from ..comparison_report import write_comparison_report
+
+        report = write_comparison_report(folder, compared, seed=seed, left_out=left_out)
+    screen.note(f"report: {report.resolve()}")
+    if json_file is not None:
+        json_file.write_text(f"{text}\n")
+    elif json_target:
+        sys.stdout.write(f"{text}\n")
+    if failures:
+        raise next(iter(failures.values()))
+
+
+def _run_all(
+    screen: Screen,
+    chosen: list[Preset],
+    store: CellStore,
+    *,
+    seed: int,
+    jobs: int | None,
+    ray_address: str | None,
+) -> tuple[list[tuple[Preset, list[Comparison]]], dict[str, FedKernError]]:
+    """Run the presets; return what was compared, and what stopped those that failed.
+
+    Raises
+    ------
+    FedKernError
+        All failed; otherwise a report of the others is worth having.
+    """
+    compared: list[tuple[Preset, list[Comparison]]] = []
+    failures: dict[str, FedKernError] = {}
     for one in chosen:
         if len(chosen) > 1:
             screen.note(f"\n{one.title}")
         try:
             comparisons = _run(screen, one, store, seed=seed, jobs=jobs, ray_address=ray_address)
         except FedKernError as error:
-            if len(chosen) == 1:
+            if len(failures) + 1 == len(chosen):
                 raise
-            failure = error  # the others may go well; their report is worth having
-            left_out.append(f"{one.name}: {error}")
+            failures[one.name] = error
             screen.note(f"failed: {error}")
             continue
         compared.append((one, comparisons))
-        results.append(_result(one, comparisons, seed))
-    if failure is not None and not compared:
-        raise failure
-    result = results[0] if len(chosen) == 1 else {"presets": results, "left_out": left_out}
-    write_atomically(folder / "compare.json", json.dumps(result, allow_nan=False).encode())
-    from ..comparison_report import write_comparison_report
-
-    report = write_comparison_report(folder, compared, seed=seed, left_out=left_out)
-    screen.note(f"report: {report.resolve()}")
-    text = json.dumps(result, allow_nan=False)
-    if json_file is not None:
-        json_file.write_text(f"{text}\n")
-    elif json_target:
-        sys.stdout.write(f"{text}\n")
-    if failure is not None:
-        raise failure
+    return compared, failures
 
 
 def _presets(names: list[str], datasets: str | None) -> tuple[list[Preset], list[str]]:
@@ -141,14 +164,15 @@ def _presets(names: list[str], datasets: str | None) -> tuple[list[Preset], list
     if datasets and (len(names) > 1 or ALL in names):
         raise OptionError("--datasets goes with one preset", remedy="compare them one by one")
     if names == [ALL]:
-        found, left_out = [], []
+        found, missing = [], defaultdict(list)
         for name in PAPERS:
             try:
                 found.append(preset(name, ()))
             except TableError as error:
-                left_out.append(f"{name}: {error}")
+                missing[str(error)].append(name)
+        left_out = [f"{', '.join(named)}: {reason}" for reason, named in missing.items()]
         if not found:
-            raise TableError(left_out[0])
+            raise TableError("; ".join(left_out))
         return found, left_out
     if ALL in names:
         raise OptionError(f"{ALL} are all presets of the papers", remedy="name it alone")
@@ -231,7 +255,8 @@ def _show(
         screen.note(f"\n{part.section.title}")
     draws = family.draws if chosen.runs > 1 else family.draws.removesuffix("s")
     screen.table(
-        f"{part.dataset}: {family.size(comparison.facts)}, {chosen.engine}, {chosen.runs} {draws}",
+        f"{part.dataset}: {part.section.size(comparison.facts)}, {chosen.engine}, "
+        f"{chosen.runs} {draws}",
         headings(part.section, part.dataset),
         table_rows(comparison),
     )

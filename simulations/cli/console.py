@@ -54,7 +54,11 @@ class Screen:
             TimeRemainingColumn(),
         )
         with Progress(
-            *columns, console=self.console, transient=True, speed_estimate_period=_HOUR
+            *columns,
+            console=self.console,
+            transient=True,
+            speed_estimate_period=_HOUR,
+            disable=not self.console.is_terminal,
         ) as bar:
             yield ProgressBar(bar)
 

@@ -60,7 +60,7 @@ class Family(ABC, Generic[S, P]):
     across : dict
         Figures over the comparisons of a section on several data sets, by name.
     reading : tuple of str
-        How to read these columns and figures.
+        How to read the methods and figures; columns say it themselves.
     left_out : str
         Why rows are not predicted.
     app : str

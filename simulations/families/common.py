@@ -90,6 +90,8 @@ class Column:
     values : callable, optional
         Return the figure of each draw, in the unit of the paper's; None where a draw has none.
     higher_is_better : bool (default: False)
+    reading : str
+        How to read the column, where its headings do not say it.
     """
 
     headings: tuple[str, ...]
@@ -98,6 +100,7 @@ class Column:
     paper: Callable[[float | None], str] = figure
     values: Callable[[Summary], list[float | None]] | None = None
     higher_is_better: bool = False
+    reading: str = ""
 
 
 def _sent(summary: Summary) -> list[str]:
@@ -128,11 +131,26 @@ def _seen_plainly(summary: Summary) -> list[str]:
 
 #: Columns of what a method costs; reference methods exchange nothing.
 COSTS: dict[str, Column] = {
-    "plain": Column(("seen plainly",), _seen_plainly),
-    "seconds": Column(("seconds",), lambda s: [figure(s["seconds"], 1)]),
-    "megabytes": Column(("MB up", "MB down"), _sent),
+    "plain": Column(
+        ("plain",),
+        _seen_plainly,
+        reading="Plain: bytes that a single party computed from its rows and the server could "
+        "read. What sums and released matrices say of the rows is not counted here.",
+    ),
+    "seconds": Column(
+        ("seconds",),
+        lambda s: [figure(s["seconds"], 1)],
+        reading="Seconds depend on the machine.",
+    ),
+    "megabytes": Column(
+        ("MB up", "MB down"),
+        _sent,
+        reading="MB: arrays sent by all clients (up) and to them (down).",
+    ),
     "exchanges": Column(
-        ("exchanges",), lambda s: [count(s["exchanges"]) if s["exchanges"] else "-"]
+        ("exchanges",),
+        lambda s: [count(s["exchanges"]) if s["exchanges"] else "-"],
+        reading="Exchanges: messages to every client with their replies, the opening one included.",
     ),
 }
 
@@ -148,6 +166,34 @@ def range_cells(name: str, digits: int) -> Callable[[Summary], list[str]]:
         return [f"{mean:.{digits}f}", f"{min(values):.{less}f}-{max(values):.{less}f}"]
 
     return cells
+
+
+def accuracy(digits: int, paper: Callable[[float | None], str] = figure) -> Column:
+    """Return the column of accuracies."""
+    return Column(
+        ("accuracy", "range"),
+        range_cells("test_accuracy", digits),
+        rank=lambda s: -(s["metrics"].get("test_accuracy") or 0.0),
+        paper=paper,
+        values=drawn("test_accuracy"),
+        higher_is_better=True,
+        reading="Accuracy: of held-out rows, mean and range over the draws.",
+    )
+
+
+def rmse(digits: int) -> Column:
+    """Return the column of root mean squared errors."""
+    return Column(
+        ("RMSE", "range"),
+        range_cells("test_rmse", digits),
+        rank=lambda s: s["metrics"].get("test_rmse"),
+        reading="RMSE: of held-out rows, in the unit of the label; mean and range over the draws.",
+    )
+
+
+def to_pooled(reading: str, metric: str = "centralised_difference") -> Column:
+    """Return the column of what parts a model from that of pooled data."""
+    return Column(("to pooled",), lambda s: [scientific(s["metrics"].get(metric))], reading=reading)
 
 
 def scientific(value: float | None) -> str:

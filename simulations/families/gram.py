@@ -24,13 +24,15 @@ from .common import (
     COSTS,
     TRAIN_ROWS,
     Column,
+    accuracy,
     cost_rows,
     failure_rows,
     held_out,
-    range_cells,
+    rmse,
     scientific,
     server_row,
     source,
+    to_pooled,
 )
 from .gram_data import GramSettings, InstanceData, prepare_gram
 from .gram_learner import Learner, Machine, choose_machine
@@ -49,17 +51,17 @@ from .recommender import (
 from .vertical_references import svc
 
 _COLUMNS = {
-    "accuracy": Column(
-        ("accuracy", "range"),
-        range_cells("test_accuracy", 4),
-        rank=lambda s: -(s["metrics"].get("test_accuracy") or 0.0),
+    "accuracy": accuracy(4),
+    "rmse": rmse(4),
+    "error": Column(
+        ("error of K",),
+        lambda s: [scientific(s["metrics"].get("max_abs_error"))],
+        reading="Error of K: largest difference of an entry of the Gram matrix from that of pooled "
+        "data; counts are exact, features are rounded.",
     ),
-    "rmse": Column(
-        ("RMSE", "range"), range_cells("test_rmse", 4), rank=lambda s: s["metrics"].get("test_rmse")
-    ),
-    "error": Column(("error of K",), lambda s: [scientific(s["metrics"].get("max_abs_error"))]),
-    "difference": Column(
-        ("to pooled",), lambda s: [scientific(s["metrics"].get("centralised_difference"))]
+    "difference": to_pooled(
+        "To pooled: largest difference of an output of the machine that the coordinator trains on "
+        "the kernel from that of the same machine on pooled, rounded features."
     ),
     "items": Column(("items",), lambda s: [figure(s["metrics"].get("items"), 0)]),
     **COSTS,
@@ -76,13 +78,6 @@ class GramFamily(Family[GramSettings, RatingData | InstanceData]):
     draws = "runs"
     columns = _COLUMNS
     figures = {"bytes": ONLINE["bytes"]}  # noqa: RUF012
-    reading = (
-        "Error of K: largest difference of an entry of the Gram matrix from that of pooled data; "
-        "counts are exact, features are rounded.",
-        "Accuracy: of held-out rows, by a machine that the coordinator trains on the kernel. To "
-        "pooled: largest difference of its outputs from those of the same machine on pooled, "
-        "rounded features.",
-    )
 
     def parameters(self) -> list[Option]:
         """Return the options of a run that are not the strategy's."""

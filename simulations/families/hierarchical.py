@@ -31,14 +31,15 @@ from .common import (
     TIMEOUT,
     TRAIN_ROWS,
     Column,
+    accuracy,
     cost_rows,
-    drawn,
     failure_rows,
     held_out,
-    range_cells,
+    rmse,
     scientific,
     seed,
     source,
+    to_pooled,
 )
 from .hierarchical_data import HierarchicalData, HierarchicalSettings
 from .hierarchical_figures import ACROSS, FIGURES
@@ -71,27 +72,27 @@ def _of_converged(name: str) -> Callable[[Mapping[str, Any]], list[float | None]
 
 
 _COLUMNS = {
-    "accuracy": Column(
-        ("accuracy", "range"),
-        range_cells("test_accuracy", 4),
-        rank=lambda s: -(s["metrics"].get("test_accuracy") or 0.0),
-        paper=lambda value: figure(value, 4),
-        values=drawn("test_accuracy"),
-        higher_is_better=True,
-    ),
-    "rmse": Column(
-        ("RMSE", "range"), range_cells("test_rmse", 4), rank=lambda s: s["metrics"].get("test_rmse")
-    ),
+    "accuracy": accuracy(4, paper=partial(figure, digits=4)),
+    "rmse": rmse(4),
     "objective": Column(("objective",), _metric("objective", 3)),
-    "gap": Column(("to pooled",), lambda s: [scientific(s["metrics"].get("objective_gap"))]),
+    "gap": to_pooled(
+        "To pooled: objective of the model on all rows, relative to the optimum of pooled data, "
+        "less 1.",
+        "objective_gap",
+    ),
     "iterations": Column(
         ("iterations",),
         _metric("iterations", 1),
         rank=lambda s: s["metrics"].get("iterations"),
         paper=lambda value: figure(value, 0),
         values=_of_converged("iterations"),
+        reading="Iterations: those of the slowest group.",
     ),
-    "close": Column(("iterations to 1e-3",), _metric("iterations_to_pooled", 1)),
+    "close": Column(
+        ("iterations to 1e-3",),
+        _metric("iterations_to_pooled", 1),
+        reading="Iterations to 1e-3: until the objective is within 0.1 % of the pooled optimum.",
+    ),
     "time": Column(
         ("seconds",),
         lambda s: [figure(s["seconds"], 2)],
@@ -103,6 +104,7 @@ _COLUMNS = {
         _metric("kilobytes_per_user", 1),
         paper=lambda value: figure(value, 0),
         values=_of_converged("kilobytes_per_user"),
+        reading="KB up per user: arrays that all nodes sent, divided by the number of users.",
     ),
     **COSTS,
 }
@@ -120,12 +122,6 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
     columns = _COLUMNS
     figures = FIGURES
     across = ACROSS
-    reading = (
-        "Accuracy: of held-out rows, mean and range over runs. To pooled: objective of the model "
-        "on all rows, relative to the optimum of pooled data, less 1.",
-        "Iterations: those of the slowest group. KB up per user: arrays that all nodes sent, "
-        "divided by the number of users.",
-    )
 
     # -- a run's configuration
 

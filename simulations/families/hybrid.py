@@ -28,14 +28,16 @@ from .common import (
     TIMEOUT,
     TRAIN_ROWS,
     Column,
+    accuracy,
     cost_rows,
     drawn,
     failure_rows,
     held_out,
-    range_cells,
+    rmse,
     scientific,
     seed,
     source,
+    to_pooled,
 )
 from .hybrid_data import HybridData, HybridSettings, Task
 from .hybrid_figures import FIGURES
@@ -60,7 +62,12 @@ def _stop_epoch(tolerance: str) -> Column:
         return [figure(mean(epochs(summary)), 1)]
 
     return Column(
-        (f"epochs to {tolerance}",), cells, paper=lambda value: figure(value, 1), values=epochs
+        (f"epochs to {tolerance}",),
+        cells,
+        paper=lambda value: figure(value, 1),
+        values=epochs,
+        reading="Epochs to: first iteration at which the sum of squared residuals is below the "
+        "paper's tolerance.",
     )
 
 
@@ -92,23 +99,15 @@ def _missing_rows(result: Mapping[str, Any]) -> list[list[str]]:
 
 
 _COLUMNS = {
-    "accuracy": Column(
-        ("accuracy", "range"),
-        range_cells("test_accuracy", 3),
-        rank=lambda s: -(s["metrics"].get("test_accuracy") or 0.0),
-        paper=_two_digits,
-        values=drawn("test_accuracy"),
-        higher_is_better=True,
-    ),
-    "rmse": Column(
-        ("RMSE", "range"), range_cells("test_rmse", 3), rank=lambda s: s["metrics"].get("test_rmse")
-    ),
+    "accuracy": accuracy(3, paper=_two_digits),
+    "rmse": rmse(3),
     "recall": Column(
         ("recall",),
         _mean("test_recall", 3),
         paper=_two_digits,
         values=drawn("test_recall"),
         higher_is_better=True,
+        reading="Recall, precision: of held-out rows, mean over the draws.",
     ),
     "precision": Column(
         ("precision",),
@@ -117,11 +116,16 @@ _COLUMNS = {
         values=drawn("test_precision"),
         higher_is_better=True,
     ),
-    "iterations": Column(("iterations",), _mean("iterations", 1)),
+    "iterations": Column(
+        ("iterations",),
+        _mean("iterations", 1),
+        reading="Iterations: of conjugate gradients, 0 where the normal equations were solved.",
+    ),
     **{f"stop epoch {t}": _stop_epoch(t) for t in ("1e-3", "1e-4", "1e-6")},
     "residual": Column(("residual",), lambda s: [scientific(s["metrics"]["residual"])]),
-    "difference": Column(
-        ("to pooled",), lambda s: [scientific(s["metrics"].get("centralised_difference"))]
+    "difference": to_pooled(
+        "To pooled: largest difference of a prediction from that of the pooled solution in "
+        "float64, where the labels of a regression are scaled to [-1, 1]."
     ),
     "reconstruction": Column(tuple(ATTACKS.values()), _reconstruction),
     **COSTS,
@@ -139,13 +143,6 @@ class HybridFamily(Family[HybridSettings, HybridData]):
     dealt_by_nodes = ("clients", "centres")
     columns = _COLUMNS
     figures = FIGURES
-    reading = (
-        "Accuracy, recall, precision: of held-out rows, mean and range over runs. To pooled: "
-        "largest difference of a prediction from that of the pooled solution in float64, where the "
-        "labels of a regression are scaled to [-1, 1].",
-        "Iterations: of conjugate gradients, 0 where the normal equations were solved. Epochs to: "
-        "first iteration at which the sum of squared residuals is below the paper's tolerance.",
-    )
 
     def parameters(self) -> list[Option]:
         """Return the options of a run that are not the strategy's."""

@@ -43,6 +43,8 @@ _COLUMNS = {
         lambda s: [milli(s["metrics"]["mse"])],
         rank=lambda s: s["metrics"]["mse"],
         values=drawn("mse", 1e-3),
+        reading="MSE: squared error of the predictions, each made before the label was known; mean "
+        "over clients, samples and feature draws. Labels are scaled to [0, 1].",
     ),
     "mse_std": Column(("std (draws)",), lambda s: [milli(s["metrics"]["mse_std"])]),
     "regret": Column(
@@ -50,6 +52,9 @@ _COLUMNS = {
         lambda s: [figure(s["metrics"]["regret_mean"]), figure(s["metrics"]["regret_std"])],
         rank=lambda s: s["metrics"]["regret_mean"],
         values=drawn("regret_mean"),
+        reading="Regret: a client's summed squared error above that of its best kernel in "
+        "hindsight; mean and standard deviation over clients. PerFedAvg has no kernels and "
+        "therefore no regret.",
     ),
     **COSTS,
 }
@@ -74,12 +79,6 @@ class OnlineFamily(Family[DataSettings, Streams]):
     deployed_defaults = {"samples_per_round": 50, "checkpoint_every": 2}  # noqa: RUF012
     columns = _COLUMNS
     figures = FIGURES
-    reading = (
-        "MSE: squared error of the predictions, each made before the label was known; mean over "
-        "clients, samples and feature draws. Labels are scaled to [0, 1].",
-        "Regret: a client's summed squared error above that of its best kernel in hindsight; mean "
-        "and standard deviation over clients. PerFedAvg has no kernels and therefore no regret.",
-    )
 
     def parameters(self) -> list[Option]:
         """Return the options of a run that are not the strategy's."""

@@ -44,6 +44,7 @@ from .common import (
     scientific,
     seed,
     server_row,
+    to_pooled,
 )
 from .merge_rounds import merge_rounds
 from .new_rows import read_model
@@ -66,6 +67,9 @@ _COLUMNS = {
         paper=lambda value: figure(value, 3),
         values=drawn("auc"),
         higher_is_better=True,
+        reading="AUC, nDCG@100 and recall@100: of the ratings held out, among the items that a "
+        "user has not rated before; means over users with ratings in both parts, and their range "
+        "over repetitions.",
     ),
     "ndcg": Column(
         ("nDCG@100",),
@@ -82,9 +86,14 @@ _COLUMNS = {
         higher_is_better=True,
     ),
     "items": Column(("items",), lambda s: [figure(s["metrics"].get("items"), 0)]),
-    "users": Column(("users",), lambda s: [figure(s["metrics"].get("rows"), 0)]),
-    "difference": Column(
-        ("to pooled",), lambda s: [scientific(s["metrics"].get("centralised_difference"))]
+    "users": Column(
+        ("users",),
+        lambda s: [figure(s["metrics"].get("rows"), 0)],
+        reading="Users: those whose ratings are in the kernel; all get recommendations.",
+    ),
+    "difference": to_pooled(
+        "To pooled: largest difference of these figures from those of CF-KOMD on pooled data with "
+        "the same users and items in the kernel."
     ),
     "kernel-error": Column(
         ("error after the last round",), lambda s: [scientific(s["metrics"]["kernel_error"])]
@@ -106,13 +115,6 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
     dealt_by_nodes = ("clients", "users_per_client")
     columns = _COLUMNS
     figures = FIGURES
-    reading = (
-        "AUC, nDCG@100 and recall@100: of the ratings held out, among the items that a user has "
-        "not rated before; means over users with ratings in both parts, and their range over "
-        "repetitions. Users: those whose ratings are in the kernel; all get recommendations.",
-        "To pooled: largest difference of these figures from those of CF-KOMD on pooled data with "
-        "the same users and items in the kernel.",
-    )
 
     def parameters(self) -> list[Option]:
         """Return the options of a run that are not the strategy's."""

@@ -25,14 +25,16 @@ from .common import (
     TIMEOUT,
     TRAIN_ROWS,
     Column,
+    accuracy,
     cost_rows,
     drawn,
     failure_rows,
     held_out,
-    range_cells,
+    rmse,
     scientific,
     seed,
     source,
+    to_pooled,
 )
 from .labelled_data import Task
 from .vertical_data import VerticalData, VerticalSettings
@@ -53,16 +55,12 @@ def _value(name: str) -> Any:
 
 
 _COLUMNS = {
-    "accuracy": Column(
-        ("accuracy", "range"),
-        range_cells("test_accuracy", 4),
-        rank=lambda s: -(s["metrics"].get("test_accuracy") or 0.0),
-    ),
-    "rmse": Column(
-        ("RMSE", "range"), range_cells("test_rmse", 4), rank=lambda s: s["metrics"].get("test_rmse")
-    ),
-    "difference": Column(
-        ("to pooled",), lambda s: [scientific(s["metrics"].get("centralised_difference"))]
+    "accuracy": accuracy(4),
+    "rmse": rmse(4),
+    "difference": to_pooled(
+        "To pooled: largest difference of a prediction from that of the same training on pooled "
+        "data with the same directions, where the labels of a regression are scaled to [-1, 1]; it "
+        "comes from rounding phases."
     ),
     "gamma": Column(("gamma",), _value("gamma")),
     "regularization": Column(("lambda",), _value("regularization")),
@@ -88,12 +86,7 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
     columns = _COLUMNS
     figures = FIGURES
     across = ACROSS
-    reading = (
-        "Accuracy: of held-out rows, mean and range over runs. To pooled: largest difference of a "
-        "prediction from that of the same training on pooled data with the same directions, where "
-        "the labels of a regression are scaled to [-1, 1]; it comes from rounding phases.",
-        "Methods whose name says pooled see all columns at once; they cost no exchange.",
-    )
+    reading = ("Methods whose name says pooled see all columns at once; they cost no exchange.",)
 
     def parameters(self) -> list[Option]:
         """Return the options of a run that are not the strategy's."""

@@ -38,6 +38,8 @@ class Section:
         Data set -> label -> settings of an entry of another family, or of one to which the same
         rows are dealt in another way. With the same seed and share all families hold out the same
         rows.
+    parties : str
+        Who holds the data, where the settings in ``data`` do not tell.
     title, text : str
         Headline and explanation in a report of several sections.
     paper : dict
@@ -62,11 +64,23 @@ class Section:
     across: tuple[str, ...] = ()
     ranks: tuple[tuple[str, ...], ...] = ()
     dealt: Mapping[str, Mapping[str, Settings]] = field(default_factory=dict)
+    parties: str = ""
 
     @property
     def family(self) -> Family[Any, Any]:
         """The family that has the columns and figures."""
         return family_with(next(iter(self.data.values())))
+
+    def caption(self, dataset: str) -> str:
+        """Return data set and who gets what, for the caption of a table."""
+        return f"{dataset}: {self.parties or self.data[dataset].describe()}"
+
+    def size(self, facts: Mapping[str, Any]) -> str:
+        """Return how much data there is, from what :meth:`Prepared.facts` returns."""
+        if not self.parties:
+            return self.family.size(facts)
+        rows = f"{facts['rows']} training and {facts['held_out_rows']} held-out rows"
+        return f"{self.parties}, {rows}"
 
     def settings(self, dataset: str, label: str) -> Settings:
         """Return how an entry gets its data."""

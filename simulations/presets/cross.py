@@ -45,10 +45,9 @@ _POOLED: tuple[Contender, ...] = (
 _BESIDES = (
     "FedCG's kernel, width and lambda were chosen once, on the training rows of the first split, "
     "which are in part held out in the others; the other methods choose theirs within each split. "
-    "Seen plainly: bytes that a single party computed from its rows and the server could read. "
-    "Besides, the server opens what was summed: FedCG's normal equations, the weights of "
-    "HierarchicalSVM, and the whole Gram matrix of Secure Gram, which is the instances up to a "
-    "rotation."
+    "Besides what stands under plain, the server opens what was summed: FedCG's normal equations, "
+    "the weights of HierarchicalSVM, and the whole Gram matrix of Secure Gram, which is the "
+    "instances up to a rotation."
 )
 _COLUMNS = ("accuracy", "exchanges", "megabytes", "seconds", "plain")
 _FED_CG, _FDSKL = "FedCG", "FDSKL, one-shot"
@@ -141,6 +140,7 @@ def _hybrid(datasets: tuple[str, ...]) -> Preset:
                 _COLUMNS,
                 ("errors-box", "bytes"),
                 title=name,
+                parties=f"{_HOSPITALS} hospitals and {_CENTRES} centres",
                 dealt={
                     name: {
                         _FED_CG: HybridSettings(

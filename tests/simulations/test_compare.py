@@ -142,7 +142,8 @@ def test_papers_leaves_out_what_has_no_data(
             monkeypatch.setitem(presets._PRESETS, name, small(name))
     found, said = compared(capsys, "papers", "--out", "all")
     assert {one["preset"].split("-")[0] for one in found["presets"]} == {"fed", "hierarchical"}
-    assert "left out: pof-mkl-table1: FEDKERN_DATA is not set" in " ".join(said.split())
+    assert "left out: pof-mkl-table1, pof-mkl-table2," in said
+    assert said.count("left out:") == said.count("FEDKERN_DATA is not set") == 5  # first files
     assert any("fdskl-figure3" in line for line in found["left_out"])
 
 
@@ -215,6 +216,28 @@ def test_bad_input_is_told_in_a_line(
     assert "Traceback" not in error
 
 
+def test_a_comparison_that_fails_leaves_no_empty_folder(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = (("OFSKL", "ofskl", {"features": 0}),)
+    monkeypatch.setitem(presets._PRESETS, "demo", small(entries=entries))
+    Path("there").mkdir()
+    for out in ("new", "there"):
+        assert run(["compare", "demo", "--out", out]) == 2
+        assert "features is 0" in capsys.readouterr().err
+    assert not Path("new").exists()
+    assert Path("there").is_dir()
+
+
+@pytest.mark.usefixtures("demo")
+def test_a_folder_with_something_else_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine").mkdir()
+    Path("mine/letter.txt").write_text("mine")
+    assert run(["compare", "demo", "--out", "mine"]) == 2
+    assert "mine is not empty and has no compare.json" in capsys.readouterr().err
+    assert [file.name for file in Path("mine").iterdir()] == ["letter.txt"]
+
+
 # -- methods of several families on the same rows
 
 
@@ -230,6 +253,18 @@ def test_all_methods_of_a_task_hold_out_the_same_rows(name: str) -> None:
     assert len(held) in (7, 8)
     assert all(labels == held[0] for labels in held)
     assert 0 < sum(held[0]) < len(held[0])
+
+
+def test_a_caption_tells_who_holds_the_data() -> None:
+    facts = {"rows": 398, "held_out_rows": 171, "parties": 4, "active_parties": 1}
+    rows = "398 training and 171 held-out rows"
+    for name, parties, size in (
+        ("cross-vertical", "4 parties, 1 with labels", "4 parties (1 with labels)"),
+        ("cross-hybrid", "4 hospitals and 2 centres", "4 hospitals and 2 centres"),
+    ):
+        (section,) = preset(name, ("Breast cancer",)).sections
+        assert section.caption("Breast cancer") == f"Breast cancer: {parties}"
+        assert section.size(facts) == f"{size}, {rows}"
 
 
 def test_a_table_of_several_families(
@@ -265,7 +300,7 @@ def test_a_table_of_several_families(
     assert "all data" in row
     report = Path("c/report.html").read_text()
     assert report.count("data:image/png") == 2
-    assert "FedCG: the server sees" in report
+    assert '<th scope="row">sums over the hospitals of K^T K and K^T y' in report
     assert "Wine: what the server saw" in report
 
 

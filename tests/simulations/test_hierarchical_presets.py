@@ -103,11 +103,11 @@ def test_table3_compares_the_architectures(
 
 
 def test_table2_has_random_labels(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = compared(capsys, "hierarchical-table2", "--rounds", "3")
+    found = compared(capsys, "hierarchical-table2", "--rounds", "2")
     methods = found["datasets"]["Random labels"]["methods"]
     assert len(methods) == 3
     chain = methods["chain of neighbours, rho 5"]
-    assert chain["metrics"]["iterations"] == 3
+    assert chain["metrics"]["iterations"] == 2
     assert chain["metrics"]["kilobytes_per_user"] == pytest.approx(chain["bytes_up"] / 1e5)
     assert "514" in Path("here/report.html").read_text()
 
@@ -160,10 +160,11 @@ def test_figures_over_groups(
                 "breast-cancer-columns-seconds-over-groups.png",
             ],
         ),
-        (
+        pytest.param(
             "figure12",
             9,
             ["breast-cancer-step_sizes-accuracy.png", "breast-cancer-step_sizes-iterations.png"],
+            marks=pytest.mark.long,
         ),
         pytest.param(
             "figure13",

@@ -75,7 +75,7 @@ def step(name, split, options, *raising, rounds=6):
 
 def delays(delivery):
     if delivery.phase == "svm-local" and delivery.partition < 2:  # the first group is slow
-        return Fault("delay", seconds=0.3)
+        return Fault("delay", seconds=0.2)
     return None
 
 out = {}
@@ -86,7 +86,9 @@ for engine in ("in-process", "ray"):
     ]
     if engine == "in-process":
         steps.append(step("horizontal", "horizontal", {}))
-    simulate_all([step for _, _, step in steps], client_fn, USERS + GROUPS, engine=engine)
+    steps.append(step("asynchronous", "horizontal", {"staleness": 4}, rounds=25))
+    simulate_all([step for _, _, step in steps], client_fn, USERS + GROUPS, engine=engine,
+                 faults=delays)
     found |= {name: result for name, result, _ in steps}
     steps = [
         step("vertical, raising", "vertical", {}, "svm-visit-5-1", "svm-owner-6-9", rounds=8),
@@ -95,9 +97,6 @@ for engine in ("in-process", "ray"):
         steps.append(step("vertical", "vertical", {}, rounds=8))
     simulate_all([step for _, _, step in steps], client_fn, USERS + GROUPS + 1, engine=engine)
     found |= {name: result for name, result, _ in steps}
-    name, result, one = step("asynchronous", "horizontal", {"staleness": 4}, rounds=25)
-    simulate_all([one], client_fn, USERS + GROUPS, engine=engine, faults=delays)
-    found[name] = result
 print(json.dumps(out))
 """
 

@@ -152,7 +152,7 @@ def test_compare_shows_references_and_their_costs_as_nothing(tmp_path, monkeypat
     row = next(line for line in captured.err.splitlines() if "the mean" in line)
     assert row.split()[-4:-1] == ["-", "-", "-"]
     report = Path("c/report.html").read_text()
-    assert "the mean: the server sees all data of all parties: it is pooled." in report
+    assert ">all data of all parties: it is pooled</th><td>server</td><td>the mean</td>" in report
 
 
 def test_references_are_no_methods_of_the_command_line():

@@ -26,6 +26,7 @@ from fedkern_flwr.strategies import HierarchicalSVM
 KEY = b"a secret of the data's owners"
 Table = dict[str, Any]
 RINGS = {"agent_topology": "ring"}
+STALE = "asynchronous"
 #: Ways to learn: kind of split, and options.
 RUNS: dict[str, tuple[str, Table]] = {
     "pairwise": ("two layers", {}),
@@ -33,7 +34,7 @@ RUNS: dict[str, tuple[str, Table]] = {
     "leave-out": ("two layers", {"lost_groups": "leave-out"}),
     "paper": ("two layers", {"consensus": "paper"}),
     "balanced": ("two layers", {"rho_schedule": "balanced", "model": "logistic"}),
-    "asynchronous": ("two layers", {"staleness": 2}),
+    STALE: ("two layers", {"staleness": 2}),
     "asynchronous, leave-out": ("two layers", {"staleness": 2, "lost_groups": "leave-out"}),
     "asynchronous ring": ("two layers", {"staleness": 2, **RINGS}),
     "one group": ("one group", {}),
@@ -702,7 +703,7 @@ def test_users_are_not_asked_beyond_the_bound(network: Callable[[str], Network])
     assert 0 < ahead <= 3  # one more than the bound: it waits with what it has done
 
 
-@pytest.mark.parametrize("staleness", [1, 4])
+@pytest.mark.parametrize("staleness", [pytest.param(1, marks=pytest.mark.long), 4])
 @pytest.mark.parametrize("name", ["pairwise", "leave-out", "ring"])
 def test_stale_groups_reach_the_same_optimum(
     name: str, staleness: int, network: Callable[[str], Network]
@@ -719,8 +720,14 @@ def test_stale_groups_reach_the_same_optimum(
     assert max(row["round"] for row in strategy.history_) <= 50
 
 
-@pytest.mark.parametrize("kind", ["error", "duplicate", "late reply"])
-@pytest.mark.parametrize("name", ["asynchronous", "asynchronous, leave-out", "asynchronous ring"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=() if kind == "error" or name == STALE else pytest.mark.long)
+        for name in (STALE, "asynchronous, leave-out", "asynchronous ring")
+        for kind in ("error", "duplicate", "late reply")
+    ],
+)
 def test_faults_of_groups_that_do_not_wait(
     name: str, kind: str, network: Callable[[str], Network]
 ) -> None:

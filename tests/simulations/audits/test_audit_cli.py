@@ -169,8 +169,10 @@ def test_all_needs_every_verdict_to_be_as_documented(
         plan = next(p for p in PLANS if "fed-cg" in p.methods)
         short = type(plan)(**{**vars(plan), "variants": (expected,)})
         monkeypatch.setattr(command, "PLANS", (short,))
-        assert run(["audit", "all", "--quiet", "--json", "-", "--out", "here"]) == code
-        result = json.loads(capsys.readouterr().out)
+        assert run(["audit", "all", "--json", "-", "--out", "here"]) == code
+        said = capsys.readouterr()
+        assert f"{int(code == 0)} of 1 audits as documented" in said.err
+        result = json.loads(said.out)
         assert result["audits"][0]["as_expected"] == (code == 0)
         assert "Audit of all methods" in Path("here/audit.html").read_text()
 
@@ -196,11 +198,12 @@ def test_bad_input_is_one_line_and_code_2(
     assert captured.out == ""
     assert len(captured.err.strip().splitlines()) == 1
     assert text in captured.err
+    assert all(any(folder.iterdir()) for folder in Path("runs").glob("*"))  # no empty ones
 
 
 def test_a_folder_with_something_else_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine").mkdir()
     Path("mine/letter.txt").write_text("mine")
     assert run(["audit", "fed-cg", "--quiet", "--out", "mine"]) == 2
-    assert "not the folder of an audit" in capsys.readouterr().err
+    assert "is not empty and has no audit.json" in capsys.readouterr().err
     assert [f.name for f in Path("mine").iterdir()] == ["letter.txt"]
