@@ -19,6 +19,7 @@ from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError
 
 from ..audits import PLANS, Audited, Plan, Variant, audit, plan_of
+from ..audits.engine import Progress
 from ..audits.report import COLUMNS, cells, write_all, write_audit
 from ..entries import check_seed
 from ..experiment import versions
@@ -26,7 +27,7 @@ from ..folders import folder_of_results
 from ..methods import family, method, options
 from ..options import RUN, Option
 from ..run_folder import open_json_target
-from .console import ProgressBar, Screen
+from .console import Screen
 
 _RESULT = "audit.json"
 #: Exit code of an audit that found more than is documented.
@@ -66,7 +67,7 @@ def audit_method(name: str, values: dict[str, Any]) -> None:
     folder = _folder(values["out"], name)
     with folder_of_results(folder, _RESULT):
         with screen.progress() as bar:
-            done = _audit(Variant(name, chosen), values, folder, bar)
+            done = _audit(Variant(name, chosen), values, folder, bar.update)
         _show(screen, done)
         facts = _facts(values["seed"], values["trials"])
         _save(folder, {**done.to_dict(), **_common(values)})
@@ -99,7 +100,7 @@ def audit_all(
     with folder_of_results(folder, _RESULT), screen.progress() as bar:
         for variant in (variant for plan in PLANS for variant in plan.variants):
             values = {**_defaults(variant), "seed": seed, "trials": trials}
-            audits.append(_audit(variant, values, folder, bar))
+            audits.append(_audit(variant, values, folder, bar.update))
             _line(screen, audits[-1])
     common = _common({"seed": seed, "trials": trials})
     good = all(done.as_expected for done in audits)
@@ -126,12 +127,14 @@ def audit_all(
         raise typer.Exit(LEAK)
 
 
-def _audit(variant: Variant, values: Mapping[str, Any], folder: Path, bar: ProgressBar) -> Audited:
+def _audit(
+    variant: Variant, values: Mapping[str, Any], folder: Path, progress: Progress
+) -> Audited:
     own, plan = family(variant.method), plan_of(variant.method)
     config = _config(plan, variant.method, values, folder)
     own.check(config)
     began = time.monotonic()
-    found = audit(plan, config, trials=values["trials"], progress=bar.update)
+    found = audit(plan, config, trials=values["trials"], progress=progress)
     return Audited(variant, found, config, time.monotonic() - began)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
@@ -17,6 +18,7 @@ from fedkern_flwr.flower_compat import quiet_flower
 
 _FILE_WIDTH = 120  # columns of a log file
 _HOUR = 3600.0  # seconds of steps that the time left is reckoned from
+_PAUSE = 60.0  # seconds between two lines of a log file
 
 
 class Screen:
@@ -45,8 +47,11 @@ class Screen:
         self.console.print(text, markup=False, soft_wrap=True)
 
     @contextmanager
-    def progress(self) -> Iterator[ProgressBar]:
-        """Show a progress bar while the block runs."""
+    def progress(self) -> Iterator[ProgressBar | ProgressLines]:
+        """Show a progress bar while the block runs; in a file a line now and then."""
+        if not self.console.is_terminal:
+            yield ProgressLines(self.note)
+            return
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -58,7 +63,6 @@ class Screen:
             console=self.console,
             transient=True,
             speed_estimate_period=_HOUR,
-            disable=not self.console.is_terminal,
         ) as bar:
             yield ProgressBar(bar)
 
@@ -110,6 +114,26 @@ class _Once(logging.Filter):
         new = text not in self._seen
         self._seen.add(text)
         return new
+
+
+class ProgressLines:
+    """A line a minute, as the time passes that the work takes.
+
+    Parameters
+    ----------
+    say : callable
+        Prints a line.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._next = time.monotonic() + _PAUSE
+
+    def update(self, label: str, done: float, total: int) -> None:
+        """Tell how far the work is, if nothing was told for a minute."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _PAUSE
+            self._say(f"{label}: {int(done)} of {total}")
 
 
 class ProgressBar:

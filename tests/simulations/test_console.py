@@ -1,0 +1,39 @@
+"""What commands show while they work, where nobody sits before a terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedkern_flwr.simulations.cli import console
+from fedkern_flwr.simulations.cli.console import Screen
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_log_file_gets_a_line_a_minute(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Screen().progress() as bar:
+        for second in range(0, 150, 10):
+            clock[0] = float(second)
+            bar.update(f"draw {second}", second + 0.5, 200)
+    assert capsys.readouterr().err.splitlines() == ["draw 60: 60 of 200", "draw 120: 120 of 200"]
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_is_soon_done_leaves_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with Screen().progress() as bar:
+        bar.update("draw 1", 1, 1)
+    assert capsys.readouterr().err == ""
+
+
+def test_quiet_is_quiet(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with Screen(quiet=True).progress() as bar:
+        clock[0] = 1000.0
+        bar.update("draw 1", 1, 2)
+    assert capsys.readouterr().err == ""
