@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -30,7 +31,6 @@ from fedkern_flwr.secure_sum.graph import degree
 from fedkern_flwr.simulations import InProcessGrid, simulate
 
 PARTS = ("bytes", "cpu", "large", "computed")
-LIMIT = 300.0  # seconds of a large run
 Sizes = dict[str, Any]
 
 
@@ -266,6 +266,7 @@ LARGE: tuple[tuple[str, str, Sizes], ...] = (
      {"hospitals": 1000, "centres": 3, "rows": 20_000, "landmarks": 100}),
     ("fed-cg", "10^5 rows", {"hospitals": 4, "centres": 3, "rows": 100_000, "landmarks": 300}),
     ("fed-cg", "10^6 rows", {"hospitals": 4, "centres": 3, "rows": 1_000_000, "landmarks": 100}),
+    ("fed-cg", "10^7 rows", {"hospitals": 4, "centres": 3, "rows": 10_000_000, "landmarks": 20}),
     ("fdskl", "10^2 parties", {"parties": 100, "rows": 2000, "tests": 200, "features": 200}),
     ("fdskl", "10^5 rows", {"parties": 4, "rows": 100_000, "tests": 1000, "features": 500}),
     ("fdskl", "10^6 rows", {"parties": 4, "rows": 1_000_000, "tests": 1000, "features": 200}),
@@ -281,6 +282,8 @@ LARGE: tuple[tuple[str, str, Sizes], ...] = (
      {"users": 1000, "groups": 30, "columns": 20, "rows": 20_000, "iterations": 10}),
     ("svm-rows", "10^5 rows",
      {"users": 20, "groups": 5, "columns": 20, "rows": 100_000, "iterations": 10}),
+    ("svm-rows", "10^7 rows",
+     {"users": 20, "groups": 5, "columns": 20, "rows": 10_000_000, "iterations": 10}),
     ("svm-columns", "10^5 rows",
      {"groups": 4, "users": 2, "columns": 20, "rows": 100_000, "iterations": 10}),
     ("svm-columns", "10^6 rows",
@@ -443,20 +446,20 @@ def check_cpu(names: Sequence[str], console: Console) -> list[Record]:
     return records
 
 
-def run_large(names: Sequence[str], console: Console) -> list[Record]:
-    """Run at scale."""
+def run_large(names: Sequence[str], limit: float, large: str, console: Console) -> list[Record]:
+    """Run at scale what is so large; each run for ``limit`` seconds at most."""
     table = Table("method", "large", "sizes", title="real runs in process, one core")
     for heading in ("seconds", "clients ms", "server s", "peak GB", "GB up", "GB down", "bytes"):
         table.add_column(heading, justify="right")
     records = []
     for name, what, sizes in track(LARGE, "large", console=console, transient=True):
-        if name not in names:
+        if name not in names or not what.startswith(large):
             continue
         values = {"name": name, "sizes": sizes}
         try:
-            found = in_own_process(__file__, values, threads=1, timeout=LIMIT)
+            found = in_own_process(__file__, values, threads=1, timeout=limit)
         except subprocess.TimeoutExpired:
-            table.add_row(METHODS[name].title, what, text_of(sizes), f"over {LIMIT:g}")
+            table.add_row(METHODS[name].title, what, text_of(sizes), f"over {limit:g}")
             continue
         cost = formula(name, {**sizes, **_iterations(found)})
         table.add_row(
@@ -516,6 +519,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the parts and the methods."""
     parser.add_argument("--parts", default="bytes,cpu,computed", help=",".join(PARTS))
     parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds of a large run")
+    parser.add_argument("--large", default="", help="only what is so large, as 10^7")
 
 
 def measure(options: argparse.Namespace, console: Console) -> list[Record]:
@@ -526,8 +531,9 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     parts = ["bytes"] if options.quick else options.parts.split(",")
     names = options.methods.split(",")
     console.width = max(150, console.width)
-    steps = {"bytes": check_bytes, "cpu": check_cpu, "large": run_large, "computed": compute}
-    return [record for part in parts for record in steps[part](names, console)]
+    large = partial(run_large, limit=options.limit, large=options.large)
+    steps = {"bytes": check_bytes, "cpu": check_cpu, "large": large, "computed": compute}
+    return [record for part in parts for record in steps[part](names, console=console)]
 
 
 if __name__ == "__main__":
