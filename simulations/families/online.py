@@ -134,6 +134,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
     def summarise(self, entry: Entry) -> dict[str, Any]:
         """Average the draws round by round; ``mse_std`` is the standard deviation over draws."""
         results = entry.results
+        errors = [result["metrics"]["mse"] for result in results]
         history = [
             {
                 "round": rows[0]["round"],
@@ -145,7 +146,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
         ]
         return average(
             results,
-            metrics={"mse_std": float(np.std([r["metrics"]["mse"] for r in results]))},
+            metrics={"mse_std": float(np.std(errors, ddof=len(errors) > 1))},
             history=history,
             survivors=results[-1]["history"][-1]["survivors"],
         )

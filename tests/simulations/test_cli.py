@@ -131,7 +131,7 @@ def test_runs_average_feature_draws(capsys):
         singles.append(draws[seed]["metrics"]["mse"])
     result = json.loads(Path("three/result.json").read_text())
     assert result["metrics"]["mse"] == pytest.approx(np.mean(singles))
-    assert result["metrics"]["mse_std"] == pytest.approx(np.std(singles))
+    assert result["metrics"]["mse_std"] == pytest.approx(np.std(singles, ddof=1))
     assert len(set(singles)) == 3
 
 

@@ -17,7 +17,7 @@ from fedkern_flwr.simulations.paper_figures import (
 from fedkern_flwr.simulations.presets import PAPERS, preset
 from fedkern_flwr.simulations.presets.hybrid import hospitals
 
-FIGURE = PaperFigure("Iris", "FedCG", "accuracy", 0.95, 0.01, 0.96, 2, better=False)
+FIGURE = PaperFigure("Iris", "FedCG", "accuracy", 0.95, 0.01, 0.96, 2, False, 0.96)
 
 
 def made(values: list[float | None], paper: float, column: str = "accuracy") -> list[PaperFigure]:
@@ -34,6 +34,14 @@ def test_a_figure_within_its_spread_and_the_papers_rounding_is_met() -> None:
     assert (found.decimals, found.misses, found.better) == (2, False, False)
     assert not made([0.956, 0.956], 0.96)[0].misses  # 0.956 may be printed as 0.96
     assert made([0.954, 0.954], 0.96)[0].misses
+
+
+def test_draws_that_diverge_miss_whatever_their_spread() -> None:
+    (found,) = made([14.4, 6.7e12], 0.029)
+    assert found.spread is not None
+    assert found.ours is not None
+    assert abs(found.ours - found.paper) < found.spread
+    assert (found.nearest, found.misses) == (14.4, True)
 
 
 def test_a_miss_is_better_or_worse_in_the_direction_of_its_column() -> None:
