@@ -48,8 +48,8 @@ def _in_words(comparison: Comparison) -> TableBlock:
     found: dict[tuple[str, str], list[str]] = {}
     for entry in comparison.entries:
         for key, seen in entry.results[0]["privacy"].items():
-            if key.endswith("_sees"):
-                who = key.removesuffix("_sees").replace("_", " ")
+            if key.endswith(("_sees", "_see")):
+                who = key.rpartition("_")[0].replace("_", " ")
                 for what in seen:
                     found.setdefault((who, what), []).append(entry.label)
     every = len(comparison.entries)

@@ -96,8 +96,8 @@ class Plan:
     watcher : callable, optional
         Makes what watches the parties of a run.
     complete : callable
-        Called with the values of a command line and the folder of the audit; returns them with what
-        follows from them.
+        Called with the values of a command line and a folder for data made up; returns them
+        with what follows from them.
     spy : callable
         Called with a strategy before its run and a list, to which it has the strategy add what the
         server learns.

@@ -63,14 +63,15 @@ class Audited:
         return set(self.variant.leaks) <= set(self.leaks)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return it as JSON has it; a file of data by its name alone."""
+        data = self.config["data"]
         return {
             "method": self.variant.method,
             "command": self.variant.command,
             "verdict": "LEAK" if self.leaks else "nothing",
             "leaks": self.leaks,
             "checks": [finding.to_dict() for finding in self.findings],
-            "config": self.config,
+            "config": {**self.config, "data": {**data, "data": Path(data["data"]).name}},
             "seconds": self.seconds,
         }
 

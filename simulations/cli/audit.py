@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -33,7 +34,7 @@ _RESULT = "audit.json"
 #: Exit code of an audit that found more than is documented.
 LEAK = 3
 _FEW = 200  # trials of a check
-_OF_SIMULATIONS = ("engine", "drop", "runs", "resplit", "resume")
+_OF_SIMULATIONS = ("engine", "ray_address", "drop", "runs", "resplit", "resume")
 _NO_OPTIONS = (*_OF_SIMULATIONS, "out", "json_target", "quiet", "seed", "trials")
 _TEXTS = 3  # columns of text
 _COLOURS = {"nothing": "green", "documented": "yellow", "LEAK": "bold red"}
@@ -67,7 +68,7 @@ def audit_method(name: str, values: dict[str, Any]) -> None:
     folder = _folder(values["out"], name)
     with folder_of_results(folder, _RESULT):
         with screen.progress() as bar:
-            done = _audit(Variant(name, chosen), values, folder, bar.update)
+            done = _audit(Variant(name, chosen), values, bar.update)
         _show(screen, done)
         facts = _facts(values["seed"], values["trials"])
         _save(folder, {**done.to_dict(), **_common(values)})
@@ -100,7 +101,7 @@ def audit_all(
     with folder_of_results(folder, _RESULT), screen.progress() as bar:
         for variant in (variant for plan in PLANS for variant in plan.variants):
             values = {**_defaults(variant), "seed": seed, "trials": trials}
-            audits.append(_audit(variant, values, folder, bar.update))
+            audits.append(_audit(variant, values, bar.update))
             _line(screen, audits[-1])
     common = _common({"seed": seed, "trials": trials})
     good = all(done.as_expected for done in audits)
@@ -127,14 +128,13 @@ def audit_all(
         raise typer.Exit(LEAK)
 
 
-def _audit(
-    variant: Variant, values: Mapping[str, Any], folder: Path, progress: Progress
-) -> Audited:
+def _audit(variant: Variant, values: Mapping[str, Any], progress: Progress) -> Audited:
     own, plan = family(variant.method), plan_of(variant.method)
-    config = _config(plan, variant.method, values, folder)
-    own.check(config)
-    began = time.monotonic()
-    found = audit(plan, config, trials=values["trials"], progress=progress)
+    with TemporaryDirectory() as folder:
+        config = _config(plan, variant.method, values, Path(folder))
+        own.check(config)
+        began = time.monotonic()
+        found = audit(plan, config, trials=values["trials"], progress=progress)
     return Audited(variant, found, config, time.monotonic() - began)
 
 

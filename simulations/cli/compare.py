@@ -48,7 +48,9 @@ def compare_presets(
         str | None, typer.Option(help="Data sets of the preset to use, separated by commas.")
     ] = None,
     runs: Annotated[int | None, typer.Option(help="Draws per method.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="T, samples per client.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="T, samples per client; of other methods most iterations.")
+    ] = None,
     clients: Annotated[int | None, typer.Option(help="K, number of clients.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of splits and draws.")] = 0,
     jobs: Annotated[
@@ -106,7 +108,8 @@ def compare_presets(
         )
         left_out += [f"{name}: {error}" for name, error in failures.items()]
         results = [_result(one, comparisons, seed) for one, comparisons in compared]
-        result = results[0] if len(chosen) == 1 else {"presets": results, "left_out": left_out}
+        alone = len(chosen) == 1 and not left_out
+        result = results[0] if alone else {"presets": results, "left_out": left_out}
         text = json.dumps(result, allow_nan=False)
         write_atomically(folder / _RESULT, text.encode())
         from ..comparison_report import write_comparison_report

@@ -53,6 +53,7 @@ _CURVES = {
     "primal": "primal residual",
     "dual": "dual residual",
     "consensus_difference": "change of the model",
+    "gap": "duality gap",
 }
 
 
@@ -364,7 +365,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         return rows + failure_rows(result)
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
-        """Draw the residuals over the iterations."""
+        """Draw the residuals, or the label owner's duality gap, over the iterations."""
         curves = {
             text: [
                 (float(row["round"]), max(float(row[name]), 1e-12), 0.0)
@@ -382,7 +383,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
                 folder / "convergence.png",
                 title=f"{label}: convergence",
                 xlabel="iteration",
-                ylabel="residuals",
+                ylabel="gap, relative to the objective" if "duality gap" in curves else "residuals",
             )
         }
 

@@ -141,6 +141,11 @@ def data_file(name: str) -> str:
     return str(path)
 
 
+def is_there(name: str) -> bool:
+    """Tell whether a data file is there; not so where its folder is not named."""
+    return bool(os.environ.get(DATA_FOLDER)) and data_path(name).is_file()
+
+
 def data_path(name: str) -> Path:
     """Return where a data file belongs in the folder ``$FEDKERN_DATA``.
 

@@ -45,9 +45,10 @@ _POOLED: tuple[Contender, ...] = (
 _BESIDES = (
     "FedCG's kernel, width and lambda were chosen once, on the training rows of the first split, "
     "which are in part held out in the others; the other methods choose theirs within each split. "
-    "Besides what stands under plain, the server opens what was summed: FedCG's normal equations, "
-    "the weights of HierarchicalSVM, and the whole Gram matrix of Secure Gram, which is the "
-    "instances up to a rotation."
+    "HierarchicalSVM has one user a group where columns are split, and needs --allow-single for "
+    "that. Besides what stands under plain, the server opens what was summed: FedCG's normal "
+    "equations, the whole Gram matrix of Secure Gram, which is the instances up to a rotation, and "
+    "the model of HierarchicalSVM where users have rows."
 )
 _COLUMNS = ("accuracy", "exchanges", "megabytes", "seconds", "plain")
 _FED_CG, _FDSKL = "FedCG", "FDSKL, one-shot"

@@ -15,7 +15,7 @@ from fedkern_flwr.errors import TableError
 
 from ..families.hierarchical_data import HierarchicalSettings
 from ..random_labels import RANDOM_LABELS
-from .base import Builder, Contender, Preset, Section, choose, data_file, data_path
+from .base import Builder, Contender, Preset, Section, choose, data_file, is_there
 
 _SETS = {
     "Breast cancer": "breast_cancer_original.npz",
@@ -54,9 +54,9 @@ def _settings(dataset: str, **more: Any) -> HierarchicalSettings:
 def _kept(datasets: tuple[str, ...], known: Iterable[str] = _SETS) -> tuple[str, ...]:
     """Return the data sets asked for; of all that are known those that are there."""
     kept = choose(datasets, tuple(known))
-    if datasets or _OPTIONAL not in kept or data_path(_SETS[_OPTIONAL]).is_file():
+    if datasets:
         return kept
-    return tuple(name for name in kept if name != _OPTIONAL)
+    return tuple(name for name in kept if name != _OPTIONAL or is_there(_SETS[name]))
 
 
 def _architecture(name: str, **options: Any) -> Contender:
