@@ -416,10 +416,17 @@ def _ceiling(curves: list[list[float]]) -> float:
 
 
 def _scale_x(axes: Axes, values: Sequence[float], *, log_from: float) -> None:
-    """Make the x axis logarithmic if its values are positive and span ``log_from``."""
+    """Make the x axis logarithmic if its values are positive and span ``log_from``.
+
+    Else whole numbers, such as iterations and groups, get whole ticks.
+    """
+    from matplotlib.ticker import MaxNLocator
+
     if min(values) > 0 and max(values) > log_from * min(values):
         axes.set_xscale("log")
         _ticks_of_log(axes.xaxis, min(values), max(values))
+    elif all(float(value).is_integer() for value in values):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _ticks_of_log(axis: Axis, low: float, high: float) -> None:
