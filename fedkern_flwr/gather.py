@@ -113,8 +113,13 @@ def _refuse_failures(failures: Mapping[int, Failure]) -> None:
     if failure.kind == "raised" and found is not None:
         raise RefusedError(found[2] + more, party=found[1], phase=_DESCRIBE)
     remedy = "read that node's log: its table, its options or its release do not fit"
-    if failure.kind in ("unreachable", "timed out"):
+    if failure.kind == "unreachable":
         remedy = "start its SuperNode again, then the run; its node id is in `flwr supernode ls`"
+    elif failure.kind == "timed out":
+        remedy = (
+            "allow more time if it reads a large table (node_timeout), else start its SuperNode "
+            "again; its node id is in `flwr supernode ls`"
+        )
     raise ProtocolError(
         f"{failure}{more}",
         remedy=remedy,
