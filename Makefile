@@ -12,6 +12,9 @@ export RAY_USAGE_STATS_ENABLED := 0
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+# The second run of pytest reads what the first has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-quick test-deployments test-long lint typecheck bench bench-guard docs clean
 
 demo: $(VENV)/.simulation
@@ -26,7 +29,7 @@ test: test-quick
 	$(BIN)/pytest tests -m "($(SLOW)) and not ($(BY_HAND))" --durations=0
 
 test-quick: $(VENV)/.dev
-	$(BIN)/pytest tests -q -n 2 -m "not ($(SLOW) or $(BY_HAND))" --durations=15
+	$(BIN)/pytest tests -q -n 2 --dist worksteal -m "not ($(SLOW) or $(BY_HAND))" --durations=15
 
 # Every method and the walk-through of docs/deploy.md on real servers; some minutes more.
 test-deployments: $(VENV)/.dev

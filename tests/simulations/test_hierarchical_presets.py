@@ -152,13 +152,14 @@ def test_figures_over_groups(
             marks=pytest.mark.long,
         ),
         ("figure10b", 1, ["breast-cancer-ratio-of-users-iterations-over-ratio.png"]),
-        (
+        pytest.param(
             "figure11",
             3,
             [
                 "breast-cancer-columns-iterations-over-groups.png",
                 "breast-cancer-columns-seconds-over-groups.png",
             ],
+            marks=pytest.mark.long,
         ),
         pytest.param(
             "figure12",

@@ -103,6 +103,7 @@ print(json.dumps(out))
         assert rays["failures"] == {}
 
 
+@pytest.mark.long  # in process the same is seen in a second
 def test_run_goes_on_without_clients_that_raise_or_time_out(tmp_path):
     found = run_program(
         tmp_path,

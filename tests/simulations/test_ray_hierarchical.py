@@ -86,7 +86,7 @@ for engine in ("in-process", "ray"):
     ]
     if engine == "in-process":
         steps.append(step("horizontal", "horizontal", {}))
-    steps.append(step("asynchronous", "horizontal", {"staleness": 4}, rounds=25))
+    steps.append(step("asynchronous", "horizontal", {"staleness": 4}, rounds=16))
     simulate_all([step for _, _, step in steps], client_fn, USERS + GROUPS, engine=engine,
                  faults=delays)
     found |= {name: result for name, result, _ in steps}

@@ -317,7 +317,9 @@ def test_balanced_penalties_change_and_reach_the_same_optimum() -> None:
 # -- the pooled optimum
 
 
-@pytest.mark.parametrize("sizes", [[2], [2, 2], [2] * 5, [2] * 13], ids=len)
+@pytest.mark.parametrize(
+    "sizes", [[2], [2, 2], [2] * 5, pytest.param([2] * 13, marks=pytest.mark.long)], ids=len
+)
 def test_the_pooled_svm_is_reached_for_any_number_of_groups(sizes: list[int]) -> None:
     x, y = cancer()
     strategy = fit(horizontal(x[:469], y[:469], sizes), 60)

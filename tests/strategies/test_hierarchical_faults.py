@@ -281,10 +281,16 @@ FAULTS = {
 }
 
 
-#: Every kind in the two splits; elsewhere one of each that is told apart, raised, lost, broken, of
-#: which the last two are run by ``make test-long``.
+#: One of each that is told apart: raised, lost, broken, twice.
+APART = ("error", "lost reply", "cut short", "duplicate")
+#: Every kind in the two splits, elsewhere three of them; by ``make test-long`` but for errors and,
+#: in the two splits, one of each that is told apart.
 ONCE = [
-    pytest.param(*case, kind, marks=() if case[0] in MAIN or kind == "error" else pytest.mark.long)
+    pytest.param(
+        *case,
+        kind,
+        marks=() if kind == "error" or (case[0] in MAIN and kind in APART) else pytest.mark.long,
+    )
     for case in CASES
     for kind in FAULTS
     if case[0] in MAIN or kind in ("error", "lost reply", "cut short")
