@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,3 +76,37 @@ def make_streams() -> Callable[..., Streams]:
         return Streams(x, y, **more)
 
     return make
+
+
+#: Tests that try the same fault in every place: `make test` takes every fourth case, the others are
+#: run by `make test-long`.
+SWEEPS = {
+    "test_what_happens_once_does_not_change_the_model",
+    "test_a_fault_in_any_phase_does_not_change_the_model",
+    "test_faults_in_any_step_do_not_change_the_model",
+    "test_phases_that_are_gone_are_sent_again",
+    "test_kernels_that_are_gone_are_made_again",
+    "test_whatever_happens_to_a_client_the_sum_is_that_of_the_declared_survivors",
+    "test_a_run_that_broke_off_ends_with_the_same_model",
+    "test_a_run_goes_on_from_its_checkpoint",
+    "test_a_run_that_was_interrupted_is_resumed_or_started_again",
+    "test_no_group_is_further_ahead_than_it_may",
+    "test_a_fault_in_any_phase_leaves_an_exact_matrix",
+    "test_what_happens_once_changes_nothing",
+    "test_a_party_that_misses_a_message_is_asked_again",
+    "test_a_run_that_lost_a_node_stops_and_goes_on_later",
+    "test_streaming_is_doubly_stochastic_gradients_of_the_pooled_data",
+}
+_EVERY = 4
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases that are left to `make test-long`."""
+    places: Counter[tuple[object, str]] = Counter()
+    for item in items:
+        name = getattr(item, "originalname", "")
+        if name in SWEEPS and item.get_closest_marker("long") is None:
+            if places[item.path, name] % _EVERY:
+                item.add_marker(pytest.mark.long)
+            places[item.path, name] += 1

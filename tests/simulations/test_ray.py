@@ -160,6 +160,7 @@ else:
     assert resumed["regret"] == pytest.approx(whole["regret"], rel=0, abs=1e-12)
 
 
+@pytest.mark.long  # likewise
 def test_a_client_that_raises_in_the_middle_of_a_secure_sum_is_left_out_of_it(tmp_path):
     """Before its upload and while unmasking; the sums are those of process and of a plain run."""
     found = run_program(
