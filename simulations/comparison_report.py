@@ -49,10 +49,11 @@ def write_comparison_report(
     for chosen, comparisons in compared:
         blocks.append(TextBlock(chosen.title, [f"fedkern compare {chosen.name}"]))
         blocks += _blocks(folder / "plots" / chosen.name, chosen, comparisons, seed)
-    papers, several = all(chosen.name in PAPERS for chosen, _ in compared), "comparisons"
+    papers = all(chosen.name in PAPERS for chosen, _ in compared)
+    what = "reproductions of the papers" if papers else "comparisons"
     return write_report(
         folder / "report.html",
-        title=f"Federated kernel learning: {'reproductions of the papers' if papers else several}",
+        title=f"Federated kernel learning: {what}",
         subtitle="fedkern compare " + " ".join(chosen.name for chosen, _ in compared),
         blocks=blocks,
     )
