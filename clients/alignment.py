@@ -73,6 +73,7 @@ class AlignmentClient(PhaseClient):
     role = "party"
     pair_secrets: ClassVar[bool] = True
     whole_cohorts: ClassVar[bool] = True
+    enough_parties: ClassVar[int] = 2
 
     def __init__(
         self,
@@ -84,7 +85,6 @@ class AlignmentClient(PhaseClient):
         **common: Any,
     ) -> None:
         super().__init__(context, **common)
-        self.name = f"partition {self.partition}"
         self.alignment = Path(alignment)
         known, held_out = id_texts(ids), [] if ids_test is None else id_texts(ids_test)
         self.tests = len(held_out)

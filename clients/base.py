@@ -19,11 +19,15 @@ from fedkern_flwr.errors import (
     FedKernError,
     OptionError,
     ProtocolError,
+    RefusedError,
     SumError,
     TableError,
 )
 from fedkern_flwr.exchange import mark_error
 from fedkern_flwr.flower_compat import Client, NumPyClient
+from fedkern_flwr.guard import NodePolicy, RunRecord, check_own_rows, check_run, refusal
+from fedkern_flwr.guard.evaluations import Asked, enter, open_once, too_few
+from fedkern_flwr.guard.policy import is_simulated, node_policy
 from fedkern_flwr.secure_sum import Party, PartyState
 from fedkern_flwr.secure_sum.identity import read_identity, read_trusted
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
@@ -92,9 +96,14 @@ class PhaseClient(NumPyClient):
         node takes part in a secure run only if every other party signed its key.
     allow_single : bool (default: False)
         Whether to contribute to a sum that one other client opens alone, without a third party.
+    policy : NodePolicy or path, optional
+        What the node's owner allows (see :class:`~fedkern_flwr.guard.NodePolicy`), or its TOML
+        file. By default the defaults of a node; in simulations rules only warn.
 
     Attributes
     ----------
+    simulated : bool
+        Whether this is a node of a simulation.
     sums : ClientSums or None
         The secure sums that the request at hand asks for; None outside secure runs.
     partners : collection of int
@@ -112,6 +121,10 @@ class PhaseClient(NumPyClient):
     without_secret: ClassVar[str] = "run the same release of fedkern-flwr on both sides"
     #: Whether all sums of the method are over whole cohorts, without self masks.
     whole_cohorts: ClassVar[bool] = False
+    #: Least number of parties of a sum that suffices, by what the method shows of each of them.
+    enough_parties: ClassVar[int] = 3
+    #: Whether a row of the table is a record that could be told from two runs.
+    records: ClassVar[bool] = True
     sums: ClientSums | None = None
     partners: Collection[int] = ()
     restored = True
@@ -127,11 +140,14 @@ class PhaseClient(NumPyClient):
         identity_key: str | Path | None = None,
         trusted_keys: str | Path | None = None,
         allow_single: bool = False,
+        policy: NodePolicy | str | Path | None = None,
     ) -> None:
         self.context = context
+        self.policy, self.simulated = node_policy(policy, context), is_simulated(context)
         self.identity_key, self.trusted_keys = identity_key, trusted_keys
         self.allow_single = allow_single
         self.partition = _node_number(context, "partition-id")
+        self.name = f"partition {self.partition}"
         self.partitions = _node_number(context, "num-partitions")
         self.state_dir = Path(state_dir) if state_dir is not None else None
         if not 0 <= self.partition < self.partitions:
@@ -210,7 +226,7 @@ class PhaseClient(NumPyClient):
             raise ProtocolError(
                 "the request belongs to a session that this node has not opened",
                 remedy="start the run again",
-                party=f"partition {self.partition}",
+                party=self.name,
             )
         return state
 
@@ -226,7 +242,7 @@ class PhaseClient(NumPyClient):
         if number <= state.round:
             raise ProtocolError(
                 f"round {number} has been done already (last round {state.round})",
-                party=f"partition {self.partition}",
+                party=self.name,
             )
         if checkpoint_every:  # checkpoints whose rounds never reached this node find it unchanged
             missed = range(state.round + 1, number)
@@ -249,11 +265,93 @@ class PhaseClient(NumPyClient):
             self._save(state, number)
         state.store(self.context)
 
+    # -- what the node guards
+
+    def check_declared(self, name: str, own: float | None, default: float, asked: float) -> None:
+        """Refuse a public option of the run that is not the one with which this node was started.
+
+        Parameters
+        ----------
+        name : str
+            The option.
+        own : float or None
+            As this node was started; None for the default, or in simulations for the run's.
+        default : float
+            Of the strategy.
+        asked : float
+            As the run has it.
+
+        Raises
+        ------
+        RefusedError
+        """
+        if own is None and self.simulated:
+            return
+        if asked != (default if own is None else own):
+            raise refusal(f"the {name} of the run is not the one that it declares", self.name)
+
+    def figures(
+        self,
+        purpose: str,
+        rows: NDArray[Any],
+        values: NDArray[np.float64],
+        *,
+        total: str = "",
+        alone: bool = False,
+        users: bool = False,
+    ) -> NDArray[np.float64]:
+        """Return the figures about held-out rows that may leave this node: these, or zeros.
+
+        Parameters
+        ----------
+        purpose : str
+            What the method calls the evaluation.
+        rows : ndarray
+            The held-out rows.
+        values : ndarray
+            The figures.
+        total : str
+            Name of the sum that they go into, if any.
+        alone : bool
+            Whether a single party may tell figures of its own rows.
+        users : bool
+            Whether they are about the rows that are learned from, such as users.
+
+        Raises
+        ------
+        RefusedError
+            Figures of these rows were told too often.
+        """
+        tests = [len(rows)]
+        if total and self.sums is not None:
+            state = self.sums.party.state
+            members = state.cohorts[self.sums.order(total).cohort].members
+            tests = [state.counts[member][0 if users else 1] for member in members]
+        why = too_few(self.policy, tests, alone=alone or self.simulated or self.allow_single)
+        if why:
+            logger.warning("figures about held-out rows are not told: %s", why)
+            return np.zeros_like(values)
+        if not len(rows):
+            return values
+        same = {"round": 0} if hasattr(self._request, "round") else {}
+        request = replace(self._request, **same)
+        parts = [repr(sorted(request.scalars().items())).encode()]
+        parts += [np.ascontiguousarray(array).tobytes() for array in request.arrays()]
+        asked = Asked.of(purpose, np.ascontiguousarray(rows).tobytes(), parts)
+        record = RunRecord.load(self.context, SessionState.load(self.context).session)
+        told = enter(record, asked, values.ravel().tolist(), 0, self.policy, self.name)
+        if total:
+            record.sums.setdefault(total.partition("#")[0], [])
+        record.store(self.context)
+        return np.array(told).reshape(values.shape)
+
     def _answer(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
         """Answer a request; Flower shows the server the text of whatever is raised here."""
         try:
             return self._dispatch(parameters, config)
         except FedKernError as error:
+            if isinstance(error, RefusedError):
+                self._count_refusal(str(config.get("session", "")))
             error.args = (mark_error(f"{type(error).__name__}: {error}"),)
             raise
         except Exception as error:
@@ -266,6 +364,7 @@ class PhaseClient(NumPyClient):
         self.sums = None
         parameters, config, sections = detach(parameters, config, party=_SERVER)
         phase = str(config.get("phase", ""))
+        RunRecord.load(self.context, str(config.get("session", ""))).check(self.name)
         if phase == DescribeRequest.phase:
             opening = DescribeRequest.unpack(parameters, config, party=_SERVER)
             self._open_session(opening)
@@ -275,10 +374,10 @@ class PhaseClient(NumPyClient):
             raise ProtocolError(
                 f"{type(self).__name__} does not take part in phase {phase[:40]!r}",
                 remedy="serve the client that belongs to the strategy",
-                party=f"partition {self.partition}",
+                party=self.name,
             )
         message, handler = handlers[phase]
-        request = message.unpack(parameters, config, party=_SERVER)
+        self._request = request = message.unpack(parameters, config, party=_SERVER)
         self.partners = self.choose_partners(request)
         self.sums = self._open_sums(str(config.get("session", "")), sections)
         reply = handler(request)
@@ -287,6 +386,18 @@ class PhaseClient(NumPyClient):
             if phase != sum_wire.FinishRequest.phase:
                 store_state(self.context, self.sums.party.state)
         return reply
+
+    def _count_refusal(self, session: str) -> None:
+        """Note that an order was refused; at the third nothing of the run is left here to open."""
+        if SessionState.load(self.context).session != session:
+            return
+        record = RunRecord.load(self.context, session)
+        record.refusals += 1
+        record.store(self.context)
+        try:
+            record.check(self.name)
+        except RefusedError:
+            erase_state(self.context)
 
     def _open_session(self, request: DescribeRequest) -> None:
         """Start with an empty state, or with the one saved for the round to resume from.
@@ -298,8 +409,12 @@ class PhaseClient(NumPyClient):
             raise ProtocolError(
                 "the name of the session is no name",
                 remedy="run the same release of fedkern-flwr on both sides",
-                party=f"partition {self.partition}",
+                party=self.name,
             )
+        pinned = bool(self.trusted_keys and self.identity_key)
+        check_run(
+            self.policy, request.method, secure=request.secure, pinned=pinned, party=self.name
+        )
         state = SessionState(session=request.session)
         self.restored, self.answered = not request.resume_round, 0
         if request.resume_round:
@@ -350,12 +465,14 @@ class PhaseClient(NumPyClient):
 
     def _announce(self, request: DescribeRequest, reply: DescribeReply) -> DescribeReply:
         """Add the node's key of the run to its description."""
+        if self.records:
+            check_own_rows(self.policy, reply.rows, party=self.name)
         if not request.secure:
             if self.trusted_keys:
                 raise SumError(
                     "this node has pinned identities and takes part in secure runs only",
                     remedy="run with secure sums",
-                    party=f"partition {self.partition}",
+                    party=self.name,
                 )
             erase_state(self.context)
             return reply
@@ -363,7 +480,7 @@ class PhaseClient(NumPyClient):
         if known is None or known.session != request.session or not known.private:
             known = PartyState(request.session)  # else the request has come twice: the same key
         party = self._party(known)
-        public, signature = party.announce()
+        public, signature = party.announce((reply.rows, reply.test_rows))
         store_state(self.context, party.state)
         return replace(reply, public_key=public, signature=signature, answered=self.answered)
 
@@ -375,12 +492,17 @@ class PhaseClient(NumPyClient):
                 raise ProtocolError(
                     "the request sums securely, but this node has announced no key in its session",
                     remedy="start the run again",
-                    party=f"partition {self.partition}",
+                    party=self.name,
                 )
             return None
         self.open_session(session)
-        sums = ClientSums(self._party(state))
+        sums = ClientSums(self._party(state), self.policy, self.enough_parties)
         sums.take(sections)
+        if sums.opened:
+            record = RunRecord.load(self.context, session)
+            for name, place in sums.opened.items():
+                open_once(record, name.partition("#")[0], place, self.name)
+            record.store(self.context)
         return sums
 
     def pair_secret(self, other: int) -> bytes:
@@ -396,7 +518,7 @@ class PhaseClient(NumPyClient):
             raise ProtocolError(
                 f"it shares no secret with partition {other}",
                 remedy=self.without_secret,
-                party=f"partition {self.partition}",
+                party=self.name,
             )
         return secret
 

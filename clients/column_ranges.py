@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.column_ranges import (
+    DEFAULT_BOUND,
     ENCODING,
     LABEL,
     Centre,
@@ -25,6 +26,7 @@ from fedkern_flwr.column_ranges import (
     second_pass,
 )
 from fedkern_flwr.errors import OptionError, ProtocolError, TableError
+from fedkern_flwr.guard import SumRule
 from fedkern_flwr.scaling import Scaling, ranges_to_json
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import ranges as wire
@@ -53,6 +55,9 @@ class RangesClient(PhaseClient):
         more range, ``"label"``.
     scaling : path, optional
         JSON file to write, for :class:`fedkern_flwr.scaling.Scaling`.
+    bound : float, optional
+        Public bound on the magnitude of all values, which must be that of the run; the strategy's
+        default by default.
     **common
         Options of :class:`~fedkern_flwr.clients.base.PhaseClient`.
 
@@ -63,6 +68,7 @@ class RangesClient(PhaseClient):
     """
 
     whole_cohorts: ClassVar[bool] = True
+    enough_parties: ClassVar[int] = 2
 
     def __init__(
         self,
@@ -74,10 +80,12 @@ class RangesClient(PhaseClient):
         block: str = "all",
         ranges: str | Path | None = None,
         scaling: str | Path | None = None,
+        bound: float | None = None,
         **common: Any,
     ) -> None:
         super().__init__(context, **common)
-        self.name, self.block = f"partition {self.partition}", block
+        self.bound = bound
+        self.block = block
         self.ranges = None if ranges is None else Path(ranges)
         self.scaling = None if scaling is None else Path(scaling)
         self.x = self._numbers(x, "features")
@@ -139,6 +147,7 @@ class RangesClient(PhaseClient):
         """Contribute counts, sums and sums of squares."""
         state = self.open_round(request.session, request.round, 0)
         x = self._table(state, labels=request.labels)
+        self.check_declared("bound", self.bound, DEFAULT_BOUND, request.bound)
         self._check_bound(x, request.bound)
         holders = self._check_sum(wire.MEANS_SUM)
         if holders == 2:
@@ -235,7 +244,7 @@ class RangesClient(PhaseClient):
                 remedy="run the same release of fedkern-flwr on both sides",
                 party=self.name,
             )
-        self.sums.check(name, encoding=ENCODING, everybody=True, self_masks=False)
+        self.sums.check(name, SumRule(ENCODING, everybody=True))
         return len(self.sums.party.state.cohorts[self.sums.order(name).cohort].members)
 
     def _contribute(self, name: str, share: Floats) -> None:

@@ -30,6 +30,7 @@ from fedkern_flwr.gram_plan import (
     ranking_encoding,
 )
 from fedkern_flwr.gram_values import count_values, quantise
+from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.item_kernel import ItemKernel
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.ranking import rank_metrics, top_items
@@ -91,6 +92,8 @@ class GramClient(PhaseClient):
     x_test : array or sparse array, shape (rows, items), optional
         Of FedCFK: not zero where a user likes an item that was held out; the recommendations are
         judged by them.
+    bound : float, optional
+        Public bound on the absolute value of a cell, which must be that of the run; by default 1.
     x_new : array, shape (rows, new items), optional
         The same rows for new items, see :meth:`~fedkern_flwr.strategies.SecureGram.cross`.
     items : sequence of str, optional
@@ -129,6 +132,7 @@ class GramClient(PhaseClient):
         *,
         x_test: ArrayLike | sparse.sparray | None = None,
         x_new: ArrayLike | None = None,
+        bound: float | None = None,
         items: Sequence[str] | None = None,
         users: Sequence[Any] | None = None,
         merge: Merge = "disjoint",
@@ -141,7 +145,7 @@ class GramClient(PhaseClient):
         super().__init__(context, **common)
         check_choice("merge", merge, MERGES)
         check_choice("request", request, REQUESTS)
-        self.name = f"partition {self.partition}"
+        self.bound = bound
         self.x = self._rows(x, "x")
         self.x_test = None if x_test is None else self._rows(x_test, "x_test")
         self.x_new = None if x_new is None else self._rows(x_new, "x_new")
@@ -195,8 +199,9 @@ class GramClient(PhaseClient):
         if kept.counted or wire.GRAM_SUM in kept.asked:
             raise self._refuse("item counts come before the matrix")
         name = bind(wire.COUNTS_SUM, request)
+        self._check_sizes(sums, name, request)
         encoding = counts_encoding(request.parties, request.rows)
-        sums.check(name, encoding=encoding, kind="integer", self_masks=request.self_masks)
+        sums.check(name, SumRule(encoding, self_masks=request.self_masks))
         members = _members(sums, name)
         if not request.self_masks and wire.COUNTS_SUM not in kept.asked:
             kept.survivors = members
@@ -209,8 +214,8 @@ class GramClient(PhaseClient):
         """Sum the Gram matrix of the items that are kept."""
         state, sums = self._open(request, wire.GRAM_SUM, request.merge)
         name = bind(wire.GRAM_SUM, request)
-        encoding = self._matrix_ring(request)
-        sums.check(name, encoding=encoding, kind="integer", self_masks=request.self_masks)
+        encoding = self._matrix_ring(sums, name, request)
+        sums.check(name, SumRule(encoding, self_masks=request.self_masks))
         kept, order = Released.of(state), sums.order(name)
         cohort = sums.party.state.cohorts[order.cohort]
         counted = cohort.unpack(request.counted)
@@ -245,9 +250,9 @@ class GramClient(PhaseClient):
                 f"{0 if self.x_new is None else self.x_new.shape[1]}",
                 "give all nodes the same new items as x_new",
             )
-        encoding = self._matrix_ring(request)
         name = bind(wire.CROSS_SUM, request)
-        sums.check(name, encoding=encoding, kind="integer", self_masks=False)
+        encoding = self._matrix_ring(sums, name, request)
+        sums.check(name, SumRule(encoding))
         old = _dense(self._encode_kept(request))
         new = _dense(self._encode(self.x_new, request))
         products = cross_gram(new, old).ravel()
@@ -282,7 +287,8 @@ class GramClient(PhaseClient):
         name = wire.RANKING_SUM  # noisy requests differ between nodes
         if request.request == "full":
             name = bind(name, request)
-        sums.check(name, encoding=ranking_encoding(request.rows), self_masks=request.self_masks)
+        ranks = ranking_encoding(self.x.shape[0])
+        sums.check(name, SumRule(ranks, self_masks=request.self_masks, wider=True))
         self._ask_once(state, Released.of(state), wire.RANKING_SUM, request, _members(sums, name))
         kernel = self._item_kernel(request)
         totals, lines = np.zeros(4), []
@@ -299,7 +305,8 @@ class GramClient(PhaseClient):
                 lines += self._lines(row, scores, np.union1d(liked, kernel.missing))
         if self.recommendations is not None:
             _write(self.recommendations, lines)
-        sums.contribute(name, totals)
+        rows = np.arange(self.x.shape[0])
+        sums.contribute(name, self.figures("ranking", rows, totals, total=name, users=True))
         self._close(state, request.round)
         return wire.RecommendReply(round=request.round)
 
@@ -471,10 +478,17 @@ class GramClient(PhaseClient):
             raise self._refuse(f"it names items that are not among {self.x.shape[1]}")
         return items
 
-    def _matrix_ring(self, request: wire.SumRequest) -> Any:
+    def _check_sizes(self, sums: ClientSums, name: str, request: wire.SumRequest) -> None:
+        """Refuse a sum whose ring does not follow from the roster and this node's own bound."""
+        members, counts = _members(sums, name), sums.party.state.counts
+        most = max(counts[member][0] for member in members)
+        if (request.parties, request.rows) != (len(members), most):
+            raise refusal("the encoding of a sum", self.name)
         check_values(request.encoding, request.bound, request.fraction_bits)
-        if self.x.shape[0] > request.rows:
-            raise self._refuse(f"it counts on {request.rows} rows, there are {self.x.shape[0]}")
+        self.check_declared("bound", self.bound, 1.0, request.bound)
+
+    def _matrix_ring(self, sums: ClientSums, name: str, request: wire.SumRequest) -> Any:
+        self._check_sizes(sums, name, request)
         return matrix_encoding(request.parties, request.rows, request.bound, request.fraction_bits)
 
     def _encode(self, x: Rows, request: wire.SumRequest) -> Rows:

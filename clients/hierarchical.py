@@ -13,10 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 from fedkern_flwr.alignment import AlignmentKey, check_alignment_key
 from fedkern_flwr.consensus import Floats
 from fedkern_flwr.errors import OptionError, ProtocolError, StateError, TableError
-from fedkern_flwr.groups import AGENT, OWNER, ROLES, USER
+from fedkern_flwr.groups import AGENT, DEFAULT_BOUND, OWNER, ROLES, USER
+from fedkern_flwr.guard import SumRule
 from fedkern_flwr.linear_model import model_rows
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.orthogonal_product import PRODUCTS, Product
+from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import hierarchical as wire
@@ -72,6 +74,9 @@ class SVMClient(PhaseClient):
         Secret of users and owner, not of the server: joins ids. Or what each has of one align run.
     product : {"local", "orthogonal"} (default: "local")
         The only kind of matrix products in which a user of a vertical split takes part.
+    bound : float, optional
+        Public bound on the numbers that are summed, which must be that of the run; the strategy's
+        default by default.
     predictions : path, optional
         CSV file for predictions of this node's held-out rows: id, outputs, predicted class.
     **common
@@ -87,6 +92,7 @@ class SVMClient(PhaseClient):
     """
 
     pair_secrets: ClassVar[bool] = True
+    enough_parties: ClassVar[int] = 2
     without_secret: ClassVar[str] = "resume or start the run again"
 
     def __init__(
@@ -106,16 +112,16 @@ class SVMClient(PhaseClient):
         label_bound: float = 1.0,
         alignment_key: AlignmentKey | None = None,
         product: Product = "local",
+        bound: float | None = None,
         predictions: str | Path | None = None,
         **common: Any,
     ) -> None:
         super().__init__(context, **common)
-        self.name = f"partition {self.partition}"
         self.role = role or str(context.node_config.get("role", USER))  # type: ignore[misc]
         check_choice("role", self.role, ROLES)
         check_choice("product", product, PRODUCTS)
         self.group = _group(group if group is not None else context.node_config.get("group", 0))
-        self.product, self.alignment_key = product, alignment_key
+        self.product, self.alignment_key, self.bound = product, alignment_key, bound
         self.predictions = None if predictions is None else Path(predictions)
         if (x is not None) != (self.role == USER) or (self.role == AGENT and y is not None):
             raise OptionError(
@@ -294,6 +300,13 @@ class SVMClient(PhaseClient):
     def forget(self, state: SessionState) -> bytes:
         """Forget all at the end of a run; what was saved to resume it stays on disk."""
         return b""
+
+    def rule(self, name: str, *, receiver: int = -1, self_masks: bool = False) -> SumRule:
+        """Return what the order of a sum must be."""
+        assert self.sums is not None
+        asked = self.sums.order(name).bound
+        self.check_declared("bound", self.bound, DEFAULT_BOUND, asked)
+        return SumRule(Encoding.fixed_point(asked), receiver, self_masks)
 
     def seal(self, other: int, matrix: NDArray[Any], *place: str | int) -> bytes:
         """Seal numbers for another party."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -20,8 +21,9 @@ from fedkern_flwr.errors import (
     StateError,
     TableError,
 )
+from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.hybrid import CENTRE, HOSPITAL
-from fedkern_flwr.labels import count_outcomes
+from fedkern_flwr.labels import count_outcomes, largest_count
 from fedkern_flwr.landmarks import (
     array_fingerprint,
     check_seed_bytes,
@@ -39,6 +41,7 @@ from fedkern_flwr.product_kernel import (
     partial_distances,
     row_chunks,
 )
+from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_message
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import hybrid as wire
@@ -52,6 +55,7 @@ from .party_table import Floats, Ids
 Protocol = Literal["secure", "naive", "chain"]
 PROTOCOLS = ("secure", "naive", "chain")
 _SEED_BYTES = 32
+_UNIT = 1.0 + 1e-9
 
 
 class HybridKernelClient(PhaseClient):
@@ -116,6 +120,7 @@ class HybridKernelClient(PhaseClient):
 
     pair_secrets: ClassVar[bool] = True
     whole_cohorts: ClassVar[bool] = True
+    enough_parties: ClassVar[int] = 2
     without_secret: ClassVar[str] = "configure the landmark seed at all holders of the block"
 
     def __init__(
@@ -146,7 +151,6 @@ class HybridKernelClient(PhaseClient):
             check_seed_bytes(landmark_seed)
         if not 0.0 < label_bound < np.inf:
             raise OptionError(f"label_bound is {label_bound}", remedy="use a positive number")
-        self.name = f"partition {self.partition}"
         self.role = HOSPITAL if y is not None else CENTRE  # type: ignore[misc]
         default = "clinical" if y is not None else f"centre {self.partition}"
         self.block = default if block is None else block
@@ -245,7 +249,7 @@ class HybridKernelClient(PhaseClient):
             x = self._training_rows(request, request.rows)
             moments = moment_sums(x, self.table.ranges)
             if self.protocol == "secure":
-                self._sums.check(f"moments/{self.block}")
+                self._sums.check(f"moments/{self.block}", _wider(len(x)))
                 self._sums.contribute(f"moments/{self.block}", moments)
             else:
                 plain = moments
@@ -270,7 +274,7 @@ class HybridKernelClient(PhaseClient):
         landmarks = self._landmarks(kept)
         orders = {} if self.sums is None else self.sums.orders
         if "landmark pairs" in orders:
-            self._sums.check("landmark pairs")
+            self._sums.check("landmark pairs", self._distance_rule(kept))
             if request.landmark_pairs:
                 square = partial_distances(landmarks, landmarks, kept.settings["kernel"])
                 pairs = square[np.triu_indices(len(square), 1)]
@@ -282,7 +286,7 @@ class HybridKernelClient(PhaseClient):
             name = f"distances/{hospital}/{start}"
             if name not in orders:
                 continue
-            self._sums.check(name, receiver=hospital)
+            self._sums.check(name, self._distance_rule(kept, receiver=hospital))
             if hospital == self.partition:  # adds its own block by itself
                 self._sums.contribute_nothing(name)
             else:
@@ -298,15 +302,16 @@ class HybridKernelClient(PhaseClient):
         if "gram" not in kept.arrays:  # a hospital without training rows
             m, outputs = kept.landmarks, self.table.y.shape[1]
             kept.arrays |= {"gram": np.zeros((m, m)), "right": np.zeros((m, outputs))}
-        plain = self._add(
-            kept, "equations", pack_equations(kept.arrays["gram"], kept.arrays["right"])
-        )
+        vector = pack_equations(kept.arrays["gram"], kept.arrays["right"])
+        plain = self._add(kept, "equations", vector, kept.train * self._largest(1.0))
         self.close_round(state, request.round, kept.pack(), 0)
         return wire.EquationsReply(round=request.round, plain=plain)
 
     def send_product(self, request: wire.ProductRequest) -> wire.ProductReply:
         """Contribute K_h^T (K_h P); with ``labels`` K_h^T y_h before it."""
         state, kept = self._go_on(request)
+        if not (np.linalg.norm(request.directions, axis=0) <= _UNIT).all():
+            raise refusal("directions longer than one", self.name)
         train, y = kept.train, self.kernel_targets(request.session, kept)
         kernel = self._kernel_rows(request.session, kept).read(0, train)
         out = np.zeros(request.directions.shape)
@@ -316,7 +321,9 @@ class HybridKernelClient(PhaseClient):
             out += k.T @ (k @ request.directions)
             if request.labels:
                 right += k.T @ y[part]
-        plain = self._add(kept, "product", np.concatenate([right.ravel(), out.ravel()]))
+        vector = np.concatenate([right.ravel(), out.ravel()])
+        largest = kept.train * self._largest(np.sqrt(kept.landmarks))
+        plain = self._add(kept, "product", vector, largest)
         self.close_round(state, request.round, kept.pack(), 0)
         return wire.ProductReply(round=request.round, plain=plain)
 
@@ -342,7 +349,10 @@ class HybridKernelClient(PhaseClient):
             counts = count_outcomes(
                 predictions[: len(targets)], targets, len(table.classes), table.label_bound
             )
-            plain = self._add(kept, "outcomes", counts)
+            ordered = self.sums is not None and "outcomes" in self.sums.orders
+            total = "outcomes" if ordered else ""
+            counts = self.figures("outcomes", tests, counts, total=total)
+            plain = self._add(kept, "outcomes", counts, len(tests) * largest_count(table.classes))
         self.close_round(state, request.round, kept.pack(), 0)
         return wire.CoefficientsReply(round=request.round, plain=plain)
 
@@ -481,10 +491,13 @@ class HybridKernelClient(PhaseClient):
             )
         return state, kept
 
-    def _add(self, kept: RunState, name: str, vector: Floats) -> tuple[Floats, ...]:
-        """Contribute to a sum; without one return the vector, where that is allowed."""
+    def _add(self, kept: RunState, name: str, vector: Floats, bound: float) -> tuple[Floats, ...]:
+        """Contribute to a sum; without one return the vector, where that is allowed.
+
+        ``bound`` is what no number of this node's vector can exceed.
+        """
         if self.sums is not None and name in self.sums.orders:
-            self.sums.check(name)
+            self.sums.check(name, _wider(bound))
             self.sums.contribute(name, vector)
             return ()
         if kept.settings["protocol"] == "secure" and not self.allow_single:
@@ -494,6 +507,15 @@ class HybridKernelClient(PhaseClient):
                 party=self.name,
             )
         return (vector,)
+
+    def _largest(self, kernel: float) -> float:
+        """Return what a row's product with a kernel value, or with its label, cannot exceed."""
+        return max(kernel, self.table.label_bound)
+
+    def _distance_rule(self, kept: RunState, receiver: int = -1) -> SumRule:
+        """Return the rule of sums of distances: this block's are within its declared ranges."""
+        bound = distance_bound(self.table.ranges, kept.settings["kernel"])
+        return replace(_wider(bound), receiver=receiver, rings=(32,))
 
     # -- landmarks
 
@@ -643,3 +665,9 @@ class HybridKernelClient(PhaseClient):
         named = [r[: int(t)] for r, t in zip(rows, request.trains, strict=True)]
         positions = np.concatenate(named) if named else np.zeros(0, np.int32)
         return self.table.announced(request.session, self.alignment_key)[positions[positions >= 0]]
+
+
+def _wider(bound: float) -> SumRule:
+    """Return the rule of a sum whose bound is the largest of those of its parties."""
+    own = max(bound * _UNIT, np.finfo(np.float64).tiny)
+    return SumRule(Encoding.fixed_point(own), wider=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr import network
 from fedkern_flwr.errors import ProtocolError, TableError
+from fedkern_flwr.guard import SumRule
 from fedkern_flwr.online import (
     WEIGHT_RULES,
     Floats,
@@ -24,6 +26,7 @@ from fedkern_flwr.online import (
     step_rule,
 )
 from fedkern_flwr.random_features import FeatureMap, Real, feature_map
+from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.seeding import derive_seed, uniform
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import online as wire
@@ -35,6 +38,7 @@ from .online_predictions import keep_weights, read_weights, write_outputs
 logger = logging.getLogger("fedkern_flwr")
 
 _CHUNK = 256  # rows predicted at once when there is no order to keep
+_RULE = SumRule(Encoding.fixed_point(wire.SUM_BOUND), self_masks=True, everybody=True)
 
 
 class _Predictions(NamedTuple):
@@ -243,8 +247,7 @@ class OnlineKernelClient(PhaseClient):
 
     def train_network(self, request: wire.NetworkRequest) -> PhaseMessage:
         """Adapt to the previous samples, predict, send the first-order meta-gradient."""
-        state = self.open_round(request.session, request.round, request.checkpoint_every)
-        account = StreamAccount.unpack(state.payload, 0)
+        state, account = self._open(request, 0)
         widths = _widths(request.layers)
         adapted = self._adapt(request, widths)
         x, y = self._rows(request.step, request.samples)
@@ -341,6 +344,8 @@ class OnlineKernelClient(PhaseClient):
         self, request: wire.StreamRequest, kernels: int
     ) -> tuple[SessionState, StreamAccount]:
         state = self.open_round(request.session, request.round, request.checkpoint_every)
+        if self.sums is not None and wire.UPDATE_SUM in self.sums.orders:
+            self.sums.check(wire.UPDATE_SUM, _RULE)
         return state, StreamAccount.unpack(state.payload, kernels)
 
     def _predict(self, request: wire.KernelRequest, theta: Real) -> _Predictions:
@@ -374,9 +379,14 @@ class OnlineKernelClient(PhaseClient):
         request: wire.EvaluateRequest | wire.NetworkEvaluateRequest,
         reply: wire.EvaluateReply,
     ) -> wire.EvaluateReply | wire.MaskedReply:
+        if self.sums is not None:
+            self.sums.check(wire.EVALUATE_SUM, _RULE)
+        values = np.array([reply.samples, reply.squared_error], np.float64)
+        rows = np.arange(len(self.y_test))
+        total = "" if self.sums is None else wire.EVALUATE_SUM
+        vector = self.figures("held-out rows", rows, values, total=total)
         if self.sums is None:
-            return reply
-        vector = np.array([reply.samples, reply.squared_error], np.float64)
+            return replace(reply, samples=int(vector[0]), squared_error=float(vector[1]))
         self.sums.contribute(wire.EVALUATE_SUM, vector)
         if request.checkpoint_every:
             self.note_answered(request.session, request.round)

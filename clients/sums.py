@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,11 +11,13 @@ from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import ProtocolError, SumError
-from fedkern_flwr.secure_sum import Encoding, Party, PartyState
-from fedkern_flwr.secure_sum.encoding import Kind
+from fedkern_flwr.guard import NodePolicy, SumRule, check_cohort, check_order, refusal
+from fedkern_flwr.secure_sum import Party, PartyState
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import sums as wire
 from fedkern_flwr.wire.sections import Section
+
+logger = logging.getLogger("fedkern_flwr")
 
 _RECORD = "fedkern-sums"
 _SERVER = "server"
@@ -29,6 +32,10 @@ class ClientSums:
     Parameters
     ----------
     party : Party
+    policy : NodePolicy
+        What the node's owner allows.
+    enough : int
+        Parties of a sum that suffice, as the method states.
 
     Attributes
     ----------
@@ -42,8 +49,9 @@ class ClientSums:
         Sections of the reply.
     """
 
-    def __init__(self, party: Party) -> None:
-        self.party = party
+    def __init__(self, party: Party, policy: NodePolicy, enough: int) -> None:
+        self.party, self.policy, self.enough = party, policy, enough
+        self._rules: dict[str, SumRule] = {}
         self.orders: dict[str, wire.Order] = {}
         self.delivered: dict[str, NDArray[Any]] = {}
         self.opened: dict[str, tuple[int, int]] = {}
@@ -64,6 +72,7 @@ class ClientSums:
                 order = section.read(wire.Order, party=_SERVER)
                 if order.name in self.orders:
                     raise SumError(f"two sums {order.name!r} in one request", party=self._name)
+                self._check_cohort(order)
                 self.party.accept(order)
                 self.orders[order.name] = order
             elif section.phase == wire.Unmask.phase:
@@ -87,55 +96,21 @@ class ClientSums:
             raise SumError(f"no sum {name!r} was ordered", party=self._name)
         return self.orders[name]
 
-    def check(
-        self,
-        name: str,
-        *,
-        receiver: int = -1,
-        encoding: Encoding | None = None,
-        kind: Kind = "fixed-point",
-        everybody: bool = False,
-        self_masks: bool | None = None,
-    ) -> None:
-        """Refuse a sum that others would open than those whom it belongs to, or of other numbers.
+    def check(self, name: str, rule: SumRule) -> None:
+        """Refuse a sum that is not the one which the method means; see :class:`SumRule`.
 
-        Who opens a sum is the server's word until the method that contributes looks at it.
-
-        Parameters
-        ----------
-        name : str
-            The sum.
-        receiver : int (default: -1)
-            The partition that alone may open it, -1 for the server.
-        encoding : Encoding, optional
-            The ring and bound that it must have; without it only the kind counts.
-        kind : {"fixed-point", "integer", "circle"} (default: "fixed-point")
-            What numbers it must be of.
-        everybody : bool (default: False)
-            Whether all sums must be over one and the same cohort.
-        self_masks : bool, optional
-            Whether it must be one that this client helps to open, or must not be.
+        Who opens a sum, and of what, is the server's word until the method that contributes says
+        what is right: it must do so before it contributes, and before it looks at its rows.
 
         Raises
         ------
         SumError
             The sum was not ordered.
-        ProtocolError
+        RefusedError
         """
-        order = self.order(name)
-        numbers = (order.kind,) if encoding is None else (order.kind, order.bits, order.bound)
-        right = (kind,) if encoding is None else (encoding.kind, encoding.bits, encoding.bound)
-        if order.receiver != receiver or numbers != right:
-            raise ProtocolError(
-                f"the sum {name!r} is not the one that its receiver is entitled to",
-                party=self._name,
-            )
-        if self_masks is not None and order.self_masks != self_masks:
-            raise ProtocolError(
-                f"the sum {name!r} would be opened in another way than its kind", party=self._name
-            )
-        if everybody and len(self.party.state.cohorts) > 1:
-            raise ProtocolError("all parties sum together, not some of them", party=self._name)
+        cohorts = len(self.party.state.cohorts)
+        check_order(self.order(name), rule, cohorts=cohorts, party=self._name)
+        self._rules[name] = rule
 
     def contribute(self, name: str, values: NDArray[Any], *, overwrite: bool = False) -> None:
         """Add this client's vector to the sum of that name; ``overwrite`` it if that may be done.
@@ -143,9 +118,22 @@ class ClientSums:
         Raises
         ------
         SumError
-            The sum was not ordered, or the values do not fit what was declared.
+            The sum was not ordered or not checked.
+        RefusedError
+            The values do not fit what was declared. Which way they do not is in the log only.
         """
-        upload = self.party.contribute(self.order(name), values, overwrite=overwrite)
+        order = self.order(name)
+        if name not in self._rules:
+            raise SumError(
+                f"nothing says what the sum {name!r} must be",
+                remedy="call check() before contribute()",
+                party=self._name,
+            )
+        try:
+            upload = self.party.contribute(order, values, overwrite=overwrite)
+        except SumError as error:
+            logger.error("%s", error)
+            raise refusal("the values of a sum, its log says more", self._name) from None
         self.replies.append(upload)
         del self.orders[name]
 
@@ -171,6 +159,12 @@ class ClientSums:
                 remedy="run the same release of fedkern-flwr on both sides",
                 party=self._name,
             )
+
+    def _check_cohort(self, order: wire.Order) -> None:
+        state = self.party.state
+        cohort = state.cohorts.get(order.cohort)
+        if cohort is not None:  # a stranger is refused by the party
+            check_cohort(cohort, state.counts, self.policy, enough=self.enough, party=self._name)
 
     def _unmask(self, request: wire.Unmask) -> None:
         self.replies.append(self.party.unmask(request))

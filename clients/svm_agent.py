@@ -48,12 +48,13 @@ def combine(client: SVMClient, request: wire.AgentRequest) -> wire.AgentReply:
             for user in request.users.tolist()
         )
     if wire.GROUP_SUM in client.sums.orders:  # the pad of the users' next sum
-        client.sums.check(wire.GROUP_SUM, receiver=client.partition, self_masks=False)
+        client.sums.check(wire.GROUP_SUM, client.rule(wire.GROUP_SUM, receiver=client.partition))
         client.sums.contribute_nothing(wire.GROUP_SUM)
     if request.plain:
         return wire.AgentReply(round=request.round, sealed=sealed, term=(found["term"],))
     if not request.ring:
-        client.sums.check(wire.AGENTS_SUM, self_masks=request.self_masks)
+        rule = client.rule(wire.AGENTS_SUM, self_masks=request.self_masks)
+        client.sums.check(wire.AGENTS_SUM, rule)
         client.sums.contribute(wire.AGENTS_SUM, found["term"])
     return wire.AgentReply(round=request.round, sealed=sealed, term=())
 

@@ -33,7 +33,7 @@ def contribute_statistics(
         kept.arrays |= {"raw_mean": request.raw_mean, "raw_deviation": request.raw_deviation}
     name = wire.STATISTICS_SUM + ("#raw" if request.raw else "")
     assert client.sums is not None
-    client.sums.check(name, self_masks=False)
+    client.sums.check(name, client.rule(name))
     rows = client.table.x if request.raw else client.features_of(kept, client.table.x)
     share = np.concatenate([rows.sum(0), (rows**2).sum(0)]) / request.rows
     client.sums.contribute(name, share)
@@ -47,7 +47,7 @@ def solve_local_problem(client: SVMClient, request: wire.LocalRequest) -> wire.L
     state, kept, repeated = client.begin(request)
     name = wire.FLAT_SUM if request.agent < 0 else wire.GROUP_SUM
     assert client.sums is not None
-    client.sums.check(name, receiver=request.agent, self_masks=False)
+    client.sums.check(name, client.rule(name, receiver=request.agent))
     client.pin(kept, agent=request.agent, left=-1, right=-1)
     if not repeated:
         _take_coordinates(client, request, kept)
@@ -89,7 +89,7 @@ def solve_with_neighbours(client: SVMClient, request: wire.ChainRequest) -> wire
     """
     state, kept, repeated = client.begin(request)
     assert client.sums is not None
-    client.sums.check(wire.FLAT_SUM, self_masks=False)
+    client.sums.check(wire.FLAT_SUM, client.rule(wire.FLAT_SUM))
     client.pin(kept, agent=-1, left=request.left, right=request.right)
     if not repeated:
         _take_coordinates(client, request, kept)
@@ -137,7 +137,8 @@ def judge(client: SVMClient, request: wire.EvaluateRequest) -> wire.EvaluateRepl
     state = client.open_session(request.session)
     kept, table = KeptState.unpack(state.payload), client.table
     assert client.sums is not None
-    client.sums.check(wire.EVALUATION_SUM, self_masks=request.self_masks)
+    rule = client.rule(wire.EVALUATION_SUM, self_masks=request.self_masks)
+    client.sums.check(wire.EVALUATION_SUM, rule)
     held_out = client.learned_rows(kept, request.session, held_out=True) @ request.model.T
     counts = count_outcomes(
         held_out if table.labelled else held_out[:0],
@@ -146,6 +147,8 @@ def judge(client: SVMClient, request: wire.EvaluateRequest) -> wire.EvaluateRepl
         table.label_bound,
     )
     loss = _loss(client, kept, request.session, request.model)
+    tests = np.arange(table.tests if table.labelled else 0)
+    counts = client.figures("outcomes", tests, counts, total=wire.EVALUATION_SUM)
     client.sums.contribute(wire.EVALUATION_SUM, np.concatenate([[loss], counts]))
     if client.predictions is not None and table.tests:
         table.write_predictions(client.predictions, np.arange(table.tests), held_out)

@@ -37,7 +37,7 @@ def contribute_columns(client: SVMClient, request: wire.ColumnsRequest) -> wire.
     kept.arrays |= {"take": request.take, "place": request.place}
     x = _columns(client, kept, request.session)[request.place < request.rows]
     assert client.sums is not None
-    client.sums.check(wire.GROUP_SUM, receiver=request.agent, self_masks=False)
+    client.sums.check(wire.GROUP_SUM, client.rule(wire.GROUP_SUM, receiver=request.agent))
     share = np.concatenate([x.sum(0), (x**2).sum(0)]) / request.rows
     client.sums.contribute(wire.GROUP_SUM, share)
     sealed = b""
@@ -81,7 +81,7 @@ def multiply(client: SVMClient, request: wire.VisitRequest) -> wire.VisitReply:
         place = (session, "message", request.message_round, source, client.partition)
         message = client.unseal(source, request.message, *place).reshape(-1, request.width)
         to_agent, _ = visit(x[learned], message, None)
-        client.sums.check(wire.GROUP_SUM, receiver=agent, self_masks=False)
+        client.sums.check(wire.GROUP_SUM, client.rule(wire.GROUP_SUM, receiver=agent))
         client.sums.contribute(wire.GROUP_SUM, to_agent.ravel() / own["rows"])
     if weights is not None:
         rows = own["all_rows"] if request.judge else own["rows"]
@@ -89,7 +89,7 @@ def multiply(client: SVMClient, request: wire.VisitRequest) -> wire.VisitReply:
         counted = slice(None) if request.judge else learned
         values[kept.arrays["place"][counted]] = x[counted] @ weights
         name = _output_name(judge=request.judge)
-        client.sums.check(name, receiver=owner, self_masks=False)
+        client.sums.check(name, client.rule(name, receiver=owner))
         client.sums.contribute(name, values.ravel())
     client.end(state, number, kept)
     return wire.VisitReply(round=number)
@@ -112,7 +112,7 @@ def contribute_pads(client: SVMClient, request: wire.PadRequest) -> wire.PadRepl
     """Contribute this node's pad to the sums that belong to it."""
     assert client.sums is not None
     for name in list(client.sums.orders):
-        client.sums.check(name, receiver=client.partition, self_masks=False)
+        client.sums.check(name, client.rule(name, receiver=client.partition))
         client.sums.contribute_nothing(name)
     return wire.PadReply(round=request.round)
 
@@ -238,6 +238,8 @@ def _judge(client: SVMClient, request: wire.OwnerRequest, kept: KeptState) -> wi
         counts = count_outcomes(
             outputs[rows:], table.y_test[tests], len(table.classes), table.label_bound
         )
+        counts = client.figures("outcomes", tests, counts, alone=True)
+        counts = counts if counts.any() else counts[:0]
     keep_part(client, request.session, {"bias": kept.arrays["bias"]})
     if client.predictions is not None and len(tests):
         table.write_predictions(client.predictions, tests, outputs[rows:])

@@ -24,6 +24,7 @@ from fedkern_flwr.frequencies import (
     draw_offsets,
     public_frequency_seed,
 )
+from fedkern_flwr.guard import SumRule
 from fedkern_flwr.labels import count_outcomes
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.phase_training import fit, outputs
@@ -105,6 +106,7 @@ class VerticalKernelClient(PhaseClient):
 
     pair_secrets: ClassVar[bool] = True
     whole_cohorts: ClassVar[bool] = True
+    enough_parties: ClassVar[int] = 2
     session = ""
 
     def __init__(
@@ -131,7 +133,6 @@ class VerticalKernelClient(PhaseClient):
         super().__init__(context, **common)
         check_choice("frequencies", frequencies, FREQUENCIES)
         check_choice("topology", topology, TOPOLOGIES)
-        self.name = f"partition {self.partition}"
         self._check_role(role, y, y_test)
         self.role = ACTIVE if y is not None else PASSIVE  # type: ignore[misc]
         if frequency_seed is not None:
@@ -441,9 +442,8 @@ class VerticalKernelClient(PhaseClient):
                 here += offsets
                 if known.max() > first:
                     here = here[np.arange(first, upto) >= known[:, None]]
-                self.sums.check(  # type: ignore[union-attr]
-                    name, receiver=owner, encoding=circle, everybody=True
-                )
+                rule = SumRule(circle, receiver=owner, everybody=True)
+                self.sums.check(name, rule)  # type: ignore[union-attr]
                 self.sums.contribute(name, here.reshape(-1))  # type: ignore[union-attr]
 
     def _names(self, kept: KeptState, rows: NDArray[Any]) -> NDArray[np.uint64]:
@@ -508,7 +508,7 @@ class VerticalKernelClient(PhaseClient):
         if self.sums is None or name not in self.sums.orders:
             raise ProtocolError("scores are asked for outside a secure sum", party=self.name)
         bounded = Encoding.fixed_point(_LARGEST)
-        self.sums.check(name, receiver=receiver, encoding=bounded, everybody=True)
+        self.sums.check(name, SumRule(bounded, receiver=receiver, everybody=True))
         if self.role == ACTIVE:
             self.sums.contribute(name, self._bounded(self._scores(rows, kept)).reshape(-1))
         else:
@@ -567,9 +567,11 @@ class VerticalKernelClient(PhaseClient):
         if not count or not table.labelled or not len(rows):
             return np.zeros(0)
         self._check_counted(tests, kept)
-        return count_outcomes(
+        counts = count_outcomes(
             predictions, table.y_test[tests], len(table.classes), table.label_bound
         )
+        told = self.figures("outcomes", tests, counts, alone=True)
+        return told if told.any() else told[:0]
 
     def _check_counted(self, tests: NDArray[Any], kept: KeptState) -> None:
         """Refuse to count few or other rows than before: what is counted of one row is its label.

@@ -29,6 +29,8 @@ Floats = NDArray[np.float64]
 LABEL = "label"
 #: Of all sums: no contribution is larger than 1, but for rounding.
 ENCODING = Encoding.fixed_point(2.0)
+#: Public bound on the magnitude of all values.
+DEFAULT_BOUND = 2.0**20
 
 _ROUNDING = 2.0**-44  # relative, of sums of squares added up in float64
 

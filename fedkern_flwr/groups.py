@@ -16,6 +16,8 @@ from .wire.hierarchical import SVMDescribeReply
 
 USER, AGENT, OWNER = "user", "agent", "owner"
 ROLES = (USER, AGENT, OWNER)
+#: Public bound on the numbers that are summed.
+DEFAULT_BOUND = 2.0**20
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,11 @@ def counts_length(outputs: int, classes: int) -> int:
     return classes * classes if classes else 1 + outputs
 
 
+def largest_count(classes: Sequence[float] | int) -> float:
+    """Return what a single test row adds to one of the numbers of :func:`count_outcomes`."""
+    return 1.0 if classes else LARGEST_ERROR**2
+
+
 def count_outcomes(predictions: Floats, targets: Floats, classes: int, bound: float) -> Floats:
     """Return what is added up over the hospitals to judge a model on test rows.
 

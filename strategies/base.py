@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
-from fedkern_flwr.errors import CheckpointError, CohortError, OptionError
+from fedkern_flwr.errors import CheckpointError, CohortError, OptionError, RefusedError
 from fedkern_flwr.exchange import (
     Failure,
     Outcome,
@@ -226,6 +226,8 @@ class PhaseStrategy(Strategy):
         ------
         CohortError
             Fewer answered than required.
+        RefusedError
+            A node refuses an order before anything was summed.
         """
         outcome = exchange(
             grid,
@@ -238,8 +240,15 @@ class PhaseStrategy(Strategy):
         )
         for node, failure in sorted(outcome.failures.items()):
             self._count_failure(node, failure, number)
+            if failure.detail.startswith(_REFUSED) and not self.summed:
+                raise RefusedError(failure.detail.removeprefix(_REFUSED), phase=phase)
         self.require(len(outcome.replies), number, phase, outcome.failures, required)
         return outcome
+
+    @property
+    def summed(self) -> bool:
+        """Whether a secure sum of this run has been opened."""
+        return False
 
     def on_reply(self) -> Callable[[int, Message], None] | None:
         """Return what is called with (node, reply) as a reply arrives; nothing by default."""
@@ -400,6 +409,7 @@ class PhaseStrategy(Strategy):
         return None
 
 
+_REFUSED = "RefusedError: "
 _PATIENCE = 30  # checkpoints that one may wait to be confirmed; clients keep a few more states
 
 #: What the server sees of a client in a method that sends plain gradients.

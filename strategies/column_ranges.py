@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fedkern_flwr.column_ranges import (
+    DEFAULT_BOUND,
     ENCODING,
     Centre,
     Floats,
@@ -90,7 +91,7 @@ class ColumnRanges(WholeCohortStrategy):
         self,
         *,
         deviations: float = 4.0,
-        bound: float = 2.0**20,
+        bound: float = DEFAULT_BOUND,
         labels: bool = False,
         clip: bool = True,
         attempts: int = 5,

@@ -21,7 +21,7 @@ from fedkern_flwr.errors import (
     ProtocolError,
 )
 from fedkern_flwr.hybrid import MissingBlocks
-from fedkern_flwr.labels import LARGEST_ERROR, counts_length, outcome_metrics
+from fedkern_flwr.labels import counts_length, largest_count, outcome_metrics
 from fedkern_flwr.landmarks import SAMPLINGS, Sampling
 from fedkern_flwr.least_squares import (
     PENALTIES,
@@ -549,13 +549,13 @@ class FedCG(HybridStrategy):
                 return {}
             length = counts_length(self.outputs_, self.classes_)
             most = max(ward.test for ward in wards.values())
-            bound = float(most) * (1.0 if self.classes_ else LARGEST_ERROR**2)
+            bound = float(most) * largest_count(self.classes_) * (1.0 + 1e-9)
             counts = system.sum_over_hospitals(
                 "outcomes", request, wire.CoefficientsReply, length, bound
             )
         else:
             counts = self._plain_counts(system, request, count)
-        if not count:
+        if not count or not counts.any():  # nodes may keep figures of few rows to themselves
             return {}
         if self.classes_:
             counts = np.rint(counts)

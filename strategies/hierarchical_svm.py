@@ -23,7 +23,7 @@ from fedkern_flwr.consensus import (
     initial_rho,
 )
 from fedkern_flwr.errors import CheckpointError, EngineError, FedKernError, OptionError
-from fedkern_flwr.groups import Group
+from fedkern_flwr.groups import DEFAULT_BOUND, Group
 from fedkern_flwr.linear_model import LOSS_OF, MODELS, Model
 from fedkern_flwr.local_solvers import Loss
 from fedkern_flwr.model_file import check_model
@@ -183,7 +183,7 @@ class HierarchicalSVM(WholeCohortStrategy):
         tolerance: float | None = None,
         lost_groups: LostGroups | None = None,
         missing: MissingRows = "error",
-        bound: float = 2.0**20,
+        bound: float = DEFAULT_BOUND,
         attempts: int = 5,
         checkpoint_every: int = 10,
         **common: Any,

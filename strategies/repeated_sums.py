@@ -20,7 +20,13 @@ from .summing import SummingStrategy
 
 #: (cohort, who is asked) -> requests, each for some of them.
 Ask = Callable[[int, set[int]], Iterable[tuple[PhaseMessage, set[int]]]]
-_FINAL = ("ProtocolError:", "OptionError:", "TableError:")  # another attempt is no use
+#: Errors of clients after which another attempt is no use.
+_FINAL = (
+    "ProtocolError:",
+    "RefusedError:",
+    "OptionError:",
+    "TableError:",
+)
 
 
 class RepeatedSumsStrategy(SummingStrategy):

@@ -71,6 +71,7 @@ class SummingStrategy(PhaseStrategy):
                 min_cohort=self.min_cohort,
                 allow_single=self.allow_single,
                 relays_only=self.relays_only,
+                counts={p.partition: (p.rows, p.test_rows) for p in self.parties_.values()},
             )
 
     def cohorts(self) -> list[list[int]] | None:
@@ -208,6 +209,11 @@ class SummingStrategy(PhaseStrategy):
             for node, party in self.parties_.items()
             if party.partition in sections
         }
+
+    @property
+    def summed(self) -> bool:
+        """Whether a secure sum of this run has been opened."""
+        return self.sums is not None and self.sums.contributors > 0
 
     def on_reply(self) -> Callable[[int, Message], None] | None:
         """Take the sections of secure sums out of replies as they arrive."""

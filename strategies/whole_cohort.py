@@ -18,7 +18,14 @@ from .base import at_least
 from .summing import SummingStrategy
 
 #: Errors of clients after which another try is no use.
-FINAL = ("ProtocolError:", "OptionError:", "TableError:", "SumError:", "CheckpointError:")
+FINAL = (
+    "ProtocolError:",
+    "RefusedError:",
+    "OptionError:",
+    "TableError:",
+    "SumError:",
+    "CheckpointError:",
+)
 
 
 class WholeCohortStrategy(SummingStrategy):

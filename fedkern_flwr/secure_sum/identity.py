@@ -21,6 +21,9 @@ from ..errors import OptionError, SumError
 
 SIGNATURE_BYTES = 64
 
+#: Rows that a party learns from, and held-out rows.
+Counts = tuple[int, int]
+
 
 def read_identity(path: Path) -> Ed25519PrivateKey:
     """Read a private identity key (OpenSSH or PEM, without a passphrase).
@@ -75,15 +78,22 @@ def read_trusted(path: Path) -> dict[int, bytes]:
     return trusted
 
 
-def sign_key(identity: Ed25519PrivateKey, session: str, partition: int, public: bytes) -> bytes:
-    """Sign a party's key of the run."""
-    return identity.sign(_statement(session, partition, public))
+def sign_key(
+    identity: Ed25519PrivateKey, session: str, partition: int, public: bytes, counts: Counts
+) -> bytes:
+    """Sign a party's key of the run, with the numbers of rows that it declares."""
+    return identity.sign(_statement(session, partition, public, counts))
 
 
 def check_key(
-    trusted: dict[int, bytes], session: str, partition: int, public: bytes, signature: bytes
+    trusted: dict[int, bytes],
+    session: str,
+    partition: int,
+    public: bytes,
+    signature: bytes,
+    counts: Counts,
 ) -> None:
-    """Refuse a key of the run that the party's pinned identity has not signed.
+    """Refuse a key of the run, or numbers of rows, that the pinned identity has not signed.
 
     Raises
     ------
@@ -96,7 +106,7 @@ def check_key(
         )
     try:
         pinned = Ed25519PublicKey.from_public_bytes(trusted[partition])
-        pinned.verify(signature, _statement(session, partition, public))
+        pinned.verify(signature, _statement(session, partition, public, counts))
     except InvalidSignature:
         raise SumError(
             "its key of this run is not signed by its pinned identity"
@@ -107,5 +117,6 @@ def check_key(
         ) from None
 
 
-def _statement(session: str, partition: int, public: bytes) -> bytes:
-    return json.dumps(["fedkern-flwr key of a run", session, partition, public.hex()]).encode()
+def _statement(session: str, partition: int, public: bytes, counts: Counts) -> bytes:
+    text = ["fedkern-flwr key of a run", session, partition, public.hex(), *counts]
+    return json.dumps(text).encode()

@@ -18,12 +18,13 @@ from ..errors import OptionError, SmallCohortError, SumError
 from ..wire.message import PROTOCOL_VERSION
 from ..wire.sums import Roster
 from . import graph
-from .identity import SIGNATURE_BYTES
+from .identity import SIGNATURE_BYTES, Counts
 from .keys import KEY_BYTES, is_public_key
 from .masks import CIPHERS
 from .shamir import cut
 
 _LEAST = 2  # parties in any sum
+_COUNTS = np.dtype("<i8")
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ class Membership:
     session : str
     keys, signatures : dict
         Partition -> public key of the run, signature of its identity (zeros for none).
+    counts : dict
+        Partition -> numbers of rows that it declared.
     cohorts : tuple of Cohort
     cipher : str
     digest : bytes
@@ -109,6 +112,7 @@ class Membership:
     session: str
     keys: Mapping[int, bytes]
     signatures: Mapping[int, bytes]
+    counts: Mapping[int, Counts]
     cohorts: tuple[Cohort, ...]
     cipher: str
     digest: bytes
@@ -130,9 +134,14 @@ class Membership:
         listed = _read_cohorts(roster.cohorts)
         if not len(ids) == len(keys) == len(signatures) or ids != sorted(set(ids)):
             raise SumError("the roster is damaged")
+        if len(roster.counts) != _COUNTS.itemsize * 2 * len(ids):
+            raise SumError("the roster is damaged")
+        counts = np.frombuffer(roster.counts, _COUNTS).reshape(-1, 2).tolist()
+        if any(min(pair) < 0 for pair in counts):
+            raise SumError("the roster is damaged")
         if roster.cipher not in CIPHERS:
             raise SumError(f"there is no cipher {roster.cipher[:20]!r}")
-        text = [PROTOCOL_VERSION, session, ids, roster.keys.hex(), listed, roster.cipher]
+        text = [PROTOCOL_VERSION, session, ids, roster.keys.hex(), listed, roster.cipher, counts]
         digest = hashlib.sha256(json.dumps(text).encode()).digest()
         cohorts = []
         for number, (threshold, first, members) in enumerate(listed):
@@ -146,6 +155,7 @@ class Membership:
             session,
             dict(zip(ids, keys, strict=True)),
             dict(zip(ids, signatures, strict=True)),
+            {i: (rows, tests) for i, (rows, tests) in zip(ids, counts, strict=True)},
             tuple(cohorts),
             roster.cipher,
             digest,
@@ -170,11 +180,12 @@ def make_roster(
     thresholds: Sequence[int | None],
     cipher: str,
     first: Sequence[int],
+    counts: Mapping[int, Counts],
 ) -> Roster:
     """Return the roster message for parties with (public key, signature).
 
     ``thresholds`` (None for the default) and ``first``, the number of the first sum, are those of
-    each cohort.
+    each cohort; ``counts`` are numbers of rows, none where a party is not named.
 
     Raises
     ------
@@ -200,6 +211,7 @@ def make_roster(
         signatures=b"".join(keys[i][1].ljust(SIGNATURE_BYTES, b"\0") for i in ids),
         cohorts=json.dumps(listed),
         cipher=cipher,
+        counts=np.array([counts.get(i, (0, 0)) for i in ids], _COUNTS).tobytes(),
     )
 
 

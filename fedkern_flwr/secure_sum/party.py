@@ -23,7 +23,7 @@ from ..wire.sums import (
 )
 from . import relay
 from .encoding import Encoding, chunks
-from .identity import check_key, sign_key
+from .identity import Counts, check_key, sign_key
 from .keys import (
     KEY_BYTES,
     generate_key,
@@ -94,15 +94,20 @@ class Party:
 
     # -- set-up
 
-    def announce(self) -> tuple[bytes, bytes]:
-        """Make a key for the run; return (public key, signature or nothing)."""
+    def announce(self, counts: Counts = (0, 0)) -> tuple[bytes, bytes]:
+        """Make a key for the run; return (public key, signature or nothing).
+
+        ``counts`` are the rows that this party learns from and its held-out rows.
+        """
+        self.state.counts = {self.partition: counts}
         if self.state.private:
             public = read_key(self.state.private)[1]
         else:
             self.state.private, public = generate_key()
         if self.identity is None:
             return public, b""
-        return public, sign_key(self.identity, self.state.session, self.partition, public)
+        signature = sign_key(self.identity, self.state.session, self.partition, public, counts)
+        return public, signature
 
     def join(self, roster: Roster) -> None:
         """Derive the roots of all pairs from the roster, then erase the private key.
@@ -123,13 +128,20 @@ class Party:
                 if partition != self.partition:
                     signature = members.signatures[partition]
                     signature = signature if any(signature) else b""
-                    check_key(self.trusted, self.state.session, partition, public, signature)
+                    counts = members.counts[partition]
+                    check_key(
+                        self.trusted, self.state.session, partition, public, signature, counts
+                    )
         if not self.state.private:
             raise self._refuse("this party has announced no key", "start the run again")
         private, public = read_key(self.state.private)
         if members.keys.get(self.partition) != public:
             raise self._refuse(
                 "the roster holds another key under the name of this party", "start the run again"
+            )
+        if members.counts[self.partition] != self.state.counts.get(self.partition, (0, 0)):
+            raise self._refuse(
+                "the roster tells of another number of rows of this party", "start the run again"
             )
         derived: list[tuple[Cohort, dict[int, bytes]]] = []
         secrets_of_pairs: dict[int, bytes] = {}
@@ -163,6 +175,7 @@ class Party:
             self.state.enter(cohort, roots)
         self.state.digest, self.state.cipher = members.digest, members.cipher
         self.state.private, self.state.secrets = b"", secrets_of_pairs
+        self.state.counts = dict(members.counts)
 
     # -- a sum
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..wire.sums import Order
 from .encoding import Encoding
+from .identity import Counts
 from .keys import sum_label
 from .membership import Cohort
 
@@ -81,6 +82,8 @@ class PartyState:
         (cohort, number) -> open sum.
     secrets : dict
         Neighbour -> secret of the pair for the method's own use, if the method has any.
+    counts : dict
+        Partition -> rows that it learns from, held-out rows; as declared in the roster.
     """
 
     session: str
@@ -93,6 +96,7 @@ class PartyState:
     fixed: dict[str, tuple[int, int, bool]] = field(default_factory=dict)
     open: dict[tuple[int, int], OpenSum] = field(default_factory=dict)
     secrets: dict[int, bytes] = field(default_factory=dict)
+    counts: dict[int, Counts] = field(default_factory=dict)
 
     def enter(self, cohort: Cohort, roots: dict[int, bytes]) -> None:
         """Become a member of a cohort."""
@@ -120,6 +124,7 @@ class PartyState:
             "fixed": self.fixed,
             "open": [[*key, _pack_open(opened)] for key, opened in self.open.items()],
             "secrets": [[j, secret.hex()] for j, secret in self.secrets.items()],
+            "counts": [[j, *pair] for j, pair in self.counts.items()],
         }
         return json.dumps(value).encode()
 
@@ -139,6 +144,7 @@ class PartyState:
             fixed={name: (c, r, masks) for name, (c, r, masks) in value["fixed"].items()},
             open={(c, k): _unpack_open(opened) for c, k, opened in value["open"]},
             secrets={j: bytes.fromhex(secret) for j, secret in value["secrets"]},
+            counts={j: (rows, tests) for j, rows, tests in value["counts"]},
         )
 
 

@@ -21,6 +21,7 @@ from ..wire.sums import (
 )
 from . import relay
 from .encoding import Encoding
+from .identity import Counts
 from .masks import CIPHERS
 from .membership import Membership, check_cohort, make_roster
 from .running_sum import RunningSum
@@ -52,6 +53,8 @@ class SecureSum:
         Whether a sum of two parties may belong to one of them.
     relays_only : bool (default: False)
         Whether nothing is summed: the keys of the roster only seal messages between clients.
+    counts : dict, optional
+        Partition -> (rows that it learns from, held-out rows), as it declared and signed them.
 
     Raises
     ------
@@ -72,6 +75,7 @@ class SecureSum:
         cipher: str = CIPHERS[0],
         allow_single: bool = False,
         relays_only: bool = False,
+        counts: Mapping[int, Counts] | None = None,
     ) -> None:
         chosen = [sorted(keys)] if cohorts is None else cohorts
         if not chosen:
@@ -89,6 +93,7 @@ class SecureSum:
             )
         self._next = [1] * len(chosen)
         self._keys, self._chosen, self._thresholds, self._cipher = keys, chosen, thresholds, cipher
+        self._rows = counts or {}
         self._write_roster(session)
         self.min_cohort, self.allow_single = min_cohort, allow_single
         self._knows: set[int] = set()
@@ -98,7 +103,7 @@ class SecureSum:
 
     def _write_roster(self, session: str) -> None:
         self.roster = make_roster(
-            self._keys, self._chosen, self._thresholds, self._cipher, self._next
+            self._keys, self._chosen, self._thresholds, self._cipher, self._next, self._rows
         )
         self.membership = Membership.read(self.roster, session)
 

@@ -49,6 +49,9 @@ class Roster(PhaseMessage):
         JSON list of [threshold, number of its first sum, [partition, ...]].
     cipher : str
         The cipher that makes masks.
+    counts : bytes
+        Per party, in that order: rows that it learns from and held-out rows, as it declared them
+        and signed with its key; little-endian int64.
     """
 
     phase = "sum-roster"
@@ -57,6 +60,7 @@ class Roster(PhaseMessage):
     signatures: bytes
     cohorts: str
     cipher: str
+    counts: bytes
 
 
 @dataclass(frozen=True, kw_only=True)

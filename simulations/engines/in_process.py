@@ -17,6 +17,7 @@ from fedkern_flwr.flower_compat import (
     set_task_identity,
     stamp_message,
 )
+from fedkern_flwr.guard.policy import SIMULATION
 
 from .memory import keep_freed_memory
 from .wrapper import PollingGrid
@@ -59,6 +60,7 @@ class InProcessGrid(PollingGrid):
                 run_id=_RUN_ID,
                 node_id=_FIRST_NODE + k,
                 node_config={
+                    SIMULATION: True,
                     **(node_config or {}),
                     "partition-id": k,
                     "num-partitions": num_clients,

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedkern_flwr.errors import EngineError
 from fedkern_flwr.flower_compat import Client, set_telemetry
+from fedkern_flwr.guard.policy import SIMULATION
 
 from .ray_cluster import address_of, check_ray_address, joined, scratch_folder
 
@@ -65,6 +66,7 @@ class ShippedClientFn:
 
             tempfile.tempdir = self.scratch
             _loaded[self.reference] = cloudpickle.loads(ray.get(self.reference).data)
+        context.node_config.setdefault(SIMULATION, True)
         return as_client(_loaded[self.reference](context))
 
 

@@ -35,7 +35,7 @@ class Nodes:
 
     def __init__(self, folder: Path, ids: Any = IDS, **common: Any) -> None:
         self.folder, self.ids, self.common = folder, [list(own) for own in ids], common
-        config = {"num-partitions": len(self.ids)}
+        config = {"simulation": True, "num-partitions": len(self.ids)}
         self.contexts = [
             Context(1, 1, {**config, "partition-id": k}, RecordDict(), {})
             for k in range(len(self.ids))
@@ -63,7 +63,8 @@ class Nodes:
         request = DescribeRequest(SESSION, "align", 0, secure=True)
         replies = [self.send(k, request) for k in range(len(self.ids))]
         keys = {r.partition: (r.public_key, r.signature) for r in replies}
-        self.sums = SecureSum(SESSION, keys, relays_only=True)
+        counts = {r.partition: (r.rows, r.test_rows) for r in replies}
+        self.sums = SecureSum(SESSION, keys, relays_only=True, counts=counts)
         self.lists = dict.fromkeys(range(len(self.ids)), np.zeros(0, np.uint8))
 
     def hop(self, hop: int, k: int) -> Any:

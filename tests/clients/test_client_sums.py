@@ -59,13 +59,14 @@ class Run:
     def __init__(self, **options: Any) -> None:
         self.contexts = {k: new_context(k) for k in MEMBERS}
         self.options = options
-        keys = {}
+        keys, self.counts = {}, {}
         for k in MEMBERS:
             opening = DescribeRequest(session=SESSION, method="m", resume_round=0, secure=True)
             reply = self.ask(k, opening)[0]
             keys[k] = (reply["public_key"], reply["signature"])
+            self.counts[k] = (reply["rows"], reply["test_rows"])
         self.keys = keys
-        self.server = SecureSum(SESSION, keys)
+        self.server = SecureSum(SESSION, keys, counts=self.counts)
 
     def client(self, k: int, cls: type[Client] = Client) -> Client:
         return cls(self.contexts[k], **self.options)
@@ -90,7 +91,7 @@ class Run:
 
 
 def new_context(k: int) -> Context:
-    config: Any = {"partition-id": k, "num-partitions": len(MEMBERS)}
+    config: Any = {"simulation": True, "partition-id": k, "num-partitions": len(MEMBERS)}
     return Context(run_id=1, node_id=k, node_config=config, state=RecordDict(), run_config={})
 
 

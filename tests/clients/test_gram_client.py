@@ -36,7 +36,11 @@ Table = dict[str, Any]
 
 
 def context(partition: int = 0, partitions: int = len(X)) -> Context:
-    config: dict[str, Any] = {"partition-id": partition, "num-partitions": partitions}
+    config: dict[str, Any] = {
+        "simulation": True,
+        "partition-id": partition,
+        "num-partitions": partitions,
+    }
     return Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
 
 
@@ -78,7 +82,8 @@ class Server:
             found.append(DescribeReply.unpack(arrays, scalars, party=""))
         self.described = found
         keys = {f.partition: (f.public_key, f.signature) for f in found}
-        self.sums = SecureSum(SESSION, keys, cohorts=self.cohorts)
+        counts = {f.partition: (f.rows, f.test_rows) for f in found}
+        self.sums = SecureSum(SESSION, keys, cohorts=self.cohorts, counts=counts)
 
     def client(self, k: int) -> GramClient:
         """Return the client of a message: a fresh one, as in Flower."""

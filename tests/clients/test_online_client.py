@@ -24,7 +24,9 @@ STREAM = {"session": "abc", "round": 1, "step": 0, "samples": 1, "checkpoint_eve
 
 
 def context(config: dict[str, Any] | None = None) -> Context:
-    config = {"partition-id": 2, "num-partitions": 4} if config is None else config
+    config = (
+        {"simulation": True, "partition-id": 2, "num-partitions": 4} if config is None else config
+    )
     return Context(run_id=1, node_id=9, node_config=config, state=RecordDict(), run_config={})
 
 

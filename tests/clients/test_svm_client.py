@@ -23,7 +23,7 @@ Table = dict[str, Any]
 
 
 def context(partition: int = 4, **config: Any) -> Context:
-    config = {"partition-id": partition, "num-partitions": 5, **config}
+    config = {"simulation": True, "partition-id": partition, "num-partitions": 5, **config}
     return Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
 
 

@@ -30,7 +30,7 @@ Table = dict[str, Any]
 
 
 def context(partition: int = 4) -> Context:
-    config: dict[str, Any] = {"partition-id": partition, "num-partitions": 5}
+    config: dict[str, Any] = {"simulation": True, "partition-id": partition, "num-partitions": 5}
     return Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
 
 

@@ -169,14 +169,15 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, refused: Any) -> None:
 
 # -- signatures
 
+COUNTS = (7, 2)
 PUBLIC = generate_key()[1]
-SIGNATURE = sign_key(IDENTITIES[0], "run", 0, PUBLIC)
+SIGNATURE = sign_key(IDENTITIES[0], "run", 0, PUBLIC, COUNTS)
 SWAPPED = "do not go on: give it its identity key, or find out who swaps keys"
 
 
 def test_a_signature_is_accepted_in_its_place() -> None:
     """Negative control of the refusals below."""
-    check_key(TRUSTED, "run", 0, PUBLIC, SIGNATURE)
+    check_key(TRUSTED, "run", 0, PUBLIC, SIGNATURE, COUNTS)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,13 @@ def test_a_signature_is_accepted_in_its_place() -> None:
 )
 def test_other_signatures_are_refused(refused: Any, arguments: Any, text: str) -> None:
     party = f"partition {arguments[1]}"
-    refused(check_key, TRUSTED, *arguments, text=text, remedy=SWAPPED, party=party)
+    refused(check_key, TRUSTED, *arguments, COUNTS, text=text, remedy=SWAPPED, party=party)
+
+
+def test_numbers_of_rows_are_signed(refused: Any) -> None:
+    text = "is not signed by its pinned identity"
+    wrong = ("run", 0, PUBLIC, SIGNATURE, (8, 2))
+    refused(check_key, TRUSTED, *wrong, text=text, remedy=SWAPPED, party="partition 0")
 
 
 def test_an_unpinned_party_is_refused(refused: Any) -> None:
@@ -206,6 +213,7 @@ def test_an_unpinned_party_is_refused(refused: Any) -> None:
         0,
         PUBLIC,
         SIGNATURE,
+        COUNTS,
         text="its identity key is not pinned",
         remedy="add it to the trusted keys",
         party="partition 0",
@@ -255,7 +263,7 @@ def test_a_server_that_swaps_a_key_is_found_out(refused: Any, kind: str) -> None
         keys[2] = (fresh, b"")
         text = "its key of this run is not signed, its identity is pinned"
     elif kind == "signed by another":
-        keys[2] = (fresh, sign_key(IDENTITIES[3], "run", 2, fresh))
+        keys[2] = (fresh, sign_key(IDENTITIES[3], "run", 2, fresh, (0, 0)))
     else:
         del trusted[2]
         text = "its identity key is not pinned"

@@ -64,7 +64,9 @@ CHANGES: dict[str, dict[str, Any]] = {
         "partitions": lambda data: data[:12],
         "keys": lambda data: data[:96],
         "signatures": lambda data: data[:192],
+        "counts": lambda data: data[:48],
     },
+    "another number of rows": {"counts": lambda data: (9).to_bytes(8, "little") + data[8:]},
 }
 
 

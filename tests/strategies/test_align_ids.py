@@ -510,7 +510,7 @@ def test_users_and_owner_of_an_svm_take_tags(tmp_path: Path) -> None:
     files = align([{"ids": ids}, {"ids": ids[::-1]}], tmp_path / "align")
     seen = []
     for k in range(2):
-        config = {"partition-id": k, "num-partitions": 2}
+        config = {"simulation": True, "partition-id": k, "num-partitions": 2}
         context = Context(1, 1, config, RecordDict(), {})
         own: dict[str, Any] = {"ids": ids, "y": y, "role": "owner", "classes": (-1, 1)}
         if k:

@@ -666,7 +666,7 @@ def test_pinned_identities_are_checked(network: Network, tmp_path: Path) -> None
             serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
         )
         lines.append(f"{k} {public.decode()} node\n")
-        assert sign_key(key, "session", k, bytes(32))
+        assert sign_key(key, "session", k, bytes(32), (0, 0))
     (tmp_path / "trusted").write_text("".join(lines))
     network.go()
     network.tables[2]["identity_key"] = network.tables[3]["identity_key"]

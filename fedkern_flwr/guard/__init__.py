@@ -1,0 +1,26 @@
+"""What a node checks before it answers: pure functions that the base of all clients calls.
+
+An order, the options that the node was started with, its policy and what it has answered before
+go in; nothing comes out, or a :class:`~fedkern_flwr.errors.RefusedError` of one line that names
+the rule. No refusal depends on a value of the node's table, and none quotes one.
+
+* :mod:`.policy`: what the node's owner allows.
+* :mod:`.orders`: who may open a sum, of which numbers, over which cohort.
+"""
+
+from __future__ import annotations
+
+from .orders import SumRule, check_cohort, check_order, check_own_rows, check_run, refusal
+from .policy import NodePolicy
+from .record import RunRecord
+
+__all__ = [
+    "NodePolicy",
+    "RunRecord",
+    "SumRule",
+    "check_cohort",
+    "check_order",
+    "check_own_rows",
+    "check_run",
+    "refusal",
+]

@@ -1,0 +1,165 @@
+"""Orders of sums: a node contributes to the sum that its method means, and to no other.
+
+Who opens a sum, with which ring and bound, and over whom, is the server's word until the node
+compares it with what it derives itself from its own declared ranges and the public options. A
+bound taken from the order would be a question about the data: whether a vector fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import RefusedError
+from ..secure_sum.encoding import Encoding
+from ..secure_sum.identity import Counts
+from ..secure_sum.membership import Cohort
+from ..wire.sums import Order
+from .policy import NodePolicy
+
+
+@dataclass(frozen=True)
+class SumRule:
+    """What the order of a sum must be.
+
+    Attributes
+    ----------
+    encoding : Encoding
+        Ring, kind of numbers and public bound, as the node derives them.
+    receiver : int
+        The partition that alone opens the sum, -1 for the server.
+    self_masks : bool or None
+        Whether it is a sum that this node helps to open (True), one that opens by itself when the
+        whole cohort has contributed (False), or either of them.
+    everybody : bool
+        Whether the sums of the run are all over one and the same cohort.
+    wider : bool
+        Whether the bound may be larger than the node's: where it follows from the ranges of other
+        parties too. A larger bound makes the sum coarser and asks nothing.
+    rings : tuple of int
+        Other sizes of the ring that are right as well.
+    """
+
+    encoding: Encoding
+    receiver: int = -1
+    self_masks: bool | None = False
+    everybody: bool = False
+    wider: bool = False
+    rings: tuple[int, ...] = ()
+
+
+def check_order(order: Order, rule: SumRule, *, cohorts: int, party: str) -> None:
+    """Refuse an order that is not the one which the method means.
+
+    Parameters
+    ----------
+    order : Order
+        As it came.
+    rule : SumRule
+        What it must be.
+    cohorts : int
+        Number of cohorts that this node is a member of.
+    party : str
+        How errors name this node.
+
+    Raises
+    ------
+    RefusedError
+    """
+    right, bound = rule.encoding, order.bound
+    wrong = ""
+    if order.receiver != rule.receiver:
+        wrong = "receiver"
+    elif rule.self_masks is not None and order.self_masks != rule.self_masks:
+        wrong = "masks"
+    elif order.kind != right.kind or order.bits not in (right.bits, *rule.rings):
+        wrong = "encoding"
+    elif not (bound >= right.bound if rule.wider else bound == right.bound):
+        wrong = "bound"
+    elif rule.everybody and cohorts > 1:
+        wrong = "cohort"
+    if wrong:
+        raise refusal(f"the {wrong} of a sum", party)
+
+
+def check_cohort(
+    cohort: Cohort,
+    counts: Mapping[int, Counts],
+    policy: NodePolicy,
+    *,
+    enough: int,
+    party: str,
+) -> None:
+    """Refuse a cohort that hides too little.
+
+    Parameters
+    ----------
+    cohort : Cohort
+        Over which a sum is ordered.
+    counts : mapping
+        Partition -> rows that it learns from, held-out rows.
+    policy : NodePolicy
+        What the node's owner allows.
+    enough : int
+        Parties of a sum that suffice, as the method states.
+    party : str
+        How errors name this node.
+
+    Raises
+    ------
+    RefusedError
+    """
+    least = policy.least_parties(enough)
+    if len(cohort.members) < least:
+        raise refusal(f"min_parties = {least}: a sum has {len(cohort.members)}", party)
+    rows = sum(sum(counts.get(member, (0, 0))) for member in cohort.members)
+    if rows < policy.min_sum_rows:
+        raise refusal(f"min_sum_rows = {policy.min_sum_rows}: a sum has {rows}", party)
+
+
+def check_run(policy: NodePolicy, method: str, *, secure: bool, pinned: bool, party: str) -> None:
+    """Refuse a run in which the owner does not take part.
+
+    Parameters
+    ----------
+    policy : NodePolicy
+        What the node's owner allows.
+    method : str
+        Name under which the run was opened.
+    secure : bool
+        Whether the run takes secure sums.
+    pinned : bool
+        Whether this node signs its keys, and knows those of the others.
+    party : str
+        How errors name this node.
+
+    Raises
+    ------
+    RefusedError
+    """
+    if policy.methods and method not in policy.methods:
+        raise refusal(f"methods: {method[:40]} is not among them", party)
+    if policy.require_secure_sums and not secure:
+        raise refusal("require_secure_sums: the run sums in plain", party)
+    if policy.require_pinned_identities and not pinned:
+        raise refusal("require_pinned_identities: it has no identity key or no trusted keys", party)
+
+
+def check_own_rows(policy: NodePolicy, rows: int, *, party: str) -> None:
+    """Refuse to take part with next to no rows.
+
+    Raises
+    ------
+    RefusedError
+    """
+    if 0 < rows < policy.min_own_rows:
+        raise refusal(f"min_own_rows = {policy.min_own_rows}: it has {rows}", party)
+
+
+def refusal(rule: str, party: str) -> RefusedError:
+    """Return the error with which a node refuses: it names the rule and quotes no data."""
+    return RefusedError(
+        f"refused by the node: {rule}",
+        remedy="its owner decides, with `fedkern node policy show`",
+        party=party,
+    )

@@ -1,0 +1,62 @@
+"""What a node remembers of the run at hand for its own protection; never sent."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from flwr.app import ConfigRecord, Context
+
+from .orders import refusal
+
+_RECORD = "fedkern-guard"
+_REFUSALS = 3
+
+
+@dataclass
+class RunRecord:
+    """Refusals and evaluations of a run.
+
+    Attributes
+    ----------
+    session : str
+        The run it belongs to.
+    refusals : int
+        Orders refused so far.
+    told : dict
+        Digest of an evaluation -> the figures told.
+    evaluations : dict
+        Digest of a set of held-out rows -> how many evaluations of it were answered.
+    sums : dict
+        Name of a sum of figures -> [cohort, number] of the one that was opened, if any was.
+    """
+
+    session: str = ""
+    refusals: int = 0
+    told: dict[str, list[float]] = field(default_factory=dict)
+    evaluations: dict[str, int] = field(default_factory=dict)
+    sums: dict[str, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, context: Context, session: str) -> RunRecord:
+        """Read the record of a run; an empty one for another run than the last."""
+        record = context.state.get(_RECORD)
+        if isinstance(record, ConfigRecord):
+            found = cls(**json.loads(str(record["record"])))
+            if found.session == session:
+                return found
+        return cls(session)
+
+    def store(self, context: Context) -> None:
+        """Keep the record in the node's state."""
+        context.state[_RECORD] = ConfigRecord({"record": json.dumps(vars(self))})
+
+    def check(self, party: str) -> None:
+        """Refuse a run of which too many orders were refused.
+
+        Raises
+        ------
+        RefusedError
+        """
+        if self.refusals >= _REFUSALS:
+            raise refusal(f"{_REFUSALS} orders of this run were refused, it is over here", party)
