@@ -1,8 +1,8 @@
 """Every method deployed on this machine, beside the same run in process.
 
 Starts a SuperLink and SuperNodes with TLS and node authentication for each method, one after the
-other, and compares what comes out with ``fedkern run``: the largest difference of the model's
-arrays and of its metrics.
+other, and compares what comes out with ``fedkern run``, whose nodes get the secrets that the
+deployed ones drew: the largest difference of the model's arrays and of its metrics.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fedkern_flwr.model_file import load_model
+from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.deployment.node_files import read_secrets
+from fedkern_flwr.simulations.families.hybrid_data import HybridClients
+from fedkern_flwr.simulations.families.vertical_data import VerticalClients
 
 FEDKERN = Path(sys.executable).parent / "fedkern"
 #: Method -> options, those of a deployment, those of a simulation.
@@ -38,6 +44,26 @@ def call(*arguments: str | Path) -> None:
     done = subprocess.run([FEDKERN, *map(str, arguments)], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, arguments))}\n{done.stderr}")
+
+
+@contextmanager
+def secrets_of(folder: Path) -> Iterator[None]:
+    """Give simulated nodes the secrets of a deployment."""
+    usual = {clients: clients.arguments for clients in (HybridClients, VerticalClients)}
+
+    def shared(clients: Any) -> Any:
+        return lambda own, k: {
+            **usual[clients](own, k),
+            **read_secrets(folder / "nodes" / str(k)),
+        }
+
+    try:
+        for clients in usual:
+            setattr(clients, "arguments", shared(clients))  # noqa: B010
+        yield
+    finally:
+        for clients, arguments in usual.items():
+            setattr(clients, "arguments", arguments)  # noqa: B010
 
 
 def difference(one: Path, other: Path, metrics: tuple[dict[str, Any], dict[str, Any]]) -> float:
@@ -69,7 +95,9 @@ def measure(given: argparse.Namespace, console: Console) -> list[Record]:
             options, deployed, simulated = (text.split() for text in RUNS[method])
             one, other = Path(place) / f"{method}-deployed", Path(place) / f"{method}-simulated"
             call("deploy-local", method, *options, *deployed, "--out", one, "--quiet")
-            call("run", method, *options, *simulated, "--out", other, "--quiet")
+            with secrets_of(one):
+                if run(["run", method, *options, *simulated, "--out", str(other), "--quiet"]):
+                    raise SystemExit(f"{method} failed in process")
             found, expected = (json.loads((f / "result.json").read_text()) for f in (one, other))
             gap = difference(one, other, (found["metrics"], expected["metrics"]))
             per_exchange = found["seconds"] / found["exchanges"]

@@ -64,7 +64,8 @@ class KernelRows(RunFile):
             return np.zeros((0, self.landmarks))
         self._check_length(stop)
         offset, shape = 8 * self.landmarks * start, (stop - start, self.landmarks)
-        return np.memmap(self.path, "<f8", mode="r", offset=offset, shape=shape)
+        with self.open() as file:
+            return np.memmap(file, "<f8", mode="r", offset=offset, shape=shape)
 
     def _check_length(self, rows: int) -> None:
         if not self.path.is_file() or self.path.stat().st_size < 8 * self.landmarks * rows:

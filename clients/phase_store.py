@@ -100,9 +100,10 @@ class PhaseStore(RunFile):
             with self.open() as file:
                 file.truncate(0)
                 file.truncate(size)
-        counts = np.memmap(self.path, _COUNT, mode="r+", shape=(rows,))
-        place = rows * _COUNT.itemsize
-        return counts, np.memmap(self.path, self.dtype, mode="r+", offset=place, shape=self.shape)
+        with self.open() as file:
+            counts = np.memmap(file, _COUNT, mode="r+", shape=(rows,))
+            place = rows * _COUNT.itemsize
+            return counts, np.memmap(file, self.dtype, mode="r+", offset=place, shape=self.shape)
 
     def _gone(self) -> StateError:
         return StateError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
+import secrets
 import struct
 import zipfile
 import zlib
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import CheckpointError
+from .private_files import create_file, make_private_folder
 
 _META = "meta_json"
 #: What reading a damaged archive raises.
@@ -40,13 +41,21 @@ _DAMAGE = (
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     """Write a file so that readers see the old content or the new, never a part.
 
-    With ``private`` the file, and a folder made for it, are for this user's eyes only.
+    With ``private`` the file, and folders made for it, are for this user's eyes only.
     """
-    path.parent.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.touch(mode=0o600 if private else 0o666)
-    temporary.write_bytes(data)
-    temporary.replace(path)
+    if private:
+        make_private_folder(path.parent)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    with create_file(temporary, private=private) as file:
+        try:
+            file.write(data)
+            file.close()
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def pack_arrays(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> bytes:
@@ -65,12 +74,12 @@ def unpack_arrays(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]
     CheckpointError
         The bytes are damaged or of another kind.
     """
-    return _read_arrays(io.BytesIO(data), "what was kept")
+    return _read_arrays(io.BytesIO(data), len(data), "what was kept")
 
 
 def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
-    """Save named arrays and a JSON object to ``path`` (``.npz``)."""
-    write_atomically(path, pack_arrays(arrays, meta))
+    """Save named arrays and a JSON object to ``path`` (``.npz``) for this user's eyes only."""
+    write_atomically(path, pack_arrays(arrays, meta), private=True)
 
 
 def load_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -83,14 +92,21 @@ def load_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist", remedy="check the path or start anew")
-    return _read_arrays(path, str(path))
+    return _read_arrays(path, path.stat().st_size, str(path))
 
 
 def _read_arrays(
-    source: Path | io.BytesIO, name: str
+    source: Path | io.BytesIO, size: int, name: str
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Read an archive of ``size`` bytes.
+
+    Ours are not compressed. One whose parts claim to be more than the whole is not read: a
+    thousand times as much may come of a compressed one, and more of parts that share their bytes.
+    """
     try:
         with np.load(source, allow_pickle=False) as data:
+            if sum(part.file_size for part in data.zip.infolist()) > size:
+                raise ValueError
             arrays = {key: data[key] for key in data.files}
         meta = json.loads(bytes(arrays.pop(_META)))
     except _DAMAGE:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from .errors import EngineError, FedKernError, ProtocolError
 from .flower_compat import ACTOR_DIED, NODE_UNAVAILABLE
 from .ledger import Ledger
+from .plain_text import LONGEST, plain_line
 from .wire.message import PhaseMessage
 from .wire.sections import Section, attach, detach, section_arrays, section_bytes
 
@@ -26,7 +27,8 @@ Reply = TypeVar("Reply", bound=PhaseMessage)
 
 _PREFIX = {"train": "fit", "evaluate": "evaluate"}
 _EMPTY = "_empty"  # Flower's placeholder for an empty list of arrays
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_READ = 50_000  # characters of a report that are read at its beginning and at its end
 _MARK = "[fedkern] "  # what follows was written by one of our clients and quotes no data
 _MARKED = re.compile(re.escape(_MARK) + r"(.*?)(?:'>|\n|$)")
 # Otherwise Flower reports <class 'module.Name'>:<'text'>, Ray a traceback with module.Name: text.
@@ -47,12 +49,16 @@ class Failure:
     ----------
     kind : {"raised", "timed out", "unreachable", "invalid reply"}
     detail : str
-        The class of the client's exception, or the text of our own error. Never the text of a
-        foreign exception: it may quote data.
+        The class of the client's exception, or the text of our own error, as one plain line. Never
+        the text of a foreign exception: it may quote data.
     """
 
     kind: Literal["raised", "timed out", "unreachable", "invalid reply"]
     detail: str = ""
+
+    def __post_init__(self) -> None:
+        """Keep nothing of a node's text that a log or a terminal would obey."""
+        object.__setattr__(self, "detail", plain_line(self.detail))
 
     def __str__(self) -> str:
         return f"{self.kind} {self.detail}".strip()
@@ -191,7 +197,7 @@ def read_reply(reply: type[Reply], message: Message, *, party: str, **sizes: int
     Raises
     ------
     ProtocolError
-        If the message is not a proper reply of this phase.
+        If the message is not a proper reply of this phase, or a text in it is no plain line.
     """
     prefix = _PREFIX.get(message.metadata.message_type, "fit")
     content = message.content
@@ -206,7 +212,16 @@ def read_reply(reply: type[Reply], message: Message, *, party: str, **sizes: int
             party=party,
             phase=reply.phase,
         ) from None
-    return reply.unpack(arrays, scalars, party=party, **sizes)
+    found = reply.unpack(arrays, scalars, party=party, **sizes)
+    for name, value in found.scalars().items():
+        if isinstance(value, str) and (len(value) > LONGEST or not value.isprintable()):
+            raise ProtocolError(
+                f"its {name} is no line of at most {LONGEST} printable characters",
+                remedy="correct that node's configuration",
+                party=party,
+                phase=reply.phase,
+            )
+    return found
 
 
 def exchange(
@@ -377,7 +392,10 @@ def _groups(ids: list[str]) -> Iterator[list[str]]:
 
 
 def _read_error(reply: Message, phase: str) -> Failure:
-    reason = _ANSI.sub("", reply.error.reason or "")
+    reason = reply.error.reason or ""
+    if len(reason) > 2 * _READ:
+        reason = f"{reason[:_READ]}\n{reason[-_READ:]}"
+    reason = _COLOUR.sub("", reason)
     if reply.error.code == ACTOR_DIED and "ActorDied" in reason:
         raise EngineError(
             "a Ray actor died and its engine cannot go on without it",

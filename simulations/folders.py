@@ -8,10 +8,11 @@ from pathlib import Path
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.private_files import make_private_folder
 
 
 def make_folder(folder: Path, option: str) -> None:
-    """Make a folder and see that files can be written there.
+    """Make a folder for this user's eyes and see that files can be written there.
 
     Raises
     ------
@@ -19,7 +20,7 @@ def make_folder(folder: Path, option: str) -> None:
         They cannot; ``option`` is what names another folder.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         write_atomically(folder / ".probe", b"")
         (folder / ".probe").unlink()
     except OSError as error:

@@ -10,6 +10,7 @@ from typing import Any
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import CheckpointError, OptionError, TableError
 from fedkern_flwr.model_file import save_model
+from fedkern_flwr.private_files import make_private_folder
 
 from ..strategies import PhaseStrategy
 
@@ -51,7 +52,7 @@ class RunFolder:
                 remedy=f"go on with --resume {path}, or choose another --out",
             )
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_private_folder(path)
             folder.forget_progress()
             folder._write("config.json", config)
         except OSError as error:

@@ -19,9 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ProtocolError
+from ..plain_text import plain_line
 
 #: Raised whenever a message changes its meaning; both sides must have the same.
 PROTOCOL_VERSION = 3
+
+_NAMES = 40  # characters of a name that an error quotes
 
 Scalar = bool | bytes | float | int | str
 Arrays = list[NDArray[Any]]
@@ -151,9 +154,10 @@ class _Broken(Exception):
 def _check_header(phase: str, scalars: Mapping[str, Any]) -> None:
     version = scalars.get("protocol")
     if version != PROTOCOL_VERSION:
-        raise _Broken(f"protocol version {version} instead of {PROTOCOL_VERSION}")
+        found = version if isinstance(version, int) else type(version).__name__
+        raise _Broken(f"protocol version {found} instead of {PROTOCOL_VERSION}")
     if scalars.get("phase") != phase:
-        raise _Broken(f"the message belongs to phase {str(scalars.get('phase'))[:40]!r}")
+        raise _Broken(f"the message belongs to phase {str(scalars.get('phase'))[:_NAMES]!r}")
 
 
 def _check_scalar(name: str, scalars: Mapping[str, Any], expected: type) -> Any:
@@ -167,8 +171,10 @@ def _check_scalar(name: str, scalars: Mapping[str, Any], expected: type) -> Any:
 
 def _check_array(declared: Field[Any], value: NDArray[Any], sizes: dict[str, int]) -> NDArray[Any]:
     name, dimensions = declared.name, declared.metadata["dimensions"]
+    if not isinstance(value, np.ndarray):  # Flower's clients open archives, which hold anything
+        raise _Broken(f"{name} is no array")
     if value.dtype not in declared.metadata["dtypes"]:
-        raise _Broken(f"{name} has dtype {value.dtype}")
+        raise _Broken(f"{name} has dtype {plain_line(str(value.dtype), _NAMES)}")
     if value.ndim != len(dimensions):
         raise _Broken(f"{name} has {value.ndim} dimensions instead of {len(dimensions)}")
     for dimension, size in zip(dimensions, value.shape, strict=True):

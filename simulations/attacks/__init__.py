@@ -54,6 +54,7 @@ from .hybrid import (
     rows_in_box,
     score,
 )
+from .membership import area_under_curve, leverage, membership
 from .seen import MaskedVector
 from .transcripts import (
     Observation,
@@ -102,6 +103,7 @@ __all__ = [
     "VerticalInsiders",
     "VerticalRun",
     "alternating_descent",
+    "area_under_curve",
     "attack_matrix",
     "attack_transcript",
     "binary_vector",
@@ -120,7 +122,9 @@ __all__ = [
     "invert_gradient",
     "invert_sum",
     "labels_of_residual",
+    "leverage",
     "match_columns",
+    "membership",
     "observe",
     "offsets_cancelled",
     "peel_profiles",

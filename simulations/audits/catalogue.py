@@ -112,6 +112,17 @@ ATTACKS: Mapping[str, Attack] = {
         "In a vertical split of HierarchicalSVM users learn the labels of their own rows from the "
         "owner's messages: documented in docs/hierarchical-svm.md.",
     ),
+    "membership": Attack(
+        "K^T K, which the server opens, and the kernels of candidates, which a hospital gets with "
+        "their predictions.",
+        "A row of K has a leverage of at most one in K^T K; another has more, and more than is "
+        "usual for rows like it.",
+        "Server and hospital together can tell whom the model was learned from.",
+        "By default as in any run: the sum is what the method needs. With many rows per landmark "
+        "little is left of it.",
+        "Leverage by Sherman and Morrison; comparison with the usual: Carlini et al., 2022.",
+        "Membership of candidates, most with fewer rows than landmarks, see docs/fed-cg.md.",
+    ),
     "normal matrix": Attack(
         "Products K^T K p of one hospital for known p, or its kernel.",
         "Directions that span the space give K^T K of that hospital.",

@@ -230,7 +230,7 @@ def _complete(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Write ratings where no data are named; let merge max have rounds of half the nodes."""
     if not values["data"]:
         file = folder / "ratings.csv"
-        write_atomically(file, made_up_ratings(int(values["seed"])).encode())
+        write_atomically(file, made_up_ratings(int(values["seed"])).encode(), private=True)
         values |= {"data": str(file), "user": "user", "item": "item", "users_per_client": 1}
     if values["merge"] == "max":
         if values["rounds"] is None:

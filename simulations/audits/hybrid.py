@@ -23,6 +23,7 @@ from ..attacks.hybrid import (
     gradient_of_others,
     gram_of_products,
 )
+from ..attacks.membership import membership
 from ..attacks.seen import MaskedVector
 from .evidence import Sheet, Subject
 from .plan import Plan, Recorded, Variant
@@ -59,6 +60,8 @@ def inspect(run: Recorded, sheet: Sheet) -> None:
             attack(seen, own or others, who, "patients at other parties", sheet)
     labels(seen, sheet)
     normal_matrices(seen, sheet)
+    if seen.protocol == "secure":
+        learned_from(seen, sheet)
     if hospitals == 2 and seen.settings.kernel == "rbf":
         gradients(run, seen, sheet)
 
@@ -183,6 +186,22 @@ def normal_matrix(seen: HybridRun, hospital: int) -> Floats | None:
             numbers = vector.read("fixed point")
             return unpack_equations(numbers[: m * (m + 1) // 2 + m * outputs], m, outputs)[0]
     return None
+
+
+def learned_from(seen: HybridRun, sheet: Sheet) -> None:
+    """Tell another hospital's training rows from its held-out ones.
+
+    The server has K^T K; to the hospital go the kernels of rows whose prediction it asks for.
+    """
+    subject = Subject(
+        "membership", "server and hospital together", "patients that others learned from", True
+    )
+    trained = {h: seen.training_kernel(h) for h in seen.hospitals}
+    gram = np.sum([kernel.T @ kernel for kernel in trained.values()], axis=0)
+    for viewer, other in zip(seen.hospitals, seen.hospitals[1:], strict=False):
+        candidates = seen.kernel(other)
+        found = membership(gram, trained[viewer], seen.kernel(viewer), candidates)
+        sheet.order(subject, found, np.arange(len(candidates)) < len(trained[other]))
 
 
 def gradients(run: Recorded, seen: HybridRun, sheet: Sheet) -> None:

@@ -18,7 +18,7 @@ from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import EngineError, FedKernError, OptionError
 
 from ..data import Prepared
-from ..deployment import LocalDeployment, write_node
+from ..deployment import LocalDeployment, Secrets, write_node
 from ..deployment.local import CONNECTION, last_line
 from ..deployment.node_files import NodeConfig
 from ..deployment.run_config import app_folder, run_config
@@ -140,14 +140,15 @@ def _config(own: Family[Any, Any], name: str, values: dict[str, Any]) -> dict[st
 
 
 def _write_nodes(folder: RunFolder, config: dict[str, Any], prepared: Prepared) -> list[NodeConfig]:
-    """Write the files and the configuration of every node."""
+    """Write the files and the configuration of every node, with secrets of their own."""
     strategy = method(config["method"])(**config["options"], seed=config["seed"])
     clients: Any = prepared.client_fn(strategy)
-    count, nodes = prepared.nodes(strategy), []
+    count, nodes, secrets = prepared.nodes(strategy), [], Secrets()
     shutil.rmtree(folder.path / "nodes", ignore_errors=True)  # of an earlier run in this folder
     for k in range(count):
         place = folder.path.resolve() / "nodes" / str(k)
-        nodes.append(write_node(place, k, count, clients.deployed(k)))
+        own = secrets.replace(k, clients.deployed(k))
+        nodes.append(write_node(place, k, count, own))
         text = json.dumps(nodes[-1], indent=2)
         write_atomically(place / "node-config.json", f"{text}\n".encode(), private=True)
     return nodes

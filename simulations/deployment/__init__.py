@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .local import LocalDeployment
-from .node_files import write_node
+from .node_files import Secrets, write_node
 
-__all__ = ["LocalDeployment", "write_node"]
+__all__ = ["LocalDeployment", "Secrets", "write_node"]

@@ -21,7 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import EngineError, OptionError
+from fedkern_flwr.plain_text import plain_line
+from fedkern_flwr.private_files import make_private_folder
 
 from ..engines.ray import ENVIRONMENT
 from .certificates import make_certificates, make_node_key
@@ -35,6 +38,7 @@ _BIN = Path(sys.executable).parent
 _START = 60.0  # seconds for SuperLink and nodes to come up
 _COMMAND = 120.0  # seconds for a command of Flower's
 _LOOK = 8.0  # seconds from one look at the status of a run to the next: each takes a process
+_QUOTED = 300  # characters of a log in an error
 _FINISHED = "finished"
 _SWIFT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}  # seconds; Flower's default is 1
 _REFUSED = ("Failed to activate SuperNode", "Exit Code: 304", "Exit Code: 305")
@@ -72,7 +76,7 @@ class LocalDeployment:
         refuse_running(self.folder / "pids")
         home = self.folder / "flwr"  # what an earlier deployment left there is of no use
         shutil.rmtree(home, ignore_errors=True)
-        home.mkdir(mode=0o700, parents=True)
+        make_private_folder(home)
         path = f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}"
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # all share a machine
         own = {"FLWR_HOME": str(home), "PATH": path, **_SWIFT}
@@ -113,7 +117,7 @@ class LocalDeployment:
         """
         self.say("starting the SuperLink")
         keys = self.folder / "keys"
-        keys.mkdir(mode=0o700, exist_ok=True)
+        make_private_folder(keys)
         if not (keys / "ca.crt").exists():
             make_certificates(keys)
         port = port or free_port()
@@ -122,7 +126,7 @@ class LocalDeployment:
         lines = [f"{name} = {toml(value)}\n" for name, value in values.items()]
         head = f'[superlink]\ndefault = "{CONNECTION}"\n[superlink.{CONNECTION}]\n'
         home = Path(self.environment["FLWR_HOME"])
-        (home / "config.toml").write_text(head + "".join(lines))
+        write_atomically(home / "config.toml", (head + "".join(lines)).encode(), private=True)
         command: list[str | Path] = [_BIN / "flower-superlink", "--host", _HOST]
         command += ["--port", str(port), "--enable-supernode-auth"]
         command += ["--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.pem"]
@@ -225,11 +229,13 @@ class LocalDeployment:
         """
         self.say("submitting the app")
         path = self.folder / "run-config.toml"
-        path.write_text("".join(f"{name} = {toml(value)}\n" for name, value in config.items()))
+        lines = [f"{name} = {toml(value)}\n" for name, value in config.items()]
+        write_atomically(path, "".join(lines).encode(), private=True)
         found = self.flwr("run", app, CONNECTION, "--run-config", path)
         if not found.get("success") or "run-id" not in found:
+            reason = plain_line(str(found.get("error-message", "no reason given")))
             raise EngineError(
-                f"Flower refuses the app: {found.get('error-message', 'no reason given')}",
+                f"Flower refuses the app: {reason}",
                 remedy="check the options of the run",
             )
         return int(found["run-id"])
@@ -269,7 +275,7 @@ class LocalDeployment:
     def save_log(self, run_id: int, path: Path) -> None:
         """Write the log of a run's server."""
         done = self._flwr("log", str(run_id), CONNECTION, "--show")
-        path.write_text(done.stdout)
+        write_atomically(path, done.stdout.encode(), private=True)
 
     def flwr(self, *arguments: str | Path) -> dict[str, Any]:
         """Run Flower's command line and return the JSON that it prints.
@@ -284,7 +290,7 @@ class LocalDeployment:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            words = " ".join((done.stderr or done.stdout).split())[-300:]
+            words = plain_line((done.stderr or done.stdout)[-_QUOTED:], _QUOTED)
             raise EngineError(
                 f"flwr {arguments[0]} failed: {words or 'no output'}",
                 remedy=f"read {self.folder / 'superlink.log'}",
@@ -338,4 +344,4 @@ def free_port() -> int:
 def last_line(log: Path) -> str:
     """Return the last line of a log that says anything."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return " ".join(lines[-1].split())[:300] if lines else "its log is empty"
+    return plain_line(lines[-1], _QUOTED) if lines else "its log is empty"

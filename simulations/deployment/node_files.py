@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import numpy as np
 from scipy import sparse
 
 from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.private_files import make_private_folder
 
 NodeConfig = dict[str, str | int | float | bool]
 
 _SECRETS = ("alignment_key", "landmark_seed", "frequency_seed")
+_SECRET_BYTES = 32
 _PLAIN = (
     "role",
     "group",
@@ -30,6 +33,32 @@ _PLAIN = (
     "allow_single",
 )
 _ID, _LABEL = "id", "label"
+
+
+class Secrets:
+    """The secrets of all nodes of a deployment, drawn from the operating system.
+
+    Those of simulated nodes follow from the seed of the run, which everybody may know.
+    """
+
+    def __init__(self) -> None:
+        self._drawn: dict[tuple[str, str], bytes] = {}
+
+    def replace(self, partition: int, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a client with secrets that nobody can compute.
+
+        The alignment key is common to all nodes, a landmark seed to the holders of a block, a
+        frequency seed is a node's own.
+        """
+        shared_by = {"alignment_key": "all", "landmark_seed": f"block {own.get('block')}"}
+        found = dict(own)
+        for name in _SECRETS:
+            if own.get(name) is not None:
+                place = name, shared_by.get(name, f"node {partition}")
+                if place not in self._drawn:
+                    self._drawn[place] = secrets.token_bytes(_SECRET_BYTES)
+                found[name] = self._drawn[place]
+        return found
 
 
 def write_node(folder: Path, partition: int, partitions: int, own: Mapping[str, Any]) -> NodeConfig:
@@ -47,7 +76,7 @@ def write_node(folder: Path, partition: int, partitions: int, own: Mapping[str, 
         Arguments of its client: ``x``, ``y``, ``ids`` and their ``_test`` twins, ``columns``,
         ``classes``, secrets, options; or sparse ``x`` with ``users`` and ``items``.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(folder)
     config: NodeConfig = {"partition-id": partition, "num-partitions": partitions}
     config["state-dir"] = str(folder / "state")
     if sparse.issparse(own.get("x")):
@@ -63,6 +92,12 @@ def write_node(folder: Path, partition: int, partitions: int, own: Mapping[str, 
         if own.get(name) is not None:
             config[name.replace("_", "-")] = own[name]
     return config
+
+
+def read_secrets(folder: Path) -> dict[str, bytes]:
+    """Return the secrets that :func:`write_node` wrote into a node's folder."""
+    files = {name: folder / name.replace("_", "-") for name in _SECRETS}
+    return {name: bytes.fromhex(f.read_text()) for name, f in files.items() if f.is_file()}
 
 
 def as_text(config: Mapping[str, Any]) -> str:

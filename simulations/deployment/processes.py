@@ -11,7 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import EngineError
+from fedkern_flwr.private_files import open_private
 
 _GRACE = 10.0  # seconds to end before being killed
 
@@ -49,9 +51,8 @@ class Processes:
         EngineError
             It cannot be started.
         """
-        log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with log.open("ab") as out:
+            with open_private(log, append=True) as out:
                 process = subprocess.Popen(
                     [str(part) for part in command],
                     env=self.environment,
@@ -116,7 +117,7 @@ class Processes:
 
     def _note(self) -> None:
         ids = [str(s.process.pid) for s in self._started.values()]
-        self.pids.write_text("\n".join(ids) + "\n")
+        write_atomically(self.pids, ("\n".join(ids) + "\n").encode(), private=True)
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

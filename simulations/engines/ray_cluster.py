@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import EngineError, OptionError
+from fedkern_flwr.private_files import make_private_folder
 
 _START = "start it with `ray start --head`, and name its host and port"
 _ANSWER = 5.0  # seconds to answer a connection
@@ -78,7 +80,7 @@ def joined(address: str, *, shared_dir: Path | None = None) -> Iterator[None]:
 @contextmanager
 def scratch_folder(shared_dir: Path) -> Iterator[Path]:
     """Make a folder for this user's eyes that is removed with all that is in it."""
-    shared_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(shared_dir)
     with tempfile.TemporaryDirectory(prefix=".fedkern-ray-", dir=shared_dir.resolve()) as folder:
         yield Path(folder)
 
@@ -139,7 +141,7 @@ def _check_nodes(shared_dir: Path | None) -> None:
     task = ray.remote(num_cpus=0)(look)
     with scratch_folder(shared_dir or Path(tempfile.gettempdir())) as folder:
         token, file = secrets.token_hex(16), folder / "token"
-        file.write_text(token)
+        write_atomically(file, token.encode(), private=True)
         asked = {
             node["NodeID"]: task.options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)

@@ -102,4 +102,4 @@ def write_rows(
         values = values * scaling["y_half_range"] + scaling["y_middle"]
         for name, row in zip(ids, values.tolist(), strict=True):
             writer.writerow([name, *map(repr, row)])
-    write_atomically(out, text.getvalue().encode())
+    write_atomically(out, text.getvalue().encode(), private=True)

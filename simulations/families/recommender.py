@@ -266,7 +266,7 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
             )
         for note in found.notes:
             logging.getLogger("fedkern_flwr").warning(note)
-        write_atomically(out, text.getvalue().encode())
+        write_atomically(out, text.getvalue().encode(), private=True)
         return made, found.users - made
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:

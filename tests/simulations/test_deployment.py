@@ -1,4 +1,7 @@
-"""Deployments with TLS and node authentication: what comes out is what a simulation computes."""
+"""Deployments with TLS and node authentication: what comes out is what a simulation computes.
+
+A simulation gets the secrets that the deployed nodes drew; without them it draws other landmarks.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import csv
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,9 @@ import pytest
 
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.deployment.node_files import read_secrets
+from fedkern_flwr.simulations.families.hybrid_data import HybridClients
+from fedkern_flwr.simulations.families.vertical_data import VerticalClients
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -28,6 +35,21 @@ def deployed(folder: Path, method: str, options: str) -> dict[str, Any]:
     assert left_running(folder) == []
     result: dict[str, Any] = json.loads(done.stdout)
     return result
+
+
+@pytest.fixture
+def with_secrets_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Return what gives simulated nodes the secrets of a deployment."""
+
+    def share(folder: Path) -> None:
+        for clients in (HybridClients, VerticalClients):
+
+            def arguments(self: Any, k: int, usual: Any = clients.arguments) -> dict[str, Any]:
+                return {**usual(self, k), **read_secrets(folder / "nodes" / str(k))}
+
+            monkeypatch.setattr(clients, "arguments", arguments)
+
+    return share
 
 
 def simulated(folder: Path, method: str, options: str) -> dict[str, Any]:
@@ -68,9 +90,12 @@ def predictions(file: Path) -> dict[str, list[float]]:
 
 
 @pytest.mark.app
-def test_fed_cg_gives_the_model_of_a_simulation(tmp_path: Path) -> None:
+def test_fed_cg_gives_the_model_of_a_simulation(
+    tmp_path: Path, with_secrets_of: Callable[[Path], None]
+) -> None:
     out, other = tmp_path / "deployed", tmp_path / "simulated"
     result = deployed(out, "fed-cg", "--nodes 3 --allow-single --seed 4")
+    with_secrets_of(out)
     expected = simulated(other, "fed-cg", "--hospitals 2 --centres 1 --allow-single --seed 4")
     compare(out, other, (result["metrics"], expected["metrics"]))
     assert (result["engine"], result["exchanges"], result["survivors"]) == ("deployment", 5, 3)
@@ -100,10 +125,13 @@ def test_fed_cg_predicts_again_with_its_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.deployment
-def test_fdskl_gives_the_predictions_of_a_simulation(tmp_path: Path) -> None:
+def test_fdskl_gives_the_predictions_of_a_simulation(
+    tmp_path: Path, with_secrets_of: Callable[[Path], None]
+) -> None:
     out, other = tmp_path / "deployed", tmp_path / "simulated"
     options = "--features 300 --gamma 0.5 --regularization 1e-3 --seed 4"
     result = deployed(out, "fdskl", f"--nodes 3 {options}")
+    with_secrets_of(out)
     expected = simulated(other, "fdskl", f"--parties 3 {options}")
     compare(out, other, (result["metrics"], expected["metrics"]))
     assert result["exchanges"] == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,30 @@ def deployment(tmp_path: Path) -> Iterator[LocalDeployment]:
         found.processes.stop()
 
 
+def listening(deployment: LocalDeployment) -> set[int]:
+    """Return the ports that a deployment listens on; each must be one of 127.0.0.1 alone.
+
+    The SuperLink's is that of everything it serves: whoever reaches it may start runs.
+    """
+    sockets: set[str] = set()
+    home = f"FLWR_HOME={deployment.environment['FLWR_HOME']}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if home in (process / "environ").read_bytes().split(b"\0"):
+                sockets |= {os.readlink(file) for file in (process / "fd").iterdir()}
+        except OSError:
+            continue  # ended meanwhile, or not ours
+    ports = set()
+    for table, loopback in (("tcp", "0100007F"), ("tcp6", f"{1 << 24:032X}")):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                address, _, port = fields[1].partition(":")
+                assert address == loopback, (address, int(port, 16))
+                ports.add(int(port, 16))
+    return ports
+
+
 def run(deployment: LocalDeployment, **options: Any) -> dict[str, Any]:
     """Run the app to its end; return its result or its error."""
     told = deployment.folder / "told.json"
@@ -70,6 +95,7 @@ def test_nodes_that_may_not_take_part_are_refused_in_one_line(
     good = deployment.nodes[2]
     deployment.start_node(0)
     deployment.start_node(1)
+    assert listening(deployment) >= {int(deployment.address.rpartition(":")[2])}
 
     # a key that nobody has registered, and then the key of another node
     make_node_key(tmp_path / "stranger")

@@ -23,13 +23,20 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from fedkern_flwr.errors import EngineError, OptionError
+from fedkern_flwr.simulations.cli import deploy
 from fedkern_flwr.simulations.cli.deploy import DEPLOYABLE, deploy_options
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.deployment import LocalDeployment
 from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
-from fedkern_flwr.simulations.deployment.node_files import as_text, toml, write_node
+from fedkern_flwr.simulations.deployment.node_files import (
+    as_text,
+    read_secrets,
+    toml,
+    write_node,
+)
 from fedkern_flwr.simulations.deployment.processes import Processes
 from fedkern_flwr.simulations.deployment.run_config import app_folder, declared, run_config
+from fedkern_flwr.simulations.families.rating_data import RatingClients
 from fedkern_flwr.simulations.methods import family, method, options
 from fedkern_flwr.tables import load_table
 
@@ -101,6 +108,49 @@ def test_values_survive_as_toml(value: Any) -> None:
 def test_a_configuration_is_one_line_of_the_shell() -> None:
     text = as_text({"data": "/a b/c.csv", "role": "hospital", "partition-id": 1})
     assert shlex.split(text) == ["data=/a b/c.csv", "role=hospital", "partition-id=1"]
+
+
+OWN_SECRETS = {"fed-cg": "landmark_seed", "fdskl": "frequency_seed", "hierarchical-svm": ""}
+DEALT = {"fed-cg": "", "fdskl": "", "hierarchical-svm": "--partition vertical"}
+
+
+@pytest.mark.parametrize("name", OWN_SECRETS)
+def test_secrets_of_nodes_come_from_the_operating_system(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two deployments with the same options and seed; their servers are never started."""
+    nodes: list[Path] = []
+
+    def stop(*given: Any, **more: Any) -> None:
+        raise EngineError("far enough")
+
+    monkeypatch.setattr(deploy, "_execute", stop)
+    options = [*["--nodes", "7", "--seed", "4"], *DEALT[name].split()]
+    found = []
+    for out in (tmp_path / "one", tmp_path / "two"):
+        assert run(["deploy-local", name, *options, "--out", str(out)]) == 1
+        nodes = sorted((out / "nodes").iterdir())
+        assert len(nodes) == 7
+        found.append([read_secrets(node) for node in nodes])
+    own = OWN_SECRETS[name]
+    for one, two in zip(*found, strict=True):
+        assert set(one) == set(two)
+        assert not set(one.values()) & set(two.values())
+        assert all(len(secret) == 32 for secret in one.values())
+    for drawn in found:
+        assert len({s["alignment_key"] for s in drawn if "alignment_key" in s}) == 1
+        if own:
+            configs = [json.loads((node / "node-config.json").read_text()) for node in nodes]
+            places = [config.get("block", k) for k, config in enumerate(configs)]
+            pairs = {(place, s[own]) for place, s in zip(places, drawn, strict=True)}
+            assert len(pairs) == len(set(places)) == len({secret for _, secret in pairs})
+
+
+def test_noise_of_deployed_nodes_has_no_seed() -> None:
+    """A simulated node gets one, a deployed one draws from the operating system for each run."""
+    one = csr_array((1, 1))
+    clients = RatingClients(one, None, [slice(1)], ("u",), ("i",), "sum", "noisy", 4, None)
+    assert "noise_seed" not in clients.deployed(0)
 
 
 # -- keys
@@ -296,6 +346,28 @@ def test_predictions_of_a_deployment_are_made_by_its_nodes(
     found = capsys.readouterr().err
     assert f"use fedkern deploy-local fed-cg --predict {tmp_path}" in found
     assert found.count("\n") == 1
+
+
+def test_all_that_is_started_listens_on_this_machine_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SuperLink has one address for all it serves; tests of deployments look at its sockets."""
+    commands: list[list[str]] = []
+
+    def note(self: Processes, name: str, command: Any, log: Path) -> int:
+        commands.append([str(part) for part in command])
+        raise EngineError("far enough")
+
+    monkeypatch.setattr(Processes, "start", note)
+    deployment = LocalDeployment(tmp_path, [{"partition-id": 0, "num-partitions": 1}])
+    for start in (deployment.start_superlink, lambda: deployment.start_node(0)):
+        with pytest.raises(EngineError, match="far enough"):
+            start()
+    assert len(commands) == 2
+    for command in commands:
+        assert command[command.index("--host") + 1] == "127.0.0.1"
+        others = [part for part in command if part.endswith("-api-address")]
+        assert others == []  # nothing is served anywhere else
 
 
 def test_a_folder_whose_deployment_runs_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from flwr.app import Context
 
 from fedkern_flwr.clients import AlignmentClient, serve
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.private_files import temporary_folder
 from fedkern_flwr.tables import load_ids
 
 
@@ -47,7 +47,7 @@ def simulated_client(context: Context) -> AlignmentClient:
         )
     rng = np.random.default_rng([int(run["seed"]), partition])
     ids = rng.permutation(rows)[: max(1, round(share * rows))]
-    folder = run["folder"] or Path(tempfile.gettempdir()) / f"align-run-{context.run_id}"
+    folder = run["folder"] or temporary_folder() / f"align-run-{context.run_id}"
     path = Path(str(folder)) / f"alignment-{partition}.npz"
     return AlignmentClient(context, ids, alignment=path)
 

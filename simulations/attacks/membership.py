@@ -1,0 +1,77 @@
+"""Was this patient learned from? Membership tests on what FedCG releases.
+
+The server has K^T K summed over the hospitals. A party that holds a row, or may ask for its
+prediction, has the row's kernel k. The two together subtract what they know of K^T K and test
+whether k is among the rest by its leverage, h = k^T (K^T K)^+ k: of a row of K it is at most one,
+whatever the others are; of another row, which would have h' if it were added, it is h' / (1 - h'),
+and infinite outside of the span of the rows, which with fewer rows than landmarks is nearly
+everything. Rows that are unusual have more leverage, learned from or not: that is taken off by
+their leverage among rows that the party knows.
+
+Without K^T K, whoever has label and prediction of a row compares them: what was learned from is
+predicted better.
+
+Source: the leverage of one row more follows from the formula of Sherman and Morrison; comparison
+with what is usual as in Carlini et al., "Membership Inference Attacks From First Principles", 2022;
+losses: Yeom et al., "Privacy Risk in Machine Learning", CSF 2018.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.stats import rankdata
+
+from .gradient_inversion import Floats
+
+_ROUNDING = 1e-12  # of K^T K, which is released in fixed point
+
+
+def leverage(gram: Floats, rows: Floats) -> Floats:
+    """Return the leverage of rows.
+
+    Parameters
+    ----------
+    gram : ndarray, shape (m, m)
+        K^T K.
+    rows : ndarray, shape (n, m)
+        Kernels of candidates.
+
+    Returns
+    -------
+    ndarray, shape (n,)
+        At most one for a row of K, but for rounding.
+    """
+    values, vectors = np.linalg.eigh(gram)
+    floor = _ROUNDING * values[-1]
+    return np.asarray(((rows @ vectors) ** 2 / np.maximum(values, floor)).sum(axis=1))
+
+
+def membership(gram: Floats, own: Floats, familiar: Floats, candidates: Floats) -> Floats:
+    """Return how much candidates look like rows that others brought into a sum.
+
+    Parameters
+    ----------
+    gram : ndarray, shape (m, m)
+        K^T K as it was released.
+    own : ndarray, shape (k, m)
+        The rows of K that the attacker knows.
+    familiar : ndarray, shape (r, m)
+        Kernels of all rows that it has, learned from or not.
+    candidates : ndarray, shape (n, m)
+        Kernels of rows that may have been learned from.
+
+    Returns
+    -------
+    ndarray, shape (n,)
+        The higher, the more likely learned from.
+    """
+    unknown = leverage(gram - own.T @ own, candidates)
+    usual = leverage(familiar.T @ familiar, candidates)
+    return np.asarray(np.log(usual) - np.log(unknown))
+
+
+def area_under_curve(members: Floats, others: Floats) -> float:
+    """Return the probability that a member has a higher score than another row, ties by half."""
+    ranks = rankdata(np.concatenate([members, others]))[: len(members)]
+    wins = ranks.sum() - len(members) * (len(members) + 1) / 2.0
+    return float(wins / (len(members) * len(others)))

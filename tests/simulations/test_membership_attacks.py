@@ -1,0 +1,155 @@
+"""Membership tests on FedCG: K^T K and the kernel of a row tell whether it was learned from.
+
+``pytest -s tests/simulations/test_membership_attacks.py`` prints the figures of docs/fed-cg.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.datasets import load_breast_cancer
+
+from fedkern_flwr.clients import HybridKernelClient
+from fedkern_flwr.least_squares import unpack_equations
+from fedkern_flwr.simulations import Transcript, simulate
+from fedkern_flwr.simulations.attacks import (
+    HybridRun,
+    Insiders,
+    area_under_curve,
+    leverage,
+    membership,
+)
+from fedkern_flwr.strategies import FedCG
+
+HOSPITALS, CENTRES = 3, 2
+BLOCKS = np.array_split(np.arange(30), CENTRES + 1)  # that of the hospitals first
+SEEDS = (0, 1, 2)
+
+
+def scaled_table() -> tuple[np.ndarray, np.ndarray]:
+    x, y = load_breast_cancer(return_X_y=True)
+    return (x - x.min(axis=0)) / np.ptp(x, axis=0), y.astype(float)
+
+
+X, Y = scaled_table()
+
+
+def serve(rows: int, seed: int) -> Callable[[Context], HybridKernelClient]:
+    """Three hospitals that learn from ``rows`` patients and hold out as many."""
+    order = np.random.default_rng(seed).permutation(len(X))[: 2 * rows]
+
+    def client_fn(context: Context) -> HybridKernelClient:
+        k = int(context.node_config["partition-id"])
+        number = max(0, k - HOSPITALS + 1)
+        block = BLOCKS[number]
+        options: dict[str, Any] = {"alignment_key": bytes(range(32)), "block": f"block {number}"}
+        if k >= HOSPITALS:
+            return HybridKernelClient(context, X[np.ix_(order, block)], ids=order, **options)
+        train, test = np.split(order[k::HOSPITALS], 2)
+        held_out = {"x_test": X[np.ix_(test, block)], "y_test": Y[test], "ids_test": test}
+        options |= {"ids": train, "classes": (0, 1), **held_out}
+        return HybridKernelClient(context, X[np.ix_(train, block)], Y[train], **options)
+
+    return client_fn
+
+
+def attack(rows: int, landmarks: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Run FedCG; return the area under the curve of server and hospital, and that of losses.
+
+    They know the sum that was opened, the kernels of hospital 0, and those of the candidates.
+    """
+    totals: dict[str, np.ndarray] = {}
+    total = FedCG.total
+
+    def opened(self: FedCG, running: Any) -> np.ndarray:
+        totals[running.order.name] = total(self, running)
+        return totals[running.order.name]
+
+    insiders, transcript = Insiders(), Transcript()
+    strategy = FedCG(landmarks=landmarks, seed=seed)
+    with monkeypatch.context() as patch:
+        patch.setattr(FedCG, "total", opened)
+        served = insiders.watch(serve(rows, seed))
+        simulate(strategy, served, HOSPITALS + CENTRES, transcript=transcript)
+    outputs = strategy.coefficients_.shape[1]
+    released = totals["equations"][: landmarks * (landmarks + 1) // 2 + landmarks * outputs]
+    gram = unpack_equations(released, landmarks, outputs)[0]
+
+    seen = HybridRun(transcript, insiders)
+    kernels = [seen.kernel(h) for h in range(HOSPITALS)]
+    trained = [len(seen.training_kernel(h)) for h in range(HOSPITALS)]
+    assert sum(trained) == rows
+    members, others = (
+        np.vstack([kernels[h][part(trained[h])] for h in range(1, HOSPITALS)])
+        for part in (lambda n: slice(n), lambda n: slice(n, None))
+    )
+    assert leverage(gram, members).max() < 1.0 + 1e-6
+    found = (membership(gram, kernels[0][: trained[0]], kernels[0], c) for c in (members, others))
+    losses = ([], [])
+    for h in range(1, HOSPITALS):
+        outcomes = kernels[h] @ strategy.coefficients_
+        labels = labels_of(seen, h)
+        errors = -((outcomes - labels) ** 2).sum(axis=1)
+        losses[0].append(errors[: trained[h]])
+        losses[1].append(errors[trained[h] :])
+    by_loss = area_under_curve(*(np.concatenate(part) for part in losses))
+    return [area_under_curve(*found), by_loss]
+
+
+def labels_of(seen: HybridRun, hospital: int) -> np.ndarray:
+    """Return the targets of all rows of a hospital in the kernel's order."""
+    client = seen.insiders.parties[hospital].client
+    table = client.table
+    positions = seen.positions[hospital, hospital]
+    order = table.order(seen.session, client.alignment_key)[positions]
+    return np.vstack([table.y, table.y_test])[order]
+
+
+@pytest.mark.parametrize(
+    ("rows", "landmarks", "least", "most"),
+    [(60, 100, 0.99, 1.0), (60, 40, 0.9, 1.0), (150, 100, 0.9, 1.0), (240, 40, 0.5, 0.8)],
+)
+def test_the_released_matrix_tells_whom_the_model_was_learned_from(
+    rows: int, landmarks: int, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nearly all with few rows per landmark; with many, little is left."""
+    found = np.array([attack(rows, landmarks, seed, monkeypatch) for seed in SEEDS])
+    low, high = found.min(axis=0), found.max(axis=0)
+    print(
+        f"\nn = {rows}, m = {landmarks}: matrix {low[0]:.2f} to {high[0]:.2f}, "
+        f"losses {low[1]:.2f} to {high[1]:.2f}"
+    )
+    assert least <= low[0]
+    assert high[0] <= most
+    assert low[1] > 0.45
+    assert high[1] < 0.8
+
+
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 2**32 - 1))
+def test_a_row_of_a_matrix_has_a_leverage_of_at_most_one(
+    rows: int, columns: int, seed: int
+) -> None:
+    k = np.random.default_rng(seed).normal(size=(rows, columns))
+    found = leverage(k.T @ k, k)
+    assert found.max() < 1.0 + 1e-6
+    assert found.sum() == pytest.approx(min(rows, columns), rel=1e-6)
+
+
+def test_candidates_that_are_not_in_the_sum_are_a_guess() -> None:
+    """Negative control: two sets of strangers cannot be told apart."""
+    rng = np.random.default_rng(0)
+    own, inside, one, two = (rng.random((n, 20)) for n in (40, 60, 400, 400))
+    k = np.vstack([own, inside])
+    found = [membership(k.T @ k, own, own, c) for c in (one, two, inside)]
+    assert abs(area_under_curve(found[0], found[1]) - 0.5) < 0.06
+    assert area_under_curve(found[2], found[1]) > 0.7
+
+
+def test_the_area_under_the_curve_counts_ties_by_half() -> None:
+    assert area_under_curve(np.array([1.0, 2.0]), np.array([0.0, 1.0])) == 3.5 / 4
