@@ -458,6 +458,7 @@ class PhaseClient(NumPyClient):
     def _sum_handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
         """Phases that carry sections and nothing else."""
         return {
+            "vote": (sum_wire.VoteRequest, self._answer_sections),
             "unmask": (sum_wire.UnmaskRequest, self._answer_sections),
             "recover": (sum_wire.RecoverRequest, self._answer_sections),
             "finish": (sum_wire.FinishRequest, self._finish_sums),

@@ -58,7 +58,7 @@ class ClientSums:
         self.replies: list[PhaseMessage] = []
 
     def take(self, sections: Iterable[Section]) -> None:
-        """Read the sections of a request; unmask and recover at once, keep orders for later.
+        """Read the sections of a request; vote, unmask and recover at once, keep orders for later.
 
         Raises
         ------
@@ -75,6 +75,8 @@ class ClientSums:
                 self._check_cohort(order)
                 self.party.accept(order)
                 self.orders[order.name] = order
+            elif section.phase == wire.Ballot.phase:
+                self.replies.append(self.party.vote(section.read(wire.Ballot, party=_SERVER)))
             elif section.phase == wire.Unmask.phase:
                 self._unmask(section.read(wire.Unmask, party=_SERVER))
             elif section.phase == wire.Recover.phase:

@@ -435,7 +435,9 @@ class GroupLoop:
         """Return what asks the agents to unmask their sum; they have until the time-out."""
         assert self._masked is not None
         self._deadline[_AGENTS] = time.monotonic() + self.steps.timeout
-        return self.strategy.unmask_messages([self._masked], self.tick)
+        return self.strategy.unmask_messages(
+            self.steps.grid, [self._masked], number=self.tick, timeout=self.steps.timeout
+        )
 
     def _order(self, ordering: set[int]) -> tuple[RunningSum | None, list[RunningSum]]:
         """Begin the agents' sum and the next sums of groups."""

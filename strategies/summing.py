@@ -30,8 +30,10 @@ class SummingStrategy(PhaseStrategy):
     ----------
     threshold : int, optional
         Of secure sums: t, least number of clients whose vectors are in a sum, by default
-        floor(2 K / 3) + 1. Up to 30 clients, t - 1 of them and the server together cannot open
-        another's vector; with more it takes 65 % of the few with whom a client shares masks.
+        floor(2 K / 3) + 1. With a server that follows the protocol, t - 1 clients together cannot
+        open another's vector up to 30 clients; with more it takes 65 % of the few with whom a
+        client shares masks. With one that lies about survivors, pinned identities are needed, and
+        fewer than 2 t - K and than those 65 % may collude (:mod:`fedkern_flwr.secure_sum.votes`).
     min_cohort : int (default: 2)
         Of secure sums: least number of clients in a sum whatever the threshold.
     **common
@@ -113,7 +115,7 @@ class SummingStrategy(PhaseStrategy):
     def unmask(
         self, grid: Grid, sums: Sequence[RunningSum], *, number: int, timeout: float
     ) -> None:
-        """Unmask sums whose vectors are in: one exchange, more when survivors fall silent.
+        """Unmask sums whose vectors are in: one exchange, more when survivors vote or fall silent.
 
         A method that has a next request at hand lets ``SecureSum.unmask_sections`` ride on it
         instead.
@@ -121,24 +123,28 @@ class SummingStrategy(PhaseStrategy):
         Raises
         ------
         SumError
-            A sum has too few survivors or cannot be opened. Nothing is released.
+            A sum has too few survivors or votes, or cannot be opened. Nothing is released.
         """
         assert self.sums is not None
+        self._collect_votes(grid, sums, number, timeout)
         asked = self.sums.unmask_sections(sums)
         if asked:  # nobody is asked where there are no self masks
             request = sum_wire.UnmaskRequest(session=self._session, round=number)
-            self._sum_exchange(grid, request, sums, asked, timeout)
+            self._sum_exchange(grid, request, asked, timeout, lambda: _complete(sums))
         self.open_sums(grid, sums, number=number, timeout=timeout)
 
-    def unmask_messages(self, sums: Sequence[RunningSum], number: int) -> list[Message]:
+    def unmask_messages(
+        self, grid: Grid, sums: Sequence[RunningSum], *, number: int, timeout: float
+    ) -> list[Message]:
         """Return the requests that unmask sums, to be sent along with others.
 
         Raises
         ------
         SumError
-            A sum has too few survivors.
+            A sum has too few survivors or votes.
         """
         assert self.sums is not None
+        self._collect_votes(grid, sums, number, timeout)
         request = sum_wire.UnmaskRequest(session=self._session, round=number)
         by_node = self._by_node(self.sums.unmask_sections(sums))
         return request_messages(request, by_node, group_id=str(number), sections=by_node)
@@ -159,7 +165,7 @@ class SummingStrategy(PhaseStrategy):
             if not missing:
                 break
             again = sum_wire.RecoverRequest(session=self._session, round=number, attempt=attempt)
-            self._sum_exchange(grid, again, sums, missing, timeout)
+            self._sum_exchange(grid, again, missing, timeout, lambda: _complete(sums))
         for running in sums:
             running.open()
             for forger in running.forgers:
@@ -184,13 +190,23 @@ class SummingStrategy(PhaseStrategy):
         messages = request_messages(request, self.parties_, group_id="finish")
         self.run_phase(grid, messages, phase="finish", timeout=timeout, number=number, required=0)
 
+    def _collect_votes(
+        self, grid: Grid, sums: Sequence[RunningSum], number: int, timeout: float
+    ) -> None:
+        """Have the survivors vote where identities are pinned and it is needed."""
+        assert self.sums is not None
+        ballots = self.sums.ballot_sections(sums)
+        if ballots:
+            request = sum_wire.VoteRequest(session=self._session, round=number)
+            self._sum_exchange(grid, request, ballots, timeout, lambda: _voted(sums))
+
     def _sum_exchange(
         self,
         grid: Grid,
         request: sum_wire.SumRequest,
-        sums: Sequence[RunningSum],
         sections: Mapping[int, list[PhaseMessage]],
         timeout: float,
+        enough: Callable[[], bool],
     ) -> None:
         by_node = self._by_node(sections)
         self.run_phase(
@@ -200,7 +216,7 @@ class SummingStrategy(PhaseStrategy):
             timeout=timeout,
             number=request.round,
             required=0,
-            enough=lambda: all(running.complete for running in sums),
+            enough=enough,
         )
 
     def _by_node(self, sections: Mapping[int, list[PhaseMessage]]) -> dict[int, list[PhaseMessage]]:
@@ -234,3 +250,11 @@ class SummingStrategy(PhaseStrategy):
             "differ in their clients show single ones; a checkpoint avoids that"
         )
         return CohortError(problem, remedy=remedy, phase=phase)
+
+
+def _complete(sums: Sequence[RunningSum]) -> bool:
+    return all(running.complete for running in sums)
+
+
+def _voted(sums: Sequence[RunningSum]) -> bool:
+    return not any(running.votes_missing for running in sums)

@@ -44,6 +44,14 @@ def share_threshold(parties: int, threshold: int) -> int:
     return threshold if k == parties - 1 else math.ceil(_SHARE * k)
 
 
+def fewest_colluders(parties: int, threshold: int) -> int:
+    """Return the bound on colluders: fewer cannot open a vector, whatever survivors they are told.
+
+    It holds where all identities are pinned, for colluders in the worst places; see :mod:`.votes`.
+    """
+    return min(2 * threshold - parties, share_threshold(parties, threshold) - 1)
+
+
 @lru_cache(maxsize=64)
 def neighbourhoods(members: tuple[int, ...], digest: bytes) -> dict[int, tuple[int, ...]]:
     """Return party -> the parties that it masks with, in ascending order.

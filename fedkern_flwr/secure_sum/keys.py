@@ -13,6 +13,7 @@ party still holds after a sum is closed leads back to its masks.
 
 from __future__ import annotations
 
+import hmac
 import json
 
 from cryptography.hazmat.primitives import hashes
@@ -84,8 +85,8 @@ def _agree(private: X25519PrivateKey, public: bytes, digest: bytes, purpose: byt
 
 
 def next_root(root: bytes) -> bytes:
-    """Return the root of the next sum."""
-    return HKDFExpand(hashes.SHA256(), KEY_BYTES, _CONTEXT + b"next").derive(root)
+    """Return the root of the next sum: HKDF-Expand, of which one block is a plain HMAC."""
+    return hmac.digest(root, _CONTEXT + b"next\x01", "sha256")
 
 
 def sum_keys(root: bytes, label: bytes, pair: bytes) -> tuple[bytes, bytes]:

@@ -21,7 +21,8 @@ from . import graph
 from .identity import SIGNATURE_BYTES, Counts
 from .keys import KEY_BYTES, is_public_key
 from .masks import CIPHERS
-from .shamir import cut
+from .relay import TAG_BYTES
+from .shamir import SHARE_BYTES, cut
 
 _LEAST = 2  # parties in any sum
 _COUNTS = np.dtype("<i8")
@@ -56,10 +57,33 @@ class Cohort:
         """Party -> the parties that it masks with."""
         return graph.neighbourhoods(self.members, self.digest)
 
+    @property
+    def degree(self) -> int:
+        """Number of parties that one masks with."""
+        return len(self.neighbours[self.members[0]])
+
     @cached_property
     def share_threshold(self) -> int:
         """Shares needed to reconstruct a seed."""
         return graph.share_threshold(len(self.members), self.threshold)
+
+    def backs_up(self, nbytes: int) -> bool:
+        """Tell whether seeds of pairs are shared too, for survivors that fall silent.
+
+        Both sides compute it, for a sum with self masks: where backups help (enough are left to
+        hold them) and cost no more than the vector.
+
+        Parameters
+        ----------
+        nbytes : int
+            Size of the vector.
+        """
+        return self.degree > self.share_threshold and self.backup_bytes <= nbytes
+
+    @property
+    def backup_bytes(self) -> int:
+        """Bytes of all backups that a party makes."""
+        return self.degree * (self.degree * SHARE_BYTES + TAG_BYTES)
 
     @cached_property
     def _points(self) -> dict[int, int]:
@@ -116,6 +140,11 @@ class Membership:
     cohorts: tuple[Cohort, ...]
     cipher: str
     digest: bytes
+
+    @property
+    def signed(self) -> bool:
+        """Whether every party has signed its key: then all can vote."""
+        return all(map(any, self.signatures.values()))
 
     @classmethod
     def read(cls, roster: Roster, session: str) -> Membership:

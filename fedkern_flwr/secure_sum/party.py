@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import SumError
 from ..wire.sums import (
+    Ballot,
     Delivery,
     Order,
     Recover,
@@ -20,6 +21,7 @@ from ..wire.sums import (
     Unmask,
     UnmaskReply,
     Upload,
+    Vote,
 )
 from . import relay
 from .encoding import Encoding, chunks
@@ -29,19 +31,19 @@ from .keys import (
     generate_key,
     next_root,
     pair_label,
-    pair_root,
-    pair_secret,
     read_key,
     sum_keys,
     sum_label,
 )
 from .masks import Stream, add_streams
 from .membership import Cohort, Membership
+from .pairs import derive_pairs
 from .party_state import OpenSum, PartyState
 from .seeds import commitment
 from .shamir import SHARE_BYTES, cut, share_seeds
+from .votes import Subject, check_votes, sign_vote
 
-_LONGEST_LEAP = 1 << 16  # sums that a party may have missed in a row
+_LONGEST_LEAP = 1024  # sums that a party may have missed in a row
 
 
 class _Accepted(NamedTuple):
@@ -62,7 +64,8 @@ class Party:
     identity : Ed25519PrivateKey, optional
         Signs the party's key of the run.
     trusted : dict, optional
-        Partition -> pinned identity key. With it, every other party must have signed its key.
+        Partition -> pinned identity key. With it, every other party must have signed its key and,
+        where it matters, voted for the survivors (:mod:`.votes`); needs ``identity``.
     allow_single : bool (default: False)
         Whether to contribute to a sum that another client opens and that has no third party: the
         receiver then learns this party's values.
@@ -73,6 +76,9 @@ class Party:
     whole_cohorts : bool (default: False)
         Whether to take part in sums without self masks only: a method that repeats the same values
         must not have them opened over different survivors.
+    allow_recovery : bool (default: True)
+        Whether this party's seeds of pairs are shared where backups are on, and whether it helps to
+        recover those of others. Without it a sum is aborted where that would be needed.
     """
 
     def __init__(
@@ -86,10 +92,12 @@ class Party:
         pair_secrets: bool = False,
         partners: Collection[int] = (),
         whole_cohorts: bool = False,
+        allow_recovery: bool = True,
     ) -> None:
         self.partition, self.state, self.partners = partition, state, partners
         self.pair_secrets, self.whole_cohorts = pair_secrets, whole_cohorts
         self.identity, self.trusted, self.allow_single = identity, trusted, allow_single
+        self.allow_recovery = allow_recovery
         self._accepted: dict[tuple[int, int], _Accepted] = {}
 
     # -- set-up
@@ -115,8 +123,8 @@ class Party:
         Raises
         ------
         SumError
-            Another roster was accepted before, a key is not the pinned one, or this party's own
-            key was replaced.
+            Another roster was accepted before, a key is not the pinned one, this party's own key
+            was replaced, or it pins others without an identity of its own.
         """
         members = Membership.read(roster, self.state.session)
         if self.state.digest:
@@ -132,6 +140,11 @@ class Party:
                     check_key(
                         self.trusted, self.state.session, partition, public, signature, counts
                     )
+            if self.identity is None:
+                raise self._refuse(
+                    "it pins the identities of others and has none, so it cannot vote",
+                    "give it its identity key",
+                )
         if not self.state.private:
             raise self._refuse("this party has announced no key", "start the run again")
         private, public = read_key(self.state.private)
@@ -143,38 +156,17 @@ class Party:
             raise self._refuse(
                 "the roster tells of another number of rows of this party", "start the run again"
             )
-        derived: list[tuple[Cohort, dict[int, bytes]]] = []
-        secrets_of_pairs: dict[int, bytes] = {}
-        for cohort in members.cohorts:
-            if self.partition not in cohort.members:
-                continue
-            neighbours = cohort.neighbours[self.partition]
-            partners = set(self.partners) & set(cohort.members) - {self.partition, *neighbours}
-            roots = {}
-            for other in [*neighbours, *sorted(partners)]:
-                pair = pair_label(self.partition, other)
-                try:
-                    if other not in partners:
-                        roots[other] = pair_root(
-                            private,
-                            members.keys[other],
-                            digest=members.digest,
-                            cohort=cohort.number,
-                            pair=pair,
-                        )
-                    if self.pair_secrets and other not in secrets_of_pairs:
-                        secrets_of_pairs[other] = pair_secret(
-                            private, members.keys[other], digest=members.digest, pair=pair
-                        )
-                except ValueError:
-                    raise SumError(
-                        "its public key is not valid", party=f"partition {other}"
-                    ) from None
-            derived.append((cohort, roots))
+        derived, common = derive_pairs(
+            members,
+            self.partition,
+            private,
+            secrets=self.pair_secrets,
+            partners=self.partners,
+        )
         for cohort, roots in derived:
             self.state.enter(cohort, roots)
         self.state.digest, self.state.cipher = members.digest, members.cipher
-        self.state.private, self.state.secrets = b"", secrets_of_pairs
+        self.state.private, self.state.secrets = b"", common
         self.state.counts = dict(members.counts)
 
     # -- a sum
@@ -241,15 +233,15 @@ class Party:
             streams.append((opened.pad, False))
         shares: list[bytes] = []
         backups: list[bytes] = []
-        committed = b""
+        pair_seeds = [keys[j][0] for j in others]
+        committed = b"".join(commitment(label, s) for s in pair_seeds)
         if order.self_masks:
             seed = secrets.token_bytes(KEY_BYTES)
             streams.append((seed, False))
-            pair_seeds = [keys[j][0] for j in others]
-            committed = b"".join(commitment(label, s) for s in (seed, *pair_seeds))
+            committed = commitment(label, seed) + committed
             points = [cohort.point(h) for h in cohort.holders(self.partition)]
             opened.own_share, *shares = share_seeds([seed], points, cohort.share_threshold)
-            if order.backups:
+            if self.allow_recovery and cohort.backs_up(masked.nbytes):
                 backups = share_seeds(pair_seeds, points[1:], cohort.share_threshold)
         add_streams(masked, streams, cipher=self.state.cipher)
         self.state.open[cohort.number, order.index] = opened
@@ -262,36 +254,39 @@ class Party:
             masked=chunks(masked),
         )
 
+    def vote(self, ballot: Ballot) -> Vote:
+        """Sign the survivors of a sum; from now on this party answers for no others.
+
+        Raises
+        ------
+        SumError
+            It has no identity key; see also :meth:`unmask`.
+        """
+        opened, cohort = self._opened(ballot.cohort, ballot.index)
+        self._check_survivors(opened, cohort, ballot.alive)
+        if self.identity is None:
+            raise self._refuse("it has no identity key to vote with", "give it its identity key")
+        opened.alive = ballot.alive
+        signature = sign_vote(self.identity, self._subject(cohort, ballot))
+        return Vote(cohort=ballot.cohort, index=ballot.index, signature=signature)
+
     def unmask(self, request: Unmask) -> UnmaskReply:
         """Reveal what opens the sum over the declared survivors, and nothing else.
 
         Raises
         ------
         SumError
-            A party is both alive and dead, or neither; another set was declared before; fewer
-            survivors than the threshold; this party or the receiver is not among them; a relayed
-            share was changed.
+            A party is both alive and dead, or neither; this party has voted or answered for another
+            set; fewer survivors than the threshold; this party or the receiver is not among them;
+            identities are pinned and too few have voted; a relayed share was changed.
         """
         opened, cohort = self._opened(request.cohort, request.index)
-        if not opened.self_masks:
-            raise self._refuse("a sum without self masks is never unmasked")
+        living = self._check_survivors(opened, cohort, request.alive)
         alive, dead = cohort.unpack(request.alive), cohort.unpack(request.dead)
         if alive & dead or len(alive) + len(dead) != len(cohort.members):
             raise self._refuse("survivors and dropped parties overlap or leave gaps")
-        if opened.alive and opened.alive != request.alive:
-            raise self._refuse("a second set of survivors for the same sum")
-        if len(alive) < cohort.threshold:
-            raise self._refuse(
-                f"{len(alive)} survivors are fewer than the threshold {cohort.threshold}"
-            )
-        if self.partition not in alive or (opened.receiver >= 0 and opened.receiver not in alive):
-            raise self._refuse("the survivors leave out this party or the receiver")
-        if opened.receiver not in (-1, self.partition) and len(alive) == 2:
-            self._check_single()
+        self._check_votes(cohort, request)
         others = cohort.neighbours[self.partition]
-        living = [j for j in others if j in alive]
-        if len(living) + 1 < cohort.share_threshold:
-            raise self._refuse("too few neighbours of this party survived to open the sum")
         sealed = cut(request.shares, relay.SEALED_SHARE)
         if len(sealed) != len(living):
             raise self._refuse(f"{len(sealed)} relayed shares for {len(living)} neighbours")
@@ -299,7 +294,7 @@ class Party:
         shares = [opened.own_share]
         for source, text in zip(living, sealed, strict=True):
             shares.append(self._unseal(relay.SHARE, label, source, text, opened))
-        opened.alive = request.alive
+        opened.alive, opened.answered = request.alive, True
         return UnmaskReply(
             cohort=cohort.number,
             index=request.index,
@@ -313,11 +308,13 @@ class Party:
         Raises
         ------
         SumError
-            The survivors are not those that this party has answered for, or a pair of two
-            survivors is asked for.
+            The survivors are not those that this party has answered for, a pair of two survivors
+            is asked for, or this party allows no recovery.
         """
         opened, cohort = self._opened(request.cohort, request.index)
-        if not opened.alive or opened.alive != request.alive:
+        if not self.allow_recovery:
+            raise self._refuse("it does not help to recover seeds of others", "allow recovery")
+        if not opened.answered or opened.alive != request.alive:
             raise self._refuse("a second set of survivors for the same sum")
         alive, silent = cohort.unpack(request.alive), cohort.unpack(request.silent)
         others = cohort.neighbours[self.partition]
@@ -391,6 +388,41 @@ class Party:
         encoding.check_room(len(cohort.members))
         self.state.close(order.cohort, order.open_from)
         return cohort, encoding
+
+    def _check_survivors(self, opened: OpenSum, cohort: Cohort, survivors: bytes) -> list[int]:
+        """Refuse survivors for whom nobody should answer; return this party's living neighbours."""
+        if not opened.self_masks:
+            raise self._refuse("a sum without self masks is never unmasked")
+        alive = cohort.unpack(survivors)
+        if opened.alive and opened.alive != survivors:
+            raise self._refuse("a second set of survivors for the same sum")
+        if len(alive) < cohort.threshold:
+            raise self._refuse(
+                f"{len(alive)} survivors are fewer than the threshold {cohort.threshold}"
+            )
+        if self.partition not in alive or (opened.receiver >= 0 and opened.receiver not in alive):
+            raise self._refuse("the survivors leave out this party or the receiver")
+        if opened.receiver not in (-1, self.partition) and len(alive) == 2:
+            self._check_single()
+        living = [j for j in cohort.neighbours[self.partition] if j in alive]
+        if len(living) + 1 < cohort.share_threshold:
+            raise self._refuse("too few neighbours of this party survived to open the sum")
+        return living
+
+    def _check_votes(self, cohort: Cohort, request: Unmask) -> None:
+        """Refuse survivors for whom too few have voted; only where identities are pinned."""
+        if self.trusted is None:
+            return
+        pinned = dict(self.trusted)
+        if self.identity is not None:
+            pinned[self.partition] = self.identity.public_key().public_bytes_raw()
+        try:
+            check_votes(pinned, self._subject(cohort, request), request.voters, request.votes)
+        except SumError as error:
+            raise self._refuse(error.problem, error.remedy) from None
+
+    def _subject(self, cohort: Cohort, section: Ballot | Unmask) -> Subject:
+        return Subject(self.state.session, cohort, section.index, section.alive)
 
     def _check_fixed(self, order: Order) -> None:
         """A sum without self masks is repeated, under its name, only as it was.

@@ -32,7 +32,8 @@ class OpenSum:
     keys: dict[int, tuple[bytes, bytes]]
     own_share: bytes = b""
     pad: bytes = b""
-    alive: bytes = b""
+    alive: bytes = b""  # the only survivors that it votes or answers for
+    answered: bool = False
 
     @classmethod
     def of(cls, order: Order, keys: dict[int, tuple[bytes, bytes]]) -> OpenSum:

@@ -10,14 +10,26 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import SumError
-from ..wire.sums import Delivery, Order, Recover, RecoverReply, Unmask, UnmaskReply, Upload
+from ..wire.sums import (
+    Ballot,
+    Delivery,
+    Order,
+    Recover,
+    RecoverReply,
+    Unmask,
+    UnmaskReply,
+    Upload,
+    Vote,
+)
 from . import relay
 from .encoding import Encoding, chunks
+from .identity import SIGNATURE_BYTES
 from .keys import KEY_BYTES, sum_label
 from .masks import Stream, add_streams
 from .membership import Cohort
 from .seeds import COMMITMENT_BYTES, commitment, open_seed
 from .shamir import SHARE_BYTES, cut
+from .votes import votes_needed
 
 _SPOOL = 16 << 20  # bytes of sealed backups in memory, more go to a temporary file
 
@@ -48,8 +60,12 @@ class RunningSum:
     cohort : Cohort
     session : str
     cipher : str
+    voting : bool
+        Whether all parties have pinned identities, and so vote for the survivors.
     survivors : tuple of int
         Declared by :meth:`declare`, empty before.
+    backups : bool
+        Whether the seeds of pairs are shared too.
     forgers : list of int
         Parties whose shares were found to be forged and left out.
     suspects : list of int
@@ -60,6 +76,7 @@ class RunningSum:
     cohort: Cohort
     session: str
     cipher: str
+    voting: bool = False
     survivors: tuple[int, ...] = ()
     forgers: list[int] = field(default_factory=list)
     suspects: list[int] = field(default_factory=list)
@@ -69,8 +86,10 @@ class RunningSum:
         self.encoding = Encoding(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
         self.label = sum_label(self.session, self.cohort.number, order.index, order.name)
         self._vector = np.zeros(order.length, self.encoding.dtype)
+        self.backups = order.self_masks and self.cohort.backs_up(self._vector.nbytes)
         self._total: np.ndarray = np.zeros(0)  # decoded, once the sum is open
         self._uploads: dict[int, _Sealed] = {}
+        self._votes: dict[int, bytes] = {}
         self._answered: set[int] = set()
         self._shares: dict[int, dict[int, bytes]] = {}  # survivor -> point -> share
         self._seeds: dict[Pair, bytes] = {}  # (survivor, dead) -> seed
@@ -105,18 +124,17 @@ class RunningSum:
             raise SumError("its masked vector has the wrong dtype", party=party)
         if sum(part.size for part in upload.masked) != order.length:
             raise SumError(f"its masked vector has not {order.length} numbers", party=party)
-        degree = len(self.cohort.neighbours[partition])
-        double, backed = int(order.self_masks), int(order.self_masks and order.backups)
+        degree, double = self.cohort.degree, int(order.self_masks)
         sizes = (
-            (upload.shares, double * degree * relay.SEALED_SHARE),
-            (upload.backups, backed * degree * (degree * SHARE_BYTES + relay.TAG_BYTES)),
-            (upload.commitments, double * (1 + degree) * COMMITMENT_BYTES),
+            (upload.shares, {double * degree * relay.SEALED_SHARE}),
+            (upload.backups, {0, self.backups * self.cohort.backup_bytes}),
+            (upload.commitments, {(double + degree) * COMMITMENT_BYTES}),
         )
-        if any(len(data) != size for data, size in sizes):
+        if any(len(data) not in allowed for data, allowed in sizes):
             raise SumError("its sealed shares have the wrong size", party=party)
         commitments = cut(upload.commitments, COMMITMENT_BYTES)
         known = [j for j in self.cohort.neighbours[partition] if j in self._uploads]
-        at_odds = [j for j in known if self._odd(partition, j, commitments)] if double else []
+        at_odds = [j for j in known if self._odd(partition, j, commitments)]
         if 2 * len(at_odds) > degree + 1:  # with most of all, so it is the odd one
             raise SumError(f"its masks do not fit those of {len(at_odds)} others", party=party)
         for other in at_odds:  # nobody can say yet which of the two is wrong
@@ -204,8 +222,51 @@ class RunningSum:
         """Members that are not survivors."""
         return frozenset(self.cohort.members).difference(self.survivors)
 
+    @property
+    def votes_missing(self) -> int:
+        """Number of votes for the survivors that must still come in before they answer."""
+        if not self.voting or not self.order.self_masks:
+            return 0
+        return max(0, votes_needed(self.cohort, len(self.survivors)) - len(self._votes))
+
+    def ballot(self) -> Ballot:
+        """Return the request to survivors to vote."""
+        return Ballot(
+            cohort=self.cohort.number,
+            index=self.order.index,
+            alive=self.cohort.pack(self.survivors),
+        )
+
+    def vote(self, partition: int, vote: Vote) -> None:
+        """Take a vote; whether it is valid only those can tell who have pinned its sender.
+
+        Raises
+        ------
+        SumError
+            It was not asked to vote, or the vote has the wrong size.
+        """
+        party = f"partition {partition}"
+        if partition not in self.survivors or not self.voting:
+            raise SumError("it was not asked to vote", party=party)
+        if len(vote.signature) != SIGNATURE_BYTES:
+            raise SumError("its vote has the wrong size", party=party)
+        self._votes[partition] = vote.signature
+
     def unmask_request(self, partition: int) -> Unmask:
-        """Return the request to a survivor."""
+        """Return the request to a survivor.
+
+        Raises
+        ------
+        SumError
+            Too few have voted for the survivors.
+        """
+        if self.votes_missing:
+            raise SumError(
+                f"{len(self._votes)} of {len(self.survivors)} survivors of {self.order.name} "
+                f"voted, {len(self._votes) + self.votes_missing} must",
+                remedy="repeat it with new values when more parties answer",
+            )
+        voters = sorted(self._votes)
         shares = []
         for source in self._living(partition):
             position = self.cohort.neighbours[source].index(partition)
@@ -216,6 +277,8 @@ class RunningSum:
             alive=self.cohort.pack(self.survivors),
             dead=self.cohort.pack(self.dead),
             shares=b"".join(shares),
+            voters=self.cohort.pack(voters) if voters else b"",
+            votes=b"".join(self._votes[p] for p in voters),
         )
 
     def reveal(self, partition: int, reply: UnmaskReply) -> None:
@@ -262,14 +325,18 @@ class RunningSum:
         return bool(self.survivors) and enough and not self._missing_pairs()
 
     def recover_requests(self) -> dict[int, Recover]:
-        """Return the requests to survivors that have answered and can help."""
-        missing = self._missing_pairs() if self.order.backups else []
+        """Return the requests to survivors that have answered and can help.
+
+        A party that shared no backups of its own does not help either.
+        """
+        backed = {p for p in self.survivors if self._has_backups(p)}
+        missing = [(i, j) for i, j in self._missing_pairs() if i in backed] if backed else []
         out = {}
-        for partition in self.survivors if missing else ():
+        for partition in sorted(backed & self._answered) if missing else ():
             point = self.cohort.point(partition)
             wanted = {i for i, j in missing if point not in self._pair_shares.get((i, j), {})}
             sources = [j for j in self.cohort.neighbours[partition] if j in wanted]
-            if sources and partition in self._answered:
+            if sources:
                 out[partition] = self._recover_request(partition, sources)
         return out
 
@@ -398,12 +465,16 @@ class RunningSum:
 
     def _commitment(self, owner: int, other: int) -> bytes:
         position = self.cohort.neighbours[owner].index(other)
-        return self._uploads[owner].commitments[1 + position]
+        return self._uploads[owner].commitments[self.order.self_masks + position]
 
     def _odd(self, partition: int, other: int, commitments: list[bytes]) -> bool:
         """Tell whether a newcomer committed to another seed of a pair than its neighbour did."""
         position = self.cohort.neighbours[partition].index(other)
-        return commitments[1 + position] != self._commitment(other, partition)
+        return commitments[self.order.self_masks + position] != self._commitment(other, partition)
+
+    def _has_backups(self, source: int) -> bool:
+        where = self._uploads[source].backups
+        return where.stop > where.start
 
     def _backup(self, source: int, destination: int) -> bytes:
         others = self.cohort.neighbours[source]

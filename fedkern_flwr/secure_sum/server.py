@@ -18,14 +18,13 @@ from ..wire.sums import (
     RecoverReply,
     UnmaskReply,
     Upload,
+    Vote,
 )
-from . import relay
 from .encoding import Encoding
 from .identity import Counts
 from .masks import CIPHERS
 from .membership import Membership, check_cohort, make_roster
 from .running_sum import RunningSum
-from .shamir import SHARE_BYTES
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -152,8 +151,6 @@ class SecureSum:
                 f"partition {receiver} would learn the values of the only other party in {name}",
                 remedy="let more parties take part, or allow it with allow_single",
             )
-        degree = len(members.neighbours[members.members[0]])
-        backups = degree * (degree * SHARE_BYTES + relay.TAG_BYTES)
         order = Order(
             cohort=cohort,
             index=self._next[cohort],
@@ -164,15 +161,12 @@ class SecureSum:
             bound=encoding.bound,
             receiver=-1 if receiver is None else receiver,
             self_masks=self_masks,
-            # where they help (enough are left to hold them) and cost no more than the vector
-            backups=self_masks
-            and degree > members.share_threshold
-            and backups <= length * encoding.dtype.itemsize,
             open_from=min((k for c, k in self._open if c == cohort), default=self._next[cohort]),
             counted=0,
         )
         self._next[cohort] += 1
-        running = RunningSum(order, members, self.membership.session, self.membership.cipher)
+        known = self.membership
+        running = RunningSum(order, members, known.session, known.cipher, known.signed)
         self._open[cohort, order.index] = running
         return running
 
@@ -185,6 +179,22 @@ class SecureSum:
                 out.append(dataclasses.replace(running.order, counted=counted))
         return out
 
+    def ballot_sections(self, sums: Iterable[RunningSum]) -> dict[int, list[PhaseMessage]]:
+        """Declare the survivors of sums; return what those must be sent who are to vote for them.
+
+        Nobody is, but where identities are pinned and :func:`.votes_needed` says so.
+
+        Raises
+        ------
+        SumError
+            A sum has too few survivors. Then no sum is declared.
+        """
+        out: dict[int, list[PhaseMessage]] = {}
+        for running in self._declare(sums):
+            for party in running.survivors if running.votes_missing else ():
+                out.setdefault(party, []).append(running.ballot())
+        return dict(sorted(out.items()))
+
     def unmask_sections(self, sums: Iterable[RunningSum]) -> dict[int, list[PhaseMessage]]:
         """Declare the survivors of sums; return per party what its next request must carry.
 
@@ -193,18 +203,22 @@ class SecureSum:
         Raises
         ------
         SumError
-            A sum has too few survivors. Then no sum is declared.
+            A sum has too few survivors: then no sum is declared. Or too few have voted for them.
         """
         out: dict[int, list[PhaseMessage]] = {}
+        for running in self._declare(sums):
+            for party in running.survivors if running.order.self_masks else ():
+                out.setdefault(party, []).append(running.unmask_request(party))
+        return dict(sorted(out.items()))
+
+    def _declare(self, sums: Iterable[RunningSum]) -> list[RunningSum]:
         sums = list(sums)
         for running in sums:
             if not running.survivors:
                 running.check_survivors(self.min_cohort)
         for running in sums:
-            for party in running.declare(self.min_cohort):
-                if running.order.self_masks:
-                    out.setdefault(party, []).append(running.unmask_request(party))
-        return dict(sorted(out.items()))
+            running.declare(self.min_cohort)
+        return sums
 
     def recover_sections(self, sums: Iterable[RunningSum]) -> dict[int, list[PhaseMessage]]:
         """Return what to ask next when survivors fell silent: they again, and their neighbours."""
@@ -232,6 +246,9 @@ class SecureSum:
             if section.phase == Upload.phase:
                 upload = section.read(Upload, party=party)
                 self._running(upload, party).add(partition, upload)
+            elif section.phase == Vote.phase:
+                vote = section.read(Vote, party=party)
+                self._running(vote, party).vote(partition, vote)
             elif section.phase == UnmaskReply.phase:
                 unmasked = section.read(UnmaskReply, party=party)
                 self._running(unmasked, party).reveal(partition, unmasked)
@@ -303,7 +320,9 @@ class SecureSum:
         self._write_roster(self.membership.session)
         self._counted = {(party, cohort): index for party, cohort, index in progress["counted"]}
 
-    def _running(self, section: Upload | UnmaskReply | RecoverReply, party: str) -> RunningSum:
+    def _running(
+        self, section: Upload | Vote | UnmaskReply | RecoverReply, party: str
+    ) -> RunningSum:
         running = self._open.get((section.cohort, section.index))
         if running is None:
             raise SumError("its message belongs to no open sum", party=party)

@@ -1,8 +1,8 @@
 """Messages of secure sums; see :mod:`fedkern_flwr.secure_sum` for the protocol.
 
-``Roster``, ``Order``, ``Upload``, ``Unmask``, ``UnmaskReply``, ``Recover``, ``RecoverReply`` and
-``Delivery`` are sections that ride on the messages of a method. Where there is none to ride on,
-they travel on a ``SumRequest`` and its ``SumReply``.
+``Roster``, ``Order``, ``Upload``, ``Ballot``, ``Vote``, ``Unmask``, ``UnmaskReply``, ``Recover``,
+``RecoverReply`` and ``Delivery`` are sections that ride on the messages of a method. Where there is
+none to ride on, they travel on a ``SumRequest`` and its ``SumReply``.
 
 Bit sets are little-endian bytes, a bit per member of the cohort in ascending order.
 """
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from .message import PhaseMessage, arrays
 
 __all__ = [
+    "Ballot",
     "Delivery",
     "FinishRequest",
     "Order",
@@ -30,6 +31,8 @@ __all__ = [
     "UnmaskReply",
     "UnmaskRequest",
     "Upload",
+    "Vote",
+    "VoteRequest",
 ]
 
 
@@ -86,8 +89,6 @@ class Order(SumSection):
         Partition that alone can open the sum, -1 for the server.
     self_masks : bool
         False for a sum that is opened only if every member of the cohort takes part.
-    backups : bool
-        Whether seeds of pairs are shared too, for parties that die between upload and unmasking.
     open_from : int
         Sums of this cohort with smaller numbers are closed: erase what belongs to them.
     counted : int
@@ -102,7 +103,6 @@ class Order(SumSection):
     bound: float
     receiver: int
     self_masks: bool
-    backups: bool
     open_from: int
     counted: int
 
@@ -116,9 +116,10 @@ class Upload(SumSection):
     shares : bytes
         Per neighbour, ascending: its share of the seed of the self mask, sealed.
     backups : bytes
-        Per neighbour: its shares of the seeds of the other pairs of this client, sealed.
+        Per neighbour: its shares of the seeds of the other pairs of this client, sealed. Empty
+        where they are off (:meth:`.Cohort.backs_up`) or this client allows no recovery.
     commitments : bytes
-        Digests of the self seed and of the seeds of all its pairs, 16 bytes each.
+        Digests of the self seed, if there is one, and of the seeds of all its pairs, 16 bytes each.
     masked : tuple of ndarray
     """
 
@@ -127,6 +128,34 @@ class Upload(SumSection):
     backups: bytes
     commitments: bytes
     masked: tuple[NDArray[Any], ...] = arrays("numbers", dtype="ring")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ballot(SumSection):
+    """Server to client: sign that these are the survivors of a sum.
+
+    Attributes
+    ----------
+    alive : bytes
+        Bit set.
+    """
+
+    phase = "sum-vote"
+    alive: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vote(SumSection):
+    """Client to server: the only survivors for which it will ever answer.
+
+    Attributes
+    ----------
+    signature : bytes
+        Ed25519, 64 bytes; see :mod:`fedkern_flwr.secure_sum.votes`.
+    """
+
+    phase = "sum-vote"
+    signature: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,12 +168,17 @@ class Unmask(SumSection):
         Bit sets that part the cohort.
     shares : bytes
         Per surviving neighbour, ascending: what it sealed for this client.
+    voters, votes : bytes
+        Bit set of survivors and their signatures, ascending: the certificate. Empty where none is
+        needed.
     """
 
     phase = "sum-unmask"
     alive: bytes
     dead: bytes
     shares: bytes
+    voters: bytes
+    votes: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +240,13 @@ class SumRequest(PhaseMessage):
 
     session: str
     round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoteRequest(SumRequest):
+    """Carries :class:`Ballot` sections."""
+
+    phase = "vote"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,6 +91,7 @@ _UP = {
     ("sum-upload", "shares"): "sealed",
     ("sum-upload", "backups"): "sealed",
     ("sum-upload", "commitments"): "commitment",
+    ("sum-vote", "signature"): "key",
     ("sum-unmask", "shares"): "share",
     ("sum-unmask", "seeds"): "seed",
     ("sum-recover", "shares"): "share",

@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from scipy import stats
 
 from fedkern_flwr.errors import FedKernError, SumError
@@ -19,6 +20,7 @@ from fedkern_flwr.secure_sum import Encoding, Party, PartyState, RunningSum, Sec
 from fedkern_flwr.wire.message import PhaseMessage
 from fedkern_flwr.wire.sections import Section, attach, detach
 from fedkern_flwr.wire.sums import (
+    Ballot,
     Delivery,
     Order,
     Recover,
@@ -27,6 +29,7 @@ from fedkern_flwr.wire.sums import (
     Unmask,
     UnmaskReply,
     Upload,
+    Vote,
 )
 
 # -- the protocol without Flower
@@ -56,10 +59,15 @@ class Run:
         *,
         session: str = "run",
         clients: Mapping[str, Any] | None = None,
+        pinned: bool = False,
         **options: Any,
     ) -> None:
         ids = list(range(parties)) if isinstance(parties, int) else list(parties)
         self.clients = dict(clients or {})
+        self.identities = {p: Ed25519PrivateKey.generate() for p in ids} if pinned else {}
+        if pinned:
+            keys = {p: key.public_key() for p, key in self.identities.items()}
+            self.clients["trusted"] = {p: key.public_bytes_raw() for p, key in keys.items()}
         self.states = {p: PartyState(session).pack() for p in ids}
         self.keys = {}
         for p in ids:
@@ -75,7 +83,7 @@ class Run:
 
     def party(self, partition: int) -> Party:
         state = PartyState.unpack(self.states[partition])
-        return Party(partition, state, **self.clients)
+        return Party(partition, state, identity=self.identities.get(partition), **self.clients)
 
     def keep(self, party: Party) -> None:
         self.states[party.partition] = party.state.pack()
@@ -94,12 +102,12 @@ class Run:
         backups: bool | None = None,
         **options: Any,
     ) -> RunningSum:
-        """Order a sum; ``backups`` overrules what the server would decide by their cost."""
+        """Order a sum; ``backups`` overrules what both sides would decide by their cost."""
         name = options.pop("name", "gradient")
         chosen = encoding or Encoding.integers(1 << 20)
         running = self.server.order(name, length, chosen, **options)
         if backups is not None:
-            running.order = replace(running.order, backups=backups)
+            running.backups = backups
         return running
 
     def transcript(self, running: RunningSum) -> Transcript:
@@ -117,6 +125,8 @@ class Run:
                 party.join(section.read(Roster, party="server"))
             else:
                 order = section.read(Order, party="server")
+        cohort = party.state.cohorts[order.cohort]
+        vars(cohort)["backs_up"] = lambda nbytes: running.backups
         upload = party.contribute(order, np.asarray(values))
         self.keep(party)
         self.transcript(running).uploads[partition] = upload
@@ -128,6 +138,10 @@ class Run:
     def unmask_request(self, running: RunningSum, partition: int) -> Unmask:
         (section,) = carry(self.server.unmask_sections([running])[partition])
         return section.read(Unmask, party="server")
+
+    def vote(self, running: RunningSum, voting: Iterable[int] | None = None) -> None:
+        """Ask all survivors to vote, where they must; only those who do, in that order."""
+        self._answer(running, self.server.ballot_sections([running]), voting)
 
     def unmask(self, running: RunningSum, answering: Iterable[int] | None = None) -> None:
         """Ask all survivors; only those who answer, in that order."""
@@ -149,8 +163,10 @@ class Run:
                 continue
             (section,) = carry(requests[p])
             party = self.party(p)
-            reply: UnmaskReply | RecoverReply
-            if section.phase == Unmask.phase:
+            reply: Vote | UnmaskReply | RecoverReply
+            if section.phase == Ballot.phase:
+                reply = party.vote(section.read(Ballot, party="server"))
+            elif section.phase == Unmask.phase:
                 reply = party.unmask(section.read(Unmask, party="server"))
                 seen.unmasked[p] = reply
             else:
@@ -179,6 +195,7 @@ class Run:
         running = self.order(len(next(iter(values.values()))), **options)
         for p, vector in values.items():
             self.upload(running, p, vector)
+        self.vote(running)
         self.unmask(running)
         return self.result(running)
 
@@ -231,7 +248,7 @@ def opens(
         if len((around | {i}) & answered) < need:
             return False
         lost_seeds = i not in answered and not around <= uploaded
-        if lost_seeds and not (order.backups and len(around & helpers) >= need):
+        if lost_seeds and not (running.backups and len(around & helpers) >= need):
             return False
     return True
 

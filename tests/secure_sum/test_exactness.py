@@ -420,7 +420,7 @@ def test_backups_replace_the_seeds_of_the_silent(
     monkeypatch.setattr("fedkern_flwr.secure_sum.running_sum._SPOOL", spool)
     run = make_run(20)
     running = run.order(length, backups=True if length == 1 else None)
-    assert running.order.backups  # 19 * (19 * 33 + 16) = 12 217 bytes per party
+    assert running.backups  # 19 * (19 * 33 + 16) = 12 217 bytes per party
     for p in range(2, 20):
         run.upload(running, p, np.full(length, p))
     run.unmask(running, range(4, 20))
@@ -441,17 +441,17 @@ def test_backups_are_shared_where_they_cost_no_more_than_the_vector(make_run: An
         (3054, Encoding.circle(32), False),
         (3055, Encoding.circle(32), True),
     ):
-        assert run.order(length, encoding).order.backups == shared
-    assert not run.order(9999, receiver=0, self_masks=False).order.backups
-    assert not make_run(5, threshold=4).order(9999).order.backups  # nobody could be missing
-    assert make_run(5, threshold=3).order(9999).order.backups
+        assert run.order(length, encoding).backups == shared
+    assert not run.order(9999, receiver=0, self_masks=False).backups
+    assert not make_run(5, threshold=4).order(9999).backups  # nobody could be missing
+    assert make_run(5, threshold=3).order(9999).backups
 
 
 def test_without_backups_the_same_losses_abort(make_run: Any) -> None:
     """Negative control of the two tests above."""
     run = make_run(20)
     running = run.order(1)
-    assert not running.order.backups
+    assert not running.backups
     for p in range(2, 20):
         run.upload(running, p, np.array([p]))
     run.unmask(running, range(4, 20))
@@ -550,7 +550,7 @@ def test_two_hundred_parties(make_run: Any, must_open: Any) -> None:
     length = 8_900
     running = run.order(length, Encoding.fixed_point(4.0))
     assert graph.degree(200) == 46
-    assert running.order.backups  # 46 * (46 * 33 + 16) = 70 564 bytes, as long as the vector
+    assert running.backups  # 46 * (46 * 33 + 16) = 70 564 bytes, as long as the vector
     rng = np.random.default_rng(0)
     for _ in range(50):
         shuffled = [int(p) for p in rng.permutation(200)]

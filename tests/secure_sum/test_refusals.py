@@ -203,7 +203,7 @@ def test_a_party_that_forgets_the_survivors_is_noticed(make_run: Any) -> None:
 def test_sums_without_self_masks_are_never_unmasked(make_run: Any, refused: Any) -> None:
     run, running = begin(make_run, receiver=0, self_masks=False)
     every, none = running.cohort.pack(range(6)), running.cohort.pack([])
-    request = Unmask(cohort=0, index=1, alive=every, dead=none, shares=b"")
+    request = Unmask(cohort=0, index=1, alive=every, dead=none, shares=b"", voters=b"", votes=b"")
     text = "a sum without self masks is never unmasked"
     refused(run.party(1).unmask, request, text=text, party="partition 1")
     assert run.server.unmask_sections([running]) == {}
@@ -235,7 +235,7 @@ def test_a_party_that_did_not_contribute_reveals_nothing(make_run: Any, refused:
 def begin_recovery(make_run: Any) -> tuple[Any, Any, Recover]:
     """Party 5 is dead, 4 silent; the request is that to party 0."""
     run, running = begin(make_run, dead=(5,), threshold=4)
-    assert running.order.backups
+    assert running.backups
     run.unmask(running, [0, 1, 2, 3])
     (request,) = run.server.recover_sections([running])[0]
     return run, running, request
@@ -627,7 +627,7 @@ def test_uploads_of_an_earlier_sum_are_refused(make_run: Any, refused: Any) -> N
 
 def test_an_earlier_upload_under_a_new_number_is_refused(make_run: Any, refused: Any) -> None:
     run, first = begin(make_run, threshold=4)
-    second = run.order(3, backups=first.order.backups)
+    second = run.order(3, backups=first.backups)
     for p in run.members[1:]:
         run.upload(second, p, np.full(3, p))
     run.contribute(second, 0, np.full(3, 1))
@@ -864,7 +864,7 @@ def test_a_forged_pair_seed_never_changes_a_sum_in_silence(
     make_run: Any, refused: Any, backups: bool
 ) -> None:
     run, running = begin(make_run, parties=5, dead=(4,), threshold=3 if backups else 4)
-    assert running.order.backups == backups
+    assert running.backups == backups
     requests = run.server.unmask_sections([running])
     replies = {p: run.party(p).unmask(requests[p][0]) for p in requests}
     text = "a seed differs from the one it committed to"

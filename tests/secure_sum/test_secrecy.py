@@ -337,7 +337,7 @@ def test_fewer_than_t_colluders_learn_nothing(
 ) -> None:
     run = make_run(9, cipher=cipher)  # t = 7
     running = run.order(LONG)
-    assert running.order.backups
+    assert running.backups
     play(run, running, **ends)
     assert running.complete
     coalition = Coalition(run, running, range(1, 7))  # t - 1 with the server
@@ -357,7 +357,7 @@ def test_without_backups_pair_seeds_are_not_shared(
     """t = 8: seven colluders learn nothing; eight hold the shares, or all pair seeds."""
     run = make_run(9, threshold=8)
     running = run.order(LONG)
-    assert not running.order.backups
+    assert not running.backups
     play(run, running, dead=dead)
     assert_uniform(Coalition(run, running, range(1, 7)).remainder(0))
     if dead == [8]:  # the victim is the only honest survivor: the sum itself gives it away
@@ -416,7 +416,7 @@ def test_a_sparse_survivor_needs_an_honest_neighbourhood_and_an_honest_neighbour
     with sparse(6):
         run = make_run(20, threshold=11)
         running = run.order(LONG)
-        assert running.order.backups
+        assert running.backups
         play(run, running)
         neighbours = {p: set(around) for p, around in running.cohort.neighbours.items()}
 
