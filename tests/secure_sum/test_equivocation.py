@@ -179,11 +179,11 @@ class Liar:
 
 
 @lru_cache
-def stage(make_run: Any, parties: int, pinned: bool) -> tuple[Any, Any, dict[int, bytes]]:
+def stage(make_run: Any, parties: int) -> tuple[Any, Any, dict[int, bytes]]:
     """All have contributed; what they remember then."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(party_module, "check_key", lambda *_: None)  # 40 000 signatures for N = 200
-        run = make_run(parties, pinned=pinned)
+        run = make_run(parties, pinned=True)
         cohort = run.server.membership.cohorts[0]
         running = run.order(2, backups=cohort.degree > cohort.share_threshold)
         for p in run.members:
@@ -198,8 +198,11 @@ def near_first(cohort: Any) -> list[int]:
 
 
 def begin(make_run: Any, parties: int, pinned: bool, colluders: Iterable[int]) -> Liar:
-    run, running, states = stage(make_run, parties, pinned)
+    """All have contributed; from now on parties look at votes, or have no keys to check them."""
+    run, running, states = stage(make_run, parties)
     run.states = dict(states)
+    keys = {p: key.public_key().public_bytes_raw() for p, key in run.identities.items()}
+    run.clients["trusted"] = keys if pinned else None
     return Liar(run, running, colluders)
 
 
@@ -265,7 +268,7 @@ BEFORE = {5: 2, 10: 2, 30: 4, 31: 0, 50: 0, 100: 0, 200: 0}
 @pytest.mark.parametrize("parties", BEFORE)
 def test_without_pinned_identities_a_lying_server_needs_few(make_run: Any, parties: int) -> None:
     """Negative control: what the votes are for."""
-    _, running, _ = stage(make_run, parties, False)
+    _, running, _ = stage(make_run, parties)
     colluders, plan = fewest_for_stories(running.cohort, running.backups)
     assert (
         len(colluders)
@@ -280,7 +283,7 @@ def test_without_pinned_identities_a_lying_server_needs_few(make_run: Any, parti
 
 @pytest.mark.parametrize("parties", BEFORE)
 def test_with_pinned_identities_no_story_is_answered(make_run: Any, parties: int) -> None:
-    _, running, _ = stage(make_run, parties, True)
+    _, running, _ = stage(make_run, parties)
     bound = graph.fewest_colluders(parties, running.cohort.threshold)
     colluders = set(near_first(running.cohort)[::-1][: bound - 1])
     plan = stories(running.cohort, colluders, running.backups)
@@ -316,7 +319,7 @@ def split(liar: Liar, believers: list[int]) -> None:
 
 @pytest.mark.parametrize("parties", [5, 10, 30])
 def test_on_the_complete_graph_two_stories_need_2t_n_colluders(make_run: Any, parties: int) -> None:
-    _, running, _ = stage(make_run, parties, True)
+    _, running, _ = stage(make_run, parties)
     t = running.cohort.threshold
     bound = graph.fewest_colluders(parties, t)
     assert bound == 2 * t - parties == {5: 3, 10: 4, 30: 12}[parties]
@@ -343,7 +346,7 @@ def test_above_30_parties_full_sets_need_votes_too(
     make_run: Any, monkeypatch: pytest.MonkeyPatch, parties: int, enough: int
 ) -> None:
     """The first is the negative control: would a full set be answered without votes."""
-    _, running, _ = stage(make_run, parties, True)
+    _, running, _ = stage(make_run, parties)
     assert enough < graph.fewest_colluders(parties, running.cohort.threshold)
     needed = votes.votes_needed
     for shortcut in (True, False):
@@ -364,7 +367,7 @@ def test_above_30_parties_full_sets_need_votes_too(
 
 @pytest.mark.parametrize("parties", [31, 50, 100, 200])
 def test_on_a_sparse_graph_one_story_needs_s_1_neighbours(make_run: Any, parties: int) -> None:
-    _, running, _ = stage(make_run, parties, True)
+    _, running, _ = stage(make_run, parties)
     cohort = running.cohort
     bound = graph.fewest_colluders(parties, cohort.threshold)
     assert bound == cohort.share_threshold - 1
