@@ -14,7 +14,7 @@ from fedkern_flwr.gram_plan import counts_encoding, matrix_encoding
 from fedkern_flwr.secure_sum.graph import default_threshold, degree, share_threshold
 
 HEADER = 128  # bytes of an array in NumPy's format
-IN_ROSTER = 4 + 32 + 64  # bytes per party: number, key, signature or its absence
+IN_ROSTER = 4 + 32 + 64 + 16  # bytes per party: number, key, signature or zeros, counts of rows
 SHARE, SEALED_SHARE, COMMITMENT, TAG = 33, 49, 16, 16  # bytes
 GRID = 6  # multiples of the width and regularizations that FDSKL chooses from
 
@@ -66,6 +66,11 @@ def arrays(*sizes: float) -> float:
     return sum(HEADER + size for size in sizes)
 
 
+def digests(parties: int) -> float:
+    """Return the bytes (up) of a sum of a whole cohort beside the vector: a digest per mask."""
+    return COMMITMENT * degree(parties)
+
+
 def recoverable_sum(parties: int, vector: float) -> tuple[float, float]:
     """Return bytes (up, down) of a sum that survives drop-outs, beside the vector itself.
 
@@ -99,15 +104,18 @@ def pof_mkl(*, clients: int, rounds: int, batch: int, kernels: int, features: in
 def fed_cg(*, hospitals: int, centres: int, rows: int, landmarks: int, outputs: int = 1) -> Cost:
     """FedCG with secure sums of normal equations: n rows in all, m landmarks, k outputs."""
     m, k, own = landmarks, outputs, rows / hospitals
+    among, distances = digests(hospitals), digests(centres + 1)
     roster = IN_ROSTER * (hospitals + centres)
     hospital = Role(
         hospitals,
-        up=arrays(16 * own, 8 * m * own, 8 * (m * (m + 1) / 2 + m * k), 8 * 4),
+        up=arrays(16 * own, 8 * m * own, 8 * (m * (m + 1) / 2 + m * k), 8 * 4)
+        + distances
+        + 2 * among,
         down=arrays(*[4] * 4, 8, 0, 0, 4 * own, 8 * m * own, 8 * m * k, 0) + roster,
     )
     centre = Role(
         centres,
-        up=arrays(16 * rows) + hospitals * arrays(8 * m * own),
+        up=arrays(16 * rows) + hospitals * (arrays(8 * m * own) + distances),
         down=arrays(*[4 * hospitals] * 4, 8, 0, 0) + hospitals * arrays(4 * own) + roster,
     )
     return Cost(5, {"hospital": hospital, "centre": centre})
@@ -117,7 +125,7 @@ def fdskl(*, parties: int, rows: int, tests: int, features: int) -> Cost:
     """FDSKL one-shot with 16-bit phases: q parties, n rows, R directions."""
     known = rows + tests
     phases = arrays(2 * known * features)
-    up = arrays(16 * known) + phases
+    up = arrays(16 * known) + phases + digests(parties)
     down = arrays(4, 4, 4 * known, 4 * known, 4, 0, 0) + IN_ROSTER * parties
     grid = arrays(4 * GRID, 8 * GRID, 4 * rows, 4 * tests)
     return Cost(
@@ -139,7 +147,7 @@ def fdskl_streaming(*, parties: int, rows: int, tests: int, directions: int, bat
     last = rounds - (1 - p) * (1 - (1 - p) ** rounds) / p
     learned, held_out = 2 * directions * rows * last, 2 * directions * tests * rounds
     sums = (rounds + 1) * HEADER + learned + held_out
-    up = arrays(16 * (rows + tests)) + sums
+    up = arrays(16 * (rows + tests)) + sums + (rounds + 1) * digests(parties)
     step = 2 * arrays(4) + arrays(4, 0, 0)
     down = rounds * (step + 2 * arrays(4 * batch)) + step + 2 * arrays(4 * tests)
     down += IN_ROSTER * parties
@@ -165,7 +173,7 @@ def fed_cfk(*, nodes: int, users: int, items: int, drop_outs: bool) -> Cost:
     up, down = _release(nodes, users, items, drop_outs)
     more_up, more_down = recoverable_sum(nodes, 8 * 4) if drop_outs else (0.0, 0.0)
     size = matrix_encoding(nodes, users, 1.0, 0).dtype.itemsize
-    up += arrays(8 * 4) + more_up
+    up += arrays(8 * 4) + (more_up or digests(nodes))
     down += more_down
     down += arrays(4 * items, 0, 8 * items, size * items, 0, size * items * (items + 1) / 2)
     return Cost(8 if drop_outs else 5, {"node": Role(nodes, up, down)})
@@ -177,6 +185,8 @@ def _release(nodes: int, users: int, items: int, drop_outs: bool) -> tuple[float
     size = matrix_encoding(nodes, users, 1.0, 0).dtype.itemsize
     vectors = count * items, size * items * (items + 1) / 2
     up, down = arrays(*vectors), arrays(4 * items) + IN_ROSTER * nodes
+    if not drop_outs:
+        up += 2 * digests(nodes)
     for vector in vectors if drop_outs else ():
         more_up, more_down = recoverable_sum(nodes, vector)
         up, down = up + more_up, down + more_down
@@ -188,9 +198,12 @@ def horizontal_svm(*, users: int, groups: int, columns: int, iterations: int,
     """HierarchicalSVM by rows: U users in S groups of equal size, d columns, I iterations."""
     size = 8 * outputs * (columns + 1)
     roster, ours = IN_ROSTER * (users + groups), 4 * users / groups
+    group = digests(users // groups + 1)
     user = Role(
         users,
-        up=arrays(0, 8 * 2 * columns, 8 * 5) + iterations * arrays(size + 8 * 3),
+        up=arrays(0, 8 * 2 * columns, 8 * 5)
+        + 2 * digests(users)
+        + iterations * (arrays(size + 8 * 3) + group),
         down=arrays(4, 0, 0)
         + roster
         + arrays(0, size, 8 * columns, 8 * columns, 8 * (columns + 1))
@@ -199,7 +212,8 @@ def horizontal_svm(*, users: int, groups: int, columns: int, iterations: int,
     )
     agent = Role(
         groups,
-        up=arrays(0) + (iterations + 1) * arrays(size + 8 * 3, size + 8 * 5),
+        up=arrays(0)
+        + (iterations + 1) * (arrays(size + 8 * 3, size + 8 * 5) + group + digests(groups)),
         down=roster + arrays(ours, size) + iterations * arrays(ours, size, size + 8 * 3),
     )
     return Cost(2 * iterations + 5, {"user": user, "agent": agent})
@@ -215,23 +229,22 @@ def vertical_svm(*, groups: int, users: int, rows: int, columns: int, iterations
     parties = groups * users + groups + 1
     roster, ours = IN_ROSTER * parties, arrays(4 * users)
     first, product, total = arrays(16 * block), arrays(8 * k * block), arrays(8 * k * rows)
+    in_group = (iterations + 3) * digests(users + 1)
+    masked = (iterations + 1) * (total + digests(groups * users + 1))
     user = Role(
         groups * users,
-        up=arrays(16 * own) + first + (iterations + 2) * product + (iterations + 1) * total,
+        up=arrays(16 * own) + first + (iterations + 2) * product + in_group + masked,
         down=arrays(4 * own, 4 * own) + roster,
     )
     agent = Role(
         groups,
-        up=arrays(0) + first + (iterations + 2) * product,
+        up=arrays(0) + first + (iterations + 2) * product + in_group,
         down=roster + ours + first + (iterations + 2) * (ours + product),
     )
     for_users = (28 + 8 * k * own) * groups * users  # sealed for each
     owner = Role(
         1,
-        up=arrays(16 * rows)
-        + (iterations + 2) * arrays(for_users, 0)
-        + arrays(0, 0)
-        + (iterations + 1) * total,
+        up=arrays(16 * rows) + (iterations + 2) * arrays(for_users, 0) + arrays(0, 0) + masked,
         down=arrays(4 * rows, *[4 * groups * users] * 3, 4 * groups * rows)
         + roster
         + arrays(*[0] * 5)
