@@ -5,11 +5,15 @@ does not, is argued for users in ``docs/security.md``.
 
 **Parties.** N clients, a server that relays every message, follows the protocol, keeps all it
 sees, and may collude with clients. Clients may vanish at any moment, be late, or send rubbish.
+Where all clients have pinned identities (:mod:`.identity`), the server may also lie about who
+survived.
 
 **Promise.** A sum is either exactly that of the vectors of one declared set of at least t
-clients, or it is aborted and nothing is released. The server and t - 1 colluding clients learn
-the sum and what the colluders know, nothing else (complete graph; for the sparse one see
-:mod:`.graph`).
+clients, or it is aborted and nothing is released. A server that follows the protocol and t - 1
+colluding clients learn the sum and what the colluders know, nothing else (complete graph; for the
+sparse one see :mod:`.graph`). A server that lies, where identities are pinned: the same, with fewer
+colluders than :func:`.graph.fewest_colluders`, 2 t - N on the complete graph (:mod:`.votes`).
+Without pinned identities a server that lies needs two of 10 clients, and nobody's help above 30.
 
 **Set-up**, one exchange per run, fused with ``describe``:
 
@@ -29,8 +33,11 @@ step  message (section)   content
                           x_i encoded in Z modulo 2^16, 2^32 or 2^64 (:mod:`.encoding`); a share of
                           b_i for every neighbour, sealed (:mod:`.shamir`, :mod:`.relay`); digests
                           of b_i and of all s_ij; where backups are on, also shares of the s_ij
+2a    Ballot, down        only where identities are pinned, and somebody is missing or the graph is
+                          sparse: the survivors
+2b    Vote, up            their set, signed (:mod:`.votes`)
 3     Unmask, down        the survivors: the clients whose y is in; to each, the sealed shares that
-                          its surviving neighbours made for it
+                          its surviving neighbours made for it; t votes where there was a ballot
 4     UnmaskReply, up     for survivors i: its share of b_i. For the others d: its seed s_id
 5     Recover, down       only if survivors i fell silent: Unmask again to them, and to the others,
                           if i shared s_id with a dropped d, the sealed shares of the s_ij
@@ -51,10 +58,9 @@ method's messages, steps 3 and 4 may ride on its next ones; see :class:`SecureSu
 * For each client either b_i or its s_ij are revealed, never both: a client answers for one set of
   survivors per sum (:meth:`Party.unmask`) and refuses any other. So a vector that is late, after
   its sender was declared dropped, stays under PRG(b_i), whose shares are then never revealed.
-* b_i takes s shares in any case (s = t up to 30 parties); its owner reveals one of them, never b_i
-  itself. Otherwise a server that tells i that it survived, and i's neighbours that it did not,
-  would hold all masks of i without a colluder. With shares it needs 2 s - k - 2 of i's k
-  neighbours for that: 2 t - N - 1 up to 30 parties.
+* That all clients answer for the *same* set is the server's word, or, with pinned identities,
+  proved to each of them by votes. A server that lies gets shares of b_i from those whom it tells
+  that i survived, and seeds s_ij from the others and from backups.
 * After the first Unmask the survivors are final. Repeating a sum without one of them, with the
   same values or fresh ones, would give the difference of two sums to whoever later obtains the
   missing answer; follow-up requests are answered for the same set only.
@@ -63,7 +69,8 @@ method's messages, steps 3 and 4 may ride on its next ones; see :class:`SecureSu
 * Relayed shares are sealed end to end, bound to run, cohort, sum, kind, source and destination.
 
 **Sums of the whole cohort.** With ``self_masks=False`` no unmasking exchange is needed: the masks
-cancel if *every* party of the cohort takes part, else the sum cannot be opened. No seed of such a
+cancel if *every* party of the cohort takes part, else the sum cannot be opened. Digests of the s_ij
+travel all the same, so that a party that was shown another roster is noticed. No seed of such a
 sum is ever revealed, so a late vector stays hidden. It is safe only while the set of parties stays
 the same: were the sum repeated without one of them, its late vector and the two totals would give
 that vector by subtraction (to the server, or to the receiver with the server, who knows both pads).
@@ -77,7 +84,9 @@ allowed.
 **Losses.** A client that never uploaded costs nothing: each survivor reveals its own seed with it.
 A survivor that falls silent before step 4 is replaced by the shares of the others, and asked again
 up to three times; if it also shared a seed with a dropped client, steps 5 and 6 rebuild that seed
-where backups are on (where they cost no more than the vector), else the sum is aborted. Fewer than
+where backups are on, else the sum is aborted. Both sides compute whether they are: where they cost
+no more than the vector (:meth:`.Cohort.backs_up`). A party that allows no recovery shares none and
+helps nobody. Fewer than
 t uploads, or too few answers: aborted. Digests of a pair's seed that differ abort the sum as well,
 as its masks would not cancel; the party that is at odds with most others is named. A forged share
 is found by the digest and left out where there are more than s.

@@ -474,7 +474,7 @@ class RunningSum:
 
     def _has_backups(self, source: int) -> bool:
         where = self._uploads[source].backups
-        return where.stop > where.start
+        return bool(where.stop > where.start)
 
     def _backup(self, source: int, destination: int) -> bytes:
         others = self.cohort.neighbours[source]

@@ -67,7 +67,7 @@ class Subject(NamedTuple):
     ----------
     session : str
     cohort : Cohort
-    index : int
+    number : int
         Number of the sum.
     alive : bytes
         Bit set of the survivors.
@@ -75,7 +75,7 @@ class Subject(NamedTuple):
 
     session: str
     cohort: Cohort
-    index: int
+    number: int
     alive: bytes
 
     @property
@@ -88,7 +88,7 @@ class Subject(NamedTuple):
                 self.session,
                 cohort.digest.hex(),
                 cohort.number,
-                self.index,
+                self.number,
                 self.alive.hex(),
             ]
         ).encode()
@@ -130,19 +130,20 @@ def check_votes(pinned: Mapping[int, bytes], subject: Subject, voters: bytes, vo
     signatures = cut(votes, SIGNATURE_BYTES)
     if len(signers) != len(signatures):
         raise SumError("the votes for the survivors are damaged")
-    statement = subject.statement
-    invalid = [
-        signer
-        for signer, signature in zip(signers, signatures, strict=True)
-        if signer not in alive or not _is_signed(pinned.get(signer), statement, signature)
-    ]
-    if len(signers) - len(invalid) < needed:
-        others = f", those of {_list(invalid)} are not valid" if invalid else ""
-        raise SumError(
-            f"{len(signers) - len(invalid)} votes for these survivors, {needed} are needed{others}",
-            remedy="have all parties use the same trusted keys; else find out who tells them "
-            "different survivors",
-        )
+    statement, valid, invalid = subject.statement, 0, list[int]()
+    for signer, signature in zip(signers, signatures, strict=True):
+        if signer in alive and _is_signed(pinned.get(signer), statement, signature):
+            valid += 1
+        else:
+            invalid.append(signer)
+        if valid == needed:
+            return
+    others = f", those of {_list(invalid)} are not valid" if invalid else ""
+    raise SumError(
+        f"{valid} votes for these survivors, {needed} are needed{others}",
+        remedy="have all parties use the same trusted keys; else find out who tells them different "
+        "survivors",
+    )
 
 
 def _is_signed(key: bytes | None, statement: bytes, signature: bytes) -> bool:

@@ -14,19 +14,21 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 
 
 def odds(parties: int) -> tuple[list[float], int]:
-    """Return union bounds: colluding 20, 33, 50 %, dropping out 10, 20 %; and a liar's helpers."""
+    """Return union bounds: colluding 20, 33, 50 %, dropping out 10, 20 %; and the worst case."""
     k = graph.degree(parties)
     shares = graph.share_threshold(parties, graph.default_threshold(parties))
     others = parties - 1
     found = [
-        parties * hypergeom.sf(shares - 1, others, int(f * parties), k) for f in (0.2, 0.33, 0.5)
+        parties * hypergeom.sf(shares - 2, others, int(f * parties), k) for f in (0.2, 0.33, 0.5)
     ]
     # a survivor's own share counts, so shares - 1 of its neighbours must be left
     found += [
         parties * hypergeom.cdf(shares - 2, others, others - int(f * parties), k)
         for f in (0.1, 0.2)
     ]
-    return [min(1.0, p) for p in found], 2 * shares - k - 2
+    return [min(1.0, p) for p in found], graph.fewest_colluders(
+        parties, graph.default_threshold(parties)
+    )
 
 
 def test_the_table_of_the_security_page() -> None:
@@ -38,9 +40,9 @@ def test_the_table_of_the_security_page() -> None:
         n = int(parties)
         assert int(k) == graph.degree(n)
         assert int(shares) == graph.share_threshold(n, graph.default_threshold(n))
-        *stated, liar = rest.split(" | ")
-        found, helpers = odds(n)
-        assert int(liar.split()[0]) == helpers
+        *stated, worst = rest.split(" | ")
+        found, fewest = odds(n)
+        assert int(worst) == fewest
         for text, value in zip(stated, found, strict=True):
             assert float(text) == pytest.approx(value, rel=0.2, abs=1e-15), (parties, text)
 

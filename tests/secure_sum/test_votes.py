@@ -157,7 +157,7 @@ FALSE: dict[str, tuple[Callable[[Any, Any], tuple[list[int], bytes]], str]] = {
     "too few": (votes_of(1, 2, 3), THREE),
     "a dead party's": (votes_of(1, 2, 3, 5), f"{THREE}, those of partition 5 are not valid"),
     "of another run": (votes_of(1, 2, 3, 4, session="run2"), NONE),
-    "of another sum": (votes_of(1, 2, 3, 4, index=2), NONE),
+    "of another sum": (votes_of(1, 2, 3, 4, number=2), NONE),
     "of another cohort": (changed_cohort(number=1), NONE),
     "of another roster": (changed_cohort(digest=bytes(32)), NONE),
     "for other survivors": (votes_of(1, 2, 3, 4, alive=b"\x2f"), NONE),
