@@ -599,6 +599,24 @@ def test_pinned_identities_are_checked(identities: Path, make_streams: Callable[
     assert_same_run(strategy, run(METHODS["pof-mkl"](secure=False), streams, 4))
 
 
+def test_survivors_vote_where_a_client_is_missing(
+    identities: Path, make_streams: Callable[..., Any]
+) -> None:
+    """An exchange more, in that round only; without pinned identities there is none."""
+    faults, streams = FaultPlan([(1, UPLOAD, 3, Fault("vanished"))]), make_streams(3, 5)
+    client_fn = identified(streams, identities, lambda k: identities / f"identity-{k}")
+    pinned, plain = (METHODS["pof-mkl"](secure=True, threshold=2) for _ in range(2))
+    simulate(pinned, client_fn, 3, num_rounds=4, faults=faults)
+    run(plain, streams, 4, faults=faults)
+    assert [row["survivors"] for row in pinned.history_] == [3, 3, 2, 3]
+    assert pinned.ledger_.exchanges == plain.ledger_.exchanges + 1
+    assert_same_run(pinned, plain)
+    silent = [(1, UPLOAD, 3, Fault("vanished")), (0, "vote", 3, Fault("vanished"))]
+    lost = METHODS["pof-mkl"](secure=True, threshold=2)
+    simulate(lost, client_fn, 3, num_rounds=4, faults=FaultPlan(silent))
+    assert [row["survivors"] for row in lost.history_] == [3, 3, 0, 3]
+
+
 @pytest.mark.parametrize(
     ("case", "text"),
     [
@@ -621,7 +639,9 @@ def test_a_key_that_is_not_pinned_stops_its_clients(
     strategy = METHODS["pof-mkl"](secure=True)
     client_fn = identified(make_streams(3, 5), identities, identity)
     audit = Audit()
-    with pytest.raises(CohortError, match="no round could be opened: 1 of 3 parties") as caught:
+    alone = case == "no signature"  # without an identity it cannot vote, and refuses as well
+    ends = "0 of 3 clients answered" if alone else "no round could be opened: 1 of 3 parties"
+    with pytest.raises(CohortError, match=ends) as caught:
         simulate(strategy, client_fn, 3, num_rounds=4, audit=audit)
     assert text in str(caught.value)
     reasons = strategy.ledger_.failures
