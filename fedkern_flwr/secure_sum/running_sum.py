@@ -16,6 +16,7 @@ from .encoding import Encoding, chunks
 from .keys import KEY_BYTES, sum_label
 from .masks import Stream, add_streams
 from .membership import Cohort
+from .party_state import order_terms
 from .seeds import COMMITMENT_BYTES, commitment, open_seed
 from .shamir import SHARE_BYTES, cut
 
@@ -67,7 +68,8 @@ class RunningSum:
     def __post_init__(self) -> None:
         order = self.order
         self.encoding = Encoding(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
-        self.label = sum_label(self.session, self.cohort.number, order.index, order.name)
+        terms = order_terms(order)
+        self.label = sum_label(self.session, self.cohort.number, order.index, terms)
         self._vector = np.zeros(order.length, self.encoding.dtype)
         self._total: np.ndarray = np.zeros(0)  # decoded, once the sum is open
         self._uploads: dict[int, _Sealed] = {}
