@@ -397,7 +397,7 @@ class PhaseClient(NumPyClient):
         reply = handler(request)
         if self.sums is not None:
             self.sums.check_done()
-            if phase != sum_wire.FinishRequest.phase:
+            if load_state(self.context) is not None and phase != sum_wire.FinishRequest.phase:
                 store_state(self.context, self.sums.party.state)
         return reply
 
@@ -498,6 +498,9 @@ class PhaseClient(NumPyClient):
             # else the request has come twice: the same key
             same = known is not None and known.session == request.session
             known = PartyState(request.session, fixed=known.fixed if same and known else {})
+        record = RunRecord.load(self.context, request.session)
+        record.secure = True
+        record.store(self.context)
         party = self._party(known)
         public, signature = party.announce((reply.rows, reply.test_rows))
         store_state(self.context, party.state)
@@ -513,7 +516,10 @@ class PhaseClient(NumPyClient):
                     remedy="start the run again",
                     party=self.name,
                 )
-            return None
+            if not RunRecord.load(self.context, session).secure:
+                return None
+            state = PartyState(session)  # the sums of the run have ended: no order fits
+            return ClientSums(self._party(state), self.policy, self.enough_parties)
         self.open_session(session)
         sums = ClientSums(self._party(state), self.policy, self.enough_parties)
         sums.take(sections)
@@ -562,6 +568,9 @@ class PhaseClient(NumPyClient):
         state = self.open_session(request.session)
         state.payload = self.forget(state)
         state.store(self.context)
+        record = RunRecord.load(self.context, request.session)
+        record.told = {}
+        record.store(self.context)
         erase_state(self.context)
         return sum_wire.SumReply()
 

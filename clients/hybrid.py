@@ -58,6 +58,7 @@ Protocol = Literal["secure", "naive", "chain"]
 PROTOCOLS = ("secure", "naive", "chain")
 _SEED_BYTES = 32
 _UNIT = 1.0 + 1e-9
+_ROUNDED = 1.0 + 5e-10  # less than what strategies allow for rounding
 
 
 class HybridKernelClient(PhaseClient):
@@ -430,10 +431,10 @@ class HybridKernelClient(PhaseClient):
                 "landmarks that everybody knows are not for protocol 'secure'", party=self.name
             )
         kept = RunState.unpack(state.payload)
-        check_choice("kernel", request.kernel, PRODUCT_KERNELS)
-        check_choice("sampling", request.sampling, SAMPLINGS)
-        if len(request.gammas) not in (1, request.landmarks) or not (request.gammas > 0.0).all():
-            raise ProtocolError("the widths of the kernel do not fit", party=self.name)
+        known = request.kernel in PRODUCT_KERNELS and request.sampling in SAMPLINGS
+        fits = len(request.gammas) in (1, request.landmarks) and (request.gammas > 0.0).all()
+        if not known or not fits:
+            raise ProtocolError("the kernel or its widths do not fit", party=self.name)
         if not kept.begun:
             fixed = {
                 name: value
@@ -581,7 +582,7 @@ class HybridKernelClient(PhaseClient):
     def _distance_rule(self, kept: RunState, receiver: int = -1) -> SumRule:
         """Return the rule of sums of distances: this block's are within its declared ranges."""
         bound = distance_bound(self.table.ranges, kept.settings["kernel"])
-        return replace(_wider(bound), receiver=receiver, rings=(32,))
+        return replace(_wider(bound), receiver=receiver, rings=() if receiver < 0 else (32,))
 
     # -- landmarks
 
@@ -740,5 +741,5 @@ def _training_positions(request: wire.MomentsRequest | wire.LandmarksRequest) ->
 
 def _wider(bound: float) -> SumRule:
     """Return the rule of a sum whose bound is the largest of those of its parties."""
-    own = max(bound * _UNIT, np.finfo(np.float64).tiny)
+    own = max(bound * _ROUNDED, np.finfo(np.float64).tiny)
     return SumRule(Encoding.fixed_point(own), wider=True)

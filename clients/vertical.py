@@ -353,6 +353,8 @@ class VerticalKernelClient(PhaseClient):
             )
         if self.role == PASSIVE and self.partition in request.owners:
             raise ProtocolError("phases are for parties with labels", party=self.name)
+        owners = {*kept.settings.get("owners", ()), *request.owners.tolist()}
+        kept.settings["owners"] = sorted(owners)
         announced = self.table.announced_rows
         if len(request.rows) and not 0 <= request.rows.min() <= request.rows.max() < announced:
             raise ProtocolError("rows are asked for that were not announced", party=self.name)
@@ -436,8 +438,6 @@ class VerticalKernelClient(PhaseClient):
         if not len(request.rows):
             return
         self.note_pending(request, kept)
-        owners = {*kept.settings.get("owners", ()), *request.owners.tolist()}
-        kept.settings["owners"] = sorted(owners)
         x = self.features_at(kept, request.rows)
         orders = {} if self.sums is None else self.sums.orders
         circle = Encoding.circle(int(kept.settings["phase_bits"]))

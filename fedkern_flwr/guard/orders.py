@@ -199,7 +199,7 @@ def check_selection(rows: NDArray[Any], among: range, *, least: int = 0, party: 
     if len(held) and not among.start <= int(held.min()) <= int(held.max()) < among.stop:
         raise refusal("rows are asked for that it did not announce", party)
     if len(held) < min(least, len(among)):
-        raise refusal(f"{len(held)} of its rows are asked for, at least {least} must be", party)
+        raise refusal(f"fewer than {least} of its rows are asked for", party)
 
 
 def refusal(rule: str, party: str) -> RefusedError:
