@@ -527,8 +527,8 @@ class VerticalKernelClient(PhaseClient):
         name = f"{what}/{receiver}"
         if self.sums is None or name not in self.sums.orders:
             raise ProtocolError("scores are asked for outside a secure sum", party=self.name)
-        if receiver not in kept.settings.get("owners", ()):
-            raise refusal("scores for a party that has no labels", self.name)
+        if what == "scores" and receiver not in kept.settings.get("owners", ()):
+            raise refusal("scores for a party that learns nothing", self.name)
         rule = SumRule(Encoding.fixed_point(_LARGEST), receiver=receiver, everybody=True)
         self.sums.check(name, rule)
         if self.role == ACTIVE:
