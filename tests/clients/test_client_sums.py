@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -201,6 +202,63 @@ def test_a_sum_over_some_parties_only_is_noticed() -> None:
     running = run.server.order("a", 3, encoding())
     with pytest.raises(RefusedError, match="partition 1: refused by the node: the cohort of a sum"):
         run.ask(1, work(), run.server.sections(1, [running]), Wary)
+
+
+def test_parties_of_a_sum_must_have_been_told_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a small bound for one and a large one for the others, its digits would lead."""
+
+    class Wide(Client):
+        rule = SumRule(Encoding.fixed_point(1.0), wider=True)
+
+        def work(self, request: PhaseMessage) -> PhaseMessage:
+            self.sums.check("a", self.rule)  # type: ignore[union-attr]
+            values = np.array([0.25, -0.5, 0.125]) + 2.0**-20 * self.partition
+            self.sums.contribute("a", values)  # type: ignore[union-attr]
+            return Done()
+
+    def read() -> np.ndarray:
+        run = Run()
+        wide = Encoding.fixed_point(2.0**40)
+        order = run.server.order("a", 3, wide, self_masks=False).order
+        total = np.zeros(3, np.uint64)
+        for k in MEMBERS:
+            (roster, _) = run.server.sections(k, [run.server.order("b", 3, wide)])
+            own = replace(order, bound=1.0) if k == 0 else order
+            (upload,) = run.ask(k, work(), [roster, own], Wide)[1]
+            (masked,) = upload.read(sums.Upload, party="").masked
+            total += masked
+        return total.view(np.int64) * 2.0**-60
+
+    truth = np.array([0.25, -0.5, 0.125])
+    assert not np.isclose(read(), truth, atol=1e-3).any()
+    monkeypatch.setattr("fedkern_flwr.secure_sum.party.order_terms", lambda order: order.name)
+    np.testing.assert_allclose(read(), truth, atol=1e-9)  # negative control
+
+
+def test_figures_are_opened_once() -> None:
+    """The difference of two sums of the same figures over other survivors would be one party's."""
+
+    class Judge(Client):
+        rule = SumRule(Encoding.fixed_point(8.0), self_masks=True)
+
+        def work(self, request: PhaseMessage) -> PhaseMessage:
+            self.sums.check("a", self.rule)  # type: ignore[union-attr]
+            told = self.figures("figures", np.arange(6), np.ones(3), total="a")
+            self.sums.contribute("a", told)  # type: ignore[union-attr]
+            return Done()
+
+    run = Run()
+    first, second = (run.server.order("a", 3, encoding()) for _ in range(2))
+    second.order = replace(second.order, open_from=1)  # an honest server closes the first
+    for running in (first, second):
+        run.contribute(running, cls=Judge)
+    unmask = sums.UnmaskRequest(session=SESSION, round=2)
+    for _ in range(2):  # asked again for the same survivors
+        run.ask(1, unmask, run.server.unmask_sections([first])[1], Judge)
+    with pytest.raises(RefusedError, match="an evaluation is opened a second time"):
+        run.ask(1, unmask, run.server.unmask_sections([second])[1], Judge)
 
 
 def test_a_request_without_orders_gets_no_plain_answer_in_a_secure_run() -> None:
