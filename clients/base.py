@@ -125,6 +125,8 @@ class PhaseClient(NumPyClient):
     enough_parties: ClassVar[int] = 3
     #: Whether a row of the table is a record that could be told from two runs.
     records: ClassVar[bool] = True
+    #: Whether sums of one name may be over ever new cohorts.
+    regroup = False
     sums: ClientSums | None = None
     partners: Collection[int] = ()
     restored = True
@@ -290,6 +292,17 @@ class PhaseClient(NumPyClient):
         if asked != (default if own is None else own):
             raise refusal(f"the {name} of the run is not the one that it declares", self.name)
 
+    def unfit(self, error: FedKernError) -> FedKernError:
+        """Return what is said of own values that do not fit what the run declares.
+
+        In simulations all that the user must know; else nothing but that, and what a request may
+        provoke is counted. The log of the node has the rest.
+        """
+        logger.error("%s", error)
+        if self.simulated:
+            return error
+        return refusal("its values do not fit the run, its log says more", self.name)
+
     def figures(
         self,
         purpose: str,
@@ -328,6 +341,10 @@ class PhaseClient(NumPyClient):
             members = state.cohorts[self.sums.order(total).cohort].members
             tests = [state.counts[member][0 if users else 1] for member in members]
         why = too_few(self.policy, tests, alone=alone or self.simulated or self.allow_single)
+        record = RunRecord.load(self.context, SessionState.load(self.context).session)
+        if total:
+            record.sums.setdefault(total.partition("#")[0], [])
+            record.store(self.context)
         if why:
             logger.warning("figures about held-out rows are not told: %s", why)
             return np.zeros_like(values)
@@ -338,10 +355,7 @@ class PhaseClient(NumPyClient):
         parts = [repr(sorted(request.scalars().items())).encode()]
         parts += [np.ascontiguousarray(array).tobytes() for array in request.arrays()]
         asked = Asked.of(purpose, np.ascontiguousarray(rows).tobytes(), parts)
-        record = RunRecord.load(self.context, SessionState.load(self.context).session)
         told = enter(record, asked, values.ravel().tolist(), 0, self.policy, self.name)
-        if total:
-            record.sums.setdefault(total.partition("#")[0], [])
         record.store(self.context)
         return np.array(told).reshape(values.shape)
 
@@ -383,7 +397,7 @@ class PhaseClient(NumPyClient):
         reply = handler(request)
         if self.sums is not None:
             self.sums.check_done()
-            if phase != sum_wire.FinishRequest.phase:
+            if load_state(self.context) is not None and phase != sum_wire.FinishRequest.phase:
                 store_state(self.context, self.sums.party.state)
         return reply
 
@@ -417,6 +431,9 @@ class PhaseClient(NumPyClient):
         )
         state = SessionState(session=request.session)
         self.restored, self.answered = not request.resume_round, 0
+        before = SessionState.load(self.context)
+        if before.session == request.session:  # a run is not begun twice: what was fixed stays so
+            state = before
         if request.resume_round:
             path = self.state_path(request.session, f"-round-{request.resume_round}.state")
             if path is not None and path.is_file():
@@ -479,7 +496,12 @@ class PhaseClient(NumPyClient):
             return reply
         known = load_state(self.context)
         if known is None or known.session != request.session or not known.private:
-            known = PartyState(request.session)  # else the request has come twice: the same key
+            # else the request has come twice: the same key
+            same = known is not None and known.session == request.session
+            known = PartyState(request.session, fixed=known.fixed if same and known else {})
+        record = RunRecord.load(self.context, request.session)
+        record.secure = True
+        record.store(self.context)
         party = self._party(known)
         public, signature = party.announce((reply.rows, reply.test_rows))
         store_state(self.context, party.state)
@@ -495,7 +517,10 @@ class PhaseClient(NumPyClient):
                     remedy="start the run again",
                     party=self.name,
                 )
-            return None
+            if not RunRecord.load(self.context, session).secure:
+                return None
+            state = PartyState(session)  # the sums of the run have ended: no order fits
+            return ClientSums(self._party(state), self.policy, self.enough_parties)
         self.open_session(session)
         sums = ClientSums(self._party(state), self.policy, self.enough_parties)
         sums.take(sections)
@@ -533,6 +558,7 @@ class PhaseClient(NumPyClient):
             pair_secrets=self.pair_secrets,
             partners=self.partners,
             whole_cohorts=self.whole_cohorts,
+            regroup=self.regroup,
         )
 
     def _answer_sections(self, request: sum_wire.SumRequest) -> sum_wire.SumReply:
@@ -543,6 +569,9 @@ class PhaseClient(NumPyClient):
         state = self.open_session(request.session)
         state.payload = self.forget(state)
         state.store(self.context)
+        record = RunRecord.load(self.context, request.session)
+        record.told = {}
+        record.store(self.context)
         erase_state(self.context)
         return sum_wire.SumReply()
 

@@ -26,13 +26,15 @@ from fedkern_flwr.column_ranges import (
     second_pass,
 )
 from fedkern_flwr.errors import OptionError, ProtocolError, TableError
-from fedkern_flwr.guard import SumRule
+from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.scaling import Scaling, ranges_to_json
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import ranges as wire
 
 from .base import Handler, PhaseClient, SessionState, logger
 from .sums import erase_state
+
+_DIGEST = 32  # bytes
 
 
 class RangesClient(PhaseClient):
@@ -148,16 +150,16 @@ class RangesClient(PhaseClient):
         state = self.open_round(request.session, request.round, 0)
         x = self._table(state, labels=request.labels)
         self.check_declared("bound", self.bound, DEFAULT_BOUND, request.bound)
+        holders, rows = self._check_sum(wire.MEANS_SUM)
+        if request.rows != rows:
+            raise refusal("the rows of a block", self.name)
         self._check_bound(x, request.bound)
-        holders = self._check_sum(wire.MEANS_SUM)
         if holders == 2:
             logger.warning(
                 "block %r has two holders: each can compute the other's means and deviations from "
                 "those of both",
                 self.block,
             )
-        if request.rows < len(x):
-            raise ProtocolError("the block has fewer rows than this node", party=self.name)
         self._contribute(wire.MEANS_SUM, first_pass(x, request.bound, request.rows))
         self.close_round(state, request.round, state.payload, 0)
         return wire.MeansReply(round=request.round)
@@ -167,13 +169,15 @@ class RangesClient(PhaseClient):
         state = self.open_round(request.session, request.round, 0)
         x = self._table(state, labels=request.labels)
         self._check_sum(wire.DEVIATIONS_SUM)
-        count, mean, scale = request.count, request.mean, request.scale
-        own = (~np.isnan(x)).sum(axis=0)
-        if len(mean) != x.shape[1] or not ((count >= own) & (scale > 0.0)).all():
+        centre = Centre(request.count, request.mean, request.scale)
+        if len(centre.mean) != x.shape[1] or not ((centre.count > 0) & (centre.scale > 0.0)).all():
             raise ProtocolError(
                 "what was summed before does not fit the columns of this node", party=self.name
             )
-        self._contribute(wire.DEVIATIONS_SUM, second_pass(x, Centre(count, mean, scale)))
+        self._fix_centre(state, centre)
+        # never beyond 1 about the true centre; clipped, that about another one tells nothing
+        share = np.clip(second_pass(x, centre), -1.0, 1.0)
+        self._contribute(wire.DEVIATIONS_SUM, share)
         self.close_round(state, request.round, state.payload, 0)
         return wire.DeviationsReply(round=request.round)
 
@@ -214,7 +218,8 @@ class RangesClient(PhaseClient):
         TableError
             They are others than those with which the run began.
         """
-        if state.payload and state.payload != self._digest(state.session):  # nothing at the end
+        table = state.payload[:_DIGEST]
+        if table and table != self._digest(state.session):  # nothing at the end
             raise self._bad(
                 "its table is not the one with which this run began",
                 "bring that table back, and start again",
@@ -225,19 +230,27 @@ class RangesClient(PhaseClient):
             raise ProtocolError("labels are asked for, and it has none", party=self.name)
         return np.column_stack([self.x, self.y])
 
+    def _fix_centre(self, state: SessionState, centre: Centre) -> None:
+        """Refuse a second centre: distances from ever new ones would tell of single values."""
+        digest = hashlib.sha256(np.stack([*vars(centre).values()]).tobytes()).digest()
+        if state.payload[_DIGEST:] not in (b"", digest):
+            raise refusal("another centre than before", self.name)
+        state.payload = state.payload[:_DIGEST] + digest
+
     def _check_bound(self, x: Floats, bound: float) -> None:
         """Refuse values beyond the public bound of the run."""
         wide = beyond(x, bound)
         if wide:
             name = [*self.columns, LABEL][wide[0]]
             more = f" (and {len(wide) - 1} more)" if len(wide) > 1 else ""
-            raise self._bad(
+            error = self._bad(
                 f"column {name!r}{more} has values beyond the public bound of {bound:g}",
                 "write it in larger units, or raise bound in the run's configuration",
             )
+            raise self.unfit(error)
 
-    def _check_sum(self, name: str) -> int:
-        """Refuse a sum of another kind than the method's; return the number of its parties."""
+    def _check_sum(self, name: str) -> tuple[int, int]:
+        """Refuse a sum of another kind than the method's; return its parties and their rows."""
         if self.sums is None:
             raise ProtocolError(
                 "statistics are asked for without a secure sum",
@@ -245,7 +258,8 @@ class RangesClient(PhaseClient):
                 party=self.name,
             )
         self.sums.check(name, SumRule(ENCODING, everybody=True))
-        return len(self.sums.party.state.cohorts[self.sums.order(name).cohort].members)
+        rows = self.sums.rows(name)
+        return len(rows), sum(rows)
 
     def _contribute(self, name: str, share: Floats) -> None:
         assert self.sums is not None

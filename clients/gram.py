@@ -152,6 +152,7 @@ class GramClient(PhaseClient):
         self.items = None if items is None else tuple(map(str, items))
         self.users = None if users is None else tuple(users)
         self.merge, self.request, self.noise_seed = merge, request, noise_seed
+        self.regroup = merge == "max"
         self.recommendations = None if recommendations is None else Path(recommendations)
         self.top = top
         rows, columns = self.x.shape
@@ -480,9 +481,8 @@ class GramClient(PhaseClient):
 
     def _check_sizes(self, sums: ClientSums, name: str, request: wire.SumRequest) -> None:
         """Refuse a sum whose ring does not follow from the roster and this node's own bound."""
-        members, counts = _members(sums, name), sums.party.state.counts
-        most = max(counts[member][0] for member in members)
-        if (request.parties, request.rows) != (len(members), most):
+        rows = sums.rows(name)
+        if (request.parties, request.rows) != (len(rows), max(rows)):
             raise refusal("the encoding of a sum", self.name)
         check_values(request.encoding, request.bound, request.fraction_bits)
         self.check_declared("bound", self.bound, 1.0, request.bound)
@@ -499,7 +499,8 @@ class GramClient(PhaseClient):
                 return counts
             return quantise(_dense(x), request.fraction_bits, request.bound)
         except TableError as error:
-            raise TableError(error.problem, remedy=error.remedy, party=self.name) from None
+            named = TableError(error.problem, remedy=error.remedy, party=self.name)
+            raise self.unfit(named) from None
 
     def _item_kernel(self, request: wire.RecommendRequest) -> ItemKernel:
         items, wanted = self._check_items(request.items), request.wanted

@@ -21,10 +21,11 @@ from fedkern_flwr.errors import (
     StateError,
     TableError,
 )
-from fedkern_flwr.guard import SumRule, refusal
+from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.hybrid import CENTRE, HOSPITAL
 from fedkern_flwr.labels import count_outcomes, largest_count
 from fedkern_flwr.landmarks import (
+    SAMPLINGS,
     array_fingerprint,
     check_seed_bytes,
     draw_landmarks,
@@ -36,6 +37,7 @@ from fedkern_flwr.landmarks import (
 from fedkern_flwr.least_squares import pack_equations
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.product_kernel import (
+    PRODUCT_KERNELS,
     distance_bound,
     kernel_from_distances,
     partial_distances,
@@ -56,6 +58,7 @@ Protocol = Literal["secure", "naive", "chain"]
 PROTOCOLS = ("secure", "naive", "chain")
 _SEED_BYTES = 32
 _UNIT = 1.0 + 1e-9
+_ROUNDED = 1.0 + 5e-10  # less than what strategies allow for rounding
 
 
 class HybridKernelClient(PhaseClient):
@@ -240,17 +243,16 @@ class HybridKernelClient(PhaseClient):
         """Add up the moments of the block; draw and seal its secret, if it falls to this party."""
         state = self.open_round(request.session, request.round, 0)
         kept = RunState.unpack(state.payload)
-        for hospital, rows, train in zip(
-            request.hospitals.tolist(), request.rows, request.trains.tolist(), strict=True
-        ):
-            self._fix_rows(kept, hospital, rows, train)
+        self._fix_rows(kept, request)
         plain = np.zeros(0)
         if request.moments:
-            x = self._training_rows(request, request.rows)
-            moments = moment_sums(x, self.table.ranges)
+            positions, name = _training_positions(request), f"moments/{self.block}"
             if self.protocol == "secure":
-                self._sums.check(f"moments/{self.block}", _wider(len(x)))
-                self._sums.contribute(f"moments/{self.block}", moments)
+                self._sums.check(name, _wider(len(positions)))
+            self._check_share(np.unique(positions))
+            moments = moment_sums(self._announced(request, positions), self.table.ranges)
+            if self.protocol == "secure":
+                self._sums.contribute(name, moments)
             else:
                 plain = moments
         sealed = []
@@ -283,10 +285,12 @@ class HybridKernelClient(PhaseClient):
                 self._sums.contribute_nothing("landmark pairs")
         for k, hospital in enumerate(request.hospitals.tolist()):
             start, stop = int(request.starts[k]), int(request.stops[k])
-            name = f"distances/{hospital}/{start}"
+            name = f"distances/{hospital}#{start}"
             if name not in orders:
                 continue
-            self._sums.check(name, self._distance_rule(kept, receiver=hospital))
+            rule = self._distance_rule(kept, receiver=hospital)
+            length = (stop - start) * kept.landmarks
+            self._sums.check(name, replace(rule, length=length))
             if hospital == self.partition:  # adds its own block by itself
                 self._sums.contribute_nothing(name)
             else:
@@ -299,19 +303,24 @@ class HybridKernelClient(PhaseClient):
     def send_equations(self, request: wire.EquationsRequest) -> wire.EquationsReply:
         """Contribute K_h^T K_h and K_h^T y_h of the training rows (eq. 2.9)."""
         state, kept = self._go_on(request)
+        self._check_hospital(kept)
+        bound = kept.train * self._largest(1.0)
+        self._check_sum("equations", bound)
         if "gram" not in kept.arrays:  # a hospital without training rows
             m, outputs = kept.landmarks, self.table.y.shape[1]
             kept.arrays |= {"gram": np.zeros((m, m)), "right": np.zeros((m, outputs))}
         vector = pack_equations(kept.arrays["gram"], kept.arrays["right"])
-        plain = self._add(kept, "equations", vector, kept.train * self._largest(1.0))
+        plain = self._add(kept, "equations", vector)
         self.close_round(state, request.round, kept.pack(), 0)
         return wire.EquationsReply(round=request.round, plain=plain)
 
     def send_product(self, request: wire.ProductRequest) -> wire.ProductReply:
         """Contribute K_h^T (K_h P); with ``labels`` K_h^T y_h before it."""
         state, kept = self._go_on(request)
+        self._check_hospital(kept)
         if not (np.linalg.norm(request.directions, axis=0) <= _UNIT).all():
             raise refusal("directions longer than one", self.name)
+        self._check_sum("product", kept.train * self._largest(np.sqrt(kept.landmarks)))
         train, y = kept.train, self.kernel_targets(request.session, kept)
         kernel = self._kernel_rows(request.session, kept).read(0, train)
         out = np.zeros(request.directions.shape)
@@ -322,8 +331,7 @@ class HybridKernelClient(PhaseClient):
             if request.labels:
                 right += k.T @ y[part]
         vector = np.concatenate([right.ravel(), out.ravel()])
-        largest = kept.train * self._largest(np.sqrt(kept.landmarks))
-        plain = self._add(kept, "product", vector, largest)
+        plain = self._add(kept, "product", vector)
         self.close_round(state, request.round, kept.pack(), 0)
         return wire.ProductReply(round=request.round, plain=plain)
 
@@ -335,6 +343,13 @@ class HybridKernelClient(PhaseClient):
             raise ProtocolError(
                 "a node makes its predictions itself in protocol 'secure'", party=self.name
             )
+        self._check_role()
+        numbers, held_out = len(kept.arrays["rows"]) - kept.train, self._held_out
+        if request.count:
+            self._check_sum("outcomes", numbers * largest_count(table.classes))
+            least = self.policy.min_evaluation_rows
+            asked = kept.arrays["rows"][kept.train :]
+            check_selection(asked, held_out, least=least, party=self.name)
         predictions = kept.arrays.get("predictions", request.predictions)
         if not len(predictions):
             kernel = self._kernel_rows(session, kept).read(kept.train, kept.total)
@@ -352,7 +367,7 @@ class HybridKernelClient(PhaseClient):
             ordered = self.sums is not None and "outcomes" in self.sums.orders
             total = "outcomes" if ordered else ""
             counts = self.figures("outcomes", tests, counts, total=total)
-            plain = self._add(kept, "outcomes", counts, len(tests) * largest_count(table.classes))
+            plain = self._add(kept, "outcomes", counts)
         self.close_round(state, request.round, kept.pack(), 0)
         return wire.CoefficientsReply(round=request.round, plain=plain)
 
@@ -416,6 +431,10 @@ class HybridKernelClient(PhaseClient):
                 "landmarks that everybody knows are not for protocol 'secure'", party=self.name
             )
         kept = RunState.unpack(state.payload)
+        known = request.kernel in PRODUCT_KERNELS and request.sampling in SAMPLINGS
+        fits = len(request.gammas) in (1, request.landmarks) and (request.gammas > 0.0).all()
+        if not known or not fits:
+            raise ProtocolError("the kernel or its widths do not fit", party=self.name)
         if not kept.begun:
             fixed = {
                 name: value
@@ -448,12 +467,9 @@ class HybridKernelClient(PhaseClient):
 
     def _note_rows(self, request: wire.LandmarksRequest, kept: RunState) -> None:
         """Note which rows the request is about; at a hospital a kernel begins at position 0."""
-        announced = self.table.rows + self.table.tests
+        self._fix_rows(kept, request)
         for k, hospital in enumerate(request.hospitals.tolist()):
             rows = request.rows[k]
-            self._fix_rows(kept, hospital, rows, int(request.trains[k]))
-            if len(rows) and not -1 <= int(rows.min()) <= int(rows.max()) < announced:
-                raise ProtocolError("rows are asked for that were not announced", party=self.name)
             if request.variant == "chain":
                 kept.arrays[f"rows/{hospital}"] = rows
             if hospital == self.partition and not request.starts[k]:
@@ -468,12 +484,59 @@ class HybridKernelClient(PhaseClient):
                 for name in ("gram", "right"):
                     kept.arrays.pop(name, None)
 
-    def _fix_rows(self, kept: RunState, hospital: int, rows: NDArray[np.int32], train: int) -> None:
+    def _fix_rows(
+        self, kept: RunState, request: wire.MomentsRequest | wire.LandmarksRequest
+    ) -> None:
         """Refuse other rows than before: sums that differ by one patient would show that one."""
-        text = b"%d/" % train + np.ascontiguousarray(rows, "<i4").tobytes()
-        digest, name = hashlib.sha256(text).hexdigest(), f"rows of {hospital}"
-        if kept.settings.setdefault(name, digest) != digest:
-            raise ProtocolError("other rows are asked for than before in this run", party=self.name)
+        table, party = self.table, self.name
+        for hospital, rows, train, start, stop in zip(
+            request.hospitals.tolist(),
+            request.rows,
+            request.trains.tolist(),
+            request.starts.tolist(),
+            request.stops.tolist(),
+            strict=True,
+        ):
+            if not 0 <= train <= len(rows) or not 0 <= start <= stop <= len(rows):
+                raise refusal("parts of rows that there are not", party)
+            if hospital == self.partition:
+                check_selection(rows[:train], range(table.rows), party=party)
+                check_selection(rows[train:], self._held_out, party=party)
+            else:
+                check_selection(rows, range(table.rows + table.tests), party=party)
+            text = b"%d/" % train + np.ascontiguousarray(rows, "<i4").tobytes()
+            digest, name = hashlib.sha256(text).hexdigest(), f"rows of {hospital}"
+            if kept.settings.setdefault(name, digest) != digest:
+                raise refusal("other rows are asked for than before in this run", party)
+
+    @property
+    def _held_out(self) -> range:
+        """Positions of held-out rows among those that are announced."""
+        return range(self.table.rows, self.table.rows + self.table.tests)
+
+    def _check_role(self) -> None:
+        """Refuse at a centre what is asked of hospitals: its zeros would show a single one's sum.
+
+        Raises
+        ------
+        ProtocolError
+        """
+        if self.role != HOSPITAL:
+            raise ProtocolError("it has no labels, so it adds nothing", party=self.name)
+
+    def _check_hospital(self, kept: RunState) -> None:
+        """Refuse to add what would be nothing, or of few rows."""
+        self._check_role()
+        if kept.settings["protocol"] == "secure":
+            self._check_share(kept.arrays["rows"][: kept.train])
+
+    def _check_share(self, rows: NDArray[Any]) -> None:
+        """Refuse to stand in a sum with fewer training rows than the node's owner allows."""
+        least = self.policy.min_own_rows
+        among = range(
+            self.table.rows if self.role == HOSPITAL else self.table.rows + self.table.tests
+        )
+        check_selection(rows, among, least=least, party=self.name)
 
     def _go_on(self, request: wire.HybridRequest) -> tuple[SessionState, RunState]:
         """Return the state of a run that has begun, with the kernel as far as it has arrived."""
@@ -491,13 +554,17 @@ class HybridKernelClient(PhaseClient):
             )
         return state, kept
 
-    def _add(self, kept: RunState, name: str, vector: Floats, bound: float) -> tuple[Floats, ...]:
-        """Contribute to a sum; without one return the vector, where that is allowed.
+    def _check_sum(self, name: str, bound: float) -> None:
+        """Refuse a sum of hospitals that is not the one meant.
 
         ``bound`` is what no number of this node's vector can exceed.
         """
         if self.sums is not None and name in self.sums.orders:
             self.sums.check(name, _wider(bound))
+
+    def _add(self, kept: RunState, name: str, vector: Floats) -> tuple[Floats, ...]:
+        """Contribute to a sum; without one return the vector, where that is allowed."""
+        if self.sums is not None and name in self.sums.orders:
             self.sums.contribute(name, vector)
             return ()
         if kept.settings["protocol"] == "secure" and not self.allow_single:
@@ -515,7 +582,7 @@ class HybridKernelClient(PhaseClient):
     def _distance_rule(self, kept: RunState, receiver: int = -1) -> SumRule:
         """Return the rule of sums of distances: this block's are within its declared ranges."""
         bound = distance_bound(self.table.ranges, kept.settings["kernel"])
-        return replace(_wider(bound), receiver=receiver, rings=(32,))
+        return replace(_wider(bound), receiver=receiver, rings=() if receiver < 0 else (32,))
 
     # -- landmarks
 
@@ -535,7 +602,7 @@ class HybridKernelClient(PhaseClient):
     def _moments(self, request: wire.LandmarksRequest) -> Floats:
         sums, ranges = request.moments, self.table.ranges
         if not sums.size:
-            sums = moment_sums(self._training_rows(request, request.rows), ranges)
+            sums = moment_sums(self._announced(request, _training_positions(request)), ranges)
         if sums.shape != (1 + 2 * self.table.features,):
             raise ProtocolError("moments of another number of features", party=self.name)
         return read_moments(sums, ranges)
@@ -613,7 +680,7 @@ class HybridKernelClient(PhaseClient):
     def _take_distances(self, session: str, kept: RunState) -> None:
         """Turn totals that came with a request into kernel rows."""
         for name, total in self.sums.delivered.items() if self.sums is not None else ():
-            if int(name.rpartition("/")[2]) != kept.done:  # it came before
+            if int(name.rpartition("#")[2]) != kept.done:  # it came before
                 continue
             try:
                 self._absorb(session, kept, total.reshape(-1, kept.landmarks))
@@ -660,14 +727,19 @@ class HybridKernelClient(PhaseClient):
         rows = kept.arrays["rows"][: kept.train]
         return np.asarray(self.table.y[self._order(session, kept)[rows]])
 
-    def _training_rows(self, request: wire.RowsRequest, rows: Sequence[NDArray[Any]]) -> Floats:
-        """Return the features of all training rows that the request names."""
-        named = [r[: int(t)] for r, t in zip(rows, request.trains, strict=True)]
-        positions = np.concatenate(named) if named else np.zeros(0, np.int32)
-        return self.table.announced(request.session, self.alignment_key)[positions[positions >= 0]]
+    def _announced(self, request: wire.HybridRequest, positions: NDArray[Any]) -> Floats:
+        """Return the features of announced rows."""
+        return self.table.announced(request.session, self.alignment_key)[positions]
+
+
+def _training_positions(request: wire.MomentsRequest | wire.LandmarksRequest) -> NDArray[Any]:
+    """Return the positions of all training rows that a request names and this party holds."""
+    named = [r[: int(t)] for r, t in zip(request.rows, request.trains, strict=True)]
+    positions = np.concatenate(named) if named else np.zeros(0, np.int32)
+    return positions[positions >= 0]
 
 
 def _wider(bound: float) -> SumRule:
     """Return the rule of a sum whose bound is the largest of those of its parties."""
-    own = max(bound * _UNIT, np.finfo(np.float64).tiny)
+    own = max(bound * _ROUNDED, np.finfo(np.float64).tiny)
     return SumRule(Encoding.fixed_point(own), wider=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr import network
 from fedkern_flwr.errors import ProtocolError, TableError
-from fedkern_flwr.guard import SumRule
+from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.online import (
     WEIGHT_RULES,
     Floats,
@@ -208,6 +208,8 @@ class OnlineKernelClient(PhaseClient):
 
     def train_local(self, request: wire.LocalRequest) -> wire.LocalReply:
         """Multi-kernel learning on this node alone, sample by sample."""
+        if self.sums is not None:
+            raise ProtocolError("its errors are told in runs without secure sums", party=self.name)
         kernels = len(request.bandwidths) // 8
         state, account = self._open(request, kernels)
         x, y = self._rows(request.step, request.samples)
@@ -236,10 +238,12 @@ class OnlineKernelClient(PhaseClient):
             request.learning_rate,
         )
         test_error = self._test_error(features, theta.astype(request.precision), final)
+        found = np.array([len(self.y_test), test_error])
+        tests, error = self.figures("held-out rows", np.arange(len(self.y_test)), found, alone=True)
         self.close_round(state, request.round, account.pack(), request.checkpoint_every)
         return wire.LocalReply(
-            test_samples=len(self.y_test),
-            test_squared_error=test_error,
+            test_samples=int(tests),
+            test_squared_error=float(error),
             squared_errors=squared_errors,
             regrets=regrets,
             **account.report(request.round),
@@ -366,7 +370,10 @@ class OnlineKernelClient(PhaseClient):
             return reply
         order = sums.order(wire.UPDATE_SUM)
         vector = np.zeros(order.length)
-        reply.add_to(vector[: -wire.STATISTICS])
+        try:
+            reply.add_to(vector[: -wire.STATISTICS])
+        except (ValueError, IndexError):
+            raise refusal("the length of a sum", self.name) from None
         vector[-wire.STATISTICS :] = account.uncounted(
             reply.statistics(), order.index, order.counted
         )

@@ -98,6 +98,19 @@ class ClientSums:
             raise SumError(f"no sum {name!r} was ordered", party=self._name)
         return self.orders[name]
 
+    def rows(self, name: str) -> list[int]:
+        """Return how many rows each party of a sum learns from, as they signed it.
+
+        Raises
+        ------
+        SumError
+            The sum was not ordered.
+        """
+        state = self.party.state
+        return [
+            state.counts[member][0] for member in state.cohorts[self.order(name).cohort].members
+        ]
+
     def check(self, name: str, rule: SumRule) -> None:
         """Refuse a sum that is not the one which the method means; see :class:`SumRule`.
 
@@ -166,7 +179,15 @@ class ClientSums:
         state = self.party.state
         cohort = state.cohorts.get(order.cohort)
         if cohort is not None:  # a stranger is refused by the party
-            check_cohort(cohort, state.counts, self.policy, enough=self.enough, party=self._name)
+            holds = any(state.counts.get(self.party.partition, ()))
+            check_cohort(
+                cohort,
+                state.counts,
+                self.policy,
+                enough=self.enough,
+                holds=holds,
+                party=self._name,
+            )
 
     def _unmask(self, request: wire.Unmask) -> None:
         self.replies.append(self.party.unmask(request))

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedkern_flwr.consensus import group_center, paper_group_center, relax
-from fedkern_flwr.errors import ProtocolError
+from fedkern_flwr.errors import ProtocolError, SumError
+from fedkern_flwr.groups import DEFAULT_BOUND
+from fedkern_flwr.guard import refusal
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
 from fedkern_flwr.wire import hierarchical as wire
@@ -26,6 +28,8 @@ def combine(client: SVMClient, request: wire.AgentRequest) -> wire.AgentReply:
     state, kept, repeated = client.begin(request)
     shape, found = (request.outputs, request.width), kept.arrays
     assert client.sums is not None
+    if request.plain and len(client.sums.party.state.cohorts) > 1:
+        raise refusal("its term in plain, where there are other agents", client.name)
     if not repeated:
         found.setdefault("center", np.zeros(shape))
         found.setdefault("dual", np.zeros(shape))
@@ -103,6 +107,7 @@ def pass_round_ring(client: SVMClient, request: wire.RingRequest) -> wire.RingRe
     term = kept.arrays.get("term")
     if term is None or request.round != state.round:
         raise ProtocolError("it has no term for this round of the ring", party=client.name)
+    client.check_declared("bound", client.bound, DEFAULT_BOUND, request.bound)
     encoding = Encoding.fixed_point(request.bound)
     encoding.check_room(request.groups)
     place = (request.session, "ring", request.round)
@@ -128,7 +133,10 @@ def pass_round_ring(client: SVMClient, request: wire.RingRequest) -> wire.RingRe
         state.payload = kept.pack()
         state.store(client.context)
         return wire.RingReply(round=request.round, sealed=b"", term=(total,))
-    running = running + encoding.encode(term, request.groups, name="ring")
+    try:
+        running = running + encoding.encode(term, request.groups, name="ring")
+    except SumError as error:
+        raise client.unfit(error) from None
     sealed = seal_message(
         client.pair_secret(request.destination),
         running.astype("<u8").tobytes(),

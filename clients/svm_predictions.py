@@ -113,6 +113,9 @@ def contribute(client: SVMClient, request: wire.ContributeRequest) -> wire.Contr
     """Contribute the outputs of the group's columns at the rows that this user has."""
     state, kept, _ = client.begin(request, gaps=True)
     columns = client.table.features
+    assert client.sums is not None
+    rule = client.rule(wire.PREDICTED_SUM, receiver=request.owner)
+    client.sums.check(wire.PREDICTED_SUM, rule)
     place = (request.session, "model", request.sealed_round, request.agent, client.partition)
     part = client.unseal(request.agent, request.sealed, *place)
     if part.size != columns * (2 + request.width):
@@ -126,9 +129,6 @@ def contribute(client: SVMClient, request: wire.ContributeRequest) -> wire.Contr
     x = (announced[request.take] - mean) / deviation
     values = np.zeros((request.rows, request.width))
     values[request.place] = x @ part[2 * columns :].reshape(columns, request.width)
-    assert client.sums is not None
-    rule = client.rule(wire.PREDICTED_SUM, receiver=request.owner)
-    client.sums.check(wire.PREDICTED_SUM, rule)
     client.sums.contribute(wire.PREDICTED_SUM, values.ravel())
     client.end(state, request.round, kept)
     return wire.ContributeReply(round=request.round)

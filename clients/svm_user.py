@@ -8,6 +8,7 @@ import numpy as np
 
 from fedkern_flwr.consensus import Floats, relax
 from fedkern_flwr.errors import ProtocolError
+from fedkern_flwr.guard import refusal
 from fedkern_flwr.labels import count_outcomes
 from fedkern_flwr.linear_model import model_columns
 from fedkern_flwr.local_solvers import solve_local, total_loss
@@ -28,12 +29,14 @@ def contribute_statistics(
     """Contribute sums and sums of squares of the columns that the model is linear in."""
     state = client.open_session(request.session)
     kept = KeptState.unpack(state.payload)
-    client.pin(kept, **{name: getattr(request, name) for name in _PINNED})
-    if request.raw_mean.size:
-        kept.arrays |= {"raw_mean": request.raw_mean, "raw_deviation": request.raw_deviation}
     name = wire.STATISTICS_SUM + ("#raw" if request.raw else "")
     assert client.sums is not None
     client.sums.check(name, client.rule(name))
+    if request.rows != sum(client.sums.rows(name)):
+        raise refusal("the rows of a sum", client.name)
+    client.pin(kept, **{name: getattr(request, name) for name in _PINNED})
+    if request.raw_mean.size:
+        kept.arrays |= {"raw_mean": request.raw_mean, "raw_deviation": request.raw_deviation}
     rows = client.table.x if request.raw else client.features_of(kept, client.table.x)
     share = np.concatenate([rows.sum(0), (rows**2).sum(0)]) / request.rows
     client.sums.contribute(name, share)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.consensus import Coordinates, Floats
 from fedkern_flwr.dual_subspace import LabelOwner, objective, visit
 from fedkern_flwr.errors import ProtocolError
+from fedkern_flwr.guard import check_selection
 from fedkern_flwr.labels import count_outcomes
 from fedkern_flwr.orthogonal_product import default_vectors, draw_orthogonal, mask_multiplier
 from fedkern_flwr.wire import hierarchical as wire
@@ -31,13 +32,14 @@ _OVERHEAD = 28  # bytes that sealing adds
 def contribute_columns(client: SVMClient, request: wire.ColumnsRequest) -> wire.ColumnsReply:
     """Contribute sums and sums of squares of the columns."""
     state, kept, _ = client.begin(request, gaps=True)
+    assert client.sums is not None
+    client.sums.check(wire.GROUP_SUM, client.rule(wire.GROUP_SUM, receiver=request.agent))
+    _check_plan(client, request)
     names = ("agent", "owner", "rows", "all_rows")
     plan = hashlib.sha256(request.take.tobytes() + b"/" + request.place.tobytes()).hexdigest()
     client.pin(kept, plan=plan, **{name: getattr(request, name) for name in names})
     kept.arrays |= {"take": request.take, "place": request.place}
     x = _columns(client, kept, request.session)[request.place < request.rows]
-    assert client.sums is not None
-    client.sums.check(wire.GROUP_SUM, client.rule(wire.GROUP_SUM, receiver=request.agent))
     share = np.concatenate([x.sum(0), (x**2).sum(0)]) / request.rows
     client.sums.contribute(wire.GROUP_SUM, share)
     sealed = b""
@@ -54,6 +56,16 @@ def contribute_columns(client: SVMClient, request: wire.ColumnsRequest) -> wire.
         sealed = client.seal(request.agent, z, *place)
     client.end(state, request.round, kept)
     return wire.ColumnsReply(round=request.round, orthogonal=sealed)
+
+
+def _check_plan(client: SVMClient, request: wire.ColumnsRequest) -> None:
+    """Refuse a plan by which the sums would be those of others, or of few rows."""
+    announced = range(client.table.rows + client.table.tests)
+    check_selection(request.take, announced, party=client.name)
+    check_selection(request.place, range(request.all_rows), party=client.name)
+    learned = request.take[request.place < request.rows]
+    least = client.policy.min_own_rows
+    check_selection(learned, announced, least=least, party=client.name)
 
 
 def multiply(client: SVMClient, request: wire.VisitRequest) -> wire.VisitReply:
@@ -181,6 +193,7 @@ def lead(client: SVMClient, request: wire.OwnerRequest) -> wire.OwnerReply:
     """Take outputs, solve in the subspace of the messages so far, seal the next message."""
     state, kept, repeated = client.begin(request, gaps=True)
     if request.kind == "start":
+        _pin_plan(client, request, kept)
         kept.arrays |= {
             name: getattr(request, name) for name in ("take", "users", "agents", "sizes", "place")
         }
@@ -200,6 +213,17 @@ def lead(client: SVMClient, request: wire.OwnerRequest) -> wire.OwnerReply:
         sealed=_seal_parts(client, request, kept),
         counts=np.zeros(0),
     )
+
+
+def _pin_plan(client: SVMClient, request: wire.OwnerRequest, kept: KeptState) -> None:
+    """Refuse another plan than before: what is counted of one row is its label."""
+    rows, tests = client.table.rows, client.table.tests
+    learned, held_out = request.take[: request.rows], request.take[request.rows :]
+    least = client.policy.min_own_rows
+    check_selection(learned, range(rows), least=least, party=client.name)
+    check_selection(held_out, range(rows, rows + tests), party=client.name)
+    text = repr((request.rows, request.loss, request.c)).encode() + request.take.tobytes()
+    client.pin(kept, plan=hashlib.sha256(text).hexdigest())
 
 
 def _next_message(client: SVMClient, request: wire.OwnerRequest, kept: KeptState) -> None:

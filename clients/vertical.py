@@ -14,7 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.alignment import AlignmentKey, check_alignment_key
 from fedkern_flwr.doubly_stochastic import new_coefficients
-from fedkern_flwr.errors import OptionError, ProtocolError, StateError, TableError
+from fedkern_flwr.errors import (
+    OptionError,
+    ProtocolError,
+    RefusedError,
+    StateError,
+    TableError,
+)
 from fedkern_flwr.frequencies import (
     FREQUENCIES,
     SEED_BYTES,
@@ -24,7 +30,7 @@ from fedkern_flwr.frequencies import (
     draw_offsets,
     public_frequency_seed,
 )
-from fedkern_flwr.guard import SumRule
+from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.labels import count_outcomes
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.phase_training import fit, outputs
@@ -259,6 +265,7 @@ class VerticalKernelClient(PhaseClient):
     def train(self, request: wire.TrainRequest) -> wire.TrainReply:
         """Fit the model here, from the phases of all rows; predict the held-out ones."""
         state, kept = self._go_on(request)
+        self._check_trained(request.rows, kept)
         self._take_phases(request, kept)
         table, upto = self.table, int(kept.settings["upto"])
         chosen = fit(
@@ -273,8 +280,11 @@ class VerticalKernelClient(PhaseClient):
         kept.arrays["alpha"] = chosen.weights / np.sqrt(upto)
         kept.settings["multiple"] = chosen.multiple
         counts = self._judge(request.tests, self._scores(request.tests, kept), request.count, kept)
-        self.end(state, request, kept)
         score = chosen.scores.get((chosen.multiple, chosen.regularization), -1.0)
+        if score >= 0.0:
+            told = self.figures("validation", request.rows, np.array([score]), alone=True)
+            score = float(told[0]) if told.any() else -1.0
+        self.end(state, request, kept)
         return wire.TrainReply(
             round=request.round,
             multiple=chosen.multiple,
@@ -343,6 +353,8 @@ class VerticalKernelClient(PhaseClient):
             )
         if self.role == PASSIVE and self.partition in request.owners:
             raise ProtocolError("phases are for parties with labels", party=self.name)
+        owners = {*kept.settings.get("owners", ()), *request.owners.tolist()}
+        kept.settings["owners"] = sorted(owners)
         announced = self.table.announced_rows
         if len(request.rows) and not 0 <= request.rows.min() <= request.rows.max() < announced:
             raise ProtocolError("rows are asked for that were not announced", party=self.name)
@@ -429,6 +441,7 @@ class VerticalKernelClient(PhaseClient):
         x = self.features_at(kept, request.rows)
         orders = {} if self.sums is None else self.sums.orders
         circle = Encoding.circle(int(kept.settings["phase_bits"]))
+        self._check_phases(request)
         for place, owner in enumerate(request.owners.tolist()):
             upto, all_known = int(request.upto[place]), request.known[place]
             first = int(all_known.min())
@@ -438,13 +451,20 @@ class VerticalKernelClient(PhaseClient):
                 name = name_sum(owner, number, self._names(kept, request.rows[part]), known, upto)
                 if name not in orders:
                     continue
+                length = int((upto - known).sum())
+                rule = SumRule(circle, receiver=owner, everybody=True, length=length)
+                self.sums.check(name, rule)  # type: ignore[union-attr]
                 here = x[part] @ omega.T
                 here += offsets
                 if known.max() > first:
                     here = here[np.arange(first, upto) >= known[:, None]]
-                rule = SumRule(circle, receiver=owner, everybody=True)
-                self.sums.check(name, rule)  # type: ignore[union-attr]
                 self.sums.contribute(name, here.reshape(-1))  # type: ignore[union-attr]
+
+    def _check_phases(self, request: wire.StepRequest) -> None:
+        """Refuse phases before the first or after the last that there are."""
+        for known, upto in zip(request.known, request.upto.tolist(), strict=True):
+            if not 0 <= int(known.min()) <= int(known.max()) <= upto:
+                raise ProtocolError("phases are asked for that there are not", party=self.name)
 
     def _names(self, kept: KeptState, rows: NDArray[Any]) -> NDArray[np.uint64]:
         """Return the first halves of the pseudonyms of announced rows."""
@@ -507,8 +527,10 @@ class VerticalKernelClient(PhaseClient):
         name = f"{what}/{receiver}"
         if self.sums is None or name not in self.sums.orders:
             raise ProtocolError("scores are asked for outside a secure sum", party=self.name)
-        bounded = Encoding.fixed_point(_LARGEST)
-        self.sums.check(name, SumRule(bounded, receiver=receiver, everybody=True))
+        if what == "scores" and receiver not in kept.settings.get("owners", ()):
+            raise refusal("scores for a party that learns nothing", self.name)
+        rule = SumRule(Encoding.fixed_point(_LARGEST), receiver=receiver, everybody=True)
+        self.sums.check(name, rule)
         if self.role == ACTIVE:
             self.sums.contribute(name, self._bounded(self._scores(rows, kept)).reshape(-1))
         else:
@@ -550,7 +572,7 @@ class VerticalKernelClient(PhaseClient):
 
     def _bounded(self, scores: Floats) -> Floats:
         if not np.abs(scores).max(initial=0.0) < _LARGEST:
-            raise ProtocolError(
+            raise RefusedError(  # counted: a server could ask with ever other steps
                 "the iteration has diverged", remedy="use a smaller step", party=self.name
             )
         return scores
@@ -572,6 +594,14 @@ class VerticalKernelClient(PhaseClient):
         )
         told = self.figures("outcomes", tests, counts, alone=True)
         return told if told.any() else told[:0]
+
+    def _check_trained(self, rows: NDArray[Any], kept: KeptState) -> None:
+        """Refuse to learn from few or other rows than before: what validates them is told."""
+        among, least = range(self.table.announced_rows), self.policy.min_own_rows
+        check_selection(rows, among, least=least, party=self.name)
+        digest = hashlib.sha256(np.sort(rows).astype("<i8").tobytes()).hexdigest()
+        if kept.settings.setdefault("trained", digest) != digest:
+            raise refusal("other rows are to be learned from than before", self.name)
 
     def _check_counted(self, tests: NDArray[Any], kept: KeptState) -> None:
         """Refuse to count few or other rows than before: what is counted of one row is its label.

@@ -250,6 +250,11 @@ class PhaseStrategy(Strategy):
         """Whether a secure sum of this run has been opened."""
         return False
 
+    def note_untold(self) -> None:
+        """Say why there are no figures of held-out rows, though there are rows."""
+        if any(party.test_rows for party in self.parties_.values()):
+            logger.warning("nodes keep figures of held-out rows to themselves, by their policies")
+
     def on_reply(self) -> Callable[[int, Message], None] | None:
         """Return what is called with (node, reply) as a reply arrives; nothing by default."""
         return None

@@ -229,6 +229,8 @@ class Steps:
         run = self.run
         found = [c for c in counts if len(c) == counts_length(run.outputs_, run.classes_)]
         if not found:
+            if run.counting:
+                run.note_untold()
             return {}
         return outcome_metrics(np.sum(found, axis=0), run.classes_, run.label_bound_)
 

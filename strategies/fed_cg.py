@@ -555,7 +555,10 @@ class FedCG(HybridStrategy):
             )
         else:
             counts = self._plain_counts(system, request, count)
-        if not count or not counts.any():  # nodes may keep figures of few rows to themselves
+        if not count:
+            return {}
+        if not counts.any():
+            self.note_untold()
             return {}
         if self.classes_:
             counts = np.rint(counts)

@@ -193,6 +193,8 @@ class Steps:
             metrics |= outcome_metrics(
                 np.rint(counts) if classes else counts, classes, strategy.label_bound_
             )
+        else:
+            strategy.note_untold()
         return metrics
 
     def _sum_left(self, requests: Mapping[int, Any], length: int) -> Floats | None:

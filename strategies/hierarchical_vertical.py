@@ -107,6 +107,8 @@ class VisitLoop:
         }
         if self._last.counts.size:
             found |= outcome_metrics(self._last.counts, strategy.classes_, strategy.label_bound_)
+        else:
+            strategy.note_untold()
         return found
 
     def _record(self) -> None:

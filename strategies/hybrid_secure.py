@@ -103,7 +103,7 @@ class SecureSystem(HybridSystem):
             sums: dict[int, RunningSum] = {}
             for h, part in pending.items():
                 if part.stop:
-                    name, length = f"distances/{h}/{part.start}", (part.stop - part.start) * m
+                    name, length = f"distances/{h}#{part.start}", (part.stop - part.start) * m
                     sums[h] = run.order(
                         name,
                         length,

@@ -520,7 +520,9 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
                 self.sums.close(self._running)
                 self._running = None
         metrics = self.aggregate_evaluate(number, self.in_order(outcome))
-        if metrics is not None:
+        if metrics is None:
+            self.note_untold()
+        else:
             result.evaluate_metrics_clientapp[number] = metrics
             self.metrics_.update(metrics)
 
@@ -550,7 +552,7 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
             node = message.metadata.src_node_id
             try:
                 reply = read_reply(self._evaluate_reply, message, party=self.party(node))
-                if reply.samples != self.parties_[node].test_rows:
+                if reply.samples not in (0, self.parties_[node].test_rows):
                     raise ProtocolError(f"it predicted {reply.samples} rows")
             except ProtocolError as broken:
                 self.reject(node, Failure("invalid reply", broken.problem), server_round)

@@ -10,7 +10,15 @@ the rule. No refusal depends on a value of the node's table, and none quotes one
 
 from __future__ import annotations
 
-from .orders import SumRule, check_cohort, check_order, check_own_rows, check_run, refusal
+from .orders import (
+    SumRule,
+    check_cohort,
+    check_order,
+    check_own_rows,
+    check_run,
+    check_selection,
+    refusal,
+)
 from .policy import NodePolicy
 from .record import RunRecord
 
@@ -22,5 +30,6 @@ __all__ = [
     "check_order",
     "check_own_rows",
     "check_run",
+    "check_selection",
     "refusal",
 ]

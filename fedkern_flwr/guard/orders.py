@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import RefusedError
 from ..secure_sum.encoding import Encoding
@@ -35,7 +39,11 @@ class SumRule:
         Whether the sums of the run are all over one and the same cohort.
     wider : bool
         Whether the bound may be larger than the node's: where it follows from the ranges of other
-        parties too. A larger bound makes the sum coarser and asks nothing.
+        parties too. A larger bound makes the sum coarser and asks nothing, as long as all parties
+        are told the same one and the sum is not repeated with another, which parties of secure
+        sums see to.
+    length : int or None
+        How many numbers it has, where that says which rows are meant.
     rings : tuple of int
         Other sizes of the ring that are right as well.
     """
@@ -46,6 +54,7 @@ class SumRule:
     everybody: bool = False
     wider: bool = False
     rings: tuple[int, ...] = ()
+    length: int | None = None
 
 
 def check_order(order: Order, rule: SumRule, *, cohorts: int, party: str) -> None:
@@ -74,6 +83,8 @@ def check_order(order: Order, rule: SumRule, *, cohorts: int, party: str) -> Non
         wrong = "masks"
     elif order.kind != right.kind or order.bits not in (right.bits, *rule.rings):
         wrong = "encoding"
+    elif rule.length is not None and order.length != rule.length:
+        wrong = "length"
     elif not (bound >= right.bound if rule.wider else bound == right.bound):
         wrong = "bound"
     elif rule.everybody and cohorts > 1:
@@ -88,6 +99,7 @@ def check_cohort(
     policy: NodePolicy,
     *,
     enough: int,
+    holds: bool,
     party: str,
 ) -> None:
     """Refuse a cohort that hides too little.
@@ -102,6 +114,8 @@ def check_cohort(
         What the node's owner allows.
     enough : int
         Parties of a sum that suffice, as the method states.
+    holds : bool
+        Whether this node has rows; those that have none, such as agents, sum what others had.
     party : str
         How errors name this node.
 
@@ -112,6 +126,8 @@ def check_cohort(
     least = policy.least_parties(enough)
     if len(cohort.members) < least:
         raise refusal(f"min_parties = {least}: a sum has {len(cohort.members)}", party)
+    if not holds:
+        return
     rows = sum(sum(counts.get(member, (0, 0))) for member in cohort.members)
     if rows < policy.min_sum_rows:
         raise refusal(f"min_sum_rows = {policy.min_sum_rows}: a sum has {rows}", party)
@@ -154,6 +170,36 @@ def check_own_rows(policy: NodePolicy, rows: int, *, party: str) -> None:
     """
     if 0 < rows < policy.min_own_rows:
         raise refusal(f"min_own_rows = {policy.min_own_rows}: it has {rows}", party)
+
+
+def check_selection(rows: NDArray[Any], among: range, *, least: int = 0, party: str) -> None:
+    """Refuse a selection of rows behind which those of others, or a single one, would stand alone.
+
+    Which rows are in a sum is the server's word: with none of one party's the sum is that of the
+    others, and with one row a hundred times it is that of this row.
+
+    Parameters
+    ----------
+    rows : ndarray of int
+        Positions of the rows that are asked for; those not held (-1) do not count.
+    among : range
+        The positions that may be asked for.
+    least : int (default: 0)
+        How many it must be, if there are so many: a rule of the node's owner.
+    party : str
+        How errors name this node.
+
+    Raises
+    ------
+    RefusedError
+    """
+    held = rows[rows >= 0]
+    if (len(rows) and int(rows.min()) < -1) or len(np.unique(held)) < len(held):
+        raise refusal("rows are asked for twice, or are none", party)
+    if len(held) and not among.start <= int(held.min()) <= int(held.max()) < among.stop:
+        raise refusal("rows are asked for that it did not announce", party)
+    if len(held) < min(least, len(among)):
+        raise refusal(f"fewer than {least} of its rows are asked for", party)
 
 
 def refusal(rule: str, party: str) -> RefusedError:

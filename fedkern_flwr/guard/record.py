@@ -21,6 +21,8 @@ class RunRecord:
     ----------
     session : str
         The run it belongs to.
+    secure : bool
+        Whether it takes secure sums: when they have ended, nothing is answered in plain.
     refusals : int
         Orders refused so far.
     told : dict
@@ -32,6 +34,7 @@ class RunRecord:
     """
 
     session: str = ""
+    secure: bool = False
     refusals: int = 0
     told: dict[str, list[float]] = field(default_factory=dict)
     evaluations: dict[str, int] = field(default_factory=dict)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import secrets
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -38,7 +40,7 @@ from .keys import (
 from .masks import Stream, add_streams
 from .membership import Cohort, Membership
 from .pairs import derive_pairs
-from .party_state import OpenSum, PartyState
+from .party_state import OpenSum, PartyState, order_terms
 from .seeds import commitment
 from .shamir import SHARE_BYTES, cut, share_seeds
 from .votes import Subject, check_votes, sign_vote
@@ -79,6 +81,9 @@ class Party:
     allow_recovery : bool (default: True)
         Whether this party's seeds of pairs are shared where backups are on, and whether it helps to
         recover those of others. Without it a sum is aborted where that would be needed.
+    regroup : bool (default: False)
+        Whether sums of the same name may be over ever new cohorts: for methods whose owner knows
+        what that shows.
     """
 
     def __init__(
@@ -93,7 +98,9 @@ class Party:
         partners: Collection[int] = (),
         whole_cohorts: bool = False,
         allow_recovery: bool = True,
+        regroup: bool = False,
     ) -> None:
+        self.regroup = regroup
         self.partition, self.state, self.partners = partition, state, partners
         self.pair_secrets, self.whole_cohorts = pair_secrets, whole_cohorts
         self.identity, self.trusted, self.allow_single = identity, trusted, allow_single
@@ -187,7 +194,7 @@ class Party:
             The ring has no room for the sum.
         """
         cohort, encoding = self._check(order)
-        label = sum_label(self.state.session, cohort.number, order.index, order.name)
+        label = sum_label(self.state.session, cohort.number, order.index, order_terms(order))
         keys = self._advance(cohort, order.index, label)
         self._accepted[order.cohort, order.index] = _Accepted(cohort, encoding, label, keys)
 
@@ -425,15 +432,21 @@ class Party:
         return Subject(self.state.session, cohort, section.index, section.alive)
 
     def _check_fixed(self, order: Order) -> None:
-        """A sum without self masks is repeated, under its name, only as it was.
+        """A sum is repeated, under its name, only as it was: cohort, receiver, masks, encoding.
 
-        What follows a # in a name tells what is summed, not under which rule.
+        The difference of sums of the same values over two cohorts is that of the parties in which
+        they differ; and what is rounded to ever more digits shows the digits of single parties by
+        the carries. What follows a # in a name tells what is summed, not under which rule.
         """
-        mode = (order.cohort, order.receiver, order.self_masks)
-        first = self.state.fixed.setdefault(order.name.partition("#")[0], mode)
-        if mode != first and not (order.self_masks and first[2]):
+        if self.regroup and order.self_masks:
+            return
+        members = self.state.cohorts[order.cohort].members
+        terms = [members, order.receiver, order.self_masks, order.kind, order.bits, order.bound]
+        digest = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:32]
+        name = order.name.partition("#")[0]
+        if self.state.fixed.setdefault(name, digest) != digest:
             raise self._refuse(
-                f"{order.name} was summed without self masks and would be repeated otherwise",
+                f"{name} was summed before and would be repeated otherwise",
                 "repeat it with the same parties, or end the run",
             )
 

@@ -18,6 +18,17 @@ from .keys import sum_label
 from .membership import Cohort
 
 
+def order_terms(order: Order | OpenSum) -> str:
+    """Return what all parties of a sum must have been told alike, for its label.
+
+    Masks of parties that were told different things do not cancel. Else a server that gives one
+    party a small bound and the others a large one would read the first in the leading digits of
+    the total, and one that tells the others of a shorter vector would read the rest of it.
+    """
+    terms = [order.name, order.length, order.kind, order.bits, float(order.bound)]
+    return json.dumps([*terms, order.receiver, order.self_masks])
+
+
 @dataclass(repr=False)  # its text would show secrets
 class OpenSum:
     """A sum to which this party has contributed and that is not closed."""
@@ -56,7 +67,7 @@ class OpenSum:
 
     def label(self, session: str, cohort: int, index: int) -> bytes:
         """Return the label of the sum."""
-        return sum_label(session, cohort, index, self.name)
+        return sum_label(session, cohort, index, order_terms(self))
 
 
 @dataclass(repr=False)  # its text would show secrets
@@ -78,7 +89,7 @@ class PartyState:
     last : dict
         Cohort -> number of the last sum.
     fixed : dict
-        Name -> (cohort, receiver, self masks) of the first sum of that name.
+        Name -> digest of how the first sum of that name was ordered: cohort, receiver, encoding.
     open : dict
         (cohort, number) -> open sum.
     secrets : dict
@@ -94,7 +105,7 @@ class PartyState:
     cohorts: dict[int, Cohort] = field(default_factory=dict)
     roots: dict[int, dict[int, bytes]] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
-    fixed: dict[str, tuple[int, int, bool]] = field(default_factory=dict)
+    fixed: dict[str, str] = field(default_factory=dict)
     open: dict[tuple[int, int], OpenSum] = field(default_factory=dict)
     secrets: dict[int, bytes] = field(default_factory=dict)
     counts: dict[int, Counts] = field(default_factory=dict)
@@ -142,7 +153,7 @@ class PartyState:
             cohorts={c: Cohort(c, tuple(m), t, digest) for c, m, t in value["cohorts"]},
             roots={c: {j: bytes.fromhex(root) for j, root in r} for c, r in value["roots"]},
             last=dict(value["last"]),
-            fixed={name: (c, r, masks) for name, (c, r, masks) in value["fixed"].items()},
+            fixed=value["fixed"],
             open={(c, k): _unpack_open(opened) for c, k, opened in value["open"]},
             secrets={j: bytes.fromhex(secret) for j, secret in value["secrets"]},
             counts={j: (rows, tests) for j, rows, tests in value["counts"]},

@@ -27,6 +27,7 @@ from .identity import SIGNATURE_BYTES
 from .keys import KEY_BYTES, sum_label
 from .masks import Stream, add_streams
 from .membership import Cohort
+from .party_state import order_terms
 from .seeds import COMMITMENT_BYTES, commitment, open_seed
 from .shamir import SHARE_BYTES, cut
 from .votes import votes_needed
@@ -84,7 +85,8 @@ class RunningSum:
     def __post_init__(self) -> None:
         order = self.order
         self.encoding = Encoding(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
-        self.label = sum_label(self.session, self.cohort.number, order.index, order.name)
+        terms = order_terms(order)
+        self.label = sum_label(self.session, self.cohort.number, order.index, terms)
         self._vector = np.zeros(order.length, self.encoding.dtype)
         self.backups = order.self_masks and self.cohort.backs_up(self._vector.nbytes)
         self._total: np.ndarray = np.zeros(0)  # decoded, once the sum is open

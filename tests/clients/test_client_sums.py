@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedkern_flwr.clients.base import PhaseClient
-from fedkern_flwr.errors import FedKernError, ProtocolError, SumError
+from fedkern_flwr.errors import FedKernError, ProtocolError, RefusedError, SumError
+from fedkern_flwr.guard import SumRule
 from fedkern_flwr.secure_sum import Encoding, PartyState, RunningSum, SecureSum
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, sums
 from fedkern_flwr.wire.sections import attach, detach
@@ -21,6 +23,7 @@ class Client(PhaseClient):
     """Sums one vector under a name, and one under another, in the order it is told."""
 
     names: tuple[str, ...] = ("a",)
+    rule = SumRule(Encoding.fixed_point(8.0), self_masks=None)
 
     def handlers(self) -> dict[str, Any]:
         return {"work": (Work, self.work)}
@@ -41,6 +44,7 @@ class Client(PhaseClient):
         if self.sums is None:
             return Done()
         for name in self.names:
+            self.sums.check(name, self.rule)
             self.sums.contribute(name, np.full(3, 1.0 + self.partition))
         return Done()
 
@@ -123,6 +127,7 @@ def test_unmasking_rides_on_the_next_request() -> None:
 def test_sums_may_be_filled_in_any_order_and_delivered_together() -> None:
     class Backwards(Client):
         names = ("b", "a")
+        rule = SumRule(Encoding.fixed_point(8.0), receiver=0)
 
         def work(self, request: PhaseMessage) -> PhaseMessage:
             delivered.update({(self.partition, n): v for n, v in self.sums.delivered.items()})  # type: ignore[union-attr]
@@ -130,55 +135,130 @@ def test_sums_may_be_filled_in_any_order_and_delivered_together() -> None:
 
     run, delivered = Run(), {}
     a = run.server.order("a", 3, encoding(), receiver=0, self_masks=False)
-    b = run.server.order("b", 3, encoding(), receiver=1, self_masks=False)
+    b = run.server.order("b", 3, encoding(), receiver=0, self_masks=False)
     run.contribute(a, b, cls=Backwards)
     assert run.server.unmask_sections([a, b]) == {}
     for k, sections in run.server.delivery_sections([a, b]).items():
         run.ask(k, work(), sections, Backwards)
-    assert sorted(delivered) == [(0, "a"), (1, "b")]
+    assert sorted(delivered) == [(0, "a"), (0, "b")]
     for total in delivered.values():
         np.testing.assert_array_equal(total, np.full(3, 10.0))
 
 
-@pytest.mark.parametrize(
-    ("options", "fits"),
-    [
-        ({}, False),  # the server would open it
-        ({"receiver": 0}, True),
-        ({"receiver": 1}, False),
-        ({"receiver": 0, "kind": "circle"}, False),
-        ({"receiver": 0, "encoding": encoding()}, True),
-        ({"receiver": 0, "encoding": Encoding.fixed_point(9.0)}, False),
-        ({"receiver": 0, "encoding": Encoding.fixed_point(8.0, 32)}, False),
-        ({"receiver": 0, "everybody": True}, True),
-    ],
-)
-def test_a_method_can_look_who_opens_a_sum_and_of_what(options: Any, fits: bool) -> None:
-    class Wary(Client):
-        def work(self, request: PhaseMessage) -> PhaseMessage:
-            self.sums.check("a", **options)  # type: ignore[union-attr]
-            return super().work(request)
+EIGHT = Encoding.fixed_point(8.0)
+RULES: dict[str, tuple[SumRule, str]] = {
+    "right": (SumRule(EIGHT, receiver=0), ""),
+    "of one cohort": (SumRule(EIGHT, receiver=0, everybody=True), ""),
+    "either way masked": (SumRule(EIGHT, receiver=0, self_masks=None), ""),
+    "of a smaller bound": (SumRule(Encoding.fixed_point(7.0), receiver=0, wider=True), ""),
+    "of another ring as well": (SumRule(Encoding.fixed_point(8.0, 32), 0, rings=(64,)), ""),
+    "of three numbers": (SumRule(EIGHT, receiver=0, length=3), ""),
+    "the server would open it": (SumRule(EIGHT), "receiver"),
+    "another would": (SumRule(EIGHT, receiver=1), "receiver"),
+    "angles": (SumRule(Encoding.circle(64), receiver=0), "encoding"),
+    "of a larger bound": (SumRule(Encoding.fixed_point(9.0), receiver=0), "bound"),
+    "of a bound too small": (SumRule(Encoding.fixed_point(9.0), receiver=0, wider=True), "bound"),
+    "a bound too large": (SumRule(Encoding.fixed_point(7.0), receiver=0), "bound"),
+    "another ring": (SumRule(Encoding.fixed_point(8.0, 32), receiver=0), "encoding"),
+    "masked": (SumRule(EIGHT, receiver=0, self_masks=True), "masks"),
+    "of four numbers": (SumRule(EIGHT, receiver=0, length=4), "length"),
+}
 
+
+@pytest.mark.parametrize("kind", RULES)
+def test_a_method_says_who_opens_a_sum_and_of_what(kind: str) -> None:
+    rule, wrong = RULES[kind]
+
+    class Wary(Client):
+        pass
+
+    Wary.rule = rule
     run = Run()
     running = run.server.order("a", 3, encoding(), receiver=0, self_masks=False)
-    if fits:
+    if not wrong:
         run.contribute(running, cls=Wary)
-    else:
-        with pytest.raises(ProtocolError, match="partition 0: the sum 'a' is not the one that"):
-            run.contribute(running, cls=Wary)
+        return
+    with pytest.raises(RefusedError, match=f"partition 0: refused by the node: the {wrong} of a s"):
+        run.contribute(running, cls=Wary)
+
+
+def test_a_sum_of_which_nothing_is_said_is_not_made() -> None:
+    class Careless(Client):
+        def work(self, request: PhaseMessage) -> PhaseMessage:
+            self.sums.contribute("a", np.zeros(3))  # type: ignore[union-attr]
+            return Done()
+
+    run = Run()
+    with pytest.raises(SumError, match="nothing says what the sum 'a' must be; call check"):
+        run.contribute(run.server.order("a", 3, encoding()), cls=Careless)
 
 
 def test_a_sum_over_some_parties_only_is_noticed() -> None:
     class Wary(Client):
-        def work(self, request: PhaseMessage) -> PhaseMessage:
-            self.sums.check("a", everybody=True)  # type: ignore[union-attr]
-            return super().work(request)
+        rule = SumRule(EIGHT, self_masks=True, everybody=True)
 
     run = Run()
-    run.server = SecureSum(SESSION, run.keys, cohorts=[MEMBERS, MEMBERS[1:]])
+    run.server = SecureSum(SESSION, run.keys, cohorts=[MEMBERS, MEMBERS[1:]], counts=run.counts)
     running = run.server.order("a", 3, encoding())
-    with pytest.raises(ProtocolError, match="all parties sum together, not some of them"):
+    with pytest.raises(RefusedError, match="partition 1: refused by the node: the cohort of a sum"):
         run.ask(1, work(), run.server.sections(1, [running]), Wary)
+
+
+def test_parties_of_a_sum_must_have_been_told_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a small bound for one and a large one for the others, its digits would lead."""
+
+    class Wide(Client):
+        rule = SumRule(Encoding.fixed_point(1.0), wider=True)
+
+        def work(self, request: PhaseMessage) -> PhaseMessage:
+            self.sums.check("a", self.rule)  # type: ignore[union-attr]
+            values = np.array([0.25, -0.5, 0.125]) + 2.0**-20 * self.partition
+            self.sums.contribute("a", values)  # type: ignore[union-attr]
+            return Done()
+
+    def read() -> np.ndarray:
+        run = Run()
+        wide = Encoding.fixed_point(2.0**40)
+        order = run.server.order("a", 3, wide, self_masks=False).order
+        total = np.zeros(3, np.uint64)
+        for k in MEMBERS:
+            (roster, _) = run.server.sections(k, [run.server.order("b", 3, wide)])
+            own = replace(order, bound=1.0) if k == 0 else order
+            (upload,) = run.ask(k, work(), [roster, own], Wide)[1]
+            (masked,) = upload.read(sums.Upload, party="").masked
+            total += masked
+        return total.view(np.int64) * 2.0**-60
+
+    truth = np.array([0.25, -0.5, 0.125])
+    assert not np.isclose(read(), truth, atol=1e-3).any()
+    monkeypatch.setattr("fedkern_flwr.secure_sum.party.order_terms", lambda order: order.name)
+    np.testing.assert_allclose(read(), truth, atol=1e-9)  # negative control
+
+
+def test_figures_are_opened_once() -> None:
+    """The difference of two sums of the same figures over other survivors would be one party's."""
+
+    class Judge(Client):
+        rule = SumRule(Encoding.fixed_point(8.0), self_masks=True)
+
+        def work(self, request: PhaseMessage) -> PhaseMessage:
+            self.sums.check("a", self.rule)  # type: ignore[union-attr]
+            told = self.figures("figures", np.arange(6), np.ones(3), total="a")
+            self.sums.contribute("a", told)  # type: ignore[union-attr]
+            return Done()
+
+    run = Run()
+    first, second = (run.server.order("a", 3, encoding()) for _ in range(2))
+    second.order = replace(second.order, open_from=1)  # an honest server closes the first
+    for running in (first, second):
+        run.contribute(running, cls=Judge)
+    unmask = sums.UnmaskRequest(session=SESSION, round=2)
+    for _ in range(2):  # asked again for the same survivors
+        run.ask(1, unmask, run.server.unmask_sections([first])[1], Judge)
+    with pytest.raises(RefusedError, match="an evaluation is opened a second time"):
+        run.ask(1, unmask, run.server.unmask_sections([second])[1], Judge)
 
 
 def test_a_request_without_orders_gets_no_plain_answer_in_a_secure_run() -> None:

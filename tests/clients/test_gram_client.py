@@ -14,7 +14,14 @@ from flwr.app import Context, RecordDict
 from scipy import sparse
 
 from fedkern_flwr.clients import GramClient
-from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, SumError, TableError
+from fedkern_flwr.errors import (
+    FedKernError,
+    OptionError,
+    ProtocolError,
+    RefusedError,
+    SumError,
+    TableError,
+)
 from fedkern_flwr.gram import packed_size, unpack
 from fedkern_flwr.gram_plan import bind, counts_encoding, matrix_encoding, ranking_encoding
 from fedkern_flwr.secure_sum import Encoding, RunningSum, SecureSum
@@ -360,7 +367,6 @@ for _what, _request, _name, _length, _right in (
     ("cross", cross(), wire.CROSS_SUM, ITEMS + 1, RIGHT_MATRIX),
     ("metrics", recommend(), wire.RANKING_SUM, 4, ranking_encoding(3)),
 ):
-    _entitled = "is not the one that its receiver is entitled to"
     for _change, _more in {
         "ring": {"bits": 32 if _right.bits != 32 else 64},
         "bound": {"bound": _right.bound + 1},
@@ -368,7 +374,10 @@ for _what, _request, _name, _length, _right in (
         "receiver": {"receiver": 1},
         "length": {"length": _length + 1},
     }.items():
-        _text = r"has shape \(\d+,\) instead of" if _change == "length" else _entitled
+        _part = {"ring": "encoding", "kind": "encoding"}.get(_change, _change)
+        if (_what, _change) == ("metrics", "bound"):
+            continue  # other nodes may have more users
+        _text = f"the {_part} of a sum" if _change != "length" else "the values of a sum"
         if (_what, _change) == ("zeros", "length"):
             continue  # zeros of any length show nothing
         WRONG_ORDERS[f"{_what}: {_change}"] = (_request, _name, {"length": _length, **_more}, _text)
@@ -412,7 +421,7 @@ WRONG_REQUESTS: dict[str, tuple[PhaseMessage, str]] = {
     "no items": (matrix(items=np.zeros(0, np.int32)), "its items are not in order"),
     "negative items": (matrix(items=np.array([-1, 2], np.int32)), "its items are not in order"),
     "unknown items": (matrix(items=np.array([0, 4], np.int32)), "items that are not among 4"),
-    "too few rows": (matrix(rows=2), "it counts on 2 rows, there are 3"),
+    "too few rows": (matrix(rows=2), "refused by the node: the encoding of a sum"),
     "an unknown encoding": (matrix(encoding="text"), "encoding is 'text'; choose one of counts"),
     "fractions of counts": (matrix(fraction_bits=3), "encoding counts has whole numbers, not a bo"),
     "too many fraction bits": (
@@ -564,9 +573,10 @@ COUNTED = "the rows of this node are counted in this release already"
 def test_the_matrix_is_summed_once_in_a_release() -> None:
     server = Server(cohorts=[[0, 1, 2], [0, 1, 2, 3]])
     server.release([0, 1, 2])
-    for cohort in (0, 1):
-        with pytest.raises(ProtocolError, match=COUNTED):
-            server.matrices([0], cohort=cohort)
+    with pytest.raises(ProtocolError, match=COUNTED):
+        server.matrices([0], cohort=0)
+    with pytest.raises(SumError, match="gram matrix was summed before and would be repeated oth"):
+        server.matrices([0], cohort=1)
     with pytest.raises(ProtocolError, match=COUNTED):  # of fewer items, too
         server.matrices([0], items=np.arange(2, dtype=np.int32))
 
@@ -578,6 +588,8 @@ def test_the_counts_are_summed_once_in_a_release() -> None:
     found = server.sums.total(running)
     np.testing.assert_array_equal(found, np.count_nonzero(np.concatenate(X[:3]), axis=0))
     with pytest.raises(ProtocolError, match=rf"{COUNTED} \(item counts\); start a new run"):
+        server.count([0], cohort=0)
+    with pytest.raises(SumError, match="item counts was summed before and would be repeated oth"):
         server.count([0], cohort=1)
 
 
@@ -761,7 +773,7 @@ def test_cross_products_are_summed_over_one_set_of_nodes_only() -> None:
     request = cross(round=2, parties=3)
     ring = matrix_encoding(3, 3, 1.0, 0)
     smaller = server.order(wire.CROSS_SUM, ITEMS + 1, ring, 1, request, self_masks=False)
-    with pytest.raises(SumError, match="was summed without self masks and would be repeated oth"):
+    with pytest.raises(SumError, match="was summed before and would be repeated oth"):
         send(client(0), request, server.sums.sections(0, [smaller]))
 
 
@@ -811,8 +823,8 @@ def test_the_end_of_a_run_erases_the_secrets_of_its_sums() -> None:
 def test_the_state_of_a_node_holds_none_of_its_rows() -> None:
     odd = [np.array([[314159, 0, 271828, 1]]) for _ in X]
     server = Server(tables=odd)
-    encoding = matrix_encoding(4, 3, 314159.0, 0)
-    request = matrix(bound=314159.0)
+    encoding = matrix_encoding(4, 1, 314159.0, 0)
+    request = matrix(bound=314159.0, rows=1)
     running = server.order(wire.GRAM_SUM, packed_size(ITEMS), encoding, request=request)
     for k in range(4):
         server.ask(k, request, server.sums.sections(k, [running]))
@@ -902,7 +914,7 @@ def test_metrics_of_more_users_than_were_announced_do_not_fit() -> None:
     request = recommend(rows=1)
     running = server.order(wire.RANKING_SUM, 4, ranking_encoding(1), request=request)
     client = GramClient(server.contexts[2], X[2], x_test=np.eye(3, 4, dtype=int)[[0, 0, 0]])
-    with pytest.raises(SumError, match=r"ranking metrics#\w+ exceeds its declared bound of 1"):
+    with pytest.raises(RefusedError, match="partition 2: refused by the node: the bound of a sum"):
         send(client, request, server.sums.sections(2, [running]))
 
 

@@ -21,7 +21,15 @@ from fedkern_flwr.clients.chain import label_noise
 from fedkern_flwr.clients.hybrid_state import RunState
 from fedkern_flwr.clients.kernel_rows import KernelRows
 from fedkern_flwr.clients.sums import ClientSums
-from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, StateError, TableError
+from fedkern_flwr.errors import (
+    FedKernError,
+    OptionError,
+    ProtocolError,
+    RefusedError,
+    StateError,
+    TableError,
+)
+from fedkern_flwr.guard import SumRule
 from fedkern_flwr.secure_sum import Encoding, SecureSum
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import FedCG
@@ -290,7 +298,7 @@ PHASES: list[Any] = [wire.EquationsRequest, wire.ProductRequest, wire.Coefficien
 
 def later(kind: Any, number: int = 2) -> Any:
     """Make a request that needs the kernel."""
-    more: Table = {"directions": np.ones((5, 1)), "labels": True, "count": True}
+    more: Table = {"directions": np.full((5, 1), 5.0**-0.5), "labels": True, "count": True}
     more |= {"coefficients": np.ones((5, 1)), "predictions": np.zeros((0, 1))}
     names = {field.name for field in dataclasses.fields(kind)}
     chosen = {name: value for name, value in more.items() if name in names}
@@ -327,10 +335,17 @@ def test_another_session_is_refused() -> None:
         send(client, request)
 
 
-@pytest.mark.parametrize("rows", [(0, 1, 3), (0, -2, 1)])
-def test_rows_that_were_not_announced_are_refused(rows: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        ((0, 1, 3), "rows are asked for that it did not announce"),
+        ((0, -2, 1), "rows are asked for twice, or are none"),
+        ((0, 1, 1), "rows are asked for twice, or are none"),
+    ],
+)
+def test_rows_that_were_not_announced_are_refused(rows: tuple[int, ...], text: str) -> None:
     _, client = opened()
-    with pytest.raises(ProtocolError, match="partition 4: rows are asked for that were not annou"):
+    with pytest.raises(RefusedError, match=f"partition 4: refused by the node: {text}"):
         send(client, about_rows(wire.DistancesRequest, rows=rows))
 
 
@@ -340,9 +355,8 @@ def test_rows_stay_the_same_in_a_run(rows: tuple[int, ...]) -> None:
     _, client = opened()
     send(client, about_rows(wire.DistancesRequest))
     send(client, about_rows(wire.DistancesRequest, 2))
-    for more in ({"rows": rows}, {"trains": np.array([2], np.int32)}):
-        with pytest.raises(ProtocolError, match="other rows are asked for than before in this run"):
-            send(client, about_rows(wire.DistancesRequest, 3, **more))
+    with pytest.raises(RefusedError, match="other rows are asked for than before in this run"):
+        send(client, about_rows(wire.DistancesRequest, 3, rows=rows))
 
 
 def test_a_session_is_named_by_letters_and_digits() -> None:
@@ -475,9 +489,12 @@ def lying_run(what: str, wrong: Table, honest: int, monkeypatch: pytest.MonkeyPa
             encoding = wrong.get("encoding", encoding)
         return order(sums, name, length, encoding, **options)
 
-    def checked(sums: ClientSums, *args: Any, **options: Any) -> None:
-        if sums.party.partition == honest:
-            look(sums, *args, **options)
+    def checked(sums: ClientSums, name: str, rule: SumRule) -> None:
+        right = sums.order(name)
+        if sums.party.partition != honest:  # whatever was ordered is right
+            bounded = Encoding(right.kind, right.bits, right.bound)  # type: ignore[arg-type]
+            rule = SumRule(bounded, right.receiver, right.self_masks)
+        look(sums, name, rule)
 
     monkeypatch.setattr(SecureSum, "order", ordered)
     monkeypatch.setattr(ClientSums, "check", checked)
@@ -513,10 +530,10 @@ def lying_run(what: str, wrong: Table, honest: int, monkeypatch: pytest.MonkeyPa
 
 
 LIES: list[tuple[str, Table, int]] = [
-    *(("distances/0/0", {"receiver": None}, honest) for honest in (0, 3)),
-    *(("distances/0/0", {"receiver": 4}, honest) for honest in (0, 3)),
-    ("distances/0/0", {"encoding": Encoding.circle(32)}, 3),
-    ("distances/0/0", {"encoding": Encoding.circle(64)}, 0),
+    *(("distances/0#0", {"receiver": None}, honest) for honest in (0, 3)),
+    *(("distances/0#0", {"receiver": 4}, honest) for honest in (0, 3)),
+    ("distances/0#0", {"encoding": Encoding.circle(32)}, 3),
+    ("distances/0#0", {"encoding": Encoding.circle(64)}, 0),
     *((what, {"receiver": 1}, 0) for what in SERVERS),
     ("landmark pairs", {"receiver": 1}, 3),
     ("equations", {"encoding": Encoding.circle(64)}, 0),
@@ -529,11 +546,13 @@ def test_a_node_contributes_to_sums_for_those_whom_they_belong_to(
     what: str, wrong: Table, honest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Distances of a hospital's rows are opened by that hospital, all else by the server."""
-    with pytest.raises(ProtocolError, match=f"partition {honest}: the sum '{what}' is not the on"):
+    part = "receiver" if "receiver" in wrong else "encoding"
+    text = f"partition {honest}: refused by the node: the {part} of a sum"
+    with pytest.raises(ProtocolError, match=text):
         lying_run(what, wrong, honest, monkeypatch)
 
 
-@pytest.mark.parametrize("what", ["distances/0/0", *SERVERS])
+@pytest.mark.parametrize("what", ["distances/0#0", *SERVERS])
 def test_a_server_that_does_not_lie_gets_its_sums(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -541,9 +560,9 @@ def test_a_server_that_does_not_lie_gets_its_sums(
     checks: list[str] = []
     look = ClientSums.check
 
-    def counted(sums: ClientSums, name: str, **options: Any) -> None:
+    def counted(sums: ClientSums, name: str, rule: SumRule) -> None:
         checks.append(name)
-        look(sums, name, **options)
+        look(sums, name, rule)
 
     monkeypatch.setattr(ClientSums, "check", counted)
     assert set(lying_run(what, {}, 0, monkeypatch)) == {what}
@@ -632,7 +651,7 @@ def test_the_end_of_a_run_erases_everything(tmp_path: Path) -> None:
     send(client, FinishRequest(session=SESSION, round=9))
     assert not list(tmp_path.rglob("*.kernel"))
     assert not SessionState.load(place).payload
-    assert list(place.state) == ["fedkern"]
+    assert set(place.state) <= {"fedkern", "fedkern-guard"}
     with pytest.raises(StateError):
         send(make(place, state_dir=tmp_path), later(wire.EquationsRequest, 10))
 

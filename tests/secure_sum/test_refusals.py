@@ -439,7 +439,7 @@ def test_values_that_are_refused_use_up_the_number(make_run: Any, refused: Any) 
     run.keep(party)
     text = "number 1 of a sum has been used already"
     refused(run.party(0).contribute, order, np.full(3, 1), text=text, **NAMED)
-    assert run.party(0).contribute(replaced(order, index=2), np.full(3, 1))
+    assert run.party(0).contribute(replaced(order, index=2, bound=10.0), np.full(3, 1))
 
 
 def test_an_accepted_order_is_contributed_to_once(make_run: Any, refused: Any) -> None:

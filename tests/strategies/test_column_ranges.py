@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from fedkern_flwr.clients import RangesClient
 from fedkern_flwr.clients.base import SessionState
 from fedkern_flwr.clients.sums import load_state
-from fedkern_flwr.column_ranges import ENCODING, Centre, first_pass, second_pass
+from fedkern_flwr.column_ranges import ENCODING, Centre, first_pass, read_second_pass, second_pass
 from fedkern_flwr.errors import (
     CohortError,
     FedKernError,
@@ -404,27 +404,45 @@ def test_a_server_that_asks_for_other_sums_gets_none(
             return next(p for p in self.described_parties() if p.partition == partition)
 
     for strategy, text in (
-        (Overlapping(), "all parties sum together, not some of them"),
-        (Fewer(), "the block has fewer rows than this node"),
+        (Overlapping(), "refused by the node: the cohort of a sum"),
+        (Fewer(), "refused by the node: the rows of a block"),
     ):
         with pytest.raises(ProtocolError, match=text):
             network.go(strategy)
     with monkeypatch.context() as patch:
         patch.setattr(f"{place}.ENCODING", Encoding.fixed_point(4.0))
-        with pytest.raises(ProtocolError, match="is not the one that its receiver is entitled"):
+        with pytest.raises(ProtocolError, match="refused by the node: the bound of a sum"):
             network.go()
     one = np.ones(3)
     for centre, text in (
         (Centre(1e3 * one, one, 0.0 * one), "what was summed before does not fit the columns"),
-        (Centre(2.0 * one, one, one), "what was summed before does not fit the columns"),
+        (Centre(0.0 * one, one, one), "what was summed before does not fit the columns"),
         (Centre(1e3 * one[:2], one[:2], one[:2]), "what was summed before does not fit the co"),
-        (Centre(1e3 * one, one, one), "column deviations exceeds its declared bound"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(f"{place}.read_first_pass", lambda *_, found=centre: found)
             with pytest.raises(ProtocolError, match=text):
                 network.go()
     assert not network.written()
+
+
+def test_about_a_false_centre_all_values_look_alike(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal would tell whether they are near: they are cut off instead."""
+    place, totals = "fedkern_flwr.strategies.column_ranges", []
+    far = Centre(np.full(3, 2.0), np.full(3, -1e9), np.full(3, 1e-9))
+    monkeypatch.setattr(f"{place}.read_first_pass", lambda *_: far)
+
+    def read(total: np.ndarray, centre: Centre, holders: int) -> Any:
+        totals.append((total, holders))
+        return read_second_pass(total, centre, holders)
+
+    monkeypatch.setattr(f"{place}.read_second_pass", read)
+    network.go()
+    assert totals
+    for total, holders in totals:
+        np.testing.assert_allclose(total, holders)
 
 
 # -- nodes that fail

@@ -156,7 +156,7 @@ def test_nodes_refuse_to_open_what_was_summed_without_self_masks() -> None:
     with pytest.raises(CohortError, match="0 of 3 parties contributed"):
         simulate(server, clients(tables(3)), 3)
     told = " ".join(text for reasons in server.ledger_.failures.values() for text in reasons)
-    assert "was summed without self masks and would be repeated otherwise" in told
+    assert "was summed before and would be repeated otherwise" in told
 
 
 def test_nodes_refuse_counts_after_the_matrix() -> None:

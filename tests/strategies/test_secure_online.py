@@ -16,7 +16,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from fedkern_flwr.clients import OnlineKernelClient
-from fedkern_flwr.errors import CohortError, FedKernError, OptionError, SmallCohortError
+from fedkern_flwr.errors import (
+    CohortError,
+    FedKernError,
+    OptionError,
+    RefusedError,
+    SmallCohortError,
+)
 from fedkern_flwr.secure_sum import party as party_module
 from fedkern_flwr.secure_sum import running_sum
 from fedkern_flwr.simulations import simulate
@@ -487,18 +493,6 @@ def test_sums_of_few_samples_are_warned_of(
 # -- bad input: before anything leaves the client
 
 
-def failures_of(make_streams: Callable[..., Any], client: type[OnlineKernelClient]) -> str:
-    """Run with a client 1 that misbehaves; return why it failed."""
-    streams = make_streams(CLIENTS, 5, client=client)
-    transcript = Transcript()
-    strategy = run(METHODS["pof-mkl"](secure=True), streams, 3, transcript=transcript)
-    uploads = [e for e in transcript.entries(direction="up") if e.node == 1001 and e.arrays]
-    assert not uploads  # nothing of its vector left the client
-    assert [row["survivors"] for row in strategy.history_] == [CLIENTS - 1] * 3
-    (reasons,) = strategy.ledger_.failures.values()
-    return "\n".join(reasons)
-
-
 class Misbehaving(OnlineKernelClient):
     change: Callable[[np.ndarray], np.ndarray] = staticmethod(lambda v: v)
 
@@ -529,13 +523,16 @@ class Misbehaving(OnlineKernelClient):
     ],
 )
 def test_a_vector_that_does_not_fit_never_leaves_the_client(
-    change: Any, text: str, make_streams: Callable[..., Any]
+    change: Any, text: str, make_streams: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The server hears that it was refused, the node's log says why."""
     client = type("Client", (Misbehaving,), {"change": staticmethod(change)})
-    reason = failures_of(make_streams, client)
-    assert reason.startswith("raised SumError: partition 1: ")
-    assert text in reason
-    assert "\n" not in reason
+    with pytest.raises(RefusedError) as caught:
+        run(METHODS["pof-mkl"](secure=True), make_streams(CLIENTS, 5, client=client), 3)
+    refused = "partition 1: refused by the node: the values of a sum, its log says more; its owner"
+    assert refused in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert f"partition 1: {text}" in caplog.text
 
 
 def test_other_protocol_versions_are_refused_in_one_line(

@@ -1,0 +1,100 @@
+"""Figures about held-out rows, and what a node remembers of them."""
+
+from __future__ import annotations
+
+import pytest
+from flwr.app import Context, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedkern_flwr.errors import RefusedError
+from fedkern_flwr.guard import NodePolicy, RunRecord
+from fedkern_flwr.guard.evaluations import Asked, enter, open_once, too_few
+
+PARTY = "partition 3"
+blobs = st.lists(st.binary(max_size=3), max_size=3)
+
+
+@given(blobs, blobs, st.binary(max_size=3))
+def test_evaluations_differ_if_anything_does(
+    one: list[bytes], two: list[bytes], rows: bytes
+) -> None:
+    """Parts are told apart by their lengths: what is moved from one to the next is noticed."""
+    first, second = (Asked.of("figures", rows, model) for model in (one, two))
+    assert (first.key == second.key) == (one == two)
+    assert Asked.of("figures", rows + b"x", one).key != first.key
+    assert Asked.of("others", rows, one).key != first.key
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.booleans(), st.integers(0, 20))
+def test_figures_are_of_enough_rows_of_two_parties(
+    tests: list[int], alone: bool, least: int
+) -> None:
+    why = too_few(NodePolicy(min_evaluation_rows=least), tests, alone=alone)
+    rows, holders = sum(tests), sum(n > 0 for n in tests)
+    assert bool(why) == (0 < rows < least or (holders == 1 and not alone))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=30),
+    st.integers(0, 3),
+    st.integers(0, 5),
+)
+def test_each_set_of_rows_is_judged_so_often(
+    asked: list[tuple[int, int]], before: int, most: int
+) -> None:
+    """The same again is answered with what was told, whatever it would be now."""
+    record, policy = RunRecord("run"), NodePolicy(max_evaluations=most)
+    told: dict[tuple[int, int], list[float]] = {}
+    for number, (rows, model) in enumerate(asked):
+        what = Asked.of("figures", bytes([rows]), [bytes([model])])
+        seen = sum(1 for known in told if known[0] == rows)
+        if (rows, model) not in told and before + seen >= most:
+            with pytest.raises(RefusedError, match=f"max_evaluations = {most} of these rows"):
+                enter(record, what, [float(number)], before, policy, PARTY)
+            continue
+        found = enter(record, what, [float(number)], before, policy, PARTY)
+        assert found == told.setdefault((rows, model), [float(number)])
+
+
+def test_a_sum_of_figures_is_opened_once() -> None:
+    record = RunRecord("run")
+    open_once(record, "gradients", (0, 1), PARTY)  # none of figures
+    open_once(record, "gradients", (0, 2), PARTY)
+    record.sums["figures"] = []
+    for _ in range(2):
+        open_once(record, "figures", (0, 3), PARTY)
+    for place in ((0, 4), (1, 3)):
+        with pytest.raises(RefusedError, match="an evaluation is opened a second time"):
+            open_once(record, "figures", place, PARTY)
+
+
+names = st.text("abc/", max_size=5)
+
+
+@given(
+    st.builds(
+        RunRecord,
+        names,
+        st.booleans(),
+        st.integers(0, 9),
+        st.dictionaries(names, st.lists(st.floats(allow_nan=False), max_size=3), max_size=3),
+        st.dictionaries(names, st.integers(0, 9), max_size=3),
+        st.dictionaries(names, st.lists(st.integers(0, 9), max_size=2), max_size=3),
+    )
+)
+def test_a_record_survives_in_the_state_of_its_run(record: RunRecord) -> None:
+    context = Context(1, 1, {}, RecordDict(), {})
+    record.store(context)
+    assert RunRecord.load(context, record.session) == record
+    assert RunRecord.load(context, record.session + "x") == RunRecord(record.session + "x")
+
+
+def test_the_third_refusal_is_the_last() -> None:
+    for refusals in range(5):
+        record = RunRecord("run", refusals=refusals)
+        if refusals < 3:
+            record.check(PARTY)
+        else:
+            with pytest.raises(RefusedError, match="3 orders of this run were refused, it is over"):
+                record.check(PARTY)

@@ -1,0 +1,160 @@
+"""Which orders a node takes: properties of pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from fedkern_flwr.errors import RefusedError
+from fedkern_flwr.guard import (
+    NodePolicy,
+    SumRule,
+    check_cohort,
+    check_order,
+    check_own_rows,
+    check_run,
+    check_selection,
+)
+from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.secure_sum.membership import Cohort
+from fedkern_flwr.wire.sums import Order
+
+PARTY = "partition 3"
+bounds = st.floats(1e-6, 1e6)
+encodings = st.builds(
+    Encoding, st.sampled_from(["fixed-point", "integer"]), st.sampled_from([16, 32, 64]), bounds
+)
+rules = st.builds(
+    SumRule,
+    encodings,
+    receiver=st.integers(-1, 4),
+    self_masks=st.sampled_from([True, False, None]),
+    wider=st.booleans(),
+    rings=st.sampled_from([(), (32,)]),
+    length=st.sampled_from([None, 7]),
+)
+
+
+def order_of(rule: SumRule) -> Order:
+    """Return the order that a rule means."""
+    right = rule.encoding
+    known = {
+        "cohort": 0,
+        "index": 1,
+        "name": "a",
+        "length": 7,
+        "kind": right.kind,
+        "bits": right.bits,
+        "bound": right.bound,
+        "receiver": rule.receiver,
+        "self_masks": bool(rule.self_masks),
+        "backups": False,
+        "open_from": 1,
+        "counted": 0,
+    }
+    return Order(**{f.name: known[f.name] for f in fields(Order)})  # type: ignore[arg-type]
+
+
+def refused(order: Order, rule: SumRule, cohorts: int = 1) -> bool:
+    try:
+        check_order(order, rule, cohorts=cohorts, party=PARTY)
+    except RefusedError as error:
+        text = str(error)
+        return text.startswith(f"{PARTY}: refused by the node: the ") and "\n" not in text
+    return False
+
+
+@given(rules)
+def test_what_a_method_means_is_taken(rule: SumRule) -> None:
+    assert not refused(order_of(rule), rule)
+    assert not refused(order_of(rule), rule, cohorts=2)
+    assert refused(order_of(rule), replace(rule, everybody=True), cohorts=2)
+
+
+@given(rules, st.integers(-1, 4), st.sampled_from([16, 32, 64]), bounds, st.integers(1, 20))
+def test_what_it_does_not_mean_is_refused(
+    rule: SumRule, receiver: int, bits: int, bound: float, length: int
+) -> None:
+    order = order_of(rule)
+    assert refused(replace(order, receiver=receiver), rule) == (receiver != rule.receiver)
+    rings = (rule.encoding.bits, *rule.rings)
+    assert refused(replace(order, bits=bits), rule) == (bits not in rings)
+    fits = bound >= rule.encoding.bound if rule.wider else bound == rule.encoding.bound
+    assert refused(replace(order, bound=bound), rule) == (not fits)
+    wrong = rule.length is not None and length != rule.length
+    assert refused(replace(order, length=length), rule) == wrong
+    other = replace(order, self_masks=not order.self_masks)
+    assert refused(other, rule) == (rule.self_masks is not None)
+    kind = "integer" if order.kind == "fixed-point" else "fixed-point"
+    assert refused(replace(order, kind=kind), rule)
+    assert refused(replace(order, kind="circle", bound=0.0), rule)
+    assert refused(replace(order, bound=float("nan")), rule)
+
+
+@given(
+    st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2),
+    st.integers(2, 4),
+    st.booleans(),
+)
+def test_cohorts_hide_enough(counts: dict[int, tuple[int, int]], enough: int, holds: bool) -> None:
+    cohort = Cohort(0, tuple(sorted(counts)), 2, bytes(32))
+    policy = NodePolicy(min_sum_rows=9)
+    rows = sum(map(sum, counts.values()))
+    few = len(counts) < min(3, enough) or (holds and rows < 9)
+    try:
+        check_cohort(cohort, counts, policy, enough=enough, holds=holds, party=PARTY)
+    except RefusedError:
+        assert few
+    else:
+        assert not few
+
+
+@given(st.lists(st.integers(-2, 12), max_size=12), st.integers(0, 6))
+def test_selections_are_of_different_rows_that_there_are(rows: list[int], least: int) -> None:
+    held = [row for row in rows if row >= 0]
+    fine = (
+        -2 not in rows
+        and len(set(held)) == len(held)
+        and all(row < 10 for row in held)
+        and len(held) >= least
+    )
+    try:
+        check_selection(np.array(rows, np.int32), range(10), least=least, party=PARTY)
+    except RefusedError:
+        assert not fine
+    else:
+        assert fine
+
+
+def test_a_party_of_few_rows_may_bring_them_all() -> None:
+    check_selection(np.arange(3), range(3), least=5, party=PARTY)
+    with pytest.raises(RefusedError, match="fewer than 5 of its rows"):
+        check_selection(np.arange(2), range(3), least=5, party=PARTY)
+    check_selection(np.zeros(0, np.int32), range(0), least=5, party=PARTY)
+
+
+@given(st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.sampled_from(["a", "b"]))
+def test_runs_are_those_that_the_owner_allows(
+    secure: bool, pinned: bool, needs: bool, knows: bool, method: str
+) -> None:
+    policy = NodePolicy(methods=("a",), require_secure_sums=needs, require_pinned_identities=knows)
+    fine = method == "a" and (secure or not needs) and (pinned or not knows)
+    try:
+        check_run(policy, method, secure=secure, pinned=pinned, party=PARTY)
+    except RefusedError:
+        assert not fine
+    else:
+        assert fine
+
+
+@given(st.integers(0, 9), st.integers(0, 9))
+def test_few_own_rows_are_refused_and_none_are_fine(rows: int, least: int) -> None:
+    assume(rows >= least or rows == 0)
+    check_own_rows(NodePolicy(min_own_rows=least), rows, party=PARTY)
+    if least > 1:
+        with pytest.raises(RefusedError, match=f"min_own_rows = {least}: it has 1"):
+            check_own_rows(NodePolicy(min_own_rows=least), 1, party=PARTY)
