@@ -25,7 +25,7 @@ from fedkern_flwr.errors import (
 )
 from fedkern_flwr.exchange import mark_error
 from fedkern_flwr.flower_compat import Client, NumPyClient
-from fedkern_flwr.guard import NodePolicy, RunRecord, check_own_rows, check_run, refusal
+from fedkern_flwr.guard import NodePolicy, RunRecord, check_own_rows, check_run, counting, refusal
 from fedkern_flwr.guard.evaluations import Asked, enter, open_once, too_few
 from fedkern_flwr.guard.policy import is_simulated, node_policy
 from fedkern_flwr.secure_sum import Party, PartyState
@@ -125,6 +125,8 @@ class PhaseClient(NumPyClient):
     enough_parties: ClassVar[int] = 3
     #: Whether a row of the table is a record that could be told from two runs.
     records: ClassVar[bool] = True
+    #: Whether more released numbers than unknowns are refused unless the policy says otherwise.
+    counts_strictly: ClassVar[bool] = False
     sums: ClientSums | None = None
     partners: Collection[int] = ()
     restored = True
@@ -289,6 +291,87 @@ class PhaseClient(NumPyClient):
             return
         if asked != (default if own is None else own):
             raise refusal(f"the {name} of the run is not the one that it declares", self.name)
+
+    def release(
+        self,
+        name: str,
+        columns: int,
+        *,
+        binary: int = 0,
+        start: int = 0,
+        stop: int = counting.ENDLESS,
+    ) -> None:
+        """Count the numbers that a sum would release about this node's rows, with earlier ones.
+
+        To be called for the order of each sum over rows, before anything is contributed; when the
+        sum is opened they are counted again, over those who took part.
+
+        Parameters
+        ----------
+        name : str
+            Name of the sum.
+        columns : int
+            Columns of the rows, label included.
+        binary : int
+            How many of them have at most two values.
+        start, stop : int
+            The rows that are summed, the same of every party; by default all.
+
+        Raises
+        ------
+        RefusedError
+            There would be more numbers than unknowns.
+        """
+        if self.sums is None or self.count_mode == "off":
+            return
+        order = self.sums.order(name)
+        record = RunRecord.load(self.context, self.sums.party.state.session)
+        group = counting.Group(**record.group)
+        row = counting.unknowns_of_row(columns, binary)
+        if not group.meets(start, stop):
+            group = counting.Group(start, stop, row)
+        elif self.count_mode == "refuse":
+            counting.check_rows_again(group, start, self.name)
+        group.start, group.stop = min(group.start, start), max(group.stop, stop)
+        group.row = min(group.row, row)
+        place = order.cohort, order.index
+        numbers = group.order(name, place, order.length, at_once=not order.self_masks)
+        cohort = self.sums.party.state.cohorts[order.cohort]
+        rows = self._rows_behind(group, cohort.members)
+        # a sum without self masks has the whole cohort
+        least = cohort.threshold if order.self_masks else len(cohort.members)
+        alive = counting.least_survivors(rows, least, own=self.partition)
+        self._count(record, group, numbers, alive, order.receiver)
+
+    def _rows_behind(self, group: counting.Group, members: Collection[int]) -> dict[int, int]:
+        assert self.sums is not None
+        counts = self.sums.party.state.counts
+        return group.rows((j, counts.get(j, (0, 0))[0]) for j in members)
+
+    def _count(
+        self,
+        record: RunRecord,
+        group: counting.Group,
+        numbers: int,
+        survivors: Collection[int],
+        receiver: int,
+    ) -> None:
+        """Refuse or warn where numbers exceed unknowns; else keep what has been counted."""
+        rows = self._rows_behind(group, survivors)
+        hidden = counting.hidden_rows(rows, survivors, own=self.partition, receiver=receiver)
+        problem = counting.too_many(numbers, hidden * group.row)
+        if problem and self.count_mode == "refuse":
+            raise counting.small_sum(problem, self.name)
+        if problem and not record.warned and not self.simulated:  # there the coordinator warns
+            logger.warning("the rows behind a sum can be computed: %s", problem)
+            record.warned = True
+        record.group = vars(group)
+        record.store(self.context)
+
+    @property
+    def count_mode(self) -> counting.Mode:
+        """What is done where more numbers are released than there are unknowns."""
+        return counting.mode(self.policy, refuses=self.counts_strictly)
 
     def figures(
         self,
@@ -482,7 +565,13 @@ class PhaseClient(NumPyClient):
         party = self._party(known)
         public, signature = party.announce((reply.rows, reply.test_rows))
         store_state(self.context, party.state)
-        return replace(reply, public_key=public, signature=signature, answered=self.answered)
+        return replace(
+            reply,
+            public_key=public,
+            signature=signature,
+            answered=self.answered,
+            counting=self.count_mode,
+        )
 
     def _open_sums(self, session: str, sections: list[Section]) -> ClientSums | None:
         """Return the sums of a request; in a secure run always, so that nothing goes unmasked."""
@@ -503,6 +592,13 @@ class PhaseClient(NumPyClient):
             for name, place in sums.opened.items():
                 open_once(record, name.partition("#")[0], place, self.name)
             record.store(self.context)
+            self.sums = sums
+            for name, place in sums.opened.items():
+                group = counting.Group(**record.group)
+                if group.has(place):
+                    opened = sums.party.state.open[place]
+                    numbers, alive = group.open(place), sums.survivors[name]
+                    self._count(record, group, numbers, alive, opened.receiver)
         return sums
 
     def pair_secret(self, other: int) -> bytes:

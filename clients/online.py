@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr import network
 from fedkern_flwr.errors import ProtocolError, TableError
-from fedkern_flwr.guard import SumRule
+from fedkern_flwr.guard import SumRule, counting
 from fedkern_flwr.online import (
     WEIGHT_RULES,
     Floats,
@@ -22,6 +22,7 @@ from fedkern_flwr.online import (
     kernel_weights,
     select_bin,
     select_subset,
+    shared_frequencies,
     shared_subset,
     step_rule,
 )
@@ -48,7 +49,7 @@ class _Predictions(NamedTuple):
     kernels: Floats  # (B, N)
     squared: Floats  # (B, N)
     losses: Floats  # (B, N)
-    y: Floats  # (B,)
+    y: Floats  # (B,), without the centre
 
 
 class OnlineKernelClient(PhaseClient):
@@ -92,6 +93,8 @@ class OnlineKernelClient(PhaseClient):
     Ghari and Shen, "Personalized Online Federated Learning with Multiple Kernels",
     NeurIPS 2022, Algorithms 1 and 2.
     """
+
+    counts_strictly = True
 
     def __init__(
         self,
@@ -152,7 +155,13 @@ class OnlineKernelClient(PhaseClient):
             test_rows=len(self.y_test),
             columns=columns_digest(self.columns),
             restored=self.restored,
+            binary=self.binary,
         )
+
+    @property
+    def binary(self) -> int:
+        """Columns of the stream, label included, with at most two values."""
+        return counting.binary_columns(self.x, self.y)
 
     # -- phases
 
@@ -171,7 +180,9 @@ class OnlineKernelClient(PhaseClient):
         gradient = _gradient(seen, request, chosen, probabilities)
         _book(account, seen, losses, weights)
         reply = wire.PersonalReply(
-            kernels=chosen, gradient=gradient, **account.report(request.round)
+            kernels=chosen[:0] if request.released else chosen,
+            gradient=gradient,
+            **account.report(request.round),
         )
         answer = self._close(request, state, account, reply)
         if self.keep_weights:
@@ -211,6 +222,7 @@ class OnlineKernelClient(PhaseClient):
         kernels = len(request.bandwidths) // 8
         state, account = self._open(request, kernels)
         x, y = self._rows(request.step, request.samples)
+        y = y - request.centre
         features = _feature_map(request, x.shape[1])
         theta = np.zeros((kernels, 2 * request.features))
         rule = step_rule(_known(request.step_size, ("paper", "adaptive")), kernels, request.samples)
@@ -235,7 +247,9 @@ class OnlineKernelClient(PhaseClient):
             account.gap,
             request.learning_rate,
         )
-        test_error = self._test_error(features, theta.astype(request.precision), final)
+        test_error = self._test_error(
+            features, theta.astype(request.precision), final, request.centre
+        )
         self.close_round(state, request.round, account.pack(), request.checkpoint_every)
         return wire.LocalReply(
             test_samples=len(self.y_test),
@@ -277,7 +291,7 @@ class OnlineKernelClient(PhaseClient):
                 request.learning_rate,
             )
         features = _feature_map(request, self.x_test.shape[1])
-        error = self._test_error(features, request.theta, weights)
+        error = self._test_error(features, request.theta, weights, request.centre)
         reply = wire.EvaluateReply(samples=len(self.y_test), squared_error=error)
         return self._tell(request, reply)
 
@@ -291,7 +305,7 @@ class OnlineKernelClient(PhaseClient):
                 np.vecdot(features(self.x_test[start : start + _CHUNK]), request.theta) @ weights
                 for start in range(0, len(self.x_test), _CHUNK)
             ]
-            write_outputs(self, np.concatenate(parts))
+            write_outputs(self, np.concatenate(parts) + request.centre)
         self.close_round(state, request.round, state.payload, 0)
         return wire.PredictReply(round=request.round, samples=len(self.x_test))
 
@@ -307,13 +321,15 @@ class OnlineKernelClient(PhaseClient):
 
     # -- pieces
 
-    def _test_error(self, features: FeatureMap, theta: Real, weights: Floats) -> float:
+    def _test_error(
+        self, features: FeatureMap, theta: Real, weights: Floats, centre: float
+    ) -> float:
         """Squared error summed over the held-out rows, a chunk at a time."""
         error = 0.0
         for start in range(0, len(self.y_test), _CHUNK):
             rows = slice(start, start + _CHUNK)
             predicted = np.vecdot(features(self.x_test[rows]), theta) @ weights
-            error += float(((predicted - self.y_test[rows]) ** 2).sum())
+            error += float(((predicted + centre - self.y_test[rows]) ** 2).sum())
         return error
 
     def _select(
@@ -346,11 +362,31 @@ class OnlineKernelClient(PhaseClient):
         state = self.open_round(request.session, request.round, request.checkpoint_every)
         if self.sums is not None and wire.UPDATE_SUM in self.sums.orders:
             self.sums.check(wire.UPDATE_SUM, _RULE)
+            self._count_rows(request)
         return state, StreamAccount.unpack(state.payload, kernels)
+
+    def _count_rows(self, request: wire.StreamRequest) -> None:
+        """Refuse to release more numbers of the rows of a round than there are unknowns."""
+        own = isinstance(request, wire.PersonalRequest) and request.selection != "shared"
+        chosen = own and request.kernels_per_round < len(request.theta) and not request.released
+        if chosen and self.count_mode == "refuse":
+            raise counting.small_sum(
+                "clients choose kernels of their own, and a kernel may be one client's", self.name
+            )
+        # an adaptation looks at the samples before as well
+        before = request.samples if isinstance(request, wire.NetworkRequest) else 0
+        self.release(
+            wire.UPDATE_SUM,
+            self.x.shape[1] + 1,
+            binary=self.binary,
+            start=max(0, request.step - before),
+            stop=request.step + request.samples,
+        )
 
     def _predict(self, request: wire.KernelRequest, theta: Real) -> _Predictions:
         x, y = self._rows(request.step, request.samples)
-        return _compare(_feature_map(request, x.shape[1])(x), theta, y, request)
+        z = _feature_map(request, x.shape[1])(x)
+        return _compare(z, theta, y - request.centre, request)
 
     def _close(
         self,
@@ -432,7 +468,10 @@ def _gradient(
     chosen: NDArray[np.integer[Any]],
     probabilities: Floats,
 ) -> Real:
-    """Gradients of the chosen kernels' losses summed over the samples, over p (eq. 9), (M, 2D)."""
+    """Gradients of the chosen kernels' losses summed over the samples, over p (eq. 9), (M, 2D).
+
+    Where frequencies are chosen as well: of these, sine and cosine, (frequencies, 2).
+    """
     scale = 2.0 / probabilities
     penalty = (scale * (request.regularization * len(seen.y))).astype(seen.z.dtype)
     gradient = request.theta.take(chosen, axis=0)
@@ -444,7 +483,12 @@ def _gradient(
         residuals = (seen.kernels.take(chosen, axis=1) - seen.y[:, None]) * scale
         z = seen.z.take(chosen, axis=1)
         gradient += np.einsum("bm,bmw->mw", residuals.astype(z.dtype), z)
-    return gradient
+    if not request.released:
+        return gradient
+    kernels, features = len(chosen), request.features
+    picked = shared_frequencies(kernels, features, request.released, request.seed, request.round)
+    pairs = gradient.reshape(kernels, 2, features).swapaxes(1, 2).reshape(-1, 2)
+    return pairs.take(picked, axis=0)
 
 
 def _book(

@@ -45,6 +45,8 @@ class ClientSums:
         Name -> total of a sum that belongs to this client, shape (length,).
     opened : dict
         Name -> (cohort, number) of a sum that this request unmasks.
+    survivors : dict
+        Name -> who took part in such a sum.
     replies : list
         Sections of the reply.
     """
@@ -55,6 +57,7 @@ class ClientSums:
         self.orders: dict[str, wire.Order] = {}
         self.delivered: dict[str, NDArray[Any]] = {}
         self.opened: dict[str, tuple[int, int]] = {}
+        self.survivors: dict[str, frozenset[int]] = {}
         self.replies: list[PhaseMessage] = []
 
     def take(self, sections: Iterable[Section]) -> None:
@@ -169,7 +172,9 @@ class ClientSums:
     def _unmask(self, request: wire.Unmask) -> None:
         self.replies.append(self.party.unmask(request))
         place = request.cohort, request.index
-        self.opened[self.party.state.open[place].name] = place
+        name = self.party.state.open[place].name
+        self.opened[name] = place
+        self.survivors[name] = self.party.state.cohorts[request.cohort].unpack(request.alive)
 
     @property
     def _name(self) -> str:

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from fedkern_flwr.errors import CohortError, SumError
 from fedkern_flwr.exchange import Failure, request_messages, take_sections
+from fedkern_flwr.guard import counting
 from fedkern_flwr.secure_sum import RunningSum, SecureSum
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import sums as sum_wire
@@ -101,6 +102,22 @@ class SummingStrategy(PhaseStrategy):
                 for cohort in cohorts
             ]
         return out
+
+    def check_count(self, problem: str) -> None:
+        """Stop, or warn, where a sum would release too many numbers: as the nodes would.
+
+        Raises
+        ------
+        RefusedError
+            A node refuses it.
+        """
+        if not problem:
+            return
+        strictest = {party.counting for party in self.parties_.values()}
+        if "refuse" in strictest:
+            raise counting.small_sum(problem)
+        if "warn" in strictest:
+            logger.warning("the rows behind a sum can be computed: %s", problem)
 
     def sum_sections(self, sums: Sequence[RunningSum]) -> dict[int, list[PhaseMessage]]:
         """Return node -> what its request must carry so that it contributes to ``sums``."""
