@@ -20,6 +20,7 @@ from fedkern_flwr.online import (
     Floats,
     current_weights,
     kernel_weights,
+    pick_frequencies,
     select_bin,
     select_subset,
     shared_frequencies,
@@ -485,10 +486,9 @@ def _gradient(
         gradient += np.einsum("bm,bmw->mw", residuals.astype(z.dtype), z)
     if not request.released:
         return gradient
-    kernels, features = len(chosen), request.features
-    picked = shared_frequencies(kernels, features, request.released, request.seed, request.round)
-    pairs = gradient.reshape(kernels, 2, features).swapaxes(1, 2).reshape(-1, 2)
-    return pairs.take(picked, axis=0)
+    shape = len(chosen), request.features
+    picked = shared_frequencies(*shape, request.released, request.seed, request.round)
+    return pick_frequencies(gradient, picked)
 
 
 def _book(

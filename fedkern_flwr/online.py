@@ -6,7 +6,7 @@ Notation of Ghari and Shen, "Personalized Online Federated Learning with Multipl
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,6 +216,22 @@ def shared_frequencies(
     limits = np.full(kernels, each)
     limits[rng.permutation(kernels)[:rest]] += 1
     return np.flatnonzero(ranks < limits[:, None]).astype(np.int32)
+
+
+def pick_frequencies(gradient: NDArray[Any], chosen: NDArray[np.int32]) -> NDArray[Any]:
+    """Return sine and cosine of chosen frequencies of a gradient, (M, 2D) -> (count, 2)."""
+    kernels, width = gradient.shape
+    pairs = gradient.reshape(kernels, 2, width // 2).swapaxes(1, 2).reshape(-1, 2)
+    return pairs.take(chosen, axis=0)
+
+
+def place_frequencies(
+    pairs: NDArray[Any], chosen: NDArray[np.int32], kernels: int, features: int
+) -> NDArray[Any]:
+    """Return the gradient, zero elsewhere, of what :func:`pick_frequencies` has picked."""
+    gradient = np.zeros((kernels, 2, features), pairs.dtype)
+    gradient[chosen // features, :, chosen % features] = pairs
+    return gradient.reshape(kernels, -1)
 
 
 def select_subset(

@@ -16,6 +16,7 @@ from fedkern_flwr.online import (
     CENTRE,
     StepSize,
     check_choice,
+    place_frequencies,
     shared_frequencies,
     step_rule,
 )
@@ -194,10 +195,8 @@ class KernelOnlineStrategy(OnlineStrategy[Report]):
             return gradient
         shape = len(kernels), self.features
         chosen = shared_frequencies(*shape, self._frequencies, self._run_seed, self._number)
-        kernel, frequency = kernels[chosen // self.features], chosen % self.features
-        sines, cosines = total.reshape(-1, 2).T * (shape[0] * shape[1] / self._frequencies)
-        gradient[kernel, frequency] = sines
-        gradient[kernel, self.features + frequency] = cosines
+        pairs = total.reshape(-1, 2) * (shape[0] * shape[1] / self._frequencies)
+        gradient[kernels] = place_frequencies(pairs, chosen, *shape)
         return gradient
 
     def move(self, gradient_sum: Floats) -> ArrayRecord:
