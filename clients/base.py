@@ -127,6 +127,8 @@ class PhaseClient(NumPyClient):
     records: ClassVar[bool] = True
     #: Whether more released numbers than unknowns are refused unless the policy says otherwise.
     counts_strictly: ClassVar[bool] = False
+    #: Unknowns of a row beside its columns.
+    labels_of_row: ClassVar[int] = 1
     sums: ClientSums | None = None
     partners: Collection[int] = ()
     restored = True
@@ -342,6 +344,18 @@ class PhaseClient(NumPyClient):
         least = cohort.threshold if order.self_masks else len(cohort.members)
         alive = counting.least_survivors(rows, least, own=self.partition)
         self._count(record, group, numbers, alive, order.receiver)
+
+    def counts(self, order: sum_wire.Order) -> bool:
+        """Tell whether a sum is counted as a release about all rows of this node's table."""
+        return counting.is_counted(order.name, order.receiver)
+
+    def _count_table(self, name: str) -> None:
+        assert self.sums is not None
+        order = self.sums.order(name)
+        own = self.sums.party.state.counts.get(self.partition, (0, 0))[0]
+        if own and self.counts(order):
+            record = RunRecord.load(self.context, self.sums.party.state.session)
+            self.release(name, record.columns)
 
     def _rows_behind(self, group: counting.Group, members: Collection[int]) -> dict[int, int]:
         assert self.sums is not None
@@ -562,6 +576,9 @@ class PhaseClient(NumPyClient):
         known = load_state(self.context)
         if known is None or known.session != request.session or not known.private:
             known = PartyState(request.session)  # else the request has come twice: the same key
+        record = RunRecord.load(self.context, request.session)
+        record.columns = reply.features + self.labels_of_row
+        record.store(self.context)
         party = self._party(known)
         public, signature = party.announce((reply.rows, reply.test_rows))
         store_state(self.context, party.state)
@@ -586,6 +603,7 @@ class PhaseClient(NumPyClient):
             return None
         self.open_session(session)
         sums = ClientSums(self._party(state), self.policy, self.enough_parties)
+        sums.on_check = self._count_table
         sums.take(sections)
         if sums.opened:
             record = RunRecord.load(self.context, session)

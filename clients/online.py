@@ -32,6 +32,7 @@ from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.seeding import derive_seed, uniform
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import online as wire
+from fedkern_flwr.wire.sums import Order
 
 from .account import StreamAccount
 from .base import Handler, PhaseClient, SessionState, check_rows
@@ -96,6 +97,10 @@ class OnlineKernelClient(PhaseClient):
     """
 
     counts_strictly = True
+
+    def counts(self, order: Order) -> bool:
+        """Tell that no sum is about the whole table: those of a round are counted by themselves."""
+        return False
 
     def __init__(
         self,

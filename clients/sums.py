@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,8 @@ class ClientSums:
         self.opened: dict[str, tuple[int, int]] = {}
         self.survivors: dict[str, frozenset[int]] = {}
         self.replies: list[PhaseMessage] = []
+        #: Called with the name of a sum that has been checked.
+        self.on_check: Callable[[str], None] = lambda name: None
 
     def take(self, sections: Iterable[Section]) -> None:
         """Read the sections of a request; unmask and recover at once, keep orders for later.
@@ -114,6 +116,7 @@ class ClientSums:
         cohorts = len(self.party.state.cohorts)
         check_order(self.order(name), rule, cohorts=cohorts, party=self._name)
         self._rules[name] = rule
+        self.on_check(name)
 
     def contribute(self, name: str, values: NDArray[Any], *, overwrite: bool = False) -> None:
         """Add this client's vector to the sum of that name; ``overwrite`` it if that may be done.

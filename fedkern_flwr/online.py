@@ -204,6 +204,7 @@ def shared_frequencies(
     seed : int
         Of the run.
     round : int
+        Number of the round.
 
     Returns
     -------

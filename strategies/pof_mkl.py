@@ -71,7 +71,7 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
         With secure sums a round then costs 2 M D numbers of a client instead of 2 N D.
     **common
         Options of ``KernelOnlineStrategy``: ``regularization``, ``step_size``,
-        ``samples_per_round``, ``frequencies_per_round``, ``precision``, ``seed``, ``checkpoint``, ...
+        ``samples_per_round``, ``frequencies_per_round``, ``precision``, ``seed``, ...
 
     Attributes
     ----------

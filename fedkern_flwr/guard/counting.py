@@ -31,6 +31,16 @@ COLLUDERS = 1
 #: Last row of a table that is summed as a whole.
 ENDLESS = 1 << 62
 _BITS = 64
+#: Beginnings of the names of sums about held-out rows, and of sums that are not about rows.
+OF_HELD_OUT = (
+    "evaluate",
+    "evaluation",
+    "outcome",
+    "judged outputs",
+    "predicted outputs",
+    "ranking metrics",
+)
+OF_NO_ROWS = ("landmark pairs",)
 
 #: What a node does with a release of too many numbers.
 Mode = Literal["refuse", "warn", "off"]
@@ -193,6 +203,11 @@ def check_rows_again(group: Group, start: int, party: str) -> None:
     """
     if start < group.start:
         raise small_sum("rows of an earlier message are asked for again", party)
+
+
+def is_counted(name: str, receiver: int) -> bool:
+    """Tell whether a sum is about rows that are learned from, and opened by the server."""
+    return receiver < 0 and not name.startswith(OF_HELD_OUT + OF_NO_ROWS)
 
 
 def released(name: str, numbers: int, unknowns: float) -> dict[str, Any]:

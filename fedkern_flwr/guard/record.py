@@ -33,6 +33,8 @@ class RunRecord:
     group : dict
         Rows that were summed last and what was released of them, see
         :class:`~fedkern_flwr.guard.counting.Group`.
+    columns : int
+        Columns of a row of its table, label included.
     warned : bool
         Whether it was warned of a release of too many numbers.
     """
@@ -43,6 +45,7 @@ class RunRecord:
     evaluations: dict[str, int] = field(default_factory=dict)
     sums: dict[str, list[int]] = field(default_factory=dict)
     group: dict[str, Any] = field(default_factory=dict)
+    columns: int = 0
     warned: bool = False
 
     @classmethod

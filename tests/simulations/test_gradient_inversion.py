@@ -312,7 +312,13 @@ def test_without_its_mask_the_same_vector_gives_the_sample_away(make_streams):
 def test_a_transcript_without_the_uploads_is_refused(make_streams):
     """Otherwise an audit would find nothing and say so."""
     streams, transcript = make_streams(3, 2), Transcript()
-    simulate(POFMKL(secure=True, samples_per_round=1), streams.client_fn, 3, transcript=transcript, num_rounds=2)
+    simulate(
+        POFMKL(secure=True, samples_per_round=1),
+        streams.client_fn,
+        3,
+        transcript=transcript,
+        num_rounds=2,
+    )
     for _, message in transcript._messages:
         for record in message.content.config_records.values():
             record.pop("sections", None)

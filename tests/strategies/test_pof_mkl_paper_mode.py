@@ -162,7 +162,7 @@ def test_three_samples_per_round_equal_the_plain_algorithm(
     options: dict[str, Any] = {"kernels_per_round": 7, "exploration": exploration}
     ours = run(streams, step_size="paper", samples_per_round=3, **options)
     plain = plain_pof_mkl(z, streams.y, bin_size=7, exploration=exploration, samples=3)
-    assert len(ours.mse) == 17
+    assert len(ours.mse) == 16
     assert distance(ours, plain) < 1e-10
     late = {"bin_size": 7, "exploration": exploration, "samples": 3, "mistake": "weights first"}
     if exploration < 1.0:

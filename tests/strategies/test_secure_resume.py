@@ -100,7 +100,9 @@ def test_without_that_rule_the_difference_of_two_sums_is_one_clients_vector(
     assert STATISTICS == 6
 
 
-@pytest.mark.parametrize("make", [Watching, lambda **o: PerFedAvg(secure=True, seed=1, samples_per_round=1, **o)])
+@pytest.mark.parametrize(
+    "make", [Watching, lambda **o: PerFedAvg(secure=True, seed=1, samples_per_round=1, **o)]
+)
 def test_held_out_rows_are_evaluated_once(
     make: Callable[..., Any], make_streams: Callable[..., Any], tmp_path: Path
 ) -> None:
