@@ -133,6 +133,8 @@ class PhaseClient(NumPyClient):
     partners: Collection[int] = ()
     restored = True
     answered = 0
+    _group: counting.Group | None = None  # rows of the request at hand and what was counted
+    _small = ""  # what is wrong with the request at hand, if it is allowed
 
     _wrappers: ClassVar[dict[type, type[Client]]] = {}
 
@@ -327,8 +329,7 @@ class PhaseClient(NumPyClient):
         if self.sums is None or self.count_mode == "off":
             return
         order = self.sums.order(name)
-        record = RunRecord.load(self.context, self.sums.party.state.session)
-        group = counting.Group(**record.group)
+        group = self._counted_rows()
         row = counting.unknowns_of_row(columns, binary)
         if not group.meets(start, stop):
             group = counting.Group(start, stop, row)
@@ -343,7 +344,15 @@ class PhaseClient(NumPyClient):
         # a sum without self masks has the whole cohort
         least = cohort.threshold if order.self_masks else len(cohort.members)
         alive = counting.least_survivors(rows, least, own=self.partition)
-        self._count(record, group, numbers, alive, order.receiver)
+        self._count(group, numbers, alive, order.receiver)
+
+    def _counted_rows(self) -> counting.Group:
+        """Return the rows summed last, as counted in this request or in the last one answered."""
+        if self._group is None:
+            assert self.sums is not None
+            record = RunRecord.load(self.context, self.sums.party.state.session)
+            self._group = counting.Group(**record.group)
+        return self._group
 
     def counts(self, order: sum_wire.Order) -> bool:
         """Tell whether a sum is counted as a release about all rows of this node's table."""
@@ -364,22 +373,30 @@ class PhaseClient(NumPyClient):
 
     def _count(
         self,
-        record: RunRecord,
         group: counting.Group,
         numbers: int,
         survivors: Collection[int],
         receiver: int,
     ) -> None:
-        """Refuse or warn where numbers exceed unknowns; else keep what has been counted."""
+        """Refuse or warn where numbers exceed unknowns."""
         rows = self._rows_behind(group, survivors)
         hidden = counting.hidden_rows(rows, survivors, own=self.partition, receiver=receiver)
         problem = counting.too_many(numbers, hidden * group.row)
         if problem and self.count_mode == "refuse":
             raise counting.small_sum(problem, self.name)
-        if problem and not record.warned and not self.simulated:  # there the coordinator warns
-            logger.warning("the rows behind a sum can be computed: %s", problem)
+        if problem and not self.simulated:  # there the coordinator warns
+            self._small = problem
+        self._group = group
+
+    def _keep_count(self) -> None:
+        """Keep what was counted, before an answer leaves; warn once in a run."""
+        if self._group is None or self.sums is None:
+            return
+        record = RunRecord.load(self.context, self.sums.party.state.session)
+        record.group = vars(self._group)
+        if self._small and not record.warned:
+            logger.warning("the rows behind a sum can be computed: %s", self._small)
             record.warned = True
-        record.group = vars(group)
         record.store(self.context)
 
     @property
@@ -458,7 +475,7 @@ class PhaseClient(NumPyClient):
         raise ClientError(mark_error(name))
 
     def _dispatch(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
-        self.sums = None
+        self.sums, self._group, self._small = None, None, ""
         parameters, config, sections = detach(parameters, config, party=_SERVER)
         phase = str(config.get("phase", ""))
         RunRecord.load(self.context, str(config.get("session", ""))).check(self.name)
@@ -481,6 +498,7 @@ class PhaseClient(NumPyClient):
         if self.sums is not None:
             self.sums.check_done()
             if phase != sum_wire.FinishRequest.phase:
+                self._keep_count()
                 store_state(self.context, self.sums.party.state)
         return reply
 
@@ -612,11 +630,11 @@ class PhaseClient(NumPyClient):
             record.store(self.context)
             self.sums = sums
             for name, place in sums.opened.items():
-                group = counting.Group(**record.group)
+                group = self._counted_rows()
                 if group.has(place):
                     opened = sums.party.state.open[place]
                     numbers, alive = group.open(place), sums.survivors[name]
-                    self._count(record, group, numbers, alive, opened.receiver)
+                    self._count(group, numbers, alive, opened.receiver)
         return sums
 
     def pair_secret(self, other: int) -> bytes:

