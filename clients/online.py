@@ -373,8 +373,12 @@ class OnlineKernelClient(PhaseClient):
 
     def _count_rows(self, request: wire.StreamRequest) -> None:
         """Refuse to release more numbers of the rows of a round than there are unknowns."""
-        own = isinstance(request, wire.PersonalRequest) and request.selection != "shared"
-        chosen = own and request.kernels_per_round < len(request.theta) and not request.released
+        chosen = (
+            isinstance(request, wire.PersonalRequest)
+            and request.selection != "shared"
+            and request.kernels_per_round < len(request.theta)
+            and not request.released
+        )
         if chosen and self.count_mode == "refuse":
             raise counting.small_sum(
                 "clients choose kernels of their own, and a kernel may be one client's", self.name

@@ -168,7 +168,7 @@ class Group:
         A sum that was ordered under the same name and never opened counts only once opened.
         ``at_once``: the sum opens by itself.
         """
-        others = sum(n for other, n in self.ordered.values() if other != name)
+        others = sum(int(n) for other, n in self.ordered.values() if other != name)
         if at_once:
             self.opened += numbers
             return self.opened + others
@@ -178,7 +178,7 @@ class Group:
     def open(self, place: tuple[int, int]) -> int:
         """Note that a sum is opened; return how many numbers are released with it."""
         _, numbers = self.ordered.pop(_text(place), ["", 0])
-        self.opened += numbers
+        self.opened += int(numbers)
         return self.opened
 
     def has(self, place: tuple[int, int]) -> bool:

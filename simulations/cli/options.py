@@ -23,7 +23,7 @@ def parameter(option: Option) -> tuple[str, Any, Any]:
         name = option.name.replace("_", "-")
         flag = f"--{name}/--no-{name}" if kind is bool else f"--{name}"
     annotation: Any = kind | None if optional else kind
-    chosen_of: click.ParamType | None = click.Choice(choices) if choices else None
+    chosen_of: Any = click.Choice(choices) if choices else None
     if kind is int and choices:
         chosen_of, annotation = _NumberOr(choices), Any
     text = escape(option.help)  # brackets are not markup
@@ -52,7 +52,7 @@ def build_command(
     return command
 
 
-class _NumberOr(click.ParamType):
+class _NumberOr(click.ParamType):  # type: ignore[type-arg]
     """A whole number or one of a few words."""
 
     def __init__(self, words: tuple[str, ...]) -> None:
