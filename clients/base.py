@@ -25,7 +25,7 @@ from fedkern_flwr.errors import (
 )
 from fedkern_flwr.exchange import mark_error
 from fedkern_flwr.flower_compat import Client, NumPyClient
-from fedkern_flwr.guard import NodePolicy, RunRecord, check_own_rows, check_run, refusal
+from fedkern_flwr.guard import NodePolicy, RunRecord, check_own_rows, check_run, counting, refusal
 from fedkern_flwr.guard.evaluations import Asked, enter, open_once, too_few
 from fedkern_flwr.guard.policy import is_simulated, node_policy
 from fedkern_flwr.secure_sum import Party, PartyState
@@ -127,10 +127,16 @@ class PhaseClient(NumPyClient):
     records: ClassVar[bool] = True
     #: Whether sums of one name may be over ever new cohorts.
     regroup = False
+    #: Whether more released numbers than unknowns are refused unless the policy says otherwise.
+    counts_strictly: ClassVar[bool] = False
+    #: Unknowns of a row beside its columns.
+    labels_of_row: ClassVar[int] = 1
     sums: ClientSums | None = None
     partners: Collection[int] = ()
     restored = True
     answered = 0
+    _group: counting.Group | None = None  # rows of the request at hand and what was counted
+    _small = ""  # what is wrong with the request at hand, if it is allowed
 
     _wrappers: ClassVar[dict[type, type[Client]]] = {}
 
@@ -303,6 +309,114 @@ class PhaseClient(NumPyClient):
             return error
         return refusal("its values do not fit the run, its log says more", self.name)
 
+    def release(
+        self,
+        name: str,
+        columns: int,
+        *,
+        binary: int = 0,
+        start: int = 0,
+        stop: int = counting.ENDLESS,
+    ) -> None:
+        """Count the numbers that a sum would release about this node's rows, with earlier ones.
+
+        To be called for the order of each sum over rows, before anything is contributed; when the
+        sum is opened they are counted again, over those who took part.
+
+        Parameters
+        ----------
+        name : str
+            Name of the sum.
+        columns : int
+            Columns of the rows, label included.
+        binary : int
+            How many of them have at most two values.
+        start, stop : int
+            The rows that are summed, the same of every party; by default all.
+
+        Raises
+        ------
+        RefusedError
+            There would be more numbers than unknowns.
+        """
+        if self.sums is None or self.count_mode == "off":
+            return
+        order = self.sums.order(name)
+        group = self._counted_rows()
+        row = counting.unknowns_of_row(columns, binary)
+        if not group.meets(start, stop):
+            group = counting.Group(start, stop, row)
+        elif self.count_mode == "refuse":
+            counting.check_rows_again(group, start, self.name)
+        group.start, group.stop = min(group.start, start), max(group.stop, stop)
+        group.row = min(group.row, row)
+        place = order.cohort, order.index
+        numbers = group.order(name, place, order.length, at_once=not order.self_masks)
+        cohort = self.sums.party.state.cohorts[order.cohort]
+        rows = self._rows_behind(group, cohort.members)
+        # a sum without self masks has the whole cohort
+        least = cohort.threshold if order.self_masks else len(cohort.members)
+        alive = counting.least_survivors(rows, least, own=self.partition)
+        self._count(group, numbers, alive, order.receiver)
+
+    def _counted_rows(self) -> counting.Group:
+        """Return the rows summed last, as counted in this request or in the last one answered."""
+        if self._group is None:
+            assert self.sums is not None
+            record = RunRecord.load(self.context, self.sums.party.state.session)
+            self._group = counting.Group(**record.group)
+        return self._group
+
+    def counts(self, order: sum_wire.Order) -> bool:
+        """Tell whether a sum is counted as a release about all rows of this node's table."""
+        return counting.is_counted(order.name, order.receiver)
+
+    def _count_table(self, name: str) -> None:
+        assert self.sums is not None
+        order = self.sums.order(name)
+        own = self.sums.party.state.counts.get(self.partition, (0, 0))[0]
+        if own and self.counts(order):
+            record = RunRecord.load(self.context, self.sums.party.state.session)
+            self.release(name, record.columns)
+
+    def _rows_behind(self, group: counting.Group, members: Collection[int]) -> dict[int, int]:
+        assert self.sums is not None
+        counts = self.sums.party.state.counts
+        return group.rows((j, counts.get(j, (0, 0))[0]) for j in members)
+
+    def _count(
+        self,
+        group: counting.Group,
+        numbers: int,
+        survivors: Collection[int],
+        receiver: int,
+    ) -> None:
+        """Refuse or warn where numbers exceed unknowns."""
+        rows = self._rows_behind(group, survivors)
+        hidden = counting.hidden_rows(rows, survivors, own=self.partition, receiver=receiver)
+        problem = counting.too_many(numbers, hidden * group.row)
+        if problem and self.count_mode == "refuse":
+            raise counting.small_sum(problem, self.name)
+        if problem and not self.simulated:  # there the coordinator warns
+            self._small = problem
+        self._group = group
+
+    def _keep_count(self) -> None:
+        """Keep what was counted, before an answer leaves; warn once in a run."""
+        if self._group is None or self.sums is None:
+            return
+        record = RunRecord.load(self.context, self.sums.party.state.session)
+        record.group = vars(self._group)
+        if self._small and not record.warned:
+            logger.warning("the rows behind a sum can be computed: %s", self._small)
+            record.warned = True
+        record.store(self.context)
+
+    @property
+    def count_mode(self) -> counting.Mode:
+        """What is done where more numbers are released than there are unknowns."""
+        return counting.mode(self.policy, refuses=self.counts_strictly)
+
     def figures(
         self,
         purpose: str,
@@ -375,7 +489,7 @@ class PhaseClient(NumPyClient):
         raise ClientError(mark_error(name))
 
     def _dispatch(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
-        self.sums = None
+        self.sums, self._group, self._small = None, None, ""
         parameters, config, sections = detach(parameters, config, party=_SERVER)
         phase = str(config.get("phase", ""))
         RunRecord.load(self.context, str(config.get("session", ""))).check(self.name)
@@ -398,6 +512,7 @@ class PhaseClient(NumPyClient):
         if self.sums is not None:
             self.sums.check_done()
             if load_state(self.context) is not None and phase != sum_wire.FinishRequest.phase:
+                self._keep_count()
                 store_state(self.context, self.sums.party.state)
         return reply
 
@@ -500,12 +615,18 @@ class PhaseClient(NumPyClient):
             same = known is not None and known.session == request.session
             known = PartyState(request.session, fixed=known.fixed if same and known else {})
         record = RunRecord.load(self.context, request.session)
-        record.secure = True
+        record.secure, record.columns = True, reply.features + self.labels_of_row
         record.store(self.context)
         party = self._party(known)
         public, signature = party.announce((reply.rows, reply.test_rows))
         store_state(self.context, party.state)
-        return replace(reply, public_key=public, signature=signature, answered=self.answered)
+        return replace(
+            reply,
+            public_key=public,
+            signature=signature,
+            answered=self.answered,
+            counting=self.count_mode,
+        )
 
     def _open_sums(self, session: str, sections: list[Section]) -> ClientSums | None:
         """Return the sums of a request; in a secure run always, so that nothing goes unmasked."""
@@ -523,12 +644,20 @@ class PhaseClient(NumPyClient):
             return ClientSums(self._party(state), self.policy, self.enough_parties)
         self.open_session(session)
         sums = ClientSums(self._party(state), self.policy, self.enough_parties)
+        sums.on_check = self._count_table
         sums.take(sections)
         if sums.opened:
             record = RunRecord.load(self.context, session)
             for name, place in sums.opened.items():
                 open_once(record, name.partition("#")[0], place, self.name)
             record.store(self.context)
+            self.sums = sums
+            for name, place in sums.opened.items():
+                group = self._counted_rows()
+                if group.has(place):
+                    opened = sums.party.state.open[place]
+                    numbers, alive = group.open(place), sums.survivors[name]
+                    self._count(group, numbers, alive, opened.receiver)
         return sums
 
     def pair_secret(self, other: int) -> bytes:

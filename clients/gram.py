@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Context
@@ -124,6 +124,8 @@ class GramClient(PhaseClient):
     Memory: the packed Gram matrix of the items, m (m + 1) / 2 numbers of 2, 4 or 8 bytes, and 64
     MB.
     """
+
+    labels_of_row: ClassVar[int] = 0
 
     def __init__(
         self,

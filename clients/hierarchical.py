@@ -22,6 +22,7 @@ from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import hierarchical as wire
+from fedkern_flwr.wire.sums import Order
 
 from .base import Handler, PhaseClient, SessionState
 from .kept_state import KeptState
@@ -154,6 +155,11 @@ class SVMClient(PhaseClient):
                 party=self.name,
             )
         self._rows: tuple[str, Floats] | None = None
+
+    def counts(self, order: Order) -> bool:
+        """Tell whether a sum is about rows: those of a group of users are as well."""
+        of_rows = isinstance(self._request, wire.LocalRequest | wire.ChainRequest)
+        return super().counts(order) or (of_rows and order.name == wire.GROUP_SUM)
 
     # -- phases
 

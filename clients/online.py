@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 
 from fedkern_flwr import network
 from fedkern_flwr.errors import ProtocolError, TableError
-from fedkern_flwr.guard import SumRule, refusal
+from fedkern_flwr.guard import SumRule, counting, refusal
 from fedkern_flwr.online import (
     WEIGHT_RULES,
     Floats,
     current_weights,
     kernel_weights,
+    pick_frequencies,
     select_bin,
     select_subset,
+    shared_frequencies,
     shared_subset,
     step_rule,
 )
@@ -30,6 +32,7 @@ from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.seeding import derive_seed, uniform
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import online as wire
+from fedkern_flwr.wire.sums import Order
 
 from .account import StreamAccount
 from .base import Handler, PhaseClient, SessionState, check_rows
@@ -48,7 +51,7 @@ class _Predictions(NamedTuple):
     kernels: Floats  # (B, N)
     squared: Floats  # (B, N)
     losses: Floats  # (B, N)
-    y: Floats  # (B,)
+    y: Floats  # (B,), without the centre
 
 
 class OnlineKernelClient(PhaseClient):
@@ -92,6 +95,12 @@ class OnlineKernelClient(PhaseClient):
     Ghari and Shen, "Personalized Online Federated Learning with Multiple Kernels",
     NeurIPS 2022, Algorithms 1 and 2.
     """
+
+    counts_strictly = True
+
+    def counts(self, order: Order) -> bool:
+        """Tell that no sum is about the whole table: those of a round are counted by themselves."""
+        return False
 
     def __init__(
         self,
@@ -152,7 +161,13 @@ class OnlineKernelClient(PhaseClient):
             test_rows=len(self.y_test),
             columns=columns_digest(self.columns),
             restored=self.restored,
+            binary=self.binary,
         )
+
+    @property
+    def binary(self) -> int:
+        """Columns of the stream, label included, with at most two values."""
+        return counting.binary_columns(self.x, self.y)
 
     # -- phases
 
@@ -171,7 +186,9 @@ class OnlineKernelClient(PhaseClient):
         gradient = _gradient(seen, request, chosen, probabilities)
         _book(account, seen, losses, weights)
         reply = wire.PersonalReply(
-            kernels=chosen, gradient=gradient, **account.report(request.round)
+            kernels=chosen[:0] if request.released else chosen,
+            gradient=gradient,
+            **account.report(request.round),
         )
         answer = self._close(request, state, account, reply)
         if self.keep_weights:
@@ -213,6 +230,7 @@ class OnlineKernelClient(PhaseClient):
         kernels = len(request.bandwidths) // 8
         state, account = self._open(request, kernels)
         x, y = self._rows(request.step, request.samples)
+        y = y - request.centre
         features = _feature_map(request, x.shape[1])
         theta = np.zeros((kernels, 2 * request.features))
         rule = step_rule(_known(request.step_size, ("paper", "adaptive")), kernels, request.samples)
@@ -237,7 +255,9 @@ class OnlineKernelClient(PhaseClient):
             account.gap,
             request.learning_rate,
         )
-        test_error = self._test_error(features, theta.astype(request.precision), final)
+        test_error = self._test_error(
+            features, theta.astype(request.precision), final, request.centre
+        )
         found = np.array([len(self.y_test), test_error])
         tests, error = self.figures("held-out rows", np.arange(len(self.y_test)), found, alone=True)
         self.close_round(state, request.round, account.pack(), request.checkpoint_every)
@@ -281,7 +301,7 @@ class OnlineKernelClient(PhaseClient):
                 request.learning_rate,
             )
         features = _feature_map(request, self.x_test.shape[1])
-        error = self._test_error(features, request.theta, weights)
+        error = self._test_error(features, request.theta, weights, request.centre)
         reply = wire.EvaluateReply(samples=len(self.y_test), squared_error=error)
         return self._tell(request, reply)
 
@@ -295,7 +315,7 @@ class OnlineKernelClient(PhaseClient):
                 np.vecdot(features(self.x_test[start : start + _CHUNK]), request.theta) @ weights
                 for start in range(0, len(self.x_test), _CHUNK)
             ]
-            write_outputs(self, np.concatenate(parts))
+            write_outputs(self, np.concatenate(parts) + request.centre)
         self.close_round(state, request.round, state.payload, 0)
         return wire.PredictReply(round=request.round, samples=len(self.x_test))
 
@@ -311,13 +331,15 @@ class OnlineKernelClient(PhaseClient):
 
     # -- pieces
 
-    def _test_error(self, features: FeatureMap, theta: Real, weights: Floats) -> float:
+    def _test_error(
+        self, features: FeatureMap, theta: Real, weights: Floats, centre: float
+    ) -> float:
         """Squared error summed over the held-out rows, a chunk at a time."""
         error = 0.0
         for start in range(0, len(self.y_test), _CHUNK):
             rows = slice(start, start + _CHUNK)
             predicted = np.vecdot(features(self.x_test[rows]), theta) @ weights
-            error += float(((predicted - self.y_test[rows]) ** 2).sum())
+            error += float(((predicted + centre - self.y_test[rows]) ** 2).sum())
         return error
 
     def _select(
@@ -350,11 +372,35 @@ class OnlineKernelClient(PhaseClient):
         state = self.open_round(request.session, request.round, request.checkpoint_every)
         if self.sums is not None and wire.UPDATE_SUM in self.sums.orders:
             self.sums.check(wire.UPDATE_SUM, _RULE)
+            self._count_rows(request)
         return state, StreamAccount.unpack(state.payload, kernels)
+
+    def _count_rows(self, request: wire.StreamRequest) -> None:
+        """Refuse to release more numbers of the rows of a round than there are unknowns."""
+        chosen = (
+            isinstance(request, wire.PersonalRequest)
+            and request.selection != "shared"
+            and request.kernels_per_round < len(request.theta)
+            and not request.released
+        )
+        if chosen and self.count_mode == "refuse":
+            raise counting.small_sum(
+                "clients choose kernels of their own, and a kernel may be one client's", self.name
+            )
+        # an adaptation looks at the samples before as well
+        before = request.samples if isinstance(request, wire.NetworkRequest) else 0
+        self.release(
+            wire.UPDATE_SUM,
+            self.x.shape[1] + 1,
+            binary=self.binary,
+            start=max(0, request.step - before),
+            stop=request.step + request.samples,
+        )
 
     def _predict(self, request: wire.KernelRequest, theta: Real) -> _Predictions:
         x, y = self._rows(request.step, request.samples)
-        return _compare(_feature_map(request, x.shape[1])(x), theta, y, request)
+        z = _feature_map(request, x.shape[1])(x)
+        return _compare(z, theta, y - request.centre, request)
 
     def _close(
         self,
@@ -439,7 +485,10 @@ def _gradient(
     chosen: NDArray[np.integer[Any]],
     probabilities: Floats,
 ) -> Real:
-    """Gradients of the chosen kernels' losses summed over the samples, over p (eq. 9), (M, 2D)."""
+    """Gradients of the chosen kernels' losses summed over the samples, over p (eq. 9), (M, 2D).
+
+    Where frequencies are chosen as well: of these, sine and cosine, (frequencies, 2).
+    """
     scale = 2.0 / probabilities
     penalty = (scale * (request.regularization * len(seen.y))).astype(seen.z.dtype)
     gradient = request.theta.take(chosen, axis=0)
@@ -451,7 +500,11 @@ def _gradient(
         residuals = (seen.kernels.take(chosen, axis=1) - seen.y[:, None]) * scale
         z = seen.z.take(chosen, axis=1)
         gradient += np.einsum("bm,bmw->mw", residuals.astype(z.dtype), z)
-    return gradient
+    if not request.released:
+        return gradient
+    shape = len(chosen), request.features
+    picked = shared_frequencies(*shape, request.released, request.seed, request.round)
+    return pick_frequencies(gradient, picked)
 
 
 def _book(

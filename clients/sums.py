@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,8 @@ class ClientSums:
         Name -> total of a sum that belongs to this client, shape (length,).
     opened : dict
         Name -> (cohort, number) of a sum that this request unmasks.
+    survivors : dict
+        Name -> who took part in such a sum.
     replies : list
         Sections of the reply.
     """
@@ -55,7 +57,10 @@ class ClientSums:
         self.orders: dict[str, wire.Order] = {}
         self.delivered: dict[str, NDArray[Any]] = {}
         self.opened: dict[str, tuple[int, int]] = {}
+        self.survivors: dict[str, frozenset[int]] = {}
         self.replies: list[PhaseMessage] = []
+        #: Called with the name of a sum that has been checked.
+        self.on_check: Callable[[str], None] = lambda name: None
 
     def take(self, sections: Iterable[Section]) -> None:
         """Read the sections of a request; vote, unmask and recover at once, keep orders for later.
@@ -126,6 +131,7 @@ class ClientSums:
         cohorts = len(self.party.state.cohorts)
         check_order(self.order(name), rule, cohorts=cohorts, party=self._name)
         self._rules[name] = rule
+        self.on_check(name)
 
     def contribute(self, name: str, values: NDArray[Any], *, overwrite: bool = False) -> None:
         """Add this client's vector to the sum of that name; ``overwrite`` it if that may be done.
@@ -192,7 +198,9 @@ class ClientSums:
     def _unmask(self, request: wire.Unmask) -> None:
         self.replies.append(self.party.unmask(request))
         place = request.cohort, request.index
-        self.opened[self.party.state.open[place].name] = place
+        name = self.party.state.open[place].name
+        self.opened[name] = place
+        self.survivors[name] = self.party.state.cohorts[request.cohort].unpack(request.alive)
 
     @property
     def _name(self) -> str:

@@ -6,7 +6,7 @@ Notation of Ghari and Shen, "Personalized Online Federated Learning with Multipl
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ Floats = NDArray[np.float64]
 WeightRule = Literal["exponential", "adahedge"]
 StepSize = Literal["paper", "adaptive"]
 Selection = Literal["bins", "subset"]
+#: Predicted before anything is learned where labels in [0, 1] are learned around it.
+CENTRE = 0.5
 #: Whether every client chooses its own kernels or all share a public choice per round.
 Subset = Literal["private", "shared"]
 
@@ -183,6 +185,54 @@ def shared_subset(kernels: int, kernels_per_round: int, seed: int, round: int) -
     rng = np.random.default_rng(derive_seed(seed, "shared kernels", round))
     chosen = rng.choice(kernels, kernels_per_round, replace=False)
     return np.sort(chosen).astype(np.int32)
+
+
+def shared_frequencies(
+    kernels: int, features: int, count: int, seed: int, round: int
+) -> NDArray[np.int32]:
+    """Return the frequencies of kernels whose gradients all clients send in a round.
+
+    The choice is public. Every frequency is as likely as the others, and the numbers of
+    frequencies of two kernels differ by one at most.
+
+    Parameters
+    ----------
+    kernels, features : int
+        Kernels to choose of, frequencies of each.
+    count : int
+        How many to choose.
+    seed : int
+        Of the run.
+    round : int
+        Number of the round.
+
+    Returns
+    -------
+    ndarray of int32, shape (count,)
+        kernel * features + frequency, in increasing order.
+    """
+    rng = np.random.default_rng(derive_seed(seed, "shared frequencies", round))
+    ranks = rng.random((kernels, features)).argsort(axis=1)  # of the frequencies of a kernel
+    each, rest = divmod(count, kernels)
+    limits = np.full(kernels, each)
+    limits[rng.permutation(kernels)[:rest]] += 1
+    return np.flatnonzero(ranks < limits[:, None]).astype(np.int32)
+
+
+def pick_frequencies(gradient: NDArray[Any], chosen: NDArray[np.int32]) -> NDArray[Any]:
+    """Return sine and cosine of chosen frequencies of a gradient, (M, 2D) -> (count, 2)."""
+    kernels, width = gradient.shape
+    pairs = gradient.reshape(kernels, 2, width // 2).swapaxes(1, 2).reshape(-1, 2)
+    return pairs.take(chosen, axis=0)
+
+
+def place_frequencies(
+    pairs: NDArray[Any], chosen: NDArray[np.int32], kernels: int, features: int
+) -> NDArray[Any]:
+    """Return the gradient, zero elsewhere, of what :func:`pick_frequencies` has picked."""
+    gradient = np.zeros((kernels, 2, features), pairs.dtype)
+    gradient[chosen // features, :, chosen % features] = pairs
+    return gradient.reshape(kernels, -1)
 
 
 def select_subset(

@@ -39,7 +39,7 @@ def server_regret(strategy: PhaseStrategy, prepared: Streams) -> float | None:
         return None
     shards = prepared.clients.shards
     x = np.concatenate([shard.x[: prepared.rounds] for shard in shards])
-    y = np.concatenate([shard.y[: prepared.rounds] for shard in shards])
+    y = np.concatenate([shard.y[: prepared.rounds] for shard in shards]) - strategy.centre
     options = strategy.options()
     features = FeatureMap(
         strategy.bandwidths.astype("<f8").tobytes(),

@@ -69,8 +69,8 @@ class OFMKLAvg(KernelOnlineStrategy[wire.SharedReply]):
     sends_losses: ClassVar[bool] = False
 
     def reply_sizes(self) -> dict[str, int]:
-        """Return N, 2D and the number of losses reported."""
-        return {**super().reply_sizes(), "reported": self.kernels if self.sends_losses else 0}
+        """Return the shape of the gradients and the number of losses reported."""
+        return {**super().reply_sizes(), "reported": self.reported()}
 
     def request(self, stream: dict[str, Any]) -> wire.SharedRequest:
         """Ask for the gradients of all kernels."""
@@ -81,13 +81,13 @@ class OFMKLAvg(KernelOnlineStrategy[wire.SharedReply]):
             send_losses=self.sends_losses,
         )
 
-    def sum_length(self) -> int:
-        """Return N 2D gradients and the losses reported."""
-        return super().sum_length() + (self.kernels if self.sends_losses else 0)
+    def reported(self) -> int:
+        """Return the number of losses reported."""
+        return self.kernels if self.sends_losses else 0
 
     def step(self, total: Floats, answers: int) -> ArrayRecord:
         """Step along the mean gradient."""
-        return self.move(total[: self.theta_.size].reshape(self.theta_.shape))
+        return self.move(self.spread(total[: len(total) - self.reported()]))
 
     def evaluation_weights(self) -> Floats:
         """Predict held-out rows with the server's weights."""

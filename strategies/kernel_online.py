@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.kernels import bandwidth_dictionary
-from fedkern_flwr.online import StepSize, check_choice, step_rule
+from fedkern_flwr.online import (
+    CENTRE,
+    StepSize,
+    check_choice,
+    place_frequencies,
+    shared_frequencies,
+    step_rule,
+)
 from fedkern_flwr.random_features import FrequencyDraw, Precision
 from fedkern_flwr.wire import online as wire
 
 from .base import Arrays, at_least
-from .online import Floats, OnlineStrategy, Report
+from .online import Floats, OnlineStrategy, Report, check_count
 
 
 class KernelOnlineStrategy(OnlineStrategy[Report]):
@@ -37,8 +45,18 @@ class KernelOnlineStrategy(OnlineStrategy[Report]):
         else ``orthogonal``, which estimates the kernels with less variance.
     bandwidths : sequence of float, optional
         Bandwidths of the kernels, by default the paper's dictionary.
+    frequencies_per_round : int, "all" or "auto" (default: "auto")
+        Frequencies, of all kernels together, whose gradients are sent: all clients send those of
+        the same ones, drawn publicly each round. With auto all in plain runs, and in secure ones as
+        many as the rule of counting allows.
     **common
         Options of :class:`OnlineStrategy`.
+
+    Attributes
+    ----------
+    centre : float
+        What the model predicts before it has learned anything: 0 with the paper's step size, else
+        1/2, the middle of the labels' range.
     """
 
     def __init__(
@@ -50,6 +68,7 @@ class KernelOnlineStrategy(OnlineStrategy[Report]):
         precision: Precision = "float32",
         frequency_draw: FrequencyDraw | None = None,
         bandwidths: Iterable[float] | None = None,
+        frequencies_per_round: int | Literal["all", "auto"] = "auto",
         **common: Any,
     ) -> None:
         super().__init__(**common)
@@ -57,6 +76,9 @@ class KernelOnlineStrategy(OnlineStrategy[Report]):
         at_least("features", features, 1)
         at_least("regularization", regularization, 0.0)
         check_choice("precision", precision, ("float32", "float64"))
+        check_count("frequencies_per_round", frequencies_per_round, ("all", "auto"))
+        self.frequencies_per_round = frequencies_per_round
+        self.centre = centre(self.step_size)
         self.frequency_draw = resolve_draw(frequency_draw, self.step_size)
         self.bandwidths = (
             bandwidth_dictionary(kernels)
@@ -68,6 +90,7 @@ class KernelOnlineStrategy(OnlineStrategy[Report]):
         self.kernels, self.features = self.bandwidths.size, features
         self.regularization, self.precision = regularization, precision
         self.theta_ = np.zeros((0, 0))
+        self._frequencies = 0  # of a round of the run at hand, 0 for all
 
     def options(self) -> dict[str, Any]:
         """Return the options that determine the model."""
@@ -78,6 +101,8 @@ class KernelOnlineStrategy(OnlineStrategy[Report]):
             "regularization": self.regularization,
             "precision": self.precision,
             "frequency_draw": self.frequency_draw,
+            "frequencies_per_round": self.frequencies_per_round,
+            "centre": self.centre,
         }
 
     def model(self) -> tuple[Arrays, dict[str, Any]]:
@@ -103,13 +128,47 @@ class KernelOnlineStrategy(OnlineStrategy[Report]):
         self.theta_, self._rule.state = arrays["theta"].copy(), arrays["step_state"].copy()
         return self.sent_arrays()
 
+    def in_question(self) -> NDArray[np.int32]:
+        """Return the kernels whose gradients are summed in the round at hand."""
+        return np.arange(self.kernels, dtype=np.int32)
+
+    def reported(self) -> int:
+        """Return how many losses are summed beside the gradients."""
+        return 0
+
     def sum_length(self) -> int:
-        """Return N 2D."""
-        return self.kernels * 2 * self.features
+        """Return the numbers of gradients, sine and cosine of each frequency, and of losses."""
+        all_of_them = len(self.in_question()) * self.features
+        return 2 * (self._frequencies or all_of_them) + self.reported()
+
+    def least_numbers(self) -> int:
+        """Return the numbers of one frequency of each kernel, if they are chosen; else of all."""
+        kernels = len(self.in_question())
+        wanted = kernels if self._adapts else self.frequencies_per_round
+        few = kernels * self.features if isinstance(wanted, str) else wanted
+        return 2 * min(few, kernels * self.features) + self.reported()
+
+    @property
+    def _adapts(self) -> bool:
+        return self.frequencies_per_round == "auto" and self._may_choose()
+
+    def _may_choose(self) -> bool:
+        """Tell whether all clients send the gradients of the same kernels."""
+        return True
+
+    def fit_release(self, unknowns: float) -> None:
+        """Choose how many frequencies' gradients are summed."""
+        given, most = self.frequencies_per_round, len(self.in_question()) * self.features
+        wanted = most if isinstance(given, str) or not self._may_choose() else given
+        if self._adapts and unknowns < 2 * most + self.reported():
+            wanted = int(unknowns - self.reported()) // 2
+        self._frequencies = wanted if 0 < wanted < most else 0
 
     def reply_sizes(self) -> dict[str, int]:
-        """Return N and 2D."""
-        return {"kernels": self.kernels, "width": 2 * self.features}
+        """Return the shape of the gradients."""
+        if self._frequencies:
+            return {"chosen": self._frequencies, "width": 2}
+        return {"chosen": len(self.in_question()), "width": 2 * self.features}
 
     def kernel_fields(self) -> dict[str, Any]:
         """Return the fields of a ``KernelRequest``; theta itself is packed already."""
@@ -120,8 +179,25 @@ class KernelOnlineStrategy(OnlineStrategy[Report]):
             "regularization": self.regularization,
             "precision": self.precision,
             "frequency_draw": self.frequency_draw,
+            "centre": self.centre,
+            "released": self._frequencies,
             "theta": self.theta_,
         }
+
+    def spread(self, total: Floats) -> Floats:
+        """Return the gradient of all kernels, (N, 2D), from the gradients that were summed.
+
+        Where frequencies were chosen these are divided by the probability of the choice.
+        """
+        gradient, kernels = np.zeros_like(self.theta_), self.in_question()
+        if not self._frequencies:
+            gradient[kernels] = total.reshape(len(kernels), -1)
+            return gradient
+        shape = len(kernels), self.features
+        chosen = shared_frequencies(*shape, self._frequencies, self._run_seed, self._number)
+        pairs = total.reshape(-1, 2) * (shape[0] * shape[1] / self._frequencies)
+        gradient[kernels] = place_frequencies(pairs, chosen, *shape)
+        return gradient
 
     def move(self, gradient_sum: Floats) -> ArrayRecord:
         """Step along the mean over all K clients; one that did not answer counts as zero."""
@@ -154,6 +230,11 @@ class KernelOnlineStrategy(OnlineStrategy[Report]):
         """Return the rule of the weights over kernels and its learning rate eta_k."""
         rate = float(1.0 / np.sqrt(max(1, self._samples)))
         return ("exponential" if self.step_size == "paper" else "adahedge"), rate
+
+
+def centre(step_size: StepSize) -> float:
+    """Return what a model predicts before it has learned anything."""
+    return 0.0 if step_size == "paper" else CENTRE
 
 
 def resolve_draw(draw: FrequencyDraw | None, step_size: StepSize) -> FrequencyDraw:

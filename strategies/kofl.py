@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord
+from numpy.typing import NDArray
 
 from fedkern_flwr.online import check_choice, current_weights, kernel_weights
 from fedkern_flwr.seeding import uniform
@@ -118,7 +119,7 @@ class VMKOFL(GlobalWeights[wire.SharedReply], OFMKLAvg):
 
     def step(self, total: Floats, answers: int) -> ArrayRecord:
         """Learn the weights, then step along the mean gradient."""
-        self.learn_weights(total[self.theta_.size :], answers)
+        self.learn_weights(total[len(total) - self.reported() :], answers)
         return OFMKLAvg.step(self, total, answers)
 
 
@@ -181,8 +182,16 @@ class EMKOFL(GlobalWeights[wire.DrawnReply]):
         }
 
     def reply_sizes(self) -> dict[str, int]:
-        """Return N, 2D and the single kernel drawn."""
-        return {**super().reply_sizes(), "drawn": 1}
+        """Return the shape of the drawn kernel's gradient, and N."""
+        return {**super().reply_sizes(), "kernels": self.kernels}
+
+    def in_question(self) -> NDArray[np.int32]:
+        """Return the single kernel drawn."""
+        return np.array([self._drawn], np.int32)
+
+    def reported(self) -> int:
+        """Return N: the losses of all kernels are summed."""
+        return self.kernels
 
     def request(self, stream: dict[str, Any]) -> wire.DrawnRequest:
         """Draw the kernel of the round and ask for its gradient."""
@@ -198,16 +207,10 @@ class EMKOFL(GlobalWeights[wire.DrawnReply]):
             probability=float(probabilities[self._drawn]) if self.importance_weighting else 1.0,
         )
 
-    def sum_length(self) -> int:
-        """Return 2D numbers of a gradient and N losses."""
-        return 2 * self.features + self.kernels
-
     def step(self, total: Floats, answers: int) -> ArrayRecord:
         """Learn the weights, then step along the mean gradient of the drawn kernel."""
-        self.learn_weights(total[2 * self.features :], answers)
-        gradient = np.zeros_like(self.theta_)
-        gradient[self._drawn] = total[: 2 * self.features]
-        return self.move(gradient)
+        self.learn_weights(total[-self.kernels :], answers)
+        return self.move(self.spread(total[: -self.kernels]))
 
     def evaluation_weights(self) -> Floats:
         """Predict held-out rows with the global weights."""

@@ -13,7 +13,7 @@ from fedkern_flwr.random_features import FrequencyDraw, Precision
 from fedkern_flwr.wire import online as wire
 
 from .base import Arrays, at_least
-from .kernel_online import resolve_draw
+from .kernel_online import centre, resolve_draw
 from .online import Floats, OnlineStrategy
 
 
@@ -64,6 +64,7 @@ class LocalOnly(OnlineStrategy[wire.LocalReply]):
         self.frequency_draw = resolve_draw(frequency_draw, self.step_size)
         self.bandwidths, self.features = bandwidth_dictionary(kernels), features
         self.regularization, self.precision = regularization, precision
+        self.centre = centre(self.step_size)
 
     def options(self) -> dict[str, Any]:
         """Return the options that determine the model."""
@@ -74,6 +75,7 @@ class LocalOnly(OnlineStrategy[wire.LocalReply]):
             "regularization": self.regularization,
             "precision": self.precision,
             "frequency_draw": self.frequency_draw,
+            "centre": self.centre,
         }
 
     def privacy(self) -> dict[str, Any]:
@@ -119,6 +121,7 @@ class LocalOnly(OnlineStrategy[wire.LocalReply]):
             regularization=self.regularization,
             precision=self.precision,
             frequency_draw=self.frequency_draw,
+            centre=self.centre,
             weight_rule="exponential" if self.step_size == "paper" else "adahedge",
             learning_rate=rate,
             step_size=self.step_size,

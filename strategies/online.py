@@ -6,7 +6,7 @@ import contextlib
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import (
+    CheckpointError,
     EngineError,
     FedKernError,
     ProtocolError,
@@ -23,6 +24,7 @@ from fedkern_flwr.errors import (
 )
 from fedkern_flwr.exchange import Failure, read_reply, request_messages
 from fedkern_flwr.flower_compat import is_simulated
+from fedkern_flwr.guard import counting
 from fedkern_flwr.online import StepSize, check_choice
 from fedkern_flwr.secure_sum import Encoding, RunningSum
 from fedkern_flwr.wire import PhaseMessage
@@ -32,8 +34,7 @@ from .base import Arrays, at_least, count_failures, logger
 from .summing import SummingStrategy
 
 Floats = NDArray[np.float64]
-#: Clients or samples whose sum hides them; sums of up to three have been inverted.
-FEW = 4
+Auto = Literal["auto"]
 _ENCODING = Encoding.fixed_point(wire.SUM_BOUND)
 Report = TypeVar("Report", bound=wire.StreamReport)
 
@@ -42,15 +43,18 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
     """Base class of the online methods.
 
     ``start(grid, num_rounds=T)`` lets every client predict T samples of its own stream, each
-    before its label is used. With ``samples_per_round`` B this takes ceil(T / B) exchanges.
+    before its label is used. With ``samples_per_round`` B this takes floor(T / B) exchanges, one at
+    least; the last message has the rest of the samples as well.
 
     Parameters
     ----------
     step_size : {"paper", "adaptive"} (default: "adaptive")
         ``paper``: eta = eta_k = 1/sqrt(T). ``adaptive``: AdaGrad-norm for the parameters and
         AdaHedge for the weights; nothing to tune.
-    samples_per_round : int (default: 1)
-        B, samples that a client takes per exchange; 1 is the paper.
+    samples_per_round : int or "auto" (default: "auto")
+        B, samples that a client takes per exchange; 1 is the paper. With auto 1 in plain runs, and
+        in secure ones as few as the rule of counting allows (see
+        :mod:`fedkern_flwr.guard.counting`).
     secure : bool, optional
         Secure sums: the server sees sums over the clients, no client's gradient or error. Costs an
         exchange more per round. By default on in deployments and off in simulations.
@@ -64,16 +68,19 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
         self,
         *,
         step_size: StepSize = "adaptive",
-        samples_per_round: int = 1,
+        samples_per_round: int | Auto = "auto",
         secure: bool | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
         check_choice("step_size", step_size, ("paper", "adaptive"))
-        at_least("samples_per_round", samples_per_round, 1)
+        check_count("samples_per_round", samples_per_round, ("auto",))
         self.step_size: StepSize = step_size
         self.samples_per_round, self.secure = samples_per_round, secure
         self._samples = 0  # T of the run at hand
+        self._batch = 1  # B of the run at hand
+        self._number = 0  # of the round at hand
+        self._released: list[dict[str, Any]] = []  # numbers and unknowns of its sums
         self._run_seed = 0
         self._reports: dict[int, wire.StreamReport] = {}  # partition -> latest report
         self._is_secure = bool(secure)
@@ -144,8 +151,19 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
             raise ProtocolError(f"the reply belongs to round {reply.round}")
 
     def batch_size(self) -> int:
-        """Return the number of samples per exchange."""
-        return self.samples_per_round
+        """Return the number of samples per exchange; the last one has the rest as well."""
+        return self._batch
+
+    def rounds(self) -> int:
+        """Return the number of exchanges."""
+        return max(1, self._samples // self.batch_size())
+
+    def least_numbers(self) -> int:
+        """Return how many numbers of each client the method must sum in a round to learn well."""
+        return self.sum_length()
+
+    def fit_release(self, unknowns: float) -> None:
+        """Choose what is summed in a round so that its numbers do not exceed the unknowns."""
 
     # -- Flower's interface
 
@@ -202,16 +220,11 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
             grid, resume_round=restored[1]["round"] if restored else 0, secure=self._is_secure
         )
         self._check_streams(num_rounds)
-        if self._samples_in_a_sum < FEW:
-            logger.warning(
-                "a sum may hold %d samples only: sums of up to three have been inverted; let more "
-                "clients take part or raise samples_per_round",
-                self._samples_in_a_sum,
-            )
         dimension = next(iter(self.parties_.values())).features
-        rounds = -(-num_rounds // self.batch_size())
         result, first = Result(), 1
         arrays = self.initial_arrays(dimension)
+        self._plan_release(dimension)
+        rounds = self.rounds()
         if initial_arrays is not None and len(initial_arrays):
             arrays = self.load_server_state(self._state_from(initial_arrays))
         if restored:
@@ -273,14 +286,15 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
     ) -> Iterable[Message]:
         """Return one request per client that takes part; ``arrays`` travels as it is."""
         step = (server_round - 1) * self.batch_size()
-        last = step + self.batch_size() >= self._samples
+        last = server_round >= self.rounds()
         every = server_round if last else self.checkpoint_every
+        self._number = server_round
         request = self.request(
             {
                 "session": self._session,
                 "round": server_round,
                 "step": step,
-                "samples": min(self.batch_size(), self._samples - step),
+                "samples": self._samples - step if last else self.batch_size(),
                 "checkpoint_every": every if self.checkpoint else 0,
             }
         )
@@ -325,12 +339,36 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
 
     # -- secure rounds
 
-    @property
-    def _samples_in_a_sum(self) -> float:
-        """Least number of samples that a released sum may hold; infinite without secure sums."""
+    def _plan_release(self, dimension: int) -> None:
+        """Fix B and what is summed in a round; stop, or warn, where too much would be released.
+
+        Raises
+        ------
+        RefusedError
+            More numbers than unknowns, and a node would refuse.
+        """
+        given, self._released = self.samples_per_round, []
+        self._batch = 1 if given == "auto" else given
         if self.sums is None:
-            return math.inf
-        return self.sums.membership.cohorts[0].threshold * self.batch_size()
+            self.fit_release(math.inf)
+            return
+        binary = max(party.binary for party in self.parties_.values())
+        row = counting.unknowns_of_row(dimension + 1, binary)
+        cohort = self.sums.membership.cohorts[0]
+        one = dict.fromkeys(cohort.members, 1)
+        alive = counting.least_survivors(one, cohort.threshold)
+        each = counting.hidden_rows(one, alive) * row
+        if given == "auto":
+            wanted = counting.least_samples(self.least_numbers() + wire.STATISTICS, each)
+            self._batch = max(1, min(wanted, self._samples))
+        unknowns = each * min(self._batch, self._samples)
+        self.fit_release(unknowns - wire.STATISTICS)
+        numbers = self.sum_length() + wire.STATISTICS
+        self._released = [counting.released(wire.UPDATE_SUM, numbers, unknowns)]
+        tests = sum(party.test_rows for party in self.parties_.values())
+        if tests:
+            self._released.append(counting.released(wire.EVALUATE_SUM, 2, tests * row))
+        self.check_count(counting.too_many(numbers, unknowns))
 
     def secure_privacy(self, summed: str, *kept: str) -> dict[str, Any]:
         """Return what is seen in a secure run.
@@ -342,10 +380,11 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
         *kept : str
             What never leaves a client, besides rows and labels.
         """
-        few = self._samples_in_a_sum < FEW
-        warning = f" (of {self._samples_in_a_sum:g} samples at least: these can be computed)"
+        few = any(entry["numbers"] > entry["unknowns"] for entry in self._released)
+        warning = " (more numbers than unknowns: the samples can be computed)"
         return {
             **self.sums_privacy(),
+            "sums": list(self._released),
             "server_sees": [
                 f"sums over the clients of a round: {summed}{warning if few else ''}",
                 "which clients contributed to which sum",
@@ -387,7 +426,7 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
             who = f"{error.party}: " if error.party else ""
             problem = f"{who}{error.problem}{count_failures(failures)}"
             logger.warning("round %d is lost: %s", number, problem)
-            last = number * self.batch_size() >= self._samples
+            last = number >= self.rounds()
             if last and not self.sums.contributors:
                 raise self.broken(
                     f"no round could be opened: {problem}", self.reply_class.phase
@@ -450,7 +489,7 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
         """Append a round to the history."""
         samples, errors, clients, regrets = self._summary()
         metrics = {
-            "round": min(number * self.batch_size(), self._samples),
+            "round": self._samples if number >= self.rounds() else number * self.batch_size(),
             "mse": errors / samples if samples else None,
             "regret": regrets / clients if clients and self._has_regret else None,
             "survivors": survivors,
@@ -565,7 +604,12 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
     def _pack_metrics(self) -> dict[str, Any]:
         """Return what the metrics are made of, for a checkpoint."""
         if self.sums is not None:
-            return {"statistics": self._statistics.tolist(), "sums": self.sums.progress()}
+            return {
+                "statistics": self._statistics.tolist(),
+                "sums": self.sums.progress(),
+                "released": list(self._released),
+                "batch": self._batch,
+            }
         names = ("round", "total_samples", "total_squared_error", "regret", "largest_loss")
         reports = {
             str(partition): {n: getattr(report, n) for n in names if hasattr(report, n)}
@@ -578,6 +622,11 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
             kind = wire.KernelReport if "regret" in values else wire.StreamReport
             self._reports[int(partition)] = kind(**values)
         if self.sums is not None:
+            if (meta["batch"], meta["released"]) != (self._batch, self._released):
+                raise CheckpointError(
+                    "other clients or rows are there than when the run broke off",
+                    remedy="resume with all of them",
+                )
             self._statistics = np.array(meta["statistics"])
             self.sums.go_on(meta["sums"])
         return self.load_server_state(arrays)
@@ -595,3 +644,16 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
                 remedy="pass the arrays of a run with the same options",
             )
         return {**state, first: given.reshape(expected.shape)}
+
+
+def check_count(name: str, value: int | str | None, words: tuple[str, ...]) -> None:
+    """Refuse an option that is neither a number of at least one nor one of the words.
+
+    Raises
+    ------
+    OptionError
+    """
+    if isinstance(value, str):
+        check_choice(name, value, words)
+    elif value is not None:
+        at_least(name, value, 1)

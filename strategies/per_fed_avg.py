@@ -118,7 +118,7 @@ class PerFedAvg(OnlineStrategy[wire.NetworkReply]):
             round=server_round + 1,
             checkpoint_every=1 if self.checkpoint else 0,
             step=self._samples,
-            samples=self.samples_per_round,
+            samples=self.batch_size(),
             **self._network_fields(),
         )
         return self.evaluation_messages(request)

@@ -27,9 +27,10 @@ from fedkern_flwr.wire import online as wire
 
 from .base import PLAIN_GRADIENTS, Arrays, at_least, logger, within
 from .kernel_online import KernelOnlineStrategy
-from .online import FEW, Floats
+from .online import Floats
 
 DEFAULT_KERNELS_PER_ROUND = 25
+_FEW = 4  # clients whose sum hides them: sums of up to three samples have long been inverted
 _NEGLIGIBLE = 1e-9
 #: Options by which features and weights are made of a model.
 _OF_MODELS = (
@@ -40,6 +41,7 @@ _OF_MODELS = (
     "frequency_draw",
     "step_size",
     "seed",
+    "centre",
 )
 
 
@@ -69,7 +71,7 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
         With secure sums a round then costs 2 M D numbers of a client instead of 2 N D.
     **common
         Options of ``KernelOnlineStrategy``: ``regularization``, ``step_size``,
-        ``samples_per_round``, ``precision``, ``seed``, ``checkpoint``, ...
+        ``samples_per_round``, ``frequencies_per_round``, ``precision``, ``seed``, ...
 
     Attributes
     ----------
@@ -111,6 +113,12 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
                     "kernels",
                     remedy=f"use at most {self.kernels}",
                 )
+        own = subset == "private" and (kernels_per_round or self.kernels) < self.kernels
+        if own and isinstance(self.frequencies_per_round, int):
+            raise OptionError(
+                "clients choose kernels of their own and frequencies_per_round is given",
+                remedy="use subset='shared' or leave out kernels_per_round",
+            )
         within("exploration", exploration, 0.0, 1.0, open_low=True)
         self._kernels_per_round, self.exploration = kernels_per_round, exploration
         if selection is None:
@@ -126,7 +134,8 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
         """M, kernels whose gradients a client sends."""
         if self._kernels_per_round is not None:
             return self._kernels_per_round
-        if self._is_secure and self.subset == "private":
+        shared = self._is_secure or isinstance(self.frequencies_per_round, int)
+        if shared and self.subset == "private":
             return self.kernels
         return min(DEFAULT_KERNELS_PER_ROUND, self.kernels)
 
@@ -144,7 +153,7 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
         share = self.exploration * self.kernels_per_round / self.kernels
         few = sum(
             math.comb(survivors, n) * share**n * (1.0 - share) ** (survivors - n)
-            for n in range(min(FEW, survivors))
+            for n in range(min(_FEW, survivors))
         )
         return min(1.0, self.kernels * few)
 
@@ -155,10 +164,18 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
                 "in a round a kernel may be chosen by fewer than %d clients (chance up to %.1g): "
                 "their samples can be computed from its sum; leave out kernels_per_round or use "
                 "subset='shared'",
-                FEW,
+                _FEW,
                 self.lonely_kernels,
             )
+        self._chosen = np.arange(self.kernels_per_round, dtype=np.int32)
         return super().initial_arrays(dimension)
+
+    def in_question(self) -> NDArray[np.int32]:
+        """Return the kernels of the round, all where clients choose their own."""
+        return self._chosen if self.subset == "shared" else super().in_question()
+
+    def _may_choose(self) -> bool:
+        return self.subset == "shared" or self.kernels_per_round == self.kernels
 
     def _reset(self) -> None:
         super()._reset()
@@ -244,10 +261,21 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
             )
         return metrics
 
+    def reply_sizes(self) -> dict[str, int]:
+        """Return the shape of the gradients, as far as it is known."""
+        sizes = super().reply_sizes()
+        if self._frequencies:
+            return {**sizes, "named": 0}
+        return {"width": sizes["width"]}
+
     def check_reply(self, reply: wire.PersonalReply, number: int) -> None:
         """Refuse kernels that do not exist, come twice or are too many."""
         super().check_reply(reply, number)
+        if self._frequencies:
+            return
         kernels = reply.kernels
+        if len(kernels) != len(reply.gradient):
+            raise ProtocolError(f"gradients of {len(reply.gradient)} kernels for {len(kernels)}")
         inside = not kernels.size or (kernels.min() >= 0 and kernels.max() < self.kernels)
         if not inside or np.unique(kernels).size < kernels.size:
             raise ProtocolError("its kernels do not exist or come twice")
@@ -256,18 +284,9 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
         if self.subset == "shared" and not np.array_equal(kernels, self._chosen):
             raise ProtocolError("its kernels are not those of the round")
 
-    def sum_length(self) -> int:
-        """Return N 2D, or M 2D with a shared subset."""
-        kernels = self.kernels_per_round if self.subset == "shared" else self.kernels
-        return kernels * 2 * self.features
-
     def step(self, total: Floats, answers: int) -> ArrayRecord:
         """Equation 10: a step along the mean of the weighted gradients."""
-        if self.subset == "private":
-            return self.move(total.reshape(self.theta_.shape))
-        gradient = np.zeros_like(self.theta_)
-        gradient[self._chosen] = total.reshape(-1, gradient.shape[1])
-        return self.move(gradient)
+        return self.move(self.spread(total))
 
     # -- predictions with a model that was saved
 
@@ -391,4 +410,4 @@ class POFMKL(KernelOnlineStrategy[wire.PersonalReply]):
             raise CheckpointError(
                 "the model says too little of itself", remedy="bring the file that the run saved"
             )
-        return cls(**{name: meta[name] for name in _OF_MODELS}, **more)
+        return cls(**{name: meta[name] for name in _OF_MODELS if name != "centre"}, **more)

@@ -87,6 +87,7 @@ class SecureGram(GramRelease):
     """
 
     method: ClassVar[str] = "secure-gram"
+    labels_of_row: ClassVar[int] = 0
     title: ClassVar[str] = "Secure Gram"
     fixed: ClassVar[frozenset[str]] = frozenset({"checkpoint_every", "max_missed", "min_clients"})
 

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from fedkern_flwr.errors import CohortError, SumError
 from fedkern_flwr.exchange import Failure, request_messages, take_sections
+from fedkern_flwr.guard import counting
 from fedkern_flwr.secure_sum import RunningSum, SecureSum
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import sums as sum_wire
@@ -48,6 +49,8 @@ class SummingStrategy(PhaseStrategy):
     """
 
     allow_single = False
+    #: Unknowns of a row beside its columns.
+    labels_of_row: ClassVar[int] = 1
     #: Whether the method sums nothing: its clients have keys to seal messages for each other.
     relays_only: ClassVar[bool] = False
 
@@ -102,7 +105,50 @@ class SummingStrategy(PhaseStrategy):
                 }
                 for cohort in cohorts
             ]
-        return out
+        return {**out, "sums": self.released_sums()}
+
+    def released_sums(self) -> list[dict[str, Any]]:
+        """Return the numbers and unknowns of all sums that were opened, by name.
+
+        Sums of one name over the same cohort count together; of several cohorts the one with the
+        most numbers for an unknown is told.
+        """
+        worst: dict[str, tuple[float, dict[str, Any]]] = {}
+        for (name, cohort, receiver), numbers in (self.sums.released if self.sums else {}).items():
+            if name.startswith(counting.OF_NO_ROWS):
+                continue
+            unknowns = self._unknowns(name, cohort, receiver)
+            shown = name if receiver < 0 else f"{name}, opened by a client"
+            ratio = numbers / max(unknowns, 1)
+            if ratio > worst.get(shown, (-1.0, {}))[0]:
+                worst[shown] = ratio, counting.released(shown, numbers, unknowns)
+        return [entry for _, entry in worst.values()]
+
+    def _unknowns(self, name: str, cohort: int, receiver: int) -> float:
+        assert self.sums is not None
+        held_out = name.startswith(counting.OF_HELD_OUT)
+        members = self.sums.membership.cohorts[cohort].members
+        cells = {
+            p.partition: ((held_out and p.test_rows) or p.rows) * (p.features + self.labels_of_row)
+            for p in self.parties_.values()
+        }
+        return counting.hidden_rows(cells, members, receiver=receiver)
+
+    def check_count(self, problem: str) -> None:
+        """Stop, or warn, where a sum would release too many numbers: as the nodes would.
+
+        Raises
+        ------
+        RefusedError
+            A node refuses it.
+        """
+        if not problem:
+            return
+        strictest = {party.counting for party in self.parties_.values()}
+        if "refuse" in strictest:
+            raise counting.small_sum(problem)
+        if "warn" in strictest:
+            logger.warning("the rows behind a sum can be computed: %s", problem)
 
     def sum_sections(self, sums: Sequence[RunningSum]) -> dict[int, list[PhaseMessage]]:
         """Return node -> what its request must carry so that it contributes to ``sums``."""

@@ -5,6 +5,7 @@ go in; nothing comes out, or a :class:`~fedkern_flwr.errors.RefusedError` of one
 the rule. No refusal depends on a value of the node's table, and none quotes one.
 
 * :mod:`.policy`: what the node's owner allows.
+* :mod:`.counting`: how many numbers may be released about how many unknowns.
 * :mod:`.orders`: who may open a sum, of which numbers, over which cohort.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from typing import Any
 
 from flwr.app import ConfigRecord, Context
 
@@ -31,6 +32,13 @@ class RunRecord:
         Digest of a set of held-out rows -> how many evaluations of it were answered.
     sums : dict
         Name of a sum of figures -> [cohort, number] of the one that was opened, if any was.
+    group : dict
+        Rows that were summed last and what was released of them, see
+        :class:`~fedkern_flwr.guard.counting.Group`.
+    columns : int
+        Columns of a row of its table, label included.
+    warned : bool
+        Whether it was warned of a release of too many numbers.
     """
 
     session: str = ""
@@ -39,6 +47,9 @@ class RunRecord:
     told: dict[str, list[float]] = field(default_factory=dict)
     evaluations: dict[str, int] = field(default_factory=dict)
     sums: dict[str, list[int]] = field(default_factory=dict)
+    group: dict[str, Any] = field(default_factory=dict)
+    columns: int = 0
+    warned: bool = False
 
     @classmethod
     def load(cls, context: Context, session: str) -> RunRecord:

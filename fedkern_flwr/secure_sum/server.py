@@ -98,6 +98,8 @@ class SecureSum:
         self._knows: set[int] = set()
         self._open: dict[tuple[int, int], RunningSum] = {}
         self._counted: dict[tuple[int, int], int] = {}
+        #: Name of a sum, cohort, receiver -> numbers released.
+        self.released: dict[tuple[str, int, int], int] = {}
         self._asked: dict[tuple[int, int, int], Recover] = {}
 
     def _write_roster(self, session: str) -> None:
@@ -296,6 +298,9 @@ class SecureSum:
     def _count(self, running: RunningSum) -> None:
         for party in running.survivors:
             self._counted[party, running.order.cohort] = running.order.index
+        order = running.order
+        key = order.name.partition("#")[0], order.cohort, order.receiver
+        self.released[key] = self.released.get(key, 0) + order.length
         self.close(running)
 
     @property

@@ -59,6 +59,11 @@ class DescribeReply(PhaseMessage):
         Signature of that key by the node's identity; empty if it has none.
     answered : int
         The last round that it answered in a secure run that broke off; it repeats none of them.
+    binary : int
+        Columns, label included, that have at most two values here; they hide less.
+    counting : str
+        What it does where more numbers are released than there are unknowns: ``refuse``, ``warn``
+        or ``off``.
     """
 
     phase = "describe"
@@ -73,6 +78,8 @@ class DescribeReply(PhaseMessage):
     public_key: bytes = b""
     signature: bytes = b""
     answered: int = 0
+    binary: int = 0
+    counting: str = "off"
 
 
 def columns_digest(names: Iterable[str]) -> str:

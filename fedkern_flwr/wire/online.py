@@ -71,6 +71,11 @@ class KernelRequest(StreamRequest):
         Arithmetic of the features.
     frequency_draw : str
         ``independent`` or ``orthogonal``.
+    centre : float
+        Around which labels are learned: what theta = 0 predicts.
+    released : int
+        How many frequencies of the kernels in question, drawn publicly, gradients are sent of; 0
+        for all. Then a gradient has a row, sine and cosine, for each of them.
     theta : ndarray, shape (N, 2D)
     """
 
@@ -80,6 +85,8 @@ class KernelRequest(StreamRequest):
     regularization: float
     precision: str
     frequency_draw: str
+    centre: float
+    released: int
     theta: Real = array("kernels", "width")
 
 
@@ -171,14 +178,17 @@ class KernelReport(StreamReport):
 
 @dataclass(frozen=True, kw_only=True)
 class PersonalReply(KernelReport):
-    """Gradients of the chosen kernels, divided by the probability of the choice (eq. 9)."""
+    """Gradients of the chosen kernels, divided by the probability of the choice (eq. 9).
+
+    Of chosen frequencies the reply names none: the choice is public.
+    """
 
     phase = "online-personal"
-    kernels: NDArray[np.int32] = array("chosen", dtype="index")
+    kernels: NDArray[np.int32] = array("named", dtype="index")
     gradient: Real = array("chosen", "width")
 
     def add_to(self, total: Floats) -> None:
-        """Add the gradients to a total of all kernels, (N 2D,), or of the chosen ones, (M 2D,)."""
+        """Add the gradients to a total of all kernels, (N 2D,), or of what was chosen for all."""
         if total.size == self.gradient.size:
             total += self.gradient.reshape(-1)
         else:
@@ -187,10 +197,10 @@ class PersonalReply(KernelReport):
 
 @dataclass(frozen=True, kw_only=True)
 class SharedReply(KernelReport):
-    """Gradients of all kernels and, when asked for, the losses of all kernels."""
+    """Gradients of all kernels or chosen frequencies and, when asked for, all kernels' losses."""
 
     phase = "online-shared"
-    gradient: Real = array("kernels", "width")
+    gradient: Real = array("chosen", "width")
     losses: NDArray[np.float64] = array("reported", dtype="float64")
 
     def add_to(self, total: Floats) -> None:
@@ -204,7 +214,7 @@ class DrawnReply(KernelReport):
     """Gradient of the drawn kernel divided by its probability, and the losses of all kernels."""
 
     phase = "online-drawn"
-    gradient: Real = array("drawn", "width")
+    gradient: Real = array("chosen", "width")
     losses: NDArray[np.float64] = array("kernels", dtype="float64")
 
     def add_to(self, total: Floats) -> None:
@@ -303,6 +313,7 @@ class LocalRequest(StreamRequest):
     regularization: float
     precision: str
     frequency_draw: str
+    centre: float
     weight_rule: str
     learning_rate: float
     step_size: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
 
@@ -11,7 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, ProtocolError
-from fedkern_flwr.online import Selection, shared_subset
+from fedkern_flwr.online import (
+    Selection,
+    place_frequencies,
+    shared_frequencies,
+    shared_subset,
+)
 from fedkern_flwr.random_features import FrequencyDraw, Precision, Real, gaussian_frequencies
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.wire import online as wire
@@ -129,7 +134,7 @@ def _read(party: dict[str, Any], question: TranscriptEntry, answer: TranscriptEn
         upload = _section(uploads, Upload.phase, name).read(Upload, party=name)
         encoding = Encoding(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
         vector = encoding.decode(np.concatenate(upload.masked), party["partitions"])
-        summed = vector[: -wire.STATISTICS].reshape(-1, request.theta.shape[1])
+        summed = full_gradient(vector[: -wire.STATISTICS], request)
         if request.selection == "shared":
             many = request.kernels_per_round
             kernels = shared_subset(len(request.theta), many, request.seed, request.round)
@@ -139,7 +144,8 @@ def _read(party: dict[str, Any], question: TranscriptEntry, answer: TranscriptEn
             gradient = summed[kernels]
     else:
         reply = wire.PersonalReply.unpack(arrays, scalars, party=name)
-        kernels, gradient = reply.kernels, reply.gradient
+        kernels = np.arange(len(request.theta)) if request.released else reply.kernels
+        gradient = full_gradient(reply.gradient.reshape(-1), request)
     return Observation(
         node=answer.node,
         partition=party["partition"],
@@ -150,6 +156,20 @@ def _read(party: dict[str, Any], question: TranscriptEntry, answer: TranscriptEn
         gradient=gradient,
         masked=masked,
     )
+
+
+def full_gradient(values: Real, request: wire.KernelRequest) -> Real:
+    """Return the gradients of kernels, (m, 2D), zero where a frequency was not chosen."""
+    if not request.released:
+        return values.reshape(-1, request.theta.shape[1])
+    kernels = len(request.theta)
+    if isinstance(request, wire.DrawnRequest):
+        kernels = 1
+    elif isinstance(request, wire.PersonalRequest) and request.selection == "shared":
+        kernels = request.kernels_per_round
+    shape = kernels, request.features
+    chosen = shared_frequencies(*shape, request.released, request.seed, request.round)
+    return place_frequencies(values.reshape(-1, 2), chosen, *shape)
 
 
 def _section(sections: Sequence[Section], phase: str, party: str) -> Section:
@@ -172,7 +192,7 @@ def invert(seen: Observation) -> Inversion | None:
         See :func:`invert_gradient`.
     """
     request = seen.request
-    return invert_gradient(
+    found = invert_gradient(
         seen.gradient,
         request.theta[seen.kernels],
         request_frequencies(request, seen.dimension)[seen.kernels],
@@ -181,6 +201,7 @@ def invert(seen: Observation) -> Inversion | None:
         selection=cast(Selection, request.selection),
         precision=cast(Precision, request.precision),
     )
+    return None if found is None else replace(found, y=found.y + request.centre)
 
 
 def invert_sum(total: Real, request: wire.PersonalRequest, dimension: int) -> list[Inversion]:
@@ -228,6 +249,7 @@ def invert_sum(total: Real, request: wire.PersonalRequest, dimension: int) -> li
         )
         if inversion is None or not inversion.consistent:
             continue
+        inversion = replace(inversion, y=inversion.y + request.centre)
         if all(np.abs(other.x - inversion.x).max() > _SAME for other in found):
             found.append(inversion)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +20,7 @@ from fedkern_flwr.wire.sums import Order, Upload
 from ...strategies import POFMKL
 from ..attacks.gradient_inversion import Inversion, invert_gradient
 from ..attacks.network_inversion import invert_network
-from ..attacks.transcripts import invert_sum, known_probability, request_frequencies
+from ..attacks.transcripts import full_gradient, invert_sum, known_probability, request_frequencies
 from ..engines import Transcript, TranscriptEntry
 from .evidence import Sheet, Subject
 from .plan import Plan, Recorded, Variant
@@ -69,7 +69,7 @@ _REPLIES: dict[str, Any] = {
 
 def inspect(run: Recorded, sheet: Sheet) -> None:
     """Invert every client's reply of every round, and the sums."""
-    samples = run.strategy.samples_per_round
+    samples = run.strategy.batch_size()
     seen = list(updates(run.transcript))
     x, y = truth(run, seen)
     found = [invert(update) for update in seen]
@@ -150,9 +150,10 @@ def _unmasked(request: Any, vector: Floats) -> tuple[Floats, NDArray[np.intp]]:
     if isinstance(request, wire.NetworkRequest):
         return vector, kernels
     width = request.theta.shape[1]
-    if isinstance(request, wire.PersonalRequest) and vector.size < request.theta.size:
+    if isinstance(request, wire.PersonalRequest) and request.selection == "shared":
         kernels = _shared(request)
-    gradient = vector[: len(kernels) * width].reshape(len(kernels), width)
+    size = 2 * request.released or len(kernels) * width
+    gradient = full_gradient(vector[:size], request)
     used = gradient.any(axis=1)  # without a mask, kernels that were not chosen are zero
     return gradient[used], kernels[used]
 
@@ -173,7 +174,7 @@ def invert(seen: Update) -> Inversion | None:
             seen.gradient, request.parameters, request.layers, request.seed, seen.dimension
         )
     asked = _personal(request)
-    return invert_gradient(
+    found = invert_gradient(
         seen.gradient,
         request.theta[seen.kernels],
         request_frequencies(asked, seen.dimension)[seen.kernels],
@@ -182,6 +183,7 @@ def invert(seen: Update) -> Inversion | None:
         selection=cast(Any, getattr(request, "selection", "subset")),
         precision=cast(Precision, request.precision),
     )
+    return None if found is None else replace(found, y=found.y + request.centre)
 
 
 def _probability(request: Any, chosen: int) -> float | None:
@@ -234,11 +236,7 @@ def _spy(strategy: Any, released: list[Any]) -> None:
     step = strategy.step
 
     def stepped(total: Floats, answers: int) -> Any:
-        dense = np.zeros_like(strategy.theta_)
-        shared = strategy.subset == "shared"
-        chosen = strategy._chosen if shared else np.arange(strategy.kernels)
-        dense[chosen] = total.reshape(len(chosen), -1)
-        released.append(dense)
+        released.append(strategy.spread(total))
         return step(total, answers)
 
     strategy.step = stepped  # type: ignore[method-assign]

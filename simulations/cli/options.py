@@ -23,7 +23,9 @@ def parameter(option: Option) -> tuple[str, Any, Any]:
         name = option.name.replace("_", "-")
         flag = f"--{name}/--no-{name}" if kind is bool else f"--{name}"
     annotation: Any = kind | None if optional else kind
-    chosen_of = click.Choice(choices) if choices else None
+    chosen_of: Any = click.Choice(choices) if choices else None
+    if kind is int and choices:
+        chosen_of, annotation = _NumberOr(choices), Any
     text = escape(option.help)  # brackets are not markup
     shown = typer.Option(flag, help=text, rich_help_panel=option.panel, click_type=chosen_of)
     return option.name, Annotated[annotation, shown], option.default
@@ -50,10 +52,29 @@ def build_command(
     return command
 
 
+class _NumberOr(click.ParamType):  # type: ignore[type-arg]
+    """A whole number or one of a few words."""
+
+    def __init__(self, words: tuple[str, ...]) -> None:
+        self.words, self.name = words, "|".join(("integer", *words))
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int | str:
+        """Read what was typed."""
+        if isinstance(value, int) or value in self.words:
+            return value  # type: ignore[no-any-return]
+        try:
+            return int(value)
+        except ValueError:
+            return str(self.fail(f"{value!r} is neither a number nor {', '.join(self.words)}"))
+
+
 def _read_type(hint: Any) -> tuple[Any, tuple[str, ...], bool]:
     """Return (type for Typer, choices, whether None is allowed) of an annotation."""
     optional = False
     if get_origin(hint) in (typing.Union, type(int | None)):
+        words = [get_args(arg) for arg in get_args(hint) if get_origin(arg) is Literal]
+        if words:
+            return int, words[0], False
         (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
         hint, optional = inner, True
     if get_origin(hint) is Literal:

@@ -45,6 +45,8 @@ _UP = {
     ("describe", "role"): "control",
     ("describe", "restored"): "control",
     ("describe", "answered"): "control",
+    ("describe", "counting"): "control",
+    ("describe", "binary"): "size",
     ("describe", "rows"): "size",
     ("describe", "features"): "size",
     ("describe", "test_rows"): "size",

@@ -26,7 +26,7 @@ _PAPER_FILES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-_PAPER = {"step_size": "paper"}
+_PAPER = {"step_size": "paper", "samples_per_round": 1}
 _LABELS = (
     "PerFedAvg",
     "OFSKL",
@@ -76,7 +76,7 @@ def _methods(options: dict[str, Any]) -> tuple[Contender, ...]:
         ("POF-MKL (M=1, D=100)", "pof-mkl", _pof(1, 100, **options)),
         ("POF-MKL (M=25, D=20)", "pof-mkl", _pof(25, 20, **options)),
         ("POF-MKL (M=51, D=9)", "pof-mkl", _pof(51, 9, **options)),
-        ("local only", "local-only", options),
+        ("local only", "local-only", {k: v for k, v in options.items() if k == "step_size"}),
     )
 
 

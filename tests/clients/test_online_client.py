@@ -56,6 +56,8 @@ def kernel_fields() -> dict[str, Any]:
         "regularization": 1e-3,
         "precision": "float64",
         "frequency_draw": "independent",
+        "centre": 0.0,
+        "released": 0,
     }
 
 

@@ -88,6 +88,8 @@ def test_a_node_tells_sizes_and_a_digest() -> None:
         "public_key",
         "signature",
         "answered",
+        "binary",
+        "counting",
         "block",
         "labelled",
     }

@@ -35,7 +35,7 @@ class Watched(POFMKL):
     """Keeps the sum of each round, as the server knows it."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(samples_per_round=1, frequencies_per_round="all", **options)
         self.totals: list[np.ndarray] = []
 
     def step(self, total: np.ndarray, answers: int) -> Any:
@@ -208,7 +208,8 @@ def test_a_sum_in_which_all_clients_send_all_kernels_defeats_this_attack(make_st
         assert guess is not None
         assert not guess.consistent
         rows = np.array([x[number - 1] for x in streams.x])
-        assert np.linalg.norm(rows - guess.x, axis=1).min() > 1e-3
+        # a client whose label is next to the centre hides little of the other's sample
+        assert np.linalg.norm(rows - guess.x, axis=1).min() > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -312,7 +313,13 @@ def test_without_its_mask_the_same_vector_gives_the_sample_away(make_streams):
 def test_a_transcript_without_the_uploads_is_refused(make_streams):
     """Otherwise an audit would find nothing and say so."""
     streams, transcript = make_streams(3, 2), Transcript()
-    simulate(POFMKL(secure=True), streams.client_fn, 3, transcript=transcript, num_rounds=2)
+    simulate(
+        POFMKL(secure=True, samples_per_round=1),
+        streams.client_fn,
+        3,
+        transcript=transcript,
+        num_rounds=2,
+    )
     for _, message in transcript._messages:
         for record in message.content.config_records.values():
             record.pop("sections", None)

@@ -60,8 +60,10 @@ def plain_adaptive(
 ) -> SimpleNamespace:
     theta, squared_norms = np.zeros((N, 2 * D)), np.zeros(N)
     hedges, errors, mse = [PlainAdaHedge() for _ in z], 0.0, []
-    for number in range(1, -(-ROUNDS // samples) + 1):
-        batch = range((number - 1) * samples, min(number * samples, ROUNDS))
+    y = [labels - 0.5 for labels in y]
+    rounds = ROUNDS // samples
+    for number in range(1, rounds + 1):  # the last message has the rest as well
+        batch = range((number - 1) * samples, ROUNDS if number == rounds else number * samples)
         received = np.zeros((N, 2 * D))
         for k, hedge in enumerate(hedges):
             first, gradient = hedge.weights(), np.zeros((N, 2 * D))

@@ -332,4 +332,7 @@ def test_the_average_regret_falls(
     strategy = method(features=9, step_size=step_size)
     simulate(strategy, streams.client_fn, 4, num_rounds=rounds)
     average = [m["regret"] / m["round"] for m in strategy.history_]
-    assert average[299] < average[149] < average[49]
+    if step_size == "paper":
+        assert average[299] < average[149] < average[49]
+    else:  # soon about zero
+        assert average[299] < average[9] / 4

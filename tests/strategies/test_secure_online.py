@@ -39,22 +39,35 @@ from fedkern_flwr.strategies import EMKOFL, OFSKL, POFMKL, VMKOFL, LocalOnly, OF
 from fedkern_flwr.wire import PROTOCOL_VERSION
 
 CLIENTS, ROUNDS = 7, 8
-KERNELS = {"kernels": 7, "features": 4, "seed": 3}
+KERNELS: dict[str, Any] = {
+    "kernels": 7,
+    "features": 4,
+    "seed": 3,
+    "samples_per_round": 1,
+    "frequencies_per_round": "all",
+}
+FULL: dict[str, Any] = {"samples_per_round": 1, "frequencies_per_round": "all"}
 METHODS: dict[str, Callable[..., Any]] = {
     "pof-mkl": lambda **o: POFMKL(**KERNELS, kernels_per_round=3, exploration=0.5, **o),
     "pof-mkl paper": lambda **o: POFMKL(
         **KERNELS, kernels_per_round=3, step_size="paper", exploration=0.5, **o
     ),
-    "pof-mkl batches": lambda **o: POFMKL(**KERNELS, samples_per_round=3, **o),
+    "pof-mkl batches": lambda **o: POFMKL(**{**KERNELS, "samples_per_round": 3}, **o),
     "pof-mkl shared": lambda **o: POFMKL(**KERNELS, kernels_per_round=3, subset="shared", **o),
-    "ofskl": lambda **o: OFSKL(features=4, seed=3, **o),
+    "pof-mkl frequencies": lambda **o: POFMKL(**{**KERNELS, "frequencies_per_round": 9}, **o),
+    "pof-mkl both": lambda **o: POFMKL(
+        **{**KERNELS, "frequencies_per_round": 5}, kernels_per_round=3, subset="shared", **o
+    ),
+    "vm-kofl frequencies": lambda **o: VMKOFL(**{**KERNELS, "frequencies_per_round": 9}, **o),
+    "em-kofl frequencies": lambda **o: EMKOFL(**{**KERNELS, "frequencies_per_round": 3}, **o),
+    "ofskl": lambda **o: OFSKL(features=4, seed=3, **FULL, **o),
     "ofmkl-avg": lambda **o: OFMKLAvg(**KERNELS, **o),
     "vm-kofl": lambda **o: VMKOFL(**KERNELS, **o),
     "em-kofl": lambda **o: EMKOFL(**KERNELS, **o),
-    "per-fed-avg": lambda **o: PerFedAvg(seed=3, **o),
+    "per-fed-avg": lambda **o: PerFedAvg(seed=3, samples_per_round=1, **o),
 }
 #: A vector long enough that seeds of pairs are shared as well, so that any t answers open a sum.
-WIDE: dict[str, Any] = {"kernels": 7, "features": 30, "seed": 3, "kernels_per_round": 3}
+WIDE: dict[str, Any] = {"kernels": 7, "features": 30, "seed": 3, "kernels_per_round": 3, **FULL}
 METRICS = ("mse", "mse_client_std", "regret_mean", "regret_std", "test_mse")
 
 
@@ -471,23 +484,6 @@ def test_by_default_every_client_updates_every_kernel_of_a_dense_sum(
         seen = strategy.privacy()["server_sees"]
         assert any("few clients chose" in line for line in seen) == warned
         assert (strategy.lonely_kernels > 1e-9) == warned
-
-
-@pytest.mark.parametrize(
-    ("clients", "batch", "warned"), [(3, 1, True), (3, 2, False), (7, 1, False)]
-)
-def test_sums_of_few_samples_are_warned_of(
-    clients: int,
-    batch: int,
-    warned: bool,
-    make_streams: Callable[..., Any],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    strategy = POFMKL(**KERNELS, secure=True, samples_per_round=batch)
-    run(strategy, make_streams(clients, 5), 4)
-    assert ("sums of up to three have been inverted" in caplog.text) == warned
-    seen = strategy.privacy()["server_sees"][0]
-    assert ("of 3 samples at least: these can be computed" in seen) == warned
 
 
 # -- bad input: before anything leaves the client

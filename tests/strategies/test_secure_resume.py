@@ -18,6 +18,15 @@ from fedkern_flwr.wire.online import STATISTICS
 CLIENTS, ROUNDS, CHECKPOINT, CUT = 5, 8, 3, 5
 
 
+KERNELS: dict[str, Any] = {
+    "kernels": 5,
+    "features": 4,
+    "seed": 1,
+    "samples_per_round": 1,
+    "frequencies_per_round": "all",
+}
+
+
 class PowerCutError(Exception):
     """Ends the server in the middle of a run."""
 
@@ -26,7 +35,7 @@ class Watching(POFMKL):
     """A semi-honest server that keeps every total it is shown."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(kernels=5, features=4, seed=1, secure=True, threshold=4, **options)
+        super().__init__(**KERNELS, secure=True, threshold=4, **options)
         self.totals: dict[int, np.ndarray] = {}
 
     def step(self, total: np.ndarray, answers: int) -> Any:
@@ -54,7 +63,7 @@ def two_lives(streams: Any, folder: Path, **more: Any) -> tuple[Watching, Watchi
 
 def vector_of(client: int, number: int, streams: Any) -> np.ndarray:
     """What the client contributed, read from a plain run."""
-    plain, record = POFMKL(kernels=5, features=4, seed=1, secure=False), Transcript()
+    plain, record = POFMKL(**KERNELS, secure=False), Transcript()
     simulate(plain, streams.client_fn, CLIENTS, num_rounds=ROUNDS, transcript=record)
     (entry,) = (
         e
@@ -91,7 +100,9 @@ def test_without_that_rule_the_difference_of_two_sums_is_one_clients_vector(
     assert STATISTICS == 6
 
 
-@pytest.mark.parametrize("make", [Watching, lambda **o: PerFedAvg(secure=True, seed=1, **o)])
+@pytest.mark.parametrize(
+    "make", [Watching, lambda **o: PerFedAvg(secure=True, seed=1, samples_per_round=1, **o)]
+)
 def test_held_out_rows_are_evaluated_once(
     make: Callable[..., Any], make_streams: Callable[..., Any], tmp_path: Path
 ) -> None:

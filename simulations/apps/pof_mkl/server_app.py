@@ -30,7 +30,7 @@ def make_strategy(config: dict[str, Any]) -> POFMKL:
         exploration=float(config["exploration"]),
         regularization=float(config["regularization"]),
         step_size=config["step-size"],
-        samples_per_round=config["samples-per-round"],
+        samples_per_round=config["samples-per-round"] or "auto",
         seed=config["seed"],
         min_clients=config["min-clients"],
         secure=SECURE[config["secure"]],

@@ -1,0 +1,215 @@
+"""Counting: a released sum has at most as many numbers as there are unknowns behind it.
+
+A sum over rows is a set of equations for their cells. With more equations than cells the rows can
+be computed, and from sums of gradients they are. Fewer numbers than unknowns are no proof of
+privacy; more are none at all.
+
+The unknowns are those of the rows of all who took part, but for the node that asks (whose rows the
+others cannot know) and its strongest colluders: the receiver of the sum, and the parties with the
+most rows. A cell is one unknown, also the label; a cell of a column with two values is one bit of
+the 64 that a number has. The numbers are those of *all* sums over the same rows.
+
+Rows are counted as parties declared them, signed where identities are pinned. Without these a
+server may invent parties: the rule then binds an honest server only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import RefusedError
+from .policy import NodePolicy
+
+#: Parties other than the node itself whose rows count as known to the server.
+COLLUDERS = 1
+#: Last row of a table that is summed as a whole.
+ENDLESS = 1 << 62
+_BITS = 64
+#: Beginnings of the names of sums about held-out rows, and of sums that are not about rows.
+OF_HELD_OUT = (
+    "evaluate",
+    "evaluation",
+    "outcome",
+    "judged outputs",
+    "predicted outputs",
+    "ranking metrics",
+)
+OF_NO_ROWS = ("landmark pairs",)
+
+#: What a node does with a release of too many numbers.
+Mode = Literal["refuse", "warn", "off"]
+
+
+def mode(policy: NodePolicy, *, refuses: bool) -> Mode:
+    """Return what a node does with a release of too many numbers.
+
+    Parameters
+    ----------
+    policy : NodePolicy
+        What the node's owner allows.
+    refuses : bool
+        Whether the method's releases are refused unless the policy says otherwise.
+    """
+    if policy.allow_small_sums:
+        return "off"
+    return policy.counting or ("refuse" if refuses else "warn")
+
+
+def binary_columns(*tables: NDArray[Any]) -> int:
+    """Return how many columns of tables of equal length have at most two values."""
+    found = 0
+    for table in tables:
+        if len(table):
+            columns = table.reshape(len(table), -1)
+            low, high = columns.min(axis=0), columns.max(axis=0)
+            found += int(((columns == low) | (columns == high)).all(axis=0).sum())
+    return found
+
+
+def unknowns_of_row(columns: int, binary: int = 0) -> float:
+    """Return the unknowns of a row of so many columns, label included, some of them binary."""
+    return columns - binary + binary / _BITS
+
+
+def hidden_rows(
+    rows: Mapping[int, int],
+    survivors: Collection[int],
+    *,
+    own: int | None = None,
+    receiver: int = -1,
+    colluders: int = COLLUDERS,
+) -> int:
+    """Return how many rows of a sum a party's strongest colluders do not know.
+
+    Parameters
+    ----------
+    rows : mapping
+        Party -> its rows in the sum.
+    survivors : collection of int
+        Who took part.
+    own : int, optional
+        The party whose rows are to be hidden; by default the one that is worst off.
+    receiver : int
+        Who opens the sum, -1 for the server.
+    colluders : int
+        Other parties that tell the server their rows: those with the most.
+    """
+    others = sorted(rows.get(j, 0) for j in survivors if j not in (own, receiver))
+    kept = others[: max(0, len(others) - colluders)]
+    return sum(kept) + (0 if own is None else rows.get(own, 0))
+
+
+def least_survivors(rows: Mapping[int, int], threshold: int, *, own: int | None = None) -> set[int]:
+    """Return the ``threshold`` parties with the fewest rows: the least sum that can be opened."""
+    ranked = sorted(rows, key=lambda j: (j != own, rows[j], j))
+    return set(ranked[:threshold])
+
+
+def least_samples(numbers: int, unknowns: float) -> int:
+    """Return the least number of samples per party so that a release of ``numbers`` passes.
+
+    ``unknowns`` are those of a sum with one sample of each party; 0 of none is returned as 0.
+    """
+    return math.ceil(numbers / unknowns) if unknowns > 0.0 else 0
+
+
+def too_many(numbers: int, unknowns: float) -> str:
+    """Return what is wrong with a release, nothing if it passes."""
+    if numbers <= unknowns:
+        return ""
+    return f"{numbers:,} numbers would be released about {math.floor(unknowns):,} unknowns"
+
+
+def small_sum(problem: str, party: str = "") -> RefusedError:
+    """Return the error with which a release of too many numbers is refused, on either side."""
+    return RefusedError(
+        f"refused by the rule of counting: {problem}",
+        remedy="take more samples or rows per sum, release fewer kernels or features, or have the "
+        "owners of the nodes set allow_small_sums",
+        party=party,
+    )
+
+
+@dataclass
+class Group:
+    """Rows of a node, and what has been released about them.
+
+    Attributes
+    ----------
+    start, stop : int
+        The rows, those of every party alike.
+    row : float
+        Unknowns of a row.
+    opened : int
+        Numbers released.
+    ordered : dict
+        (cohort, number) of a sum as text -> [its name, its numbers], until it is opened.
+    """
+
+    start: int = 0
+    stop: int = 0
+    row: float = 0.0
+    opened: int = 0
+    ordered: dict[str, list[Any]] = field(default_factory=dict)
+
+    def meets(self, start: int, stop: int) -> bool:
+        """Tell whether rows are among those of the group, or come before them."""
+        return self.stop > self.start and start < self.stop
+
+    def order(self, name: str, place: tuple[int, int], numbers: int, *, at_once: bool) -> int:
+        """Enter a sum; return how many numbers are released with it.
+
+        A sum that was ordered under the same name and never opened counts only once opened.
+        ``at_once``: the sum opens by itself.
+        """
+        others = sum(int(n) for other, n in self.ordered.values() if other != name)
+        if at_once:
+            self.opened += numbers
+            return self.opened + others
+        self.ordered[_text(place)] = [name, numbers]
+        return self.opened + others + numbers
+
+    def open(self, place: tuple[int, int]) -> int:
+        """Note that a sum is opened; return how many numbers are released with it."""
+        _, numbers = self.ordered.pop(_text(place), ["", 0])
+        self.opened += int(numbers)
+        return self.opened
+
+    def has(self, place: tuple[int, int]) -> bool:
+        """Tell whether a sum was ordered over these rows and is not opened."""
+        return _text(place) in self.ordered
+
+    def rows(self, declared: Iterable[tuple[int, int]]) -> dict[int, int]:
+        """Return party -> its rows in a sum over these rows, of (party, rows of its table)."""
+        return {j: max(0, min(rows, self.stop) - self.start) for j, rows in declared}
+
+
+def _text(place: tuple[int, int]) -> str:
+    return f"{place[0]}/{place[1]}"
+
+
+def check_rows_again(group: Group, start: int, party: str) -> None:
+    """Refuse rows before those that were summed last: what was released of them is forgotten.
+
+    Raises
+    ------
+    RefusedError
+    """
+    if start < group.start:
+        raise small_sum("rows of an earlier message are asked for again", party)
+
+
+def is_counted(name: str, receiver: int) -> bool:
+    """Tell whether a sum is about rows that are learned from, and opened by the server."""
+    return receiver < 0 and not name.startswith(OF_HELD_OUT + OF_NO_ROWS)
+
+
+def released(name: str, numbers: int, unknowns: float) -> dict[str, Any]:
+    """Return an entry of ``privacy.sums``."""
+    return {"name": name, "numbers": int(numbers), "unknowns": int(np.floor(unknowns))}

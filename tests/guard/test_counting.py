@@ -1,0 +1,418 @@
+"""The rule of counting: as many numbers as unknowns at most, at the node and at the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedkern_flwr.clients import PhaseClient
+from fedkern_flwr.errors import FedKernError, RefusedError
+from fedkern_flwr.guard import NodePolicy, SumRule, counting
+from fedkern_flwr.secure_sum import Encoding, SecureSum
+from fedkern_flwr.secure_sum.graph import default_threshold
+from fedkern_flwr.simulations import Transcript, simulate
+from fedkern_flwr.strategies import EMKOFL, OFSKL, POFMKL, VMKOFL, OFMKLAvg, PerFedAvg
+from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, sums
+from fedkern_flwr.wire.sections import attach, detach
+
+# -- the figures
+
+
+def samples(numbers: int, parties: int, columns: int, *, alive: int, known: int) -> int:
+    """Return the least number of samples a message."""
+    one = dict.fromkeys(range(parties), 1)
+    survivors = counting.least_survivors(one, alive)
+    hidden = counting.hidden_rows(one, survivors, colluders=known)
+    return counting.least_samples(numbers, hidden * counting.unknowns_of_row(columns + 1))
+
+
+@pytest.mark.parametrize(
+    ("parties", "columns", "numbers", "figures"),
+    [
+        (23, 15, 2040, (6, 6, 9)),
+        (23, 15, 10200, (28, 29, 43)),
+        (9, 12, 2040, (18, 20, 27)),
+        (4, 15, 2040, (32, 43, 64)),
+        (3, 15, 2040, (43, 64, 64)),
+    ],
+)
+def test_samples_a_message(
+    parties: int, columns: int, numbers: int, figures: tuple[int, ...]
+) -> None:
+    """All survive and none is known, or one is; the least sum that can be opened, one known."""
+    t = default_threshold(parties)
+    cases = ((parties, 0), (parties, 1), (t, 1))
+    found = [samples(numbers, parties, columns, alive=a, known=k) for a, k in cases]
+    assert tuple(found) == figures
+
+
+@pytest.mark.parametrize(
+    ("parties", "columns", "all_of_them", "least"), [(23, 15, 368, 256), (9, 12, 117, 91)]
+)
+def test_numbers_of_one_sample(parties: int, columns: int, all_of_them: int, least: int) -> None:
+    one, row = dict.fromkeys(range(parties), 1), counting.unknowns_of_row(columns + 1)
+    for survivors, unknowns in ((parties, all_of_them), (default_threshold(parties), least)):
+        alive = counting.least_survivors(one, survivors)
+        found = counting.hidden_rows(one, alive, colluders=0) * row
+        assert found == unknowns
+        assert not counting.too_many(unknowns, found)
+        assert counting.too_many(unknowns + 1, found)
+
+
+def test_a_binary_column_hides_one_bit_of_sixty_four() -> None:
+    x = np.array([[0.0, 3.0, 1.5], [1.0, 3.0, 2.5], [0.0, 3.0, 3.5]])
+    assert counting.binary_columns(x, np.array([0.0, 1.0, 1.0])) == 3
+    assert counting.binary_columns(x[:, 2]) == 0
+    assert counting.unknowns_of_row(4, 3) == 1 + 3 / 64
+
+
+ROWS = st.dictionaries(st.integers(0, 40), st.integers(0, 100), min_size=1, max_size=12)
+
+
+@given(ROWS, st.data())
+def test_hidden_rows_shrink_with_drop_outs_and_colluders(
+    rows: dict[int, int], data: st.DataObject
+) -> None:
+    own = data.draw(st.sampled_from(sorted(rows)))
+    full = counting.hidden_rows(rows, rows, own=own)
+    others = sorted(rows[j] for j in rows if j != own)
+    assert full == rows[own] + sum(others[:-1])  # by its definition: without the largest other
+    gone = data.draw(st.sampled_from(sorted(rows)))
+    if gone != own:
+        assert counting.hidden_rows(rows, set(rows) - {gone}, own=own) <= full
+    assert counting.hidden_rows(rows, rows, own=own, colluders=2) <= full
+    receiver = data.draw(st.sampled_from(sorted(rows)))
+    assert counting.hidden_rows(rows, rows, own=own, receiver=receiver) <= full
+    # whoever the node is, the coordinator's count is not larger
+    assert counting.hidden_rows(rows, rows) <= full
+
+
+@given(ROWS, st.integers(1, 12))
+def test_no_sum_that_can_be_opened_hides_less_than_the_least(
+    rows: dict[int, int], threshold: int
+) -> None:
+    own, threshold = min(rows), min(threshold, len(rows))
+    least = counting.least_survivors(rows, threshold, own=own)
+    assert own in least
+    assert len(least) == threshold
+    rng = np.random.default_rng(threshold)
+    for _ in range(5):
+        more = rng.choice(sorted(set(rows) - {own}), threshold - 1, replace=False)
+        found = counting.hidden_rows(rows, {own, *map(int, more)}, own=own)
+        assert counting.hidden_rows(rows, least, own=own) <= found
+
+
+# -- the node, order by order
+
+
+SESSION, MEMBERS, TABLE, COLUMNS = "abc", (0, 1, 2, 3), 100, 5
+
+
+class Work(sums.SumRequest):
+    phase = "work"
+
+
+class Done(PhaseMessage):
+    phase = "work"
+
+
+class Client(PhaseClient):
+    """Contributes zeros to whatever is ordered; ``round`` says of which row."""
+
+    counts_strictly = True
+    one_row = True
+
+    def handlers(self) -> dict[str, Any]:
+        return {"work": (Work, self.work)}
+
+    def describe(self, request: DescribeRequest) -> DescribeReply:
+        found = {
+            "rows": TABLE,
+            "features": COLUMNS - 1,
+            "test_rows": 0,
+            "columns": "",
+            "restored": True,
+        }
+        return DescribeReply(self.partition, self.partitions, self.role, **found)  # type: ignore[arg-type]
+
+    def counts(self, order: sums.Order) -> bool:
+        return not self.one_row and super().counts(order)
+
+    def work(self, request: Work) -> PhaseMessage:
+        assert self.sums is not None
+        for name, order in list(self.sums.orders.items()):
+            encoding = Encoding(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
+            self.sums.check(name, SumRule(encoding, self_masks=None))
+            if self.one_row:
+                self.release(name, COLUMNS, start=request.round, stop=request.round + 1)
+            self.sums.contribute_nothing(name)
+        return Done()
+
+
+class WholeTables(Client):
+    """Sums over all rows, with a warning only."""
+
+    counts_strictly = False
+    one_row = False
+
+
+@dataclass
+class Run:
+    """Four nodes and a server, message by message; sums of one row each hide (3 - 1) x 5."""
+
+    client: type[Client] = Client
+    policy: NodePolicy | None = None
+
+    def __post_init__(self) -> None:
+        self.contexts = {k: self.context(k) for k in MEMBERS}
+        opening = DescribeRequest(session=SESSION, method="m", resume_round=0, secure=True)
+        told = {k: self.ask(k, opening)[0] for k in MEMBERS}
+        keys = {k: (reply["public_key"], reply["signature"]) for k, reply in told.items()}
+        counts = {k: (reply["rows"], 0) for k, reply in told.items()}
+        self.counting = {reply["counting"] for reply in told.values()}
+        self.server = SecureSum(SESSION, keys, counts=counts)
+
+    @staticmethod
+    def context(k: int) -> Context:
+        config: Any = {"partition-id": k, "num-partitions": len(MEMBERS)}
+        return Context(run_id=1, node_id=k, node_config=config, state=RecordDict(), run_config={})
+
+    def ask(self, k: int, request: PhaseMessage, sections: Any = ()) -> tuple[Any, Any]:
+        arrays, scalars = attach(list(sections))
+        policy = NodePolicy() if self.policy is None else self.policy
+        client = self.client(self.contexts[k], policy=policy)
+        out, _, metrics = client.fit(request.arrays() + arrays, request.scalars() | scalars)
+        _, own, found = detach(out, metrics, party=f"partition {k}")
+        return own, found
+
+    def sum(self, name: str, length: int, row: int = 1, **more: Any) -> Any:
+        """Order a sum and have all contribute."""
+        running = self.server.order(name, length, Encoding.fixed_point(8.0), **more)
+        for k in MEMBERS:
+            request = Work(session=SESSION, round=row)
+            self.server.take(k, self.ask(k, request, self.server.sections(k, [running]))[1])
+        return running
+
+    def unmask(self, running: Any) -> None:
+        for k, sections in self.server.unmask_sections([running]).items():
+            request = sums.UnmaskRequest(session=SESSION, round=1)
+            self.server.take(k, self.ask(k, request, sections)[1])
+        running.open()
+
+
+REFUSED = r"refused by the rule of counting: 11 numbers would be released about 10 unknowns; take"
+
+
+def test_a_sum_is_refused_when_it_is_ordered() -> None:
+    run = Run()
+    run.unmask(run.sum("a", 10))
+    with pytest.raises(RefusedError, match=f"partition 0: {REFUSED}"):
+        run.sum("a", 11, row=2)
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("a", "a")])
+def test_sums_in_turn_over_the_same_rows_count_together(names: tuple[str, str]) -> None:
+    """Kernels in turn: each sum would pass alone."""
+    run = Run()
+    run.unmask(run.sum(names[0], 6))
+    with pytest.raises(RefusedError, match=REFUSED):
+        run.sum(names[1], 5)
+
+
+def test_a_sum_that_was_not_opened_may_be_repeated_but_both_are_not_opened() -> None:
+    """The second order passes; opening the first as well would release too much."""
+    run = Run()
+    first, second = run.sum("a", 8), run.sum("a", 8)
+    run.unmask(second)
+    with pytest.raises(FedKernError, match="refused by the rule of counting: 16 numbers"):
+        run.unmask(first)
+
+
+def test_rows_of_an_earlier_message_are_not_summed_again() -> None:
+    """What was released of them is forgotten."""
+    run = Run()
+    for row in (1, 2):
+        run.unmask(run.sum("a", 6, row=row))
+    with pytest.raises(RefusedError, match="rows of an earlier message are asked for again"):
+        run.sum("a", 1, row=1)
+
+
+def test_a_sum_is_counted_again_when_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over those who took part, not over those who were expected."""
+    run = Run()
+    monkeypatch.setattr(counting, "least_survivors", lambda rows, least, own=None: set(rows))
+    running = run.sum("a", 15)  # (4 - 1) x 5: all are expected
+    asked = run.server.unmask_sections([running])
+    monkeypatch.undo()
+    run.ask(0, sums.UnmaskRequest(session=SESSION, round=1), asked[0])
+    running = None
+    run = Run()
+    monkeypatch.setattr(counting, "least_survivors", lambda rows, least, own=None: set(rows))
+    running = run.server.order("a", 15, Encoding.fixed_point(8.0))
+    for k in MEMBERS[:3]:  # one drops out
+        request = Work(session=SESSION, round=1)
+        run.server.take(k, run.ask(k, request, run.server.sections(k, [running]))[1])
+    asked = run.server.unmask_sections([running])
+    with pytest.raises(RefusedError, match="15 numbers would be released about 10 unknowns"):
+        run.ask(0, sums.UnmaskRequest(session=SESSION, round=1), asked[0])
+
+
+@pytest.mark.parametrize(
+    ("policy", "told", "logged"),
+    [
+        (NodePolicy(counting="warn"), {"warn"}, 1),
+        (NodePolicy(allow_small_sums=True), {"off"}, 0),
+        (NodePolicy(counting="refuse", allow_small_sums=True), {"off"}, 0),
+    ],
+)
+def test_the_owner_of_a_node_may_allow_it(
+    policy: NodePolicy, told: set[str], logged: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(policy=policy)
+    for row in (1, 2):
+        run.unmask(run.sum("a", 11, row=row))
+    assert run.counting == told
+    assert caplog.text.count("the rows behind a sum can be computed") == logged * len(MEMBERS)
+
+
+def test_methods_over_whole_tables_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Two sums of 100 rows of 5 columns, of whole cohorts: (4 - 1) x 500 unknowns."""
+    run = Run(WholeTables)
+    run.sum("a", 1000, self_masks=False)
+    assert not caplog.text
+    run.sum("b", 501, self_masks=False)
+    assert "1,501 numbers would be released about 1,500 unknowns" in caplog.text
+    strict = Run(WholeTables, NodePolicy(counting="refuse"))
+    strict.sum("a", 1000, self_masks=False)
+    with pytest.raises(RefusedError, match="1,501 numbers"):
+        strict.sum("b", 501, self_masks=False)
+
+
+# -- online methods
+
+
+SMALL = {"kernels": 7, "features": 4, "seed": 3, "secure": True}
+STRICT = NodePolicy.of_simulations(counting="refuse")
+METHODS: dict[str, Callable[..., Any]] = {
+    "pof-mkl": lambda **o: POFMKL(**SMALL, **o),
+    "pof-mkl shared": lambda **o: POFMKL(**SMALL, subset="shared", kernels_per_round=3, **o),
+    "ofskl": lambda **o: OFSKL(features=40, seed=3, secure=True, **o),
+    "ofmkl-avg": lambda **o: OFMKLAvg(**SMALL, **o),
+    "vm-kofl": lambda **o: VMKOFL(**SMALL, **o),
+    "em-kofl": lambda **o: EMKOFL(**{**SMALL, "features": 20}, **o),
+    "per-fed-avg": lambda **o: PerFedAvg(seed=3, secure=True, **o),
+}
+
+
+def guarded(streams: Any) -> Any:
+    """Return a client_fn whose nodes refuse, though in a simulation."""
+
+    def client_fn(context: Context) -> Any:
+        client = streams.client_fn(context)
+        client.policy = STRICT
+        return client
+
+    return client_fn
+
+
+@pytest.mark.parametrize("clients", [3, 9])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_online_method_runs_under_the_rule_without_an_option(
+    name: str, clients: int, make_streams: Callable[..., Any]
+) -> None:
+    rounds = 110 if name == "per-fed-avg" else 20
+    strategy = METHODS[name]()
+    streams = make_streams(clients, rounds + 3, test_rows=3)
+    simulate(strategy, guarded(streams), clients, num_rounds=rounds)
+    entry, held_out = strategy.result()["privacy"]["sums"]
+    hidden = (default_threshold(clients) - 1) * 5
+    assert entry["name"] == "update"
+    assert entry["unknowns"] == hidden * min(strategy.batch_size(), rounds)
+    assert entry["numbers"] == strategy.sum_length() + 6 <= entry["unknowns"]
+    assert held_out == {"name": "evaluate", "numbers": 2, "unknowns": 3 * clients * 5}
+    assert len(strategy.history_) == strategy.rounds()
+    assert strategy.history_[-1]["round"] == rounds
+    assert np.isfinite(strategy.metrics_["test_mse"])
+
+
+def test_auto_takes_few_samples_and_as_many_frequencies_as_pass(
+    make_streams: Callable[..., Any],
+) -> None:
+    """The setting of naval in the design, under the rule with its statistics."""
+    streams = make_streams(23, 10, 15)
+    strategy = POFMKL(secure=True)
+    simulate(strategy, guarded(streams), 23, num_rounds=3)
+    assert strategy.batch_size() == 1
+    assert strategy.result()["privacy"]["sums"] == [
+        {"name": "update", "numbers": 240, "unknowns": 240}
+    ]
+    strategy = POFMKL(secure=True, frequencies_per_round="all")
+    simulate(strategy, guarded(streams), 23, num_rounds=10)
+    assert strategy.batch_size() == 9  # (2040 + 6) / 240
+    assert len(strategy.history_) == 1  # the tenth sample is in the last message
+    strategy = POFMKL(secure=True, samples_per_round=4)
+    simulate(strategy, guarded(streams), 23, num_rounds=10)
+    assert [row["round"] for row in strategy.history_] == [4, 10]
+    assert strategy.sum_length() + 6 == 960  # of 2,046
+
+
+def test_the_coordinator_refuses_before_anything_is_sent(make_streams: Callable[..., Any]) -> None:
+    streams, record = make_streams(5, 10), Transcript()
+    strategy = POFMKL(**SMALL, samples_per_round=1, frequencies_per_round="all")
+    line = "refused by the rule of counting: 62 numbers would be released about 15 unknowns; take"
+    with pytest.raises(RefusedError, match=line) as caught:
+        simulate(strategy, guarded(streams), 5, num_rounds=5, transcript=record)
+    assert "\n" not in str(caught.value)
+    assert {entry.phase for entry in record.entries()} <= {"describe", "finish"}
+
+
+class Careless(POFMKL):
+    """A server that does not count."""
+
+    def check_count(self, problem: str) -> None:
+        pass
+
+
+class Remainders(Careless):
+    """A server whose last message has only what is left."""
+
+    def rounds(self) -> int:
+        return -(-self._samples // self.batch_size())
+
+
+def test_nodes_refuse_what_a_careless_coordinator_orders(make_streams: Callable[..., Any]) -> None:
+    strategy = Careless(**SMALL, samples_per_round=1, frequencies_per_round="all")
+    with pytest.raises(RefusedError, match=r"partition 0: .*62 numbers would be released about 15"):
+        simulate(strategy, guarded(make_streams(5, 10)), 5, num_rounds=5)
+
+
+def test_nodes_refuse_a_last_message_of_few_samples(make_streams: Callable[..., Any]) -> None:
+    strategy, streams = Remainders(**SMALL, samples_per_round=2), make_streams(5, 10)
+    with pytest.raises(FedKernError, match="30 numbers would be released about 15 unknowns"):
+        simulate(strategy, guarded(streams), 5, num_rounds=5)
+    assert [row["survivors"] for row in strategy.history_] == [5, 5]
+
+
+def test_a_simulation_warns_once_and_goes_on(
+    make_streams: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = POFMKL(**SMALL, samples_per_round=1, frequencies_per_round="all")
+    simulate(strategy, make_streams(5, 10).client_fn, 5, num_rounds=3)
+    assert caplog.text.count("62 numbers would be released about 15 unknowns") == 1
+    seen = strategy.result()["privacy"]
+    assert "more numbers than unknowns" in seen["server_sees"][0]
+    assert seen["sums"] == [{"name": "update", "numbers": 62, "unknowns": 15}]
+
+
+def test_kernels_of_the_clients_own_choice_are_refused(make_streams: Callable[..., Any]) -> None:
+    """A kernel that one client chose shows its rows, however many others there are."""
+    strategy = POFMKL(**SMALL, kernels_per_round=3, samples_per_round=10)
+    with pytest.raises(RefusedError, match="clients choose kernels of their own"):
+        simulate(strategy, guarded(make_streams(5, 20)), 5, num_rounds=20)
