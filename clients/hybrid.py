@@ -22,6 +22,7 @@ from fedkern_flwr.errors import (
     TableError,
 )
 from fedkern_flwr.guard import SumRule, refusal
+from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.hybrid import CENTRE, HOSPITAL
 from fedkern_flwr.labels import count_outcomes, largest_count
 from fedkern_flwr.landmarks import (
@@ -56,6 +57,7 @@ Protocol = Literal["secure", "naive", "chain"]
 PROTOCOLS = ("secure", "naive", "chain")
 _SEED_BYTES = 32
 _UNIT = 1.0 + 1e-9
+_NO_ROWS = np.zeros(0, np.int32)
 
 
 class HybridKernelClient(PhaseClient):
@@ -197,6 +199,10 @@ class HybridKernelClient(PhaseClient):
             "hybrid-chain": (wire.ChainRequest, self.send_hops),
         }
 
+    def own_rows(self) -> OwnRows:
+        """Return the rows of the table."""
+        return self.table.own_rows()
+
     def describe(self, request: DescribeRequest) -> wire.HybridDescribeReply:
         """Tell who this is; see the message."""
         table = self.table
@@ -246,6 +252,8 @@ class HybridKernelClient(PhaseClient):
             self._fix_rows(kept, hospital, rows, train)
         plain = np.zeros(0)
         if request.moments:
+            for rows, train in zip(request.rows, request.trains.tolist(), strict=True):
+                self._note(kept, f"moments/{self.block}", rows[:train])
             x = self._training_rows(request, request.rows)
             moments = moment_sums(x, self.table.ranges)
             if self.protocol == "secure":
@@ -275,6 +283,7 @@ class HybridKernelClient(PhaseClient):
         orders = {} if self.sums is None else self.sums.orders
         if "landmark pairs" in orders:
             self._sums.check("landmark pairs", self._distance_rule(kept))
+            self._note(kept, "landmark pairs", _NO_ROWS)
             if request.landmark_pairs:
                 square = partial_distances(landmarks, landmarks, kept.settings["kernel"])
                 pairs = square[np.triu_indices(len(square), 1)]
@@ -291,6 +300,7 @@ class HybridKernelClient(PhaseClient):
                 self._sums.contribute_nothing(name)
             else:
                 rows = request.rows[k][start:stop]
+                self._note(kept, f"distances/{hospital}", rows, each=True)
                 found = self._distances(request.session, rows, landmarks, kept)
                 self._sums.contribute(name, found.reshape(-1), overwrite=True)
         self._keep(state, request, kept)
@@ -474,6 +484,14 @@ class HybridKernelClient(PhaseClient):
         digest, name = hashlib.sha256(text).hexdigest(), f"rows of {hospital}"
         if kept.settings.setdefault(name, digest) != digest:
             raise ProtocolError("other rows are asked for than before in this run", party=self.name)
+        self._note(kept, name, rows[:train])
+
+    def _note(
+        self, kept: RunState, purpose: str, rows: NDArray[Any], *, each: bool = False
+    ) -> None:
+        """Note what is made of which announced rows; -1 is a row that is not held."""
+        if not self.simulated:
+            self.note_rows(purpose, kept.arrays["order"][rows[rows >= 0]], each=each)
 
     def _go_on(self, request: wire.HybridRequest) -> tuple[SessionState, RunState]:
         """Return the state of a run that has begun, with the kernel as far as it has arrived."""
@@ -498,6 +516,8 @@ class HybridKernelClient(PhaseClient):
         """
         if self.sums is not None and name in self.sums.orders:
             self.sums.check(name, _wider(bound))
+            learned = kept.arrays.get("rows", _NO_ROWS)[: kept.settings.get("train", 0)]
+            self._note(kept, name, _NO_ROWS if name == "outcomes" else learned)
             self.sums.contribute(name, vector)
             return ()
         if kept.settings["protocol"] == "secure" and not self.allow_single:

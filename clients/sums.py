@@ -45,6 +45,10 @@ class ClientSums:
         Name -> total of a sum that belongs to this client, shape (length,).
     opened : dict
         Name -> (cohort, number) of a sum that this request unmasks.
+    survivors : dict
+        Name -> parties that are declared to be in a sum that this request unmasks.
+    contributed : list
+        Orders of the sums in which there is something of this node now.
     replies : list
         Sections of the reply.
     """
@@ -55,6 +59,8 @@ class ClientSums:
         self.orders: dict[str, wire.Order] = {}
         self.delivered: dict[str, NDArray[Any]] = {}
         self.opened: dict[str, tuple[int, int]] = {}
+        self.survivors: dict[str, frozenset[int]] = {}
+        self.contributed: list[wire.Order] = []
         self.replies: list[PhaseMessage] = []
 
     def take(self, sections: Iterable[Section]) -> None:
@@ -122,6 +128,19 @@ class ClientSums:
         RefusedError
             The values do not fit what was declared. Which way they do not is in the log only.
         """
+        self.contributed.append(self.order(name))
+        self._add(name, values, overwrite=overwrite)
+
+    def contribute_nothing(self, name: str) -> None:
+        """Take part in the sum of that name with zeros.
+
+        Raises
+        ------
+        SumError
+        """
+        self._add(name, np.broadcast_to(0, self.order(name).length), overwrite=False)
+
+    def _add(self, name: str, values: NDArray[Any], *, overwrite: bool) -> None:
         order = self.order(name)
         if name not in self._rules:
             raise SumError(
@@ -136,15 +155,6 @@ class ClientSums:
             raise refusal("the values of a sum, its log says more", self._name) from None
         self.replies.append(upload)
         del self.orders[name]
-
-    def contribute_nothing(self, name: str) -> None:
-        """Take part in the sum of that name with zeros.
-
-        Raises
-        ------
-        SumError
-        """
-        self.contribute(name, np.broadcast_to(0, self.order(name).length))
 
     def check_done(self) -> None:
         """Refuse to answer while a sum waits for this client's vector.
@@ -169,7 +179,9 @@ class ClientSums:
     def _unmask(self, request: wire.Unmask) -> None:
         self.replies.append(self.party.unmask(request))
         place = request.cohort, request.index
-        self.opened[self.party.state.open[place].name] = place
+        name = self.party.state.open[place].name
+        self.opened[name] = place
+        self.survivors[name] = self.party.state.cohorts[request.cohort].unpack(request.alive)
 
     @property
     def _name(self) -> str:

@@ -127,6 +127,8 @@ def contribute(client: SVMClient, request: wire.ContributeRequest) -> wire.Contr
     values = np.zeros((request.rows, request.width))
     values[request.place] = x @ part[2 * columns :].reshape(columns, request.width)
     assert client.sums is not None
+    held = client.table.order(request.session, client.alignment_key)[request.take]
+    client.note_rows(wire.PREDICTED_SUM, held, each=True)
     rule = client.rule(wire.PREDICTED_SUM, receiver=request.owner)
     client.sums.check(wire.PREDICTED_SUM, rule)
     client.sums.contribute(wire.PREDICTED_SUM, values.ravel())

@@ -25,6 +25,7 @@ from fedkern_flwr.frequencies import (
     public_frequency_seed,
 )
 from fedkern_flwr.guard import SumRule
+from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.labels import count_outcomes
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.phase_training import fit, outputs
@@ -190,6 +191,10 @@ class VerticalKernelClient(PhaseClient):
             "vertical-train": (wire.TrainRequest, self.train),
             "vertical-outcome": (wire.OutcomeRequest, self.predict_rows),
         }
+
+    def own_rows(self) -> OwnRows:
+        """Return the rows of the table."""
+        return self.table.own_rows()
 
     def describe(self, request: DescribeRequest) -> wire.VerticalDescribeReply:
         """Tell who this is; see the message."""
@@ -443,6 +448,8 @@ class VerticalKernelClient(PhaseClient):
                 if known.max() > first:
                     here = here[np.arange(first, upto) >= known[:, None]]
                 rule = SumRule(circle, receiver=owner, everybody=True)
+                held = kept.arrays["order"][request.rows[part]]
+                self.note_rows(f"phases/{owner}", held, each=True)
                 self.sums.check(name, rule)  # type: ignore[union-attr]
                 self.sums.contribute(name, here.reshape(-1))  # type: ignore[union-attr]
 
@@ -507,6 +514,7 @@ class VerticalKernelClient(PhaseClient):
         name = f"{what}/{receiver}"
         if self.sums is None or name not in self.sums.orders:
             raise ProtocolError("scores are asked for outside a secure sum", party=self.name)
+        self.note_rows(name, kept.arrays["order"][rows], each=True)
         bounded = Encoding.fixed_point(_LARGEST)
         self.sums.check(name, SumRule(bounded, receiver=receiver, everybody=True))
         if self.role == ACTIVE:

@@ -156,10 +156,10 @@ def check_own_rows(policy: NodePolicy, rows: int, *, party: str) -> None:
         raise refusal(f"min_own_rows = {policy.min_own_rows}: it has {rows}", party)
 
 
-def refusal(rule: str, party: str) -> RefusedError:
+def refusal(rule: str, party: str, remedy: str = "") -> RefusedError:
     """Return the error with which a node refuses: it names the rule and quotes no data."""
     return RefusedError(
         f"refused by the node: {rule}",
-        remedy="its owner decides, with `fedkern node policy show`",
+        remedy=remedy or "its owner decides, with `fedkern node policy show`",
         party=party,
     )
