@@ -210,8 +210,8 @@ class NodeLedger:
 
     # -- the owner
 
-    def allow(self, run: int) -> None:
-        """Allow one run to be compared with this one.
+    def allow(self, runs: Sequence[int]) -> None:
+        """Let one run more be answered that must not be compared with these.
 
         Raises
         ------
@@ -219,12 +219,13 @@ class NodeLedger:
             There is no such run.
         """
         with self._writing() as db:
-            if db.execute("SELECT 1 FROM runs WHERE id = ?", (run,)).fetchone() is None:
-                raise OptionError(
-                    f"there is no run {run} in the ledger",
-                    remedy="take the number from the refusal, or from `fedkern node ledger show`",
-                )
-            db.execute("INSERT INTO permissions VALUES (?, ?, NULL)", (run, _now()))
+            for run in runs:
+                if not _count(db, "runs WHERE id = ?", run):
+                    raise OptionError(
+                        f"there is no run {run} in the ledger",
+                        remedy="take the number from the refusal or `fedkern node ledger show`",
+                    )
+                db.execute("INSERT INTO permissions VALUES (?, ?, NULL)", (run, _now()))
 
     def runs(self) -> list[RunSummary]:
         """Return what was answered, run by run."""
@@ -361,7 +362,7 @@ class NodeLedger:
             raise refusal(
                 f"{missing[0].rule} those of {runs} in its ledger",
                 self.party,
-                f"its owner may allow it once, with `fedkern node policy allow {numbers}`",
+                f"its owner may allow it once, with `fedkern node policy allow {numbers} --state-dir DIR`",
             )
 
     def _run(self, db: sqlite3.Connection, session: str) -> tuple[int, str]:
