@@ -359,10 +359,11 @@ class NodeLedger:
         if missing:
             numbers = " ".join(str(conflict.run) for conflict in missing)
             runs = f"{'run' if len(missing) == 1 else 'runs'} {numbers}"
+            command = f"fedkern node policy allow {numbers} --state-dir DIR"
             raise refusal(
                 f"{missing[0].rule} those of {runs} in its ledger",
                 self.party,
-                f"its owner may allow it once, with `fedkern node policy allow {numbers} --state-dir DIR`",
+                f"its owner may allow it once, with `{command}`",
             )
 
     def _run(self, db: sqlite3.Connection, session: str) -> tuple[int, str]:

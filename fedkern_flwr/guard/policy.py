@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -194,7 +194,7 @@ def _wrong(name: str, value: Any) -> str:
     """Return what a rule may be, if it is something else."""
     kind = type(value)
     if name == "methods":
-        words = kind is tuple and all(type(word) is str and word for word in value)
+        words = kind is tuple and all(type(w) is str and _NAME.fullmatch(w) for w in value)
         return "" if words else 'use a list of names, such as ["pof-mkl"]'
     if name == "counting":
         ways = get_args(Counting)
@@ -215,9 +215,10 @@ def _toml(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value) if isinstance(value, str) else str(value)
+    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
+_NAME = re.compile(r"[\w.-]+", re.ASCII)
 _BY_NAME: Mapping[str, Any] = {field.name: field for field in fields(NodePolicy)}
 _LEAST = {"min_parties": 2}  # of whole numbers; 0 for the others
 _DEFAULTS: Mapping[str, Any] = {"min_parties": _PARTIES, "counting": "refuse"}  # what None means
