@@ -8,13 +8,10 @@ time take turns: a decision and the entries that follow from it are one transact
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,33 +20,10 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError, ProtocolError
 from .history import Conflict, Entry, conflicts
+from .ledger_file import LedgerFile
 from .orders import refusal
 from .policy import NodePolicy
 from .rows import OwnRows, RowSet, digest, set_of
-
-FILE = "ledger.sqlite"
-VERSION = 1
-
-_PATIENCE = 60.0  # seconds to wait for another process
-_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
-_SCHEMA = """
-CREATE TABLE secret (key BLOB NOT NULL);
-CREATE TABLE sets (id INTEGER PRIMARY KEY, digest BLOB UNIQUE NOT NULL, members BLOB NOT NULL);
-CREATE TABLE runs (
-    id INTEGER PRIMARY KEY, session BLOB NOT NULL, partition INTEGER NOT NULL, kind TEXT NOT NULL,
-    method TEXT NOT NULL, secure INTEGER NOT NULL, pinned INTEGER NOT NULL, opened TEXT NOT NULL,
-    held BLOB NOT NULL, learned INTEGER NOT NULL, UNIQUE (session, partition));
-CREATE TABLE sums (
-    run INTEGER NOT NULL, purpose TEXT NOT NULL, of TEXT NOT NULL, each INTEGER NOT NULL,
-    rows INTEGER NOT NULL, cohort INTEGER, parties INTEGER NOT NULL, number INTEGER NOT NULL);
-CREATE INDEX sums_of_run ON sums (run, purpose);
-CREATE TABLE evaluations (
-    run INTEGER NOT NULL, asked BLOB NOT NULL, rows INTEGER NOT NULL, told TEXT NOT NULL,
-    PRIMARY KEY (run, asked));
-CREATE TABLE permissions (run INTEGER NOT NULL, given TEXT NOT NULL, used INTEGER);
-CREATE TABLE refusals (
-    run INTEGER NOT NULL, rule TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (run, rule));
-"""
 
 
 @dataclass(frozen=True)
@@ -81,8 +55,8 @@ class NodeLedger:
     """
 
     def __init__(self, folder: Path, partition: int = 0) -> None:
-        self.path, self.partition = folder / FILE, partition
-        self.party = f"partition {partition}"
+        self.partition, self.party = partition, f"partition {partition}"
+        self.file = LedgerFile(folder, self.party)
 
     # -- a run
 
@@ -111,7 +85,7 @@ class NodeLedger:
         rows : OwnRows
             The rows of the node's table.
         """
-        with self._writing() as db:
+        with self.file.writing() as db:
             key = _key(db)
             held = rows.digests(key)
             learned = self._keep(db, key, held.take(slice(rows.learned)).sorted())
@@ -140,7 +114,7 @@ class NodeLedger:
         ProtocolError
             The run was not opened here.
         """
-        with self._writing() as db:
+        with self.file.writing() as db:
             run, kind = self._run(db, session)
             key = _key(db)
             for answer in sums:
@@ -175,7 +149,7 @@ class NodeLedger:
         RefusedError
             Figures about these rows were told too often, in all runs.
         """
-        with self._writing() as db:
+        with self.file.writing() as db:
             run, _ = self._run(db, session)
             key = _key(db)
             place = (run, digest(key, asked.encode()))
@@ -200,7 +174,7 @@ class NodeLedger:
 
     def refuse(self, session: str, rule: str) -> None:
         """Count a refusal."""
-        with self._writing() as db:
+        with self.file.writing() as db:
             number = self._number(db, session)
             db.execute(
                 "INSERT INTO refusals VALUES (?, ?, 1)"
@@ -218,7 +192,7 @@ class NodeLedger:
         OptionError
             There is no such run.
         """
-        with self._writing() as db:
+        with self.file.writing() as db:
             for run in runs:
                 if not _count(db, "runs WHERE id = ?", run):
                     raise OptionError(
@@ -229,7 +203,7 @@ class NodeLedger:
 
     def runs(self) -> list[RunSummary]:
         """Return what was answered, run by run."""
-        with self._open() as db:
+        with self.file.open() as db:
             out = []
             for number, opened, method, secure, pinned in db.execute(
                 "SELECT id, opened, method, secure, pinned FROM runs ORDER BY id"
@@ -256,7 +230,7 @@ class NodeLedger:
 
     def refusals(self) -> list[tuple[int, str, int]]:
         """Return (run or 0, rule, how often) of what was refused."""
-        with self._open() as db:
+        with self.file.open() as db:
             return db.execute(
                 "SELECT run, rule, number FROM refusals ORDER BY run, rule"
             ).fetchall()
@@ -268,20 +242,19 @@ class NodeLedger:
     ) -> Iterator[Entry]:
         """Yield the entries of an answer: of the table, of its rows, or of those entered before."""
         cohort = None if answer.cohort is None else set_of(key, answer.cohort)
-        common = {"purpose": answer.purpose, "cohort": cohort, "parties": answer.parties}
+        entry = Entry(answer.purpose, RowSet.none(), "", False, cohort, answer.parties, run)
         if answer.again:
             for rows, of, each in db.execute(
                 "SELECT DISTINCT rows, of, each FROM sums WHERE run = ? AND purpose = ?",
                 (run, answer.purpose),
             ).fetchall():
-                again = _members(db, rows)
-                yield Entry(rows=again, group=of, each=bool(each), run=run, **common)
+                yield replace(entry, rows=_members(db, rows), group=of, each=bool(each))
         elif answer.rows is None:
             (learned,) = db.execute("SELECT learned FROM runs WHERE id = ?", (run,)).fetchone()
-            yield Entry(rows=_members(db, learned), run=run, **common)
+            yield replace(entry, rows=_members(db, learned))
         else:
             rows = _held(db, run).take(answer.rows).sorted()
-            yield Entry(rows=rows, group=answer.purpose, each=answer.each, run=run, **common)
+            yield replace(entry, rows=rows, group=answer.purpose, each=answer.each)
 
     def _enter(
         self,
@@ -394,68 +367,6 @@ class NodeLedger:
         )
         return int(db.execute("SELECT id FROM sets WHERE digest = ?", (name,)).fetchone()[0])
 
-    # -- the file
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Open the file and hold its lock; after the block all it wrote is on disk, or nothing."""
-        with self._open() as db:
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-            except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
-                raise
-            db.execute("COMMIT")
-
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        """Open the file, which is for this user's eyes only; make it if it is not there.
-
-        Raises
-        ------
-        OptionError
-            It is damaged, cannot be written, or was made by a newer release.
-        """
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o600)
-            os.fchmod(descriptor, 0o600)
-            os.close(descriptor)
-            with closing(sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)) as db:
-                db.execute("PRAGMA synchronous = FULL")
-                self._prepare(db)
-                yield db
-        except (sqlite3.Error, OSError) as error:
-            reason = getattr(error, "sqlite_errorname", type(error).__name__)
-            raise OptionError(
-                f"{FILE} cannot be used ({reason})",
-                remedy="see that its folder can be written and has room, or bring back a copy",
-                party=self.party,
-            ) from None
-
-    def _prepare(self, db: sqlite3.Connection) -> None:
-        """Make the tables of a new file; refuse those of a newer release."""
-        (version,) = db.execute("PRAGMA user_version").fetchone()
-        if version == 0:
-            _begin_log(db)
-            db.execute("BEGIN IMMEDIATE")
-            (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version == 0:  # nobody else has made them meanwhile
-                for statement in _SCHEMA.split(";"):
-                    db.execute(statement)
-                db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
-                db.execute(f"PRAGMA user_version = {VERSION}")
-                version = VERSION
-            db.execute("COMMIT")
-        if version != VERSION:
-            raise OptionError(
-                f"{FILE} has version {version}, this release knows {VERSION}",
-                remedy="run the release of fedkern-flwr that wrote it",
-                party=self.party,
-            )
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -483,19 +394,6 @@ class Answer:
     cohort: Sequence[bytes] | None = None
     parties: int = 0
     again: bool = False
-
-
-def _begin_log(db: sqlite3.Connection) -> None:
-    """Let the file be written ahead; who opens a new file at the same time may be in the way."""
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
 
 
 def _key(db: sqlite3.Connection) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,8 @@ from rich.table import Table
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.guard.ledger import FILE, NodeLedger
+from fedkern_flwr.guard.ledger import NodeLedger
+from fedkern_flwr.guard.ledger_file import FILE
 from fedkern_flwr.guard.policy import RULES, read_policy, write_policy
 
 node_app = typer.Typer(name="node", help="For the owner of a node.", no_args_is_help=True)
@@ -119,7 +121,7 @@ def _text(rule: str, value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _print(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _print(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 160

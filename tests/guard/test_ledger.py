@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from fedkern_flwr.errors import OptionError, ProtocolError, RefusedError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.history import Entry, conflicts, rows_apart
-from fedkern_flwr.guard.ledger import FILE, Answer, NodeLedger
+from fedkern_flwr.guard.ledger import Answer, NodeLedger
+from fedkern_flwr.guard.ledger_file import FILE
 from fedkern_flwr.guard.rows import OwnRows, RowSet
 from fedkern_flwr.simulations.cli.main import run
 
