@@ -257,6 +257,7 @@ class VerticalKernelClient(PhaseClient):
                 "hops leave a node in runs with topology 'tree' only", party=self.name
             )
         state, kept = self.begin(request)
+        self.note_rows("hops", kept.arrays["order"][request.rows], each=True)
         reply = make_hops(self, request, kept)
         self.end(state, request, kept)
         return reply

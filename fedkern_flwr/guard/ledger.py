@@ -89,7 +89,7 @@ class NodeLedger:
             key = _key(db)
             held = rows.digests(key)
             learned = self._keep(db, key, held.take(slice(rows.learned)).sorted())
-            values = (kind, method[:40], secure, pinned, held.pack(), learned)
+            values = (kind, method[:40], secure, pinned, self._keep(db, key, held), learned)
             db.execute(
                 "INSERT INTO runs (session, partition, opened, kind, method, secure, pinned, held,"
                 " learned) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
@@ -401,8 +401,8 @@ def _key(db: sqlite3.Connection) -> bytes:
 
 
 def _held(db: sqlite3.Connection, run: int) -> RowSet:
-    found = db.execute("SELECT held FROM runs WHERE id = ?", (run,)).fetchone()
-    return RowSet.unpack(found[0])
+    (held,) = db.execute("SELECT held FROM runs WHERE id = ?", (run,)).fetchone()
+    return _members(db, held)
 
 
 def _members(db: sqlite3.Connection, number: int) -> RowSet:
