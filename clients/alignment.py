@@ -21,6 +21,7 @@ from fedkern_flwr.errors import (
     StateError,
     TableError,
 )
+from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.private_intersection import (
     Exponents,
     blind_ids,
@@ -109,6 +110,10 @@ class AlignmentClient(PhaseClient):
     def choose_partners(self, request: Any) -> Collection[int]:
         """Return its neighbours in the ring."""
         return (self._neighbour(-1), self._neighbour(1))
+
+    def own_rows(self) -> OwnRows:
+        """Return the rows of the table."""
+        return OwnRows(ids=self.ids, learned=len(self.ids) - self.tests)
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
         """Tell how many ids there are."""

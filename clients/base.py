@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,12 +29,14 @@ from fedkern_flwr.flower_compat import Client, NumPyClient
 from fedkern_flwr.guard import NodePolicy, RunRecord, check_own_rows, check_run, counting, refusal
 from fedkern_flwr.guard.evaluations import Asked, enter, open_once, too_few
 from fedkern_flwr.guard.policy import is_simulated, node_policy
+from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.secure_sum import Party, PartyState
 from fedkern_flwr.secure_sum.identity import read_identity, read_trusted
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
 from fedkern_flwr.wire import sums as sum_wire
 from fedkern_flwr.wire.sections import Section, attach, carries_sections, detach
 
+from .ledger import ClientLedger
 from .sums import ClientSums, erase_state, load_state, store_state
 
 logger = logging.getLogger("fedkern_flwr")
@@ -88,7 +91,8 @@ class PhaseClient(NumPyClient):
     context : flwr.app.Context
         The node's context; its ``node_config`` holds ``partition-id`` and ``num-partitions``.
     state_dir : path, optional
-        The node's own folder for saved private state, needed to resume a run that broke off.
+        The node's own folder for saved private state, needed to resume a run that broke off, and
+        for the ledger of what it answered in all runs (see :mod:`fedkern_flwr.guard.ledger`).
     identity_key : path, optional
         Ed25519 private key of the organisation; signs the node's key of each secure run.
     trusted_keys : path, optional
@@ -123,7 +127,9 @@ class PhaseClient(NumPyClient):
     whole_cohorts: ClassVar[bool] = False
     #: Least number of parties of a sum that suffices, by what the method shows of each of them.
     enough_parties: ClassVar[int] = 3
-    #: Whether a row of the table is a record that could be told from two runs.
+    #: Whether the rows of a node are records that must hide among each other. Where a node may hold
+    #: a single one it needs no others of its own, and sets of fewer rows than the policy asks for
+    #: are not compared.
     records: ClassVar[bool] = True
     #: Whether sums of one name may be over ever new cohorts.
     regroup = False
@@ -158,6 +164,8 @@ class PhaseClient(NumPyClient):
         self.name = f"partition {self.partition}"
         self.partitions = _node_number(context, "num-partitions")
         self.state_dir = Path(state_dir) if state_dir is not None else None
+        folder = None if self.simulated else self.state_dir
+        self.ledger = ClientLedger(folder, self.partition, self.policy)
         if not 0 <= self.partition < self.partitions:
             raise OptionError(
                 f"partition-id {self.partition} is outside 0..{self.partitions - 1}",
@@ -173,6 +181,10 @@ class PhaseClient(NumPyClient):
     def describe(self, request: DescribeRequest) -> DescribeReply:
         """Answer who this node is. Called in a fresh session."""
         raise ProtocolError("this client does not describe itself")
+
+    def own_rows(self) -> OwnRows:
+        """Return the rows of this node's table, for its ledger; none here."""
+        return OwnRows()
 
     def choose_partners(self, request: Any) -> Collection[int]:
         """Return parties to whom messages may be sealed though they share no masks; none here."""
@@ -417,6 +429,24 @@ class PhaseClient(NumPyClient):
         """What is done where more numbers are released than there are unknowns."""
         return counting.mode(self.policy, refuses=self.counts_strictly)
 
+    def note_rows(self, purpose: str, rows: NDArray[Any], *, each: bool = False) -> None:
+        """Note of which rows a sum is, where the server chooses them; else it is of all.
+
+        What nobody notes is a sum of all rows that this node learns from.
+
+        Parameters
+        ----------
+        purpose : str
+            Name of the sum, without what follows a # or a second slash; or of anything else that
+            is made of these rows.
+        rows : ndarray of int
+            Places of the rows in :meth:`own_rows`.
+        each : bool
+            Whether it is made row by row, so that it is of a single row anyway.
+        """
+        if not self.simulated:
+            self.ledger.note(purpose, rows, each=each)
+
     def figures(
         self,
         purpose: str,
@@ -469,7 +499,11 @@ class PhaseClient(NumPyClient):
         parts = [repr(sorted(request.scalars().items())).encode()]
         parts += [np.ascontiguousarray(array).tobytes() for array in request.arrays()]
         asked = Asked.of(purpose, np.ascontiguousarray(rows).tobytes(), parts)
-        told = enter(record, asked, values.ravel().tolist(), 0, self.policy, self.name)
+        told = enter(record, asked, values.ravel().tolist(), self.policy, self.name)
+        if not self.simulated:
+            places = rows if users else rows + self.own_rows().learned
+            told = self.ledger.tell(record.session, asked.key, places, told)
+            record.told[asked.key] = told
         record.store(self.context)
         return np.array(told).reshape(values.shape)
 
@@ -479,7 +513,7 @@ class PhaseClient(NumPyClient):
             return self._dispatch(parameters, config)
         except FedKernError as error:
             if isinstance(error, RefusedError):
-                self._count_refusal(str(config.get("session", "")))
+                self._count_refusal(str(config.get("session", "")), error)
             error.args = (mark_error(f"{type(error).__name__}: {error}"),)
             raise
         except Exception as error:
@@ -508,7 +542,9 @@ class PhaseClient(NumPyClient):
         self._request = request = message.unpack(parameters, config, party=_SERVER)
         self.partners = self.choose_partners(request)
         self.sums = self._open_sums(str(config.get("session", "")), sections)
+        sums = self.sums
         reply = handler(request)
+        self.ledger.enter(str(config.get("session", "")), sums, records=self.records)
         if self.sums is not None:
             self.sums.check_done()
             if load_state(self.context) is not None and phase != sum_wire.FinishRequest.phase:
@@ -516,8 +552,10 @@ class PhaseClient(NumPyClient):
                 store_state(self.context, self.sums.party.state)
         return reply
 
-    def _count_refusal(self, session: str) -> None:
+    def _count_refusal(self, session: str, error: RefusedError) -> None:
         """Note that an order was refused; at the third nothing of the run is left here to open."""
+        with suppress(FedKernError):  # the refusal is what is told
+            self.ledger.refuse(session, error.problem.partition(": ")[2])
         if SessionState.load(self.context).session != session:
             return
         record = RunRecord.load(self.context, session)
@@ -540,10 +578,8 @@ class PhaseClient(NumPyClient):
                 remedy="run the same release of fedkern-flwr on both sides",
                 party=self.name,
             )
-        pinned = bool(self.trusted_keys and self.identity_key)
-        check_run(
-            self.policy, request.method, secure=request.secure, pinned=pinned, party=self.name
-        )
+        method, known = request.method, self._pinned
+        check_run(self.policy, method, secure=request.secure, pinned=known, party=self.name)
         state = SessionState(session=request.session)
         self.restored, self.answered = not request.resume_round, 0
         before = SessionState.load(self.context)
@@ -600,6 +636,9 @@ class PhaseClient(NumPyClient):
         """Add the node's key of the run to its description."""
         if self.records:
             check_own_rows(self.policy, reply.rows, party=self.name)
+        if not self.simulated:
+            pinned, kind = self._pinned, type(self).__name__
+            self.ledger.open_run(request, kind, self.own_rows(), pinned=pinned)
         if not request.secure:
             if self.trusted_keys:
                 raise SumError(
@@ -659,6 +698,11 @@ class PhaseClient(NumPyClient):
                     numbers, alive = group.open(place), sums.survivors[name]
                     self._count(group, numbers, alive, opened.receiver)
         return sums
+
+    @property
+    def _pinned(self) -> bool:
+        """Whether this node signs its keys, and knows those of the others."""
+        return bool(self.trusted_keys and self.identity_key)
 
     def pair_secret(self, other: int) -> bytes:
         """Return the secret that this party has with another in this run.

@@ -27,6 +27,7 @@ from fedkern_flwr.column_ranges import (
 )
 from fedkern_flwr.errors import OptionError, ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, refusal
+from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.scaling import Scaling, ranges_to_json
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import ranges as wire
@@ -123,6 +124,11 @@ class RangesClient(PhaseClient):
             "ranges-deviations": (wire.DeviationsRequest, self.send_deviations),
             "ranges-write": (wire.WriteRequest, self.write),
         }
+
+    def own_rows(self) -> OwnRows:
+        """Return the rows of the table."""
+        part = (self.x,) if self.y is None else (self.x, self.y)
+        return OwnRows([part], learned=len(self.x))
 
     def describe(self, request: DescribeRequest) -> wire.RangesDescribeReply:
         """Tell who this is; refuse to begin where the files cannot be written."""

@@ -31,6 +31,7 @@ from fedkern_flwr.gram_plan import (
 )
 from fedkern_flwr.gram_values import count_values, quantise
 from fedkern_flwr.guard import SumRule, refusal
+from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.item_kernel import ItemKernel
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.ranking import rank_metrics, top_items
@@ -126,6 +127,8 @@ class GramClient(PhaseClient):
     """
 
     labels_of_row: ClassVar[int] = 0
+    #: A node may hold a single user, whom the other nodes' users hide.
+    records: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -181,6 +184,10 @@ class GramClient(PhaseClient):
             "gram-recommend": (wire.RecommendRequest, self.recommend),
             "gram-predict": (wire.PredictRequest, self.predict),
         }
+
+    def own_rows(self) -> OwnRows:
+        """Return the rows of the table."""
+        return OwnRows([(self.x,)], self.users, self.x.shape[0])
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
         """Tell how many rows and items there are."""

@@ -15,6 +15,7 @@ from fedkern_flwr.consensus import Floats
 from fedkern_flwr.errors import OptionError, ProtocolError, StateError, TableError
 from fedkern_flwr.groups import AGENT, DEFAULT_BOUND, OWNER, ROLES, USER
 from fedkern_flwr.guard import SumRule
+from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.linear_model import model_rows
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.orthogonal_product import PRODUCTS, Product
@@ -211,6 +212,10 @@ class SVMClient(PhaseClient):
         if isinstance(request, wire.ContributeRequest):
             return [request.agent]
         return () if self.role == USER else range(self.partitions)
+
+    def own_rows(self) -> OwnRows:
+        """Return the rows of the table."""
+        return self.table.own_rows()
 
     def describe(self, request: DescribeRequest) -> wire.SVMDescribeReply:
         """Tell who this is; see the message."""

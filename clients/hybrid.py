@@ -22,6 +22,7 @@ from fedkern_flwr.errors import (
     TableError,
 )
 from fedkern_flwr.guard import SumRule, check_selection, refusal
+from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.hybrid import CENTRE, HOSPITAL
 from fedkern_flwr.labels import count_outcomes, largest_count
 from fedkern_flwr.landmarks import (
@@ -59,6 +60,7 @@ PROTOCOLS = ("secure", "naive", "chain")
 _SEED_BYTES = 32
 _UNIT = 1.0 + 1e-9
 _ROUNDED = 1.0 + 5e-10  # less than what strategies allow for rounding
+_NO_ROWS = np.zeros(0, np.int32)
 
 
 class HybridKernelClient(PhaseClient):
@@ -200,6 +202,10 @@ class HybridKernelClient(PhaseClient):
             "hybrid-chain": (wire.ChainRequest, self.send_hops),
         }
 
+    def own_rows(self) -> OwnRows:
+        """Return the rows of the table."""
+        return self.table.own_rows()
+
     def describe(self, request: DescribeRequest) -> wire.HybridDescribeReply:
         """Tell who this is; see the message."""
         table = self.table
@@ -247,6 +253,7 @@ class HybridKernelClient(PhaseClient):
         plain = np.zeros(0)
         if request.moments:
             positions, name = _training_positions(request), f"moments/{self.block}"
+            self._note(kept, name, positions)
             if self.protocol == "secure":
                 self._sums.check(name, _wider(len(positions)))
             self._check_share(np.unique(positions))
@@ -277,6 +284,7 @@ class HybridKernelClient(PhaseClient):
         orders = {} if self.sums is None else self.sums.orders
         if "landmark pairs" in orders:
             self._sums.check("landmark pairs", self._distance_rule(kept))
+            self._note(kept, "landmark pairs", _NO_ROWS)
             if request.landmark_pairs:
                 square = partial_distances(landmarks, landmarks, kept.settings["kernel"])
                 pairs = square[np.triu_indices(len(square), 1)]
@@ -295,6 +303,7 @@ class HybridKernelClient(PhaseClient):
                 self._sums.contribute_nothing(name)
             else:
                 rows = request.rows[k][start:stop]
+                self._note(kept, f"distances/{hospital}", rows, each=True)
                 found = self._distances(request.session, rows, landmarks, kept)
                 self._sums.contribute(name, found.reshape(-1), overwrite=True)
         self._keep(state, request, kept)
@@ -508,6 +517,7 @@ class HybridKernelClient(PhaseClient):
             digest, name = hashlib.sha256(text).hexdigest(), f"rows of {hospital}"
             if kept.settings.setdefault(name, digest) != digest:
                 raise refusal("other rows are asked for than before in this run", party)
+            self._note(kept, name, rows[:train])
 
     @property
     def _held_out(self) -> range:
@@ -538,6 +548,13 @@ class HybridKernelClient(PhaseClient):
         )
         check_selection(rows, among, least=least, party=self.name)
 
+    def _note(
+        self, kept: RunState, purpose: str, rows: NDArray[Any], *, each: bool = False
+    ) -> None:
+        """Note what is made of which announced rows; -1 is a row that is not held."""
+        if not self.simulated:
+            self.note_rows(purpose, kept.arrays["order"][rows[rows >= 0]], each=each)
+
     def _go_on(self, request: wire.HybridRequest) -> tuple[SessionState, RunState]:
         """Return the state of a run that has begun, with the kernel as far as it has arrived."""
         state = self.open_round(request.session, request.round, 0)
@@ -565,6 +582,8 @@ class HybridKernelClient(PhaseClient):
     def _add(self, kept: RunState, name: str, vector: Floats) -> tuple[Floats, ...]:
         """Contribute to a sum; without one return the vector, where that is allowed."""
         if self.sums is not None and name in self.sums.orders:
+            learned = kept.arrays.get("rows", _NO_ROWS)[: kept.settings.get("train", 0)]
+            self._note(kept, name, _NO_ROWS if name == "outcomes" else learned)
             self.sums.contribute(name, vector)
             return ()
         if kept.settings["protocol"] == "secure" and not self.allow_single:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedkern_flwr import network
 from fedkern_flwr.errors import ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, counting, refusal
+from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.online import (
     WEIGHT_RULES,
     Floats,
@@ -143,6 +144,11 @@ class OnlineKernelClient(PhaseClient):
             "online-predict": (wire.PredictRequest, self.predict_kernels),
             "online-network-evaluate": (wire.NetworkEvaluateRequest, self.evaluate_network),
         }
+
+    def own_rows(self) -> OwnRows:
+        """Return the rows of the table."""
+        held = (self.x_test, self.y_test) if len(self.y_test) else (self.x_test,)
+        return OwnRows([(self.x, self.y), held], learned=len(self.x))
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
         """Tell partition, role and the size of the table."""

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedkern_flwr.alignment import AlignmentKey, Hashes, count_duplicates, hash_ids, sort_order
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import TableError
+from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.labels import decide, encode_classes
 
 Floats = NDArray[np.float64]
@@ -111,6 +112,15 @@ class PartyTable:
     def features(self) -> int:
         """Number d of features."""
         return int(self.x.shape[1])
+
+    def own_rows(self) -> OwnRows:
+        """Return the rows, as the node's ledger tells them apart."""
+        parts, labels = self.parts, (self.y, self.y_test)
+        blocks = [
+            (x, labels[k]) if k < len(labels) and labels[k].size else (x,)
+            for k, x in enumerate(parts)
+        ]
+        return OwnRows(blocks, self._ids if self.identified else None, self.rows)
 
     def digest(self) -> str:
         """Return a digest of the features and targets of all rows that are not held out."""

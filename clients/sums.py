@@ -46,7 +46,9 @@ class ClientSums:
     opened : dict
         Name -> (cohort, number) of a sum that this request unmasks.
     survivors : dict
-        Name -> who took part in such a sum.
+        Name -> parties that are declared to be in a sum that this request unmasks.
+    contributed : list
+        Orders of the sums in which there is something of this node now.
     replies : list
         Sections of the reply.
     """
@@ -58,6 +60,7 @@ class ClientSums:
         self.delivered: dict[str, NDArray[Any]] = {}
         self.opened: dict[str, tuple[int, int]] = {}
         self.survivors: dict[str, frozenset[int]] = {}
+        self.contributed: list[wire.Order] = []
         self.replies: list[PhaseMessage] = []
         #: Called with the name of a sum that has been checked.
         self.on_check: Callable[[str], None] = lambda name: None
@@ -143,6 +146,19 @@ class ClientSums:
         RefusedError
             The values do not fit what was declared. Which way they do not is in the log only.
         """
+        self.contributed.append(self.order(name))
+        self._add(name, values, overwrite=overwrite)
+
+    def contribute_nothing(self, name: str) -> None:
+        """Take part in the sum of that name with zeros.
+
+        Raises
+        ------
+        SumError
+        """
+        self._add(name, np.broadcast_to(0, self.order(name).length), overwrite=False)
+
+    def _add(self, name: str, values: NDArray[Any], *, overwrite: bool) -> None:
         order = self.order(name)
         if name not in self._rules:
             raise SumError(
@@ -157,15 +173,6 @@ class ClientSums:
             raise refusal("the values of a sum, its log says more", self._name) from None
         self.replies.append(upload)
         del self.orders[name]
-
-    def contribute_nothing(self, name: str) -> None:
-        """Take part in the sum of that name with zeros.
-
-        Raises
-        ------
-        SumError
-        """
-        self.contribute(name, np.broadcast_to(0, self.order(name).length))
 
     def check_done(self) -> None:
         """Refuse to answer while a sum waits for this client's vector.

@@ -129,6 +129,8 @@ def contribute(client: SVMClient, request: wire.ContributeRequest) -> wire.Contr
     x = (announced[request.take] - mean) / deviation
     values = np.zeros((request.rows, request.width))
     values[request.place] = x @ part[2 * columns :].reshape(columns, request.width)
+    held = client.table.order(request.session, client.alignment_key)[request.take]
+    client.note_rows(wire.PREDICTED_SUM, held, each=True)
     client.sums.contribute(wire.PREDICTED_SUM, values.ravel())
     client.end(state, request.round, kept)
     return wire.ContributeReply(round=request.round)

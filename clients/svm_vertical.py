@@ -40,6 +40,7 @@ def contribute_columns(client: SVMClient, request: wire.ColumnsRequest) -> wire.
     client.pin(kept, plan=plan, **{name: getattr(request, name) for name in names})
     kept.arrays |= {"take": request.take, "place": request.place}
     x = _columns(client, kept, request.session)[request.place < request.rows]
+    client.note_rows(wire.GROUP_SUM, _held(client, kept, request.session, learned=True))
     share = np.concatenate([x.sum(0), (x**2).sum(0)]) / request.rows
     client.sums.contribute(wire.GROUP_SUM, share)
     sealed = b""
@@ -94,6 +95,7 @@ def multiply(client: SVMClient, request: wire.VisitRequest) -> wire.VisitReply:
         message = client.unseal(source, request.message, *place).reshape(-1, request.width)
         to_agent, _ = visit(x[learned], message, None)
         client.sums.check(wire.GROUP_SUM, client.rule(wire.GROUP_SUM, receiver=agent))
+        client.note_rows(wire.GROUP_SUM, _held(client, kept, session, learned=True))
         client.sums.contribute(wire.GROUP_SUM, to_agent.ravel() / own["rows"])
     if weights is not None:
         rows = own["all_rows"] if request.judge else own["rows"]
@@ -102,6 +104,8 @@ def multiply(client: SVMClient, request: wire.VisitRequest) -> wire.VisitReply:
         values[kept.arrays["place"][counted]] = x[counted] @ weights
         name = _output_name(judge=request.judge)
         client.sums.check(name, client.rule(name, receiver=owner))
+        held = _held(client, kept, session, learned=not request.judge)
+        client.note_rows(name, held, each=True)
         client.sums.contribute(name, values.ravel())
     client.end(state, number, kept)
     return wire.VisitReply(round=number)
@@ -111,6 +115,14 @@ def _columns(client: SVMClient, kept: KeptState, session: str) -> Floats:
     """Return the user's features of the plan's rows."""
     announced = client.table.announced(session, client.alignment_key)
     return np.asarray(announced[kept.arrays["take"]])
+
+
+def _held(client: SVMClient, kept: KeptState, session: str, *, learned: bool) -> NDArray[np.intp]:
+    """Return the places in the user's table of the plan's rows, of all or of those learned from."""
+    take = kept.arrays["take"]
+    if learned:
+        take = take[kept.arrays["place"] < kept.settings["rows"]]
+    return np.asarray(client.table.order(session, client.alignment_key)[take])
 
 
 def _output_name(*, judge: bool) -> str:

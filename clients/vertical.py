@@ -31,6 +31,7 @@ from fedkern_flwr.frequencies import (
     public_frequency_seed,
 )
 from fedkern_flwr.guard import SumRule, check_selection, refusal
+from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.labels import count_outcomes
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.phase_training import fit, outputs
@@ -197,6 +198,10 @@ class VerticalKernelClient(PhaseClient):
             "vertical-outcome": (wire.OutcomeRequest, self.predict_rows),
         }
 
+    def own_rows(self) -> OwnRows:
+        """Return the rows of the table."""
+        return self.table.own_rows()
+
     def describe(self, request: DescribeRequest) -> wire.VerticalDescribeReply:
         """Tell who this is; see the message."""
         table = self.table
@@ -258,6 +263,7 @@ class VerticalKernelClient(PhaseClient):
                 "hops leave a node in runs with topology 'tree' only", party=self.name
             )
         state, kept = self.begin(request)
+        self.note_rows("hops", kept.arrays["order"][request.rows], each=True)
         reply = make_hops(self, request, kept)
         self.end(state, request, kept)
         return reply
@@ -458,6 +464,8 @@ class VerticalKernelClient(PhaseClient):
                 here += offsets
                 if known.max() > first:
                     here = here[np.arange(first, upto) >= known[:, None]]
+                held = kept.arrays["order"][request.rows[part]]
+                self.note_rows(f"phases/{owner}", held, each=True)
                 self.sums.contribute(name, here.reshape(-1))  # type: ignore[union-attr]
 
     def _check_phases(self, request: wire.StepRequest) -> None:
@@ -531,6 +539,7 @@ class VerticalKernelClient(PhaseClient):
             raise refusal("scores for a party that learns nothing", self.name)
         rule = SumRule(Encoding.fixed_point(_LARGEST), receiver=receiver, everybody=True)
         self.sums.check(name, rule)
+        self.note_rows(name, kept.arrays["order"][rows], each=True)
         if self.role == ACTIVE:
             self.sums.contribute(name, self._bounded(self._scores(rows, kept)).reshape(-1))
         else:

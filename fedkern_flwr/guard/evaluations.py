@@ -73,7 +73,6 @@ def enter(
     record: RunRecord,
     asked: Asked,
     values: list[float],
-    before: int,
     policy: NodePolicy,
     party: str,
 ) -> list[float]:
@@ -87,8 +86,6 @@ def enter(
         What is asked for.
     values : list of float
         The figures, as computed now.
-    before : int
-        Evaluations of the same rows in earlier runs.
     policy : NodePolicy
         What the node's owner allows.
     party : str
@@ -102,7 +99,7 @@ def enter(
     if asked.key in record.told:
         return record.told[asked.key]
     done = record.evaluations.get(asked.rows, 0)
-    if before + done >= policy.max_evaluations:
+    if done >= policy.max_evaluations:
         raise refusal(f"max_evaluations = {policy.max_evaluations} of these rows", party)
     record.evaluations[asked.rows] = done + 1
     record.told[asked.key] = values

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from flwr.app import Context
 
@@ -17,6 +19,23 @@ Counting = Literal["refuse", "warn"]
 #: Of a node's configuration: the node is one of a simulation, where all data is in one place.
 SIMULATION = "simulation"
 _PARTIES = 3
+_HEAD = "# What this node takes part in. A line that begins with # is the default.\n\n"
+
+#: What each rule says, in a line.
+RULES: Mapping[str, str] = {
+    "methods": "names under which runs may be opened; all if empty",
+    "min_parties": "least number of parties in a sum; by default 2 where the method says so",
+    "min_own_rows": "least number of own rows; two runs may not differ by fewer",
+    "min_sum_rows": "least number of declared rows behind a sum",
+    "min_evaluation_rows": "least number of held-out rows about which figures are told",
+    "require_secure_sums": "refuse runs that sum in plain",
+    "require_pinned_identities": "refuse runs without pinned identities",
+    "max_evaluations": "how often figures about the same held-out rows are told, in all runs",
+    "counting": "more numbers than unknowns; by default refused of streams, warned of elsewhere",
+    "allow_small_sums": "do not count numbers and unknowns",
+    "allow_recovery": "let others hold shares of the node's seeds, so that sums survive it",
+    "max_epsilon": "largest privacy loss of a run, once a method adds noise",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +45,8 @@ class NodePolicy:
     Attributes
     ----------
     methods : tuple of str
-        Methods that it takes part in, by the names under which runs are opened; all if empty.
+        Methods that it takes part in, by the names under which runs are opened; all if empty. The
+        server gives that name: which phases a node answers is decided by the app that it runs.
     min_parties : int, optional
         Least number of parties in a sum. By default 3, or 2 where the method states that two do.
     min_own_rows : int
@@ -66,6 +86,23 @@ class NodePolicy:
     allow_small_sums: bool = False
     allow_recovery: bool = True
     max_epsilon: float = math.inf
+
+    def __post_init__(self) -> None:
+        """Refuse values that are no rules.
+
+        Raises
+        ------
+        OptionError
+        """
+        for name, value in vars(self).items():
+            allowed = _wrong(name, value)
+            if allowed:
+                raise OptionError(f"{name} is {str(value)[:40]!r} in a policy", remedy=allowed)
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The rules that are not at their defaults."""
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default}
 
     @classmethod
     def of_simulations(cls, **changes: Any) -> NodePolicy:
@@ -108,9 +145,24 @@ def read_policy(path: str | Path) -> NodePolicy:
             f"the policy {name} has a rule {unknown[0][:40]!r}",
             remedy=f"choose from {', '.join(sorted(known))}",
         )
-    if "methods" in found:
+    if isinstance(found.get("methods"), list):
         found["methods"] = tuple(found["methods"])
     return NodePolicy(**found)
+
+
+def write_policy(policy: NodePolicy) -> str:
+    """Return a policy as TOML, a line and a comment per rule; what is at its default is commented.
+
+    >>> print(write_policy(NodePolicy(min_own_rows=20)).splitlines()[4])
+    min_own_rows = 20  # least number of own rows; two runs may not differ by fewer
+    """
+    lines = []
+    for field in fields(NodePolicy):
+        value = getattr(policy, field.name)
+        plain = value == field.default
+        text = f"{field.name} = {_toml(_DEFAULTS.get(field.name, value) if plain else value)}"
+        lines.append(f"{'# ' if plain else ''}{text}  # {RULES[field.name]}\n")
+    return "".join([_HEAD, *lines])
 
 
 def node_policy(given: NodePolicy | str | Path | None, context: Context) -> NodePolicy:
@@ -127,6 +179,46 @@ def node_policy(given: NodePolicy | str | Path | None, context: Context) -> Node
     return NodePolicy.of_simulations() if is_simulated(context) else NodePolicy()
 
 
+def as_simulated(context: Context) -> Context:
+    """Mark the context of an app's node as one of a simulation: it deals public data to itself."""
+    context.node_config[SIMULATION] = True
+    return context
+
+
 def is_simulated(context: Context) -> bool:
     """Tell whether a node is one of a simulation; one that does not say so is not."""
     return context.node_config.get(SIMULATION) is True
+
+
+def _wrong(name: str, value: Any) -> str:
+    """Return what a rule may be, if it is something else."""
+    kind = type(value)
+    if name == "methods":
+        words = kind is tuple and all(type(w) is str and _NAME.fullmatch(w) for w in value)
+        return "" if words else 'use a list of names, such as ["pof-mkl"]'
+    if name == "counting":
+        ways = get_args(Counting)
+        return "" if value is None or value in ways else f"choose {' or '.join(map(repr, ways))}"
+    if name == "max_epsilon":
+        number = kind in (int, float) and value >= 0.0
+        return "" if number else "use a number from 0"
+    if type(_BY_NAME[name].default) is bool:
+        return "" if kind is bool else "use true or false"
+    least = _LEAST.get(name, 0)
+    whole = (kind is int and value >= least) or (name == "min_parties" and value is None)
+    return "" if whole else f"use a whole number from {least}"
+
+
+def _toml(value: Any) -> str:
+    """Return the value of a rule as TOML."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+_NAME = re.compile(r"[\w.-]+", re.ASCII)
+_BY_NAME: Mapping[str, Any] = {field.name: field for field in fields(NodePolicy)}
+_LEAST = {"min_parties": 2}  # of whole numbers; 0 for the others
+_DEFAULTS: Mapping[str, Any] = {"min_parties": _PARTIES, "counting": "refuse"}  # what None means

@@ -16,11 +16,13 @@ from typing import Any
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import EngineError, FedKernError, OptionError
+from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.strategies.base import PhaseStrategy
 
 from ..data import Prepared
 from ..deployment import LocalDeployment, Secrets, write_node
 from ..deployment.local import CONNECTION, last_line
-from ..deployment.node_files import NodeConfig
+from ..deployment.node_files import NodeConfig, toml
 from ..deployment.run_config import app_folder, run_config
 from ..entries import Entry
 from ..experiment import checkpoint_file, summarise, versions
@@ -101,7 +103,7 @@ def _fit(screen: Screen, name: str, values: dict[str, Any]) -> dict[str, Any]:
         own.check_data(config, prepared)
         default = Path("runs") / f"deploy-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder = RunFolder.create(Path(values["out"] or default), config)
-        nodes = _write_nodes(folder, config, prepared)
+        nodes = _write_nodes(screen, folder, config, prepared)
     for note in prepared.notes:
         screen.note(f"note: {note}")
     if result is None:
@@ -139,19 +141,33 @@ def _config(own: Family[Any, Any], name: str, values: dict[str, Any]) -> dict[st
     return {**own.config(name, {**every, "engine": "in-process"}), "engine": _ENGINE}
 
 
-def _write_nodes(folder: RunFolder, config: dict[str, Any], prepared: Prepared) -> list[NodeConfig]:
+def _write_nodes(
+    screen: Screen, folder: RunFolder, config: dict[str, Any], prepared: Prepared
+) -> list[NodeConfig]:
     """Write the files and the configuration of every node, with secrets of their own."""
     strategy = method(config["method"])(**config["options"], seed=config["seed"])
     clients: Any = prepared.client_fn(strategy)
     count, nodes, secrets = prepared.nodes(strategy), [], Secrets()
+    policy = _policy(strategy, count)
+    for rule, value in policy.changed.items():
+        screen.note(f"note: the nodes' policies have {rule} = {toml(value)}, as the options need")
     shutil.rmtree(folder.path / "nodes", ignore_errors=True)  # of an earlier run in this folder
     for k in range(count):
         place = folder.path.resolve() / "nodes" / str(k)
         own = secrets.replace(k, clients.deployed(k))
-        nodes.append(write_node(place, k, count, own))
+        nodes.append(write_node(place, k, count, own, policy))
         text = json.dumps(nodes[-1], indent=2)
         write_atomically(place / "node-config.json", f"{text}\n".encode(), private=True)
     return nodes
+
+
+def _policy(strategy: PhaseStrategy, nodes: int) -> NodePolicy:
+    """Return the policy of nodes whose owner wants this run: the default, but for what it needs."""
+    plain = getattr(strategy, "secure", True) is False
+    plain |= getattr(strategy, "protocol", "") == "naive"
+    return NodePolicy(
+        require_secure_sums=not plain, min_parties=2 if nodes == 2 and not plain else None
+    )
 
 
 def _read_nodes(folder: RunFolder) -> list[NodeConfig]:

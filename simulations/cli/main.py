@@ -19,6 +19,7 @@ from .audit import AUDITED, audit_all, audit_method, audit_options
 from .compare import ALL, compare_presets
 from .deploy import DEPLOYABLE, deploy_method, deploy_options
 from .doctor import doctor
+from .node import node_app
 from .options import build_command, parameter
 from .predict import predict
 from .run import run_method
@@ -68,6 +69,7 @@ for name in AUDITED:
     audit_app.command(name)(command)
 audit_app.command("all")(audit_all)
 app.add_typer(audit_app)
+app.add_typer(node_app)
 app.command("compare", epilog=f"Presets: {', '.join((*NAMES, ALL))}.")(compare_presets)
 app.command("predict")(predict)
 app.command("doctor")(doctor)

@@ -13,6 +13,7 @@ import numpy as np
 from scipy import sparse
 
 from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.guard.policy import NodePolicy, write_policy
 from fedkern_flwr.private_files import make_private_folder
 
 NodeConfig = dict[str, str | int | float | bool]
@@ -61,8 +62,14 @@ class Secrets:
         return found
 
 
-def write_node(folder: Path, partition: int, partitions: int, own: Mapping[str, Any]) -> NodeConfig:
-    """Write a node's table, secrets and folders; return its configuration.
+def write_node(
+    folder: Path,
+    partition: int,
+    partitions: int,
+    own: Mapping[str, Any],
+    policy: NodePolicy | None = None,
+) -> NodeConfig:
+    """Write a node's table, secrets, policy and folders; return its configuration.
 
     Numbers are written so that they are read back bit for bit.
 
@@ -75,10 +82,15 @@ def write_node(folder: Path, partition: int, partitions: int, own: Mapping[str, 
     own : mapping
         Arguments of its client: ``x``, ``y``, ``ids`` and their ``_test`` twins, ``columns``,
         ``classes``, secrets, options; or sparse ``x`` with ``users`` and ``items``.
+    policy : NodePolicy, optional
+        What it takes part in; the defaults without one.
     """
     make_private_folder(folder)
     config: NodeConfig = {"partition-id": partition, "num-partitions": partitions}
     config["state-dir"] = str(folder / "state")
+    rules = folder / "policy.toml"
+    write_atomically(rules, write_policy(policy or NodePolicy()).encode(), private=True)
+    config["policy"] = str(rules)
     if sparse.issparse(own.get("x")):
         config |= _write_ratings(folder, own)
     elif any(own.get(name) is not None for name in ("x", "y", "ids")):

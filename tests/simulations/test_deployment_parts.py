@@ -23,6 +23,8 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from fedkern_flwr.errors import EngineError, OptionError
+from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.guard.policy import read_policy
 from fedkern_flwr.simulations.cli import deploy
 from fedkern_flwr.simulations.cli.deploy import DEPLOYABLE, deploy_options
 from fedkern_flwr.simulations.cli.main import run
@@ -75,17 +77,50 @@ def test_a_node_s_files_are_for_one_user_alone(tmp_path: Path) -> None:
     assert bytes.fromhex(files[2].read_text()) == bytes(32)
 
 
-def test_an_agent_has_no_files(tmp_path: Path) -> None:
+def test_an_agent_has_no_files_but_its_policy(tmp_path: Path) -> None:
     config = write_node(tmp_path, 3, 5, {"role": "agent", "group": 1, "allow_single": False})
     assert config == {
         "partition-id": 3,
         "num-partitions": 5,
         "state-dir": str(tmp_path / "state"),
+        "policy": str(tmp_path / "policy.toml"),
         "role": "agent",
         "group": 1,
         "allow-single": False,
     }
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["policy.toml"]
+    assert read_policy(config["policy"]) == NodePolicy()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changed"),
+    [
+        ("pof-mkl --nodes 4", {}),
+        ("pof-mkl --nodes 2", {"min_parties": 2}),
+        ("fed-cg --nodes 4", {}),
+        ("fed-cg --nodes 4 --protocol naive", {"require_secure_sums": False}),
+        ("fed-cfk --nodes 10", {}),
+    ],
+)
+def test_nodes_have_the_default_policy_but_for_what_the_options_need(
+    arguments: str,
+    changed: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is not the default is said on the console."""
+
+    def start(*_: Any) -> None:
+        raise EngineError("not today")
+
+    monkeypatch.setattr("fedkern_flwr.simulations.cli.deploy.LocalDeployment", start)
+    assert run(["deploy-local", *arguments.split(), "--out", str(tmp_path / "run")]) == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if "policies have" in line]
+    assert [line.split()[5] for line in said] == list(changed)
+    for folder in (tmp_path / "run" / "nodes").iterdir():
+        config = json.loads((folder / "node-config.json").read_text())
+        assert read_policy(config["policy"]).changed == changed
 
 
 def test_ratings_are_pairs(tmp_path: Path) -> None:

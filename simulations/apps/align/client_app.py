@@ -10,6 +10,7 @@ from flwr.app import Context
 
 from fedkern_flwr.clients import AlignmentClient, serve
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.guard.policy import as_simulated
 from fedkern_flwr.private_files import temporary_folder
 from fedkern_flwr.tables import load_ids
 
@@ -32,6 +33,7 @@ def deployed_client(context: Context) -> AlignmentClient:
         state_dir=node.get("state-dir"),
         identity_key=node.get("identity-key"),
         trusted_keys=node.get("trusted-keys"),
+        policy=node.get("policy"),
     )
 
 
@@ -49,7 +51,7 @@ def simulated_client(context: Context) -> AlignmentClient:
     ids = rng.permutation(rows)[: max(1, round(share * rows))]
     folder = run["folder"] or temporary_folder() / f"align-run-{context.run_id}"
     path = Path(str(folder)) / f"alignment-{partition}.npz"
-    return AlignmentClient(context, ids, alignment=path)
+    return AlignmentClient(as_simulated(context), ids, alignment=path)
 
 
 def make_client(context: Context) -> AlignmentClient:

@@ -13,6 +13,7 @@ from own_table import own_table, scale  # type: ignore[import-not-found]  # the 
 from fedkern_flwr.alignment import read_alignment
 from fedkern_flwr.clients import VerticalKernelClient, serve
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.guard.policy import as_simulated
 from fedkern_flwr.node_files import check_predictions, read_classes, read_secret
 
 
@@ -53,6 +54,7 @@ def deployed_client(context: Context) -> VerticalKernelClient:
         state_dir=node.get("state-dir"),
         identity_key=node.get("identity-key"),
         trusted_keys=node.get("trusted-keys"),
+        policy=node.get("policy"),
     )
 
 
@@ -92,7 +94,7 @@ def make_client(context: Context) -> VerticalKernelClient:
     _, clients = simulated_clients(
         node["num-partitions"], tuple(sorted(context.run_config.items()))
     )
-    client: VerticalKernelClient = clients(context)
+    client: VerticalKernelClient = clients(as_simulated(context))
     return client
 
 

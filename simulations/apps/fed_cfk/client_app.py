@@ -11,6 +11,7 @@ from own_ratings import own_ratings  # type: ignore[import-not-found]  # the fil
 
 from fedkern_flwr.clients import GramClient, serve
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.guard.policy import as_simulated
 
 
 def deployed_client(context: Context) -> GramClient:
@@ -37,6 +38,7 @@ def deployed_client(context: Context) -> GramClient:
         state_dir=node.get("state-dir"),
         identity_key=node.get("identity-key"),
         trusted_keys=node.get("trusted-keys"),
+        policy=node.get("policy"),
     )
 
 
@@ -73,7 +75,7 @@ def make_client(context: Context) -> GramClient:
     if "data" in node:
         return deployed_client(context)
     clients = simulated_clients(node["num-partitions"], tuple(sorted(context.run_config.items())))
-    client: GramClient = clients(context)
+    client: GramClient = clients(as_simulated(context))
     return client
 
 

@@ -13,6 +13,7 @@ from own_table import own_table  # type: ignore[import-not-found]  # the file be
 from fedkern_flwr.alignment import read_alignment
 from fedkern_flwr.clients import HybridKernelClient, serve
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.guard.policy import as_simulated
 from fedkern_flwr.node_files import check_predictions, read_classes, read_secret
 
 
@@ -50,6 +51,7 @@ def deployed_client(context: Context) -> HybridKernelClient:
         state_dir=node.get("state-dir"),
         identity_key=node.get("identity-key"),
         trusted_keys=node.get("trusted-keys"),
+        policy=node.get("policy"),
     )
 
 
@@ -90,7 +92,7 @@ def make_client(context: Context) -> HybridKernelClient:
     _, clients = simulated_clients(
         node["num-partitions"], tuple(sorted(context.run_config.items()))
     )
-    client: HybridKernelClient = clients(context)
+    client: HybridKernelClient = clients(as_simulated(context))
     return client
 
 

@@ -12,6 +12,7 @@ from own_table import own_table  # type: ignore[import-not-found]  # the file be
 from fedkern_flwr.alignment import read_alignment
 from fedkern_flwr.clients import SVMClient, serve
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.guard.policy import as_simulated
 from fedkern_flwr.node_files import read_classes
 
 ROLES = ("user", "agent", "owner")
@@ -28,6 +29,7 @@ def deployed_client(context: Context) -> SVMClient:
         "state_dir": node.get("state-dir"),
         "identity_key": node.get("identity-key"),
         "trusted_keys": node.get("trusted-keys"),
+        "policy": node.get("policy"),
     }
     if node["role"] == "agent":
         return SVMClient(context, **common)
@@ -108,7 +110,7 @@ def make_client(context: Context) -> SVMClient:
     if "role" in node or "data" in node:
         return deployed_client(context)
     clients = simulated_clients(node["num-partitions"], tuple(sorted(context.run_config.items())))
-    client: SVMClient = clients(context)
+    client: SVMClient = clients(as_simulated(context))
     if folder := context.run_config["predictions"]:
         client.predictions = Path(str(folder)) / f"partition-{client.partition}.csv"
     return client

@@ -15,6 +15,7 @@ from own_table import (  # type: ignore[import-not-found]  # the file beside thi
 
 from fedkern_flwr.clients import OnlineKernelClient, serve
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.guard.policy import as_simulated
 from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.tables import Table, drop_constant_columns
 
@@ -40,6 +41,7 @@ def deployed_client(context: Context) -> OnlineKernelClient:
         state_dir=node.get("state-dir"),
         identity_key=node.get("identity-key"),
         trusted_keys=node.get("trusted-keys"),
+        policy=node.get("policy"),
     )
 
 
@@ -65,7 +67,7 @@ def make_client(context: Context) -> OnlineKernelClient:
     clients, rows = node["num-partitions"], run["num-rounds"]
     tables = simulated_tables(run["data"], run["split"], clients, rows, run["seed"])
     table = tables[node["partition-id"]]
-    return OnlineKernelClient(context, table.x, table.y, columns=table.columns)
+    return OnlineKernelClient(as_simulated(context), table.x, table.y, columns=table.columns)
 
 
 app = serve(make_client)

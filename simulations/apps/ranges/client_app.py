@@ -10,6 +10,7 @@ from flwr.app import Context
 
 from fedkern_flwr.clients import RangesClient, serve
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.guard.policy import as_simulated
 from fedkern_flwr.tables import Table, load_table
 
 
@@ -43,6 +44,7 @@ def deployed_client(context: Context) -> RangesClient:
         state_dir=node.get("state-dir"),
         identity_key=node.get("identity-key"),
         trusted_keys=node.get("trusted-keys"),
+        policy=node.get("policy"),
     )
 
 
@@ -67,7 +69,7 @@ def simulated_client(context: Context) -> RangesClient:
     table = simulated_tables(*options)[k]
     folder = Path(str(run["files"])) if run["files"] else None
     return RangesClient(
-        context,
+        as_simulated(context),
         table.x,
         table.y,
         columns=table.columns,

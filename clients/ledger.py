@@ -1,0 +1,134 @@
+"""What a client enters in its node's ledger before an answer leaves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.guard.rows import OwnRows
+from fedkern_flwr.secure_sum import Party
+from fedkern_flwr.wire import DescribeRequest
+
+from .sums import ClientSums
+
+if TYPE_CHECKING:
+    from fedkern_flwr.guard.ledger import Answer, NodeLedger
+
+logger = logging.getLogger("fedkern_flwr")
+
+Positions = NDArray[np.integer[Any]]
+
+
+class ClientLedger:
+    """The ledger of a node, and what the message at hand enters.
+
+    Parameters
+    ----------
+    folder : Path or None
+        The node's own folder. Without one nothing is remembered from run to run.
+    partition : int
+    policy : NodePolicy
+        What the node's owner allows.
+    """
+
+    def __init__(self, folder: Path | None, partition: int, policy: NodePolicy) -> None:
+        self._folder, self._partition, self._policy = folder, partition, policy
+        self._noted: dict[str, tuple[Positions, bool]] = {}
+
+    @property
+    def _file(self) -> NodeLedger | None:
+        from fedkern_flwr.guard.ledger import NodeLedger  # a database, which few processes need
+
+        return None if self._folder is None else NodeLedger(self._folder, self._partition)
+
+    def open_run(self, request: DescribeRequest, kind: str, rows: OwnRows, *, pinned: bool) -> None:
+        """Note that a run was opened, and warn of what it cannot be compared with."""
+        if self._file is None:
+            logger.warning("no state_dir: nothing is remembered from run to run")
+            return
+        if request.secure and not pinned:
+            logger.warning(
+                "no pinned identities: runs whose parties differ by one are not told apart"
+            )
+        self._file.open_run(
+            request.session,
+            kind=kind,
+            method=request.method,
+            secure=request.secure,
+            pinned=pinned,
+            rows=rows,
+        )
+
+    def note(self, purpose: str, rows: Positions, *, each: bool) -> None:
+        """Note of which rows what is about to be answered is."""
+        if purpose in self._noted:
+            rows = np.union1d(self._noted[purpose][0], rows)
+        self._noted[purpose] = (rows, each)
+
+    def enter(self, session: str, sums: ClientSums | None, *, records: bool) -> None:
+        """Enter what the message at hand was about.
+
+        Raises
+        ------
+        RefusedError
+        """
+        noted, self._noted = self._noted, {}
+        if self._file is None or sums is None:
+            return
+        answers = [*_answers(sums, noted)]
+        if answers:
+            self._file.enter(session, answers, self._policy, records=records)
+
+    def tell(self, session: str, asked: str, rows: Positions, figures: list[float]) -> list[float]:
+        """Enter figures; return those to tell.
+
+        Raises
+        ------
+        RefusedError
+        """
+        if self._file is None:
+            return figures
+        return self._file.tell(session, asked, rows, figures, self._policy)
+
+    def refuse(self, session: str, rule: str) -> None:
+        """Count a refusal."""
+        if self._file is not None:
+            self._file.refuse(session, rule)
+
+
+def _answers(sums: ClientSums, noted: dict[str, tuple[Positions, bool]]) -> Iterator[Answer]:
+    """Yield what is to be entered: rows that were noted, sums contributed to, sums opened."""
+    from fedkern_flwr.guard.ledger import Answer
+
+    state, added = sums.party.state, dict(noted)
+    for order in sums.contributed:
+        members = state.cohorts[order.cohort].members
+        name = _purpose(order.name)
+        rows, each = noted.get(name, (None, False))
+        added.pop(name, None)
+        yield Answer(name, rows, each, _pinned(sums.party, members), len(members))
+    for name, (rows, each) in added.items():
+        if len(rows):
+            yield Answer(name, rows, each)
+    for full, alive in sums.survivors.items():
+        cohort = _pinned(sums.party, sorted(alive))
+        yield Answer(_purpose(full), cohort=cohort, parties=len(alive), again=True)
+
+
+def _purpose(name: str) -> str:
+    """Return what a sum is for: its name without its parts."""
+    return "/".join(name.partition("#")[0].split("/")[:2])
+
+
+def _pinned(party: Party, members: Iterable[int]) -> list[bytes] | None:
+    """Return the pinned keys of the members of a cohort; None where they are not known."""
+    if party.trusted is None or party.identity is None:
+        return None
+    own = party.identity.public_key().public_bytes_raw()
+    return [own if k == party.partition else party.trusted[k] for k in members]

@@ -1,0 +1,418 @@
+"""A node's ledger: what it answered, in one SQLite file that outlives runs and crashes.
+
+An entry is committed, and forced to disk, before the answer that it is about leaves the node. So a
+crash may leave an entry without its answer, and never an answer without its entry. Two runs at a
+time take turns: a decision and the entries that follow from it are one transaction.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import OptionError, ProtocolError
+from .history import Conflict, Entry, conflicts
+from .ledger_file import LedgerFile
+from .orders import refusal
+from .policy import NodePolicy
+from .rows import OwnRows, RowSet, digest, set_of
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What the ledger shows of a run: no session, no digest, no id."""
+
+    number: int
+    opened: str
+    method: str
+    secure: bool
+    pinned: bool
+    sums: tuple[str, ...]
+    rows: int
+    parties: int
+    evaluations: int
+    refusals: int
+    permissions: int
+
+
+class NodeLedger:
+    """The ledger in a node's folder; made where there is none.
+
+    Parameters
+    ----------
+    folder : Path
+        The node's own folder.
+    partition : int
+        Which node it is: several on one machine may share a folder.
+    """
+
+    def __init__(self, folder: Path, partition: int = 0) -> None:
+        self.partition, self.party = partition, f"partition {partition}"
+        self.file = LedgerFile(folder, self.party)
+
+    # -- a run
+
+    def open_run(
+        self,
+        session: str,
+        *,
+        kind: str,
+        method: str,
+        secure: bool,
+        pinned: bool,
+        rows: OwnRows,
+    ) -> None:
+        """Note that a run was opened here, with which rows; asked again, with which rows now.
+
+        Parameters
+        ----------
+        session : str
+            Name of the run.
+        kind : str
+            What answers: runs of one kind are compared, whatever the server calls them.
+        method : str
+            What the server calls it.
+        secure, pinned : bool
+            Whether it takes secure sums, and whether its parties are known.
+        rows : OwnRows
+            The rows of the node's table.
+        """
+        with self.file.writing() as db:
+            key = _key(db)
+            held = rows.digests(key)
+            learned = self._keep(db, key, held.take(slice(rows.learned)).sorted())
+            values = (kind, method[:40], secure, pinned, self._keep(db, key, held), learned)
+            db.execute(
+                "INSERT INTO runs (session, partition, opened, kind, method, secure, pinned, held,"
+                " learned) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+                " held = excluded.held, learned = excluded.learned",
+                (digest(key, session.encode()), self.partition, _now(), *values),
+            )
+
+    def enter(
+        self,
+        session: str,
+        sums: Iterable[Answer],
+        policy: NodePolicy,
+        *,
+        records: bool,
+    ) -> None:
+        """Enter what an answer is about; it may leave when this has returned.
+
+        Raises
+        ------
+        RefusedError
+            It must not be compared with what was answered before. Nothing is entered then.
+        ProtocolError
+            The run was not opened here.
+        """
+        with self.file.writing() as db:
+            run, kind = self._run(db, session)
+            key = _key(db)
+            for answer in sums:
+                for entry in self._entries(db, key, run, answer):
+                    self._enter(db, key, kind, entry, policy, records=records)
+
+    def tell(
+        self,
+        session: str,
+        asked: str,
+        rows: NDArray[np.integer[Any]],
+        figures: list[float],
+        policy: NodePolicy,
+    ) -> list[float]:
+        """Enter figures about held-out rows; return those to tell: asked again, those told before.
+
+        Parameters
+        ----------
+        session : str
+            Name of the run.
+        asked : str
+            What is asked for: the same is answered in the same way.
+        rows : ndarray of int
+            The rows that they are about, by their places in the table.
+        figures : list of float
+            As computed now.
+        policy : NodePolicy
+            What the node's owner allows.
+
+        Raises
+        ------
+        RefusedError
+            Figures about these rows were told too often, in all runs.
+        """
+        with self.file.writing() as db:
+            run, _ = self._run(db, session)
+            key = _key(db)
+            place = (run, digest(key, asked.encode()))
+            found = db.execute(
+                "SELECT told FROM evaluations WHERE run = ? AND asked = ?", place
+            ).fetchone()
+            if found is not None:
+                told: list[float] = json.loads(found[0])
+                return told
+            about = _held(db, run).take(rows).sorted()
+            judged = self._keep(db, key, RowSet(about.names, about.names))
+            (done,) = db.execute(
+                "SELECT count(*) FROM evaluations WHERE rows = ?", (judged,)
+            ).fetchone()
+            if done >= policy.max_evaluations:
+                rule = f"max_evaluations = {policy.max_evaluations} of these rows, in all runs"
+                raise refusal(rule, self.party)
+            db.execute(
+                "INSERT INTO evaluations VALUES (?, ?, ?, ?)", (*place, judged, json.dumps(figures))
+            )
+            return figures
+
+    def refuse(self, session: str, rule: str) -> None:
+        """Count a refusal."""
+        with self.file.writing() as db:
+            number = self._number(db, session)
+            db.execute(
+                "INSERT INTO refusals VALUES (?, ?, 1)"
+                " ON CONFLICT DO UPDATE SET number = number + 1",
+                (number or 0, rule.partition(":")[0]),
+            )
+
+    # -- the owner
+
+    def allow(self, runs: Sequence[int]) -> None:
+        """Let one run more be answered that must not be compared with these.
+
+        Raises
+        ------
+        OptionError
+            There is no such run.
+        """
+        with self.file.writing() as db:
+            for run in runs:
+                if not _count(db, "runs WHERE id = ?", run):
+                    raise OptionError(
+                        f"there is no run {run} in the ledger",
+                        remedy="take the number from the refusal or `fedkern node ledger show`",
+                    )
+                db.execute("INSERT INTO permissions VALUES (?, ?, NULL)", (run, _now()))
+
+    def runs(self) -> list[RunSummary]:
+        """Return what was answered, run by run."""
+        with self.file.open() as db:
+            out = []
+            for number, opened, method, secure, pinned in db.execute(
+                "SELECT id, opened, method, secure, pinned FROM runs ORDER BY id"
+            ).fetchall():
+                sums = db.execute(
+                    "SELECT purpose, number, parties FROM sums WHERE run = ?", (number,)
+                ).fetchall()
+                out.append(
+                    RunSummary(
+                        number,
+                        opened,
+                        method,
+                        bool(secure),
+                        bool(pinned),
+                        tuple(sorted({purpose for purpose, _, parties in sums if parties})),
+                        max((rows for _, rows, _ in sums), default=0),
+                        max((parties for *_, parties in sums), default=0),
+                        _count(db, "evaluations WHERE run = ?", number),
+                        _count(db, "refusals WHERE run = ?", number, "sum(number)"),
+                        _count(db, "permissions WHERE used IS NULL AND run = ?", number),
+                    )
+                )
+            return out
+
+    def refusals(self) -> list[tuple[int, str, int]]:
+        """Return (run or 0, rule, how often) of what was refused."""
+        with self.file.open() as db:
+            return db.execute(
+                "SELECT run, rule, number FROM refusals ORDER BY run, rule"
+            ).fetchall()
+
+    # -- entries
+
+    def _entries(
+        self, db: sqlite3.Connection, key: bytes, run: int, answer: Answer
+    ) -> Iterator[Entry]:
+        """Yield the entries of an answer: of the table, of its rows, or of those entered before."""
+        cohort = None if answer.cohort is None else set_of(key, answer.cohort)
+        entry = Entry(answer.purpose, RowSet.none(), "", False, cohort, answer.parties, run)
+        if answer.again:
+            for rows, of, each in db.execute(
+                "SELECT DISTINCT rows, of, each FROM sums WHERE run = ? AND purpose = ?",
+                (run, answer.purpose),
+            ).fetchall():
+                yield replace(entry, rows=_members(db, rows), group=of, each=bool(each))
+        elif answer.rows is None:
+            (learned,) = db.execute("SELECT learned FROM runs WHERE id = ?", (run,)).fetchone()
+            yield replace(entry, rows=_members(db, learned))
+        else:
+            rows = _held(db, run).take(answer.rows).sorted()
+            yield replace(entry, rows=rows, group=answer.purpose, each=answer.each)
+
+    def _enter(
+        self,
+        db: sqlite3.Connection,
+        key: bytes,
+        kind: str,
+        entry: Entry,
+        policy: NodePolicy,
+        *,
+        records: bool,
+    ) -> None:
+        """Enter one sum, unless it is there.
+
+        Raises
+        ------
+        RefusedError
+        """
+        cohort = None
+        if entry.cohort is not None:
+            cohort = self._keep(db, key, RowSet(entry.cohort, entry.cohort))
+        rows = entry.rows
+        place = (entry.run, entry.purpose, entry.group, entry.each, cohort, entry.parties)
+        where = "run = ? AND purpose = ? AND of = ? AND each = ? AND cohort IS ? AND parties = ?"
+        before = db.execute(f"SELECT rows FROM sums WHERE {where}", place).fetchall()
+        if entry.each and before:  # rows that were asked for one after the other are one entry
+            known = _members(db, before[0][0])
+            rows = known.union(rows)
+            if len(rows) == len(known) and len(rows.values) == len(known.values):
+                return
+        kept = self._keep(db, key, rows)
+        if (kept,) in before:
+            return
+        found = conflicts(
+            entry,
+            self._answered(db, kind, entry),
+            min_own_rows=policy.min_own_rows,
+            records=records,
+        )
+        self._permit(db, entry.run, found)
+        if entry.each and before:
+            db.execute(f"DELETE FROM sums WHERE {where}", place)
+        names = "run, purpose, of, each, cohort, parties, rows, number"
+        values = (*place, kept, len(rows))
+        db.execute(f"INSERT INTO sums ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+
+    def _answered(self, db: sqlite3.Connection, kind: str, new: Entry) -> Iterator[Entry]:
+        """Yield what was answered before in runs of the same kind, and could be compared."""
+        for run, purpose, of, each, rows, cohort, parties in db.execute(
+            "SELECT run, purpose, of, each, rows, cohort, parties FROM sums JOIN runs"
+            " ON runs.id = run WHERE kind = ? AND (of = ? OR purpose = ?)",
+            (kind, new.group, new.purpose),
+        ):
+            pinned = None if cohort is None else _members(db, cohort).names
+            yield Entry(purpose, _members(db, rows), of, bool(each), pinned, parties, run)
+
+    def _permit(self, db: sqlite3.Connection, run: int, found: list[Conflict]) -> None:
+        """Use up the permissions that conflicts need, each once for a run.
+
+        Raises
+        ------
+        RefusedError
+            One is missing.
+        """
+        missing = []
+        for conflict in found:
+            given = db.execute(
+                "SELECT rowid, used FROM permissions WHERE run = ? AND (used IS NULL OR used = ?)"
+                " ORDER BY used IS NULL",
+                (conflict.run, run),
+            ).fetchone()
+            if given is None:
+                missing.append(conflict)
+            elif given[1] is None:
+                db.execute("UPDATE permissions SET used = ? WHERE rowid = ?", (run, given[0]))
+        if missing:
+            numbers = " ".join(str(conflict.run) for conflict in missing)
+            runs = f"{'run' if len(missing) == 1 else 'runs'} {numbers}"
+            command = f"fedkern node policy allow {numbers} --state-dir DIR"
+            raise refusal(
+                f"{missing[0].rule} those of {runs} in its ledger",
+                self.party,
+                f"its owner may allow it once, with `{command}`",
+            )
+
+    def _run(self, db: sqlite3.Connection, session: str) -> tuple[int, str]:
+        """Return number and kind of a run."""
+        number = self._number(db, session)
+        if number is None:
+            raise ProtocolError(
+                "its ledger knows nothing of this run",
+                remedy="leave ledger.sqlite where it is, and start the run again",
+                party=self.party,
+            )
+        (kind,) = db.execute("SELECT kind FROM runs WHERE id = ?", (number,)).fetchone()
+        return number, kind
+
+    def _number(self, db: sqlite3.Connection, session: str) -> int | None:
+        place = (digest(_key(db), session.encode()), self.partition)
+        query = "SELECT id FROM runs WHERE session = ? AND partition = ?"
+        found = db.execute(query, place).fetchone()
+        return None if found is None else int(found[0])
+
+    def _keep(self, db: sqlite3.Connection, key: bytes, members: RowSet) -> int:
+        """Keep a set; return its number."""
+        packed = members.pack()
+        name = digest(key, packed)
+        db.execute(
+            "INSERT INTO sets (digest, members) VALUES (?, ?) ON CONFLICT DO NOTHING",
+            (name, packed),
+        )
+        return int(db.execute("SELECT id FROM sets WHERE digest = ?", (name,)).fetchone()[0])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A sum that an answer is about.
+
+    Attributes
+    ----------
+    purpose : str
+        What is summed.
+    rows : ndarray of int, optional
+        Places of its rows in the node's table; by default all that are learned from.
+    each : bool
+        Whether it is made row by row.
+    cohort : sequence of bytes, optional
+        The pinned keys of its parties.
+    parties : int
+        How many they are; 0 for what is not a sum.
+    again : bool
+        Whether a sum that was entered before is opened, maybe over fewer parties.
+    """
+
+    purpose: str
+    rows: NDArray[np.integer[Any]] | None = None
+    each: bool = False
+    cohort: Sequence[bytes] | None = None
+    parties: int = 0
+    again: bool = False
+
+
+def _key(db: sqlite3.Connection) -> bytes:
+    return bytes(db.execute("SELECT key FROM secret").fetchone()[0])
+
+
+def _held(db: sqlite3.Connection, run: int) -> RowSet:
+    (held,) = db.execute("SELECT held FROM runs WHERE id = ?", (run,)).fetchone()
+    return _members(db, held)
+
+
+def _members(db: sqlite3.Connection, number: int) -> RowSet:
+    found = db.execute("SELECT members FROM sets WHERE id = ?", (number,)).fetchone()
+    return RowSet.unpack(found[0])
+
+
+def _count(db: sqlite3.Connection, where: str, run: int, what: str = "count(*)") -> int:
+    return int(db.execute(f"SELECT {what} FROM {where}", (run,)).fetchone()[0] or 0)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())

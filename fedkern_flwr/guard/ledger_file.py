@@ -1,0 +1,125 @@
+"""The file of a node's ledger: one SQLite database, private, versioned, forced to disk."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from ..errors import OptionError
+
+FILE = "ledger.sqlite"
+VERSION = 1
+
+_PATIENCE = 60.0  # seconds to wait for another process
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+_SCHEMA = """
+CREATE TABLE secret (key BLOB NOT NULL);
+CREATE TABLE sets (id INTEGER PRIMARY KEY, digest BLOB UNIQUE NOT NULL, members BLOB NOT NULL);
+CREATE TABLE runs (
+    id INTEGER PRIMARY KEY, session BLOB NOT NULL, partition INTEGER NOT NULL, kind TEXT NOT NULL,
+    method TEXT NOT NULL, secure INTEGER NOT NULL, pinned INTEGER NOT NULL, opened TEXT NOT NULL,
+    held INTEGER NOT NULL, learned INTEGER NOT NULL, UNIQUE (session, partition));
+CREATE TABLE sums (
+    run INTEGER NOT NULL, purpose TEXT NOT NULL, of TEXT NOT NULL, each INTEGER NOT NULL,
+    rows INTEGER NOT NULL, cohort INTEGER, parties INTEGER NOT NULL, number INTEGER NOT NULL);
+CREATE INDEX sums_of_run ON sums (run, purpose);
+CREATE TABLE evaluations (
+    run INTEGER NOT NULL, asked BLOB NOT NULL, rows INTEGER NOT NULL, told TEXT NOT NULL,
+    PRIMARY KEY (run, asked));
+CREATE TABLE permissions (run INTEGER NOT NULL, given TEXT NOT NULL, used INTEGER);
+CREATE TABLE refusals (
+    run INTEGER NOT NULL, rule TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (run, rule));
+"""
+
+
+class LedgerFile:
+    """The ledger's file in a node's folder.
+
+    Parameters
+    ----------
+    folder : Path
+        The node's own folder.
+    party : str
+        How errors name the node.
+    """
+
+    def __init__(self, folder: Path, party: str) -> None:
+        self.path, self.party = folder / FILE, party
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Open the file and hold its lock; after the block all it wrote is on disk, or nothing."""
+        with self.open() as db:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+            db.execute("COMMIT")
+
+    @contextmanager
+    def open(self) -> Iterator[sqlite3.Connection]:
+        """Open the file, which is for this user's eyes only; make it if it is not there.
+
+        Raises
+        ------
+        OptionError
+            It is damaged, cannot be written, or was made by a newer release.
+        """
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o600)
+            os.fchmod(descriptor, 0o600)
+            os.close(descriptor)
+            with closing(sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)) as db:
+                db.execute("PRAGMA synchronous = FULL")
+                self._prepare(db)
+                yield db
+        except (sqlite3.Error, OSError) as error:
+            reason = getattr(error, "sqlite_errorname", type(error).__name__)
+            raise OptionError(
+                f"{FILE} cannot be used ({reason})",
+                remedy="see that its folder can be written and has room, or bring back a copy",
+                party=self.party,
+            ) from None
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        """Make the tables of a new file; refuse those of a newer release."""
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            _begin_log(db)
+            db.execute("BEGIN IMMEDIATE")
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version == 0:  # nobody else has made them meanwhile
+                for statement in _SCHEMA.split(";"):
+                    db.execute(statement)
+                db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
+                db.execute(f"PRAGMA user_version = {VERSION}")
+                version = VERSION
+            db.execute("COMMIT")
+        if version != VERSION:
+            raise OptionError(
+                f"{FILE} has version {version}, this release knows {VERSION}",
+                remedy="run the release of fedkern-flwr that wrote it",
+                party=self.party,
+            )
+
+
+def _begin_log(db: sqlite3.Connection) -> None:
+    """Let the file be written ahead; who opens a new file at the same time may be in the way."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)

@@ -1,0 +1,133 @@
+"""``fedkern node``: what the owner of a node decides, and what the node has answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.guard.ledger import NodeLedger
+from fedkern_flwr.guard.ledger_file import FILE
+from fedkern_flwr.guard.policy import RULES, read_policy, write_policy
+
+node_app = typer.Typer(name="node", help="For the owner of a node.", no_args_is_help=True)
+policy_app = typer.Typer(name="policy", help="What a node takes part in.", no_args_is_help=True)
+ledger_app = typer.Typer(name="ledger", help="What a node has answered.", no_args_is_help=True)
+node_app.add_typer(policy_app)
+node_app.add_typer(ledger_app)
+
+_File = Annotated[Path, typer.Argument(help="TOML file of the policy.")]
+_Folder = Annotated[Path, typer.Option("--state-dir", help="The node's own folder.")]
+
+
+@policy_app.command("show")
+def show_policy(
+    file: Annotated[Path | None, typer.Argument(help="TOML file; the defaults without.")] = None,
+    toml: Annotated[bool, typer.Option("--toml", help="As a file to begin with.")] = False,
+) -> None:
+    """Show what a node with this policy would accept."""
+    policy = NodePolicy() if file is None else read_policy(file)
+    if toml:
+        typer.echo(write_policy(policy), nl=False)
+        return
+    changed = policy.changed
+    rows = [
+        (
+            field.name,
+            _text(field.name, getattr(policy, field.name)),
+            "" if field.name in changed else "default",
+            RULES[field.name],
+        )
+        for field in fields(policy)
+    ]
+    _print(("rule", "value", "", "meaning"), rows)
+
+
+@policy_app.command("check")
+def check_policy(file: _File) -> None:
+    """Check a policy; exit code 2 if a node would refuse it."""
+    changed = read_policy(file).changed
+    typer.echo(f"{file.name} is a policy; {len(changed)} rules are not at their defaults")
+
+
+@policy_app.command("allow")
+def allow_runs(
+    runs: Annotated[list[int], typer.Argument(help="Numbers of the runs that a refusal named.")],
+    state_dir: _Folder,
+) -> None:
+    """Allow the next run that is refused because of these runs, once."""
+    ledger = _ledger(state_dir)
+    ledger.allow(runs)
+    named = f"run{'s' if len(runs) > 1 else ''} {' '.join(map(str, runs))}"
+    typer.echo(f"one run that differs too little from {named} may take part")
+
+
+@ledger_app.command("show")
+def show_ledger(state_dir: _Folder) -> None:
+    """Show runs, sums and refusals: no rows, no ids, no values."""
+    ledger = _ledger(state_dir)
+    rows = [
+        (
+            str(run.number),
+            run.opened,
+            run.method,
+            str(run.rows),
+            (str(run.parties) + ("" if run.pinned else "?")) if run.secure else "plain",
+            str(run.evaluations),
+            str(run.refusals),
+            str(run.permissions),
+            ", ".join(run.sums) or "-",
+        )
+        for run in ledger.runs()
+    ]
+    heads = ("run", "opened (UTC)", "method", "rows", "parties", "figures told", "refusals")
+    _print((*heads, "permissions", "sums"), rows)
+    refused = [
+        (str(run) if run else "-", rule, str(number)) for run, rule, number in ledger.refusals()
+    ]
+    if refused:
+        _print(("run", "refused", "times"), refused)
+
+
+def _ledger(state_dir: Path) -> NodeLedger:
+    """Return the ledger in a folder.
+
+    Raises
+    ------
+    OptionError
+        There is none.
+    """
+    if not (state_dir / FILE).is_file():
+        raise OptionError(
+            f"there is no {FILE} in {state_dir}",
+            remedy="name the state-dir of the node's configuration; a first run makes the ledger",
+        )
+    return NodeLedger(state_dir)
+
+
+def _text(rule: str, value: Any) -> str:
+    if rule == "methods":
+        return ", ".join(value) or "all"
+    if value is None:
+        return {"min_parties": "3 or 2", "counting": "by method"}[rule]
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _print(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 160
+    table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for head in heads:
+        table.add_column(head)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

@@ -1,0 +1,216 @@
+"""The ledger in whole runs: two runs that differ by a row or by a party, for several methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import Context
+
+from fedkern_flwr import clients
+from fedkern_flwr.clients import (
+    GramClient,
+    HybridKernelClient,
+    OnlineKernelClient,
+    PhaseClient,
+    RangesClient,
+    SVMClient,
+    VerticalKernelClient,
+)
+from fedkern_flwr.errors import FedKernError, RefusedError
+from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.guard.ledger import NodeLedger
+from fedkern_flwr.simulations import simulate
+from fedkern_flwr.strategies import (
+    FDSKL,
+    POFMKL,
+    ColumnRanges,
+    FedCFK,
+    FedCG,
+    HierarchicalSVM,
+)
+
+KEY, NODES, ROWS = bytes(32), 5, 30
+RNG = np.random.default_rng(0)
+X, Y = RNG.random((NODES, ROWS, 3)) / 2.0, (RNG.random((NODES, ROWS)) < 0.5).astype(float)
+IDS = np.arange(ROWS)
+
+#: Rows that a node has of those that it could have.
+Held = Callable[[int], slice]
+
+
+def online(context: Context, k: int, n: slice, nodes: int, **own: Any) -> PhaseClient:
+    return OnlineKernelClient(context, X[k, n], Y[k, n], **own)
+
+
+def ranges(context: Context, k: int, n: slice, nodes: int, **own: Any) -> PhaseClient:
+    return RangesClient(context, X[k, n], **own)
+
+
+def hybrid(context: Context, k: int, n: slice, nodes: int, **own: Any) -> PhaseClient:
+    """Hospitals 0 and 1 with patients of their own, centres that know all of them."""
+    own |= {"alignment_key": KEY}
+    if k < 2:
+        ids = [f"{k}/{i}" for i in IDS[n]]
+        return HybridKernelClient(context, X[k, n], Y[k, n], ids=ids, classes=(0.0, 1.0), **own)
+    ids = [f"{h}/{i}" for h in (0, 1) for i in IDS[n]]
+    return HybridKernelClient(context, np.concatenate([X[k, n], X[k, n]]), ids=ids, **own)
+
+
+def vertical(context: Context, k: int, n: slice, nodes: int, **own: Any) -> PhaseClient:
+    y = Y[0, n] if k == 0 else None
+    own |= {"alignment_key": KEY, "classes": (0.0, 1.0) if k == 0 else None}
+    return VerticalKernelClient(context, X[k, n], y, ids=IDS[n], **own)
+
+
+def svm(context: Context, k: int, n: slice, nodes: int, **own: Any) -> PhaseClient:
+    if k == nodes - 1:
+        return SVMClient(context, role="agent", **own)
+    return SVMClient(context, X[k, n], Y[k, n], classes=(0.0, 1.0), **own)
+
+
+def gram(context: Context, k: int, n: slice, nodes: int, **own: Any) -> PhaseClient:
+    return GramClient(context, (X[k, n] > 0.2).astype(int), **own)
+
+
+METHODS: dict[str, tuple[Callable[..., PhaseClient], Callable[[], Any]]] = {
+    "pof-mkl": (online, lambda: POFMKL(kernels=3, features=2, samples_per_round=5, secure=True)),
+    "ranges": (ranges, ColumnRanges),
+    "fed-cg": (hybrid, lambda: FedCG(landmarks=4)),
+    "fdskl": (vertical, lambda: FDSKL(features=8, missing="drop-row")),
+    "hierarchical-svm": (svm, lambda: HierarchicalSVM(tolerance=0.1)),
+    "fed-cfk": (gram, lambda: FedCFK(min_support=0, allow_recovery=True)),
+}
+
+
+def all_rows(k: int) -> slice:
+    return slice(0, 20)
+
+
+class Federation:
+    """Nodes with folders and pinned identities of their own, which are no simulation."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, lines = folder, []
+        for k in range(NODES):
+            key, text = Ed25519PrivateKey.generate(), serialization.Encoding
+            private, plain = serialization.PrivateFormat, serialization.NoEncryption()
+            (folder / f"identity-{k}").write_bytes(
+                key.private_bytes(text.PEM, private.OpenSSH, plain)
+            )
+            public = key.public_key().public_bytes(text.OpenSSH, serialization.PublicFormat.OpenSSH)
+            lines.append(f"{k} {public.decode()}")
+        (folder / "trusted").write_text("\n".join(lines))
+
+    def run(self, method: str, nodes: int, held: Held = all_rows, strategy: Any = None) -> Any:
+        make, usual = METHODS[method]
+
+        def client_fn(context: Context) -> PhaseClient:
+            k = int(context.node_config["partition-id"])
+            context.node_config["simulation"] = False
+            own: dict[str, Any] = {
+                "state_dir": self.folder / str(k),
+                "identity_key": self.folder / f"identity-{k}",
+                "trusted_keys": self.folder / "trusted",
+                "policy": NodePolicy(counting="warn", allow_small_sums=True),
+            }
+            return make(context, k, held(k), nodes, **own)
+
+        chosen = usual() if strategy is None else strategy
+        rounds = {} if method == "fed-cfk" else {"num_rounds": 2}
+        simulate(chosen, client_fn, nodes, **rounds)
+        return chosen
+
+    def ledger(self, k: int) -> NodeLedger:
+        return NodeLedger(self.folder / str(k), k)
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Federation:
+    return Federation(tmp_path)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_next_run_may_differ_by_many_rows_and_not_by_one(
+    method: str, federation: Federation
+) -> None:
+    """All nodes but one have the same rows; FDSKL sums row by row, so it may have any."""
+
+    def one_less(k: int) -> slice:
+        return slice(0, 19 if k == 1 else 20)
+
+    federation.run(method, 4)
+    federation.run(method, 4)  # the same again
+    answered = federation.ledger(1).runs()
+    assert [run.rows for run in answered] == [20, 20]
+    assert all(run.sums and run.parties for run in answered)
+    if method == "fdskl":
+        federation.run(method, 4, one_less)
+        return
+    with pytest.raises(RefusedError, match=r"min_own_rows = 5: .* runs 1 2 in its ledger") as error:
+        federation.run(method, 4, one_less)
+    assert error.value.exit_code == 2
+    assert "\n" not in str(error.value)
+    assert federation.ledger(1).runs()[2].sums == ()
+    assert federation.ledger(1).runs()[2].refusals == 1
+    for k in range(4):  # where rows are joined the others have one less as well
+        federation.ledger(k).allow([1, 2])
+    federation.run(method, 4, one_less)
+    with pytest.raises(RefusedError, match="min_own_rows"):
+        federation.run(method, 4, one_less)
+    federation.run(method, 4, lambda k: slice(0, 27))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_next_run_may_not_lack_one_pinned_party(method: str, federation: Federation) -> None:
+    federation.run(method, 5)
+    with pytest.raises(FedKernError, match="all but one those of run 1 in its ledger"):
+        federation.run(method, 4)
+    for k in range(4):
+        federation.ledger(k).allow([1])
+    federation.run(method, 4)
+
+
+def test_a_run_that_broke_off_is_resumed(federation: Federation, tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "kernels": 3,
+        "features": 2,
+        "samples_per_round": 5,
+        "secure": True,
+        "checkpoint": tmp_path / "run.npz",
+        "checkpoint_every": 1,
+    }
+    federation.run("pof-mkl", 4, strategy=POFMKL(**options))
+    federation.run("pof-mkl", 4, strategy=POFMKL(**options, resume=True))
+    assert [run.number for run in federation.ledger(0).runs()] == [1]
+
+
+def test_figures_are_counted_over_runs(federation: Federation) -> None:
+    """Ten by default, whatever the model."""
+
+    def client(context: Context, k: int, n: slice, nodes: int, **own: Any) -> PhaseClient:
+        held = {"x_test": X[k, 20:], "y_test": Y[k, 20:]}
+        return OnlineKernelClient(context, X[k, n], Y[k, n], **held, **own)
+
+    METHODS["evaluated"] = (client, METHODS["pof-mkl"][1])
+    try:
+        for seed in range(3):
+            strategy = POFMKL(kernels=3, features=2, samples_per_round=5, secure=True, seed=seed)
+            federation.run("evaluated", 4, strategy=strategy)
+            told = federation.ledger(2).runs()[-1].evaluations
+            assert told == 1
+    finally:
+        del METHODS["evaluated"]
+
+
+def test_every_client_says_what_its_rows_are() -> None:
+    """A method's author cannot forget it: the ledger would know nothing of its rows."""
+    for name in clients.__all__:
+        found = getattr(clients, name)
+        if isinstance(found, type) and found is not PhaseClient:
+            assert "own_rows" in vars(found), name
