@@ -76,6 +76,7 @@ class Run:
             self.keep(party)
         self.server = SecureSum(session, self.keys, **options)
         self.seen: dict[tuple[int, int], Transcript] = {}
+        self.encodings: dict[Encoding, int] = {}
 
     @property
     def members(self) -> list[int]:
@@ -102,9 +103,13 @@ class Run:
         backups: bool | None = None,
         **options: Any,
     ) -> RunningSum:
-        """Order a sum; ``backups`` overrules what both sides would decide by their cost."""
-        name = options.pop("name", "gradient")
+        """Order a sum; ``backups`` overrules what both sides would decide by their cost.
+
+        Without a name it gets one that only sums of the same encoding share.
+        """
         chosen = encoding or Encoding.integers(1 << 20)
+        number = self.encodings.setdefault(chosen, len(self.encodings))
+        name = options.pop("name", f"gradient {number}" if number else "gradient")
         running = self.server.order(name, length, chosen, **options)
         if backups is not None:
             running.backups = backups

@@ -88,7 +88,8 @@ def test_long_vectors_travel_in_chunks(
     run = make_run(3)
     values = {p: np.arange(1003) * (p + 1) for p in run.members}
     for options in ({}, {"receiver": 1}):
-        running = run.order(1003, Encoding.integers(10_000), **options)
+        name = f"to {options}"
+        running = run.order(1003, Encoding.integers(10_000), name=name, **options)
         for p in values:
             run.upload(running, p, values[p])
         pieces = [part.size for part in run.transcript(running).uploads[0].masked]
@@ -149,7 +150,8 @@ def test_a_resumed_run_goes_on_with_new_numbers(make_run: Any, refused: Any) -> 
 def test_sums_of_cohorts_do_not_mix(make_run: Any) -> None:
     run = make_run(7, cohorts=[range(7), [0, 2, 4], [6, 5, 3, 1]])
     for cohort, members in ((0, range(7)), (1, (0, 2, 4)), (2, (1, 3, 5, 6)), (1, (0, 2, 4))):
-        total = run.sum({p: np.array([10**p]) for p in members}, cohort=cohort)
+        own = {p: np.array([10**p]) for p in members}
+        total = run.sum(own, cohort=cohort, name=f"of cohort {cohort}")
         assert total.tolist() == [sum(10**p for p in members)]
 
 
@@ -157,7 +159,7 @@ def test_partition_numbers_need_not_be_consecutive(make_run: Any) -> None:
     run = make_run([3, 17, 1000, 2**31 - 1], threshold=3)
     total = run.sum({p: np.array([k]) for k, p in enumerate(run.members)}, receiver=1000)
     assert total.tolist() == [6]
-    running = run.order(1)
+    running = run.order(1, name="for the server")
     for p in (3, 17, 2**31 - 1):
         run.upload(running, p, np.array([p % 100]))
     run.unmask(running)
