@@ -36,7 +36,7 @@ from .gradient_inversion import Floats
 #: Multiplications spent on one sum, at most: about a minute of a core.
 BUDGET = 1e11
 #: Starts from which rows are fitted, at most.
-STARTS = 8
+STARTS = 4
 #: Root mean square of what is unexplained, over n, below which rows explain the numbers. Right
 #: ones reach 1e-8 in float32, wrong ones 1e-6 and more.
 TOLERANCE = 1e-7
@@ -130,7 +130,7 @@ def invert_release(
         The sum.
     seed : int
         Of the starts.
-    starts : int (default: 8)
+    starts : int (default: 4)
         Starts at most.
     budget : float (default: 1e11)
         Multiplications at most. Counted and not timed, so that results are reproducible.

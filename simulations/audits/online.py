@@ -226,7 +226,7 @@ PLAN = Plan(
         *(Variant(name) for name in _METHODS),
         *(Variant(name, {"secure": False}, _INVERSION) for name in _METHODS),
         Variant("pof-mkl", {"kernels_per_round": 1, "features": 40}, ("sum inversion",)),
-        *(Variant("pof-mkl", options) for options in _SMALL),
+        Variant("pof-mkl", {"step_size": "paper"}),
         *(Variant("pof-mkl", {**options, **_UNCOUNTED}, _JOINT) for options in _SMALL),
     ),
     defaults={"secure": True, "rounds": 30},
