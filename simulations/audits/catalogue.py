@@ -64,8 +64,20 @@ ATTACKS: Mapping[str, Attack] = {
         "By default all clients send all kernels (or the same ones), so that no number of a sum "
         "belongs to one client.",
         "Follows from eq. 9 of Ghari and Shen, NeurIPS 2022.",
-        "Sums of two or three samples can be inverted by stronger solvers; the more clients and "
-        "samples per message, the better.",
+        "Sums in which no kernel is one client's: see the joint inversion.",
+    ),
+    "joint inversion": Attack(
+        "The sum of a round, the parameters that it was taken at, the public random features and "
+        "the number of samples behind it.",
+        "Rows and labels that explain all released numbers, by least squares: wide kernels first, "
+        "whose phases do not wrap, from several starts.",
+        "The server has all samples of a round with their labels, though it cannot tell whose they "
+        "are.",
+        "By default a round releases fewer numbers than there are unknowns behind them. The attack "
+        "is given those numbers and makes as many starts.",
+        "Follows from eq. 9 of Ghari and Shen, NeurIPS 2022; solver: Transtrum and Sethna, 2012.",
+        "Numbers of which each says something of the rows: a server that has a row at hand may "
+        "test whether it is behind a sum, see docs/audit.md.",
     ),
     "trilateration": Attack(
         "Distances of rows to landmarks, and the landmarks.",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from flwr.app import Context
 from threadpoolctl import threadpool_limits
 
 from fedkern_flwr.errors import OptionError
@@ -17,7 +18,7 @@ from ..entries import check_seed
 from ..methods import family, method
 from .evidence import Evidence, Sheet, Subject
 from .findings import Finding, doubtful, judge
-from .plan import Plan, Recorded
+from .plan import ALLOW_SMALL_SUMS, Plan, Recorded
 
 #: Runs after which an audit makes do with the trials it has.
 MOST_RUNS = 24
@@ -72,7 +73,7 @@ def collect(
     wanted: frozenset[Subject] | None = None,
 ) -> dict[Subject, Evidence]:
     """Run and attack until every check, or every one that is wanted, has its trials."""
-    sheet = Sheet(derive_seed(seed, "audit"))
+    sheet = Sheet(derive_seed(seed, "audit"), trials)
     check_seed(seed, MOST_RUNS)
     for number in range(MOST_RUNS):
         with threadpool_limits(1, "blas"):  # thousands of small matrices, too small to share
@@ -102,6 +103,8 @@ def record(plan: Plan, config: Mapping[str, Any], seed: int) -> Recorded:
     own.check_data(config, prepared)
     strategy = method(config["method"])(**config["options"], seed=seed)
     clients: Any = prepared.client_fn(strategy)
+    if config.get(ALLOW_SMALL_SUMS.name):
+        clients = _allowing_small_sums(clients)
     watcher = plan.watcher() if plan.watcher is not None else None
     transcript = Transcript()
     recorded = Recorded(strategy, prepared, clients, transcript, watcher)
@@ -115,3 +118,14 @@ def record(plan: Plan, config: Mapping[str, Any], seed: int) -> Recorded:
         **{**prepared.start(), "timeout": config["timeout"]},
     )
     return recorded
+
+
+def _allowing_small_sums(clients: Callable[[Context], Any]) -> Callable[[Context], Any]:
+    """Return clients whose owners let any sum be released."""
+
+    def client_fn(context: Context) -> Any:
+        client = clients(context)
+        client.policy = replace(client.policy, allow_small_sums=True)
+        return client
+
+    return client_fn

@@ -1,9 +1,11 @@
 """What an attack recovered, trial by trial, against what a guess without knowledge recovers.
 
-Three questions turn any attack into trials whose chance is known exactly:
+Four questions turn any attack into trials whose chance is known exactly:
 
 * :meth:`Sheet.rows`: the true row is mixed with nine others of the same table, and the one nearest
   to what the attack computed is taken for it. Chance is 1/10.
+* :meth:`Sheet.members`: a row behind a sum is mixed with nine that are not, and the one nearest to
+  any row that the attack computed is taken for it. Chance is 1/10.
 * :meth:`Sheet.distances`: of three rows, is the second or the third nearer to the first? Chance is
   1/2. For attacks that find rows up to a motion.
 * :meth:`Sheet.order`: which of a pair of two kinds is of the first kind? Chance is 1/2.
@@ -40,6 +42,8 @@ CHOICES = 10
 CONFIDENCE = 0.95
 #: Values a correlation needs, so that a guess without knowledge stays well below the limit.
 LEAST_VALUES = 1500
+#: Probability by chance below which nothing is doubtful, and trials of a costly attack suffice.
+CLEAR = 1e-6
 #: Absolute correlation from which on a reconstruction counts as one.
 CORRELATION = 0.1
 _HALF = 0.5
@@ -79,9 +83,12 @@ class Evidence:
         One per trial.
     pairs : list of (ndarray, ndarray)
         Ranks of what was computed and of the truth, each from -1 to 1.
+    costly : bool
+        Whether the attack takes so long that no more trials are made than it takes to be sure.
     """
 
     chance: float
+    costly: bool = field(default=False, kw_only=True)
     hits: list[bool] = field(default_factory=list)
     pairs: list[tuple[Floats, Floats]] = field(default_factory=list)
 
@@ -102,6 +109,7 @@ class Evidence:
     def enough(self, trials: int) -> bool:
         """Whether there are so many trials, and values where there is a correlation."""
         rated = len(self.hits) >= trials or (not self.hits and bool(self.pairs))
+        rated = rated or (self.costly and bool(self.hits) and self.p_value < CLEAR)
         return rated and (not self.pairs or self.values >= LEAST_VALUES)
 
     @property
@@ -124,6 +132,8 @@ class Sheet:
     ----------
     seed : int
         Of decoys, triples, pairs and lots.
+    trials : int (default: 1)
+        Least trials of a check; what has so many is not attacked again where that is costly.
 
     Attributes
     ----------
@@ -131,8 +141,8 @@ class Sheet:
         Subject -> its trials, in the order in which they came.
     """
 
-    def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
+    def __init__(self, seed: int, trials: int = 1) -> None:
+        self.rng, self.trials = np.random.default_rng(seed), trials
         self.evidence: dict[Subject, Evidence] = {}
 
     def rows(self, subject: Subject, found: ArrayLike | None, truth: ArrayLike) -> None:
@@ -168,6 +178,42 @@ class Sheet:
         scaled = true / spread
         hits = [self._nearest(guesses / spread, scaled, i) for i, guesses in enumerate(guess)]
         self._entry(subject, 1.0 / CHOICES).hits.extend(hits)
+
+    def members(self, subject: Subject, found: Floats, members: Floats, others: Floats) -> None:
+        """Enter rows that were computed from a sum, in any order; the attack was costly.
+
+        Parameters
+        ----------
+        subject : Subject
+            What is attacked.
+        found : ndarray, shape (k, d)
+            What the attack computed.
+        members : ndarray, shape (n, d)
+            The rows behind the sum.
+        others : ndarray, shape (m, d)
+            Rows of the same table that are not.
+
+        Raises
+        ------
+        OptionError
+            There are too few other rows to choose among.
+        """
+        if len(others) < CHOICES - 1:
+            raise OptionError(
+                f"{len(others)} rows are too few to hide one of a sum among {CHOICES}",
+                remedy="audit with more rounds",
+            )
+        spread = np.concatenate([members, others]).std(axis=0)
+        spread[spread == 0.0] = 1.0
+        entry = self.evidence.setdefault(subject, Evidence(1.0 / CHOICES, costly=True))
+        for member in members:
+            chosen = self.rng.choice(len(others), CHOICES - 1, replace=False)
+            rows = np.concatenate([others[chosen], member[None]])
+            entry.hits.append(self._among(found / spread, rows / spread))
+
+    def done(self, subject: Subject) -> bool:
+        """Whether a subject has its trials."""
+        return subject in self.evidence and self.evidence[subject].enough(self.trials)
 
     def values(self, subject: Subject, found: Floats, truth: Floats) -> None:
         """Enter values that were reconstructed, columns of shape (n, d), without a choice."""
@@ -238,13 +284,16 @@ class Sheet:
     def _nearest(self, guesses: Floats, rows: Floats, index: int) -> bool:
         """Tell whether of ten rows the one at ``index`` is nearest to some guess, (k, d)."""
         others = self.rng.choice(len(rows) - 1, CHOICES - 1, replace=False)
-        chosen = np.append(others + (others >= index), index)
+        return self._among(guesses, rows[np.append(others + (others >= index), index)])
+
+    def _among(self, guesses: Floats, rows: Floats) -> bool:
+        """Tell whether of ten rows the last one is nearest to some guess, (k, d)."""
         finite = guesses[np.isfinite(guesses).all(axis=1)]
         if not len(finite):
             return bool(self.rng.integers(CHOICES) == 0)
-        errors = cdist(rows[chosen], finite).min(axis=1)
+        errors = cdist(rows, finite).min(axis=1)
         best = np.flatnonzero(errors <= errors.min() * (1.0 + 1e-9))
-        return bool(chosen[self.rng.choice(best)] == index)
+        return bool(self.rng.choice(best) == CHOICES - 1)
 
     def _entry(self, subject: Subject, chance: float) -> Evidence:
         return self.evidence.setdefault(subject, Evidence(chance))

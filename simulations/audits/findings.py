@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .evidence import CORRELATION, Evidence, Subject
+from .evidence import CLEAR, CORRELATION, Evidence, Subject
 
 Verdict = Literal["nothing", "documented", "LEAK"]
 
 #: Probability of a false alarm over all checks of an audit.
 FAMILY_LEVEL = 0.05
-_CLEAR, _CLEAR_CORRELATION = 1e-6, 0.3
+_CLEAR_CORRELATION = 0.3
 
 
 @dataclass(frozen=True)
@@ -137,5 +137,5 @@ def doubtful(finding: Finding) -> bool:
     """Whether a check is to be made once more: beyond chance, but not clearly."""
     if finding.verdict == "documented" or finding.within:
         return False
-    certain = finding.p_value is not None and finding.p_value < _CLEAR
+    certain = finding.p_value is not None and finding.p_value < CLEAR
     return not certain and abs(finding.correlation or 0.0) < _CLEAR_CORRELATION

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import OptionError
 from fedkern_flwr.online import shared_subset
 from fedkern_flwr.random_features import Precision
 from fedkern_flwr.secure_sum import Encoding
@@ -17,17 +16,15 @@ from fedkern_flwr.wire import online as wire
 from fedkern_flwr.wire.sections import detach
 from fedkern_flwr.wire.sums import Order, Upload
 
-from ...strategies import POFMKL
 from ..attacks.gradient_inversion import Inversion, invert_gradient
 from ..attacks.network_inversion import invert_network
-from ..attacks.transcripts import full_gradient, invert_sum, known_probability, request_frequencies
+from ..attacks.transcripts import full_gradient, known_probability, request_frequencies
 from ..engines import Transcript, TranscriptEntry
 from .evidence import Sheet, Subject
-from .plan import Plan, Recorded, Variant
+from .plan import ALLOW_SMALL_SUMS, Plan, Recorded, Variant
+from .released_sums import SERVER, attack_joint, attack_lonely, keep_sums
 
 Floats = NDArray[np.float64]
-
-SERVER = "server"
 
 
 @dataclass(frozen=True)
@@ -80,8 +77,10 @@ def inspect(run: Recorded, sheet: Sheet) -> None:
     sheet.rows(Subject("gradient inversion", SERVER, f"{whose}: features"), rows, x)
     sheet.rows(Subject("gradient inversion", SERVER, f"{whose}: label"), labels, y[:, None])
     if run.released:
-        alone = from_sums(run.released, seen)
+        requests = {update.round: _personal(update.request) for update in seen}
+        alone = attack_lonely(run.released, requests, [update.round for update in seen], x.shape[1])
         sheet.rows(Subject("sum inversion", SERVER, f"{whose}: features"), alone, x)
+        attack_joint(run, requests, sheet)
 
 
 def truth(run: Recorded, seen: list[Update]) -> tuple[Floats, Floats]:
@@ -207,43 +206,18 @@ def _personal(request: Any) -> wire.PersonalRequest:
     )
 
 
-def from_sums(released: Sequence[Floats], seen: Sequence[Update]) -> Floats:
-    """Return for each update the samples that the sum of its round gives away, shape (n, k, d).
-
-    The server cannot tell whose they are.
-    """
-    of_rounds: dict[int, list[Floats]] = {}
-    for update in seen:
-        if update.round not in of_rounds:
-            total = released[update.round - 1]
-            try:
-                solutions = invert_sum(total, _personal(update.request), update.dimension)
-            except OptionError:  # probabilities are not public: nothing to compute with
-                solutions = []
-            of_rounds[update.round] = [s.x for s in solutions]
-    most = max(1, *map(len, of_rounds.values()))
-    found = np.full((len(seen), most, seen[0].dimension), np.nan)
-    for k, update in enumerate(seen):
-        for j, x in enumerate(of_rounds[update.round]):
-            found[k, j] = x
-    return found
-
-
-def _spy(strategy: Any, released: list[Any]) -> None:
-    """Keep the sum of each round of POF-MKL, as the server knows it."""
-    if not isinstance(strategy, POFMKL):
-        return
-    step = strategy.step
-
-    def stepped(total: Floats, answers: int) -> Any:
-        released.append(strategy.spread(total))
-        return step(total, answers)
-
-    strategy.step = stepped  # type: ignore[method-assign]
-
-
 _METHODS = ("pof-mkl", "ofskl", "ofmkl-avg", "vm-kofl", "em-kofl", "per-fed-avg")
-_INVERSION = ("gradient inversion",)
+_INVERSION, _JOINT = ("gradient inversion",), ("joint inversion",)
+#: Release 0.1: whole gradients, whatever the number of samples.
+_UNCOUNTED = {"frequencies_per_round": "all", "allow_small_sums": True}
+#: Sums of 10 samples, with the paper's step size as well, of 2, of 5 and of 20.
+_SMALL: tuple[dict[str, Any], ...] = (
+    {"samples_per_round": 1},
+    {"samples_per_round": 1, "step_size": "paper"},
+    {"samples_per_round": 1, "clients": 2},
+    {"samples_per_round": 1, "clients": 5},
+    {"samples_per_round": 1, "clients": 20},
+)
 
 PLAN = Plan(
     methods=_METHODS,
@@ -252,10 +226,13 @@ PLAN = Plan(
         *(Variant(name) for name in _METHODS),
         *(Variant(name, {"secure": False}, _INVERSION) for name in _METHODS),
         Variant("pof-mkl", {"kernels_per_round": 1, "features": 40}, ("sum inversion",)),
+        Variant("pof-mkl", {"step_size": "paper"}),
+        *(Variant("pof-mkl", {**options, **_UNCOUNTED}, _JOINT) for options in _SMALL),
     ),
     defaults={"secure": True, "rounds": 30},
     why="One sample a message, where a deployment has 50: the easier case for the attacks, on the "
     "defaults as well.",
-    spy=_spy,
+    spy=keep_sums,
     hidden=("hindsight",),
+    own=(ALLOW_SMALL_SUMS,),
 )

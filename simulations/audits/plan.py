@@ -9,7 +9,17 @@ from typing import Any
 
 from ..attacks.seen import Watcher
 from ..engines import Transcript
+from ..options import RUN, Option
 from .evidence import Sheet
+
+#: Turns the rule of counting off, as release 0.1 had none: the control of what it prevents.
+ALLOW_SMALL_SUMS = Option(
+    "allow_small_sums",
+    bool,
+    False,
+    "Whether the nodes let more numbers be released than there are unknowns behind them.",
+    RUN,
+)
 
 
 @dataclass
@@ -103,6 +113,8 @@ class Plan:
         server learns.
     hidden : tuple of str
         Options of a run that mean nothing here.
+    own : tuple of Option
+        Options that a run does not have.
     """
 
     methods: tuple[str, ...]
@@ -114,3 +126,4 @@ class Plan:
     complete: Callable[[dict[str, Any], Path], dict[str, Any]] = _leave
     spy: Callable[[Any, list[Any]], None] = _nothing
     hidden: tuple[str, ...] = ()
+    own: tuple[Option, ...] = ()

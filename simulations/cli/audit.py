@@ -51,7 +51,10 @@ def audit_options(name: str) -> list[Option]:
     if every["secure"].default is None:  # other options decide
         hidden.add("secure")
     shown = [o for o in every.values() if o.name not in hidden]
-    return [replace(o, default=plan.defaults.get(o.name, o.default)) for o in shown] + [_TRIALS]
+    return [replace(o, default=plan.defaults.get(o.name, o.default)) for o in shown] + [
+        *plan.own,
+        _TRIALS,
+    ]
 
 
 def audit_method(name: str, values: dict[str, Any]) -> None:
@@ -141,7 +144,8 @@ def _audit(variant: Variant, values: Mapping[str, Any], progress: Progress) -> A
 def _config(plan: Plan, name: str, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the configuration of the runs that are attacked."""
     hidden = {o.name: o.default for o in family(name).parameters()}
-    return family(name).config(name, plan.complete({**hidden, **values}, folder))
+    config = family(name).config(name, plan.complete({**hidden, **values}, folder))
+    return {**config, **{o.name: values[o.name] for o in plan.own}}
 
 
 def _defaults(variant: Variant) -> dict[str, Any]:
