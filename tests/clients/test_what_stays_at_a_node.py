@@ -100,6 +100,16 @@ def test_what_client_code_raises_is_told_by_its_class_alone(
     assert "test_what_stays_at_a_node.py" in caplog.text  # the place is in the node's log
 
 
+def test_every_party_gets_the_sizes_of_all_tables() -> None:
+    """Documented: numbers of rows and held-out rows are in the roster."""
+    run = Run()
+    running = run.server.order("a", 3, ENCODING)
+    run.ask(2, Work(session=SESSION, round=1), run.server.sections(2, [running]))
+    state = load_state(run.contexts[2])
+    assert state is not None
+    assert state.counts == dict.fromkeys(range(3), (9, 0))
+
+
 @pytest.mark.parametrize("secure", [True, False])
 def test_the_next_run_erases_the_secrets_of_one_that_died(secure: bool) -> None:
     run = Run()

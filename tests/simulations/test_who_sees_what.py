@@ -7,6 +7,8 @@ methods repeat; what the words name must have been there.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from typing import Any
 import pytest
 
 from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.engines import audit
+from fedkern_flwr.wire import PhaseMessage
 
 RUNS = {
     "pof-mkl": ["--secure", "--clients", "5", "--rounds", "5"],
@@ -87,3 +91,22 @@ def test_what_clients_saw_is_said(privacy: dict[str, Any]) -> None:
     assert ("sum-roster", "all that is not listed") in rows  # with it the sizes of all tables
     assert "with how many rows" in told(privacy, "everybody_sees")
     assert set(rows.values()) <= {"public", "key", "sealed", "masked", "matching"}
+
+
+def replies(kind: type[PhaseMessage] = PhaseMessage) -> Iterator[type[PhaseMessage]]:
+    for message in kind.__subclasses__():
+        yield from replies(message)
+        if message.__name__.endswith("Reply"):
+            yield message
+
+
+def test_predictions_of_new_rows_are_in_no_reply() -> None:
+    """Phases in which nodes predict with a saved model tell the server how many rows they did."""
+    found = {r for r in replies() if r.phase.endswith(("-predict", "-write"))}
+    assert {"online-predict", "gram-predict", "svm-predict", "svm-write"} <= {
+        r.phase for r in found
+    }
+    for reply in found:
+        kinds = {audit._kind("up", reply.phase, field.name) for field in fields(reply)}
+        assert kinds <= {"control", "size"}, reply
+    assert audit._kind("up", "online-predict", "outputs") == "plain"  # negative control
