@@ -10,7 +10,7 @@ from flwr.app import Context, RecordDict
 
 from fedkern_flwr.clients.base import PhaseClient
 from fedkern_flwr.clients.sums import load_state
-from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.errors import FedKernError, RefusedError
 from fedkern_flwr.exchange import mark_error
 from fedkern_flwr.guard import SumRule
 from fedkern_flwr.secure_sum import Encoding, SecureSum
@@ -18,7 +18,6 @@ from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, sums
 from fedkern_flwr.wire.sections import attach, detach
 
 SESSION, ENCODING = "abc", Encoding.fixed_point(10.0)
-NODE = {"num-partitions": 3, "simulation": True}  # its policy allows plain runs
 
 
 class Work(sums.SumRequest):
@@ -60,17 +59,18 @@ class Failing(Client):
 
 
 class Run:
-    """Three nodes that have announced their keys."""
+    """Nodes that have announced their keys."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: int = 3, *, simulation: bool = True) -> None:
+        own = {"num-partitions": nodes, "simulation": simulation}
         self.contexts = [
-            Context(k, 1000 + k, {**NODE, "partition-id": k}, RecordDict(), {}) for k in range(3)
+            Context(k, 1000 + k, {**own, "partition-id": k}, RecordDict(), {}) for k in range(nodes)
         ]
         keys = {}
-        for k in range(3):
+        for k in range(nodes):
             reply = self.ask(k, opening(SESSION))[0]
             keys[k] = (reply["public_key"], reply["signature"])
-        self.server = SecureSum(SESSION, keys, counts=dict.fromkeys(range(3), (9, 0)))
+        self.server = SecureSum(SESSION, keys, counts=dict.fromkeys(keys, (9, 0)))
 
     def ask(
         self, k: int, request: PhaseMessage, sections: Any = (), cls: type[Client] = Client
@@ -126,3 +126,24 @@ def test_the_next_run_erases_the_secrets_of_one_that_died(secure: bool) -> None:
     after = str(run.contexts[2].state)
     assert not any(secret.hex() in after for secret in secrets)
     assert (load_state(run.contexts[2]) is not None) == secure
+
+
+def test_a_deployed_node_refuses_a_sum_of_two_unless_two_suffice() -> None:
+    class Enough(Client):
+        enough_parties = 2
+
+    request = Work(session=SESSION, round=1)
+    for nodes, simulation, kind, refused in (
+        (2, False, Client, True),
+        (2, False, Enough, False),
+        (2, True, Client, False),
+        (3, False, Client, False),
+    ):
+        run = Run(nodes, simulation=simulation)
+        running = run.server.order("a", 3, ENCODING)
+        sections = run.server.sections(1, [running])
+        if refused:
+            with pytest.raises(RefusedError, match="min_parties = 3: a sum has 2"):
+                run.ask(1, request, sections, kind)
+        else:
+            assert run.ask(1, request, sections, kind)[1]
