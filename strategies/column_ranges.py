@@ -146,7 +146,10 @@ class ColumnRanges(WholeCohortStrategy):
                 "of blocks with several holders: counts, means and variances of the columns over "
                 "all holders",
             ],
-            "client_sees": ["about the means, and the ranges, of its own columns over all holders"],
+            "client_sees": [
+                "of its own columns over all holders: counts, about the means, powers of two not "
+                "below the deviations, and the ranges"
+            ],
         }
 
     # -- set-up

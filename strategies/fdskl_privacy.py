@@ -17,11 +17,16 @@ WARNINGS = {
 }
 
 _SIZES = "numbers of rows, labelled rows, held-out rows and columns per party, keyed hashes of ids"
+_DECLARED = (
+    "what each party declares: bound of its labels, whether rows have ids; digests of the names of "
+    "columns and classes"
+)
 
 
 def seen_by(run: FDSKL) -> dict[str, Any]:
     """Return what server and clients see in a run, for its privacy ledger."""
     server = [_SIZES, "which rows of the parties belong together, and which are learned from"]
+    server.append(_DECLARED)
     if run.order_seed >= 0:
         server.append("the order of rows, by which it can link those of runs with the same seed")
     if run.schedule == "one-shot":

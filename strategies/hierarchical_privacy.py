@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from .hierarchical_svm import HierarchicalSVM
 
 _SIZES = "who belongs to which group, with how many rows and columns"
+_DECLARED = (
+    "what each user declares: bound of its labels; digests of the names of columns and classes"
+)
 
 
 def seen_by(strategy: HierarchicalSVM) -> dict[str, Any]:
@@ -16,6 +19,7 @@ def seen_by(strategy: HierarchicalSVM) -> dict[str, Any]:
         return {
             "server_sees": [
                 _SIZES,
+                _DECLARED,
                 "pseudonyms of the rows, and which users hold them",
                 "objective and duality gap of each iteration, outcomes on held-out rows",
             ],
@@ -35,19 +39,29 @@ def seen_by(strategy: HierarchicalSVM) -> dict[str, Any]:
                 "messages at its rows, whose signs are at first the labels",
             ],
         }
+    of_rbf = " and of the random features" if strategy.kind == "rbf" else ""
+    statistics = f"means and variances of the columns{of_rbf} over all users"
     server = [
         _SIZES,
-        "means and variances of the columns over all users",
+        _DECLARED,
+        statistics,
         "the global model and the total loss of each iteration",
         "outcomes on the held-out rows of all users together",
     ]
     if strategy.architecture == "chain":
         return {
             "server_sees": server,
-            "user_sees": ["its two neighbours' models of each iteration", "the mean of all models"],
+            "user_sees": [
+                "its two neighbours' models of each iteration",
+                "the mean of all models",
+                statistics,
+            ],
         }
     if strategy.architecture == "centralised":
-        return {"server_sees": server, "user_sees": ["the global model of each iteration"]}
+        return {
+            "server_sees": server,
+            "user_sees": ["the global model of each iteration", statistics],
+        }
     found = {
         "server_sees": server,
         "agent_sees": [
@@ -56,7 +70,8 @@ def seen_by(strategy: HierarchicalSVM) -> dict[str, Any]:
             "the global model of each iteration",
         ],
         "user_sees": [
-            "its group's model and the global model of each iteration: its group's sum of gradients"
+            "its group's and the global model of each iteration: its group's sum of gradients",
+            statistics,
         ],
     }
     if strategy.losing == "leave-out":

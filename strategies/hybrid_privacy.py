@@ -16,6 +16,10 @@ WARNINGS = {
 }
 
 _SIZES = "numbers of rows, held-out rows and columns per party, keyed hashes of ids"
+_DECLARED = (
+    "what each party declares: block, bounds that follow from its ranges, bound of its labels; "
+    "digests of the names of columns and classes, and of its landmarks"
+)
 
 
 def seen_by(run: FedCG) -> dict[str, Any]:
@@ -57,7 +61,12 @@ def seen_by(run: FedCG) -> dict[str, Any]:
     moments = ["means and deviations of their own block over all its holders"]
     shared = moments if run.sampling == "N" else []
     return {
-        "server_sees": [*server, _SIZES, "which rows of which party belong together"],
+        "server_sees": [
+            *server,
+            _SIZES,
+            "which rows of which party belong together",
+            _DECLARED,
+        ],
         "hospitals_see": [
             "the kernel of their own rows: distances between their own patients, with many "
             "landmarks also along random directions of a centre's features; of a centre with a "

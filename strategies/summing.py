@@ -94,6 +94,9 @@ class SummingStrategy(PhaseStrategy):
     def sums_privacy(self) -> dict[str, Any]:
         """Return the parameters of the secure sums of the last run."""
         out: dict[str, Any] = {"protocol": "secure sums", "min_cohort": self.min_cohort}
+        out["everybody_sees"] = [
+            "who takes part in which sums, with how many rows and held-out rows, and its public key"
+        ]
         if self.sums is not None:
             cohorts = self.sums.membership.cohorts
             out["cohorts"] = [

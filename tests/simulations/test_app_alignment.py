@@ -129,10 +129,10 @@ def guesses(name: str, session: str) -> Iterator[bytes]:
     """Yield what somebody without the parties' key can make of an id."""
     yield name.encode()
     for algorithm in ("sha256", "sha1", "md5"):
-        yield hashlib.new(algorithm, name.encode()).digest()
-        yield hashlib.new(algorithm, name.encode()).hexdigest().encode()
+        yield hashlib.new(algorithm, name.encode()).digest()[:8]  # cut off as well
+        yield hashlib.new(algorithm, name.encode()).hexdigest()[:16].encode()
     for key in (b"", bytes(16), bytes(32), session.encode(), b"fedkern-flwr ids"):
-        yield hmac.digest(key, name.encode(), "sha256")[:16]
+        yield hmac.digest(key, name.encode(), "sha256")[:8]
         yield hash_ids([name], key, session).tobytes()
 
 

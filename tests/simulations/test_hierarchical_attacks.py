@@ -251,6 +251,21 @@ def test_one_of_two_users_learns_the_gradients_of_the_other() -> None:
     assert not rows_found(rest[:1], three.rows(1, 2))
 
 
+def test_users_learn_means_and_deviations_over_all_users() -> None:
+    """Documented: coordinates in which they work; of two users each has the other's."""
+    for sizes, groups in (((8, 1), (0, 0)), ((8, 1, 5, 7), (0, 0, 1, 1))):
+        seen = run((sizes, groups))
+        x = [seen.insiders.parties[user].client.table.x for user in range(len(sizes))]
+        every = np.concatenate(x)
+        first, *later = seen.requests(wire.LocalRequest, 0)
+        np.testing.assert_allclose(first.mean, every.mean(axis=0), atol=ROUNDED)
+        np.testing.assert_allclose(first.deviation, every.std(axis=0), atol=ROUNDED)
+        assert not any(request.mean.size for request in later)
+        rest = first.mean * len(every) - x[0].sum(axis=0)
+        found = np.abs(rest - x[1][0]).max() < ROUNDED
+        assert found == (len(sizes) == 2)  # control: of three others a sum
+
+
 def test_each_of_two_agents_learns_the_gradients_of_the_other_group() -> None:
     """The total is public: nothing can hide a term from the only other agent."""
     seen = usual()

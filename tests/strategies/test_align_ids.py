@@ -227,7 +227,7 @@ def everything(transcript: Transcript) -> bytes:
 
 
 def guesses(ids: Iterable[str], session: str, transcript: Transcript) -> dict[str, set[bytes]]:
-    """Return what a server could make of ids that it guesses: kind -> byte strings."""
+    """Return what a server could make of ids that it guesses: kind -> how byte strings begin."""
     public = [
         value
         for entry in transcript.entries(phase="describe", direction="up")
@@ -245,11 +245,11 @@ def guesses(ids: Iterable[str], session: str, transcript: Transcript) -> dict[st
     for text in ids:
         name = text.encode()
         found["id"].add(name)
-        found["hash"] |= {hashlib.sha256(key + name).digest() for key in keys}
-        found["hash"] |= {hashlib.sha256(name + key).digest() for key in keys}
+        found["hash"] |= {hashlib.sha256(key + name).digest()[:8] for key in keys}
+        found["hash"] |= {hashlib.sha256(name + key).digest()[:8] for key in keys}
         for key in keys:
-            found["keyed hash"].add(hmac.digest(key, name, "sha256")[:16])
-            found["keyed hash"].add(hmac.digest(name, key, "sha256")[:16])
+            found["keyed hash"].add(hmac.digest(key, name, "sha256")[:8])
+            found["keyed hash"].add(hmac.digest(name, key, "sha256")[:8])
             for label in (session, "", "align"):
                 found["keyed hash"].add(hash_ids([text], key, label)[0].tobytes())
         found["point"].add(private_intersection.hash_to_curve(text))

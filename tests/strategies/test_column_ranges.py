@@ -627,6 +627,21 @@ def everything(transcript: Transcript) -> bytes:
     return b"\n".join(parts)
 
 
+def test_holders_get_counts_means_and_powers_of_two_of_their_own_columns(network: Network) -> None:
+    network.go()
+    for entry in network.transcript.entries(phase="ranges-deviations", direction="down"):
+        k = entry.node - network.contexts[0].node_id
+        mine = holders(network.tables, network.tables[k].get("block", ""))
+        x = np.concatenate([network.tables[m]["x"] for m in mine])
+        counts, means, scale = entry.arrays[:3]
+        np.testing.assert_array_equal(counts, (~np.isnan(x)).sum(axis=0))
+        np.testing.assert_allclose(means, np.nanmean(x, axis=0), rtol=1e-6, atol=1e-3)
+        assert (np.frexp(scale)[0] == 0.5).all()
+        assert (scale >= np.nanstd(x, axis=0)).all()
+    asked = {e.node for e in network.transcript.entries(phase="ranges-deviations")}
+    assert network.contexts[0].node_id not in asked  # the only holder of its block
+
+
 def test_names_of_columns_are_in_no_message(network: Network) -> None:
     network.go()
     text = everything(network.transcript)

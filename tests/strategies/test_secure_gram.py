@@ -524,6 +524,20 @@ def many_items(nodes: int = 6) -> Nodes:
     )
 
 
+def test_a_grid_that_is_no_simulation_refuses_such_a_matrix_by_default() -> None:
+    for deployed in (True, False):
+        nodes, grid = many_items(), many_items().grid()
+        grid.simulation = not deployed
+        options = {"min_support": 2, "drop_outs": True}
+        if deployed:
+            with pytest.raises(OptionError, match="fewer than two rows per item"):
+                SecureGram(**options).start(grid)  # type: ignore[arg-type]
+        else:
+            strategy = SecureGram(**options)  # type: ignore[arg-type]
+            strategy.start(grid)
+            exact(strategy.gram_, nodes.gram(range(6), strategy.items_))
+
+
 @pytest.mark.parametrize("support", [0, 1, 5])
 def test_items_that_most_rows_have_are_kept_as_far_as_the_rows_reach(support: int) -> None:
     nodes, record = many_items(), Transcript()

@@ -663,6 +663,19 @@ def test_uploads_leave_the_reply_as_they_are_taken(
     assert [len(entry.arrays) for entry in seen] == [1] * 9  # the transcript has them all
 
 
+def test_maxima_over_clients_are_not_known_in_a_secure_run(
+    make_streams: Callable[..., Any],
+) -> None:
+    found = {}
+    for secure in (True, False):
+        strategy = METHODS["pof-mkl paper"](secure=secure)
+        run(strategy, make_streams(CLIENTS, 5), 4)
+        found[secure] = strategy.metrics_
+    for name in ("largest_loss", "regret_to_bound"):
+        assert found[True].get(name) is None, name
+        assert np.isfinite(found[False][name]), name
+
+
 def test_a_dead_client_costs_no_waiting_in_the_recovery(make_streams: Callable[..., Any]) -> None:
     """The recovery ends as soon as enough has been revealed, not when the dead time out."""
     faults = [GONE, (2, "unmask", 3, Fault("vanished")), (2, "recover", 3, Fault("lost request"))]
