@@ -748,7 +748,7 @@ class HybridKernelClient(PhaseClient):
 
     def _announced(self, request: wire.HybridRequest, positions: NDArray[Any]) -> Floats:
         """Return the features of announced rows."""
-        return self.table.announced(request.session, self.alignment_key)[positions]
+        return np.asarray(self.table.announced(request.session, self.alignment_key)[positions])
 
 
 def _training_positions(request: wire.MomentsRequest | wire.LandmarksRequest) -> NDArray[Any]:

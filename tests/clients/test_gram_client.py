@@ -816,7 +816,7 @@ def test_the_end_of_a_run_erases_the_secrets_of_its_sums() -> None:
     for k in range(4):
         send(server.client(k), FinishRequest(session=SESSION, round=9))
         assert "fedkern-sums" not in server.contexts[k].state
-        with pytest.raises(ProtocolError, match="securely only"):
+        with pytest.raises(ProtocolError, match="counted in this release already"):
             send(server.client(k), matrix(round=10))
 
 
