@@ -1,0 +1,292 @@
+"""What a node checks, counts and remembers for its own protection, whatever its method.
+
+The rules are pure functions of :mod:`fedkern_flwr.guard`; here they meet the node's state.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from fedkern_flwr.errors import FedKernError, RefusedError
+from fedkern_flwr.guard import NodePolicy, RunRecord, counting, refusal
+from fedkern_flwr.guard.evaluations import Asked, enter, too_few
+from fedkern_flwr.guard.rows import OwnRows
+from fedkern_flwr.wire import sums as sum_wire
+
+from .ledger import ClientLedger
+from .session_state import SessionState
+from .sums import ClientSums, erase_state
+
+logger = logging.getLogger("fedkern_flwr")
+
+
+class GuardedNode:
+    """The guard of a client, mixed into :class:`~fedkern_flwr.clients.base.PhaseClient`."""
+
+    #: Least number of parties of a sum that suffices, by what the method shows of each of them.
+    enough_parties: ClassVar[int] = 3
+    #: Whether the rows of a node are records that must hide among each other. Where a node may hold
+    #: a single one it needs no others of its own, and sets of fewer rows than the policy asks for
+    #: are not compared.
+    records: ClassVar[bool] = True
+    #: Whether more released numbers than unknowns are refused unless the policy says otherwise.
+    counts_strictly: ClassVar[bool] = False
+    #: Unknowns of a row beside its columns.
+    labels_of_row: ClassVar[int] = 1
+    context: Context
+    name: str
+    partition: int
+    policy: NodePolicy
+    ledger: ClientLedger
+    simulated: bool
+    allow_single: bool
+    sums: ClientSums | None
+    _request: Any
+    _group: counting.Group | None = None  # rows of the request at hand and what was counted
+    _small = ""  # what is wrong with the request at hand, if it is allowed
+
+    def own_rows(self) -> OwnRows:
+        """Return the rows of this node's table, for its ledger; none here."""
+        return OwnRows()
+
+    def check_declared(self, name: str, own: float | None, default: float, asked: float) -> None:
+        """Refuse a public option of the run that is not the one with which this node was started.
+
+        Parameters
+        ----------
+        name : str
+            The option.
+        own : float or None
+            As this node was started; None for the default, or in simulations for the run's.
+        default : float
+            Of the strategy.
+        asked : float
+            As the run has it.
+
+        Raises
+        ------
+        RefusedError
+        """
+        if own is None and self.simulated:
+            return
+        if asked != (default if own is None else own):
+            raise refusal(f"the {name} of the run is not the one that it declares", self.name)
+
+    def unfit(self, error: FedKernError) -> FedKernError:
+        """Return what is said of own values that do not fit what the run declares.
+
+        In simulations all that the user must know; else nothing but that, and what a request may
+        provoke is counted. The log of the node has the rest.
+        """
+        logger.error("%s", error)
+        if self.simulated:
+            return error
+        return refusal("its values do not fit the run, its log says more", self.name)
+
+    def release(
+        self,
+        name: str,
+        columns: int,
+        *,
+        binary: int = 0,
+        start: int = 0,
+        stop: int = counting.ENDLESS,
+    ) -> None:
+        """Count the numbers that a sum would release about this node's rows, with earlier ones.
+
+        To be called for the order of each sum over rows, before anything is contributed; when the
+        sum is opened they are counted again, over those who took part.
+
+        Parameters
+        ----------
+        name : str
+            Name of the sum.
+        columns : int
+            Columns of the rows, label included.
+        binary : int
+            How many of them have at most two values.
+        start, stop : int
+            The rows that are summed, the same of every party; by default all.
+
+        Raises
+        ------
+        RefusedError
+            There would be more numbers than unknowns.
+        """
+        if self.sums is None or self.count_mode == "off":
+            return
+        order = self.sums.order(name)
+        group = self._counted_rows()
+        row = counting.unknowns_of_row(columns, binary)
+        if not group.meets(start, stop):
+            group = counting.Group(start, stop, row)
+        elif self.count_mode == "refuse":
+            counting.check_rows_again(group, start, self.name)
+        group.start, group.stop = min(group.start, start), max(group.stop, stop)
+        group.row = min(group.row, row)
+        place = order.cohort, order.index
+        numbers = group.order(name, place, order.length, at_once=not order.self_masks)
+        cohort = self.sums.party.state.cohorts[order.cohort]
+        rows = self._rows_behind(group, cohort.members)
+        # a sum without self masks has the whole cohort
+        least = cohort.threshold if order.self_masks else len(cohort.members)
+        alive = counting.least_survivors(rows, least, own=self.partition)
+        self._count(group, numbers, alive, order.receiver)
+
+    def _counted_rows(self) -> counting.Group:
+        """Return the rows summed last, as counted in this request or in the last one answered."""
+        if self._group is None:
+            assert self.sums is not None
+            record = RunRecord.load(self.context, self.sums.party.state.session)
+            self._group = counting.Group(**record.group)
+        return self._group
+
+    def counts(self, order: sum_wire.Order) -> bool:
+        """Tell whether a sum is counted as a release about all rows of this node's table."""
+        return counting.is_counted(order.name, order.receiver)
+
+    def _count_table(self, name: str) -> None:
+        assert self.sums is not None
+        order = self.sums.order(name)
+        own = self.sums.party.state.counts.get(self.partition, (0, 0))[0]
+        if own and self.counts(order):
+            record = RunRecord.load(self.context, self.sums.party.state.session)
+            self.release(name, record.columns)
+
+    def _rows_behind(self, group: counting.Group, members: Collection[int]) -> dict[int, int]:
+        assert self.sums is not None
+        counts = self.sums.party.state.counts
+        return group.rows((j, counts.get(j, (0, 0))[0]) for j in members)
+
+    def _count(
+        self,
+        group: counting.Group,
+        numbers: int,
+        survivors: Collection[int],
+        receiver: int,
+    ) -> None:
+        """Refuse or warn where numbers exceed unknowns."""
+        rows = self._rows_behind(group, survivors)
+        hidden = counting.hidden_rows(rows, survivors, own=self.partition, receiver=receiver)
+        problem = counting.too_many(numbers, hidden * group.row)
+        if problem and self.count_mode == "refuse":
+            raise counting.small_sum(problem, self.name)
+        if problem and not self.simulated:  # there the coordinator warns
+            self._small = problem
+        self._group = group
+
+    def _keep_count(self) -> None:
+        """Keep what was counted, before an answer leaves; warn once in a run."""
+        if self._group is None or self.sums is None:
+            return
+        record = RunRecord.load(self.context, self.sums.party.state.session)
+        record.group = vars(self._group)
+        if self._small and not record.warned:
+            logger.warning("the rows behind a sum can be computed: %s", self._small)
+            record.warned = True
+        record.store(self.context)
+
+    @property
+    def count_mode(self) -> counting.Mode:
+        """What is done where more numbers are released than there are unknowns."""
+        return counting.mode(self.policy, refuses=self.counts_strictly)
+
+    def note_rows(self, purpose: str, rows: NDArray[Any], *, each: bool = False) -> None:
+        """Note of which rows a sum is, where the server chooses them; else it is of all.
+
+        What nobody notes is a sum of all rows that this node learns from.
+
+        Parameters
+        ----------
+        purpose : str
+            Name of the sum, without what follows a # or a second slash; or of anything else that
+            is made of these rows.
+        rows : ndarray of int
+            Places of the rows in :meth:`own_rows`.
+        each : bool
+            Whether it is made row by row, so that it is of a single row anyway.
+        """
+        if not self.simulated:
+            self.ledger.note(purpose, rows, each=each)
+
+    def figures(
+        self,
+        purpose: str,
+        rows: NDArray[Any],
+        values: NDArray[np.float64],
+        *,
+        total: str = "",
+        alone: bool = False,
+        users: bool = False,
+    ) -> NDArray[np.float64]:
+        """Return the figures about held-out rows that may leave this node: these, or zeros.
+
+        Parameters
+        ----------
+        purpose : str
+            What the method calls the evaluation.
+        rows : ndarray
+            The held-out rows.
+        values : ndarray
+            The figures.
+        total : str
+            Name of the sum that they go into, if any.
+        alone : bool
+            Whether a single party may tell figures of its own rows.
+        users : bool
+            Whether they are about the rows that are learned from, such as users.
+
+        Raises
+        ------
+        RefusedError
+            Figures of these rows were told too often.
+        """
+        tests = [len(rows)]
+        if total and self.sums is not None:
+            state = self.sums.party.state
+            members = state.cohorts[self.sums.order(total).cohort].members
+            tests = [state.counts[member][0 if users else 1] for member in members]
+        why = too_few(self.policy, tests, alone=alone or self.simulated or self.allow_single)
+        record = RunRecord.load(self.context, SessionState.load(self.context).session)
+        if total:
+            record.sums.setdefault(total.partition("#")[0], [])
+            record.store(self.context)
+        if why:
+            logger.warning("figures about held-out rows are not told: %s", why)
+            return np.zeros_like(values)
+        if not len(rows):
+            return values
+        same = {"round": 0} if hasattr(self._request, "round") else {}
+        request = replace(self._request, **same)
+        parts = [repr(sorted(request.scalars().items())).encode()]
+        parts += [np.ascontiguousarray(array).tobytes() for array in request.arrays()]
+        asked = Asked.of(purpose, np.ascontiguousarray(rows).tobytes(), parts)
+        told = enter(record, asked, values.ravel().tolist(), self.policy, self.name)
+        if not self.simulated:
+            places = rows if users else rows + self.own_rows().learned
+            told = self.ledger.tell(record.session, asked.key, places, told)
+            record.told[asked.key] = told
+        record.store(self.context)
+        return np.array(told).reshape(values.shape)
+
+    def _count_refusal(self, session: str, error: RefusedError) -> None:
+        """Note that an order was refused; at the third nothing of the run is left here to open."""
+        with suppress(FedKernError):  # the refusal is what is told
+            self.ledger.refuse(session, error.problem.partition(": ")[2])
+        if SessionState.load(self.context).session != session:
+            return
+        record = RunRecord.load(self.context, session)
+        record.refusals += 1
+        record.store(self.context)
+        try:
+            record.check(self.name)
+        except RefusedError:
+            erase_state(self.context)
