@@ -438,10 +438,10 @@ class Party:
         they differ; and what is rounded to ever more digits shows the digits of single parties by
         the carries. What follows a # in a name tells what is summed, not under which rule.
         """
-        if self.regroup and order.self_masks:
-            return
         members = self.state.cohorts[order.cohort].members
         terms = [members, order.receiver, order.self_masks, order.kind, order.bits, order.bound]
+        if self.regroup and order.self_masks:
+            terms = ["under self masks"]
         digest = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:32]
         name = order.name.partition("#")[0]
         if self.state.fixed.setdefault(name, digest) != digest:
