@@ -288,7 +288,8 @@ class VerticalKernelClient(PhaseClient):
         counts = self._judge(request.tests, self._scores(request.tests, kept), request.count, kept)
         score = chosen.scores.get((chosen.multiple, chosen.regularization), -1.0)
         if score >= 0.0:
-            told = self.figures("validation", request.rows, np.array([score]), alone=True)
+            rows = kept.arrays["order"][request.rows]
+            told = self.figures("validation", rows, np.array([score]), alone=True, users=True)
             score = float(told[0]) if told.any() else -1.0
         self.end(state, request, kept)
         return wire.TrainReply(

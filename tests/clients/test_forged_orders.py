@@ -304,7 +304,7 @@ def test_a_forged_order_is_refused_whatever_the_table(case: Case, meet: Callable
 def test_every_handler_that_contributes_is_among_the_cases(
     guarded_runs: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    answer, contribute = PhaseClient._dispatch, ClientSums.contribute
+    answer, contribute = PhaseClient._dispatch, ClientSums._add
     phases, contributing, now = set[str](), set[str](), [""]
 
     def dispatched(client: PhaseClient, parameters: Any, config: Any) -> Any:
@@ -317,7 +317,7 @@ def test_every_handler_that_contributes_is_among_the_cases(
         contribute(sums, *args, **options)
 
     monkeypatch.setattr(PhaseClient, "_dispatch", dispatched)
-    monkeypatch.setattr(ClientSums, "contribute", contributed)
+    monkeypatch.setattr(ClientSums, "_add", contributed)
     for name, run in guarded_runs.items():
         folder = tmp_path / name
         folder.mkdir()

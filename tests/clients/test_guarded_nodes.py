@@ -210,7 +210,6 @@ def test_figures_of_the_same_rows_are_told_so_often(meet: Callable[..., Any]) ->
 # -- one party that is told another roster than the others
 
 
-@pytest.mark.xfail(strict=True, reason="sums of whole cohorts carry no digests of masks yet")
 def test_a_party_that_is_shown_another_cipher_ends_the_run(
     guarded_runs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
