@@ -27,6 +27,7 @@ from rich.table import Table
 
 from fedkern_flwr.clients.base import PhaseClient
 from fedkern_flwr.exchange import request_messages
+from fedkern_flwr.guard import SumRule
 from fedkern_flwr.secure_sum import Encoding, Party, PartyState, SecureSum
 from fedkern_flwr.secure_sum.graph import degree
 from fedkern_flwr.secure_sum.masks import _PARALLEL, _processors
@@ -104,6 +105,9 @@ class VectorClient(PhaseClient):
     def give(self, request: VectorRequest) -> SumReply:
         """Contribute the vector."""
         assert self.sums is not None
+        order = self.sums.order(NAME)
+        encoding = Encoding(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
+        self.sums.check(NAME, SumRule(encoding, self_masks=None))
         self.sums.contribute(NAME, self.make(self.partition))
         return SumReply()
 
