@@ -116,7 +116,7 @@ def test_what_the_server_reads_of_a_secure_run() -> None:
     for row in rows:
         by_kind.setdefault(row["kind"], set()).add(row["field"])
     assert by_kind["pseudonym"] == {"ids"}
-    assert by_kind["commitment"] == {"fingerprint"}
+    assert by_kind["commitment"] == {"commitments", "fingerprint"}
     assert by_kind["masked"] == {"masked"}
     assert by_kind["sealed"] == {"sealed"}
     assert by_kind["size"] == {"rows", "features", "test_rows", "columns"}

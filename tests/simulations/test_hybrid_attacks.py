@@ -346,7 +346,7 @@ class Bare(HybridRun):
             kind, _, rest = vector.order.name.partition("/")
             if kind != "distances":
                 continue
-            hospital = int(rest.split("/")[0])
+            hospital = int(rest.split("#")[0])
             holders = self.holders(hospital)
             blocks = [b for b, p in holders.items() if p != hospital]
             if not vector.delivered and vector.partition != hospital:
@@ -1016,8 +1016,9 @@ class Nodes:
             self.parties[k] = reply
         if self.cohorts:
             keys = {k: (p.public_key, p.signature) for k, p in self.parties.items()}
+            counts = {k: (p.rows, p.test_rows) for k, p in self.parties.items()}
             self.sums = SecureSum(
-                self.session, keys, cohorts=self.cohorts, threshold=self.threshold
+                self.session, keys, cohorts=self.cohorts, threshold=self.threshold, counts=counts
             )
 
     def ask(
