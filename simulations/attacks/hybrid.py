@@ -393,7 +393,7 @@ class HybridRun:
             kind, _, rest = vector.order.name.partition("/")
             if kind != "distances":
                 continue
-            hospital, start = (int(part) for part in rest.split("/"))
+            hospital, start = (int(part) for part in rest.split("#"))
             blocks = [b for b, p in self.holders(hospital).items() if p != hospital]
             if not vector.delivered and vector.partition != hospital:
                 blocks = [self.parties[vector.partition].block]
@@ -412,7 +412,7 @@ class HybridRun:
             if kind != "distances" or name in seen:
                 continue
             seen.add(name)
-            hospital, start = (int(part) for part in rest.split("/"))
+            hospital, start = (int(part) for part in rest.split("#"))
             blocks = [b for b, p in self.holders(hospital).items() if p != hospital]
             exponents = total.reshape(-1, self.settings.landmarks) * self.settings.gammas
             yield self._matrix(viewer, "total distances", hospital, blocks, exponents, start=start)

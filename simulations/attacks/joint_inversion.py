@@ -95,7 +95,7 @@ class Release:
     @property
     def unknowns(self) -> int:
         """Features and labels behind the sum, n (d + 1)."""
-        return self.samples * (self.frequencies.shape[2] + 1)
+        return self.samples * (int(self.frequencies.shape[2]) + 1)
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _heaviest(sums: Equations, rows: Floats, many: int) -> Floats:
     """Return the rows with the largest errors, which are those that the sum determines best."""
     z, _ = sums.features_of(rows[:, :-1])
     errors = np.abs(np.vecdot(z, sums.theta) - rows[:, -1:]).mean(axis=1)
-    return rows[np.argsort(errors)[len(rows) - many :]]
+    return np.asarray(rows[np.argsort(errors)[len(rows) - many :]])
 
 
 def _redrawn(
@@ -206,7 +206,7 @@ def _mean_row(release: Release, work: _Work) -> Floats:
     middle = np.append(np.zeros(dimension), release.middle)
     noise = np.append(np.full(dimension, _SPREAD), _LABELS)
     pull = release.samples * 1e-3 / noise
-    row = _fit(single, middle[None] + 0.1, work, pull, middle)[0][0]
+    row = np.asarray(_fit(single, middle[None] + 0.1, work, pull, middle)[0][0])
     row[:-1] /= max(1.0, float(np.linalg.norm(row[:-1])))
     return row
 
@@ -277,7 +277,7 @@ class Equations:
         slopes[..., :-1] += z.transpose(1, 2, 0)[..., None] * change.transpose(1, 0, 2)[:, None]
         slopes[..., -1] = -z.transpose(1, 2, 0)
         slopes *= 2.0 * self.weight
-        return slopes.reshape(self.given.size, -1)[self.given]
+        return np.asarray(slopes.reshape(self.given.size, -1)[self.given])
 
 
 def _fit(
@@ -310,8 +310,9 @@ def _fit(
         )
         moved = False
         if step is not None:
-            after = sums.missing((flat + step).reshape(rows.shape))
-            pulled = weight * (flat + step - at)
+            reached = flat + step
+            after = sums.missing(reached.reshape(rows.shape))
+            pulled = weight * (reached - at)
             total = after @ after + pulled @ pulled
             moved = bool(total < cost)
         if not moved:
@@ -320,7 +321,7 @@ def _fit(
                 break
             continue
         slow = slow + 1 if cost - total < _SLOW * cost else 0
-        flat, missing, drawn, cost = flat + step, after, pulled, total
+        flat, missing, drawn, cost = reached, after, pulled, total
         damping = max(damping * _BETTER, 1e-15)
         if slow == _PATIENCE or _root_mean_square(missing) < least:
             break

@@ -208,6 +208,13 @@ def _personal(request: Any) -> wire.PersonalRequest:
 
 _METHODS = ("pof-mkl", "ofskl", "ofmkl-avg", "vm-kofl", "em-kofl", "per-fed-avg")
 _INVERSION, _JOINT = ("gradient inversion",), ("joint inversion",)
+#: Clients choose one kernel each.
+_LONELY = {
+    "kernels_per_round": 1,
+    "features": 40,
+    "samples_per_round": 1,
+    "allow_small_sums": True,
+}
 #: Release 0.1: whole gradients, whatever the number of samples.
 _UNCOUNTED = {"frequencies_per_round": "all", "allow_small_sums": True}
 #: Sums of 10 samples, with the paper's step size as well, of 2 and of 5.
@@ -224,7 +231,7 @@ PLAN = Plan(
     variants=(
         *(Variant(name) for name in _METHODS),
         *(Variant(name, {"secure": False}, _INVERSION) for name in _METHODS),
-        Variant("pof-mkl", {"kernels_per_round": 1, "features": 40}, ("sum inversion",)),
+        Variant("pof-mkl", _LONELY, ("sum inversion",)),
         Variant("pof-mkl", {"step_size": "paper"}),
         *(Variant("pof-mkl", {**options, **_UNCOUNTED}, _JOINT) for options in _SMALL),
     ),
