@@ -15,9 +15,11 @@ The server knows theta, lambda, n, p and the frequencies in z_i (their seed is p
 3. all kernels fix what is found to the last digits.
 
 A step is one of Levenberg and Marquardt with the second order of the path added (geodesic
-acceleration). Starts are repeated until one explains the numbers or the budget is spent. The server
-can tell that it is right: there are more numbers than unknowns. Where there are fewer, what is
-returned explains the numbers and is one of infinitely many solutions.
+acceleration). Where a start ends short of an explanation, the rows of the smallest errors, which
+the sum determines least, are drawn anew and fitted once more, up to ten times; then comes another
+start, until one explains the numbers or the budget is spent. The server can tell that it is right:
+there are more numbers than unknowns. Where there are fewer, the first rows that explain the numbers
+to five digits are returned: they are one of infinitely many solutions, and so is the next.
 
 Source: sums of sines and cosines of few points determine the points (sparse inverse problems, e.g.
 Candes and Fernandez-Granda, CPAM 2014); Transtrum and Sethna, "Improvements to the
@@ -33,10 +35,10 @@ import scipy.linalg
 
 from .gradient_inversion import Floats
 
-#: Multiplications spent on one sum, at most: about a minute of a core.
-BUDGET = 1e11
+#: Multiplications spent on one sum, at most: less than a minute of a core.
+BUDGET = 2e11
 #: Starts from which rows are fitted, at most.
-STARTS = 4
+STARTS = 32
 #: Root mean square of what is unexplained, over n, below which rows explain the numbers. Right
 #: ones reach 1e-8 in float32, wrong ones 1e-6 and more.
 TOLERANCE = 1e-7
@@ -46,6 +48,7 @@ _UNWRAPPED = 0.3  # from here on phases do not wrap
 _FINE = 0.1  # from here on features in float32 are those in float64
 _PULLS = (1e-2, 1e-3, 1e-4, 1e-5)  # towards the mean row
 _CLOSE, _LONGER = 1e-5, 3  # misfit from which on rows are fitted without a pull; stages of that
+_HOPS, _REDRAWN = 10, 3  # new attempts from where a start ended; rows that are drawn anew, at most
 _SPREAD, _LABELS = 0.5, 0.3  # of rows in the unit ball, of labels in [0, 1]
 _STEPS, _PATIENCE, _SLOW = 60, 3, 1e-3  # steps of a stage; steps in a row that hardly help
 _PROBE, _BEND = 0.1, 0.75  # of the second order: length of the probe, share of a step
@@ -92,7 +95,7 @@ class Release:
     @property
     def unknowns(self) -> int:
         """Features and labels behind the sum, n (d + 1)."""
-        return self.samples * (self.frequencies.shape[2] + 1)
+        return self.samples * (int(self.frequencies.shape[2]) + 1)
 
 
 @dataclass(frozen=True)
@@ -130,9 +133,9 @@ def invert_release(
         The sum.
     seed : int
         Of the starts.
-    starts : int (default: 4)
+    starts : int (default: 32)
         Starts at most.
-    budget : float (default: 1e11)
+    budget : float (default: 2e11)
         Multiplications at most. Counted and not timed, so that results are reproducible.
 
     Returns
@@ -140,39 +143,70 @@ def invert_release(
     JointInversion
         The rows that explain most; a guess unless ``consistent``.
     """
-    rng = np.random.default_rng(seed)
-    work = _Work(budget)
-    wide, all_but_fine = (_Sum(release, least) for least in (_UNWRAPPED, _FINE))
+    rng, work = np.random.default_rng(seed), _Work(budget)
+    determined = release.numbers > release.unknowns
+    enough = TOLERANCE if determined else _CLOSE
+    wide, all_but_fine = (Equations(release, least) for least in (_UNWRAPPED, _FINE))
     mean = _mean_row(release, work)
     best = JointInversion(mean[None, :-1], mean[-1:], np.inf, False, 0)
     noise = np.append(np.full(mean.size - 1, _SPREAD / np.sqrt(mean.size - 1)), _LABELS)
     middles = [np.append(x, release.middle) for x in (mean[:-1], noise[:-1])]
     for start in range(1, starts + 1):
         middle = middles[(start - 1) % 2]
-        rows = middle + noise * rng.standard_normal((release.samples, mean.size)) * _SPREAD
-        for pull in _PULLS:
-            rows, misfit = _fit(wide, rows, work, pull / noise, middle)
-        for _ in range(_LONGER):
-            if TOLERANCE <= misfit < _CLOSE:
-                rows, misfit = _fit(wide, rows, work)
-        if misfit < _CLOSE:
-            rows, misfit = _fit(all_but_fine, rows, work)
-        if misfit < best.misfit:
-            best = JointInversion(rows[:, :-1], rows[:, -1], misfit, False, start)
-        if misfit < TOLERANCE or work.left <= 0.0:
+        rows, misfit = _redrawn(release, np.zeros((0, mean.size)), middle, noise, rng), np.inf
+        for attempt in range(_HOPS + 1):
+            tried = rows
+            if attempt:
+                kept = _heaviest(wide, rows, release.samples - int(rng.integers(1, _REDRAWN + 1)))
+                tried = _redrawn(release, kept, middle, noise, rng)
+            for pull in _PULLS[-2:] if attempt else _PULLS:
+                tried, after = _fit(wide, tried, work, pull / noise, middle)
+            found, unexplained = _finish(wide, all_but_fine, tried, after, work)
+            if after < misfit:
+                rows, misfit = tried, after
+            if unexplained < best.misfit:
+                best = JointInversion(found[:, :-1], found[:, -1], unexplained, False, start)
+            if best.misfit < enough or work.left <= 0.0:
+                break
+        if best.misfit < enough or work.left <= 0.0:
             break
-    known = best.misfit < TOLERANCE and release.numbers > release.unknowns
+    known = determined and best.misfit < TOLERANCE
     return replace(best, consistent=known, starts=start)
+
+
+def _finish(
+    wide: Equations, all_but_fine: Equations, rows: Floats, misfit: float, work: _Work
+) -> tuple[Floats, float]:
+    """Fit rows that are close without a pull, then to finer kernels; return rows and misfit."""
+    for _ in range(_LONGER):
+        if TOLERANCE <= misfit < _CLOSE:
+            rows, misfit = _fit(wide, rows, work)
+    return _fit(all_but_fine, rows, work) if misfit < _CLOSE else (rows, misfit)
+
+
+def _heaviest(sums: Equations, rows: Floats, many: int) -> Floats:
+    """Return the rows with the largest errors, which are those that the sum determines best."""
+    z, _ = sums.features_of(rows[:, :-1])
+    errors = np.abs(np.vecdot(z, sums.theta) - rows[:, -1:]).mean(axis=1)
+    return np.asarray(rows[np.argsort(errors)[len(rows) - many :]])
+
+
+def _redrawn(
+    release: Release, kept: Floats, middle: Floats, noise: Floats, rng: np.random.Generator
+) -> Floats:
+    """Return rows that are kept, and new ones around ``middle``."""
+    drawn = rng.standard_normal((release.samples - len(kept), middle.size))
+    return np.concatenate([kept, middle + noise * drawn * _SPREAD])
 
 
 def _mean_row(release: Release, work: _Work) -> Floats:
     """Return the row, with its label, that n times explains the widest kernels, (d + 1,)."""
     dimension = release.frequencies.shape[2]
-    single = _Sum(release, _LINEAR, weight=float(release.samples))
+    single = Equations(release, _LINEAR, weight=float(release.samples))
     middle = np.append(np.zeros(dimension), release.middle)
     noise = np.append(np.full(dimension, _SPREAD), _LABELS)
     pull = release.samples * 1e-3 / noise
-    row = _fit(single, middle[None] + 0.1, work, pull, middle)[0][0]
+    row = np.asarray(_fit(single, middle[None] + 0.1, work, pull, middle)[0][0])
     row[:-1] /= max(1.0, float(np.linalg.norm(row[:-1])))
     return row
 
@@ -188,13 +222,18 @@ class _Work:
         self.left -= equations * unknowns**2 if equations else unknowns**3 / 3.0
 
 
-class _Sum:
+class Equations:
     """The equations of those kernels whose bandwidth is not below ``least``.
 
-    Of a release without such kernels: of its widest one.
+    Of a release without such kernels: of its widest one. With ``weight`` every row counts so often.
+
+    Attributes
+    ----------
+    target : ndarray, shape (numbers,)
+        What the rows must add up to.
     """
 
-    def __init__(self, release: Release, least: float, weight: float = 1.0) -> None:
+    def __init__(self, release: Release, least: float = 0.0, weight: float = 1.0) -> None:
         given = np.isfinite(release.total).any(axis=1)
         used = given & (release.bandwidths >= min(least, release.bandwidths[given].max()))
         self.frequencies, self.theta = release.frequencies[used], release.theta[used]
@@ -213,11 +252,18 @@ class _Sum:
         sine, cosine = np.sin(phase) / root, np.cos(phase) / root
         return np.concatenate([sine, cosine], axis=2), np.concatenate([cosine, -sine], axis=2)
 
+    def terms(self, rows: Floats) -> Floats:
+        """Return what each row adds to the numbers released, (n, numbers)."""
+        return self._products(rows).reshape(len(rows), -1)[:, self.given]
+
     def missing(self, rows: Floats) -> Floats:
         """Return the model less the numbers released."""
+        return np.asarray(self._products(rows).sum(axis=0).ravel()[self.given] - self.target)
+
+    def _products(self, rows: Floats) -> Floats:
         z, _ = self.features_of(rows[:, :-1])
         error = 2.0 * self.weight * (np.vecdot(z, self.theta) - rows[:, -1:])
-        return np.asarray((error[..., None] * z).sum(axis=0).ravel()[self.given] - self.target)
+        return np.asarray(error[..., None] * z)
 
     def slopes(self, rows: Floats) -> Floats:
         """Return the derivatives by the rows and their labels, (numbers, n (d + 1))."""
@@ -231,11 +277,11 @@ class _Sum:
         slopes[..., :-1] += z.transpose(1, 2, 0)[..., None] * change.transpose(1, 0, 2)[:, None]
         slopes[..., -1] = -z.transpose(1, 2, 0)
         slopes *= 2.0 * self.weight
-        return slopes.reshape(self.given.size, -1)[self.given]
+        return np.asarray(slopes.reshape(self.given.size, -1)[self.given])
 
 
 def _fit(
-    sums: _Sum,
+    sums: Equations,
     rows: Floats,
     work: _Work,
     pull: Floats | float = 0.0,
@@ -264,8 +310,9 @@ def _fit(
         )
         moved = False
         if step is not None:
-            after = sums.missing((flat + step).reshape(rows.shape))
-            pulled = weight * (flat + step - at)
+            reached = flat + step
+            after = sums.missing(reached.reshape(rows.shape))
+            pulled = weight * (reached - at)
             total = after @ after + pulled @ pulled
             moved = bool(total < cost)
         if not moved:
@@ -274,7 +321,7 @@ def _fit(
                 break
             continue
         slow = slow + 1 if cost - total < _SLOW * cost else 0
-        flat, missing, drawn, cost = flat + step, after, pulled, total
+        flat, missing, drawn, cost = reached, after, pulled, total
         damping = max(damping * _BETTER, 1e-15)
         if slow == _PATIENCE or _root_mean_square(missing) < least:
             break
@@ -282,7 +329,7 @@ def _fit(
 
 
 def _step(
-    sums: _Sum,
+    sums: Equations,
     rows: Floats,
     missing: Floats,
     slopes: Floats,

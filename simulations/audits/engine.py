@@ -73,7 +73,7 @@ def collect(
     wanted: frozenset[Subject] | None = None,
 ) -> dict[Subject, Evidence]:
     """Run and attack until every check, or every one that is wanted, has its trials."""
-    sheet = Sheet(derive_seed(seed, "audit"), trials)
+    sheet = Sheet(derive_seed(seed, "audit"), trials, wanted)
     check_seed(seed, MOST_RUNS)
     for number in range(MOST_RUNS):
         with threadpool_limits(1, "blas"):  # thousands of small matrices, too small to share

@@ -42,8 +42,10 @@ CHOICES = 10
 CONFIDENCE = 0.95
 #: Values a correlation needs, so that a guess without knowledge stays well below the limit.
 LEAST_VALUES = 1500
-#: Probability by chance below which nothing is doubtful, and trials of a costly attack suffice.
+#: Probability by chance below which nothing is doubtful, and fewer trials of a costly attack do.
 CLEAR = 1e-6
+#: Trials that a costly attack has at least.
+LEAST_COSTLY = 30
 #: Absolute correlation from which on a reconstruction counts as one.
 CORRELATION = 0.1
 _HALF = 0.5
@@ -109,7 +111,8 @@ class Evidence:
     def enough(self, trials: int) -> bool:
         """Whether there are so many trials, and values where there is a correlation."""
         rated = len(self.hits) >= trials or (not self.hits and bool(self.pairs))
-        rated = rated or (self.costly and bool(self.hits) and self.p_value < CLEAR)
+        clear = self.costly and len(self.hits) >= LEAST_COSTLY and self.p_value < CLEAR
+        rated = rated or clear
         return rated and (not self.pairs or self.values >= LEAST_VALUES)
 
     @property
@@ -134,6 +137,8 @@ class Sheet:
         Of decoys, triples, pairs and lots.
     trials : int (default: 1)
         Least trials of a check; what has so many is not attacked again where that is costly.
+    wanted : frozenset of Subject, optional
+        What is to be checked; by default all.
 
     Attributes
     ----------
@@ -141,8 +146,11 @@ class Sheet:
         Subject -> its trials, in the order in which they came.
     """
 
-    def __init__(self, seed: int, trials: int = 1) -> None:
+    def __init__(
+        self, seed: int, trials: int = 1, wanted: frozenset[Subject] | None = None
+    ) -> None:
         self.rng, self.trials = np.random.default_rng(seed), trials
+        self.wanted = wanted
         self.evidence: dict[Subject, Evidence] = {}
 
     def rows(self, subject: Subject, found: ArrayLike | None, truth: ArrayLike) -> None:
@@ -180,7 +188,7 @@ class Sheet:
         self._entry(subject, 1.0 / CHOICES).hits.extend(hits)
 
     def members(self, subject: Subject, found: Floats, members: Floats, others: Floats) -> None:
-        """Enter rows that were computed from a sum, in any order; the attack was costly.
+        """Enter rows that were computed from a sum, in any order.
 
         Parameters
         ----------
@@ -205,14 +213,16 @@ class Sheet:
             )
         spread = np.concatenate([members, others]).std(axis=0)
         spread[spread == 0.0] = 1.0
-        entry = self.evidence.setdefault(subject, Evidence(1.0 / CHOICES, costly=True))
+        entry = self._entry(subject, 1.0 / CHOICES)
         for member in members:
             chosen = self.rng.choice(len(others), CHOICES - 1, replace=False)
             rows = np.concatenate([others[chosen], member[None]])
             entry.hits.append(self._among(found / spread, rows / spread))
 
     def done(self, subject: Subject) -> bool:
-        """Whether a subject has its trials."""
+        """Whether a subject has its trials, or is not wanted."""
+        if self.wanted is not None and subject not in self.wanted:
+            return True
         return subject in self.evidence and self.evidence[subject].enough(self.trials)
 
     def values(self, subject: Subject, found: Floats, truth: Floats) -> None:
@@ -263,9 +273,10 @@ class Sheet:
             hit = bool(self.rng.choice(best) == 0)
             self._entry(subject, 1.0 / misfits.shape[1]).hits.append(hit)
 
-    def counts(self, subject: Subject, found: NDArray[np.bool_]) -> None:
+    def counts(self, subject: Subject, found: NDArray[np.bool_], *, costly: bool = False) -> None:
         """Enter what was found with certainty, shape (n,): a guess would find nothing."""
-        self._entry(subject, 0.0).hits.extend(found.tolist())
+        entry = self.evidence.setdefault(subject, Evidence(0.0, costly=costly))
+        entry.hits.extend(found.tolist())
 
     def _choose(
         self,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.online import shared_subset
@@ -15,13 +16,16 @@ from fedkern_flwr.wire import online as wire
 
 from ...strategies import POFMKL
 from ..attacks.joint_inversion import Release, invert_release
+from ..attacks.sum_membership import sum_membership
 from ..attacks.transcripts import full_gradient, invert_sum, request_frequencies
-from .evidence import Sheet, Subject
+from .evidence import CHOICES, Sheet, Subject
 from .plan import Recorded
 
 Floats = NDArray[np.float64]
 
 SERVER = "server"
+#: A row counts as computed when its label and all of its columns, scaled, are as near as this.
+RETURNED = 1e-3
 
 
 def keep_sums(strategy: Any, released: list[Any]) -> None:
@@ -64,9 +68,11 @@ def attack_lonely(
 
 
 def attack_joint(run: Recorded, requests: Mapping[int, wire.PersonalRequest], sheet: Sheet) -> None:
-    """Compute the rows behind the sums of the first round, of a later one and of the last.
+    """Attack the sums of the first round, of a later one and of the last.
 
-    Sums in which clients choose kernels of their own are left to :func:`attack_lonely`.
+    The rows behind them are computed. How much nearer these are to the true ones than to others,
+    and whether a row at hand is behind a sum, is shown and not judged. Sums in which clients choose
+    kernels of their own are left to :func:`attack_lonely`.
     """
     if run.strategy.subset == "private" and run.strategy.kernels_per_round < run.strategy.kernels:
         return
@@ -79,8 +85,34 @@ def attack_joint(run: Recorded, requests: Mapping[int, wire.PersonalRequest], sh
         members, others = _streams(run, request)
         release = release_of(request, totals[number], len(members), members.shape[1] - 1)
         found = invert_release(release, derive_seed(request.seed, "joint inversion", number))
-        labels = found.y[:, None] + request.centre
-        sheet.members(subject, np.hstack([found.x, labels]), members, others)
+        computed = np.column_stack([found.x, found.y + request.centre])
+        sheet.counts(subject, returned(computed, members), costly=True)
+        nearest = Subject("joint inversion", SERVER, f"samples of {name} sum: nearest of ten", True)
+        sheet.members(nearest, computed, members, others)
+        behind = Subject("membership in a sum", SERVER, f"which of ten is behind {name} sum", True)
+        labels = np.append(np.zeros(release.frequencies.shape[2]), request.centre)
+        _test_members(release, members - labels, others - labels, sheet, behind)
+
+
+def returned(computed: Floats, members: Floats) -> NDArray[np.bool_]:
+    """Return which rows behind a sum, shape (n, d + 1), were computed, all columns of them."""
+    distances = cdist(members, computed, "chebyshev")
+    return np.asarray(distances.min(axis=1) < RETURNED)
+
+
+def _test_members(
+    release: Release, members: Floats, others: Floats, sheet: Sheet, subject: Subject
+) -> None:
+    """Test each row behind a sum and nine others; half of the others are what the server has."""
+    familiar, decoys = np.array_split(sheet.rng.permutation(others), 2)
+    if len(decoys) < CHOICES - 1:
+        raise OptionError(
+            f"{len(others)} rows are too few to test whether one of {CHOICES} is behind a sum",
+            remedy="audit with more rounds",
+        )
+    inside, outside = (sum_membership(release, familiar, rows) for rows in (members, decoys))
+    drawn = [sheet.rng.choice(outside, CHOICES - 1, replace=False) for _ in members]
+    sheet.guesses(subject, -np.column_stack([inside, drawn]))
 
 
 def released_gradient(request: wire.PersonalRequest, total: Floats) -> Floats:
