@@ -103,7 +103,7 @@ class Sites:
             np.array(meta["bandwidths"], "<f8").tobytes(), 2, 6, 0, "float32", "orthogonal"
         )(x)
         kernels = np.vecdot(z, arrays["theta"].astype("float32"))
-        return np.asarray(kernels @ weights) * 100.0 + 50.0
+        return np.asarray(kernels @ weights + meta["centre"]) * 100.0 + 50.0
 
 
 def meta_kernels(meta: dict[str, Any]) -> int:

@@ -23,7 +23,7 @@ from fedkern_flwr.wire import hierarchical as wire
 KEY = b"a key of all parties but the server"
 UNIFORM, NOT_UNIFORM = 1e-9, 1e-12  # p-values
 ROWS, USERS = 60, 6
-SECRET_FREE = {"control", "size", "declared", "pseudonym", "key"}
+SECRET_FREE = {"control", "size", "declared", "pseudonym", "key", "commitment"}
 FIXED: dict[str, Any] = {"rho": 2.0, "tolerance": 1e-12}
 VERTICAL: dict[str, Any] = {"partition": "vertical", "tolerance": 1e-9}
 #: Number of groups, and options.

@@ -119,7 +119,7 @@ def test_what_the_server_reads_of_a_secure_run() -> None:
     assert by_kind["commitment"] == {"commitments", "fingerprint"}
     assert by_kind["masked"] == {"masked"}
     assert by_kind["sealed"] == {"sealed"}
-    assert by_kind["size"] == {"rows", "features", "test_rows", "columns"}
+    assert by_kind["size"] == {"rows", "features", "test_rows", "columns", "binary"}
     assert by_kind["declared"] == {
         "block",
         "seeded",

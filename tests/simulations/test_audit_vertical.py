@@ -24,7 +24,7 @@ from fedkern_flwr.wire import vertical as wire
 KEY = b"a key of all parties but the server"
 UNIFORM, NOT_UNIFORM = 1e-9, 1e-12  # p-values
 ROWS, HELD, PARTIES = 90, 60, 4
-SECRET_FREE = {"control", "size", "declared", "pseudonym", "key"}
+SECRET_FREE = {"control", "size", "declared", "pseudonym", "key", "commitment"}
 STREAMING: dict[str, Any] = {"schedule": "streaming", "directions": 4, "batch": 8}
 FIXED: dict[str, Any] = {"gamma": 1.0, "regularization": 0.01}  # no cross-validation
 #: Number of active parties, and options.
@@ -139,7 +139,7 @@ def test_what_the_server_reads() -> None:
         by_kind.setdefault(row["kind"], set()).add(row["field"])
     assert by_kind["pseudonym"] == {"ids"}
     assert by_kind["masked"] == {"masked"}
-    assert by_kind["size"] == {"rows", "features", "test_rows", "others", "columns"}
+    assert by_kind["size"] == {"rows", "features", "test_rows", "others", "columns", "binary"}
     assert by_kind["declared"] == {
         "outputs",
         "classes",

@@ -73,11 +73,17 @@ def test_every_method_runs_and_prints_json_alone(method, capsys):
         assert (Path("here") / artifact).is_file()
 
 
+#: A message per sample, as in plain runs, whatever can be computed from its sums.
+WHOLE = ["--samples-per-round", "1"]
+
+
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "local-only"])
 def test_secure_sums_give_the_plain_result_and_show_the_server_nothing_else(method, capsys):
     found = {}
     for flag in ("--secure", "--no-secure"):
-        options = [*SMALL, flag, "--drop", "0.1", "--json", "-", "--out", flag]
+        options = [*SMALL, flag, "--drop", "0.1", "--json", "-", "--out", flag, *WHOLE]
+        if method != "per-fed-avg":
+            options += ["--frequencies-per-round", "all"]
         if method == "pof-mkl":  # the default with secure sums, where it costs nothing
             options += ["--kernels-per-round", "51"]
         assert run(["run", method, *options]) == 0
@@ -102,7 +108,8 @@ def test_a_secure_run_says_what_the_server_saw(capsys):
     assert "sums of at least 3 of 4 clients" in capsys.readouterr().err
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedkern_flwr.secure_sum.graph.default_threshold", lambda n: n)
-        assert run(["run", "pof-mkl", *SMALL, "--secure", "--drop", "0.5", "--out", "lost"]) == 1
+        lost = ["--drop", "0.5", "--out", "lost", *WHOLE]
+        assert run(["run", "pof-mkl", *SMALL, "--secure", *lost]) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert "rounds in a row are lost" in error
     assert "at least 4 must" in error
