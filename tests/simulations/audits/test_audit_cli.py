@@ -26,7 +26,7 @@ SMALL = {
     "hierarchical-svm": ["--users", "10", "--data", "wine", "--rounds", "52"],
 }
 #: Trials of audits whose attacks take seconds a sum; ``make test-long`` has all 200.
-FEW = {"fedkern audit pof-mkl": 60}
+FEW = {"fedkern audit pof-mkl": 40}
 #: Variants whose messages are those of others here, and that would take seconds more.
 SKIPPED = (
     *("ofskl", "ofmkl-avg", "vm-kofl", "em-kofl"),
