@@ -24,7 +24,7 @@ def parameter(option: Option) -> tuple[str, Any, Any]:
         flag = f"--{name}/--no-{name}" if kind is bool else f"--{name}"
     annotation: Any = kind | None if optional else kind
     chosen_of: Any = click.Choice(choices) if choices else None
-    if kind is int and choices:
+    if kind is int and choices:  # a number or a word
         chosen_of, annotation = _NumberOr(choices), Any
     text = escape(option.help)  # brackets are not markup
     shown = typer.Option(flag, help=text, rich_help_panel=option.panel, click_type=chosen_of)
@@ -73,7 +73,7 @@ def _read_type(hint: Any) -> tuple[Any, tuple[str, ...], bool]:
     optional = False
     if get_origin(hint) in (typing.Union, type(int | None)):
         words = [get_args(arg) for arg in get_args(hint) if get_origin(arg) is Literal]
-        if words:
+        if words and int in get_args(hint):
             return int, words[0], False
         (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
         hint, optional = inner, True

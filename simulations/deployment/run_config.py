@@ -71,6 +71,8 @@ def run_config(
 
 def _plain(value: Any, default: Any) -> Any:
     """Return a value in the type that the app declares."""
+    if isinstance(default, int) and value == "auto":
+        return 0
     if isinstance(default, str) and isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, (list, tuple)):
