@@ -32,8 +32,9 @@ from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import alignment as wire
 
-from .base import Handler, PhaseClient, SessionState
+from .base import Handler, PhaseClient
 from .kept_state import KeptState
+from .session_state import SessionState
 from .sums import erase_state
 
 logger = logging.getLogger("fedkern_flwr")

@@ -32,7 +32,8 @@ from fedkern_flwr.scaling import Scaling, ranges_to_json
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import ranges as wire
 
-from .base import Handler, PhaseClient, SessionState, logger
+from .base import Handler, PhaseClient, logger
+from .session_state import SessionState
 from .sums import erase_state
 
 _DIGEST = 32  # bytes

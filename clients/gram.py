@@ -40,7 +40,8 @@ from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, colu
 from fedkern_flwr.wire import gram as wire
 from fedkern_flwr.wire.sections import Section
 
-from .base import Handler, PhaseClient, SessionState
+from .base import Handler, PhaseClient
+from .session_state import SessionState
 from .sums import ClientSums
 
 Rows = NDArray[Any] | sparse.csr_array

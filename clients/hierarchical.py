@@ -25,9 +25,10 @@ from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import hierarchical as wire
 from fedkern_flwr.wire.sums import Order
 
-from .base import Handler, PhaseClient, SessionState
+from .base import Handler, PhaseClient
 from .kept_state import KeptState
 from .party_table import Ids, PartyTable
+from .session_state import SessionState
 from .svm_agent import combine, pass_round_ring
 from .svm_predictions import contribute, predict, recall, write
 from .svm_user import contribute_statistics, judge, solve_local_problem, solve_with_neighbours

@@ -49,11 +49,12 @@ from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_me
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import hybrid as wire
 
-from .base import Handler, PhaseClient, SessionState
+from .base import Handler, PhaseClient
 from .hybrid_state import RunState
 from .hybrid_table import HybridTable
 from .kernel_rows import KernelRows
 from .party_table import Floats, Ids
+from .session_state import SessionState
 
 Protocol = Literal["secure", "naive", "chain"]
 PROTOCOLS = ("secure", "naive", "chain")

@@ -36,8 +36,9 @@ from fedkern_flwr.wire import online as wire
 from fedkern_flwr.wire.sums import Order
 
 from .account import StreamAccount
-from .base import Handler, PhaseClient, SessionState, check_rows
+from .base import Handler, PhaseClient, check_rows
 from .online_predictions import keep_weights, read_weights, write_outputs
+from .session_state import SessionState
 
 logger = logging.getLogger("fedkern_flwr")
 

@@ -41,10 +41,11 @@ from fedkern_flwr.vertical import ACTIVE, PASSIVE, chunks, name_sum
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import vertical as wire
 
-from .base import Handler, PhaseClient, SessionState
+from .base import Handler, PhaseClient
 from .kept_state import KeptState
 from .party_table import Floats, Ids
 from .phase_store import PhaseStore
+from .session_state import SessionState
 from .vertical_table import VerticalTable
 
 Topology = Literal["star", "tree"]

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from fedkern_flwr.alignment import hash_ids
 from fedkern_flwr.clients import HybridKernelClient
-from fedkern_flwr.clients.base import SessionState
 from fedkern_flwr.clients.chain import label_noise
 from fedkern_flwr.clients.hybrid_state import RunState
 from fedkern_flwr.clients.kernel_rows import KernelRows
+from fedkern_flwr.clients.session_state import SessionState
 from fedkern_flwr.clients.sums import ClientSums
 from fedkern_flwr.errors import (
     FedKernError,

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedkern_flwr.clients import OnlineKernelClient, PhaseClient
-from fedkern_flwr.clients.base import SessionState
+from fedkern_flwr.clients.session_state import SessionState
 from fedkern_flwr.errors import OptionError, ProtocolError, TableError
 from fedkern_flwr.kernels import bandwidth_dictionary
 from fedkern_flwr.simulations import Transcript, simulate

@@ -753,7 +753,7 @@ def test_a_node_contributes_to_sums_for_their_owners_only(
     monkeypatch.setattr(SecureSum, "order", ordered)
     only_one_looks(party, monkeypatch)
     with pytest.raises(
-        ProtocolError, match="refused by the node: the (receiver|encoding|bound) of a sum"
+        ProtocolError, match=r"refused by the node: the (receiver|encoding|bound) of a sum"
     ):
         fit(Split(train=30, actives=2), schedule="streaming", gamma=0.5)
     assert lied

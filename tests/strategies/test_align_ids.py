@@ -25,9 +25,9 @@ from fedkern_flwr.clients import (
     VerticalKernelClient,
     serve,
 )
-from fedkern_flwr.clients.base import SessionState
 from fedkern_flwr.clients.kept_state import KeptState
 from fedkern_flwr.clients.party_table import PartyTable
+from fedkern_flwr.clients.session_state import SessionState
 from fedkern_flwr.clients.sums import load_state
 from fedkern_flwr.clients.vertical_table import VerticalTable
 from fedkern_flwr.errors import (

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkern_flwr.clients import RangesClient
-from fedkern_flwr.clients.base import SessionState
+from fedkern_flwr.clients.session_state import SessionState
 from fedkern_flwr.clients.sums import load_state
 from fedkern_flwr.column_ranges import ENCODING, Centre, first_pass, read_second_pass, second_pass
 from fedkern_flwr.errors import (

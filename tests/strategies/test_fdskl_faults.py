@@ -13,8 +13,8 @@ import pytest
 from flwr.app import Context, Message
 
 from fedkern_flwr.clients import VerticalKernelClient
-from fedkern_flwr.clients.base import SessionState
 from fedkern_flwr.clients.kept_state import KeptState
+from fedkern_flwr.clients.session_state import SessionState
 from fedkern_flwr.clients.sums import load_state
 from fedkern_flwr.errors import CheckpointError, CohortError, FedKernError, ProtocolError
 from fedkern_flwr.simulations import simulate

@@ -20,9 +20,9 @@ from scipy.spatial.distance import cdist
 from sklearn import datasets, metrics
 
 from fedkern_flwr.clients import HybridKernelClient
-from fedkern_flwr.clients.base import SessionState
 from fedkern_flwr.clients.chain import label_noise
 from fedkern_flwr.clients.hybrid_state import RunState
+from fedkern_flwr.clients.session_state import SessionState
 from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError
 from fedkern_flwr.landmarks import draw_landmarks, public_seed
 from fedkern_flwr.seeding import derive_seed

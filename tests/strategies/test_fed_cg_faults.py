@@ -15,8 +15,8 @@ from flwr.app import ArrayRecord, Context, Message
 
 from fedkern_flwr.checkpoint import load_arrays
 from fedkern_flwr.clients import HybridKernelClient
-from fedkern_flwr.clients.base import SessionState
 from fedkern_flwr.clients.hybrid_state import RunState
+from fedkern_flwr.clients.session_state import SessionState
 from fedkern_flwr.clients.sums import load_state
 from fedkern_flwr.errors import (
     CheckpointError,

@@ -15,7 +15,7 @@ from flwr.app import Context, Message
 
 from fedkern_flwr.checkpoint import load_arrays
 from fedkern_flwr.clients import GramClient
-from fedkern_flwr.clients.base import SessionState
+from fedkern_flwr.clients.session_state import SessionState
 from fedkern_flwr.clients.sums import load_state
 from fedkern_flwr.errors import CheckpointError, CohortError, FedKernError, SumError
 from fedkern_flwr.gram_plan import disjoint_cohorts
