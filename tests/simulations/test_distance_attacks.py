@@ -345,7 +345,7 @@ class TestDistancesByQuadric:
         found = distances_by_quadric(exponents)
 
         assert not found.consistent
-        # 0.63 to 0.77 by the processor: what is left open is filled by the last bits of a null space
+        # 0.63 to 0.77 by the processor: the last bits of a null space fill what is left open
         assert correlation(found.distances, squared(x, x)) > 0.5
 
     def test_refuses_one_column(self) -> None:
