@@ -78,7 +78,11 @@ def pof_mkl(
 
     chosen = None if secure else 25
     strategy = POFMKL(
-        features=features, kernels_per_round=chosen, secure=secure, samples_per_round=batch
+        features=features,
+        kernels_per_round=chosen,
+        secure=secure,
+        samples_per_round=batch,
+        frequencies_per_round="all",  # whole gradients: the most that there can be
     )
     return Case(strategy, client_fn, clients, {"num_rounds": rounds})
 

@@ -89,7 +89,7 @@ def recoverable_sum(parties: int, vector: float) -> tuple[float, float]:
 def pof_mkl(*, clients: int, rounds: int, batch: int, kernels: int, features: int, chosen: int,
             secure: bool) -> Cost:  # fmt: skip
     """POF-MKL: N clients, T samples each, B per message, D features, M of the kernels chosen."""
-    messages, width = ceil(rounds / batch), 2 * features
+    messages, width = max(1, rounds // batch), 2 * features
     model = arrays(4 * kernels * width)
     if not secure:
         gradient = arrays(4 * chosen, 4 * chosen * width)
