@@ -27,7 +27,7 @@ from fedkern_flwr.wire import (
 )
 
 SIZES = {"kernels": 3, "width": 4, "chosen": 2, "drawn": 1, "reported": 3, "given": 3}
-SIZES |= {"parameters": 5, "samples": 2, "numbers": 4}
+SIZES |= {"parameters": 5, "samples": 2, "numbers": 4, "named": 2}
 VALUES = {"bool": True, "bytes": b"\x00\xff", "float": 0.25, "int": 7, "str": "a\u00e9"}
 
 
@@ -70,7 +70,7 @@ SCALARS = [c for c in CLASSES if len(example(c).scalars()) > 2]
 
 
 def test_every_phase_has_its_messages() -> None:
-    assert len(CLASSES) == 31
+    assert len(CLASSES) == 34
     ours = [c for c in CLASSES if c.__module__ != sums.__name__]
     requests = {c.phase for c in ours if c.__name__.endswith("Request")}
     replies = {c.phase for c in ours if c.__name__.endswith("Reply")}
@@ -196,10 +196,10 @@ def test_arrays_that_do_not_fit_are_refused(cls: type[PhaseMessage], data: st.Da
 
 
 def test_sizes_must_agree_within_a_message() -> None:
-    sent = example(online.PersonalReply)
-    kernels, gradient = sent.arrays()
-    with pytest.raises(ProtocolError, match="gradient has 1 chosen instead of 2"):
-        online.PersonalReply.unpack([kernels, gradient[:1]], sent.scalars(), party="partition 0")
+    sent = example(online.SharedRequest)
+    theta, weights = sent.arrays()
+    with pytest.raises(ProtocolError, match="weights has 1 kernels instead of 3"):
+        online.SharedRequest.unpack([theta, weights[:1]], sent.scalars(), party="server")
 
 
 # -- describe
