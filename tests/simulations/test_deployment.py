@@ -72,12 +72,17 @@ def left_running(folder: Path) -> list[int]:
 
 
 def compare(one: Path, other: Path, metrics: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    """Check that two folders hold the same model and figures, to 1e-9."""
+    """Check that two folders hold the same model and figures, to 1e-9.
+
+    Coefficients solve a system whose condition follows from landmarks that differ from deployment
+    to deployment: its rounding (2^-40 and the order of rows) moves them by more.
+    """
     arrays, _ = load_model(one / "model.npz")
     expected, _ = load_model(other / "model.npz")
     assert arrays.keys() == expected.keys()
     for name, values in expected.items():
-        np.testing.assert_allclose(arrays[name], values, rtol=0.0, atol=1e-9, err_msg=name)
+        near = 1e-7 * np.abs(values).max() if name == "coefficients" else 1e-9
+        np.testing.assert_allclose(arrays[name], values, rtol=0.0, atol=near, err_msg=name)
     for name, value in metrics[0].items():
         if isinstance(value, float) and name in metrics[1]:
             assert value == pytest.approx(metrics[1][name], rel=1e-6, abs=1e-9), name
