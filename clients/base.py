@@ -249,7 +249,7 @@ class PhaseClient(GuardedNode, NumPyClient):
         raise ClientError(mark_error(name))
 
     def _dispatch(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
-        self.sums, self._group, self._small = None, None, ""
+        self.sums, self._group, self._small, self._share = None, None, "", 0.0
         parameters, config, sections = detach(parameters, config, party=_SERVER)
         phase = str(config.get("phase", ""))
         RunRecord.load(self.context, str(config.get("session", ""))).check(self.name)
@@ -270,7 +270,12 @@ class PhaseClient(GuardedNode, NumPyClient):
         self.sums = self._open_sums(str(config.get("session", "")), sections)
         sums = self.sums
         reply = handler(request)
-        self.ledger.enter(str(config.get("session", "")), sums, records=self.records)
+        self.ledger.enter(
+            str(config.get("session", "")),
+            sums,
+            records=self.records,
+            share=self._share,
+        )
         if self.sums is not None:
             self.sums.check_done()
             if load_state(self.context) is not None and phase != sum_wire.FinishRequest.phase:

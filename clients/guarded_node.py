@@ -52,6 +52,7 @@ class GuardedNode:
     _request: Any
     _group: counting.Group | None = None  # rows of the request at hand and what was counted
     _small = ""  # what is wrong with the request at hand, if it is allowed
+    _share = 0.0  # numbers that it releases for each unknown, where these are counted over runs
 
     def own_rows(self) -> OwnRows:
         """Return the rows of this node's table, for its ledger; none here."""
@@ -121,7 +122,7 @@ class GuardedNode:
         RefusedError
             There would be more numbers than unknowns.
         """
-        if self.sums is None or self.count_mode == "off":
+        if self.sums is None or (self.count_mode == "off" and self.simulated):
             return
         order = self.sums.order(name)
         group = self._counted_rows()
@@ -176,11 +177,14 @@ class GuardedNode:
         """Refuse or warn where numbers exceed unknowns."""
         rows = self._rows_behind(group, survivors)
         hidden = counting.hidden_rows(rows, survivors, own=self.partition, receiver=receiver)
-        problem = counting.too_many(numbers, hidden * group.row)
+        unknowns = hidden * group.row
+        problem = counting.too_many(numbers, unknowns)
         if problem and self.count_mode == "refuse":
             raise counting.small_sum(problem, self.name)
-        if problem and not self.simulated:  # there the coordinator warns
+        if problem and self.count_mode == "warn" and not self.simulated:  # there the server does
             self._small = problem
+        if self.counts_strictly:
+            self._share = max(self._share, numbers / unknowns if unknowns else np.inf)
         self._group = group
 
     def _keep_count(self) -> None:

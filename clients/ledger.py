@@ -71,8 +71,8 @@ class ClientLedger:
             rows = np.union1d(self._noted[purpose][0], rows)
         self._noted[purpose] = (rows, each)
 
-    def enter(self, session: str, sums: ClientSums | None, *, records: bool) -> None:
-        """Enter what the message at hand was about.
+    def enter(self, session: str, sums: ClientSums | None, *, records: bool, share: float) -> None:
+        """Enter what the message at hand was about, as the node's ledger says.
 
         Raises
         ------
@@ -83,7 +83,7 @@ class ClientLedger:
             return
         answers = [*_answers(sums, noted)]
         if answers:
-            self._file.enter(session, answers, self._policy, records=records)
+            self._file.enter(session, answers, self._policy, records=records, share=share)
 
     def tell(self, session: str, asked: str, rows: Positions, figures: list[float]) -> list[float]:
         """Enter figures; return those to tell.

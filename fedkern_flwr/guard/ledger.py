@@ -19,11 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError, ProtocolError
+from .counting import mode
 from .history import Conflict, Entry, conflicts
 from .ledger_file import LedgerFile
 from .orders import refusal
 from .policy import NodePolicy
 from .rows import OwnRows, RowSet, digest, set_of
+
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,23 @@ class NodeLedger:
         policy: NodePolicy,
         *,
         records: bool,
+        share: float = 0.0,
     ) -> None:
         """Enter what an answer is about; it may leave when this has returned.
+
+        Parameters
+        ----------
+        session : str
+            Name of the run.
+        sums : iterable of Answer
+            What is summed.
+        policy : NodePolicy
+            What the node's owner allows.
+        records : bool
+            See :func:`~fedkern_flwr.guard.history.conflicts`.
+        share : float
+            Numbers that the run has released so far about rows, for each unknown behind them; in
+            all runs over some of the same rows at most one, unless the policy lets more pass.
 
         Raises
         ------
@@ -120,6 +138,8 @@ class NodeLedger:
             for answer in sums:
                 for entry in self._entries(db, key, run, answer):
                     self._enter(db, key, kind, entry, policy, records=records)
+            if share:
+                self._spend(db, run, share, policy)
 
     def tell(
         self,
@@ -299,6 +319,31 @@ class NodeLedger:
         names = "run, purpose, of, each, cohort, parties, rows, number"
         values = (*place, kept, len(rows))
         db.execute(f"INSERT INTO sums ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+
+    def _spend(self, db: sqlite3.Connection, run: int, share: float, policy: NodePolicy) -> None:
+        """Note which share of the unknowns of its rows a run has released, with other runs.
+
+        Raises
+        ------
+        RefusedError
+        """
+        query = "SELECT share, learned FROM runs WHERE id = ?"
+        before, learned = db.execute(query, (run,)).fetchone()
+        if share <= before:
+            return
+        db.execute("UPDATE runs SET share = ? WHERE id = ?", (share, run))
+        rows = _members(db, learned)
+        others = {
+            other: spent
+            for other, spent, held in db.execute(
+                "SELECT id, share, learned FROM runs WHERE share > 0 AND id <> ?", (run,)
+            ).fetchall()
+            if rows.meets(_members(db, held))
+        }
+        strict = mode(policy, refuses=True) == "refuse"
+        if strict and share + sum(others.values()) > 1.0 + _ROUNDING:
+            rule = "counting: more numbers than unknowns would be released of its rows, with"
+            self._permit(db, run, [Conflict(other, rule) for other in others])
 
     def _answered(self, db: sqlite3.Connection, kind: str, new: Entry) -> Iterator[Entry]:
         """Yield what was answered before in runs of the same kind, and could be compared."""

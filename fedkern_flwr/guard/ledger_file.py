@@ -23,7 +23,8 @@ CREATE TABLE sets (id INTEGER PRIMARY KEY, digest BLOB UNIQUE NOT NULL, members 
 CREATE TABLE runs (
     id INTEGER PRIMARY KEY, session BLOB NOT NULL, partition INTEGER NOT NULL, kind TEXT NOT NULL,
     method TEXT NOT NULL, secure INTEGER NOT NULL, pinned INTEGER NOT NULL, opened TEXT NOT NULL,
-    held INTEGER NOT NULL, learned INTEGER NOT NULL, UNIQUE (session, partition));
+    held INTEGER NOT NULL, learned INTEGER NOT NULL, share REAL NOT NULL DEFAULT 0,
+    UNIQUE (session, partition));
 CREATE TABLE sums (
     run INTEGER NOT NULL, purpose TEXT NOT NULL, of TEXT NOT NULL, each INTEGER NOT NULL,
     rows INTEGER NOT NULL, cohort INTEGER, parties INTEGER NOT NULL, number INTEGER NOT NULL);

@@ -81,6 +81,12 @@ class RowSet:
         """Return the same rows whatever their order, each once."""
         return RowSet(np.unique(self.names), np.unique(self.values))
 
+    def meets(self, other: RowSet) -> bool:
+        """Tell whether a row is in both."""
+        return bool(
+            np.isin(self.names, other.names).any() or np.isin(self.values, other.values).any()
+        )
+
     def union(self, other: RowSet) -> RowSet:
         """Return the rows of both."""
         return RowSet(np.union1d(self.names, other.names), np.union1d(self.values, other.values))

@@ -9,11 +9,12 @@ import signal
 import sqlite3
 import stat
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkern_flwr.errors import OptionError, ProtocolError, RefusedError
@@ -41,9 +42,16 @@ def open_run(ledger: NodeLedger, session: str, rows: OwnRows, **change: Any) -> 
     ledger.open_run(session, rows=rows, **{**RUN, **change})
 
 
-def answer(ledger: NodeLedger, session: str, *, policy: NodePolicy = POLICY, **what: Any) -> None:
+def answer(
+    ledger: NodeLedger,
+    session: str,
+    *,
+    policy: NodePolicy = POLICY,
+    share: float = 0.0,
+    **what: Any,
+) -> None:
     values = {"purpose": "sum", "cohort": PARTIES, "parties": 5, **what}
-    ledger.enter(session, [Answer(**values)], policy, records=True)
+    ledger.enter(session, [Answer(**values)], policy, records=True, share=share)
 
 
 # -- what is compared
@@ -233,6 +241,51 @@ def test_rows_summed_one_by_one_make_one_entry(tmp_path: Path) -> None:
     answer(ledger, "b", rows=np.array([10, 11]), each=True, cohort=PARTIES[1:])
     with pytest.raises(RefusedError, match="all but one"):
         answer(ledger, "b", rows=np.array([11, 12]), each=True, cohort=PARTIES[1:])
+
+
+@given(
+    runs=st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from([0.25, 0.5, 0.75, 1.0])),
+        min_size=1,
+        max_size=6,
+    )
+)
+@settings(max_examples=25, deadline=None)
+def test_numbers_about_the_same_rows_are_counted_over_runs(runs: list[tuple[int, float]]) -> None:
+    """Runs over tables of which each meets the next: never more numbers than unknowns."""
+    with TemporaryDirectory() as folder:
+        ledger, spent = NodeLedger(Path(folder)), [0.0] * 5
+        for number, (place, share) in enumerate(runs):
+            open_run(ledger, session := f"run{number}", table(range(10 * place, 10 * place + 20)))
+            passes = share + sum(s for p, s in enumerate(spent) if abs(p - place) < 2) <= 1.0
+            if passes:
+                answer(ledger, session, share=share)
+                answer(ledger, session, share=share / 2.0)  # of a later round, and retries
+                spent[place] += share
+                continue
+            with pytest.raises(RefusedError, match=r"counting: more .* `fedkern node policy allow"):
+                answer(ledger, session, share=share)
+            assert not ledger.runs()[-1].sums
+            answer(ledger, session)  # what is not counted
+
+
+def test_an_owner_lets_more_numbers_pass_once_or_always(tmp_path: Path) -> None:
+    ledger = NodeLedger(tmp_path)
+    for session in "abc":
+        open_run(ledger, session, table(range(20)))
+    answer(ledger, "a", share=1.0)
+    with pytest.raises(RefusedError, match="with those of run 1 in its ledger"):
+        answer(ledger, "b", share=0.5)
+    ledger.allow([1])
+    answer(ledger, "b", share=0.5)
+    with pytest.raises(RefusedError, match="with those of runs 1 2 in its ledger"):
+        answer(ledger, "c", share=0.1)
+    for counting in ("warn", "refuse"):
+        lax = NodePolicy(counting=counting, allow_small_sums=counting == "refuse")
+        answer(ledger, "c", share=0.1 if counting == "warn" else 7.0, policy=lax)
+    open_run(ledger, "d", table(range(20)))
+    with pytest.raises(RefusedError, match="runs 1 2 3 in"):  # it was entered all the same
+        answer(ledger, "d", share=0.1)
 
 
 def test_figures_about_the_same_rows_are_counted_over_runs(tmp_path: Path) -> None:

@@ -107,7 +107,14 @@ class Federation:
             lines.append(f"{k} {public.decode()}")
         (folder / "trusted").write_text("\n".join(lines))
 
-    def run(self, method: str, nodes: int, held: Held = all_rows, strategy: Any = None) -> Any:
+    def run(
+        self,
+        method: str,
+        nodes: int,
+        held: Held = all_rows,
+        strategy: Any = None,
+        policy: NodePolicy | None = None,
+    ) -> Any:
         make, usual = METHODS[method]
 
         def client_fn(context: Context) -> PhaseClient:
@@ -117,7 +124,7 @@ class Federation:
                 "state_dir": self.folder / str(k),
                 "identity_key": self.folder / f"identity-{k}",
                 "trusted_keys": self.folder / "trusted",
-                "policy": NodePolicy(counting="warn", allow_small_sums=True),
+                "policy": policy or NodePolicy(counting="warn", allow_small_sums=True),
             }
             return make(context, k, held(k), nodes, **own)
 
@@ -188,6 +195,26 @@ def test_a_run_that_broke_off_is_resumed(federation: Federation, tmp_path: Path)
     federation.run("pof-mkl", 4, strategy=POFMKL(**options))
     federation.run("pof-mkl", 4, strategy=POFMKL(**options, resume=True))
     assert [run.number for run in federation.ledger(0).runs()] == [1]
+
+
+def test_numbers_of_streams_are_counted_over_runs(federation: Federation) -> None:
+    """The second run would ask about the same rows again, whatever its kernels and samples."""
+
+    def go(samples: int, held: Held = all_rows) -> None:
+        strategy = POFMKL(
+            kernels=3, features=2, samples_per_round=samples, subset="shared", secure=True
+        )
+        federation.run("pof-mkl", 4, held, strategy, NodePolicy())
+
+    go(5)
+    with pytest.raises(RefusedError, match=r"counting: .* with those of run 1 in its") as error:
+        go(4)
+    assert error.value.exit_code == 2
+    assert not federation.ledger(1).runs()[1].sums
+    go(5, lambda k: slice(20, 30))  # other rows
+    for k in range(4):
+        federation.ledger(k).allow([1])
+    go(5)
 
 
 def test_figures_are_counted_over_runs(federation: Federation) -> None:
