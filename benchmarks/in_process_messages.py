@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from fedkern_flwr.clients.base import PhaseClient
 from fedkern_flwr.exchange import exchange, request_messages
 from fedkern_flwr.flower_compat import NumPyClient
 from fedkern_flwr.ledger import Ledger
+from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.wire.message import PhaseMessage, array
 

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from fedkern_flwr.clients.base import PhaseClient
 from fedkern_flwr.exchange import request_messages
 from fedkern_flwr.guard import SumRule
+from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.secure_sum import Encoding, Party, PartyState, SecureSum
 from fedkern_flwr.secure_sum.graph import degree
 from fedkern_flwr.secure_sum.masks import _PARALLEL, _processors

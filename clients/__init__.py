@@ -9,8 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedkern_flwr.node.client import PhaseClient
+
     from .alignment import AlignmentClient
-    from .base import PhaseClient
     from .column_ranges import RangesClient
     from .gram import GramClient
     from .hierarchical import SVMClient
@@ -36,7 +37,7 @@ _MODULES = {
     "GramClient": "gram",
     "HybridKernelClient": "hybrid",
     "OnlineKernelClient": "online",
-    "PhaseClient": "base",
+    "PhaseClient": "fedkern_flwr.node.client",
     "RangesClient": "column_ranges",
     "SVMClient": "hierarchical",
     "VerticalKernelClient": "vertical",
@@ -47,4 +48,5 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    module = _MODULES[name]
+    return getattr(import_module(module if "." in module else f".{module}", __name__), name)

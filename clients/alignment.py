@@ -22,6 +22,10 @@ from fedkern_flwr.errors import (
     TableError,
 )
 from fedkern_flwr.guard.rows import OwnRows
+from fedkern_flwr.node.client import Handler, PhaseClient
+from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.sums import erase_state
 from fedkern_flwr.private_intersection import (
     Exponents,
     blind_ids,
@@ -31,11 +35,6 @@ from fedkern_flwr.private_intersection import (
 from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import alignment as wire
-
-from .base import Handler, PhaseClient
-from .kept_state import KeptState
-from .session_state import SessionState
-from .sums import erase_state
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -57,7 +56,7 @@ class AlignmentClient(PhaseClient):
     ids_test : sequence, optional
         Record ids of held-out rows.
     **common
-        Options of :class:`~fedkern_flwr.clients.base.PhaseClient`.
+        Options of :class:`~fedkern_flwr.node.client.PhaseClient`.
 
     Raises
     ------

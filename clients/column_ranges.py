@@ -28,13 +28,12 @@ from fedkern_flwr.column_ranges import (
 from fedkern_flwr.errors import OptionError, ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.guard.rows import OwnRows
+from fedkern_flwr.node.client import Handler, PhaseClient, logger
+from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.sums import erase_state
 from fedkern_flwr.scaling import Scaling, ranges_to_json
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import ranges as wire
-
-from .base import Handler, PhaseClient, logger
-from .session_state import SessionState
-from .sums import erase_state
 
 _DIGEST = 32  # bytes
 
@@ -63,7 +62,7 @@ class RangesClient(PhaseClient):
         Public bound on the magnitude of all values, which must be that of the run; the strategy's
         default by default.
     **common
-        Options of :class:`~fedkern_flwr.clients.base.PhaseClient`.
+        Options of :class:`~fedkern_flwr.node.client.PhaseClient`.
 
     Raises
     ------

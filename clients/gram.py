@@ -33,16 +33,15 @@ from fedkern_flwr.gram_values import count_values, quantise
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.item_kernel import ItemKernel
+from fedkern_flwr.node.client import Handler, PhaseClient
+from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.ranking import rank_metrics, top_items
 from fedkern_flwr.recommending import REQUESTS, Request, are_positions, superset
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import gram as wire
 from fedkern_flwr.wire.sections import Section
-
-from .base import Handler, PhaseClient
-from .session_state import SessionState
-from .sums import ClientSums
 
 Rows = NDArray[Any] | sparse.csr_array
 
@@ -114,7 +113,7 @@ class GramClient(PhaseClient):
     top : int (default: 100)
         Recommendations per user.
     **common
-        Options of :class:`~fedkern_flwr.clients.base.PhaseClient`.
+        Options of :class:`~fedkern_flwr.node.client.PhaseClient`.
 
     Raises
     ------

@@ -17,6 +17,9 @@ from fedkern_flwr.groups import AGENT, DEFAULT_BOUND, OWNER, ROLES, USER
 from fedkern_flwr.guard import SumRule
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.linear_model import model_rows
+from fedkern_flwr.node.client import Handler, PhaseClient
+from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.orthogonal_product import PRODUCTS, Product
 from fedkern_flwr.secure_sum import Encoding
@@ -25,10 +28,7 @@ from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import hierarchical as wire
 from fedkern_flwr.wire.sums import Order
 
-from .base import Handler, PhaseClient
-from .kept_state import KeptState
 from .party_table import Ids, PartyTable
-from .session_state import SessionState
 from .svm_agent import combine, pass_round_ring
 from .svm_predictions import contribute, predict, recall, write
 from .svm_user import contribute_statistics, judge, solve_local_problem, solve_with_neighbours
@@ -83,7 +83,7 @@ class SVMClient(PhaseClient):
     predictions : path, optional
         CSV file for predictions of this node's held-out rows: id, outputs, predicted class.
     **common
-        Options of :class:`~fedkern_flwr.clients.base.PhaseClient`; ``allow_single`` lets the agent
+        Options of :class:`~fedkern_flwr.node.client.PhaseClient`; ``allow_single`` lets the agent
         see the model of this user where it is the only one of its group.
 
     Raises

@@ -36,6 +36,8 @@ from fedkern_flwr.landmarks import (
     seed_fingerprint,
 )
 from fedkern_flwr.least_squares import pack_equations
+from fedkern_flwr.node.client import Handler, PhaseClient
+from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.product_kernel import (
     PRODUCT_KERNELS,
@@ -49,12 +51,10 @@ from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_me
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import hybrid as wire
 
-from .base import Handler, PhaseClient
 from .hybrid_state import RunState
 from .hybrid_table import HybridTable
 from .kernel_rows import KernelRows
 from .party_table import Floats, Ids
-from .session_state import SessionState
 
 Protocol = Literal["secure", "naive", "chain"]
 PROTOCOLS = ("secure", "naive", "chain")
@@ -108,7 +108,7 @@ class HybridKernelClient(PhaseClient):
     predictions : path, optional
         CSV file that a hospital writes for its held-out rows: id, outputs, predicted class.
     **common
-        Options of :class:`~fedkern_flwr.clients.base.PhaseClient`; ``allow_single`` here also lets
+        Options of :class:`~fedkern_flwr.node.client.PhaseClient`; ``allow_single`` here also lets
         a hospital without others show its normal equations to the server.
 
     Raises

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .kept_state import KeptState
+from fedkern_flwr.node.kept_state import KeptState
 
 
 class RunState(KeptState):

@@ -16,6 +16,8 @@ from fedkern_flwr import network
 from fedkern_flwr.errors import ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, counting, refusal
 from fedkern_flwr.guard.rows import OwnRows
+from fedkern_flwr.node.client import Handler, PhaseClient, check_rows
+from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.online import (
     WEIGHT_RULES,
     Floats,
@@ -36,9 +38,7 @@ from fedkern_flwr.wire import online as wire
 from fedkern_flwr.wire.sums import Order
 
 from .account import StreamAccount
-from .base import Handler, PhaseClient, check_rows
 from .online_predictions import keep_weights, read_weights, write_outputs
-from .session_state import SessionState
 
 logger = logging.getLogger("fedkern_flwr")
 

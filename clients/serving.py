@@ -11,8 +11,7 @@ from flwr.clientapp import ClientApp
 from fedkern_flwr.errors import ClientError, ColumnError, FedKernError, TableError
 from fedkern_flwr.exchange import mark_error
 from fedkern_flwr.flower_compat import Client
-
-from .base import PhaseClient
+from fedkern_flwr.node.client import PhaseClient
 
 logger = logging.getLogger("fedkern_flwr")
 

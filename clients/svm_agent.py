@@ -11,11 +11,10 @@ from fedkern_flwr.consensus import group_center, paper_group_center, relax
 from fedkern_flwr.errors import ProtocolError, SumError
 from fedkern_flwr.groups import DEFAULT_BOUND
 from fedkern_flwr.guard import refusal
+from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
 from fedkern_flwr.wire import hierarchical as wire
-
-from .kept_state import KeptState
 
 if TYPE_CHECKING:
     from .hierarchical import SVMClient

@@ -12,9 +12,8 @@ from fedkern_flwr.guard import refusal
 from fedkern_flwr.labels import count_outcomes
 from fedkern_flwr.linear_model import model_columns
 from fedkern_flwr.local_solvers import solve_local, total_loss
+from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.wire import hierarchical as wire
-
-from .kept_state import KeptState
 
 if TYPE_CHECKING:
     from .hierarchical import SVMClient

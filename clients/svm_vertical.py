@@ -14,10 +14,10 @@ from fedkern_flwr.dual_subspace import LabelOwner, objective, visit
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.guard import check_selection
 from fedkern_flwr.labels import count_outcomes
+from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.orthogonal_product import default_vectors, draw_orthogonal, mask_multiplier
 from fedkern_flwr.wire import hierarchical as wire
 
-from .kept_state import KeptState
 from .svm_predictions import keep_part
 
 if TYPE_CHECKING:

@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import ProtocolError
+from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
 from fedkern_flwr.wire import vertical as wire
-
-from .kept_state import KeptState
 
 if TYPE_CHECKING:
     from .vertical import VerticalKernelClient

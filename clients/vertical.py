@@ -33,6 +33,9 @@ from fedkern_flwr.frequencies import (
 from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.labels import count_outcomes
+from fedkern_flwr.node.client import Handler, PhaseClient
+from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.phase_training import fit, outputs
 from fedkern_flwr.phases import cosines
@@ -41,11 +44,8 @@ from fedkern_flwr.vertical import ACTIVE, PASSIVE, chunks, name_sum
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import vertical as wire
 
-from .base import Handler, PhaseClient
-from .kept_state import KeptState
 from .party_table import Floats, Ids
 from .phase_store import PhaseStore
-from .session_state import SessionState
 from .vertical_table import VerticalTable
 
 Topology = Literal["star", "tree"]
@@ -96,7 +96,7 @@ class VerticalKernelClient(PhaseClient):
     predictions : path, optional
         CSV file that an active party writes for its held-out rows: id, outputs, predicted class.
     **common
-        Options of :class:`~fedkern_flwr.clients.base.PhaseClient`; ``allow_single`` here also lets
+        Options of :class:`~fedkern_flwr.node.client.PhaseClient`; ``allow_single`` here also lets
         an active party learn the phases of this party alone.
 
     Raises

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from fedkern_flwr.strategy import PhaseStrategy
+from fedkern_flwr.summing import SummingStrategy
+
 from .alignment import AlignIds
 from .average import OFSKL, OFMKLAvg
-from .base import PhaseStrategy
 from .column_ranges import ColumnRanges
 from .fdskl import FDSKL
 from .fed_cfk import FedCFK
@@ -15,7 +17,6 @@ from .local_only import LocalOnly
 from .per_fed_avg import PerFedAvg
 from .pof_mkl import POFMKL
 from .secure_gram import SecureGram
-from .summing import SummingStrategy
 
 __all__ = [
     "EMKOFL",

@@ -23,11 +23,11 @@ from fedkern_flwr.errors import (
 )
 from fedkern_flwr.private_intersection import POINT_BYTES
 from fedkern_flwr.secure_sum.envelope import SEALING_BYTES
+from fedkern_flwr.strategy import logger
 from fedkern_flwr.wire import DescribeReply
 from fedkern_flwr.wire import alignment as wire
 from fedkern_flwr.wire.describe import check_partitions
 
-from .base import logger
 from .whole_cohort import WholeCohortStrategy
 
 

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.app import ArrayRecord
 
+from fedkern_flwr.strategy import PLAIN_GRADIENTS, within
 from fedkern_flwr.wire import online as wire
 
-from .base import PLAIN_GRADIENTS, within
 from .kernel_online import KernelOnlineStrategy
 from .online import Floats
 

@@ -28,11 +28,11 @@ from fedkern_flwr.errors import (
     OptionError,
     ProtocolError,
 )
+from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import ranges as wire
 from fedkern_flwr.wire.describe import check_columns, check_partitions
 
-from .base import Arrays, logger
 from .whole_cohort import WholeCohortStrategy
 
 Block = str

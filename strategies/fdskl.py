@@ -18,9 +18,9 @@ from fedkern_flwr.least_squares import check_regularization
 from fedkern_flwr.losses import LOSSES, Loss
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.product_kernel import check_gamma
+from fedkern_flwr.strategy import Arrays, at_least, logger
 from fedkern_flwr.vertical import MISSING_ROWS, MissingRows
 
-from .base import Arrays, at_least, logger
 from .fdskl_one_shot import train_once
 from .fdskl_privacy import WARNINGS, seen_by
 from .fdskl_steps import Steps

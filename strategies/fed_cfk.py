@@ -26,10 +26,10 @@ from fedkern_flwr.least_squares import check_regularization
 from fedkern_flwr.model_file import check_model
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.recommending import REQUESTS, Request, are_positions
+from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import gram as wire
 
-from .base import Arrays, logger
 from .secure_gram import SecureGram
 
 _NOISY_WARNING = (

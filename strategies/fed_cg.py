@@ -37,10 +37,10 @@ from fedkern_flwr.product_kernel import (
     landmark_gammas,
 )
 from fedkern_flwr.seeding import derive_seed
+from fedkern_flwr.strategy import Arrays, at_least, logger
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import hybrid as wire
 
-from .base import Arrays, at_least, logger
 from .hybrid_base import HybridStrategy
 from .hybrid_chain import ChainSystem
 from .hybrid_naive import NaiveSystem
@@ -109,7 +109,7 @@ class FedCG(HybridStrategy):
     attempts : int (default: 5)
         An exchange that somebody failed to answer is repeated so often in all.
     **common
-        Options of :class:`~fedkern_flwr.strategies.summing.SummingStrategy`.
+        Options of :class:`~fedkern_flwr.summing.SummingStrategy`.
 
     Attributes
     ----------

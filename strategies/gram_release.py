@@ -27,10 +27,10 @@ from fedkern_flwr.gram_plan import (
 )
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.secure_sum import Encoding, RunningSum
+from fedkern_flwr.strategy import at_least, logger, within
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import gram as wire
 
-from .base import at_least, logger, within
 from .repeated_sums import RepeatedSumsStrategy
 
 #: Below so many rows per item a matrix of counts has been taken apart: all 943 users of MovieLens

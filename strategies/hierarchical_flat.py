@@ -13,7 +13,7 @@ from fedkern_flwr.wire import hierarchical as wire
 from .hierarchical_steps import Steps, again
 
 if TYPE_CHECKING:
-    from .base import Arrays
+    from fedkern_flwr.strategy import Arrays
 
 _STATISTICS = 3  # loss, primal residual, pull or change
 _NOTHING = np.zeros((0, 0))

@@ -23,15 +23,15 @@ from fedkern_flwr.exchange import Courier, Failure, Outcome, read_reply, request
 from fedkern_flwr.flower_compat import is_simulated
 from fedkern_flwr.groups import AGENT, Group
 from fedkern_flwr.secure_sum import RunningSum
+from fedkern_flwr.strategy import logger
 from fedkern_flwr.wire import hierarchical as wire
 from fedkern_flwr.wire import sums as sum_wire
 
-from .base import logger
 from .hierarchical_steps import Steps, again
 from .whole_cohort import FINAL
 
 if TYPE_CHECKING:
-    from .base import Arrays
+    from fedkern_flwr.strategy import Arrays
 
 _GROUP_STATISTICS, _AGENT_STATISTICS = 3, 5
 _FRESH = 2  # groups that are new in a total at least, so that two totals do not show one group

@@ -16,12 +16,12 @@ from fedkern_flwr.groups import Group
 from fedkern_flwr.labels import counts_length, outcome_metrics
 from fedkern_flwr.linear_model import model_columns
 from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.strategy import logger
 from fedkern_flwr.wire import hierarchical as wire
 
-from .base import logger
-
 if TYPE_CHECKING:
-    from .base import Arrays
+    from fedkern_flwr.strategy import Arrays
+
     from .hierarchical_svm import HierarchicalSVM
 
 

@@ -30,10 +30,10 @@ from fedkern_flwr.model_file import check_model
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.orthogonal_product import PRODUCTS, Product
 from fedkern_flwr.product_kernel import check_gamma
+from fedkern_flwr.strategy import Arrays, at_least, logger
 from fedkern_flwr.vertical import MISSING_ROWS, MissingRows
 from fedkern_flwr.wire.hierarchical import SVMDescribeReply
 
-from .base import Arrays, at_least, logger
 from .hierarchical_flat import FlatLoop
 from .hierarchical_groups import GroupLoop
 from .hierarchical_predictions import PredictionLoop, predict_at_users, shapes_of

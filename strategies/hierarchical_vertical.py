@@ -10,16 +10,17 @@ import numpy as np
 from fedkern_flwr.groups import OWNER, RowPlan
 from fedkern_flwr.labels import outcome_metrics
 from fedkern_flwr.secure_sum import Encoding, RunningSum
+from fedkern_flwr.strategy import logger
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import hierarchical as wire
 
-from .base import logger
 from .hierarchical_steps import Sealed, again, cut_sealed
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-    from .base import Arrays
+    from fedkern_flwr.strategy import Arrays
+
     from .hierarchical_svm import HierarchicalSVM
 
 _USERS = 0  # cohort of all users and the label owner

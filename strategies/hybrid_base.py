@@ -16,9 +16,9 @@ from fedkern_flwr.landmarks import Sampling
 from fedkern_flwr.least_squares import Penalty
 from fedkern_flwr.product_kernel import ProductKernel
 from fedkern_flwr.secure_sum import Encoding, RunningSum
+from fedkern_flwr.strategy import logger
 from fedkern_flwr.wire import hybrid as wire
 
-from .base import logger
 from .hybrid_system import Floats
 from .whole_cohort import WholeCohortStrategy
 

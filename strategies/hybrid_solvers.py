@@ -10,8 +10,8 @@ from fedkern_flwr.conjugate_gradient import CGState, conjugate_gradient
 from fedkern_flwr.least_squares import regularized, solve_equations
 from fedkern_flwr.preconditioner import NystromPreconditioner, probe_vectors
 from fedkern_flwr.seeding import derive_seed
+from fedkern_flwr.strategy import Arrays, logger
 
-from .base import Arrays, logger
 from .hybrid_chain import ChainSystem
 from .hybrid_system import Floats, HybridSystem
 

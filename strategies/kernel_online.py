@@ -21,9 +21,9 @@ from fedkern_flwr.online import (
     step_rule,
 )
 from fedkern_flwr.random_features import FrequencyDraw, Precision
+from fedkern_flwr.strategy import Arrays, at_least
 from fedkern_flwr.wire import online as wire
 
-from .base import Arrays, at_least
 from .online import Floats, OnlineStrategy, Report, check_count
 
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.online import check_choice, current_weights, kernel_weights
 from fedkern_flwr.seeding import uniform
+from fedkern_flwr.strategy import PLAIN_GRADIENTS, Arrays
 from fedkern_flwr.wire import online as wire
 
 from .average import OFMKLAvg
-from .base import PLAIN_GRADIENTS, Arrays
 from .kernel_online import KernelOnlineStrategy
 from .online import Floats, Report
 

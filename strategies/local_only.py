@@ -10,9 +10,9 @@ from flwr.app import ArrayRecord
 from fedkern_flwr.kernels import bandwidth_dictionary
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.random_features import FrequencyDraw, Precision
+from fedkern_flwr.strategy import Arrays, at_least
 from fedkern_flwr.wire import online as wire
 
-from .base import Arrays, at_least
 from .kernel_online import centre, resolve_draw
 from .online import Floats, OnlineStrategy
 

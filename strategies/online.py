@@ -27,11 +27,10 @@ from fedkern_flwr.flower_compat import is_simulated
 from fedkern_flwr.guard import counting
 from fedkern_flwr.online import StepSize, check_choice
 from fedkern_flwr.secure_sum import Encoding, RunningSum
+from fedkern_flwr.strategy import Arrays, at_least, count_failures, logger
+from fedkern_flwr.summing import SummingStrategy
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import online as wire
-
-from .base import Arrays, at_least, count_failures, logger
-from .summing import SummingStrategy
 
 Floats = NDArray[np.float64]
 Auto = Literal["auto"]
@@ -59,7 +58,7 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
         Secure sums: the server sees sums over the clients, no client's gradient or error. Costs an
         exchange more per round. By default on in deployments and off in simulations.
     **common
-        Options of :class:`~fedkern_flwr.strategies.summing.SummingStrategy`.
+        Options of :class:`~fedkern_flwr.summing.SummingStrategy`.
     """
 
     reply_class: type[Report]

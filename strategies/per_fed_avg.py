@@ -11,9 +11,9 @@ from flwr.serverapp import Grid
 
 from fedkern_flwr.network import initial_parameters, plan_layers
 from fedkern_flwr.online import step_rule
+from fedkern_flwr.strategy import PLAIN_GRADIENTS, Arrays, at_least
 from fedkern_flwr.wire import online as wire
 
-from .base import PLAIN_GRADIENTS, Arrays, at_least
 from .online import Floats, OnlineStrategy
 
 

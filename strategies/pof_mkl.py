@@ -23,9 +23,9 @@ from fedkern_flwr.errors import (
 from fedkern_flwr.exchange import read_reply, request_messages
 from fedkern_flwr.model_file import check_model
 from fedkern_flwr.online import Selection, Subset, check_choice, regret_bound, shared_subset
+from fedkern_flwr.strategy import PLAIN_GRADIENTS, Arrays, at_least, logger, within
 from fedkern_flwr.wire import online as wire
 
-from .base import PLAIN_GRADIENTS, Arrays, at_least, logger, within
 from .kernel_online import KernelOnlineStrategy
 from .online import Floats
 

@@ -13,10 +13,9 @@ from fedkern_flwr.errors import ProtocolError, SumError
 from fedkern_flwr.exchange import Failure, read_reply, request_messages
 from fedkern_flwr.gram_plan import bind
 from fedkern_flwr.secure_sum import Encoding, RunningSum
+from fedkern_flwr.strategy import at_least, logger
+from fedkern_flwr.summing import SummingStrategy
 from fedkern_flwr.wire import PhaseMessage
-
-from .base import at_least, logger
-from .summing import SummingStrategy
 
 #: (cohort, who is asked) -> requests, each for some of them.
 Ask = Callable[[int, set[int]], Iterable[tuple[PhaseMessage, set[int]]]]
@@ -37,7 +36,7 @@ class RepeatedSumsStrategy(SummingStrategy):
     attempts : int (default: 5)
         An exchange that too few nodes answered is repeated so often in all.
     **common
-        Options of :class:`~fedkern_flwr.strategies.summing.SummingStrategy`.
+        Options of :class:`~fedkern_flwr.summing.SummingStrategy`.
 
     Attributes
     ----------

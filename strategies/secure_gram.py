@@ -22,8 +22,8 @@ from fedkern_flwr.errors import (
 from fedkern_flwr.gram import pack, unpack
 from fedkern_flwr.gram_values import quantisation_error
 from fedkern_flwr.online import check_choice
+from fedkern_flwr.strategy import Arrays, at_least, logger
 
-from .base import Arrays, at_least, logger
 from .gram_release import SAFER_ROWS_PER_ITEM, GramRelease
 
 _MAX_WARNING = (

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import CohortError, ProtocolError
 from fedkern_flwr.exchange import Failure, read_reply, request_messages
 from fedkern_flwr.secure_sum import RunningSum
+from fedkern_flwr.strategy import at_least
+from fedkern_flwr.summing import SummingStrategy
 from fedkern_flwr.wire import PhaseMessage
-
-from .base import at_least
-from .summing import SummingStrategy
 
 #: Errors of clients after which another try is no use.
 FINAL = (
@@ -41,7 +40,7 @@ class WholeCohortStrategy(SummingStrategy):
     allow_single : bool (default: False)
         Allow what shows a single party's values.
     **common
-        Options of :class:`~fedkern_flwr.strategies.summing.SummingStrategy`.
+        Options of :class:`~fedkern_flwr.summing.SummingStrategy`.
 
     Attributes
     ----------

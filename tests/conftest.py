@@ -14,7 +14,7 @@ from flwr.app import Context
 from hypothesis import HealthCheck, settings
 
 from fedkern_flwr.clients import OnlineKernelClient
-from fedkern_flwr.clients.session_state import SessionState
+from fedkern_flwr.node.session_state import SessionState
 
 settings.register_profile(
     "fedkern",

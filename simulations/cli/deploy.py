@@ -17,7 +17,7 @@ from typing import Any
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import EngineError, FedKernError, OptionError
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.strategies.base import PhaseStrategy
+from fedkern_flwr.strategy import PhaseStrategy
 
 from ..data import Prepared
 from ..deployment import LocalDeployment, Secrets, write_node

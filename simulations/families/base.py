@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.secure_sum import check_cohort
+from fedkern_flwr.summing import SummingStrategy
 
 from ...strategies import PhaseStrategy
-from ...strategies.summing import SummingStrategy
 from ..data import Prepared, Settings
 from ..engines import DropOut
 from ..entries import Entry, Reference, check_seed

@@ -22,7 +22,7 @@ from fedkern_flwr.clients import (
     SVMClient,
     VerticalKernelClient,
 )
-from fedkern_flwr.clients.base import PhaseClient
+from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import InProcessGrid
 from fedkern_flwr.strategies import (

@@ -15,10 +15,10 @@ from flwr.app import Context, RecordDict
 from fedkern_flwr.alignment import AlignmentTags, hash_ids
 from fedkern_flwr.clients import AlignmentClient
 from fedkern_flwr.clients.alignment import _place
-from fedkern_flwr.clients.kept_state import KeptState
-from fedkern_flwr.clients.session_state import SessionState
-from fedkern_flwr.clients.sums import load_state
 from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, StateError, TableError
+from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.private_intersection import blind_ids
 from fedkern_flwr.secure_sum import SecureSum
 from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
-from fedkern_flwr.clients.base import PhaseClient
 from fedkern_flwr.errors import FedKernError, ProtocolError, RefusedError, SumError
 from fedkern_flwr.guard import SumRule
+from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.secure_sum import Encoding, PartyState, RunningSum, SecureSum
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, sums
 from fedkern_flwr.wire.sections import attach, detach

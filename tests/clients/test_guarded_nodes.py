@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkern_flwr.clients.base import PhaseClient
 from fedkern_flwr.clients.hybrid_state import RunState
-from fedkern_flwr.clients.sums import ClientSums
 from fedkern_flwr.errors import FedKernError, ProtocolError, RefusedError, SumError
 from fedkern_flwr.guard import NodePolicy, RunRecord, SumRule
+from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.masks import CIPHERS
 from fedkern_flwr.secure_sum.party import Party
@@ -178,7 +178,7 @@ def test_a_run_goes_on_without_figures(
     told, untold = metrics("told"), "nodes keep figures of held-out rows to themselves"
     assert untold not in caplog.text
     policy = NodePolicy(min_evaluation_rows=10**6)
-    monkeypatch.setattr("fedkern_flwr.clients.base.node_policy", lambda *_: policy)
+    monkeypatch.setattr("fedkern_flwr.node.client.node_policy", lambda *_: policy)
     kept = metrics("kept")
     figures = {"test_mse", "test_accuracy", "test_recall", "test_precision", "auc"}
     assert told & figures

@@ -19,8 +19,6 @@ from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.clients.chain import label_noise
 from fedkern_flwr.clients.hybrid_state import RunState
 from fedkern_flwr.clients.kernel_rows import KernelRows
-from fedkern_flwr.clients.session_state import SessionState
-from fedkern_flwr.clients.sums import ClientSums
 from fedkern_flwr.errors import (
     FedKernError,
     OptionError,
@@ -30,6 +28,8 @@ from fedkern_flwr.errors import (
     TableError,
 )
 from fedkern_flwr.guard import SumRule
+from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.secure_sum import Encoding, SecureSum
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import FedCG

@@ -11,9 +11,9 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedkern_flwr.clients import OnlineKernelClient, PhaseClient
-from fedkern_flwr.clients.session_state import SessionState
 from fedkern_flwr.errors import OptionError, ProtocolError, TableError
 from fedkern_flwr.kernels import bandwidth_dictionary
+from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.simulations import Transcript, simulate
 from fedkern_flwr.strategies import EMKOFL, OFSKL, POFMKL, VMKOFL, LocalOnly, OFMKLAvg, PerFedAvg
 from fedkern_flwr.wire import DescribeReply, DescribeRequest

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
-from fedkern_flwr.clients.base import PhaseClient
-from fedkern_flwr.clients.sums import load_state
 from fedkern_flwr.errors import FedKernError, RefusedError
 from fedkern_flwr.exchange import mark_error
 from fedkern_flwr.guard import SumRule
+from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.secure_sum import Encoding, SecureSum
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, sums
 from fedkern_flwr.wire.sections import attach, detach

@@ -13,10 +13,10 @@ from flwr.app import Context, Error, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkern_flwr.clients.base import PhaseClient
 from fedkern_flwr.errors import FedKernError, ProtocolError
 from fedkern_flwr.exchange import Failure, _read_error, mark_error, request_messages
 from fedkern_flwr.flower_compat import set_task_identity
+from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.plain_text import LONGEST, plain_line
 from fedkern_flwr.reporting import errors_reported
 from fedkern_flwr.simulations import simulate

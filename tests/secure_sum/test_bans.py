@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import fedkern_flwr.clients.sums as client_sums
+import fedkern_flwr.node.sums as client_sums
 from fedkern_flwr import secure_sum
 
 FOLDER = Path(str(secure_sum.__file__)).parent

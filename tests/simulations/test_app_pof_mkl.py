@@ -17,9 +17,9 @@ from flwr.app import Context, RecordDict
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.clients import OnlineKernelClient
 from fedkern_flwr.clients.account import StreamAccount
-from fedkern_flwr.clients.session_state import SessionState
 from fedkern_flwr.errors import CheckpointError, FedKernError
 from fedkern_flwr.model_file import load_model
+from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.online import current_weights
 from fedkern_flwr.random_features import feature_map
 from fedkern_flwr.simulations import InProcessGrid

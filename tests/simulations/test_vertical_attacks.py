@@ -22,9 +22,9 @@ from sklearn.datasets import load_breast_cancer
 
 from fedkern_flwr import trees
 from fedkern_flwr.clients import VerticalKernelClient, vertical
-from fedkern_flwr.clients.sums import ClientSums
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.frequencies import draw_directions, public_frequency_seed
+from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.phase_training import Fitted
 from fedkern_flwr.secure_sum import Encoding, SecureSum
 from fedkern_flwr.seeding import derive_seed

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.checkpoint import load_arrays
-from fedkern_flwr.clients.kept_state import KeptState
 from fedkern_flwr.errors import CheckpointError
 from fedkern_flwr.model_file import load_model
+from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.simulations import engines
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.methods import family, method, options

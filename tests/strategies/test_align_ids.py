@@ -25,10 +25,7 @@ from fedkern_flwr.clients import (
     VerticalKernelClient,
     serve,
 )
-from fedkern_flwr.clients.kept_state import KeptState
 from fedkern_flwr.clients.party_table import PartyTable
-from fedkern_flwr.clients.session_state import SessionState
-from fedkern_flwr.clients.sums import load_state
 from fedkern_flwr.clients.vertical_table import VerticalTable
 from fedkern_flwr.errors import (
     CohortError,
@@ -40,6 +37,9 @@ from fedkern_flwr.errors import (
     StateError,
 )
 from fedkern_flwr.landmarks import public_seed
+from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
 from fedkern_flwr.simulations.engines import Fault, FaultPlan
 from fedkern_flwr.strategies import FDSKL, AlignIds, FedCG

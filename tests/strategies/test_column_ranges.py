@@ -22,8 +22,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkern_flwr.clients import RangesClient
-from fedkern_flwr.clients.session_state import SessionState
-from fedkern_flwr.clients.sums import load_state
 from fedkern_flwr.column_ranges import ENCODING, Centre, first_pass, read_second_pass, second_pass
 from fedkern_flwr.errors import (
     CohortError,
@@ -33,6 +31,8 @@ from fedkern_flwr.errors import (
     SmallCohortError,
     SumError,
 )
+from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.scaling import Scaling, read_ranges, scale_by_ranges
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.identity import sign_key

@@ -19,8 +19,8 @@ from flwr.clientapp import ClientApp
 from sklearn import datasets
 
 from fedkern_flwr.clients import VerticalKernelClient
-from fedkern_flwr.clients.kept_state import KeptState
 from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError
+from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.phase_training import MULTIPLES, REGULARIZATIONS
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
 from fedkern_flwr.simulations.engines.ray import as_client

@@ -13,10 +13,10 @@ import pytest
 from flwr.app import Context, Message
 
 from fedkern_flwr.clients import VerticalKernelClient
-from fedkern_flwr.clients.kept_state import KeptState
-from fedkern_flwr.clients.session_state import SessionState
-from fedkern_flwr.clients.sums import load_state
 from fedkern_flwr.errors import CheckpointError, CohortError, FedKernError, ProtocolError
+from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import DropOut, Fault, FaultPlan
 from fedkern_flwr.simulations.engines.faults import Delivery
@@ -113,7 +113,7 @@ class Network:
 @pytest.fixture(autouse=True)
 def _same_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every run has the same name, so that states may be compared."""
-    monkeypatch.setattr("fedkern_flwr.strategies.base.secrets.token_hex", lambda n: "5e" * n)
+    monkeypatch.setattr("fedkern_flwr.strategy.secrets.token_hex", lambda n: "5e" * n)
 
 
 @dataclass

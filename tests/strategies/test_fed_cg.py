@@ -22,9 +22,9 @@ from sklearn import datasets, metrics
 from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.clients.chain import label_noise
 from fedkern_flwr.clients.hybrid_state import RunState
-from fedkern_flwr.clients.session_state import SessionState
 from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError
 from fedkern_flwr.landmarks import draw_landmarks, public_seed
+from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
 from fedkern_flwr.simulations.engines.ray import as_client
@@ -574,7 +574,7 @@ def test_moments_are_those_of_rows_that_are_there(
 @pytest.fixture
 def same_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of rows depends on the session's name, and rounding on the order."""
-    monkeypatch.setattr("fedkern_flwr.strategies.base.secrets.token_hex", lambda n: "5e" * n)
+    monkeypatch.setattr("fedkern_flwr.strategy.secrets.token_hex", lambda n: "5e" * n)
 
 
 @pytest.mark.usefixtures("same_session")

@@ -16,8 +16,6 @@ from flwr.app import ArrayRecord, Context, Message
 from fedkern_flwr.checkpoint import load_arrays
 from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.clients.hybrid_state import RunState
-from fedkern_flwr.clients.session_state import SessionState
-from fedkern_flwr.clients.sums import load_state
 from fedkern_flwr.errors import (
     CheckpointError,
     CohortError,
@@ -26,6 +24,8 @@ from fedkern_flwr.errors import (
     StateError,
 )
 from fedkern_flwr.landmarks import public_seed
+from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import DropOut, Fault, FaultPlan, InProcessGrid
 from fedkern_flwr.simulations.engines.faults import Delivery
@@ -109,7 +109,7 @@ class Network:
 @pytest.fixture(autouse=True)
 def _same_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of rows depends on the session's name, and rounding on the order."""
-    monkeypatch.setattr("fedkern_flwr.strategies.base.secrets.token_hex", lambda n: "5e" * n)
+    monkeypatch.setattr("fedkern_flwr.strategy.secrets.token_hex", lambda n: "5e" * n)
 
 
 @dataclass

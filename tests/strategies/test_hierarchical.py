@@ -30,7 +30,7 @@ Table = dict[str, Any]
 
 @pytest.fixture(autouse=True)
 def _same_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkern_flwr.strategies.base.secrets.token_hex", lambda n: "5e" * n)
+    monkeypatch.setattr("fedkern_flwr.strategy.secrets.token_hex", lambda n: "5e" * n)
 
 
 # -- data and nodes

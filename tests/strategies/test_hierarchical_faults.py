@@ -183,7 +183,7 @@ def gone(partition: int, since: int) -> Callable[[Delivery], Fault | None]:
 
 @pytest.fixture(autouse=True)
 def _same_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkern_flwr.strategies.base.secrets.token_hex", lambda n: "5e" * n)
+    monkeypatch.setattr("fedkern_flwr.strategy.secrets.token_hex", lambda n: "5e" * n)
 
 
 @pytest.fixture

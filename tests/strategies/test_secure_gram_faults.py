@@ -15,10 +15,10 @@ from flwr.app import Context, Message
 
 from fedkern_flwr.checkpoint import load_arrays
 from fedkern_flwr.clients import GramClient
-from fedkern_flwr.clients.session_state import SessionState
-from fedkern_flwr.clients.sums import load_state
 from fedkern_flwr.errors import CheckpointError, CohortError, FedKernError, SumError
 from fedkern_flwr.gram_plan import disjoint_cohorts
+from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import DropOut, Fault, FaultPlan, Transcript
 from fedkern_flwr.simulations.engines.faults import Delivery
@@ -96,7 +96,7 @@ def network(tmp_path: Path) -> Network:
 
 @pytest.fixture(autouse=True)
 def _same_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkern_flwr.strategies.base.secrets.token_hex", lambda n: "5e" * n)
+    monkeypatch.setattr("fedkern_flwr.strategy.secrets.token_hex", lambda n: "5e" * n)
 
 
 @dataclass

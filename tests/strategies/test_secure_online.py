@@ -493,7 +493,7 @@ class Misbehaving(OnlineKernelClient):
     change: Callable[[np.ndarray], np.ndarray] = staticmethod(lambda v: v)
 
     def fit(self, parameters: Any, config: Any) -> Any:
-        from fedkern_flwr.clients.sums import ClientSums
+        from fedkern_flwr.node.sums import ClientSums
 
         original = ClientSums.contribute
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkern_flwr.clients.base import PhaseClient
+from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Fault, FaultPlan, Transcript
 from fedkern_flwr.strategies import POFMKL, PerFedAvg

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from fedkern_flwr.checkpoint import pack_arrays, unpack_arrays
+from ..checkpoint import pack_arrays, unpack_arrays
 
 
 @dataclass(repr=False)  # its text would show the secret

@@ -13,8 +13,8 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.errors import (
+from ..checkpoint import write_atomically
+from ..errors import (
     ClientError,
     FedKernError,
     OptionError,
@@ -23,18 +23,17 @@ from fedkern_flwr.errors import (
     SumError,
     TableError,
 )
-from fedkern_flwr.exchange import mark_error
-from fedkern_flwr.flower_compat import Client, NumPyClient
-from fedkern_flwr.guard import NodePolicy, RunRecord, check_own_rows, check_run
-from fedkern_flwr.guard.evaluations import open_once
-from fedkern_flwr.guard.policy import is_simulated, node_policy
-from fedkern_flwr.secure_sum import Party, PartyState
-from fedkern_flwr.secure_sum.identity import read_identity, read_trusted
-from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
-from fedkern_flwr.wire import sums as sum_wire
-from fedkern_flwr.wire.sections import Section, attach, carries_sections, detach
-
-from .guarded_node import GuardedNode
+from ..exchange import mark_error
+from ..flower_compat import Client, NumPyClient
+from ..guard import NodePolicy, RunRecord, check_own_rows, check_run
+from ..guard.evaluations import open_once
+from ..guard.policy import is_simulated, node_policy
+from ..secure_sum import Party, PartyState
+from ..secure_sum.identity import read_identity, read_trusted
+from ..wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
+from ..wire import sums as sum_wire
+from ..wire.sections import Section, attach, carries_sections, detach
+from .guarded import GuardedNode
 from .ledger import ClientLedger
 from .session_state import SessionState
 from .sums import ClientSums, erase_state, load_state, store_state

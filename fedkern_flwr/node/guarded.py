@@ -15,12 +15,11 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import FedKernError, RefusedError
-from fedkern_flwr.guard import NodePolicy, RunRecord, counting, refusal
-from fedkern_flwr.guard.evaluations import Asked, enter, too_few
-from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.wire import sums as sum_wire
-
+from ..errors import FedKernError, RefusedError
+from ..guard import NodePolicy, RunRecord, counting, refusal
+from ..guard.evaluations import Asked, enter, too_few
+from ..guard.rows import OwnRows
+from ..wire import sums as sum_wire
 from .ledger import ClientLedger
 from .session_state import SessionState
 from .sums import ClientSums, erase_state
@@ -29,7 +28,7 @@ logger = logging.getLogger("fedkern_flwr")
 
 
 class GuardedNode:
-    """The guard of a client, mixed into :class:`~fedkern_flwr.clients.base.PhaseClient`."""
+    """The guard of a client, mixed into :class:`~fedkern_flwr.node.client.PhaseClient`."""
 
     #: Least number of parties of a sum that suffices, by what the method shows of each of them.
     enough_parties: ClassVar[int] = 3

@@ -8,14 +8,13 @@ from typing import Any, ClassVar
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedkern_flwr.errors import CohortError, SumError
-from fedkern_flwr.exchange import Failure, request_messages, take_sections
-from fedkern_flwr.guard import counting
-from fedkern_flwr.secure_sum import RunningSum, SecureSum
-from fedkern_flwr.wire import PhaseMessage
-from fedkern_flwr.wire import sums as sum_wire
-
-from .base import PhaseStrategy, at_least, logger
+from .errors import CohortError, SumError
+from .exchange import Failure, request_messages, take_sections
+from .guard import counting
+from .secure_sum import RunningSum, SecureSum
+from .strategy import PhaseStrategy, at_least, logger
+from .wire import PhaseMessage
+from .wire import sums as sum_wire
 
 _FAREWELL = 60.0  # seconds
 _FOLLOW_UPS = 3  # exchanges after the first that may be spent on unmasking a sum
@@ -38,7 +37,7 @@ class SummingStrategy(PhaseStrategy):
     min_cohort : int (default: 2)
         Of secure sums: least number of clients in a sum whatever the threshold.
     **common
-        Options of :class:`~fedkern_flwr.strategies.base.PhaseStrategy`.
+        Options of :class:`~fedkern_flwr.strategy.PhaseStrategy`.
 
     Attributes
     ----------

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.secure_sum import Party
-from fedkern_flwr.wire import DescribeRequest
-
+from ..guard import NodePolicy
+from ..guard.rows import OwnRows
+from ..secure_sum import Party
+from ..wire import DescribeRequest
 from .sums import ClientSums
 
 if TYPE_CHECKING:
-    from fedkern_flwr.guard.ledger import Answer, NodeLedger
+    from ..guard.ledger import Answer, NodeLedger
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -43,7 +42,7 @@ class ClientLedger:
 
     @property
     def _file(self) -> NodeLedger | None:
-        from fedkern_flwr.guard.ledger import NodeLedger  # a database, which few processes need
+        from ..guard.ledger import NodeLedger  # a database, which few processes need
 
         return None if self._folder is None else NodeLedger(self._folder, self._partition)
 
@@ -104,7 +103,7 @@ class ClientLedger:
 
 def _answers(sums: ClientSums, noted: dict[str, tuple[Positions, bool]]) -> Iterator[Answer]:
     """Yield what is to be entered: rows that were noted, sums contributed to, sums opened."""
-    from fedkern_flwr.guard.ledger import Answer
+    from ..guard.ledger import Answer
 
     state, added = sums.party.state, dict(noted)
     for order in sums.contributed:

@@ -10,12 +10,12 @@ import numpy as np
 from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import ProtocolError, SumError
-from fedkern_flwr.guard import NodePolicy, SumRule, check_cohort, check_order, refusal
-from fedkern_flwr.secure_sum import Party, PartyState
-from fedkern_flwr.wire import PhaseMessage
-from fedkern_flwr.wire import sums as wire
-from fedkern_flwr.wire.sections import Section
+from ..errors import ProtocolError, SumError
+from ..guard import NodePolicy, SumRule, check_cohort, check_order, refusal
+from ..secure_sum import Party, PartyState
+from ..wire import PhaseMessage
+from ..wire import sums as wire
+from ..wire.sections import Section
 
 logger = logging.getLogger("fedkern_flwr")
 

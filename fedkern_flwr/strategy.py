@@ -15,16 +15,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from fedkern_flwr.checkpoint import load_arrays, save_arrays
-from fedkern_flwr.errors import CheckpointError, CohortError, OptionError, RefusedError
-from fedkern_flwr.exchange import (
+from .checkpoint import load_arrays, save_arrays
+from .errors import CheckpointError, CohortError, OptionError, RefusedError
+from .exchange import (
     Failure,
     Outcome,
     exchange,
 )
-from fedkern_flwr.gather import gather_nodes
-from fedkern_flwr.ledger import Ledger
-from fedkern_flwr.wire import DescribeReply, check_parties
+from .gather import gather_nodes
+from .ledger import Ledger
+from .wire import DescribeReply, check_parties
 
 logger = logging.getLogger("fedkern_flwr")
 

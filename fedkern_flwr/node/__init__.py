@@ -1,0 +1,1 @@
+"""What runs at a node, whatever its method: messages, sums, guard, ledger, state."""
