@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .gram import GramClient
     from .hierarchical import SVMClient
     from .hybrid import HybridKernelClient
+    from .kernel_pca import KernelPCAClient
     from .online import OnlineKernelClient
     from .serving import serve
     from .vertical import VerticalKernelClient
@@ -24,6 +25,7 @@ __all__ = [
     "AlignmentClient",
     "GramClient",
     "HybridKernelClient",
+    "KernelPCAClient",
     "OnlineKernelClient",
     "PhaseClient",
     "RangesClient",
@@ -36,6 +38,7 @@ _MODULES = {
     "AlignmentClient": "alignment",
     "GramClient": "gram",
     "HybridKernelClient": "hybrid",
+    "KernelPCAClient": "kernel_pca",
     "OnlineKernelClient": "online",
     "PhaseClient": "fedkern_flwr.node.client",
     "RangesClient": "column_ranges",

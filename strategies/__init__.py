@@ -12,6 +12,7 @@ from .fdskl import FDSKL
 from .fed_cfk import FedCFK
 from .fed_cg import FedCG
 from .hierarchical_svm import HierarchicalSVM
+from .kernel_pca import KernelPCA
 from .kofl import EMKOFL, VMKOFL
 from .local_only import LocalOnly
 from .per_fed_avg import PerFedAvg
@@ -29,6 +30,7 @@ __all__ = [
     "FedCFK",
     "FedCG",
     "HierarchicalSVM",
+    "KernelPCA",
     "LocalOnly",
     "OFMKLAvg",
     "PerFedAvg",

@@ -1,0 +1,57 @@
+"""Kernel principal components of random features, from sums over the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .random_features import feature_map
+
+Floats = NDArray[np.float64]
+
+
+def features_of(x: Floats, *, bandwidth: float, features: int, seed: int) -> Floats:
+    """Return the random features of rows, shape (n, 2 D), each row of length one."""
+    widths = np.array([bandwidth], "<f8").tobytes()
+    z = feature_map(widths, x.shape[1], features, seed, "float64", "orthogonal")(x)
+    return np.asarray(z[:, 0])
+
+
+def moments(z: Floats) -> dict[str, Floats | int]:
+    """Return number, sum and the upper triangle of the second moments of rows, shape (n, w)."""
+    upper = (z.T @ z)[np.triu_indices(z.shape[1])]
+    return {"rows": len(z), "sum": z.sum(axis=0), "products": upper}
+
+
+def shapes(width: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of :func:`moments`."""
+    return {"rows": (), "sum": (width,), "products": (width * (width + 1) // 2,)}
+
+
+def principal(total: Mapping[str, Floats], components: int) -> tuple[Floats, Floats, Floats]:
+    """Return mean, components and the shares of the variance that they explain.
+
+    Parameters
+    ----------
+    total : mapping
+        :func:`moments` summed over all rows.
+    components : int
+        k, how many.
+
+    Returns
+    -------
+    (ndarray of shape (w,), ndarray of shape (k, w), ndarray of shape (k,))
+        The largest entry of each component is positive, so that it has one sign.
+    """
+    rows, mean = float(total["rows"]), total["sum"] / total["rows"]
+    square = np.zeros((len(mean), len(mean)))
+    square[np.triu_indices(len(mean))] = total["products"]
+    covariance = (square + np.triu(square, 1).T) / rows - np.outer(mean, mean)
+    values, vectors = np.linalg.eigh(covariance)
+    best = vectors[:, ::-1][:, :components].T
+    largest = np.abs(best).argmax(axis=1)
+    best *= np.sign(best[np.arange(len(best)), largest])[:, None]
+    shares = np.maximum(values[::-1][:components], 0.0) / max(float(values.sum()), 1e-300)
+    return mean, best, shares

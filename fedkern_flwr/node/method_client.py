@@ -1,0 +1,290 @@
+"""The client of methods that are written as a generator of rounds: handlers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import ProtocolError, TableError
+from ..guard import SumRule, counting
+from ..guard.rows import OwnRows
+from ..run import sum_bound, sum_name
+from ..secure_sum import Encoding
+from ..wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
+from ..wire.method import MethodReply, MethodRequest, pack, unpack
+from .client import Handler, PhaseClient
+from .kept_state import KeptState
+
+Answer = TypeVar("Answer", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What :func:`contributes` says of a handler."""
+
+    name: str
+    bound: float
+    per: Literal["row", "client"]
+    held_out: bool
+
+
+def contributes(
+    name: str,
+    *,
+    bound: float = 1.0,
+    per: Literal["row", "client"] = "row",
+    held_out: bool = False,
+) -> Callable[[Answer], Answer]:
+    """Mark a client's method that returns its terms of a sum: key -> number or array.
+
+    It is called with the arguments of the :class:`~fedkern_flwr.steps.Sum`, and must return the
+    keys of its ``shapes``.
+
+    Parameters
+    ----------
+    name : str
+        Name of the sum.
+    bound : float (default: 1.0)
+        Largest absolute value that one row, or a client, adds to any number. It is the node that
+        declares it: an order with another one is refused, and so are larger values.
+    per : {"row", "client"} (default: "row")
+        Of what the bound is.
+    held_out : bool (default: False)
+        Whether the terms are about held-out rows: they are told seldom, and of enough rows.
+    """
+
+    def mark(method: Answer) -> Answer:
+        method.contributes = Contribution(name, bound, per, held_out)  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+def answers(what: str | type[PhaseMessage]) -> Callable[[Answer], Answer]:
+    """Mark a client's method that answers for this client alone.
+
+    Of a name it is called with the arguments of the :class:`~fedkern_flwr.steps.Ask` and returns
+    what is to be sent, key -> value; of a class of requests with (request, kept state), and returns
+    the reply. What it returns the server sees: it is no sum.
+    """
+
+    def mark(method: Answer) -> Answer:
+        method.answers = what  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+class MethodClient(PhaseClient):
+    """Base class of clients whose table has rows of its own, and of their handlers.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+        The node's context.
+    x : array, shape (n, d)
+        Features.
+    y : array, shape (n,), optional
+        Labels.
+    x_test, y_test : arrays, optional
+        Held-out rows.
+    ids, ids_test : sequences, optional
+        Names of the rows.
+    columns : sequence of str, optional
+        Names of the features; the server compares a digest of them.
+    **common
+        Options of :class:`~fedkern_flwr.node.client.PhaseClient`.
+
+    Attributes
+    ----------
+    kept : KeptState
+        What the client remembers from one message to the next: put arrays into ``kept.arrays``.
+    delivered : dict
+        Name -> total of a sum that belongs to this client, of the message at hand.
+
+    Raises
+    ------
+    TableError
+        Rows and labels do not fit, or hold NaN or infinite values.
+    """
+
+    state_class: ClassVar[type[KeptState]] = KeptState
+
+    def __init__(
+        self,
+        context: Context,
+        x: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        x_test: ArrayLike | None = None,
+        y_test: ArrayLike | None = None,
+        ids: Sequence[Any] | None = None,
+        ids_test: Sequence[Any] | None = None,
+        columns: Sequence[str] = (),
+        **common: Any,
+    ) -> None:
+        super().__init__(context, **common)
+        self.x = self._table(x, 2)
+        self.y = None if y is None else self._table(y, 1, len(self.x))
+        self.x_test = self.x[:0] if x_test is None else self._table(x_test, 2)
+        self.y_test = None if y_test is None else self._table(y_test, 1, len(self.x_test))
+        self.ids, self.ids_test, self.columns = ids, ids_test, tuple(columns)
+        self.kept = self.state_class()
+        self._check_handlers()
+
+    # -- what the base asks for
+
+    def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
+        """Return the phases that this client answers."""
+        found: dict[str, tuple[type[PhaseMessage], Handler]] = {
+            MethodRequest.phase: (MethodRequest, self._by_name)
+        }
+        for what, method in self._marked("answers").items():
+            if not isinstance(what, str):
+                found[what.phase] = (what, self._answering(method))
+        return found
+
+    def own_rows(self) -> OwnRows:
+        """Return the rows of the table."""
+        parts = [
+            tuple(a for a in pair if a is not None)
+            for pair in ((self.x, self.y), (self.x_test, self.y_test))
+        ]
+        ids = self.ids
+        if ids is not None:
+            held = range(len(self.x_test)) if self.ids_test is None else self.ids_test
+            ids = [*ids, *held]
+        return OwnRows(parts, ids, learned=len(self.x))
+
+    def describe(self, request: DescribeRequest) -> DescribeReply:
+        """Tell partition, role and the size of the table."""
+        labels = [] if self.y is None else [self.y]
+        return DescribeReply(
+            partition=self.partition,
+            partitions=self.partitions,
+            role=self.role,
+            rows=len(self.x),
+            features=self.x.shape[1],
+            test_rows=len(self.x_test),
+            columns=columns_digest(self.columns),
+            restored=self.restored,
+            binary=counting.binary_columns(self.x, *labels),
+        )
+
+    @property
+    def delivered(self) -> Mapping[str, NDArray[Any]]:
+        """Totals of sums that belong to this client, of the message at hand."""
+        return {} if self.sums is None else self.sums.delivered
+
+    # -- requests
+
+    def _answering(self, method: Callable[..., Any]) -> Handler:
+        """Return what opens the round, calls a handler of a request, and keeps its state."""
+
+        def handle(request: Any) -> PhaseMessage:
+            every = getattr(request, "checkpoint_every", 0)
+            state = self.open_round(request.session, request.round, every)
+            self.kept = self.state_class.unpack(state.payload)
+            reply = method(request)
+            self.close_round(state, request.round, self.kept.pack(), every)
+            return replace(reply, round=request.round)
+
+        return handle
+
+    def _by_name(self, request: MethodRequest) -> PhaseMessage:
+        sums = {c.name: (c, f) for c, f in self._marked("contributes").items()}
+        questions = self._marked("answers")
+        if request.name in sums:
+            return self._answering(lambda r: self._contribute(r, *sums[r.name]))(request)
+        if request.name in questions:
+            return self._answering(lambda r: self._tell(r, questions[r.name]))(request)
+        raise ProtocolError(
+            f"{type(self).__name__} has no handler for {request.name[:40]!r}",
+            remedy=f"mark one with @contributes or @answers; there are {[*sums, *questions]}",
+            party=self.name,
+        )
+
+    def _contribute(
+        self, request: MethodRequest, said: Contribution, method: Callable[..., Any]
+    ) -> MethodReply:
+        """Check the order, then add the terms to the sum."""
+        if self.sums is None:
+            raise ProtocolError("its terms leave it in secure sums only", party=self.name)
+        given, sizes = unpack(request.plain, request.given, party="server")
+        name = sum_name(said.name, held_out=said.held_out)
+        state = self.sums.party.state
+        members = state.cohorts[self.sums.order(name).cohort].members
+        rows = [state.counts[member][said.held_out] for member in members]
+        bound = sum_bound(said.bound, rows if said.per == "row" else [1])
+        length = sum(sizes.values())
+        rule = SumRule(Encoding.fixed_point(bound), self_masks=True, everybody=True, length=length)
+        self.sums.check(name, rule)
+        terms = flatten(method(**given), sizes, said.name)
+        if said.held_out:
+            terms = self.figures(name, np.arange(len(self.x_test)), terms, total=name)
+        self.sums.contribute(name, terms)
+        return MethodReply(round=request.round, given=())
+
+    def _tell(self, request: MethodRequest, method: Callable[..., Any]) -> MethodReply:
+        given, _ = unpack(request.plain, request.given, party="server")
+        plain, arrays = pack(method(**given) or {})
+        return MethodReply(round=request.round, plain=plain, given=arrays)
+
+    def _marked(self, mark: str) -> dict[Any, Callable[..., Any]]:
+        names = [n for cls in reversed(type(self).__mro__) for n in vars(cls)]
+        found = {}
+        for name in dict.fromkeys(names):
+            method = getattr(type(self), name, None)
+            if hasattr(method, mark):
+                found[getattr(method, mark)] = getattr(self, name)
+        return found
+
+    def _check_handlers(self) -> None:
+        names = [c.name for c in self._marked("contributes")]
+        names += [n for n in self._marked("answers") if isinstance(n, str)]
+        for name in names:
+            if names.count(name) > 1:
+                raise ProtocolError(f"{type(self).__name__} has two handlers for {name!r}")
+
+    def _table(self, values: ArrayLike, dimensions: int, rows: int = -1) -> NDArray[np.float64]:
+        table = np.asarray(values, np.float64)
+        if table.ndim != dimensions or (rows >= 0 and len(table) != rows):
+            raise TableError(
+                f"an array of shape {table.shape} does not fit",
+                remedy="pass x of shape (n, d) and y of shape (n,)",
+                party=self.name,
+            )
+        if not np.isfinite(table).all():
+            raise TableError("NaN or infinite values", remedy="clean the table", party=self.name)
+        return table
+
+
+def flatten(
+    terms: Mapping[str, ArrayLike], sizes: Mapping[str, int], name: str
+) -> NDArray[np.float64]:
+    """Return the terms of a sum, one key after the other.
+
+    Raises
+    ------
+    ProtocolError
+        Keys or sizes are not those that are summed.
+    """
+    if not isinstance(terms, Mapping) or set(terms) != set(sizes):
+        keys = sorted(terms) if isinstance(terms, Mapping) else type(terms).__name__
+        raise ProtocolError(
+            f"the handler of {name!r} returned {keys}, what is summed is {sorted(sizes)}",
+            remedy="return a dictionary with the keys of the Sum's shapes",
+        )
+    parts = [np.asarray(terms[key], np.float64).ravel() for key in sizes]
+    for (key, size), part in zip(sizes.items(), parts, strict=True):
+        if part.size != size:
+            raise ProtocolError(
+                f"{key} of {name!r} has {part.size} numbers, {size} are summed",
+                remedy="return the shape that the Sum says",
+            )
+    return np.concatenate(parts)

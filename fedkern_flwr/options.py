@@ -1,0 +1,150 @@
+"""Options that are declared once: as annotated attributes of a strategy, with their bounds.
+
+The constructor checks them, ``options()`` returns them, the command line, ``pyproject.toml`` of a
+deployment and the docstring are made of them.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from .errors import OptionError
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What is declared of an option.
+
+    Attributes
+    ----------
+    default : object
+    help : str
+        One or more sentences; a command's help shows the first.
+    least, most : float
+        Bounds of a number, which may be taken.
+    above, below : float
+        Bounds of a number, which may not.
+    of_model : bool
+        Whether it determines the model: a checkpoint must have the same.
+    name, type
+        Filled in from the attribute.
+    """
+
+    default: Any
+    help: str = ""
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
+    of_model: bool = True
+    name: str = ""
+    type: Any = None
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Take the name of the attribute."""
+        object.__setattr__(self, "name", name)
+
+    def check(self, value: Any) -> Any:
+        """Return a value in the type that is declared.
+
+        Raises
+        ------
+        OptionError
+            Another type, none of the choices, or out of bounds.
+        """
+        kinds = _members(self.type)
+        if value is None and type(None) in kinds:
+            return None
+        choices = [c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)]
+        if value in choices and not isinstance(value, bool):
+            return value
+        plain = [kind for kind in kinds if isinstance(kind, type) and kind is not type(None)]
+        if float in plain and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        fits = any(type(value) is kind for kind in plain)
+        if not fits:
+            names = [*map(str, choices), *(_WORDS.get(kind, kind.__name__) for kind in plain)]
+            raise OptionError(f"{self.name} is {value!r}", remedy=f"use {', '.join(names)}")
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            self._check_number(value)
+        return value
+
+    def _check_number(self, value: float) -> None:
+        inside = self.least <= value <= self.most and self.above < value < self.below
+        if inside and math.isfinite(value):
+            return
+        bounds = (
+            (f"at least {self.least:g}", math.isfinite(self.least)),
+            (f"above {self.above:g}", math.isfinite(self.above)),
+            (f"at most {self.most:g}", math.isfinite(self.most)),
+            (f"below {self.below:g}", math.isfinite(self.below)),
+        )
+        remedy = " and ".join(text for text, there in bounds if there) or "finite"
+        raise OptionError(f"{self.name} is {value}", remedy=f"use a number {remedy}")
+
+
+_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+}
+
+
+def option(
+    default: Any,
+    help: str = "",
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+    of_model: bool = True,
+) -> Any:
+    """Declare an option, as in ``components: int = option(2, "Principal components.")``.
+
+    Parameters
+    ----------
+    default : object
+        Its default.
+    help : str
+        What it is.
+    least, most, above, below : float
+        Bounds of a number.
+    of_model : bool (default: True)
+        Whether it determines the model: a checkpoint must have the same.
+    """
+    return Declared(default, help, least, most, above, below, of_model)
+
+
+@cache
+def declared(cls: Any) -> dict[str, Declared]:
+    """Return the options that a class and its bases declare, its own first."""
+    found: dict[str, Declared] = {}
+    hints = get_type_hints(cls) if cls is not object else {}
+    for base in cls.__mro__:
+        for name, value in vars(base).items():
+            if isinstance(value, Declared) and name not in found:
+                object.__setattr__(value, "type", hints[name])
+                found[name] = value
+    return found
+
+
+def describe(cls: type) -> str:
+    """Return the options of a class as the section Parameters of a docstring."""
+    lines = ["Parameters", "----------"]
+    for name, found in declared(cls).items():
+        kind = str(found.type.__name__ if isinstance(found.type, type) else found.type)
+        default = "" if found.default is None else f" (default: {found.default!r})"
+        lines += [f"{name} : {kind.replace('typing.', '')}{default}", f"    {found.help}"]
+    return "\n".join(lines)
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    if get_origin(kind) in (Union, types.UnionType):
+        return tuple(part for member in get_args(kind) for part in _members(member))
+    return (kind,)

@@ -1,0 +1,456 @@
+"""The driver of a method's generator: exchanges, retries, sums, deliveries, checkpoints.
+
+Two ideas of asking again are all there are: *each* (whoever did not answer, alone) and *all* (the
+whole exchange anew, with new masks, so that nothing of the first attempt can be opened).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from .errors import CheckpointError, CohortError, ProtocolError, SumError
+from .exchange import Failure, read_reply, request_messages
+from .secure_sum import Encoding, RunningSum
+from .steps import Answers, Ask, Deliver, LostState, Save, Step, Sum, Term
+from .wire import PhaseMessage
+from .wire.method import MethodReply, MethodRequest, pack, unpack
+
+if TYPE_CHECKING:
+    from .method import Method
+
+Arrays = dict[str, NDArray[Any]]
+Rounds = Generator[Step, Any, Mapping[str, Any] | None]
+
+#: Errors of clients after which another attempt is no use.
+FINAL = (
+    "ProtocolError:",
+    "RefusedError:",
+    "OptionError:",
+    "TableError:",
+    "SumError:",
+    "CheckpointError:",
+    "ClientError:",
+)
+ROUNDING = 1e-9
+
+
+class Run:
+    """One run of a method.
+
+    Parameters
+    ----------
+    method : Method
+        Whose generator it is; its parties are there.
+    grid : Grid
+        Flower's grid.
+    timeout : float
+        Seconds to wait for the replies of an exchange.
+
+    Attributes
+    ----------
+    number : int
+        Of the exchange at hand; the clients refuse one that they have answered.
+    """
+
+    def __init__(self, method: Method, grid: Grid, timeout: float) -> None:
+        self.method, self.grid, self.timeout = method, grid, timeout
+        self.number = 0
+        self._deliveries: dict[int, list[RunningSum]] = {}
+        self._failures: Mapping[int, Failure] = {}
+        self._log: list[tuple[str, dict[str, Any]]] | None = []  # results since the last Save
+        self._replay: list[tuple[str, dict[str, Any]]] = []
+
+    # -- the generator
+
+    def drive(self, rounds: Rounds) -> dict[str, Any]:
+        """Do what the generator yields until it returns; return its metrics."""
+        send: Callable[[], Step] = lambda: next(rounds)  # noqa: E731
+        while True:
+            try:
+                step = send()
+            except StopIteration as end:
+                return dict(end.value or {})
+            try:
+                value = self._take(step)
+            except LostState as lost:
+                send = _throw(rounds, lost)
+                continue
+            send = _send(rounds, value)
+            if self.method.on_round is not None and not isinstance(step, (Save, Deliver)):
+                shown = self.method.history_[-1] if self.method.history_ else {}
+                planned = max(self.method.planned, self.number)
+                self.method.on_round(self.number, planned, shown)
+
+    def _take(self, step: Step) -> Any:
+        if isinstance(step, Save):
+            return self._save(step)
+        if isinstance(step, Deliver):
+            self._deliveries.setdefault(step.receiver, []).append(step.sum)
+            return None
+        name = step.name if isinstance(step, Sum) else step.what
+        if self._replay:
+            known, value = self._replay.pop(0)
+            if known != name:
+                raise CheckpointError(
+                    "the checkpoint is one of another release of the method",
+                    remedy="start the run anew",
+                )
+            found = step.split(value["total"]) if isinstance(step, Sum) else _by_party(value)
+            self._log.append((known, value)) if self._log is not None else None
+            return found
+        if isinstance(step, Sum):
+            total = self._sum(step)
+            self._note(step.name, {"total": total})
+            return step.split(total)
+        if not isinstance(step.what, str):
+            self._log = None  # what it answered is not kept: a Save is needed
+            return self.ask(step)
+        found = self._ask_by_name(step)
+        flat = {f"{p}/{key}": value for p, reply in found.items() for key, value in reply.items()}
+        self._note(step.what, flat)
+        return found
+
+    # -- steps
+
+    def _sum(self, step: Sum) -> NDArray[np.float64]:
+        plain, given = pack(step.ask, step.sizes)
+        request = self._request(step.name, plain, given)
+        most = [p.test_rows if step.held_out else p.rows for p in self.method.parties_.values()]
+        bound = sum_bound(step.bound, most if step.per == "row" else [1])
+        length = sum(step.sizes.values())
+        term = Term(
+            name=sum_name(step.name, held_out=step.held_out),
+            length=length,
+            encoding=Encoding.fixed_point(bound),
+        )
+        found = self._repeated(Ask(request, reply=MethodReply, sums=[term]), enough=self._openable)
+        return np.asarray(found.totals[term.name], np.float64)
+
+    def _ask_by_name(self, step: Ask) -> dict[int, dict[str, Any]]:
+        assert isinstance(step.what, str)
+        among = self._partitions() if step.among is None else list(step.among)
+        each = set(step.ask) <= set(among) and bool(step.ask)
+        requests: dict[int, PhaseMessage] = {}
+        shared = None if each else self._request(step.what, *pack(step.ask))  # type: ignore[arg-type]
+        for partition in among:
+            own = shared or self._request(step.what, *pack(step.ask.get(partition, {})))  # type: ignore[call-overload]
+            requests[partition] = own
+        answers = self.ask(replace(step, what=requests, reply=MethodReply))
+        return {
+            p: unpack(reply.plain, reply.given, party=f"partition {p}")[0] if reply.plain else {}
+            for p, reply in answers.replies.items()
+        }
+
+    def ask(self, step: Ask) -> Answers:
+        """Ask with messages of the method's own.
+
+        Raises
+        ------
+        LostState
+            Somebody has forgotten what the question needs.
+        CohortError
+            Not all have answered in the end.
+        """
+        if step.until == "each" and not step.sums:
+            return self._each(step)
+        if step.until == "once":
+            return self._once(step)
+        enough = self._openable if step.until == "enough" else self._complete
+        return self._repeated(step, enough=enough)
+
+    def _each(self, step: Ask) -> Answers:
+        found: dict[int, Any] = {}
+        requests = self._requests(step)
+        for _ in range(self.method.attempts):
+            waiting = {p: request for p, request in requests.items() if p not in found}
+            found |= self._exchange(waiting, step.reply, ())
+            if len(found) == len(requests):
+                return Answers({p: found[p] for p in requests})
+        raise self._gave_up(step)
+
+    def _once(self, step: Ask) -> Answers:
+        requests, running = self._requests(step), self._order(step.sums)
+        replies = self._exchange(requests, step.reply, list(running.values()), final=False)
+        return self._opened(step, replies, running)
+
+    def _repeated(
+        self,
+        step: Ask,
+        *,
+        enough: Callable[[Ask, Mapping[int, Any], Mapping[str, RunningSum]], str],
+    ) -> Answers:
+        """Ask all, with new sums, until ``enough`` has nothing to say against what came."""
+        problem = ""
+        for _ in range(self.method.attempts):
+            requests, running = self._requests(step), self._order(step.sums)
+            replies = self._exchange(requests, step.reply, list(running.values()))
+            problem = enough(step, replies, running)
+            if not problem:
+                return self._opened(step, replies, running)
+            for one in running.values():
+                self._sums.close(one)
+        raise self._gave_up(step, problem)
+
+    def _complete(
+        self, step: Ask, replies: Mapping[int, Any], running: Mapping[str, RunningSum]
+    ) -> str:
+        whole = all(len(one.uploaded) == len(one.cohort.members) for one in running.values())
+        missing = len(self._requests(step)) - len(replies)
+        return "" if whole and not missing else f"{missing} clients did not answer"
+
+    def _openable(
+        self, step: Ask, replies: Mapping[int, Any], running: Mapping[str, RunningSum]
+    ) -> str:
+        for one in running.values():
+            try:
+                one.check_survivors(self.method.min_cohort)
+            except SumError as error:
+                self.method.blame(one, error, self.number)
+                return f"{error.party}: {error.problem}" if error.party else error.problem
+        return ""
+
+    # -- exchanges
+
+    def _exchange(
+        self,
+        requests: Mapping[int, PhaseMessage],
+        reply: Any,
+        running: Sequence[RunningSum],
+        *,
+        final: bool = True,
+    ) -> dict[int, Any]:
+        """Send requests with their sections; return the proper replies by partition."""
+        method, self.number = self.method, self.number + 1
+        kinds = reply if isinstance(reply, Mapping) else dict.fromkeys(requests, reply)
+        phase = next(iter(requests.values())).phase
+        outcome = method.run_phase(
+            self.grid,
+            self._messages(requests, running),
+            phase=phase,
+            timeout=self.timeout,
+            number=self.number,
+            required=0 if final else None,
+        )
+        self._failures = outcome.failures
+        details = [failure.detail for failure in outcome.failures.values()]
+        for detail in details if final else ():
+            if detail.startswith(FINAL):
+                raise ProtocolError(detail.partition(": ")[2], phase=phase)
+        found = {}
+        for message in method.in_order(outcome):
+            node = message.metadata.src_node_id
+            partition = method.parties_[node].partition
+            try:
+                answer = read_reply(kinds[partition], message, party=method.party(node))
+                if answer.round != self.number:
+                    raise ProtocolError(f"the reply belongs to exchange {answer.round}")
+                method.check_answer(partition, answer)
+            except ProtocolError as error:
+                method.reject(node, Failure("invalid reply", error.problem), self.number)
+                continue
+            method.accept(node)
+            self._close(self._deliveries.pop(partition, ()))
+            found[partition] = answer
+        if final and any(detail.startswith("StateError") for detail in details):
+            self._close(running)
+            raise LostState("a client has forgotten what the question needs")
+        return found
+
+    def _messages(
+        self, requests: Mapping[int, PhaseMessage], running: Sequence[RunningSum]
+    ) -> Iterable[Message]:
+        """Return the messages; a request that several are asked is packed once."""
+        method = self.method
+        node_of = {party.partition: node for node, party in method.parties_.items()}
+        alike: dict[int, tuple[PhaseMessage, list[int]]] = {}
+        for partition, request in requests.items():
+            alike.setdefault(id(request), (request, []))[1].append(partition)
+        for request, partitions in alike.values():
+            sections: dict[int, list[PhaseMessage]] = {}
+            for partition in partitions:
+                own: list[PhaseMessage] = [
+                    s.delivery() for s in self._deliveries.get(partition, ())
+                ]
+                if method.sums is not None:
+                    own += method.sums.sections(partition, list(running))
+                sections[node_of[partition]] = own
+            yield from request_messages(
+                self._addressed(request), sections, group_id=str(self.number), sections=sections
+            )
+
+    def _addressed(self, request: PhaseMessage) -> PhaseMessage:
+        """Fill in what only the run knows."""
+        known = {"session": self.method.session, "round": self.number}
+        names = {field.name for field in fields(request)}
+        return replace(request, **{k: v for k, v in known.items() if k in names})  # type: ignore[arg-type]
+
+    def _requests(self, step: Ask) -> dict[int, PhaseMessage]:
+        if isinstance(step.what, PhaseMessage):
+            among = self._partitions() if step.among is None else step.among
+            return dict.fromkeys(among, step.what)
+        assert not isinstance(step.what, str)
+        return dict(step.what)
+
+    def _request(self, name: str, plain: bytes, given: tuple[NDArray[Any], ...]) -> MethodRequest:
+        every = 1 if self.method.checkpoint else 0
+        return MethodRequest(
+            session="", round=0, checkpoint_every=every, name=name, plain=plain, given=given
+        )
+
+    def _partitions(self) -> list[int]:
+        method = self.method
+        return [method.parties_[node].partition for node in method.active_nodes()]
+
+    # -- sums
+
+    def _order(self, terms: Sequence[Term]) -> dict[str, RunningSum]:
+        return {
+            term.name: self._sums.order(
+                term.name,
+                term.length,
+                term.encoding,
+                cohort=term.cohort,
+                receiver=term.receiver,
+                self_masks=term.self_masks,
+            )
+            for term in terms
+        }
+
+    def _opened(
+        self, step: Ask, replies: dict[int, Any], running: dict[str, RunningSum]
+    ) -> Answers:
+        """Open what is the server's; keep what is to be delivered."""
+        masked = [
+            one for term, one in zip(step.sums, running.values(), strict=True) if term.self_masks
+        ]
+        if masked:
+            self.number += 1
+            self.method.unmask(self.grid, masked, number=self.number, timeout=self.timeout)
+        bare = [one for one in running.values() if one not in masked]
+        if bare:
+            self._sums.unmask_sections(bare)
+        found = Answers(replies)
+        for term in step.sums:
+            one = running[term.name]
+            found.survivors[term.name] = len(one.survivors)
+            if term.receiver is None:
+                found.totals[term.name] = self._sums.total(one)
+            else:
+                found.running[term.name] = one
+        return found
+
+    def _close(self, sums: Iterable[RunningSum]) -> None:
+        for one in sums:
+            self._sums.close(one)
+
+    @property
+    def _sums(self) -> Any:
+        assert self.method.sums is not None
+        return self.method.sums
+
+    def _gave_up(self, step: Ask, problem: str = "") -> CohortError:
+        """Return the error with which a run ends for want of answers."""
+        method = self.method
+        phase = next(iter(self._requests(step).values())).phase
+        who = [
+            f"partition {method.parties_[node].partition} {failure}"
+            for node, failure in sorted(self._failures.items())
+        ]
+        again = "resume from the checkpoint" if method.resumable else "start again"
+        return CohortError(
+            f"{problem or 'not all parties answered'}, {method.attempts} times in a row"
+            f"{': ' if who else ''}{', '.join(who[:3])}",
+            remedy=f"mend it and {again}, with more attempts if it answers at times",
+            phase=phase,
+        )
+
+    # -- checkpoints
+
+    def take_up(self, arrays: Arrays, meta: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint.
+
+        Raises
+        ------
+        CheckpointError
+            The run broke off while a sum was opened: asked again, with other survivors, the
+            difference of the two sums would be that of single clients.
+        """
+        method = self.method
+        answered = max((party.answered for party in method.parties_.values()), default=0)
+        if answered > int(meta["round"]):
+            raise CheckpointError(
+                "the run broke off while a sum was being opened, and it may not be summed again",
+                remedy="start anew, with all of the clients",
+            )
+        self.number = int(meta["number"])
+        method.saved_ = {k[2:]: v for k, v in arrays.items() if k.startswith("s/")}
+        method.saved_meta_ = dict(meta["saved"])
+        self._replay = [
+            (
+                name,
+                {
+                    key: arrays[f"l/{i}/{key}"] if key in named else plain[key]
+                    for key in (*named, *plain)
+                },
+            )
+            for i, (name, named, plain) in enumerate(meta["log"])
+        ]
+        if method.sums is not None and meta["sums"]:
+            method.sums.go_on(meta["sums"])
+
+    def _note(self, name: str, value: dict[str, Any]) -> None:
+        if self._log is not None:
+            self._log.append((name, value))
+            self._write()
+
+    def _save(self, step: Save) -> None:
+        self.method.saved_, self.method.saved_meta_ = dict(step.arrays), dict(step.meta)
+        self._log = []
+        self._write()
+
+    def _write(self) -> None:
+        method = self.method
+        if method.checkpoint is None or self._log is None or self._replay:
+            return
+        arrays: Arrays = {f"s/{name}": value for name, value in method.saved_.items()}
+        log = []
+        for i, (name, value) in enumerate(self._log):
+            own = {k: v for k, v in value.items() if isinstance(v, np.ndarray)}
+            arrays |= {f"l/{i}/{key}": array for key, array in own.items()}
+            log.append([name, [*own], {k: v for k, v in value.items() if k not in own}])
+        sums = method.sums.progress() if method.sums is not None else {}
+        meta = {"log": log, "saved": method.saved_meta_, "sums": sums, "number": self.number}
+        method.write_checkpoint(self.number, arrays, meta)
+
+
+def sum_bound(bound: float, rows: Sequence[int]) -> float:
+    """Return the public bound of a client's numbers, of that of a row and the rows of each."""
+    return bound * max(1, *rows) * (1.0 + ROUNDING)
+
+
+def sum_name(name: str, *, held_out: bool) -> str:
+    """Return under which name the numbers of a handler are summed."""
+    return f"evaluate/{name}" if held_out else name
+
+
+def _send(rounds: Rounds, value: Any) -> Callable[[], Step]:
+    return lambda: rounds.send(value)
+
+
+def _throw(rounds: Rounds, error: Exception) -> Callable[[], Step]:
+    return lambda: rounds.throw(error)
+
+
+def _by_party(flat: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    for name, value in flat.items():
+        partition, _, key = name.partition("/")
+        found.setdefault(int(partition), {})[key] = value
+    return found

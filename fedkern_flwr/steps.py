@@ -1,0 +1,184 @@
+"""What a method's generator yields: sums, questions, deliveries, states to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import FedKernError
+from .secure_sum import Encoding, RunningSum
+from .wire import PhaseMessage
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """A secure sum that rides on a question of its own message, see :class:`Ask`.
+
+    Attributes
+    ----------
+    name : str
+        Under which the clients contribute.
+    length : int
+        Numbers of each client.
+    encoding : Encoding
+        Ring and public bound.
+    cohort : int
+        Whose vectors are summed.
+    receiver : int, optional
+        The partition that alone can open it, by default the server.
+    self_masks : bool (default: True)
+        Without them the whole cohort must contribute, and the sum opens by itself.
+    """
+
+    name: str
+    length: int
+    encoding: Encoding
+    cohort: int = 0
+    receiver: int | None = None
+    self_masks: bool = True
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Sum what the clients' handler of that name returns; the generator receives the totals.
+
+    Attributes
+    ----------
+    name : str
+        Name of the handler that :func:`~fedkern_flwr.method.contributes` marks.
+    shapes : mapping
+        Key -> shape of the array that each client adds, () for a number.
+    bound : float
+        Largest absolute value that one row of a client, or a client, adds to any of the numbers;
+        the clients state the same.
+    ask : mapping
+        Arguments of the handler: numbers, texts, lists, arrays.
+    per : {"row", "client"} (default: "row")
+        Of what the bound is.
+    held_out : bool (default: False)
+        Whether it is about held-out rows: nodes tell such figures seldom, and of enough rows.
+    sensitivity, clip : float, optional
+        Euclidean length by which one row moves a client's numbers, and to which the client clips
+        what a row adds. Not used before noise is.
+    """
+
+    name: str
+    shapes: Mapping[str, tuple[int, ...]]
+    bound: float = 1.0
+    ask: Values = field(default_factory=dict)
+    per: Literal["row", "client"] = "row"
+    held_out: bool = False
+    sensitivity: float | None = None
+    clip: float | None = None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Key -> how many numbers it has."""
+        return {key: int(np.prod(shape)) for key, shape in self.shapes.items()}
+
+    def split(self, total: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+        """Return the totals by key."""
+        ends = np.cumsum([*self.sizes.values()])[:-1]
+        parts = np.split(total, ends)
+        return {
+            key: part.reshape(shape)
+            for (key, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Ask clients; the generator receives a reply for each that answered, by partition.
+
+    Attributes
+    ----------
+    what : str, PhaseMessage, or mapping
+        Name of a handler that :func:`~fedkern_flwr.method.answers` marks, with ``ask``; or a
+        request for all; or partition -> its request. Session and round are filled in.
+    ask : mapping
+        Arguments of the handler, or partition -> its arguments.
+    reply : type or mapping, optional
+        Class of the replies to a request, or that of each partition.
+    sums : sequence of Term
+        Secure sums that ride on it: the generator receives :class:`Answers` with their totals.
+    among : sequence of int, optional
+        Partitions that are asked, by default all.
+    until : {"all", "each", "enough", "once"}
+        ``each``: whoever did not answer is asked again, alone. ``all``: the exchange is repeated
+        with all, and with new sums, until nobody is missing; ``enough``: until the sums can be
+        opened. ``once``: whoever answers; a sum that cannot be opened ends the run.
+    """
+
+    what: str | PhaseMessage | Mapping[int, PhaseMessage]
+    ask: Values | Mapping[int, Values] = field(default_factory=dict)
+    reply: type[Any] | Mapping[int, type[Any]] | None = None
+    sums: Sequence[Term] = ()
+    among: Sequence[int] | None = None
+    until: Literal["all", "each", "enough", "once"] = "each"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Replies and sums of an exchange.
+
+    Attributes
+    ----------
+    replies : dict
+        Partition -> reply.
+    totals : dict
+        Name -> total of a sum that is the server's.
+    running : dict
+        Name -> sum that is somebody else's, to be delivered; see :class:`Deliver`.
+    survivors : dict
+        Name -> how many contributed to a sum.
+    """
+
+    replies: dict[int, Any]
+    totals: dict[str, NDArray[Any]] = field(default_factory=dict)
+    running: dict[str, RunningSum] = field(default_factory=dict)
+    survivors: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """Let the receiver of a sum have it: with the next message to it, until it has answered one.
+
+    Attributes
+    ----------
+    sum : RunningSum
+        Of :attr:`Answers.running`.
+    receiver : int
+        The partition that it belongs to.
+    """
+
+    sum: RunningSum
+    receiver: int
+
+
+@dataclass(frozen=True)
+class Save:
+    """Keep a state, from which a run that broke off goes on.
+
+    Attributes
+    ----------
+    arrays : mapping
+        What the generator finds in ``self.saved_`` when the run is resumed.
+    meta : mapping
+        Plain values, likewise in ``self.saved_meta_``.
+    """
+
+    arrays: Mapping[str, NDArray[Any]]
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+class LostState(FedKernError):
+    """Thrown into the generator: a client has forgotten what the question needs; ask again."""
+
+
+Step = Sum | Ask | Deliver | Save

@@ -1,0 +1,134 @@
+"""Messages of methods that have none of their own: a name, and arguments by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ProtocolError
+from .message import PhaseMessage, arrays
+
+_WHOLE = ("i", "u", "b")  # kinds of arrays that travel as float64
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodRequest(PhaseMessage):
+    """Ask the clients for what a method calls ``name``.
+
+    Attributes
+    ----------
+    session : str
+        Name of the run.
+    round : int
+        Number of the exchange.
+    checkpoint_every : int
+        Rounds from one saved state to the next; 0 saves none.
+    name : str
+        What is asked for.
+    plain : bytes
+        JSON: arguments that are no arrays, names and shapes of those that are, sizes that are
+        summed.
+    given : tuple of ndarray, shape (n,) each
+        The arrays, flat.
+    """
+
+    phase = "method"
+    session: str
+    round: int
+    checkpoint_every: int
+    name: str
+    plain: bytes
+    given: tuple[NDArray[Any], ...] = arrays("n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodReply(PhaseMessage):
+    """A client's answer.
+
+    Attributes
+    ----------
+    round : int
+        Number of the exchange.
+    plain : bytes
+        JSON as in the request; empty for a contribution to a sum.
+    given : tuple of ndarray, shape (n,) each
+        Arrays, flat.
+    """
+
+    phase = "method"
+    round: int
+    plain: bytes = b""
+    given: tuple[NDArray[Any], ...] = arrays("n")
+
+
+def pack(
+    values: Mapping[str, Any], sizes: Mapping[str, int] | None = None
+) -> tuple[bytes, tuple[NDArray[Any], ...]]:
+    """Return values by name, arrays among them, as a JSON text and flat arrays.
+
+    Raises
+    ------
+    ProtocolError
+        A value is neither plain nor an array of numbers.
+    """
+    plain: dict[str, Any] = {}
+    shapes: list[tuple[str, list[int], str]] = []
+    given = []
+    for name, value in values.items():
+        if isinstance(value, np.generic):
+            value = value.item()
+        if not isinstance(value, np.ndarray):
+            plain[name] = value
+            continue
+        if value.dtype.kind not in ("f", *_WHOLE):
+            raise ProtocolError(f"{name} is an array of {value.dtype}, which cannot be sent")
+        dtype = value.dtype if value.dtype.kind == "f" else np.dtype(np.float64)
+        dtype = dtype if dtype in (np.float32, np.float64) else np.dtype(np.float64)
+        given.append(np.ascontiguousarray(value, dtype).reshape(-1))
+        shapes.append((name, list(value.shape), value.dtype.str))
+    try:
+        text = json.dumps([plain, shapes, dict(sizes or {})], allow_nan=False)
+    except (TypeError, ValueError):
+        odd = {name: type(value).__name__ for name, value in plain.items()}
+        raise ProtocolError(
+            f"values of {odd} cannot be sent",
+            remedy="send numbers, texts, lists and dictionaries of them, and arrays",
+        ) from None
+    return text.encode(), tuple(given)
+
+
+def unpack(
+    text: bytes, given: tuple[NDArray[Any], ...], *, party: str
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the values, and the sizes that go with them, of :func:`pack`.
+
+    Raises
+    ------
+    ProtocolError
+        They do not fit together.
+    """
+    try:
+        plain, shapes, sizes = json.loads(text)
+        values = dict(plain)
+        for (name, shape, dtype), flat in zip(shapes, given, strict=True):
+            values[str(name)] = flat.reshape([int(n) for n in shape]).astype(_dtype(dtype))
+        return values, {str(name): int(size) for name, size in sizes.items()}
+    except (ValueError, TypeError, AttributeError):
+        raise ProtocolError(
+            "its values cannot be read",
+            remedy="run the same release of the method on both sides",
+            party=party,
+            phase=MethodRequest.phase,
+        ) from None
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    found = np.dtype(name)
+    if found.kind not in ("f", *_WHOLE):
+        raise ValueError
+    return found

@@ -1,0 +1,50 @@
+"""Kernel principal component analysis of rows that the clients keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.kernel_pca import principal, shapes
+from fedkern_flwr.method import Ask, Method, Rounds, Sum, option
+from fedkern_flwr.wire import DescribeReply
+
+
+class KernelPCA(Method):
+    """Kernel principal components by random features, the same as of pooled rows.
+
+    The clients sum the moments of their features; each projects its own rows, which stay there.
+    """
+
+    method, title = "kernel-pca", "Kernel PCA"
+    labels_of_row = 0
+
+    components: int = option(2, "Principal components.", least=1)
+    features: int = option(50, "D, random frequencies of the Gaussian kernel.", least=1)
+    bandwidth: float | None = option(
+        None, "Width s of exp(-d^2 / (2 s^2)), by default sqrt(columns / 2).", above=0.0
+    )
+
+    def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
+        """Sum the moments, then have the clients project their rows."""
+        width, columns = 2 * self.features, parties[0].features
+        if self.components > width:
+            raise OptionError(
+                f"{self.components} components of {width} features", remedy="ask for fewer"
+            )
+        bandwidth = float(np.sqrt(columns / 2.0)) if self.bandwidth is None else self.bandwidth
+        kernel = {"bandwidth": bandwidth, "features": self.features, "seed": self.run_seed}
+        self.planned = 4
+        total = yield Sum("moments", shapes(width), bound=1.0, ask=kernel)
+        mean, components, shares = principal(total, self.components)
+        self.model_ = {"mean": mean, "components": components, "shares": shares}
+        model = {**kernel, "mean": mean, "components": components}
+        metrics = {"rows": int(np.rint(total["rows"])), "explained": float(shares.sum())}
+        yield Ask("project", model)
+        if any(party.test_rows for party in parties):
+            left = yield Sum("rest", {"left": (), "all": ()}, bound=4.0, ask=model, held_out=True)
+            if left["all"] > 0.0:
+                metrics["test_explained"] = float(1.0 - left["left"] / left["all"])
+        return metrics
