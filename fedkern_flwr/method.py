@@ -242,7 +242,9 @@ class Method(SummingStrategy):
         self.finish_sums(grid, number=run.number + 1, timeout=timeout)
         result = Result()
         result.arrays = ArrayRecord({n: Array(np.asarray(a)) for n, a in self.model_.items()})
-        told = {k: v for k, v in self.metrics_.items() if isinstance(v, (int, float))}
+        told: dict[str, Any] = {
+            k: v for k, v in self.metrics_.items() if isinstance(v, (int, float))
+        }
         result.train_metrics_clientapp[1] = MetricRecord(told)
         if evaluate_fn and (metrics := evaluate_fn(1, result.arrays)) is not None:
             result.evaluate_metrics_serverapp[1] = metrics

@@ -105,7 +105,7 @@ def option(
     below: float = math.inf,
     of_model: bool = True,
 ) -> Any:
-    """Declare an option, as in ``components: int = option(2, "Principal components.")``.
+    """Declare an option of a method, which is an annotated attribute of its class.
 
     Parameters
     ----------

@@ -289,7 +289,7 @@ class Run:
         """Fill in what only the run knows."""
         known = {"session": self.method.session, "round": self.number}
         names = {field.name for field in fields(request)}
-        return replace(request, **{k: v for k, v in known.items() if k in names})  # type: ignore[arg-type]
+        return replace(request, **{k: v for k, v in known.items() if k in names})
 
     def _requests(self, step: Ask) -> dict[int, PhaseMessage]:
         if isinstance(step.what, PhaseMessage):

@@ -190,7 +190,7 @@ class MethodClient(PhaseClient):
             every = getattr(request, "checkpoint_every", 0)
             state = self.open_round(request.session, request.round, every)
             self.kept = self.state_class.unpack(state.payload)
-            reply = method(request)
+            reply: PhaseMessage = method(request)
             self.close_round(state, request.round, self.kept.pack(), every)
             return replace(reply, round=request.round)
 
