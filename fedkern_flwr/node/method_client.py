@@ -190,9 +190,10 @@ class MethodClient(PhaseClient):
             every = getattr(request, "checkpoint_every", 0)
             state = self.open_round(request.session, request.round, every)
             self.kept = self.state_class.unpack(state.payload)
-            reply: PhaseMessage = method(request)
+            reply: Any = method(request)
             self.close_round(state, request.round, self.kept.pack(), every)
-            return replace(reply, round=request.round)
+            answer: PhaseMessage = replace(reply, round=request.round)
+            return answer
 
         return handle
 
