@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -82,8 +82,10 @@ class Method(SummingStrategy):
         How many exchanges the run will take, for its progress, if :meth:`rounds` sets it.
     """
 
-    #: The client that belongs to it; for methods that are found by their entry point.
-    client: ClassVar[type[MethodClient] | None] = None
+    #: The client that belongs to it, or where it is: "package.module:Class".
+    client: ClassVar[type[MethodClient] | str] = ""
+    #: Metrics that tables show: name -> what it is.
+    shows: ClassVar[Mapping[str, str]] = {}
     #: What the server sees beside the sums, for ``result.json``.
     server_sees: ClassVar[tuple[str, ...]] = ()
 

@@ -14,6 +14,7 @@ from .families.hierarchical import HierarchicalFamily
 from .families.hybrid import HybridFamily
 from .families.online import OnlineFamily
 from .families.recommender import RecommenderFamily
+from .families.rows import RowsFamily
 from .families.vertical import VerticalFamily
 from .options import Option, options
 
@@ -35,6 +36,7 @@ FAMILIES: tuple[Family[Any, Any], ...] = (
     GramFamily(),
     RecommenderFamily(),
     HierarchicalFamily(),
+    RowsFamily(),
 )
 
 METHODS: dict[str, type[PhaseStrategy]] = {

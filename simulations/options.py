@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
+from fedkern_flwr.options import declared
+
 from ..strategies import PhaseStrategy
 
 # Options of every run, or set by the run itself.
@@ -45,7 +47,10 @@ class Option:
 
 def options(strategy: type[PhaseStrategy]) -> list[Option]:
     """Return the options of a strategy, its own first, then those of its base classes."""
-    found: dict[str, Option] = {}
+    found: dict[str, Option] = {
+        name: Option(name, one.type, one.default, one.help)
+        for name, one in declared(strategy).items()
+    }
     for cls in strategy.__mro__:
         init = cls.__dict__.get("__init__")
         if init is None or cls is object:

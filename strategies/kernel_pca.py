@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,6 +20,12 @@ class KernelPCA(Method):
     """
 
     method, title = "kernel-pca", "Kernel PCA"
+    client = "fedkern_flwr.clients:KernelPCAClient"
+    shows: ClassVar[Mapping[str, str]] = {
+        "explained": "share of the variance explained",
+        "test_explained": "  of held-out rows",
+        "rows": "rows",
+    }
     labels_of_row = 0
 
     components: int = option(2, "Principal components.", least=1)

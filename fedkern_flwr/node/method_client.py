@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
+from ..checkpoint import write_atomically
 from ..errors import ProtocolError, TableError
 from ..guard import SumRule, counting
 from ..guard.rows import OwnRows
@@ -20,6 +24,7 @@ from ..wire.method import MethodReply, MethodRequest, pack, unpack
 from .client import Handler, PhaseClient
 from .kept_state import KeptState
 
+Draw = Callable[[Path, NDArray[np.float64], NDArray[np.float64] | None], object]
 Answer = TypeVar("Answer", bound=Callable[..., Any])
 
 
@@ -97,6 +102,11 @@ class MethodClient(PhaseClient):
         Names of the rows.
     columns : sequence of str, optional
         Names of the features; the server compares a digest of them.
+    results : path, optional
+        The node's own folder for files that handlers write, see :meth:`write_rows`.
+    draw : callable, optional
+        Called with (file without end, points of shape (n, 2), labels or None) to draw a scatter
+        plot, see :meth:`scatter`.
     **common
         Options of :class:`~fedkern_flwr.node.client.PhaseClient`.
 
@@ -126,9 +136,12 @@ class MethodClient(PhaseClient):
         ids: Sequence[Any] | None = None,
         ids_test: Sequence[Any] | None = None,
         columns: Sequence[str] = (),
+        results: str | Path | None = None,
+        draw: Draw | None = None,
         **common: Any,
     ) -> None:
         super().__init__(context, **common)
+        self.results, self.draw = None if results is None else Path(results), draw
         self.x = self._table(x, 2)
         self.y = None if y is None else self._table(y, 1, len(self.x))
         self.x_test = self.x[:0] if x_test is None else self._table(x_test, 2)
@@ -136,6 +149,34 @@ class MethodClient(PhaseClient):
         self.ids, self.ids_test, self.columns = ids, ids_test, tuple(columns)
         self.kept = self.state_class()
         self._check_handlers()
+
+    # -- for handlers
+
+    def write_rows(self, name: str, columns: Sequence[str], values: NDArray[Any]) -> None:
+        """Write a CSV file of values per row into the node's folder for results, if it has one.
+
+        Parameters
+        ----------
+        name : str
+            Name of the file, without end.
+        columns : sequence of str
+            Names of the values.
+        values : ndarray, shape (n, k)
+            Of the rows that are learned from, or as many others.
+        """
+        if self.results is None:
+            return
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["row" if self.ids is None else "id", *columns])
+        names = range(len(values)) if self.ids is None else self.ids
+        writer.writerows([n, *row] for n, row in zip(names, values.tolist(), strict=True))
+        write_atomically(self.results / f"{name}.csv", text.getvalue().encode(), private=True)
+
+    def scatter(self, name: str, points: NDArray[np.float64]) -> None:
+        """Draw a scatter plot of its own rows, shape (n, 2 or more), where it can."""
+        if self.results is not None and self.draw is not None and points.shape[1] > 1:
+            self.draw(self.results / name, points[:, :2], self.y)
 
     # -- what the base asks for
 

@@ -256,7 +256,12 @@ def _run(
     app, known = app_folder(family(name).app), {o.name: o for o in options(method(name))}
     told = place / "server-result.json"
     told.unlink(missing_ok=True)
-    common = {"seed": config["seed"], "timeout": config["timeout"], "result": str(told)}
+    common = {
+        "method": name,
+        "seed": config["seed"],
+        "timeout": config["timeout"],
+        "result": str(told),
+    }
     model = place / ARTIFACTS["model"]
     settings = run_config(app, config["options"], known, {**common, **more}, model)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
@@ -55,6 +56,8 @@ def run_config(
         An option that the app does not have is not at its default.
     """
     keys, found = declared(app), dict[str, Any](data="")
+    if "options" in keys:  # the app takes any
+        found, chosen = {"options": json.dumps(dict(chosen))}, {}
     for name, value in chosen.items():
         key = name.replace("_", "-")
         if key in keys:

@@ -1,0 +1,74 @@
+"""Methods that are found by their entry point, ours and those of other packages.
+
+A package registers a method in its ``pyproject.toml``::
+
+    [project.entry-points."fedkern.methods"]
+    my-method = "my_package:MyMethod"
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+
+from .errors import OptionError
+from .method import Method, MethodClient
+
+GROUP = "fedkern.methods"
+
+
+@cache
+def registered() -> dict[str, EntryPoint]:
+    """Return the entry points of the installed packages by name."""
+    return {point.name: point for point in sorted(entry_points(group=GROUP))}
+
+
+@cache
+def find_method(name: str) -> type[Method]:
+    """Return a registered method.
+
+    Raises
+    ------
+    OptionError
+        There is none of that name, or it cannot be used.
+    """
+    if name not in registered():
+        raise OptionError(
+            f"there is no method {name!r}", remedy="install the package that registers it"
+        )
+    point = registered()[name]
+    try:
+        found = point.load()
+    except Exception as error:
+        raise OptionError(
+            f"method {name} cannot be loaded from {point.value} ({type(error).__name__}: {error})",
+            remedy="mend or remove the package that registers it",
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Method)) or found.method != name:
+        raise OptionError(
+            f"{point.value} is no Method whose `method` is {name!r}",
+            remedy="correct the entry point, or the class",
+        )
+    return found
+
+
+@cache
+def client_of(method: type[Method]) -> type[MethodClient]:
+    """Return the client that belongs to a method.
+
+    Raises
+    ------
+    OptionError
+        The method does not name it.
+    """
+    found = method.client
+    if isinstance(found, str):
+        module, _, name = found.partition(":")
+        found = getattr(import_module(module), name)
+    if not (isinstance(found, type) and issubclass(found, MethodClient)):
+        raise OptionError(
+            f"{method.__name__} does not name its client",
+            remedy="set `client` to its MethodClient",
+        )
+    return found

@@ -1,0 +1,61 @@
+"""Scatter plots that a node draws of its own rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import plots
+
+_MOST_CLASSES = 7
+
+
+def plot_scatter(
+    path: Path, points: NDArray[np.float64], labels: NDArray[np.float64] | None = None
+) -> Path:
+    """Draw points, in colours by class where the labels have at most seven values.
+
+    Parameters
+    ----------
+    path : Path
+        Where to write; the suffix does not matter.
+    points : ndarray, shape (n, 2)
+        The first two components of each row.
+    labels : ndarray, shape (n,), optional
+        Labels of the rows.
+
+    Returns
+    -------
+    Path
+        The PNG.
+
+    Raises
+    ------
+    OptionError
+        If matplotlib is not installed.
+    """
+    figure = plots._figure(4.2)
+    axes = figure.add_subplot()
+    classes = [None] if labels is None else np.unique(labels).tolist()
+    if len(classes) > _MOST_CLASSES:
+        classes = [None]
+    styles = plots.assign_styles(map(str, classes))
+    for value in classes:
+        chosen = points if value is None else points[labels == value]
+        style = styles[str(value)]
+        axes.scatter(
+            *chosen.T,
+            s=14,
+            color=style.colour,
+            marker=style.marker,
+            alpha=0.7,
+            linewidths=0,
+            label=None if value is None else f"{value:g}",
+        )
+    title = f"{len(points)} rows of this node"
+    plots._finish(axes, title, "component 1", "component 2")
+    if len(classes) > 1:
+        axes.legend(title="label", frameon=False, fontsize=8)
+    return plots._save(figure, path)
