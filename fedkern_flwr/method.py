@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from .errors import CheckpointError, EngineError, FedKernError
 from .node.method_client import MethodClient, answers, contributes
 from .options import declared, describe, option
-from .run import Rounds, Run
+from .run import Rounds, Run, Steps
 from .steps import Answers, Ask, Deliver, LostState, Round, Save, Sum, Term
 from .strategy import Arrays, at_least
 from .summing import SummingStrategy
@@ -49,6 +49,7 @@ __all__ = [
     "Round",
     "Rounds",
     "Save",
+    "Steps",
     "Sum",
     "Term",
     "answers",
@@ -87,6 +88,8 @@ class Method(SummingStrategy):
         it.
     """
 
+    #: Default of ``num_rounds``, for methods that stop by themselves.
+    default_rounds: ClassVar[int] = 1
     #: The client that belongs to it, or where it is: "package.module:Class".
     client: ClassVar[type[MethodClient] | str] = ""
     #: Metrics that tables show: name -> what it is.
@@ -209,7 +212,7 @@ class Method(SummingStrategy):
         self,
         grid: Grid,
         initial_arrays: ArrayRecord | None = None,
-        num_rounds: int = 1,
+        num_rounds: int | None = None,
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
@@ -223,8 +226,8 @@ class Method(SummingStrategy):
             Flower's grid, of any engine.
         initial_arrays : ArrayRecord, optional
             For methods that start from a model.
-        num_rounds : int (default: 1)
-            For methods whose number of rounds is not fixed.
+        num_rounds : int, optional
+            For methods whose number of rounds is not fixed, by default ``default_rounds``.
         timeout : float (default: 3600)
             Seconds to wait for the replies of one exchange.
         train_config : ConfigRecord, optional
@@ -245,9 +248,10 @@ class Method(SummingStrategy):
         FedKernError
             The run cannot start or go on. A checkpoint, if one was written, stays.
         """
-        at_least("num_rounds", num_rounds, 1)
+        most = self.default_rounds if num_rounds is None else num_rounds
+        at_least("num_rounds", most, 1)
         self.begin(train_config)
-        self.num_rounds = num_rounds
+        self.num_rounds = most
         self.initial_ = [] if initial_arrays is None else initial_arrays.to_numpy_ndarrays()
         result, judged = Result(), evaluate_fn or _no_judgement
 
@@ -262,7 +266,7 @@ class Method(SummingStrategy):
         self.conduct(grid, self.rounds, tell, timeout=timeout)
         for row in self.history_:
             result.train_metrics_clientapp[row["round"]] = _numbers(row, but="round")
-        last = max(result.train_metrics_clientapp, default=1)
+        last = max(1, *result.train_metrics_clientapp)
         if not self.history_:
             result.train_metrics_clientapp[last] = _numbers(self.metrics_)
         tests = {name: v for name, v in self.metrics_.items() if name.startswith("test_")}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, NDArray[Any]]
 Rounds = Generator[Step, Any, Mapping[str, Any] | None]
+Steps = Generator[Step, Any, Any]  # a part of them, which may return anything
 
 #: Errors of clients after which another attempt is no use.
 FINAL = (
@@ -106,7 +107,8 @@ class Run:
         if isinstance(step, Save):
             return self._save(step)
         if isinstance(step, Round):
-            return self.tell(step)
+            self.tell(step)
+            return None if step.save is None else self._save(step.save)
         if isinstance(step, Deliver):
             self._deliveries.setdefault(step.receiver, []).append(step.sum)
             return None
@@ -189,9 +191,11 @@ class Run:
             running = self._order([term for term in step.sums if term.name not in whole])
             summed = {p for one in running.values() for p in one.cohort.members}
             waiting = {p: r for p, r in requests.items() if p not in found or p in summed}
+            found = {p: reply for p, reply in found.items() if p not in waiting}
             found |= self._exchange(waiting, step.reply, list(running.values()))
             for name, one in running.items():
-                if len(one.uploaded) == len(one.cohort.members):
+                members = set(one.cohort.members)
+                if len(one.uploaded) == len(members) and members & set(requests) <= set(found):
                     whole[name] = one
                 else:
                     self._sums.close(one)

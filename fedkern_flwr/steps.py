@@ -194,11 +194,14 @@ class Round:
         Its row of the history; none without.
     arrays : sequence of ndarray, optional
         The model after it, with which Flower's ``evaluate_fn`` is called.
+    save : Save, optional
+        The state after it, which is kept before anybody is told.
     """
 
     number: int
     metrics: Mapping[str, Any] = field(default_factory=dict)
     arrays: Sequence[NDArray[Any]] | None = None
+    save: Save | None = None
 
 
 class LostState(CohortError):

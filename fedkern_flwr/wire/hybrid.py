@@ -67,7 +67,7 @@ class RowsRequest(HybridRequest):
 
 
 class MomentsRequest(RowsRequest, phase="hybrid-moments"):
-    """Agree on the landmarks of blocks that several parties hold, before distances are asked for."""
+    """Agree on the landmarks of blocks that several parties hold, before the distances."""
 
     moments: bool  # whether to add up count, sums and squares of the block's training rows
     # At the party that draws the block's secret: for whom to seal it. Else empty.
@@ -162,7 +162,7 @@ class ChainRequest(RowsRequest, phase="hybrid-chain"):
 
 
 class ChainReply(HybridReply, phase="hybrid-chain"):
-    """Per hospital: what is sealed for the next party; at the end of a pass what the server gets."""
+    """Per hospital: what is sealed for the next party, at the end what the server gets."""
 
     # From a hospital at the start: v = K alpha - y + eta (Algorithm 2, line 20), which the paper
     # lets the server see.
