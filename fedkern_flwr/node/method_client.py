@@ -18,6 +18,7 @@ from ..errors import ProtocolError, TableError
 from ..guard import SumRule, counting
 from ..guard.rows import OwnRows
 from ..run import sum_bound, sum_name
+from ..private_files import make_private_folder
 from ..secure_sum import Encoding
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from ..wire.method import MethodReply, MethodRequest, pack, unpack
@@ -166,6 +167,7 @@ class MethodClient(PhaseClient):
         """
         if self.results is None:
             return
+        make_private_folder(self.results)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["row" if self.ids is None else "id", *columns])
@@ -176,6 +178,7 @@ class MethodClient(PhaseClient):
     def scatter(self, name: str, points: NDArray[np.float64]) -> None:
         """Draw a scatter plot of its own rows, shape (n, 2 or more), where it can."""
         if self.results is not None and self.draw is not None and points.shape[1] > 1:
+            make_private_folder(self.results)
             self.draw(self.results / name, points[:, :2], self.y)
 
     # -- what the base asks for
