@@ -17,8 +17,8 @@ from ..checkpoint import write_atomically
 from ..errors import ProtocolError, TableError
 from ..guard import SumRule, counting
 from ..guard.rows import OwnRows
-from ..run import sum_bound, sum_name
 from ..private_files import make_private_folder
+from ..run import sum_bound, sum_name
 from ..secure_sum import Encoding
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from ..wire.method import MethodReply, MethodRequest, pack, unpack
@@ -219,6 +219,16 @@ class MethodClient(PhaseClient):
             restored=self.restored,
             binary=counting.binary_columns(self.x, *labels),
         )
+
+    def saved_state(self, session: str, number: int) -> Path | None:
+        """Return the file of the last state up to a round: it is saved whenever it is asked."""
+        exact = self.state_path(session, f"-round-{number}.state")
+        if exact is None:
+            return None
+        known = exact.parent.glob(f"partition-{self.partition}-round-*.state")
+        rounds = [int(file.stem.rsplit("-", 1)[1]) for file in known]
+        last = max((n for n in rounds if n <= number), default=number)
+        return self.state_path(session, f"-round-{last}.state")
 
     @property
     def delivered(self) -> Mapping[str, NDArray[Any]]:

@@ -17,6 +17,7 @@ from fedkern_flwr.clients import (
     AlignmentClient,
     GramClient,
     HybridKernelClient,
+    KernelPCAClient,
     OnlineKernelClient,
     RangesClient,
     SVMClient,
@@ -35,6 +36,7 @@ from fedkern_flwr.strategies import (
     FedCFK,
     FedCG,
     HierarchicalSVM,
+    KernelPCA,
     PerFedAvg,
     SecureGram,
 )
@@ -204,6 +206,16 @@ def ranges(strategy: Any, seed: int, folder: Path) -> Any:
     return strategy
 
 
+def components(strategy: Any, seed: int, folder: Path) -> Any:
+    x = np.random.default_rng(seed).random((4, ROWS + TESTS, 2))
+
+    def make(context: Context, k: int) -> PhaseClient:
+        return KernelPCAClient(context, x[k, :ROWS], x_test=x[k, ROWS:])
+
+    simulate(strategy, nodes(make), 4)
+    return strategy
+
+
 def align(strategy: Any, seed: int, folder: Path) -> Any:
     def make(context: Context, k: int) -> PhaseClient:
         return AlignmentClient(context, names(3 * seed + k, ROWS), alignment=folder / f"{k}.npz")
@@ -234,6 +246,7 @@ RUNS: dict[str, Callable[[int, Path], Any]] = {
     "svm, columns": lambda s, f: columns(HierarchicalSVM(partition="vertical"), s, f, predict=True),
     "ranges": lambda s, f: ranges(ColumnRanges(), s, f),
     "align": lambda s, f: align(AlignIds(), s, f),
+    "kernel-pca": lambda s, f: components(KernelPCA(features=2), s, f),
 }
 
 

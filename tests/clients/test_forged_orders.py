@@ -101,6 +101,8 @@ CASES = [
     Case("em-kofl", 2, "online-drawn", "update"),
     Case("per-fed-avg", 2, "online-network", "update"),
     Case("per-fed-avg", 2, "online-network-evaluate", "evaluate"),
+    Case("kernel-pca", 2, "method", "moments"),
+    Case("kernel-pca", 2, "method", "evaluate/rest"),
     Case("fed-cg", 1, "hybrid-moments", "moments/", True, requests=_PARTS),
     Case("fed-cg", 3, "hybrid-distances", "distances/", True, requests={**_PARTS, **_WIDTHS}),
     Case("fed-cg", 1, "hybrid-distances", "distances/1", True, requests=_WIDTHS),
