@@ -173,7 +173,9 @@ class Run:
             waiting = {p: request for p, request in requests.items() if p not in found}
             found |= self._exchange(waiting, step.reply, ())
             if len(found) == len(requests):
-                return Answers({p: found[p] for p in requests})
+                break
+        if len(found) >= (len(requests) if step.least is None else step.least):
+            return Answers({p: found[p] for p in requests if p in found})
         raise self._gave_up(step)
 
     def _once(self, step: Ask) -> Answers:

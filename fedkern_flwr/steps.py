@@ -113,6 +113,8 @@ class Ask:
         ``each``: whoever did not answer is asked again, alone. ``all``: the exchange is repeated
         with all, and with new sums, until nobody is missing; ``enough``: until the sums can be
         opened. ``once``: whoever answers; a sum that cannot be opened ends the run.
+    least : int, optional
+        Of ``each``: so many answers will do when all attempts are over; by default all.
     """
 
     what: str | PhaseMessage | Mapping[int, PhaseMessage]
@@ -121,6 +123,7 @@ class Ask:
     sums: Sequence[Term] = ()
     among: Sequence[int] | None = None
     until: Literal["all", "each", "enough", "once"] = "each"
+    least: int | None = None
 
 
 @dataclass(frozen=True)
