@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from flwr.app import Context
 from flwr.clientapp import ClientApp
@@ -32,21 +33,34 @@ def serve(make_client: Callable[[Context], PhaseClient]) -> ClientApp:
     """
 
     def client_fn(context: Context) -> Client:
-        try:
+        with reported(context):
             return make_client(context).to_client()
-        except FedKernError as error:
-            who = f"partition {context.node_config.get('partition-id', '?')}"
-            logger.error("%s", _from(who, error))
-            if isinstance(error, ColumnError):
-                error = TableError(error.problem, remedy=_LISTED, party=error.party)
-            error.args = (mark_error(f"{type(error).__name__}: {_from(who, error)}"),)
-            raise error from None
-        except Exception as error:
-            logger.exception("the node's client cannot be built")
-            name = type(error).__name__
-        raise ClientError(mark_error(name))
 
     return ClientApp(client_fn=client_fn)
+
+
+@contextmanager
+def reported(context: Context) -> Iterator[None]:
+    """Raise what goes wrong in the block as an error whose text the server may show.
+
+    Raises
+    ------
+    FedKernError
+    """
+    try:
+        yield
+        return
+    except FedKernError as error:
+        who = f"partition {context.node_config.get('partition-id', '?')}"
+        logger.error("%s", _from(who, error))
+        if isinstance(error, ColumnError):
+            error = TableError(error.problem, remedy=_LISTED, party=error.party)
+        error.args = (mark_error(f"{type(error).__name__}: {_from(who, error)}"),)
+        raise error from None
+    except Exception as error:
+        logger.exception("the node's client cannot be built")
+        name = type(error).__name__
+    raise ClientError(mark_error(name))
 
 
 def _from(who: str, error: FedKernError) -> str:
