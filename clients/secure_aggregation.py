@@ -176,8 +176,8 @@ class AveragingClient(PhaseClient):
         state = self.open_round(request.session, request.round, 0)
         sent = averages.sent_arrays(self._records())
         name = averages.TRAIN_SUM
-        self._check(request, name, 0, averages.vector_length(sent))
-        vector, layout = self._ask_app(sent)
+        most = self._check(request, name, 0, averages.vector_length(sent))
+        vector, layout = self._ask_app(sent, most)
         assert self.sums is not None
         self.sums.contribute(name, vector, overwrite=True)
         self.close_round(state, request.round, b"", 0)
@@ -187,12 +187,12 @@ class AveragingClient(PhaseClient):
         """Have the app evaluate; contribute its metrics, or zeros where none may be told."""
         state = self.open_round(request.session, request.round, 0)
         name = averages.figures_sum(request.round)
-        self._check(request, name, 1, averages.vector_length(ArrayRecord()))
+        most = self._check(request, name, 1, averages.vector_length(ArrayRecord()))
         assert self.sums is not None
         tests = self.sums.party.state.counts[self.partition][1]
         vector, layout = np.zeros(self.sums.order(name).length), ""
         if tests:
-            vector, layout = self._ask_app(ArrayRecord())
+            vector, layout = self._ask_app(ArrayRecord(), most)
             digest = b"".join(_digest(self._records()))
             try:
                 vector = self.figures(
@@ -207,8 +207,11 @@ class AveragingClient(PhaseClient):
 
     # -- pieces
 
-    def _check(self, request: wire.AverageRequest, name: str, place: int, length: int) -> None:
-        """Refuse a sum that is not that of this method; ``place`` is 1 for held-out examples."""
+    def _check(self, request: wire.AverageRequest, name: str, place: int, length: int) -> int:
+        """Refuse a sum that is not that of this method; return the most examples of a node.
+
+        ``place`` is 0 for those that are trained on, 1 for those held out.
+        """
         if self.sums is None:
             raise refusal("the run sums in plain", self.name)
         if request.weighted_by != self.weighted_by:
@@ -220,8 +223,9 @@ class AveragingClient(PhaseClient):
             averages.encoding(self.bound, most), self_masks=True, everybody=True, length=length
         )
         self.sums.check(name, rule)
+        return most
 
-    def _ask_app(self, sent: ArrayRecord) -> tuple[NDArray[np.float64], str]:
+    def _ask_app(self, sent: ArrayRecord, most: int) -> tuple[NDArray[np.float64], str]:
         """Return the vector of what the app answers, and the layout of its metrics."""
         message = copy_message(self.message)
         for name in (CONFIG, PARAMETERS):
@@ -230,7 +234,7 @@ class AveragingClient(PhaseClient):
         if answer.has_error():
             raise ProtocolError("its app answers with an error", party=self.name)
         try:
-            return averages.pack(answer.content, sent, self.weighted_by)
+            return averages.pack(answer.content, sent, self.weighted_by, most)
         except ProtocolError as error:
             raise ProtocolError(error.problem, remedy=error.remedy, party=self.name) from None
 

@@ -25,7 +25,7 @@ SLOTS = 32
 BOUND = 1024.0
 #: Flower's default name of the weight.
 WEIGHT = "num-examples"
-TRAIN_SUM = "average"
+TRAIN_SUM, FIGURES_SUM = "average", "evaluate/"
 _LONGEST = 400  # characters of a layout
 
 Layout = list[tuple[str, int]]  # name, how many numbers; 0 for one that is no list
@@ -34,7 +34,7 @@ Record = TypeVar("Record", ArrayRecord, MetricRecord)
 
 def figures_sum(number: int) -> str:
     """Return the name of the sum of an evaluation: a node helps to open each once."""
-    return f"evaluate/{number}"
+    return f"{FIGURES_SUM}{number}"
 
 
 def encoding(bound: float, examples: int) -> Encoding:
@@ -78,7 +78,9 @@ def vector_length(arrays: ArrayRecord) -> int:
     return 1 + SLOTS + sum(math.prod(array.shape) for array in arrays.values())
 
 
-def pack(content: RecordDict, arrays: ArrayRecord, weight: str) -> tuple[NDArray[np.float64], str]:
+def pack(
+    content: RecordDict, arrays: ArrayRecord, weight: str, examples: int
+) -> tuple[NDArray[np.float64], str]:
     """Return the vector of a reply and the layout of its metrics.
 
     Parameters
@@ -90,6 +92,8 @@ def pack(content: RecordDict, arrays: ArrayRecord, weight: str) -> tuple[NDArray
         metrics are wanted.
     weight : str
         Name of the metric that is the weight.
+    examples : int
+        Examples of the party that has most.
 
     Raises
     ------
@@ -103,8 +107,11 @@ def pack(content: RecordDict, arrays: ArrayRecord, weight: str) -> tuple[NDArray
             remedy="return the weight of the mean under that name, or set weighted_by",
         )
     own = float(metrics[weight])  # type: ignore[arg-type]
-    if not 0.0 <= own < math.inf:
-        raise ProtocolError("the weight that its app returns is no number from 0")
+    if not 0.0 <= own <= examples:
+        raise ProtocolError(
+            "the weight that its app returns is not from 0 to the examples of the node with most",
+            remedy="weight by the number of examples, or by less",
+        )
     out = np.zeros(vector_length(arrays))
     out[0] = own
     layout: Layout = []

@@ -305,6 +305,17 @@ class _Averages(SummingStrategy):
             "never_leaves_the_client": ["examples", "own arrays, metrics and weight"],
         }
 
+    def released_sums(self) -> list[dict[str, Any]]:
+        """Return the numbers and unknowns of means of training, and of all evaluations together."""
+        found = super().released_sums()
+        judged = [entry for entry in found if entry["name"].startswith(averages.FIGURES_SUM)]
+        rest = [entry for entry in found if entry not in judged]
+        if judged:
+            numbers = sum(entry["numbers"] for entry in judged)
+            name, unknowns = averages.FIGURES_SUM.rstrip("/"), judged[0]["unknowns"]
+            rest.append(counting.released(name, numbers, unknowns))
+        return rest
+
     # -- pieces
 
     def _address(
