@@ -5,9 +5,8 @@ The app trains as ever; its arrays and metrics, times its weight, leave the node
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from fedkern_flwr.wire import averages as wire
 
 from .base import Handler, PhaseClient, logger
 from .serving import reported
+from .sums import ClientSums
 
 App = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, App], Message]
@@ -174,40 +174,41 @@ class AveragingClient(PhaseClient):
     def train(self, request: wire.AverageRequest) -> wire.AverageReply:
         """Have the app train; contribute its arrays and metrics."""
         state = self.open_round(request.session, request.round, 0)
-        sent = averages.sent_arrays(self._records())
-        name = averages.TRAIN_SUM
-        most = self._check(request, name, 0, averages.vector_length(sent))
+        records = self._records()
+        sent, name = averages.sent_arrays(records), averages.sum_name(records)
+        sums, most = self._check(request, name, 0, averages.vector_length(sent))
         vector, layout = self._ask_app(sent, most)
-        assert self.sums is not None
-        self.sums.contribute(name, vector, overwrite=True)
+        sums.contribute(name, vector, overwrite=True)
         self.close_round(state, request.round, b"", 0)
         return wire.AverageReply(round=request.round, layout=layout)
 
     def evaluate_app(self, request: wire.FiguresRequest) -> wire.FiguresReply:
         """Have the app evaluate; contribute its metrics, or zeros where none may be told."""
         state = self.open_round(request.session, request.round, 0)
-        name = averages.figures_sum(request.round)
-        most = self._check(request, name, 1, averages.vector_length(ArrayRecord()))
-        assert self.sums is not None
-        tests = self.sums.party.state.counts[self.partition][1]
-        vector, layout = np.zeros(self.sums.order(name).length), ""
+        name = averages.sum_name(self._records(), request.round)
+        length = averages.vector_length(ArrayRecord())
+        sums, most = self._check(request, name, 1, length)
+        tests = sums.party.state.counts[self.partition][1]
+        vector, layout = np.zeros(length), ""
         if tests:
             vector, layout = self._ask_app(ArrayRecord(), most)
-            digest = b"".join(_digest(self._records()))
+            judged = name.partition("#")[2].encode()
             try:
                 vector = self.figures(
-                    "held-out examples", np.arange(tests), vector, total=name, judged=digest
+                    "held-out examples", np.arange(tests), vector, total=name, judged=judged
                 )
             except RefusedError as error:  # the run goes on without figures of this node
                 logger.warning("%s", error)
-                vector = np.zeros_like(vector)
-        self.sums.contribute(name, vector)
+                vector = np.zeros(length)
+        sums.contribute(name, vector)
         self.close_round(state, request.round, b"", 0)
         return wire.FiguresReply(round=request.round, layout=layout)
 
     # -- pieces
 
-    def _check(self, request: wire.AverageRequest, name: str, place: int, length: int) -> int:
+    def _check(
+        self, request: wire.AverageRequest, name: str, place: int, length: int
+    ) -> tuple[ClientSums, int]:
         """Refuse a sum that is not that of this method; return the most examples of a node.
 
         ``place`` is 0 for those that are trained on, 1 for those held out.
@@ -216,6 +217,8 @@ class AveragingClient(PhaseClient):
             raise refusal("the run sums in plain", self.name)
         if request.weighted_by != self.weighted_by:
             raise refusal(f"the weight of the run is not {self.weighted_by!r}", self.name)
+        if name not in self.sums.orders:
+            raise refusal("the sum is over nodes that were sent something else", self.name)
         state = self.sums.party.state
         members = state.cohorts[self.sums.order(name).cohort].members
         most = max(state.counts[member][place] for member in members)
@@ -223,7 +226,7 @@ class AveragingClient(PhaseClient):
             averages.encoding(self.bound, most), self_masks=True, everybody=True, length=length
         )
         self.sums.check(name, rule)
-        return most
+        return self.sums, most
 
     def _ask_app(self, sent: ArrayRecord, most: int) -> tuple[NDArray[np.float64], str]:
         """Return the vector of what the app answers, and the layout of its metrics."""
@@ -254,10 +257,3 @@ class AveragingClient(PhaseClient):
                 party=self.name,
             )
         return tuple(table.reshape(len(table), math.prod(table.shape[1:])) for table in tables)
-
-
-def _digest(content: RecordDict) -> Iterator[bytes]:
-    """Yield digests of the arrays that an app is sent."""
-    for record in content.array_records.values():
-        for array in record.values():
-            yield hashlib.sha256(array.data).digest()

@@ -7,6 +7,7 @@ its arrays; the mean is the sum of these vectors divided by its first number.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -32,9 +33,30 @@ Layout = list[tuple[str, int]]  # name, how many numbers; 0 for one that is no l
 Record = TypeVar("Record", ArrayRecord, MetricRecord)
 
 
-def figures_sum(number: int) -> str:
-    """Return the name of the sum of an evaluation: a node helps to open each once."""
-    return f"{FIGURES_SUM}{number}"
+def sum_name(content: RecordDict, evaluation: int = 0) -> str:
+    """Return the name of a sum to which nodes contribute only if all were sent the same.
+
+    The masks of a sum depend on its name: a server that sends one node the model and the others
+    something of which their part of the sum is known gets a sum that cannot be opened.
+
+    Parameters
+    ----------
+    content : RecordDict
+        What the apps are sent.
+    evaluation : int
+        Number of the exchange, of an evaluation: a node helps to open each once.
+    """
+    digest = hashlib.sha256()
+    for name, record in sorted(content.items()):
+        for key, value in sorted(record.items()):
+            digest.update(repr((name, key)).encode())
+            if isinstance(value, Array):
+                digest.update(repr((value.dtype, tuple(value.shape), value.stype)).encode())
+                digest.update(hashlib.sha256(value.data).digest())
+            else:
+                digest.update(repr(value).encode())
+    name = f"{FIGURES_SUM}{evaluation}" if evaluation else TRAIN_SUM
+    return f"{name}#{digest.hexdigest()[:32]}"
 
 
 def encoding(bound: float, examples: int) -> Encoding:

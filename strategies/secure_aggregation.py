@@ -248,28 +248,19 @@ class _Averages(SummingStrategy):
         """
         if not messages:
             return []
-        kind = messages[0].metadata.message_type.partition(".")[0]
-        if kind not in ("train", "evaluate"):
-            raise OptionError(f"nothing masks the answers to messages of type {kind[:20]!r}")
-        training = kind == "train"
-        asked = {message.metadata.dst_node_id: message for message in messages}
-        if asked.keys() != self.parties_.keys():
-            raise OptionError(
-                f"{len(asked)} of {len(self.parties_)} nodes are asked: sums over changing sets "
-                "show single nodes",
-                remedy="leave fraction_train at 1, and fraction_evaluate at 1 or 0",
-            )
+        training = self._check_messages(messages)
+        first = messages[0].content
         most = max(p.rows if training else p.test_rows for p in self.parties_.values())
         if not training and not most:
             return []
         self._step += 1
-        arrays = averages.sent_arrays(messages[0].content) if training else ArrayRecord()
+        arrays = averages.sent_arrays(first) if training else ArrayRecord()
         length = averages.vector_length(arrays)
         if training and not self.survivors_:
             unknowns = self._unknowns(averages.TRAIN_SUM, 0, -1)
             self.check_count(counting.too_many(length * self._rounds, unknowns))
         assert self.sums is not None
-        name = averages.TRAIN_SUM if training else averages.figures_sum(self._step)
+        name = averages.sum_name(first, 0 if training else self._step)
         running = self.sums.order(name, length, averages.encoding(self.bound, most))
         request_class = wire.AverageRequest if training else wire.FiguresRequest
         request = request_class(
@@ -278,7 +269,7 @@ class _Averages(SummingStrategy):
         self._layout = ""
         outcome = self.run_phase(
             grid,
-            self._address(request, asked, running),
+            self._address(request, messages, running),
             phase=request.phase,
             timeout=timeout,
             number=self._step,
@@ -288,9 +279,9 @@ class _Averages(SummingStrategy):
         found = self._mean(grid, running, arrays, timeout, training)
         if found is None:
             return []
-        names = list(messages[0].content.array_records) or ["arrays"]
-        content = RecordDict({names[0]: found[0]} if training else {})
-        content["metrics"] = found[1]
+        content = RecordDict({"metrics": found[1]})
+        if training:
+            content[next(iter(first.array_records), "arrays")] = found[0]
         return [Message(content, reply_to=messages[0])]
 
     def privacy(self) -> dict[str, Any]:
@@ -318,10 +309,36 @@ class _Averages(SummingStrategy):
 
     # -- pieces
 
+    def _check_messages(self, messages: list[Message]) -> bool:
+        """Tell whether the strategy asks for training; refuse what must not be summed.
+
+        Raises
+        ------
+        OptionError
+        """
+        kind = messages[0].metadata.message_type.partition(".")[0]
+        if kind not in ("train", "evaluate"):
+            raise OptionError(f"nothing masks the answers to messages of type {kind[:20]!r}")
+        asked = {message.metadata.dst_node_id for message in messages}
+        if asked != self.parties_.keys():
+            raise OptionError(
+                f"{len(asked)} of {len(self.parties_)} nodes are asked: sums over changing sets "
+                "show single nodes",
+                remedy="leave fraction_train at 1, and fraction_evaluate at 1 or 0",
+            )
+        contents = {id(message.content): message.content for message in messages}
+        if len({averages.sum_name(content) for content in contents.values()}) > 1:
+            raise OptionError(
+                "the strategy sends nodes different records, which do not sum",
+                remedy="send all nodes the same",
+            )
+        return kind == "train"
+
     def _address(
-        self, request: wire.AverageRequest, asked: dict[int, Message], running: RunningSum
+        self, request: wire.AverageRequest, messages: list[Message], running: RunningSum
     ) -> list[Message]:
         """Return the messages of the strategy with our request beside the app's records."""
+        asked = {message.metadata.dst_node_id: message for message in messages}
         sections = self.sum_sections([running])
         out = []
         for message in request_messages(

@@ -9,16 +9,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, FedProx, Krum
 
 from fedkern_flwr import averages
 from fedkern_flwr.errors import CohortError, OptionError, ProtocolError, RefusedError
+from fedkern_flwr.exchange import CONFIG
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.secure_aggregation import SecureAggregation, secure_aggregation_mod
 from fedkern_flwr.simulations import Fault, FaultPlan, Transcript, simulate
 from fedkern_flwr.simulations.engines import Audit
+from fedkern_flwr.strategies.secure_aggregation import _Averages
 
 NODES, ROUNDS = 4, 3
 Fails = Callable[[int, int], bool]  # partition, round of the server -> whether the app raises
@@ -280,7 +289,71 @@ def test_a_node_answers_no_server_without_the_mixin() -> None:
     assert not list(transcript.entries(direction="up"))  # errors
 
 
+@pytest.mark.parametrize("disguised", [False, True])
+def test_a_server_that_sends_nodes_different_models_opens_nothing(
+    disguised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it sends all but one node a model of which it knows what comes back."""
+    address = _Averages._address
+
+    def lie(self: Any, *args: Any) -> list[Message]:
+        first, *rest = address(self, *args)
+        before = averages.sum_name(_own(first))
+        first.content["arrays"] = ArrayRecord({**initial(), "b": Array(np.ones(()))})
+        if disguised:
+            config = first.content[CONFIG]
+            config["sections"] = config["sections"].replace(before, averages.sum_name(_own(first)))
+        return [first, *rest]
+
+    monkeypatch.setattr(_Averages, "_address", lie)
+    strategy = SecureAvg(max_missed=2, fraction_evaluate=0.0)
+    expected = CohortError if disguised else RefusedError
+    words = "masks in average.* do not fit" if disguised else "sent something else"
+    with pytest.raises(expected, match=words):
+        run(strategy)
+    assert not any(strategy.survivors_)
+
+
+def _own(message: Message) -> RecordDict:
+    return RecordDict({n: r for n, r in message.content.items() if n in ("arrays", "config")})
+
+
+def test_a_strategy_that_sends_nodes_different_records_is_refused() -> None:
+    class Personal(SecureAvg):
+        def configure_train(self, *args: Any) -> Any:
+            for k, message in enumerate(super().configure_train(*args)):
+                content = RecordDict({**message.content, "config": ConfigRecord({"k": k})})
+                yield Message(content, message.metadata.dst_node_id, "train")
+
+    with pytest.raises(OptionError, match="sends nodes different records"):
+        run(Personal())
+
+
 # -- the guard
+
+
+def test_survivors_are_voted_for_where_identities_are_pinned(tmp_path: Path) -> None:
+    lines = []
+    for k in range(NODES):
+        key = Ed25519PrivateKey.generate()
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        (tmp_path / f"identity-{k}").write_bytes(private)
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        lines.append(f"{k} {public.decode()}")
+    (tmp_path / "trusted").write_text("\n".join(lines))
+
+    class Pinned(ClientApp):
+        def __call__(self, message: Message, context: Context) -> Message:
+            own = tmp_path / f"identity-{context.node_config['partition-id']}"
+            keys = {"identity_key": own, "trusted_keys": tmp_path / "trusted"}
+            return make_app(fails, **keys)(message, context)
+
+    def fails(k: int, number: int) -> bool:
+        return (k, number) == (1, 2)
+
+    strategy = SecureAvg(fraction_evaluate=0.0)
+    same(run(strategy, Pinned()), run(FedAvg(fraction_evaluate=0.0), make_app(fails)))
+    assert strategy.ledger_.by_phase["vote"] == 1
 
 
 def test_the_policy_of_a_node_counts() -> None:
