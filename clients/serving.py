@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 
-from fedkern_flwr.errors import ClientError, ColumnError, FedKernError, TableError
-from fedkern_flwr.exchange import mark_error
 from fedkern_flwr.flower_compat import Client
 from fedkern_flwr.node.client import PhaseClient
-
-logger = logging.getLogger("fedkern_flwr")
-
-_LISTED = "that node's log lists the columns that it has"
+from fedkern_flwr.node.reported import reported
 
 
 def serve(make_client: Callable[[Context], PhaseClient]) -> ClientApp:
@@ -37,31 +30,3 @@ def serve(make_client: Callable[[Context], PhaseClient]) -> ClientApp:
             return make_client(context).to_client()
 
     return ClientApp(client_fn=client_fn)
-
-
-@contextmanager
-def reported(context: Context) -> Iterator[None]:
-    """Raise what goes wrong in the block as an error whose text the server may show.
-
-    Raises
-    ------
-    FedKernError
-    """
-    try:
-        yield
-        return
-    except FedKernError as error:
-        who = f"partition {context.node_config.get('partition-id', '?')}"
-        logger.error("%s", _from(who, error))
-        if isinstance(error, ColumnError):
-            error = TableError(error.problem, remedy=_LISTED, party=error.party)
-        error.args = (mark_error(f"{type(error).__name__}: {_from(who, error)}"),)
-        raise error from None
-    except Exception as error:
-        logger.exception("the node's client cannot be built")
-        name = type(error).__name__
-    raise ClientError(mark_error(name))
-
-
-def _from(who: str, error: FedKernError) -> str:
-    return str(error) if str(error).startswith(who) else f"{who}: {error}"

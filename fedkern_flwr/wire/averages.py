@@ -39,8 +39,8 @@ class AverageReply(PhaseMessage):
     ----------
     round : int
     layout : str
-        Names of the metrics and how many numbers each has, see
-        :func:`fedkern_flwr.averages.read_layout`; empty for a node that contributes zeros.
+        Names of the metrics and how many numbers each has, as JSON; empty for a node that
+        contributes zeros.
     """
 
     phase = "average"

@@ -20,14 +20,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, FedProx, Krum
 
-from fedkern_flwr import averages
 from fedkern_flwr.errors import CohortError, OptionError, ProtocolError, RefusedError
 from fedkern_flwr.exchange import CONFIG
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.secure_aggregation import SecureAggregation, secure_aggregation_mod
+from fedkern_flwr.secure_aggregation import (
+    SecureAggregation,
+    averages,
+    secure_aggregation_mod,
+)
+from fedkern_flwr.secure_aggregation.server import _Averages
 from fedkern_flwr.simulations import Fault, FaultPlan, Transcript, simulate
 from fedkern_flwr.simulations.engines import Audit
-from fedkern_flwr.strategies.secure_aggregation import _Averages
 
 NODES, ROUNDS = 4, 3
 Fails = Callable[[int, int], bool]  # partition, round of the server -> whether the app raises

@@ -13,18 +13,17 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
-from fedkern_flwr import averages
-from fedkern_flwr.errors import ProtocolError, RefusedError, TableError
-from fedkern_flwr.exchange import CONFIG, PARAMETERS, reply_content
-from fedkern_flwr.flower_compat import copy_message
-from fedkern_flwr.guard import SumRule, counting, refusal
-from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
-from fedkern_flwr.wire import averages as wire
-
-from .base import Handler, PhaseClient, logger
-from .serving import reported
-from .sums import ClientSums
+from ..errors import ProtocolError, RefusedError, TableError
+from ..exchange import CONFIG, PARAMETERS, reply_content
+from ..flower_compat import copy_message
+from ..guard import SumRule, counting, refusal
+from ..guard.rows import OwnRows
+from ..node.client import Handler, PhaseClient, logger
+from ..node.reported import reported
+from ..node.sums import ClientSums
+from ..wire import DescribeReply, DescribeRequest, columns_digest
+from ..wire import averages as wire
+from . import averages
 
 App = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, App], Message]

@@ -17,8 +17,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from .errors import OptionError, ProtocolError
-from .secure_sum.encoding import Encoding
+from ..errors import OptionError, ProtocolError
+from ..secure_sum.encoding import Encoding
 
 #: Numbers that the metrics of a reply may have, the weight not counted.
 SLOTS = 32

@@ -10,15 +10,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .clients.secure_aggregation import secure_aggregation_mod
-    from .strategies.secure_aggregation import SecureAggregation
+    from .node import secure_aggregation_mod
+    from .server import SecureAggregation
 
 __all__ = ["SecureAggregation", "secure_aggregation_mod"]
 
-_ROOMS = {"SecureAggregation": "strategies", "secure_aggregation_mod": "clients"}
+_MODULES = {"SecureAggregation": "server", "secure_aggregation_mod": "node"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"fedkern_flwr.{_ROOMS[name]}.secure_aggregation"), name)
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

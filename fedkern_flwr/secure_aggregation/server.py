@@ -29,16 +29,15 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
-from fedkern_flwr import averages
-from fedkern_flwr.errors import OptionError, ProtocolError, SumError
-from fedkern_flwr.exchange import CONFIG, REPLY, Failure, Outcome, read_reply, request_messages
-from fedkern_flwr.guard import counting
-from fedkern_flwr.ledger import Ledger
-from fedkern_flwr.secure_sum import RunningSum
-from fedkern_flwr.wire import averages as wire
-
-from .base import logger
-from .summing import SummingStrategy
+from ..errors import OptionError, ProtocolError, SumError
+from ..exchange import CONFIG, REPLY, Failure, Outcome, read_reply, request_messages
+from ..guard import counting
+from ..ledger import Ledger
+from ..secure_sum import RunningSum
+from ..strategy import logger
+from ..summing import SummingStrategy
+from ..wire import averages as wire
+from . import averages
 
 #: Strategies that look at single replies, or wrap one that does.
 _SINGLE = (
@@ -211,7 +210,7 @@ class _Averages(SummingStrategy):
     bound, weighted_by
         See :class:`SecureAggregation`.
     **common
-        Options of :class:`~fedkern_flwr.strategies.summing.SummingStrategy`.
+        Options of :class:`~fedkern_flwr.strategies.SummingStrategy`.
     """
 
     method, title = "secure-aggregation", "Secure aggregation"
