@@ -31,7 +31,8 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from .errors import CheckpointError, EngineError, FedKernError
-from .node.method_client import MethodClient, answers, contributes
+from .node.answering import AnsweringClient, answers
+from .node.method_client import MethodClient, contributes
 from .options import declared, describe, option
 from .run import Rounds, Run, Steps
 from .steps import Answers, Ask, Deliver, LostState, Round, Save, Sum, Term
@@ -40,6 +41,7 @@ from .summing import SummingStrategy
 from .wire import DescribeReply
 
 __all__ = [
+    "AnsweringClient",
     "Answers",
     "Ask",
     "Deliver",
@@ -266,7 +268,7 @@ class Method(SummingStrategy):
         self.conduct(grid, self.rounds, tell, timeout=timeout)
         for row in self.history_:
             result.train_metrics_clientapp[row["round"]] = _numbers(row, but="round")
-        last = max(1, *result.train_metrics_clientapp)
+        last = max([1, *result.train_metrics_clientapp])
         if not self.history_:
             result.train_metrics_clientapp[last] = _numbers(self.metrics_)
         tests = {name: v for name, v in self.metrics_.items() if name.startswith("test_")}

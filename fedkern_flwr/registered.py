@@ -63,7 +63,7 @@ def client_of(method: type[Method]) -> type[MethodClient]:
         The method does not name it.
     """
     found = method.client
-    if isinstance(found, str):
+    if isinstance(found, str) and found:
         module, _, name = found.partition(":")
         found = getattr(import_module(module), name)
     if not (isinstance(found, type) and issubclass(found, MethodClient)):

@@ -114,6 +114,9 @@ class Ask:
         somebody, with all who stand in them. ``all``: the exchange is repeated with all, and with
         new sums, until nobody is missing; ``enough``: until the sums can be opened. ``once``:
         whoever answers; a sum that cannot be opened ends the run.
+    least : int, optional
+        Of ``each`` without sums: so many answers will do when all attempts are over; by default
+        all.
     """
 
     what: str | PhaseMessage | Mapping[int, PhaseMessage]
@@ -122,6 +125,7 @@ class Ask:
     sums: Sequence[Term] = ()
     among: Sequence[int] | None = None
     until: Literal["all", "each", "enough", "once"] = "each"
+    least: int | None = None
 
 
 @dataclass(frozen=True)

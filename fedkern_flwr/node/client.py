@@ -302,7 +302,7 @@ class PhaseClient(GuardedNode, NumPyClient):
         if before.session == request.session:  # a run is not begun twice: what was fixed stays so
             state = before
         if request.resume_round:
-            path = self.state_path(request.session, f"-round-{request.resume_round}.state")
+            path = self.saved_state(request.session, request.resume_round)
             if path is not None and path.is_file():
                 self.restored = True
                 state.round, state.payload = request.resume_round, path.read_bytes()
@@ -323,6 +323,10 @@ class PhaseClient(GuardedNode, NumPyClient):
         if self.state_dir is None or not session.isalnum():
             return None
         return self.state_dir / session / f"partition-{self.partition}{name}"
+
+    def saved_state(self, session: str, number: int) -> Path | None:
+        """Return the file of the state after a round; None without a folder."""
+        return self.state_path(session, f"-round-{number}.state")
 
     def _save(self, state: SessionState, number: int) -> None:
         path = self.state_path(state.session, f"-round-{number}.state")

@@ -91,6 +91,8 @@ def write_node(
     rules = folder / "policy.toml"
     write_atomically(rules, write_policy(policy or NodePolicy()).encode(), private=True)
     config["policy"] = str(rules)
+    if own.get("results"):  # a folder for files that the client writes
+        config["results"] = str(folder / own["results"])
     if sparse.issparse(own.get("x")):
         config |= _write_ratings(folder, own)
     elif any(own.get(name) is not None for name in ("x", "y", "ids")):

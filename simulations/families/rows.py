@@ -108,7 +108,6 @@ class RowClients:
         results = None
         if self.state_dir is not None:
             results = self.state_dir.parent / "nodes" / str(partition)
-            results.mkdir(parents=True, exist_ok=True)
         return self.kind(
             context,
             **self.tables[partition],
@@ -119,7 +118,7 @@ class RowClients:
 
     def deployed(self, partition: int) -> dict[str, Any]:
         """Return what the files and the configuration of a deployed node say."""
-        return self.tables[partition]
+        return {**self.tables[partition], "results": "results"}
 
 
 @dataclass(frozen=True)

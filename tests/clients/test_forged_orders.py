@@ -101,6 +101,8 @@ CASES = [
     Case("em-kofl", 2, "online-drawn", "update"),
     Case("per-fed-avg", 2, "online-network", "update"),
     Case("per-fed-avg", 2, "online-network-evaluate", "evaluate"),
+    Case("kernel-pca", 2, "method", "moments"),
+    Case("kernel-pca", 2, "method", "evaluate/rest"),
     Case("fed-cg", 1, "hybrid-moments", "moments/", True, requests=_PARTS),
     Case("fed-cg", 3, "hybrid-distances", "distances/", True, requests={**_PARTS, **_WIDTHS}),
     Case("fed-cg", 1, "hybrid-distances", "distances/1", True, requests=_WIDTHS),
@@ -151,6 +153,14 @@ CASES = [
     Case("svm, columns", 2, "svm-visit", "outputs"),
     Case("svm, columns", 2, "svm-contribute", ""),
     Case("svm, columns", 6, "svm-pad", "", zeros=True),
+    Case(
+        "means of apps",
+        2,
+        "average",
+        "average",
+        requests={"another weight": fields(weighted_by="loss")},
+    ),
+    Case("means of apps", 2, "average-evaluate", "evaluate"),
     Case(
         "ranges",
         2,

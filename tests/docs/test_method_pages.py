@@ -31,6 +31,7 @@ PAGES = {
     "fdskl": ("fdskl",),
     "secure-gram": ("secure-gram", "fed-cfk"),
     "hierarchical-svm": ("hierarchical-svm",),
+    "kernel-pca": ("kernel-pca",),
 }
 HEADINGS = [
     "What it computes",

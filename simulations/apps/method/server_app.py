@@ -27,14 +27,14 @@ def make_strategy(config: dict[str, Any]) -> Method:
         raise OptionError(
             "options is no JSON object", remedy="""write options = '{"components": 3}'"""
         ) from None
-    return find_method(config["method"])(
-        **options,
-        seed=config["seed"],
-        min_clients=config["min-clients"],
-        node_timeout=float(config["node-timeout"]),
-        checkpoint=config["checkpoint"] or None,
-        resume=config["resume"],
-    )
+    common = {
+        "seed": config["seed"],
+        "min_clients": config["min-clients"],
+        "node_timeout": float(config["node-timeout"]),
+        "checkpoint": config["checkpoint"] or None,
+        "resume": config["resume"],
+    }
+    return find_method(config["method"])(**{**common, **options})
 
 
 @app.main()

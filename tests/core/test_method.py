@@ -1,0 +1,396 @@
+"""The generator of rounds: what a method yields is done, retried, checked, kept and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedkern_flwr import registered
+from fedkern_flwr.errors import (
+    CheckpointError,
+    CohortError,
+    FedKernError,
+    OptionError,
+    ProtocolError,
+    RefusedError,
+    StateError,
+)
+from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.method import (
+    Ask,
+    LostState,
+    Method,
+    MethodClient,
+    Save,
+    Sum,
+    answers,
+    contributes,
+    option,
+)
+from fedkern_flwr.simulations import Fault, FaultPlan, simulate
+from fedkern_flwr.wire.method import pack, unpack
+
+CLIENTS, ROWS = 5, 12
+X = np.random.default_rng(3).random((CLIENTS, ROWS, 2))
+
+
+class Mean(Method):
+    """Means of the columns, and how far each client's are from them."""
+
+    method, title = "mean", "Mean"
+    labels_of_row = 0
+
+    times: int = option(1, "How often to sum.", least=1)
+
+    def rounds(self, parties: Any) -> Any:
+        """Sum; then ask each client."""
+        width, total = parties[0].features, {}
+        for k in range(self.times):
+            total = yield Sum("rows", {"sum": (width,), "count": ()}, ask={"k": k})
+            self.history_.append({"round": k + 1})
+        mean = total["sum"] / total["count"]
+        self.model_ = {"mean": mean}
+        told = yield Ask("judge", {"mean": mean, "note": "how far"})
+        held = yield Sum("held", {"count": ()}, held_out=True)
+        return {
+            "rows": int(np.rint(total["count"])),
+            "held": int(np.rint(held["count"])),
+            "far": [round(reply["far"], 6) for reply in told.values()],
+        }
+
+
+class MeanClient(MethodClient):
+    """The client of it."""
+
+    labels_of_row = 0
+
+    @contributes("rows")
+    def add(self, k: int) -> dict[str, Any]:
+        self.kept.arrays["seen"] = np.array([k])
+        return {"count": len(self.x), "sum": self.x.sum(axis=0)}
+
+    @answers("judge")
+    def judge(self, mean: Any, note: str) -> dict[str, Any]:
+        assert note == "how far"
+        assert self.kept.arrays["seen"].shape == (1,)
+        return {"far": np.abs(self.x.mean(axis=0) - mean).max(), "mean": mean}
+
+    @contributes("held", held_out=True)
+    def count(self) -> dict[str, Any]:
+        return {"count": len(self.x_test)}
+
+
+def make(kind: type[MethodClient] = MeanClient, **own: Any) -> Callable[[Context], MethodClient]:
+    def client(context: Context) -> MethodClient:
+        k = int(context.node_config["partition-id"])
+        return kind(context, X[k], x_test=X[k, :6], **own)
+
+    return client
+
+
+def test_a_method_of_ten_lines_is_the_pooled_one() -> None:
+    strategy = Mean()
+    simulate(strategy, make(), CLIENTS, serialise=True)
+    np.testing.assert_allclose(strategy.model_["mean"], X.mean(axis=(0, 1)), rtol=0, atol=1e-12)
+    far = np.abs(X.mean(axis=1) - X.mean(axis=(0, 1))).max(axis=1)
+    assert strategy.metrics_["far"] == pytest.approx(far.tolist(), abs=1e-6)
+    assert (strategy.metrics_["rows"], strategy.metrics_["held"]) == (60, 30)
+    privacy = strategy.privacy()
+    assert [entry["name"] for entry in privacy["sums"]] == ["rows", "evaluate/held"]
+    assert privacy["sums"][0] == {"name": "rows", "numbers": 3, "unknowns": 96}
+    assert strategy.model()[1]["dimension"] == 2
+
+
+# -- clients that fail
+
+
+def lose(*lost: tuple[int, str, int]) -> FaultPlan:
+    """Lose the requests of (partition, phase, exchange)."""
+    return FaultPlan([(k, phase, number, Fault("vanished")) for k, phase, number in lost])
+
+
+@given(lost=st.sets(st.integers(0, CLIENTS - 1), min_size=1, max_size=CLIENTS))
+@settings(max_examples=8, deadline=None)
+def test_sums_are_of_whoever_is_left_and_never_of_too_few(lost: set[int]) -> None:
+    strategy = Mean(threshold=4)
+    simulate(strategy, make(), CLIENTS, faults=lose(*((k, "method", 1) for k in lost)))
+    left = [k for k in range(CLIENTS) if k not in lost] if len(lost) == 1 else [*range(CLIENTS)]
+    assert strategy.metrics_["rows"] == ROWS * len(left)
+    np.testing.assert_allclose(strategy.model_["mean"], X[left].mean(axis=(0, 1)), atol=1e-12)
+
+
+def test_who_does_not_answer_a_question_is_asked_again_alone() -> None:
+    asked: list[int] = []
+
+    class Counting(MeanClient):
+        @answers("judge")
+        def judge(self, mean: Any, note: str) -> dict[str, Any]:
+            asked.append(self.partition)
+            return super().judge(mean, note)
+
+    strategy = Mean()
+    simulate(strategy, make(Counting), CLIENTS, faults=lose((3, "method", 3), (3, "method", 4)))
+    assert {k: asked.count(k) for k in asked} == {0: 1, 1: 1, 2: 1, 3: 3, 4: 1}
+    assert len(strategy.metrics_["far"]) == CLIENTS
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_who_never_answers_ends_the_run_in_one_line(number: int) -> None:
+    plan = lose(*((k, "method", n) for k in (1, 3) for n in (number, number + 1)))
+    with pytest.raises(CohortError, match=r"2 times in a row.*partition 1 .*mend it and") as error:
+        simulate(Mean(attempts=2, threshold=4), make(), CLIENTS, faults=plan)
+    assert "\n" not in str(error.value)
+
+
+def test_an_error_of_a_handler_is_not_asked_for_again() -> None:
+    asked: list[int] = []
+
+    class Wrong(MeanClient):
+        @contributes("rows")
+        def add(self, k: int) -> dict[str, Any]:
+            asked.append(self.partition)
+            raise ZeroDivisionError
+
+    with pytest.raises(ProtocolError, match="all clients ended in ZeroDivisionError; their logs"):
+        simulate(Mean(), make(Wrong), CLIENTS)
+    assert len(asked) == CLIENTS
+
+
+def test_a_lost_state_is_thrown_into_the_generator() -> None:
+    class Forgetful(MeanClient):
+        @contributes("rows")
+        def add(self, k: int) -> dict[str, Any]:
+            raise StateError("forgotten", party=self.name)
+
+    with pytest.raises(LostState):
+        simulate(Mean(), make(Forgetful), CLIENTS)
+
+
+def test_a_generator_that_is_told_of_a_lost_state_goes_on() -> None:
+    tries: list[int] = []
+
+    class Patient(Mean):
+        def rounds(self, parties: Any) -> Any:
+            for _ in range(3):
+                try:
+                    return (yield from super().rounds(parties))
+                except LostState:
+                    tries.append(1)
+            return {}
+
+    class Forgetful(MeanClient):
+        @contributes("rows")
+        def add(self, k: int) -> dict[str, Any]:
+            if self.partition == 1 and not tries:
+                raise StateError("forgotten", party=self.name)
+            return super().add(k)
+
+    strategy = Patient()
+    simulate(strategy, make(Forgetful), CLIENTS)
+    assert len(tries) == 1
+    assert strategy.metrics_["rows"] == 60
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        (None, "the handler of 'rows' returned NoneType, what is summed is"),
+        ({"count": 1}, r"returned \['count'\], what is summed is \['count', 'sum'\]"),
+        ({"count": 1, "sum": np.zeros(3)}, "sum of 'rows' has 3 numbers, 2 are summed"),
+        ({"count": 1, "sum": [0.0, 1e9]}, "refused by the node: the values of a sum"),
+    ],
+)
+def test_terms_that_do_not_fit_are_one_line(returned: Any, text: str) -> None:
+    class Wrong(MeanClient):
+        @contributes("rows")
+        def add(self, k: int) -> Any:
+            return returned
+
+    with pytest.raises(FedKernError, match=text) as error:
+        simulate(Mean(), make(Wrong), CLIENTS)
+    assert "\n" not in str(error.value)
+
+
+def test_the_node_declares_the_bound_not_the_server() -> None:
+    class Wider(Mean):
+        def rounds(self, parties: Any) -> Any:
+            yield Sum("rows", {"sum": (2,), "count": ()}, bound=2.0, ask={"k": 0})
+
+    with pytest.raises(RefusedError, match="refused by the node: the bound of a sum"):
+        simulate(Wider(), make(), CLIENTS)
+
+
+def test_a_handler_that_is_not_there_is_named() -> None:
+    class Other(Mean):
+        def rounds(self, parties: Any) -> Any:
+            yield Ask("weigh")
+
+    with pytest.raises(ProtocolError, match=r"no handler for 'weigh'.*@contributes or @answers"):
+        simulate(Other(), make(), CLIENTS)
+
+
+def test_figures_of_held_out_rows_obey_the_policy() -> None:
+    strategy = Mean()
+    simulate(strategy, make(policy=NodePolicy(min_evaluation_rows=100)), CLIENTS)
+    assert strategy.metrics_["held"] == 0
+    assert strategy.metrics_["rows"] == 60
+
+
+# -- checkpoints
+
+
+class PowerCutError(Exception):
+    pass
+
+
+def run_until(strategy: Mean, step: int, own: Any) -> None:
+    """Run until the coordinator has taken so many steps, and its power is cut."""
+    took = iter(range(1, 100))
+
+    def cut(*_: Any) -> None:
+        if next(took) == step:
+            raise PowerCutError
+
+    strategy.on_round = cut
+    with pytest.raises(PowerCutError):
+        simulate(strategy, own, CLIENTS)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_a_run_that_broke_off_asks_nothing_twice(at: int, tmp_path: Path) -> None:
+    whole = Mean(times=3)
+    simulate(whole, make(), CLIENTS)
+    asked: list[str] = []
+
+    class Counting(MeanClient):
+        @contributes("rows")
+        def add(self, k: int) -> dict[str, Any]:
+            asked.append(f"{self.partition}/{k}")
+            return super().add(k)
+
+    own = make(Counting, state_dir=tmp_path / "state")
+    options: dict[str, Any] = {"times": 3, "checkpoint": tmp_path / "run.npz"}
+    run_until(Mean(**options), at, own)
+    resumed = Mean(**options, resume=True)
+    simulate(resumed, own, CLIENTS)
+    assert resumed.metrics_ == whole.metrics_
+    assert len(asked) == len(set(asked)) == 3 * CLIENTS
+    with pytest.raises(CheckpointError, match="belongs to a run with other options"):
+        simulate(Mean(**{**options, "times": 2}, resume=True), own, CLIENTS)
+
+
+def test_a_sum_that_may_have_been_opened_is_not_summed_again(tmp_path: Path) -> None:
+    own = make(state_dir=tmp_path / "state")
+    options: dict[str, Any] = {"times": 2, "checkpoint": tmp_path / "run.npz"}
+    first = Mean(**options)
+    kept: list[bytes] = []
+    first.on_round = lambda *_: kept.append((tmp_path / "run.npz").read_bytes())
+    simulate(first, own, CLIENTS)
+    (tmp_path / "run.npz").write_bytes(kept[0])  # an earlier checkpoint: the nodes have gone on
+    with pytest.raises(CheckpointError, match="broke off while a sum was being opened"):
+        simulate(Mean(**options, resume=True), own, CLIENTS)
+
+
+def test_a_method_that_saves_goes_on_from_there(tmp_path: Path) -> None:
+    begun: list[int] = []
+
+    class Saving(Mean):
+        def rounds(self, parties: Any) -> Any:
+            total = self.saved_.get("total", np.zeros(2))
+            for k in range(int(self.saved_meta_.get("k", 0)), 3):
+                begun.append(k)
+                found = yield Sum("rows", {"sum": (2,), "count": ()}, ask={"k": k})
+                total = total + found["sum"]
+                yield Save({"total": total}, {"k": k + 1})
+            return {"total": total.tolist()}
+
+    own = make(state_dir=tmp_path / "state")
+    options: dict[str, Any] = {"checkpoint": tmp_path / "run.npz"}
+    whole = Saving()
+    simulate(whole, make(), CLIENTS)
+    begun.clear()
+    run_until(Saving(**options), 2, own)
+    resumed = Saving(**options, resume=True)
+    simulate(resumed, own, CLIENTS)
+    assert begun in ([0, 1, 1, 2], [0, 1, 2])
+    np.testing.assert_allclose(resumed.metrics_["total"], whole.metrics_["total"], atol=1e-12)
+
+
+# -- values on the wire
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=5,
+)
+ARRAYS = st.builds(
+    lambda shape, kind: np.arange(int(np.prod(shape))).reshape(shape).astype(kind),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.sampled_from(["<f8", "<f4", "<i8", "<i4", "|b1"]),
+)
+
+
+@given(values=st.dictionaries(st.text(max_size=4), PLAIN | ARRAYS, max_size=4))
+@settings(max_examples=60)
+def test_values_travel_as_they_are(values: dict[str, Any]) -> None:
+    found, sizes = unpack(*pack(values, {"n": 3}), party="p")
+    assert sizes == {"n": 3}
+    assert found.keys() == values.keys()
+    for name, value in values.items():
+        if isinstance(value, np.ndarray):
+            assert found[name].dtype == value.dtype
+            np.testing.assert_array_equal(found[name], value)
+        else:
+            assert found[name] == value
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, float("nan"), np.array(["a"])])
+def test_what_cannot_travel_is_named_where_it_is_made(value: Any) -> None:
+    with pytest.raises(ProtocolError, match="thing"):
+        pack({"thing": value})
+
+
+@given(text=st.binary(max_size=60), count=st.integers(0, 2))
+def test_bytes_that_came_are_read_or_refused(text: bytes, count: int) -> None:
+    given_ = tuple(np.zeros(2) for _ in range(count))
+    with suppress(ProtocolError):
+        found, sizes = unpack(text, given_, party="partition 1")
+        assert isinstance(found, dict)
+        assert all(isinstance(size, int) for size in sizes.values())
+
+
+# -- entry points
+
+
+def test_entry_points_are_found_or_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import EntryPoint
+
+    points = {
+        "kernel-pca": "fedkern_flwr.strategies:KernelPCA",
+        "gone": "no_such_package:Method",
+        "other": "fedkern_flwr.strategies:FedCG",
+        "misnamed": "fedkern_flwr.strategies:KernelPCA",
+    }
+    found = {n: EntryPoint(n, v, registered.GROUP) for n, v in points.items()}
+    monkeypatch.setattr(registered, "registered", lambda: found)
+    find = registered.find_method.__wrapped__
+    assert find("kernel-pca").title == "Kernel PCA"
+    for name, text in {
+        "gone": "cannot be loaded from no_such_package:Method",
+        "other": "is no Method whose `method` is 'other'",
+        "misnamed": "is no Method whose `method` is 'misnamed'",
+        "unknown": "there is no method 'unknown'",
+    }.items():
+        with pytest.raises(OptionError, match=text) as error:
+            find(name)
+        assert "\n" not in str(error.value)
+    with pytest.raises(OptionError, match="does not name its client"):
+        registered.client_of(Mean)
