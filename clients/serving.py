@@ -8,10 +8,11 @@ from collections.abc import Callable
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 
-from fedkern_flwr.errors import ClientError, ColumnError, FedKernError, TableError
+from fedkern_flwr.errors import ColumnError, FedKernError, TableError
 from fedkern_flwr.exchange import mark_error
 from fedkern_flwr.flower_compat import Client
 from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node.failures import conceal
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -42,9 +43,8 @@ def serve(make_client: Callable[[Context], PhaseClient]) -> ClientApp:
             error.args = (mark_error(f"{type(error).__name__}: {_from(who, error)}"),)
             raise error from None
         except Exception as error:
-            logger.exception("the node's client cannot be built")
-            name = type(error).__name__
-        raise ClientError(mark_error(name))
+            concealed = conceal(error)
+        raise concealed
 
     return ClientApp(client_fn=client_fn)
 

@@ -17,6 +17,7 @@ from fedkern_flwr.online import check_choice
 
 from ...strategies import PhaseStrategy
 from .audit import Audit, AuditingGrid
+from .client_errors import ReportingApp, ReportingGrid
 from .faults import FaultyGrid, Plan
 from .in_process import InProcessGrid
 from .ray import ClientFn, as_client, run_on_ray
@@ -149,6 +150,7 @@ def simulate_all(
         raise OptionError(f"clients is {num_clients}", remedy="use at least 1")
 
     def drive(grid: Grid) -> None:
+        grid = ReportingGrid(grid)
         if faults is not None:
             grid = FaultyGrid(grid, faults)
         if transcript is not None:
@@ -166,4 +168,4 @@ def simulate_all(
         run_on_ray(drive, client_fn, num_clients, ray_address=ray_address, shared_dir=shared_dir)
     else:
         app = ClientApp(client_fn=lambda context: as_client(client_fn(context)))
-        drive(InProcessGrid(app, num_clients, serialise=serialise))
+        drive(InProcessGrid(ReportingApp(app), num_clients, serialise=serialise))
