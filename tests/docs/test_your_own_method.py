@@ -51,7 +51,9 @@ def test_a_new_method_is_written_found_and_run(
     )
     assert done.returncode == 0, done.stdout
     monkeypatch.syspath_prepend(str(root))
-    point = metadata.EntryPoint("method-of-tests", "method_of_tests:MethodOfTests", registered.GROUP)
+    point = metadata.EntryPoint(
+        "method-of-tests", "method_of_tests:MethodOfTests", registered.GROUP
+    )
     monkeypatch.setattr(registered, "registered", lambda: {"method-of-tests": point})
     method = registered.find_method.__wrapped__("method-of-tests")
     rows = np.random.default_rng(1).random((4, 9, 2))
