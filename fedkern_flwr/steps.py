@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import FedKernError
+from .errors import CohortError
 from .secure_sum import Encoding, RunningSum
 from .wire import PhaseMessage
 
@@ -110,9 +110,10 @@ class Ask:
     among : sequence of int, optional
         Partitions that are asked, by default all.
     until : {"all", "each", "enough", "once"}
-        ``each``: whoever did not answer is asked again, alone. ``all``: the exchange is repeated
-        with all, and with new sums, until nobody is missing; ``enough``: until the sums can be
-        opened. ``once``: whoever answers; a sum that cannot be opened ends the run.
+        ``each``: whoever did not answer is asked again, alone; of the sums those that lack
+        somebody, with all who stand in them. ``all``: the exchange is repeated with all, and with
+        new sums, until nobody is missing; ``enough``: until the sums can be opened. ``once``:
+        whoever answers; a sum that cannot be opened ends the run.
     """
 
     what: str | PhaseMessage | Mapping[int, PhaseMessage]
@@ -171,14 +172,43 @@ class Save:
         What the generator finds in ``self.saved_`` when the run is resumed.
     meta : mapping
         Plain values, likewise in ``self.saved_meta_``.
+    kept : int, optional
+        Number of the exchange after which the clients kept what they go on from, by default the
+        last.
     """
 
     arrays: Mapping[str, NDArray[Any]]
     meta: Mapping[str, Any] = field(default_factory=dict)
+    kept: int | None = None
 
 
-class LostState(FedKernError):
-    """Thrown into the generator: a client has forgotten what the question needs; ask again."""
+@dataclass(frozen=True)
+class Round:
+    """Tell of a round, as Flower counts them: for the history, the progress and the result.
+
+    Attributes
+    ----------
+    number : int
+        From 1 on; 0 is before the first.
+    metrics : mapping
+        Its row of the history; none without.
+    arrays : sequence of ndarray, optional
+        The model after it, with which Flower's ``evaluate_fn`` is called.
+    save : Save, optional
+        The state after it, which is kept before anybody is told.
+    """
+
+    number: int
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Sequence[NDArray[Any]] | None = None
+    save: Save | None = None
 
 
-Step = Sum | Ask | Deliver | Save
+class LostState(CohortError):
+    """Thrown into the generator: a client has forgotten what the question needs; ask again.
+
+    What was on its way to clients is withdrawn.
+    """
+
+
+Step = Sum | Ask | Deliver | Save | Round
