@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import CohortError
+from .exchange import Failure
 from .secure_sum import Encoding, RunningSum
 from .wire import PhaseMessage
 
@@ -113,7 +114,14 @@ class Ask:
         ``each``: whoever did not answer is asked again, alone; of the sums those that lack
         somebody, with all who stand in them. ``all``: the exchange is repeated with all, and with
         new sums, until nobody is missing; ``enough``: until the sums can be opened. ``once``:
-        whoever answers; a sum that cannot be opened ends the run.
+        whoever answers; of a sum that cannot be opened nothing is released, and the generator has
+        the ``SumError``, which ends the run unless it is caught.
+    sizes : mapping
+        Sizes that named dimensions of the replies must have.
+    least : int, optional
+        Of ``once``: so many must answer, by default the method's ``min_clients``.
+    number : int, optional
+        Number of the exchange, and of the one that opens its sums; by default the next ones.
     """
 
     what: str | PhaseMessage | Mapping[int, PhaseMessage]
@@ -122,6 +130,9 @@ class Ask:
     sums: Sequence[Term] = ()
     among: Sequence[int] | None = None
     until: Literal["all", "each", "enough", "once"] = "each"
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    least: int | None = None
+    number: int | None = None
 
 
 @dataclass(frozen=True)
@@ -138,12 +149,15 @@ class Answers:
         Name -> sum that is somebody else's, to be delivered; see :class:`Deliver`.
     survivors : dict
         Name -> how many contributed to a sum.
+    failures : dict
+        Partition -> why it did not answer, where it was asked ``once``.
     """
 
     replies: dict[int, Any]
     totals: dict[str, NDArray[Any]] = field(default_factory=dict)
     running: dict[str, RunningSum] = field(default_factory=dict)
     survivors: dict[str, int] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -191,7 +205,8 @@ class Round:
     number : int
         From 1 on; 0 is before the first.
     metrics : mapping
-        Its row of the history; none without.
+        Its row of the history, whose ``round`` is the number unless it says another; none
+        without.
     arrays : sequence of ndarray, optional
         The model after it, with which Flower's ``evaluate_fn`` is called.
     save : Save, optional
