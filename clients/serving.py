@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 
-from fedkern_flwr.errors import ClientError, ColumnError, FedKernError, TableError
-from fedkern_flwr.exchange import mark_error
 from fedkern_flwr.flower_compat import Client
 from fedkern_flwr.node.client import PhaseClient
-
-logger = logging.getLogger("fedkern_flwr")
-
-_LISTED = "that node's log lists the columns that it has"
+from fedkern_flwr.node.reported import reported
 
 
 def serve(make_client: Callable[[Context], PhaseClient]) -> ClientApp:
@@ -32,22 +26,7 @@ def serve(make_client: Callable[[Context], PhaseClient]) -> ClientApp:
     """
 
     def client_fn(context: Context) -> Client:
-        try:
+        with reported(context):
             return make_client(context).to_client()
-        except FedKernError as error:
-            who = f"partition {context.node_config.get('partition-id', '?')}"
-            logger.error("%s", _from(who, error))
-            if isinstance(error, ColumnError):
-                error = TableError(error.problem, remedy=_LISTED, party=error.party)
-            error.args = (mark_error(f"{type(error).__name__}: {_from(who, error)}"),)
-            raise error from None
-        except Exception as error:
-            logger.exception("the node's client cannot be built")
-            name = type(error).__name__
-        raise ClientError(mark_error(name))
 
     return ClientApp(client_fn=client_fn)
-
-
-def _from(who: str, error: FedKernError) -> str:
-    return str(error) if str(error).startswith(who) else f"{who}: {error}"

@@ -26,6 +26,9 @@ MessageType = Literal["train", "evaluate"]
 Reply = TypeVar("Reply", bound=PhaseMessage)
 
 _PREFIX = {"train": "fit", "evaluate": "evaluate"}
+#: Records of a request of ours, beside which a message may carry others, and of its reply.
+CONFIG, PARAMETERS, REPLY = "fitins.config", "fitins.parameters", "fitres.metrics"
+_UPLOADS = "fitres.parameters"
 _EMPTY = "_empty"  # Flower's placeholder for an empty list of arrays
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _READ = 50_000  # characters of a report that are read at its beginning and at its end
@@ -78,6 +81,11 @@ def request_content(
     """Lay records out as Flower's NumPy clients expect them."""
     prefix = _PREFIX[message_type]
     return RecordDict({f"{prefix}ins.parameters": arrays, f"{prefix}ins.config": config})
+
+
+def reply_content(arrays: list[NDArray[Any]], scalars: Mapping[str, Any]) -> RecordDict:
+    """Lay out a reply as Flower's NumPy clients do, in a message of any type."""
+    return RecordDict({_UPLOADS: ArrayRecord(arrays), REPLY: ConfigRecord(dict(scalars))})
 
 
 def request_messages(
@@ -171,8 +179,7 @@ def take_sections(message: Message, *, party: str) -> list[Section]:
     """
     if not message.has_content():
         return []
-    scalars = message.content.get("fitres.metrics")
-    record = message.content.get("fitres.parameters")
+    scalars, record = message.content.get(REPLY), message.content.get(_UPLOADS)
     if not isinstance(scalars, ConfigRecord) or not isinstance(record, ArrayRecord):
         return []
     try:
@@ -199,8 +206,9 @@ def read_reply(reply: type[Reply], message: Message, *, party: str, **sizes: int
     ProtocolError
         If the message is not a proper reply of this phase, or a text in it is no plain line.
     """
-    prefix = _PREFIX.get(message.metadata.message_type, "fit")
     content = message.content
+    prefix = _PREFIX.get(message.metadata.message_type, "fit")
+    prefix = "fit" if message.has_content() and REPLY in content else prefix
     try:
         record = content[f"{prefix}res.parameters"] if prefix == "fit" else ArrayRecord()
         scalars = dict(content[f"{prefix}res.metrics"])

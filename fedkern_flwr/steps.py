@@ -116,10 +116,11 @@ class Ask:
         new sums, until nobody is missing; ``enough``: until the sums can be opened. ``once``:
         whoever answers; of a sum that cannot be opened nothing is released, and the generator has
         the ``SumError``, which ends the run unless it is caught.
+    least : int, optional
+        Of ``each`` without sums: so many answers will do when all attempts are over, by default
+        all. Of ``once``: so many must answer, by default the method's ``min_clients``.
     sizes : mapping
         Sizes that named dimensions of the replies must have.
-    least : int, optional
-        Of ``once``: so many must answer, by default the method's ``min_clients``.
     number : int, optional
         Number of the exchange, and of the one that opens its sums; by default the next ones.
     """
@@ -130,8 +131,8 @@ class Ask:
     sums: Sequence[Term] = ()
     among: Sequence[int] | None = None
     until: Literal["all", "each", "enough", "once"] = "each"
-    sizes: Mapping[str, int] = field(default_factory=dict)
     least: int | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
     number: int | None = None
 
 

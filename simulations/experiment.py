@@ -86,7 +86,7 @@ def run_entries(
     """
     if runs < 1:
         raise OptionError(f"runs is {runs}", remedy="use at least 1")
-    steps: list[SimulationStep] = []
+    steps: list[SimulationStep[PhaseStrategy]] = []
     for entry in entries:
         if entry.reference is not None:
             continue
@@ -157,18 +157,18 @@ def _step(
     progress: Progress,
     measure: Measure,
     draw_done: DrawDone,
-) -> SimulationStep:
+) -> SimulationStep[PhaseStrategy]:
     started = 0.0
 
     def on_round(done: int, total: int, _: Mapping[str, Any]) -> None:
         progress(label, done, total)
 
-    def before(step: SimulationStep) -> None:
+    def before(step: SimulationStep[PhaseStrategy]) -> None:
         nonlocal started
         started = time.monotonic()
         progress(label, 0, 1)
 
-    def after(step: SimulationStep) -> None:
+    def after(step: SimulationStep[PhaseStrategy]) -> None:
         seconds = time.monotonic() - started
         if step.audit is not None:
             seconds -= step.audit.seconds

@@ -80,7 +80,7 @@ def iterate(
         begun = {"right": right, **({"sketch": sketch, "probes": probes} if sketch.size else {})}
         if start.any():
             options = {"start": start, "start_product": shifted(product, start)}
-    kept = {name: begun[name] for name in ("right", "sketch", "probes") if name in begun}
+    kept: Arrays = {name: begun[name] for name in ("right", "sketch", "probes") if name in begun}
     kept |= {} if pairs is None else {"landmark_kernel": pairs}
     if "sketch" in begun:
         options["precondition"] = NystromPreconditioner(

@@ -15,7 +15,6 @@ from fedkern_flwr.hybrid import Plan, Ward
 from fedkern_flwr.method import Ask, Steps, Term
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.strategy import logger
-from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import hybrid as wire
 
 Floats = NDArray[np.float64]
@@ -284,7 +283,7 @@ class HybridSystem(ABC):
         )
 
     @staticmethod
-    def added(replies: Mapping[int, PhaseMessage], length: int) -> Floats:
+    def added(replies: Mapping[int, Any], length: int) -> Floats:
         """Add up vectors that were sent in plain.
 
         Raises
@@ -293,8 +292,7 @@ class HybridSystem(ABC):
         """
         total = np.zeros(length)
         for partition, reply in replies.items() if length else ():
-            plain = getattr(reply, "plain", ())
-            if len(plain) != 1 or plain[0].shape != (length,):
+            if len(reply.plain) != 1 or reply.plain[0].shape != (length,):
                 raise ProtocolError("its vector is missing", party=f"partition {partition}")
-            total += plain[0]
+            total += reply.plain[0]
         return total

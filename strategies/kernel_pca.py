@@ -49,7 +49,7 @@ class KernelPCA(Method):
         self.model_ = {"mean": mean, "components": components, "shares": shares}
         model = {**kernel, "mean": mean, "components": components}
         metrics = {"rows": int(np.rint(total["rows"])), "explained": float(shares.sum())}
-        yield Ask("project", model)
+        yield Ask("project", model, least=1)  # who has vanished goes without
         if any(party.test_rows for party in parties):
             left = yield Sum("rest", {"left": (), "all": ()}, bound=4.0, ask=model, held_out=True)
             if left["all"] > 0.0:

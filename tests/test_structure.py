@@ -92,6 +92,16 @@ def test_no_arrow_points_up(module: str) -> None:
     assert arrows(module) <= allowed.get(room(module), set(ROOMS))
 
 
+def test_a_node_with_the_mod_imports_nothing_of_the_server() -> None:
+    """In a deployment every message starts a process."""
+    program = (
+        f"import sys; from {PACKAGE}.secure_aggregation import secure_aggregation_mod;"
+        "print([m for m in sys.modules if m.endswith(('aggregation.server', '.summing'))])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.stdout.strip() == "[]", found.stderr
+
+
 @pytest.mark.parametrize("module", SOURCES)
 def test_rooms_are_never_imported_as_top_level_packages(module: str) -> None:
     tops = {m.split(".")[0] for m in imported_modules(module)}

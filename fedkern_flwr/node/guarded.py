@@ -229,6 +229,7 @@ class GuardedNode:
         total: str = "",
         alone: bool = False,
         users: bool = False,
+        judged: bytes = b"",
     ) -> NDArray[np.float64]:
         """Return the figures about held-out rows that may leave this node: these, or zeros.
 
@@ -246,6 +247,8 @@ class GuardedNode:
             Whether a single party may tell figures of its own rows.
         users : bool
             Whether they are about the rows that are learned from, such as users.
+        judged : bytes
+            Digest of what they are judged by, where the request does not hold it.
 
         Raises
         ------
@@ -271,6 +274,7 @@ class GuardedNode:
         request = replace(self._request, **same)
         parts = [repr(sorted(request.scalars().items())).encode()]
         parts += [np.ascontiguousarray(array).tobytes() for array in request.arrays()]
+        parts += [judged] if judged else []
         asked = Asked.of(purpose, np.ascontiguousarray(rows).tobytes(), parts)
         told = enter(record, asked, values.ravel().tolist(), self.policy, self.name)
         if not self.simulated:

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from .describe import DescribeReply
 from .message import Message, array, arrays
 
-Floats = Bytes = Index = NDArray[Any]
+Floats = NDArray[Any]
+Bytes = NDArray[Any]
+Index = NDArray[Any]
 
 
 class HybridDescribeReply(DescribeReply, Message):

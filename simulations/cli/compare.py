@@ -16,6 +16,7 @@ import typer
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import FedKernError, OptionError, TableError
+from fedkern_flwr.registered import registered
 
 from ..cells import Cell, CellStore, Record
 from ..comparison import Comparison, Part, compare, headings, plan, table_rows
@@ -25,7 +26,7 @@ from ..entries import check_seed
 from ..experiment import versions
 from ..folders import folder_of_results
 from ..paper_figures import HEADINGS, count_misses, paper_figures
-from ..presets import NAMES, PAPERS, Preset, preset
+from ..presets import NAMES, PAPERS, Preset, preset, registered_methods
 from ..provenance import provenance
 from ..run_folder import open_json_target
 from ..sweep import CellFailed, choose_jobs, sweep
@@ -39,13 +40,17 @@ ALL = "papers"
 def compare_presets(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="PRESET...", click_type=click.Choice([*NAMES, ALL])),
+        typer.Argument(metavar="PRESET...", click_type=click.Choice([*NAMES, *registered(), ALL])),
     ],
     engine: Annotated[
         str | None, typer.Option(click_type=click.Choice(["in-process", "ray"]))
     ] = None,
     datasets: Annotated[
-        str | None, typer.Option(help="Data sets of the preset to use, separated by commas.")
+        str | None,
+        typer.Option(
+            help="Data sets of the preset to use, separated by commas; of registered methods also "
+            "files of features."
+        ),
     ] = None,
     runs: Annotated[int | None, typer.Option(help="Draws per method.")] = None,
     rounds: Annotated[
@@ -76,6 +81,8 @@ def compare_presets(
     quiet: Annotated[bool, typer.Option(help="Show nothing but errors.")] = False,
 ) -> None:
     """Compare methods on the same data: the demo, a table or figure of a paper, or all papers.
+
+    Registered methods are presets too: those that are named are compared with each other.
 
     Presets of papers read their data from the folder named by FEDKERN_DATA; `papers` leaves out
     those whose data is not there. A comparison that was interrupted goes on when it is started
@@ -164,7 +171,9 @@ def _presets(names: list[str], datasets: str | None) -> tuple[list[Preset], list
     ------
     OptionError, TableError
     """
-    if datasets and (len(names) > 1 or ALL in names):
+    own = [name for name in names if name in registered()]
+    others = [name for name in names if name not in own]
+    if datasets and (len(others) + bool(own) > 1 or ALL in names):
         raise OptionError("--datasets goes with one preset", remedy="compare them one by one")
     if names == [ALL]:
         found, missing = [], defaultdict(list)
@@ -182,7 +191,8 @@ def _presets(names: list[str], datasets: str | None) -> tuple[list[Preset], list
     if len(set(names)) < len(names):
         raise OptionError("a preset is named twice", remedy="name each once")
     wanted = tuple(d.strip() for d in datasets.split(",") if d.strip()) if datasets else ()
-    return [preset(name, wanted) for name in names], []
+    beside = [registered_methods(own, wanted)] if own else []
+    return beside + [preset(name, wanted) for name in others], []
 
 
 def _run(

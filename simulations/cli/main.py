@@ -19,6 +19,7 @@ from .audit import AUDITED, audit_all, audit_method, audit_options
 from .compare import ALL, compare_presets
 from .deploy import DEPLOYABLE, deploy_method, deploy_options
 from .doctor import doctor
+from .new_method import new_method
 from .node import node_app
 from .options import build_command, parameter
 from .predict import predict
@@ -73,6 +74,7 @@ app.add_typer(node_app)
 app.command("compare", epilog=f"Presets: {', '.join((*NAMES, ALL))}.")(compare_presets)
 app.command("predict")(predict)
 app.command("doctor")(doctor)
+app.command("new-method")(new_method)
 
 
 @app.callback(invoke_without_command=True)

@@ -40,6 +40,8 @@ _UP = {
     ("align-hop", "fingerprint"): "commitment",
     ("align-tags", "fingerprint"): "commitment",
     ("align-tags", "ids"): "pseudonym",
+    ("average", "layout"): "control",
+    ("average-evaluate", "layout"): "control",
     ("describe", "partition"): "control",
     ("describe", "partitions"): "control",
     ("describe", "role"): "control",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
@@ -31,43 +31,53 @@ ENVIRONMENT = {
 }
 
 ClientFn = Callable[[Context], Any]
+Clients = ClientFn | ClientApp
 
-_loaded: dict[Any, ClientFn] = {}
+_loaded: dict[Any, Any] = {}
 
 
-class ShippedClientFn:
-    """A ``client_fn`` in Ray's object store, because Flower pickles the app into every message.
+class ShippedApp(ClientApp):
+    """An app in Ray's object store, because Flower pickles the app into every message.
 
-    It travels to each machine once, and each worker there reads it once. Otherwise the data that a
-    ``client_fn`` holds would travel with each message.
+    It travels to each machine once, and each worker there reads it once. Otherwise the data that
+    clients hold would travel with each message.
 
     Parameters
     ----------
-    client_fn : callable
-        Context -> client, with all it holds.
+    clients : callable or ClientApp
+        Context -> client, or the app, with all it holds.
     scratch : path, optional
         Folder for temporary files. Two messages to a client may be answered on two machines, so on
         a cluster what it keeps in a file must be where all of them see it.
     """
 
-    def __init__(self, client_fn: ClientFn, scratch: Path | None = None) -> None:
+    def __init__(self, clients: Clients, scratch: Path | None = None) -> None:
         import ray
         from ray import cloudpickle
 
-        data = cloudpickle.dumps(client_fn)  # type: ignore[no-untyped-call]
+        super().__init__()
+        data = cloudpickle.dumps(clients)  # type: ignore[no-untyped-call]
         self.reference = ray.put(np.frombuffer(data, np.uint8))
         self.scratch = None if scratch is None else str(scratch)
 
-    def __call__(self, context: Context) -> Client:
-        """Build the client of a node."""
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message to a node."""
         if self.reference not in _loaded:
             import ray
             from ray import cloudpickle
 
             tempfile.tempdir = self.scratch
-            _loaded[self.reference] = cloudpickle.loads(ray.get(self.reference).data)
+            _loaded[self.reference] = served(cloudpickle.loads(ray.get(self.reference).data))
         context.node_config.setdefault(SIMULATION, True)
-        return as_client(_loaded[self.reference](context))
+        app: ClientApp = _loaded[self.reference]
+        return app(message, context)
+
+
+def served(clients: Clients) -> ClientApp:
+    """Return the app that serves clients."""
+    if isinstance(clients, ClientApp):
+        return clients
+    return ClientApp(client_fn=lambda context: as_client(clients(context)))
 
 
 def as_client(client: Any) -> Client:
@@ -77,7 +87,7 @@ def as_client(client: Any) -> Client:
 
 def run_on_ray(
     drive: Callable[[Grid], None],
-    client_fn: ClientFn,
+    client_fn: Clients,
     num_clients: int,
     *,
     ray_address: str | None = None,
@@ -89,8 +99,8 @@ def run_on_ray(
     ----------
     drive : callable
         Gets the grid; runs one strategy or several, one after the other.
-    client_fn : callable
-        Context -> client.
+    client_fn : callable or ClientApp
+        Context -> client, or the app.
     num_clients : int
         Number of nodes; each gets one CPU while it works.
     ray_address : str, optional
@@ -127,7 +137,7 @@ def run_on_ray(
         warnings.simplefilter("ignore", DeprecationWarning)
         run_simulation(
             server_app,
-            ClientApp(client_fn=ShippedClientFn(client_fn, scratch)),
+            ShippedApp(client_fn, scratch),
             num_clients,
             backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
         )

@@ -5,34 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 from flwr.app import ConfigRecord
-from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import Result, Strategy
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.online import check_choice
 
-from ...strategies import PhaseStrategy
 from .audit import Audit, AuditingGrid
 from .faults import FaultyGrid, Plan
 from .in_process import InProcessGrid
-from .ray import ClientFn, as_client, run_on_ray
+from .ray import Clients, run_on_ray, served
 from .ray_cluster import check_ray_address
 from .transcript import RecordingGrid, Transcript
 
 Engine = Literal["in-process", "ray"]
+AnyStrategy = TypeVar("AnyStrategy", bound=Strategy)
 
 
 @dataclass
-class SimulationStep:
+class SimulationStep(Generic[AnyStrategy]):
     """One strategy in a simulation of several.
 
     Attributes
     ----------
-    strategy : PhaseStrategy
+    strategy : Strategy
     seed : int
         The run's seed, for strategies without one of their own.
     start : dict
@@ -45,18 +44,18 @@ class SimulationStep:
         Filled by the simulation.
     """
 
-    strategy: PhaseStrategy
+    strategy: AnyStrategy
     seed: int = 0
     start: dict[str, Any] = field(default_factory=dict)
-    before: Callable[[SimulationStep], None] | None = None
-    after: Callable[[SimulationStep], None] | None = None
+    before: Callable[[SimulationStep[AnyStrategy]], None] | None = None
+    after: Callable[[SimulationStep[AnyStrategy]], None] | None = None
     audit: Audit | None = None
     result: Result | None = None
 
 
 def simulate(
-    strategy: PhaseStrategy,
-    client_fn: ClientFn,
+    strategy: Strategy,
+    client_fn: Clients,
     num_clients: int,
     engine: Engine = "in-process",
     seed: int = 0,
@@ -73,11 +72,11 @@ def simulate(
 
     Parameters
     ----------
-    strategy : PhaseStrategy
-        Any strategy of :mod:`fedkern_flwr.strategies`.
-    client_fn : callable
+    strategy : Strategy
+        Any strategy of :mod:`fedkern_flwr.strategies`, or of Flower's Message API.
+    client_fn : callable or ClientApp
         ``client_fn(context)`` returns one of the clients of :mod:`fedkern_flwr.clients`, built from
-        the table of node ``context.node_config["partition-id"]``.
+        the table of node ``context.node_config["partition-id"]``; or the app of the nodes.
     num_clients : int
         Number of nodes.
     engine : {"in-process", "ray"} (default: "in-process")
@@ -128,8 +127,8 @@ def simulate(
 
 
 def simulate_all(
-    steps: Sequence[SimulationStep],
-    client_fn: ClientFn,
+    steps: Sequence[SimulationStep[Any]],
+    client_fn: Clients,
     num_clients: int,
     *,
     engine: Engine = "in-process",
@@ -165,5 +164,4 @@ def simulate_all(
     if engine == "ray":
         run_on_ray(drive, client_fn, num_clients, ray_address=ray_address, shared_dir=shared_dir)
     else:
-        app = ClientApp(client_fn=lambda context: as_client(client_fn(context)))
-        drive(InProcessGrid(app, num_clients, serialise=serialise))
+        drive(InProcessGrid(served(client_fn), num_clients, serialise=serialise))

@@ -6,8 +6,9 @@ from fedkern_flwr.errors import TableError
 
 from . import cross, demo, gram, hierarchical, hybrid, online, vertical
 from .base import Builder, Preset, Section
+from .rows import registered_methods
 
-__all__ = ["NAMES", "PAPERS", "Preset", "Section", "preset"]
+__all__ = ["NAMES", "PAPERS", "Preset", "Section", "preset", "registered_methods"]
 
 #: Tables and figures of the papers.
 _PAPERS: dict[str, Builder] = {

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
 
 from fedkern_flwr.clients import (
     AlignmentClient,
@@ -23,7 +24,9 @@ from fedkern_flwr.clients import (
     SVMClient,
     VerticalKernelClient,
 )
+from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.secure_aggregation import SecureAggregation, secure_aggregation_mod
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import InProcessGrid
 from fedkern_flwr.strategies import (
@@ -42,6 +45,11 @@ from fedkern_flwr.strategies import (
 )
 from fedkern_flwr.wire import PhaseMessage, sums
 from fedkern_flwr.wire.sections import detach
+
+
+class SecureMean(SecureAggregation, FedAvg):
+    """Any strategy that averages."""
+
 
 KEY, ROWS, TESTS = b"k" * 16, 8, 6
 Table = dict[str, Any]
@@ -216,6 +224,29 @@ def components(strategy: Any, seed: int, folder: Path) -> Any:
     return strategy
 
 
+def means(strategy: Any, seed: int, folder: Path) -> Any:
+    rng = np.random.default_rng(seed)
+    tables = [rng.standard_normal((ROWS, 2)) for _ in range(4)]
+
+    def load(context: Context) -> np.ndarray:
+        context.node_config["simulation"] = False
+        return tables[int(context.node_config["partition-id"])]
+
+    mod = secure_aggregation_mod(load, held_out=load, policy=NodePolicy())
+    app = ClientApp(mods=[mod])
+
+    @app.train()
+    @app.evaluate()
+    def answer(message: Message, context: Context) -> Message:
+        x = load(context)
+        content = RecordDict({"metrics": MetricRecord({"loss": x.sum(), "num-examples": len(x)})})
+        content["arrays"] = ArrayRecord([x.mean(axis=0)])
+        return Message(content, reply_to=message)
+
+    simulate(strategy, app, 4, num_rounds=1, initial_arrays=ArrayRecord([np.zeros(2)]))
+    return strategy
+
+
 def align(strategy: Any, seed: int, folder: Path) -> Any:
     def make(context: Context, k: int) -> PhaseClient:
         return AlignmentClient(context, names(3 * seed + k, ROWS), alignment=folder / f"{k}.npz")
@@ -245,6 +276,7 @@ RUNS: dict[str, Callable[[int, Path], Any]] = {
     ),
     "svm, columns": lambda s, f: columns(HierarchicalSVM(partition="vertical"), s, f, predict=True),
     "ranges": lambda s, f: ranges(ColumnRanges(), s, f),
+    "means of apps": lambda s, f: means(SecureMean(), s, f),
     "align": lambda s, f: align(AlignIds(), s, f),
     "kernel-pca": lambda s, f: components(KernelPCA(features=2), s, f),
 }

@@ -154,6 +154,14 @@ CASES = [
     Case("svm, columns", 2, "svm-contribute", ""),
     Case("svm, columns", 6, "svm-pad", "", zeros=True),
     Case(
+        "means of apps",
+        2,
+        "average",
+        "average",
+        requests={"another weight": fields(weighted_by="loss")},
+    ),
+    Case("means of apps", 2, "average-evaluate", "evaluate"),
+    Case(
         "ranges",
         2,
         "ranges-means",

@@ -23,6 +23,7 @@ PAGES = (
     "fdskl.md",
     "secure-gram.md",
     "hierarchical-svm.md",
+    "secure-aggregation.md",
 )
 
 pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="no source tree here")

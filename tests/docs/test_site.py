@@ -15,7 +15,16 @@ pytest.importorskip("myst_nb")
 pytest.importorskip("furo")
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PUBLIC = ("", ".strategies", ".clients", ".simulations", ".secure_sum", ".wire", ".tables")
+PUBLIC = (
+    "",
+    ".strategies",
+    ".clients",
+    ".simulations",
+    ".secure_aggregation",
+    ".secure_sum",
+    ".wire",
+    ".tables",
+)
 
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="no source tree here")
 

@@ -84,6 +84,13 @@ def test_each_node_writes_its_own_projections(tmp_path: Path) -> None:
     assert strategy.result()["metrics"].keys() == {"rows", "explained", "test_explained"}
 
 
+def test_who_has_vanished_for_good_goes_without(tmp_path: Path) -> None:
+    gone = FaultPlan([(2, "method", None, Fault("lost request"))])
+    strategy = KernelPCA(threshold=4, attempts=2)
+    simulate(strategy, client, CLIENTS, faults=gone, timeout=1.0)
+    assert strategy.metrics_["rows"] == 30 * (CLIENTS - 1)
+
+
 def test_more_components_than_features_are_refused() -> None:
     with pytest.raises(OptionError, match="5 components of 4 features"):
         simulate(KernelPCA(components=5, features=2), client, CLIENTS)

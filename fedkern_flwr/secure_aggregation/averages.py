@@ -1,0 +1,240 @@
+"""Weighted means of records as one vector that can be summed.
+
+Flower's strategies average the arrays and metrics of replies, each weighted by one of the metrics.
+The vector of a reply is its weight w, then w times its metrics in ``SLOTS`` numbers, then w times
+its arrays; the mean is the sum of these vectors divided by its first number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from ..errors import OptionError, ProtocolError
+from ..secure_sum.encoding import Encoding
+
+#: Numbers that the metrics of a reply may have, the weight not counted.
+SLOTS = 32
+#: Default of the largest absolute value of an array or metric.
+BOUND = 1024.0
+#: Flower's default name of the weight.
+WEIGHT = "num-examples"
+TRAIN_SUM, FIGURES_SUM = "average", "evaluate/"
+_LONGEST = 400  # characters of a layout
+
+Layout = list[tuple[str, int]]  # name, how many numbers; 0 for one that is no list
+Record = TypeVar("Record", ArrayRecord, MetricRecord)
+
+
+def sum_name(content: RecordDict, evaluation: int = 0) -> str:
+    """Return the name of a sum to which nodes contribute only if all were sent the same.
+
+    The masks of a sum depend on its name: a server that sends one node the model and the others
+    something of which their part of the sum is known gets a sum that cannot be opened.
+
+    Parameters
+    ----------
+    content : RecordDict
+        What the apps are sent.
+    evaluation : int
+        Number of the exchange, of an evaluation: a node helps to open each once.
+    """
+    digest = hashlib.sha256()
+    for name, record in sorted(content.items()):
+        for key, value in sorted(record.items()):
+            digest.update(repr((name, key)).encode())
+            if isinstance(value, Array):
+                digest.update(repr((value.dtype, tuple(value.shape), value.stype)).encode())
+                digest.update(hashlib.sha256(value.data).digest())
+            else:
+                digest.update(repr(value).encode())
+    name = f"{FIGURES_SUM}{evaluation}" if evaluation else TRAIN_SUM
+    return f"{name}#{digest.hexdigest()[:32]}"
+
+
+def encoding(bound: float, examples: int) -> Encoding:
+    """Return the encoding of a sum.
+
+    Parameters
+    ----------
+    bound : float
+        Largest absolute value of an array or metric.
+    examples : int
+        Examples of the party that has most: no weight may be larger.
+    """
+    return Encoding.fixed_point(max(1.0, bound) * max(1, examples))
+
+
+def check_bound(bound: float) -> None:
+    """Refuse a bound that is none.
+
+    Raises
+    ------
+    OptionError
+    """
+    if not 0.0 < bound < math.inf:
+        raise OptionError(f"bound is {bound}", remedy="use a positive number")
+
+
+def sent_arrays(content: RecordDict) -> ArrayRecord:
+    """Return the arrays of a request to an app, an empty record if it has none.
+
+    Raises
+    ------
+    ProtocolError
+        It has several records of arrays.
+    """
+    records = content.array_records
+    return _only(dict(records), "ArrayRecord", ArrayRecord) if records else ArrayRecord()
+
+
+def vector_length(arrays: ArrayRecord) -> int:
+    """Return the length of the vector of a reply with such arrays."""
+    return 1 + SLOTS + sum(math.prod(array.shape) for array in arrays.values())
+
+
+def pack(
+    content: RecordDict, arrays: ArrayRecord, weight: str, examples: int
+) -> tuple[NDArray[np.float64], str]:
+    """Return the vector of a reply and the layout of its metrics.
+
+    Parameters
+    ----------
+    content : RecordDict
+        What the app returned.
+    arrays : ArrayRecord
+        What it was sent: the reply must have arrays of the same names and shapes. Empty if only
+        metrics are wanted.
+    weight : str
+        Name of the metric that is the weight.
+    examples : int
+        Examples of the party that has most.
+
+    Raises
+    ------
+    ProtocolError
+        The reply does not fit. The text quotes no value of it.
+    """
+    metrics = _only(dict(content.metric_records), "MetricRecord", MetricRecord)
+    if weight not in metrics or isinstance(metrics[weight], list):
+        raise ProtocolError(
+            f"its app returns no number {weight!r} in its MetricRecord",
+            remedy="return the weight of the mean under that name, or set weighted_by",
+        )
+    own = float(metrics[weight])  # type: ignore[arg-type]
+    if not 0.0 <= own <= examples:
+        raise ProtocolError(
+            "the weight that its app returns is not from 0 to the examples of the node with most",
+            remedy="weight by the number of examples, or by less",
+        )
+    out = np.zeros(vector_length(arrays))
+    out[0] = own
+    layout: Layout = []
+    start = 1
+    for name in sorted(metrics):
+        if name == weight:
+            continue
+        value = metrics[name]
+        numbers = list(value) if isinstance(value, list) else [value]
+        if start + len(numbers) > 1 + SLOTS:
+            raise ProtocolError(f"the metrics of its app have more than {SLOTS} numbers")
+        out[start : start + len(numbers)] = numbers
+        layout.append((name, len(numbers) if isinstance(value, list) else 0))
+        start += len(numbers)
+    if arrays:
+        _fill(
+            out[1 + SLOTS :], _only(dict(content.array_records), "ArrayRecord", ArrayRecord), arrays
+        )
+    out[1:] *= own
+    text = json.dumps(layout)
+    if len(text) > _LONGEST:
+        raise ProtocolError(f"the names of its metrics have more than {_LONGEST} characters")
+    return out, text
+
+
+def unpack(
+    total: NDArray[np.float64], arrays: ArrayRecord, layout: str, weight: str
+) -> tuple[ArrayRecord, MetricRecord]:
+    """Return the means of arrays and metrics; the latter hold the total weight.
+
+    Arrays have the precision of those that were sent, but whole numbers become float64: what
+    Flower's own averages of them are.
+
+    Parameters
+    ----------
+    total : ndarray, shape (vector_length(arrays),)
+        The sum of vectors, with a positive weight.
+    arrays : ArrayRecord
+        What the apps were sent.
+    layout : str
+        See :func:`read_layout`.
+    weight : str
+        Name of the metric that is the weight.
+    """
+    means = total[1:] / total[0]
+    values: dict[str, Any] = {weight: float(total[0])}
+    start = 0
+    for name, count in read_layout(layout):
+        part = means[start : start + max(1, count)].tolist()
+        values[name] = part if count else part[0]
+        start += len(part)
+    start, out = SLOTS, {}
+    for name, sent in arrays.items():
+        dtype = np.dtype(sent.dtype)
+        size = math.prod(sent.shape)
+        mean = means[start : start + size].reshape(sent.shape)
+        out[name] = Array(mean.astype(dtype if dtype.kind == "f" else np.float64))
+        start += size
+    return ArrayRecord(out), MetricRecord(values)
+
+
+def read_layout(text: str) -> Layout:
+    """Read the names of metrics and how many numbers each has.
+
+    Raises
+    ------
+    ProtocolError
+        It is none, or does not fit into the slots.
+    """
+    try:
+        found = [(name, count) for name, count in json.loads(text)] if text else []
+    except (ValueError, TypeError, RecursionError):
+        found = [("", -1)]
+    for name, count in found:
+        if type(name) is not str or type(count) is not int or not 0 <= count <= SLOTS:
+            raise ProtocolError("the layout of its metrics is damaged")
+    if sum(max(1, count) for _, count in found) > SLOTS or len(dict(found)) < len(found):
+        raise ProtocolError("the layout of its metrics is damaged")
+    return found
+
+
+def _fill(out: NDArray[np.float64], found: ArrayRecord, expected: ArrayRecord) -> None:
+    fits = found.keys() == expected.keys()
+    start = 0
+    for name, sent in expected.items() if fits else ():
+        array = found[name]
+        fits = fits and tuple(array.shape) == tuple(sent.shape)
+        if not fits or np.dtype(array.dtype).kind not in "fiub":
+            fits = False
+            break
+        size = math.prod(sent.shape)
+        out[start : start + size] = array.numpy().ravel()
+        start += size
+    if not fits:
+        raise ProtocolError(
+            "its app returns other arrays than it was sent",
+            remedy="return all arrays of the model, under the same names and of the same shapes",
+        )
+
+
+def _only(records: Mapping[str, Record], kind: str, cls: type[Record]) -> Record:
+    if len(records) != 1:
+        raise ProtocolError(f"there are {len(records)} records {kind} in place of one")
+    return next(iter(records.values()))

@@ -1,0 +1,258 @@
+"""Secure aggregation of any ``ClientApp``: a mod that masks what the app returns.
+
+The app trains as ever; its arrays and metrics, times its weight, leave the node under masks only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from numpy.typing import NDArray
+
+from ..errors import ProtocolError, RefusedError, TableError
+from ..exchange import CONFIG, PARAMETERS, reply_content
+from ..flower_compat import copy_message
+from ..guard import SumRule, counting, refusal
+from ..guard.rows import OwnRows
+from ..node.client import Handler, PhaseClient, logger
+from ..node.reported import reported
+from ..node.sums import ClientSums
+from ..wire import DescribeReply, DescribeRequest, columns_digest
+from ..wire import averages as wire
+from . import averages
+
+App = Callable[[Message, Context], Message]
+Mod = Callable[[Message, Context, App], Message]
+Examples = Callable[[Context], Any]
+_Tables = tuple[NDArray[Any], ...]
+
+
+def secure_aggregation_mod(
+    examples: Examples,
+    *,
+    held_out: Examples | None = None,
+    bound: float = averages.BOUND,
+    weighted_by: str = averages.WEIGHT,
+    **common: Any,
+) -> Mod:
+    """Return a mod that has an app take part in secure aggregation; the first in its list.
+
+    Its server runs a strategy with :class:`~fedkern_flwr.secure_aggregation.SecureAggregation`.
+    A node that sums securely, as every deployed one does unless its policy says otherwise, answers
+    no other server.
+
+    Parameters
+    ----------
+    examples : callable
+        Context -> what the node trains on: an array or several, with a row each per example. The
+        guard counts them, the ledger knows them again; none leaves the node. Called once in a run,
+        and before evaluations.
+    held_out : callable, optional
+        The same of the examples that the app evaluates on. Without it the node tells no metrics of
+        evaluations.
+    bound : float (default: 1024)
+        Largest absolute value of an array or a metric that the app returns; that of the strategy.
+        A node refuses to send more, and clips nothing.
+    weighted_by : str (default: "num-examples")
+        Metric that is the weight; that of the strategy. It is at most the number of examples of
+        the node that has most.
+    **common
+        ``state_dir``, ``identity_key``, ``trusted_keys``, ``policy``: see
+        :class:`~fedkern_flwr.clients.PhaseClient`.
+
+    Raises
+    ------
+    OptionError
+        The bound is none.
+    """
+    averages.check_bound(bound)
+
+    def mod(message: Message, context: Context, app: App) -> Message:
+        with reported(context):
+            client = AveragingClient(
+                context,
+                message,
+                app,
+                examples=examples,
+                held_out=held_out,
+                bound=bound,
+                weighted_by=weighted_by,
+                **common,
+            )
+        return client.reply()
+
+    return mod
+
+
+class AveragingClient(PhaseClient):
+    """A node whose answers are those of an app.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+    message : Message
+        What came, with the records of the app beside ours.
+    app : callable
+        Answers the app's part of it.
+    examples, held_out, bound, weighted_by
+        See :func:`secure_aggregation_mod`.
+    **common
+        Options of :class:`~fedkern_flwr.clients.PhaseClient`.
+    """
+
+    labels_of_row = 0  # what is a label is the app's business
+
+    def __init__(
+        self,
+        context: Context,
+        message: Message,
+        app: App,
+        *,
+        examples: Examples,
+        held_out: Examples | None,
+        bound: float,
+        weighted_by: str,
+        **common: Any,
+    ) -> None:
+        super().__init__(context, **common)
+        self.message, self.app = message, app
+        self.examples, self.held_out = examples, held_out
+        self.bound, self.weighted_by = bound, weighted_by
+
+    def reply(self) -> Message:
+        """Answer the message.
+
+        Raises
+        ------
+        FedKernError
+            What the server is told.
+        """
+        content = self.message.content
+        config = content.get(CONFIG)
+        if not isinstance(config, ConfigRecord) or "phase" not in config:
+            if self.policy.require_secure_sums:
+                with reported(self.context):
+                    raise refusal("require_secure_sums: the run sums in plain", self.name)
+            return self.app(self.message, self.context)
+        arrays, _, scalars = self.fit([], dict(config))  # type: ignore[arg-type]
+        return Message(reply_content(arrays, scalars), reply_to=self.message)
+
+    def handlers(self) -> dict[str, tuple[Any, Handler]]:
+        """Return phase -> (class of the request, method that answers it)."""
+        return {
+            wire.AverageRequest.phase: (wire.AverageRequest, self.train),
+            wire.FiguresRequest.phase: (wire.FiguresRequest, self.evaluate_app),
+        }
+
+    def describe(self, request: DescribeRequest) -> DescribeReply:
+        """Tell how many examples there are, and of how many numbers each is."""
+        learned, tests = self._tables(self.examples), self._tables(self.held_out)
+        widths = [table.shape[1] for table in learned]
+        return DescribeReply(
+            partition=self.partition,
+            partitions=self.partitions,
+            role=self.role,
+            rows=len(learned[0]) if learned else 0,
+            features=sum(widths),
+            test_rows=len(tests[0]) if tests else 0,
+            columns=columns_digest(map(str, widths)),
+            restored=self.restored,
+            binary=counting.binary_columns(*learned),
+        )
+
+    def own_rows(self) -> OwnRows:
+        """Return the examples, those held out last."""
+        learned, tests = self._tables(self.examples), self._tables(self.held_out)
+        parts = [part for part in (learned, tests) if part]
+        return OwnRows(parts=parts, learned=len(learned[0]) if learned else 0)
+
+    def train(self, request: wire.AverageRequest) -> wire.AverageReply:
+        """Have the app train; contribute its arrays and metrics."""
+        state = self.open_round(request.session, request.round, 0)
+        records = self._records()
+        sent, name = averages.sent_arrays(records), averages.sum_name(records)
+        sums, most = self._check(request, name, 0, averages.vector_length(sent))
+        vector, layout = self._ask_app(sent, most)
+        sums.contribute(name, vector, overwrite=True)
+        self.close_round(state, request.round, b"", 0)
+        return wire.AverageReply(round=request.round, layout=layout)
+
+    def evaluate_app(self, request: wire.FiguresRequest) -> wire.FiguresReply:
+        """Have the app evaluate; contribute its metrics, or zeros where none may be told."""
+        state = self.open_round(request.session, request.round, 0)
+        name = averages.sum_name(self._records(), request.round)
+        length = averages.vector_length(ArrayRecord())
+        sums, most = self._check(request, name, 1, length)
+        tests = sums.party.state.counts[self.partition][1]
+        vector, layout = np.zeros(length), ""
+        if tests:
+            vector, layout = self._ask_app(ArrayRecord(), most)
+            judged = name.partition("#")[2].encode()
+            try:
+                vector = self.figures(
+                    "held-out examples", np.arange(tests), vector, total=name, judged=judged
+                )
+            except RefusedError as error:  # the run goes on without figures of this node
+                logger.warning("%s", error)
+                vector = np.zeros(length)
+        sums.contribute(name, vector)
+        self.close_round(state, request.round, b"", 0)
+        return wire.FiguresReply(round=request.round, layout=layout)
+
+    # -- pieces
+
+    def _check(
+        self, request: wire.AverageRequest, name: str, place: int, length: int
+    ) -> tuple[ClientSums, int]:
+        """Refuse a sum that is not that of this method; return the most examples of a node.
+
+        ``place`` is 0 for those that are trained on, 1 for those held out.
+        """
+        if self.sums is None:
+            raise refusal("the run sums in plain", self.name)
+        if request.weighted_by != self.weighted_by:
+            raise refusal(f"the weight of the run is not {self.weighted_by!r}", self.name)
+        if name not in self.sums.orders:
+            raise refusal("the sum is over nodes that were sent something else", self.name)
+        state = self.sums.party.state
+        members = state.cohorts[self.sums.order(name).cohort].members
+        most = max(state.counts[member][place] for member in members)
+        rule = SumRule(
+            averages.encoding(self.bound, most), self_masks=True, everybody=True, length=length
+        )
+        self.sums.check(name, rule)
+        return self.sums, most
+
+    def _ask_app(self, sent: ArrayRecord, most: int) -> tuple[NDArray[np.float64], str]:
+        """Return the vector of what the app answers, and the layout of its metrics."""
+        message = copy_message(self.message)
+        for name in (CONFIG, PARAMETERS):
+            message.content.pop(name, None)
+        answer = self.app(message, self.context)
+        if answer.has_error():
+            raise ProtocolError("its app answers with an error", party=self.name)
+        try:
+            return averages.pack(answer.content, sent, self.weighted_by, most)
+        except ProtocolError as error:
+            raise ProtocolError(error.problem, remedy=error.remedy, party=self.name) from None
+
+    def _records(self) -> RecordDict:
+        """Return the app's own records."""
+        found = {n: r for n, r in self.message.content.items() if n not in (CONFIG, PARAMETERS)}
+        return RecordDict(found)
+
+    def _tables(self, load: Examples | None) -> _Tables:
+        """Return what a function of the app's owner loads, as matrices of equal length."""
+        found = () if load is None else load(self.context)
+        tables = [np.asarray(t) for t in (found if isinstance(found, tuple | list) else (found,))]
+        if any(table.ndim < 1 for table in tables) or len({len(table) for table in tables}) > 1:
+            raise TableError(
+                "the arrays of its examples have different lengths",
+                remedy="return arrays with a row each per example",
+                party=self.name,
+            )
+        return tuple(table.reshape(len(table), math.prod(table.shape[1:])) for table in tables)
