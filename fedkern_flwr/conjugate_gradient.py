@@ -1,7 +1,9 @@
 """Conjugate gradients for several right-hand sides that share their products with the matrix.
 
-The matrix is known only through a function that multiplies with it, the seam of the federated
-method: there each product is a secure sum over the hospitals, an exchange over the network.
+The matrix is known only through its products, the seam of the federated method: there each product
+is a secure sum over the hospitals, an exchange over the network. :class:`ConjugateGradient` says
+which product it wants next, and is given it; :func:`conjugate_gradient` has a function that
+multiplies.
 
 Solve A X = B, A symmetric positive definite (m, m), B (m, k). The numbers are the lines of the
 paper's Algorithm 1, where A = K^T K + lambda I, B = K^T y and k = 1; without preconditioner
@@ -39,7 +41,7 @@ from numpy.typing import NDArray
 
 from .errors import CheckpointError, OptionError, ProtocolError
 
-__all__ = ["CGResult", "CGState", "conjugate_gradient"]
+__all__ = ["CGResult", "CGState", "ConjugateGradient", "conjugate_gradient"]
 
 Floats = NDArray[np.float64]
 
@@ -191,46 +193,127 @@ def conjugate_gradient(
     >>> found.x.round(4).ravel().tolist(), found.iterations
     ([0.0909, 0.6364], 2)
     """
-    if not tolerance >= 0.0:
-        raise OptionError(f"tolerance is {tolerance}", remedy="use a number that is not negative")
     if max_iterations < 0:
         raise OptionError(f"max_iterations is {max_iterations}", remedy="use at least 0")
-    if start_product is not None and start is None:
-        raise OptionError("start_product is given without start", remedy="give both")
-    if state is not None and start is not None:
-        raise OptionError("state and start are both given", remedy="give one of them")
-    if b.ndim != 2:
-        raise OptionError(f"b has {b.ndim} dimensions", remedy="give a matrix of columns")
-    b = _finite(b, b.shape, "the right-hand side")
-    lengths = np.sqrt(_dots(b, b))
-    if state is not None:
-        if state.x.shape != b.shape:
+    solver = ConjugateGradient(
+        b,
+        start=start,
+        start_product=start_product,
+        multiply=multiply,
+        precondition=precondition,
+        tolerance=tolerance,
+        state=state,
+    )
+    while solver.state.iteration < max_iterations and solver.active.any():
+        solver.take(multiply(solver.direction))
+        if on_iteration is not None:
+            on_iteration(solver.state, solver.residuals)
+    return solver.result()
+
+
+class ConjugateGradient:
+    """Conjugate gradients from outside: give :meth:`take` the product with each ``direction``.
+
+    Parameters
+    ----------
+    b, start, start_product, precondition, tolerance, state
+        See :func:`conjugate_gradient`.
+    multiply : callable, optional
+        For the product with the start where that is not given.
+
+    Attributes
+    ----------
+    state : CGState
+        As it is now; changed in place.
+    active : ndarray of bool, shape (k,)
+        Columns that have not stopped.
+    direction : ndarray, shape (m, j)
+        P of the next product, a copy: the columns that have not stopped.
+    residuals : ndarray, shape (k,)
+        |r| / |b| as the recursion has it.
+
+    Raises
+    ------
+    OptionError
+        If the options do not fit together.
+    """
+
+    def __init__(
+        self,
+        b: Floats,
+        *,
+        start: Floats | None = None,
+        start_product: Floats | None = None,
+        multiply: Callable[[Floats], Floats] | None = None,
+        precondition: Callable[[Floats], Floats] | None = None,
+        tolerance: float = 1e-8,
+        state: CGState | None = None,
+    ) -> None:
+        if not tolerance >= 0.0:
+            raise OptionError(
+                f"tolerance is {tolerance}", remedy="use a number that is not negative"
+            )
+        if start_product is not None and start is None:
+            raise OptionError("start_product is given without start", remedy="give both")
+        if state is not None and start is not None:
+            raise OptionError("state and start are both given", remedy="give one of them")
+        if b.ndim != 2:
+            raise OptionError(f"b has {b.ndim} dimensions", remedy="give a matrix of columns")
+        b = _finite(b, b.shape, "the right-hand side")
+        self._lengths, self._tolerance = np.sqrt(_dots(b, b)), tolerance
+        self._precondition = precondition
+        if state is None:
+            self.state = _start(multiply, b, start, start_product, precondition)
+        elif state.x.shape != b.shape:
             raise CheckpointError(
                 f"the state is of a problem of shape {state.x.shape}, not {b.shape}",
                 remedy="start anew",
             )
-        state = CGState.from_arrays(state.arrays())
-    else:
-        state = _start(multiply, b, start, start_product, precondition)
-    while state.iteration < max_iterations:
-        active = (np.sqrt(state.squared[-1]) > tolerance * lengths) & ~state.ended
-        if not active.any():
-            break
-        _iterate(state, active, multiply, precondition)
-        if on_iteration is not None:
-            on_iteration(state, _relative(state.squared[-1], lengths))
-    converged = np.sqrt(state.squared[-1]) <= tolerance * lengths
-    return CGResult(
-        x=state.x,
-        iterations=state.iteration,
-        residuals=_relative(state.squared, lengths),
-        squared=state.squared,
-        converged=bool(converged.all()),
-    )
+        else:
+            self.state = CGState.from_arrays(state.arrays())
+
+    @property
+    def active(self) -> NDArray[np.bool_]:
+        """Columns that have not stopped."""
+        return ~self._reached & ~self.state.ended
+
+    @property
+    def direction(self) -> Floats:
+        """P of the next product."""
+        return np.array(self.state.p[:, self.active], order="C")
+
+    @property
+    def residuals(self) -> Floats:
+        """Return |r| / |b| of each column, shape (k,)."""
+        return _relative(self.state.squared[-1], self._lengths)
+
+    def take(self, product: Floats) -> None:
+        """Do one iteration with A @ ``direction``.
+
+        Raises
+        ------
+        ProtocolError
+            The product has another shape, or numbers that are not finite appear.
+        """
+        _iterate(self.state, self.active, product, self._precondition)
+
+    def result(self) -> CGResult:
+        """Return what has been found so far."""
+        return CGResult(
+            x=self.state.x,
+            iterations=self.state.iteration,
+            residuals=_relative(self.state.squared, self._lengths),
+            squared=self.state.squared,
+            converged=bool(self._reached.all()),
+        )
+
+    @property
+    def _reached(self) -> NDArray[np.bool_]:
+        return np.asarray(np.sqrt(self.state.squared[-1]) <= self._tolerance * self._lengths)
 
 
 def _start(
-    multiply: Callable[[Floats], Floats],
+    multiply: Callable[[Floats], Floats] | None,
     b: Floats,
     start: Floats | None,
     start_product: Floats | None,
@@ -246,6 +329,8 @@ def _start(
             )
         x[:, nonzero] = _finite(start, b.shape, "the start")[:, nonzero]
         if start_product is None:
+            if multiply is None:
+                raise OptionError("start is given without start_product", remedy="give both")
             shape = (len(b), int(nonzero.sum()))
             product = _finite(multiply(x[:, nonzero]), shape, "the product with the start")
         else:
@@ -261,14 +346,14 @@ def _start(
 def _iterate(
     state: CGState,
     active: NDArray[np.bool_],
-    multiply: Callable[[Floats], Floats],
+    product: Floats,
     precondition: Callable[[Floats], Floats] | None,
 ) -> None:
     """Do one iteration of the active columns, in place."""
     here = f"of iteration {state.iteration + 1}"
     columns = np.flatnonzero(active)
     p = state.p[:, columns]
-    q = _finite(multiply(p.copy()), p.shape, f"the product {here}")
+    q = _finite(product, p.shape, f"the product {here}")
     with np.errstate(over="ignore", invalid="ignore"):
         curvature = _finite(_dots(p, q), columns.shape, f"p^T A p {here}")
         positive = curvature > 0.0

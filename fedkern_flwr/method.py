@@ -28,25 +28,30 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
 
-from .errors import EngineError, FedKernError
-from .node.method_client import MethodClient, answers, contributes
+from .errors import CheckpointError, EngineError, FedKernError
+from .node.answering import AnsweringClient, answers
+from .node.method_client import MethodClient, contributes
 from .options import declared, describe, option
-from .run import Rounds, Run
-from .steps import Answers, Ask, Deliver, LostState, Save, Sum, Term
+from .run import Rounds, Run, Steps
+from .steps import Answers, Ask, Deliver, LostState, Round, Save, Sum, Term
 from .strategy import Arrays, at_least
 from .summing import SummingStrategy
 from .wire import DescribeReply
 
 __all__ = [
+    "AnsweringClient",
     "Answers",
     "Ask",
     "Deliver",
     "LostState",
     "Method",
     "MethodClient",
+    "Round",
     "Rounds",
     "Save",
+    "Steps",
     "Sum",
     "Term",
     "answers",
@@ -78,10 +83,22 @@ class Method(SummingStrategy):
         Arrays of the model, set by :meth:`rounds`.
     saved_, saved_meta_ : dict
         What the last ``Save`` kept, in a run that is resumed; else empty.
+    is_secure : bool
+        Whether the run at hand takes secure sums.
+    initial_ : list of ndarray
+        What ``start`` was given to begin with.
     planned : int
-        How many exchanges the run will take, for its progress, if :meth:`rounds` sets it.
+        How many rounds, or exchanges, the run will take, for its progress, if :meth:`rounds` sets
+        it.
     """
 
+    #: Default of ``num_rounds``, for methods that stop by themselves.
+    default_rounds: ClassVar[int] = 1
+    #: Whether checkpoints are those of rounds that the clients confirm: a ``Save`` after each round
+    #: is kept every ``checkpoint_every`` rounds and after the last of ``planned``, and written when
+    #: all who take part have answered that round or a later one. They keep their states in the same
+    #: rounds. What was answered after it is the method's to skip: it has no log of answers.
+    confirmed: ClassVar[bool] = False
     #: The client that belongs to it, or where it is: "package.module:Class".
     client: ClassVar[type[MethodClient] | str] = ""
     #: Metrics that tables show: name -> what it is.
@@ -107,9 +124,12 @@ class Method(SummingStrategy):
     def _reset(self) -> None:
         super()._reset()
         self.run_seed, self.num_rounds, self.planned = 0, 1, 1
+        self.is_secure = True
         self.model_: Arrays = {}
+        self.initial_: list[NDArray[Any]] = []
         self.saved_: Arrays = {}
         self.saved_meta_: dict[str, Any] = {}
+        self.kept_: int | None = None
 
     # -- what a method adds
 
@@ -124,7 +144,7 @@ class Method(SummingStrategy):
 
         Yields
         ------
-        Sum, Ask, Deliver or Save
+        Sum, Ask, Deliver, Save or Round
             See :mod:`fedkern_flwr.steps`.
         """
 
@@ -156,6 +176,22 @@ class Method(SummingStrategy):
         """Return None: sums are over everybody."""
         return None
 
+    def restore(self) -> tuple[Arrays, dict[str, Any]] | None:
+        """Load the checkpoint when the run is to be resumed.
+
+        Raises
+        ------
+        CheckpointError
+            It is missing, damaged, of a run with other options or of an earlier release.
+        """
+        found = super().restore()
+        if found is not None and "log" not in found[1] and not self.confirmed:
+            raise CheckpointError(
+                f"{self.checkpoint} was written by an earlier release",
+                remedy="resume with that release, or start anew",
+            )
+        return found
+
     def model(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the model's arrays, and the options and columns that belong to them."""
         first = next(iter(self.parties_.values()), None)
@@ -186,7 +222,7 @@ class Method(SummingStrategy):
         self,
         grid: Grid,
         initial_arrays: ArrayRecord | None = None,
-        num_rounds: int = 1,
+        num_rounds: int | None = None,
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
@@ -199,9 +235,9 @@ class Method(SummingStrategy):
         grid : Grid
             Flower's grid, of any engine.
         initial_arrays : ArrayRecord, optional
-            Not used.
-        num_rounds : int (default: 1)
-            For methods whose number of rounds is not fixed.
+            For methods that start from a model.
+        num_rounds : int, optional
+            For methods whose number of rounds is not fixed, by default ``default_rounds``.
         timeout : float (default: 3600)
             Seconds to wait for the replies of one exchange.
         train_config : ConfigRecord, optional
@@ -209,7 +245,8 @@ class Method(SummingStrategy):
         evaluate_config : ConfigRecord, optional
             Not used.
         evaluate_fn : callable, optional
-            Evaluation on the server, called once with the arrays of the model.
+            Evaluation on the server, called with the arrays of the model: after the run, or of
+            methods that tell of rounds before the first and after some.
 
         Returns
         -------
@@ -221,33 +258,89 @@ class Method(SummingStrategy):
         FedKernError
             The run cannot start or go on. A checkpoint, if one was written, stays.
         """
-        at_least("num_rounds", num_rounds, 1)
+        most = self.default_rounds if num_rounds is None else num_rounds
+        at_least("num_rounds", most, 1)
+        self.begin(train_config)
+        self.num_rounds = most
+        self.initial_ = [] if initial_arrays is None else initial_arrays.to_numpy_ndarrays()
+        result = Result()
+        arrays: Sequence[NDArray[Any]] = ()  # of the last round
+
+        def tell(step: Round) -> None:
+            nonlocal arrays
+            if step.metrics:
+                self.history_.append({"round": step.number, **step.metrics})
+                result.train_metrics_clientapp[step.number] = _numbers(self.history_[-1])
+            if step.arrays is not None:
+                arrays = step.arrays
+                if evaluate_fn is not None:
+                    judge(step.number, ArrayRecord(list(arrays)))
+
+        def judge(number: int, record: ArrayRecord) -> None:
+            if evaluate_fn is not None and (metrics := evaluate_fn(number, record)) is not None:
+                result.evaluate_metrics_serverapp[number] = metrics
+
+        self.conduct(grid, self.rounds, tell, timeout=timeout)
+        result.arrays = ArrayRecord(list(arrays))
+        last = max([1, *result.train_metrics_clientapp])
+        if not self.history_:
+            result.train_metrics_clientapp[last] = _numbers(self.metrics_)
+        tests = {name: v for name, v in self.metrics_.items() if name.startswith("test_")}
+        if tests:
+            result.evaluate_metrics_clientapp[last] = _numbers(tests)
+        if self.model_:
+            result.arrays = ArrayRecord({n: Array(np.asarray(a)) for n, a in self.model_.items()})
+            judge(last, result.arrays)
+        return result
+
+    def begin(self, config: ConfigRecord | None = None) -> None:
+        """Forget the last run; take the seed of the next."""
         self._reset()
-        seed = 0 if train_config is None else train_config.get("seed", 0)
+        seed = 0 if config is None else config.get("seed", 0)
         self.run_seed = self.seed if self.seed is not None else int(seed)  # type: ignore[arg-type]
-        self.num_rounds = num_rounds
+
+    def conduct(
+        self,
+        grid: Grid,
+        rounds: Callable[[Sequence[Any]], Rounds],
+        tell: Callable[[Round], None] = lambda step: None,
+        *,
+        timeout: float,
+    ) -> None:
+        """Gather the parties, do what a generator yields, and let all erase their secrets.
+
+        Raises
+        ------
+        FedKernError
+            See :meth:`start`.
+        """
+        self.is_secure = secure = self.takes_sums(grid)
         self.summary()
         restored = self.restore()
-        resume_round = restored[1]["round"] if restored else 0
-        self.gather(grid, resume_round=resume_round, secure=self.takes_sums(grid))
+        resume_round = 0
+        if restored:
+            kept = restored[1].get("kept")
+            resume_round = restored[1]["round"] if kept is None else kept
+        self.gather(grid, resume_round=resume_round, secure=secure)
         run = Run(self, grid, timeout)
+        run.tell = tell
         try:
             if restored:
                 run.take_up(*restored)
-            self.metrics_ = run.drive(self.rounds(list(self.parties_.values())))
+            self.metrics_ = run.drive(rounds(list(self.parties_.values())))
         except EngineError:
             raise  # nobody can be reached any more
         except FedKernError:
-            with contextlib.suppress(FedKernError):  # whoever is left erases its secrets
-                self.finish_sums(grid, number=run.number + 1, timeout=timeout)
+            self._part(run, secure)
             raise
-        self.finish_sums(grid, number=run.number + 1, timeout=timeout)
-        result = Result()
-        result.arrays = ArrayRecord({n: Array(np.asarray(a)) for n, a in self.model_.items()})
-        told: dict[str, Any] = {
-            k: v for k, v in self.metrics_.items() if isinstance(v, (int, float))
-        }
-        result.train_metrics_clientapp[1] = MetricRecord(told)
-        if evaluate_fn and (metrics := evaluate_fn(1, result.arrays)) is not None:
-            result.evaluate_metrics_serverapp[1] = metrics
-        return result
+        self._part(run, secure)
+
+    def _part(self, run: Run, secure: bool) -> None:
+        """Let whoever is left erase the secrets of the run."""
+        if secure:
+            with contextlib.suppress(FedKernError):
+                self.finish(run.grid, number=run.number + 1, timeout=run.timeout)
+
+
+def _numbers(row: Mapping[str, Any]) -> MetricRecord:
+    return MetricRecord({k: v for k, v in row.items() if isinstance(v, (int, float))})

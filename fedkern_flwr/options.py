@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from .errors import OptionError
 
 
@@ -57,6 +59,7 @@ class Declared:
             Another type, none of the choices, or out of bounds.
         """
         kinds = _members(self.type)
+        value = value.item() if isinstance(value, np.generic) else value
         if value is None and type(None) in kinds:
             return None
         choices = [c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)]
@@ -68,7 +71,8 @@ class Declared:
         fits = any(type(value) is kind for kind in plain)
         if not fits:
             names = [*map(str, choices), *(_WORDS.get(kind, kind.__name__) for kind in plain)]
-            raise OptionError(f"{self.name} is {value!r}", remedy=f"use {', '.join(names)}")
+            verb = "use" if plain else "choose one of"
+            raise OptionError(f"{self.name} is {value!r}", remedy=f"{verb} {', '.join(names)}")
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             self._check_number(value)
         return value
@@ -77,14 +81,20 @@ class Declared:
         inside = self.least <= value <= self.most and self.above < value < self.below
         if inside and math.isfinite(value):
             return
-        bounds = (
-            (f"at least {self.least:g}", math.isfinite(self.least)),
-            (f"above {self.above:g}", math.isfinite(self.above)),
-            (f"at most {self.most:g}", math.isfinite(self.most)),
-            (f"below {self.below:g}", math.isfinite(self.below)),
-        )
-        remedy = " and ".join(text for text, there in bounds if there) or "finite"
-        raise OptionError(f"{self.name} is {value}", remedy=f"use a number {remedy}")
+        low = self.above if math.isfinite(self.above) else self.least
+        high = self.below if math.isfinite(self.below) else self.most
+        if not (math.isfinite(low) or math.isfinite(high)):
+            remedy = "use a finite number"
+        elif math.isfinite(low) and math.isfinite(high):
+            brackets = "(["[low == self.least] + ")]"[high == self.most]
+            remedy = f"use a value in {brackets[0]}{low:g}, {high:g}{brackets[1]}"
+        elif math.isfinite(high):
+            remedy = f"use less than {high:g}" if high == self.below else f"use at most {high:g}"
+        elif low == self.least:
+            remedy = f"use at least {low:g}"
+        else:
+            remedy = "use a positive number" if low == 0.0 else f"use a finite number above {low:g}"
+        raise OptionError(f"{self.name} is {value}", remedy=remedy)
 
 
 _WORDS: dict[Any, str] = {

@@ -16,9 +16,10 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from .errors import CheckpointError, CohortError, ProtocolError, SumError
-from .exchange import Failure, read_reply, request_messages
+from .exchange import Failure, Outcome, read_reply, request_messages
 from .secure_sum import Encoding, RunningSum
-from .steps import Answers, Ask, Deliver, LostState, Save, Step, Sum, Term
+from .steps import Answers, Ask, Deliver, LostState, Round, Save, Step, Sum, Term
+from .strategy import count_failures
 from .wire import PhaseMessage
 from .wire.method import MethodReply, MethodRequest, pack, unpack
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, NDArray[Any]]
 Rounds = Generator[Step, Any, Mapping[str, Any] | None]
+Steps = Generator[Step, Any, Any]  # a part of them, which may return anything
 
 #: Errors of clients after which another attempt is no use.
 FINAL = (
@@ -39,6 +41,7 @@ FINAL = (
 )
 ROUNDING = 1e-9
 _LOGS = "their logs say where"
+_MISSING = "not all parties answered"
 
 
 class Run:
@@ -57,14 +60,19 @@ class Run:
     ----------
     number : int
         Of the exchange at hand; the clients refuse one that they have answered.
+    tell : callable
+        Called with each :class:`~fedkern_flwr.steps.Round`.
     """
 
     def __init__(self, method: Method, grid: Grid, timeout: float) -> None:
         self.method, self.grid, self.timeout = method, grid, timeout
         self.number = 0
         self._asked = 0  # number of the last exchange that clients keep a state of
+        self.tell: Callable[[Round], None] = lambda step: None
+        self._counts_exchanges = True  # whether the progress is that of exchanges
         self._deliveries: dict[int, list[RunningSum]] = {}
-        self._failures: Mapping[int, Failure] = {}
+        self._failures: dict[int, Failure] = {}
+        self._outcome = Outcome()  # of the exchange at hand
         self._log: list[tuple[str, dict[str, Any]]] | None = []  # results since the last Save
         self._replay: list[tuple[str, dict[str, Any]]] = []
 
@@ -81,17 +89,32 @@ class Run:
             try:
                 value = self._take(step)
             except LostState as lost:
+                for receiver in list(self._deliveries):
+                    self._close(self._deliveries.pop(receiver))
+                send = _throw(rounds, lost)
+                continue
+            except SumError as lost:
                 send = _throw(rounds, lost)
                 continue
             send = _send(rounds, value)
-            if self.method.on_round is not None and not isinstance(step, (Save, Deliver)):
-                shown = self.method.history_[-1] if self.method.history_ else {}
-                planned = max(self.method.planned, self.number)
-                self.method.on_round(self.number, planned, shown)
+            self._show(step)
+
+    def _show(self, step: Step) -> None:
+        """Call ``on_round`` with each round, or with each exchange of methods that tell of none."""
+        method, show = self.method, self.method.on_round
+        if isinstance(step, Round):
+            self._counts_exchanges = False
+            if show is not None and step.metrics:
+                show(step.number, max(method.planned, step.number), method.history_[-1])
+        elif isinstance(step, (Sum, Ask)) and self._counts_exchanges and show is not None:
+            show(self.number, max(method.planned, self.number), {})
 
     def _take(self, step: Step) -> Any:
         if isinstance(step, Save):
             return self._save(step)
+        if isinstance(step, Round):
+            self.tell(step)
+            return None if step.save is None else self._save(step.save)
         if isinstance(step, Deliver):
             self._deliveries.setdefault(step.receiver, []).append(step.sum)
             return None
@@ -159,7 +182,7 @@ class Run:
         CohortError
             Not all have answered in the end.
         """
-        if step.until == "each" and not step.sums:
+        if step.until == "each":
             return self._each(step)
         if step.until == "once":
             return self._once(step)
@@ -168,20 +191,47 @@ class Run:
 
     def _each(self, step: Ask) -> Answers:
         found: dict[int, Any] = {}
+        whole: dict[str, RunningSum] = {}
         requests = self._requests(step)
         for _ in range(self.method.attempts):
-            waiting = {p: request for p, request in requests.items() if p not in found}
-            found |= self._exchange(waiting, step.reply, ())
-            if len(found) == len(requests):
-                break
-        if len(found) >= (len(requests) if step.least is None else step.least):
+            running = self._order([term for term in step.sums if term.name not in whole])
+            summed = {p for one in running.values() for p in one.cohort.members}
+            waiting = {p: r for p, r in requests.items() if p not in found or p in summed}
+            found = {p: reply for p, reply in found.items() if p not in waiting}
+            found |= self._exchange(waiting, step, list(running.values()))
+            for name, one in running.items():
+                members = set(one.cohort.members)
+                if len(one.uploaded) == len(members) and members & set(requests) <= set(found):
+                    whole[name] = one
+                else:
+                    self._sums.close(one)
+            if len(found) == len(requests) and len(whole) == len(step.sums):
+                return self._opened(step, {p: found[p] for p in requests}, whole)
+        if step.least is not None and len(found) >= step.least and not step.sums:
             return Answers({p: found[p] for p in requests if p in found})
         raise self._gave_up(step)
 
     def _once(self, step: Ask) -> Answers:
-        requests, running = self._requests(step), self._order(step.sums)
-        replies = self._exchange(requests, step.reply, list(running.values()), final=False)
-        return self._opened(step, replies, running)
+        method, requests, running = self.method, self._requests(step), self._order(step.sums)
+        replies = self._exchange(requests, step, list(running.values()), final=False)
+        phase = next(iter(requests.values())).phase
+        method.require(len(replies), self.number, phase, self._failures, step.least)
+        try:
+            found = self._opened(step, replies, running)
+        except SumError as error:
+            for one in running.values():
+                method.blame(one, error, self.number)
+            self._close(running.values())
+            problem = f"{error.problem}{count_failures(self._failures)}"
+            raise SumError(problem, party=error.party) from None
+        opened = list(running.values())
+        for node, party in method.parties_.items():
+            p = party.partition
+            if node in self._failures:
+                found.failures[p] = self._failures[node]
+            elif p in replies and all(p in s.survivors and p not in s.silent for s in opened):
+                method.accept(node)
+        return found
 
     def _repeated(
         self,
@@ -193,7 +243,7 @@ class Run:
         problem = ""
         for _ in range(self.method.attempts):
             requests, running = self._requests(step), self._order(step.sums)
-            replies = self._exchange(requests, step.reply, list(running.values()))
+            replies = self._exchange(requests, step, list(running.values()))
             problem = enough(step, replies, running)
             if not problem:
                 return self._opened(step, replies, running)
@@ -206,7 +256,7 @@ class Run:
     ) -> str:
         whole = all(len(one.uploaded) == len(one.cohort.members) for one in running.values())
         missing = len(self._requests(step)) - len(replies)
-        return "" if whole and not missing else f"{missing} clients did not answer"
+        return "" if whole and not missing else _MISSING
 
     def _openable(
         self, step: Ask, replies: Mapping[int, Any], running: Mapping[str, RunningSum]
@@ -224,15 +274,20 @@ class Run:
     def _exchange(
         self,
         requests: Mapping[int, PhaseMessage],
-        reply: Any,
+        step: Ask,
         running: Sequence[RunningSum],
         *,
         final: bool = True,
     ) -> dict[int, Any]:
-        """Send requests with their sections; return the proper replies by partition."""
-        method, self.number = self.method, self.number + 1
-        self._asked = self.number
-        kinds = reply if isinstance(reply, Mapping) else dict.fromkeys(requests, reply)
+        """Send requests with their sections; return the proper replies by partition.
+
+        Unless it is ``final`` whoever answers has yet to help to open the sums.
+        """
+        method, reply = self.method, step.reply
+        self.number = self._asked = self.number + 1 if step.number is None else step.number
+        kinds: Mapping[int, Any] = (
+            reply if isinstance(reply, Mapping) else dict.fromkeys(requests, reply)
+        )
         phase = next(iter(requests.values())).phase
         outcome = method.run_phase(
             self.grid,
@@ -240,14 +295,14 @@ class Run:
             phase=phase,
             timeout=self.timeout,
             number=self.number,
-            required=0 if final else None,
+            required=0,
         )
-        self._failures = outcome.failures
+        self._outcome, self._failures = outcome, dict(outcome.failures)
         details = [failure.detail for failure in outcome.failures.values()]
         for detail in details if final else ():
             if detail.startswith(FINAL):
                 raise ProtocolError(detail.partition(": ")[2], phase=phase)
-        if final and len(details) == len(requests) and len(set(details)) == 1:
+        if final and len(details) == len(method.active_nodes()) and len(set(details)) == 1:
             bug = details[0]  # of its handler a client tells the class of an exception alone
             if bug.isidentifier():
                 raise ProtocolError(f"all clients ended in {bug}", remedy=_LOGS, phase=phase)
@@ -256,19 +311,26 @@ class Run:
             node = message.metadata.src_node_id
             partition = method.parties_[node].partition
             try:
-                answer = read_reply(kinds[partition], message, party=method.party(node))
+                where = method.party(node)
+                answer = read_reply(kinds[partition], message, party=where, **step.sizes)
                 if answer.round != self.number:
                     raise ProtocolError(f"the reply belongs to exchange {answer.round}")
                 method.check_answer(partition, answer)
             except ProtocolError as error:
-                method.reject(node, Failure("invalid reply", error.problem), self.number)
+                self._failures[node] = Failure("invalid reply", error.problem)
+                method.reject(node, self._failures[node], self.number)
                 continue
-            method.accept(node)
+            if final:
+                method.accept(node)
             self._close(self._deliveries.pop(partition, ()))
             found[partition] = answer
         if final and any(detail.startswith("StateError") for detail in details):
             self._close(running)
-            raise LostState("a client has forgotten what the question needs")
+            raise LostState(
+                f"a client has forgotten what the question needs: {self._failed()}",
+                remedy="give its node a state_dir that stays",
+                phase=phase,
+            )
         return found
 
     def _messages(
@@ -335,11 +397,9 @@ class Run:
         self, step: Ask, replies: dict[int, Any], running: dict[str, RunningSum]
     ) -> Answers:
         """Open what is the server's; keep what is to be delivered."""
-        masked = [
-            one for term, one in zip(step.sums, running.values(), strict=True) if term.self_masks
-        ]
+        masked = [running[term.name] for term in step.sums if term.self_masks]
         if masked:
-            self.number += 1
+            self.number += step.number is None
             self.method.unmask(self.grid, masked, number=self.number, timeout=self.timeout)
         bare = [one for one in running.values() if one not in masked]
         if bare:
@@ -363,21 +423,27 @@ class Run:
         assert self.method.sums is not None
         return self.method.sums
 
-    def _gave_up(self, step: Ask, problem: str = "") -> CohortError:
+    def _gave_up(self, step: Ask, problem: str = _MISSING) -> CohortError:
         """Return the error with which a run ends for want of answers."""
         method = self.method
-        phase = next(iter(self._requests(step).values())).phase
+        again = "resume from the checkpoint" if method.resumable else "start again"
+        remedy = f"mend it and {again}, with more attempts if it answers at times"
+        if step.until != "enough":
+            remedy += "; a model of fewer rows is never made"
+        return CohortError(
+            f"{problem}, {method.attempts} times in a row: "
+            f"{self._failed() or 'replies without their sums'}",
+            remedy=remedy,
+            phase=next(iter(self._requests(step).values())).phase,
+        )
+
+    def _failed(self) -> str:
+        """Return the first who did not answer, and why."""
         who = [
-            f"partition {method.parties_[node].partition} {failure}"
+            f"partition {self.method.parties_[node].partition} {failure}"
             for node, failure in sorted(self._failures.items())
         ]
-        again = "resume from the checkpoint" if method.resumable else "start again"
-        return CohortError(
-            f"{problem or 'not all parties answered'}, {method.attempts} times in a row"
-            f"{': ' if who else ''}{', '.join(who[:3])}",
-            remedy=f"mend it and {again}, with more attempts if it answers at times",
-            phase=phase,
-        )
+        return ", ".join(who[:3])
 
     # -- checkpoints
 
@@ -391,6 +457,11 @@ class Run:
             difference of the two sums would be that of single clients.
         """
         method = self.method
+        if method.confirmed:
+            self.number, method.saved_, method.saved_meta_ = meta["round"], dict(arrays), dict(meta)
+            if method.sums is not None:
+                method.sums.go_on(meta["sums"])
+            return
         answered = max((party.answered for party in method.parties_.values()), default=0)
         if answered > int(meta["round"]):
             raise CheckpointError(
@@ -399,7 +470,7 @@ class Run:
             )
         self.number, self._asked = int(meta["number"]), int(meta["round"])
         method.saved_ = {k[2:]: v for k, v in arrays.items() if k.startswith("s/")}
-        method.saved_meta_ = dict(meta["saved"])
+        method.saved_meta_, method.kept_ = dict(meta["saved"]), meta["kept"]
         self._replay = [
             (
                 name,
@@ -419,7 +490,15 @@ class Run:
             self._write()
 
     def _save(self, step: Save) -> None:
-        self.method.saved_, self.method.saved_meta_ = dict(step.arrays), dict(step.meta)
+        method = self.method
+        if method.confirmed:
+            last = self._asked >= method.planned
+            sums = {} if method.sums is None else {"sums": method.sums.progress()}
+            method.keep(self._asked, dict(step.arrays), {**step.meta, **sums}, last=last)
+            method.confirm(self._outcome)
+            return
+        method.saved_, method.saved_meta_ = dict(step.arrays), dict(step.meta)
+        method.kept_ = step.kept
         self._log = []
         self._write()
 
@@ -434,7 +513,13 @@ class Run:
             arrays |= {f"l/{i}/{key}": array for key, array in own.items()}
             log.append([name, [*own], {k: v for k, v in value.items() if k not in own}])
         sums = method.sums.progress() if method.sums is not None else {}
-        meta = {"log": log, "saved": method.saved_meta_, "sums": sums, "number": self.number}
+        meta = {
+            "log": log,
+            "saved": method.saved_meta_,
+            "kept": method.kept_,
+            "sums": sums,
+            "number": self.number,
+        }
         method.write_checkpoint(self._asked, arrays, meta)
 
 

@@ -2,57 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from fedkern_flwr import hybrid
-from fedkern_flwr.errors import (
-    CheckpointError,
-    EngineError,
-    FedKernError,
-    OptionError,
-    ProtocolError,
-)
-from fedkern_flwr.hybrid import MissingBlocks
+from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError, TableError
+from fedkern_flwr.hybrid import HOSPITAL, MissingBlocks, Plan, check_alone, make_plan
 from fedkern_flwr.labels import counts_length, largest_count, outcome_metrics
-from fedkern_flwr.landmarks import SAMPLINGS, Sampling
-from fedkern_flwr.least_squares import (
-    PENALTIES,
-    Penalty,
-    check_regularization,
-)
+from fedkern_flwr.landmarks import Sampling
+from fedkern_flwr.least_squares import Penalty
+from fedkern_flwr.method import Method, Round, Rounds, Save, Steps, option
 from fedkern_flwr.model_file import check_model
-from fedkern_flwr.online import check_choice
-from fedkern_flwr.product_kernel import (
-    PRODUCT_KERNELS,
-    ProductKernel,
-    check_gamma,
-    landmark_gammas,
-)
+from fedkern_flwr.preconditioner import probe_vectors
+from fedkern_flwr.product_kernel import ProductKernel, landmark_gammas
 from fedkern_flwr.seeding import derive_seed
-from fedkern_flwr.strategy import Arrays, at_least, logger
-from fedkern_flwr.wire import PhaseMessage
+from fedkern_flwr.strategy import Arrays, logger
+from fedkern_flwr.wire import DescribeReply
 from fedkern_flwr.wire import hybrid as wire
 
-from .hybrid_base import HybridStrategy
-from .hybrid_chain import ChainSystem
-from .hybrid_naive import NaiveSystem
+from .hybrid_paper import ChainSystem, NaiveSystem
 from .hybrid_privacy import WARNINGS, seen_by
 from .hybrid_secure import SecureSystem
 from .hybrid_solvers import iterate, solve_directly
-from .hybrid_system import Floats, HybridSystem
+from .hybrid_system import KEPT, Floats, HybridSystem
 
 Protocol = Literal["secure", "naive", "chain"]
 Solver = Literal["auto", "normal-equations", "cg"]
 _DIRECT_UP_TO = 1000  # landmarks
 _RANK = 200
+_OF_MODEL = ("landmarks", "sampling", "kernel", "missing")
 _SYSTEMS: dict[str, type[HybridSystem]] = {
     "secure": SecureSystem,
     "naive": NaiveSystem,
@@ -60,7 +43,7 @@ _SYSTEMS: dict[str, type[HybridSystem]] = {
 }
 
 
-class FedCG(HybridStrategy):
+class FedCG(Method):
     """FedCG: kernel regularised least squares over rows and features held by different parties.
 
     Hospitals own rows with labels, centres own blocks of features of these rows. The kernel is a
@@ -68,48 +51,8 @@ class FedCG(HybridStrategy):
     (K^T K + lambda I) a = K^T y (eq. 2.9) for all hospitals' rows together. With the default
     protocol they are the same as if all data were pooled, after five exchanges.
 
-    Parameters
-    ----------
-    landmarks : int (default: 100)
-        m, number of random landmarks.
-    sampling : {"U", "N", "P"} (default: "U")
-        Landmarks uniform on each feature's range, normal with mean and deviation of the data and
-        clipped to the range, both turned at random (see :mod:`fedkern_flwr.landmarks`), or training
-        rows (only where data may be pooled).
-    kernel : {"rbf", "laplacian"} (default: "rbf")
-        exp(-gamma d) of squared Euclidean or of absolute distances d.
-    gamma : float, optional
-        Width, by default 1 / number of features.
-    landmark_gamma : bool (default: False)
-        A random width per landmark, log-uniform in [gamma / 2, 2 gamma] (eq. 4.1).
-    regularization : float (default: 1e-3)
-        lambda.
-    penalty : {"ridge", "rkhs"} (default: "ridge")
-        lambda I (eq. 2.9) or lambda K_mm with the pseudo-inverse (eq. 2.10).
-    protocol : {"secure", "naive", "chain"} (default: "secure")
-        Secure sums, or the paper's protocols, which log what they give away.
-    solver : {"auto", "normal-equations", "cg"} (default: "auto")
-        Sum the normal equations once, or iterate conjugate gradients, an exchange each (chain:
-        several). Auto: the former up to 1000 landmarks, except in a chain.
-    preconditioner_rank : int, optional
-        Of cg: rank of the Nystrom preconditioner, 0 for none. By default 200 (at most m / 2) with
-        protocol secure, none with the paper's.
-    init : {"zero", "random"} (default: "zero")
-        Of cg: where to start; random is standard normal, as in the paper.
-    tolerance : float (default: 1e-10)
-        Of cg: stop when the residual is so small relative to K^T y.
-    missing : {"error", "drop-row", "neutral"} (default: "error")
-        Rows that lack a block: refuse the run, leave them out, or let the block's factor be one.
-    allow_single : bool (default: False)
-        Allow a single hospital, and rows that a single centre knows: their values are then shown.
-    distance_bits : int (default: 64)
-        Of protocol secure: bits of a number in the sums of distances, 32 or 64. With 32 they are
-        half as large; the total of C centres' distances of at most b is then off by less than
-        C 2^(ceil(log2(C + 1)) + floor(log2 b) - 30).
-    attempts : int (default: 5)
-        An exchange that somebody failed to answer is repeated so often in all.
-    **common
-        Options of :class:`~fedkern_flwr.summing.SummingStrategy`.
+    Flower's ``initial_arrays`` are coefficients, shape (m, k), from which cg starts, and
+    ``num_rounds`` (1000) its most iterations.
 
     Attributes
     ----------
@@ -118,6 +61,11 @@ class FedCG(HybridStrategy):
     coefficients_ : ndarray of float64, shape (m, k)
         The model, k outputs.
     gammas_ : ndarray of float64, shape (1,) or (m,)
+        Width of all landmarks or of each.
+    outputs_, classes_, label_bound_
+        What the hospitals have labels of.
+    model_of : (str, int)
+        Of predictions: session and step of the run that made the model.
 
     References
     ----------
@@ -125,64 +73,77 @@ class FedCG(HybridStrategy):
     2024.
     """
 
-    method: ClassVar[str] = "fed-cg"
-    title: ClassVar[str] = "FedCG"
+    method, title = "fed-cg", "FedCG"
+    described = wire.HybridDescribeReply
+    default_rounds = 1000
+    fixed: ClassVar[frozenset[str]] = frozenset(
+        {"min_clients", "max_missed", "checkpoint_every", "threshold", "min_cohort"}
+    )
 
-    def __init__(
-        self,
-        *,
-        landmarks: int = 100,
-        sampling: Sampling = "U",
-        kernel: ProductKernel = "rbf",
-        gamma: float | None = None,
-        landmark_gamma: bool = False,
-        regularization: float = 1e-3,
-        penalty: Penalty = "ridge",
-        protocol: Protocol = "secure",
-        solver: Solver = "auto",
-        preconditioner_rank: int | None = None,
-        init: Literal["zero", "random"] = "zero",
-        tolerance: float = 1e-10,
-        missing: MissingBlocks = "error",
-        allow_single: bool = False,
-        distance_bits: int = 64,
-        attempts: int = 5,
-        **common: Any,
-    ) -> None:
-        check_choice("sampling", sampling, SAMPLINGS)
-        check_choice("kernel", kernel, PRODUCT_KERNELS)
-        check_choice("penalty", penalty, PENALTIES)
-        check_choice("protocol", protocol, tuple(_SYSTEMS))
-        check_choice("solver", solver, ("auto", "normal-equations", "cg"))
-        check_choice("init", init, ("zero", "random"))
-        check_choice("missing", missing, hybrid.MISSING_BLOCKS)
-        at_least("landmarks", landmarks, 1)
-        if distance_bits not in (32, 64):
-            raise OptionError(f"distance_bits is {distance_bits}", remedy="use 32 or 64")
-        check_regularization(regularization)
-        if gamma is not None:
-            check_gamma(gamma)
-        if not 0.0 < tolerance < 1.0:
-            raise OptionError(f"tolerance is {tolerance}", remedy="use a value in (0, 1)")
-        self.gamma, self.landmark_gamma = gamma, landmark_gamma
-        self.regularization, self.tolerance = regularization, tolerance
-        self.solver, self.init, self.preconditioner_rank = solver, init, preconditioner_rank
-        super().__init__(
-            landmarks=landmarks,
-            sampling=sampling,
-            kernel=kernel,
-            penalty=penalty,
-            protocol=protocol,
-            missing=missing,
-            allow_single=allow_single,
-            distance_bits=distance_bits,
-            attempts=attempts,
-            **common,
-        )
-        self._check_combination()
+    landmarks: int = option(100, "m, number of random landmarks.", least=1)
+    sampling: Sampling = option(
+        "U",
+        "Landmarks uniform on each feature's range, normal with mean and deviation of the data and "
+        "clipped to the range, both turned at random (see fedkern_flwr.landmarks), or training "
+        "rows (only where data may be pooled).",
+    )
+    kernel: ProductKernel = option(
+        "rbf", "exp(-gamma d) of squared Euclidean or of absolute distances d."
+    )
+    gamma: float | None = option(None, "Width, by default 1 / number of features.", above=0.0)
+    landmark_gamma: bool = option(
+        False, "A random width per landmark, log-uniform in [gamma / 2, 2 gamma] (eq. 4.1)."
+    )
+    regularization: float = option(1e-3, "lambda.", above=0.0)
+    penalty: Penalty = option(
+        "ridge", "lambda I (eq. 2.9) or lambda K_mm with the pseudo-inverse (eq. 2.10)."
+    )
+    protocol: Protocol = option(
+        "secure", "Secure sums, or the paper's protocols, which log what they give away."
+    )
+    solver: Solver = option(
+        "auto",
+        "Sum the normal equations once, or iterate conjugate gradients, an exchange each (chain: "
+        "several). Auto: the former up to 1000 landmarks, except in a chain.",
+        of_model=False,
+    )
+    preconditioner_rank: int | None = option(
+        None,
+        "Of cg: rank of the Nystrom preconditioner, 0 for none. By default 200 (at most m / 2) "
+        "with protocol secure, none with the paper's.",
+        of_model=False,
+    )
+    init: Literal["zero", "random"] = option(
+        "zero", "Of cg: where to start; random is standard normal, as in the paper."
+    )
+    tolerance: float = option(
+        1e-10,
+        "Of cg: stop when the residual is so small relative to K^T y.",
+        above=0.0,
+        below=1.0,
+    )
+    missing: MissingBlocks = option(
+        "error",
+        "Rows that lack a block: refuse the run, leave them out, or let the block's factor be one.",
+    )
+    allow_single: bool = option(
+        False,
+        "Allow a single hospital, and rows that a single centre knows: their values are then "
+        "shown.",
+        of_model=False,
+    )
+    distance_bits: int = option(
+        64,
+        "Of protocol secure: bits of a number in the sums of distances, 32 or 64. With 32 they are "
+        "half as large; the total of C centres' distances of at most b is then off by less than "
+        "C 2^(ceil(log2(C + 1)) + floor(log2 b) - 30).",
+    )
 
-    def _check_combination(self) -> None:
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         rank, direct = self.preconditioner_rank, self.chosen_solver == "normal-equations"
+        if self.distance_bits not in (32, 64):
+            raise OptionError(f"distance_bits is {self.distance_bits}", remedy="use 32 or 64")
         if rank is not None and not 0 <= rank <= self.landmarks:
             raise OptionError(
                 f"preconditioner_rank is {rank}", remedy=f"use 0 to {self.landmarks} (landmarks)"
@@ -207,7 +168,13 @@ class FedCG(HybridStrategy):
 
     def _reset(self) -> None:
         super()._reset()
+        self.plan_ = Plan({}, {}, {})
         self.coefficients_: Floats = np.zeros((self.landmarks, 0))
+        self.gammas_: Floats = np.zeros(0)
+        self.fingerprints_: dict[str, str] = {}
+        self.outputs_, self.classes_, self.label_bound_ = 0, 0, 1.0
+        self.model_of: tuple[str, int] = ("", 0)
+        self._cohorts: list[str] = []
 
     # -- what a method tells about itself
 
@@ -228,34 +195,21 @@ class FedCG(HybridStrategy):
 
     def options(self) -> dict[str, Any]:
         """Return the options that determine the model."""
-        names = (
-            "landmarks",
-            "sampling",
-            "kernel",
-            "gamma",
-            "landmark_gamma",
-            "regularization",
-            "penalty",
-            "protocol",
-            "init",
-            "tolerance",
-            "missing",
-            "distance_bits",
-        )
-        return {
-            **super().options(),
-            **{name: getattr(self, name) for name in names},
-            "solver": self.chosen_solver,
-            "preconditioner_rank": self.rank if self.chosen_solver == "cg" else 0,
-            "seed": self.run_seed,
-        }
+        rank = self.rank if self.chosen_solver == "cg" else 0
+        return {**super().options(), "solver": self.chosen_solver, "preconditioner_rank": rank}
+
+    def summary(self) -> None:
+        """Log the configuration, and what a protocol gives away."""
+        if self.protocol in WARNINGS:
+            logger.warning(WARNINGS[self.protocol])
+        super().summary()
 
     def model(self) -> tuple[Arrays, dict[str, Any]]:
         """Return coefficients and widths, and what a prediction needs to know."""
         meta = {
             **self.options(),
             "session": self.model_of[0] or self._session,
-            "step": self.model_of[1] or self.first_step,
+            "step": self.model_of[1] or KEPT,
             "fingerprints": self.fingerprints_,
             "blocks": sorted(self.plan_.blocks),
             "outputs": self.outputs_,
@@ -266,7 +220,14 @@ class FedCG(HybridStrategy):
 
     def privacy(self) -> dict[str, Any]:
         """Return what is seen by whom."""
-        seen = seen_by(self)
+        seen = seen_by(
+            self.protocol,
+            direct=self.chosen_solver == "normal-equations",
+            alone=len(self.plan_.hospitals) == 1,
+            predicts=bool(self.model_of[0]),
+            penalty=self.penalty,
+            sampling=self.sampling,
+        )
         if self.protocol != "secure":
             return seen
         sums = self.sums_privacy()
@@ -276,83 +237,229 @@ class FedCG(HybridStrategy):
             del cohort["shares_to_open"]
         return {**sums, **seen}
 
-    # -- Flower's interface
+    def matched(self) -> dict[str, Any]:
+        """Return whose rows were matched."""
+        return self.plan_.report() if self.plan_.wards else {}
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord | None = None,
-        num_rounds: int = 1000,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
-        """Fit the model, give it to the hospitals, judge it on their held-out rows.
+    # -- parties
 
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid, of any engine.
-        initial_arrays : ArrayRecord, optional
-            Coefficients, shape (m, k), from which cg starts.
-        num_rounds : int (default: 1000)
-            Most iterations of cg.
-        timeout : float (default: 3600)
-            Seconds to wait for the replies of one exchange.
-        train_config : ConfigRecord, optional
-            ``seed`` is the run's seed for strategies that have none of their own.
-        evaluate_config : ConfigRecord, optional
-            Not used.
-        evaluate_fn : callable, optional
-            Evaluation on the server, called with the coefficients before and after the solution.
+    def takes_sums(self, grid: Grid) -> bool:
+        """Tell whether clients need keys: not to show all to the server."""
+        return self.protocol != "naive"
 
-        Returns
-        -------
-        Result
-            The coefficients; metrics per iteration.
+    def check_parties(self, parties: Sequence[Any]) -> None:
+        """Refuse partitions that clash and ids that come twice."""
+        hybrid.check_parties(parties)
+
+    def cohorts(self) -> list[list[int]] | None:
+        """Match the rows; return the sets among which is summed, fixed by who holds what."""
+        self._make_plan()
+        sets: dict[str, list[int]] = {}
+        if len(self.plan_.hospitals) > 1:
+            sets["hospitals"] = list(self.plan_.hospitals)
+        for h, ward in self.plan_.wards.items():
+            if ward.centres:
+                sets[f"ward {h}"] = sorted(ward.rows)
+        for block, holders in self.plan_.blocks.items():
+            if len(holders) > 1:
+                sets[f"block {block}"] = list(holders)
+        if self.penalty == "rkhs" and len(self.plan_.parties) > 1:
+            sets["everybody"] = list(self.plan_.parties)
+        if self.protocol == "chain":
+            sets = {name: members for name, members in sets.items() if name.startswith("ward")}
+        if self.penalty == "rkhs" and "everybody" not in sets:
+            raise OptionError(
+                "penalty rkhs sums distances between landmarks over the parties, and there is one",
+                remedy="use penalty ridge",
+            )
+        self._cohorts = list(sets)
+        return list(sets.values())
+
+    def _make_plan(self) -> None:
+        parties: list[Any] = list(self.parties_.values())
+        predict = bool(self.model_of[0])
+        if predict and not any(p.role == HOSPITAL and p.test_rows for p in parties):
+            raise TableError(
+                "no hospital holds rows to predict",
+                remedy="name test-data in the --node-config of those that shall predict",
+            )
+        self.plan_ = make_plan(parties, self.missing, predict=predict)
+        secure, single = self.protocol == "secure", self.allow_single
+        check_alone(self.plan_, parties, secure=secure, allow_single=single)
+        first = self._party(self.plan_.hospitals[0])
+        self.outputs_, self.classes_ = first.outputs, first.classes
+        self.label_bound_ = first.label_bound
+        for h, ward in self.plan_.wards.items():
+            if ward.dropped or ward.lacking:
+                logger.warning(
+                    "partition %d: %d rows dropped, rows without a block: %s",
+                    h,
+                    ward.dropped,
+                    dict(ward.lacking) or "none",
+                )
+        for c, unknown in self.plan_.unknown.items():
+            if unknown:
+                logger.info("partition %d: %d rows belong to no hospital", c, unknown)
+
+    def _party(self, partition: int) -> Any:
+        return next(p for p in self.parties_.values() if p.partition == partition)
+
+    def _rows_digest(self) -> str:
+        """Return a digest of which rows, features and outputs each party has, in this session."""
+        digest = hashlib.sha256()
+        parties: list[Any] = list(self.parties_.values())
+        for party in parties:
+            sizes = (party.partition, party.block, party.rows, party.features, party.outputs)
+            digest.update(repr(sizes).encode() + party.ids.tobytes())
+        return digest.hexdigest()
+
+    # -- a run
+
+    def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
+        """Fit the model, give it to the hospitals, judge it on their held-out rows."""
+        arrays, meta = self.saved_, self.saved_meta_
+        self.fingerprints_ = dict(meta.get("fingerprints", {}))
+        system = self._system()
+        if meta.get("rows", self._rows_digest()) != self._rows_digest():
+            raise CheckpointError(
+                f"the rows of the parties are not those of the run of {self.checkpoint}",
+                remedy="bring back the tables of that run, or start anew",
+            )
+        start = self._initial()
+        yield Round(0, arrays=[start])
+        metrics = meta.get("metrics")
+        if metrics is not None:
+            self.coefficients_ = arrays["coefficients"]
+        yield from system.open()
+        self.fingerprints_ = dict(system.fingerprints)
+        if metrics is None:
+            self.coefficients_, metrics = yield from self._solve(system, start, arrays)
+            yield self._save({"coefficients": self.coefficients_}, metrics=metrics)
+        metrics = {**metrics, **(yield from self._judge(system))}
+        yield Round(max(1, metrics["iterations"]), arrays=[self.coefficients_])
+        return metrics
+
+    def _system(self) -> HybridSystem:
+        if not self.plan_.wards:
+            self._make_plan()
+        if not self.gammas_.size:
+            features = sum(self._party(h[0]).features for h in self.plan_.blocks.values())
+            gamma = self.gamma if self.gamma is not None else 1.0 / features
+            self.gammas_ = np.array([gamma], np.float64)
+            if self.landmark_gamma:
+                self.gammas_ = landmark_gammas(gamma, self.landmarks, self.run_seed)
+        parties: list[Any] = list(self.parties_.values())
+        return _SYSTEMS[self.protocol](
+            plan=self.plan_,
+            parties={party.partition: party for party in parties},
+            cohorts=self._cohorts,
+            landmarks=self.landmarks,
+            sampling=self.sampling,
+            kernel=self.kernel,
+            penalty=self.penalty,
+            protocol=self.protocol,
+            distance_bits=self.distance_bits,
+            attempts=self.attempts,
+            keep_training=self.chosen_solver == "cg",
+            gammas=self.gammas_,
+            public_seed=self.run_seed,
+            model_of=self.model_of,
+            known=self.fingerprints_,
+        )
+
+    def _initial(self) -> Floats:
+        shape = (self.landmarks, self.outputs_)
+        if self.initial_:
+            (start,) = self.initial_
+            if start.shape != shape:
+                raise ProtocolError(f"initial_arrays has shape {start.shape} instead of {shape}")
+            return np.asarray(start, np.float64)
+        if self.init == "random":
+            rng = np.random.default_rng(derive_seed(self.run_seed, "initial coefficients"))
+            return np.asarray(rng.standard_normal(shape))
+        return np.zeros(shape)
+
+    def _solve(self, system: HybridSystem, start: Floats, arrays: Arrays) -> Steps:
+        if self.chosen_solver == "normal-equations":
+            return (yield from solve_directly(system, self.regularization))
+        self.planned = self.num_rounds
+        system.landmark_kernel = arrays.get("landmark_kernel", system.landmark_kernel)
+        probes = np.zeros((self.landmarks, 0))
+        if self.rank:
+            probes = probe_vectors(self.landmarks, self.rank, derive_seed(self.run_seed, "probes"))
+        return (
+            yield from iterate(
+                system,
+                start,
+                probes,
+                self.num_rounds,
+                arrays,
+                self._save,
+                regularization=self.regularization,
+                tolerance=self.tolerance,
+            )
+        )
+
+    def _save(self, arrays: Mapping[str, NDArray[Any]], **meta: Any) -> Save:
+        known = {"fingerprints": self.fingerprints_, "rows": self._rows_digest()}
+        return Save(arrays, {**known, **meta}, kept=KEPT)
+
+    def _judge(self, system: HybridSystem) -> Steps:
+        """Give the hospitals the model; return the metrics of held-out rows, if there are any."""
+        wards = self.plan_.wards
+        predicted = yield from system.predict(self.coefficients_)
+        tested = [h for h, ward in wards.items() if ward.test]
+        count = bool(tested) and all(self._party(h).labelled for h in tested)
+        if count and len(tested) == 1 < len(wards) and self.protocol == "secure":
+            if not self.allow_single:
+                logger.warning(
+                    "partition %d alone has held-out rows: their counts are not sent", tested[0]
+                )
+            count = self.allow_single
+        most = max(ward.test for ward in wards.values())
+        counts = yield from system.judge(
+            {h: self._model_request(count, predicted.get(h)) for h in wards},
+            counts_length(self.outputs_, self.classes_) if count else 0,
+            float(most) * largest_count(self.classes_),
+        )
+        if not counts.any():
+            if count:
+                self.note_untold()
+            return {}
+        if self.classes_:
+            counts = np.rint(counts)
+        return outcome_metrics(counts, self.classes_, self.label_bound_)
+
+    def _model_request(
+        self, count: bool = False, predictions: Floats | None = None
+    ) -> wire.CoefficientsRequest:
+        nothing = np.zeros((0, self.outputs_))
+        return wire.CoefficientsRequest(
+            count=count,
+            coefficients=self.coefficients_,
+            predictions=nothing if predictions is None else predictions,
+        )
+
+    # -- predictions with a model that was saved
+
+    @classmethod
+    def of_model(cls, meta: Mapping[str, Any], **more: Any) -> FedCG:
+        """Return a strategy with the options of a model that was saved.
 
         Raises
         ------
-        CohortError, ProtocolError, TableError, SumError, EngineError, CheckpointError, OptionError
-            The run cannot start or go on. A checkpoint, if one was written, stays.
+        CheckpointError
+            It is not a model of this method.
         """
-        at_least("num_rounds", num_rounds, 1)
-        result = Result()
-        restored = self._open(grid, timeout, train_config)
-        try:
-            system = _SYSTEMS[self.protocol](self, grid, timeout)
-            start = self._initial(initial_arrays)
-            result.arrays = ArrayRecord([start])
-            if evaluate_fn and (metrics := evaluate_fn(0, result.arrays)) is not None:
-                result.evaluate_metrics_serverapp[0] = metrics
-            self._solve(system, start, num_rounds, restored)
-            result.arrays = ArrayRecord([self.coefficients_])
-            for row in self.history_:
-                numbers = MetricRecord({k: v for k, v in row.items() if k != "round"})
-                result.train_metrics_clientapp[row["round"]] = numbers
-            found = self._judge(system)
-            self.metrics_ |= found
-            last = max(1, int(self.metrics_["iterations"]))
-            if found:
-                result.evaluate_metrics_clientapp[last] = MetricRecord(dict(found))
-            if evaluate_fn and (metrics := evaluate_fn(last, result.arrays)) is not None:
-                result.evaluate_metrics_serverapp[last] = metrics
-        except EngineError:
-            raise  # nobody can be reached any more
-        except FedKernError:
-            self._part(grid, timeout)
-            raise
-        self._part(grid, timeout)
-        return result
+        if meta.get("method") != cls.method or not set(_OF_MODEL) <= set(meta):
+            raise CheckpointError(
+                f"the model is one of {meta.get('method') or 'another method'}",
+                remedy=f"give a model of {cls.method}",
+            )
+        return cls(**{name: meta[name] for name in _OF_MODEL}, **more)
 
     def predict(
-        self,
-        grid: Grid,
-        arrays: Arrays,
-        meta: Mapping[str, Any],
-        *,
-        timeout: float = 3600,
+        self, grid: Grid, arrays: Arrays, meta: Mapping[str, Any], *, timeout: float = 3600
     ) -> None:
         """Have the hospitals predict their held-out rows with a model that was saved.
 
@@ -384,223 +491,25 @@ class FedCG(HybridStrategy):
             raise CheckpointError(
                 "the model was made with other options", remedy="use FedCG.of_model(meta)"
             )
-        shapes = {"coefficients": (self.landmarks, int(model["outputs"]))}
-        check_model(self.method, arrays, model, shapes)
-        self._open(grid, timeout, None, of=model)
-        try:
+        outputs = int(model["outputs"])
+        check_model(self.method, arrays, model, {"coefficients": (self.landmarks, outputs)})
+        self.begin()
+        self.model_of = (str(model["session"]), int(model["step"]))
+
+        def rounds(parties: Sequence[DescribeReply]) -> Rounds:
             self.coefficients_, self.gammas_ = arrays["coefficients"], arrays["gammas"]
-            self.outputs_ = self.coefficients_.shape[1]
-            self.fingerprints_ = dict(model["fingerprints"])
+            self.outputs_, self.fingerprints_ = outputs, dict(model["fingerprints"])
             if sorted(self.plan_.blocks) != model["blocks"]:
                 raise ProtocolError(
                     f"the parties hold blocks {sorted(self.plan_.blocks)}, the model has "
                     f"{model['blocks']}",
                     remedy="bring the parties that the model was made with",
                 )
-            system = SecureSystem(self, grid, timeout)
-            system.open()
-            system.tell_hospitals(
-                lambda _: self._coefficients_request(count=False), wire.CoefficientsReply
+            system = self._system()
+            yield from system.open()
+            yield from system.judge(
+                dict.fromkeys(self.plan_.hospitals, self._model_request()), 0, 1.0
             )
-        finally:
-            self._part(grid, timeout)
-
-    @classmethod
-    def of_model(cls, meta: Mapping[str, Any], **more: Any) -> FedCG:
-        """Return a strategy with the options of a model that was saved.
-
-        Raises
-        ------
-        CheckpointError
-            It is not a model of this method.
-        """
-        names = ("landmarks", "sampling", "kernel", "missing")
-        if meta.get("method") != cls.method or not set(names) <= set(meta):
-            raise CheckpointError(
-                f"the model is one of {meta.get('method') or 'another method'}",
-                remedy=f"give a model of {cls.method}",
-            )
-        return cls(**{name: meta[name] for name in names}, **more)
-
-    def _open(
-        self,
-        grid: Grid,
-        timeout: float,
-        config: ConfigRecord | None,
-        *,
-        of: Mapping[str, Any] | None = None,
-    ) -> tuple[Arrays, dict[str, Any]] | None:
-        """Begin or take up a run: parties, plan, landmarks' widths."""
-        self._reset()
-        if of is not None:
-            self.model_of = (str(of["session"]), int(of["step"]))
-        seed = 0 if config is None else config.get("seed", 0)
-        self.run_seed = self.seed if self.seed is not None else int(seed)  # type: ignore[arg-type]
-        if self.protocol in WARNINGS:
-            logger.warning(WARNINGS[self.protocol])
-        self.summary()
-        restored = None if of is not None else self.restore()
-        resume_round = 0
-        if restored:
-            resume_round = self.first_step = int(restored[1]["first_step"])
-            self.fingerprints_ = restored[1]["fingerprints"]
-        self.gather(grid, resume_round=resume_round, secure=self.protocol != "naive")
-        self.gammas_ = self._widths()
-        if restored:
-            if restored[1].get("rows") != self.rows_digest():
-                raise CheckpointError(
-                    f"the rows of the parties are not those of the run of {self.checkpoint}",
-                    remedy="bring back the tables of that run, or start anew",
-                )
-            answered = max(party.answered for party in self.parties_.values())
-            self.step = max(int(restored[1]["round"]), answered)
-            if self.sums is not None and restored[1].get("sums"):
-                self.sums.go_on(restored[1]["sums"])
-        return restored
-
-    def _widths(self) -> Floats:
-        features = sum(self.features_of(block) for block in self.plan_.blocks)
-        gamma = self.gamma if self.gamma is not None else 1.0 / features
-        if self.landmark_gamma:
-            return landmark_gammas(gamma, self.landmarks, self.run_seed)
-        return np.array([gamma], np.float64)
-
-    # -- solving
-
-    def _initial(self, given: ArrayRecord | None) -> Floats:
-        shape = (self.landmarks, self.outputs_)
-        if given is not None and len(given):
-            (start,) = given.to_numpy_ndarrays()
-            if start.shape != shape:
-                raise ProtocolError(f"initial_arrays has shape {start.shape} instead of {shape}")
-            return np.asarray(start, np.float64)
-        if self.init == "random":
-            rng = np.random.default_rng(derive_seed(self.run_seed, "initial coefficients"))
-            return np.asarray(rng.standard_normal(shape))
-        return np.zeros(shape)
-
-    def _solve(
-        self,
-        system: HybridSystem,
-        start: Floats,
-        num_rounds: int,
-        restored: tuple[Arrays, dict[str, Any]] | None,
-    ) -> None:
-        arrays, meta = restored or ({}, {})
-        stage = meta.get("stage", "")
-        if stage == "solved":
-            self.coefficients_, self.metrics_ = arrays["coefficients"], meta["metrics"]
-        system.open()
-        self.fingerprints_ = dict(system.fingerprints)
-        if stage == "solved":
-            return
-        if self.chosen_solver == "normal-equations":
-            self.coefficients_ = solve_directly(self, system)
-        else:
-            system.landmark_kernel = arrays.get("landmark_kernel", system.landmark_kernel)
-            self.coefficients_ = iterate(self, system, start, num_rounds, arrays)
-        self.save("solved", {"coefficients": self.coefficients_}, metrics=self.metrics_)
-
-    def enter(self, number: int, residuals: Floats, squared: Floats) -> None:
-        """Enter an iteration in the history."""
-        self.history_.append(
-            {
-                "round": number,
-                "residual": float(np.max(residuals)),
-                "squared_residual": float(np.sum(squared)),
-                "survivors": len(self.plan_.parties),
-            }
-        )
-
-    # -- the model at the hospitals
-
-    def _coefficients_request(
-        self, *, count: bool, predictions: Floats | None = None
-    ) -> wire.CoefficientsRequest:
-        return wire.CoefficientsRequest(
-            session=self.session,
-            round=self.step,
-            count=count,
-            coefficients=self.coefficients_,
-            predictions=np.zeros((0, self.outputs_)) if predictions is None else predictions,
-        )
-
-    def _judge(self, system: HybridSystem) -> dict[str, float]:
-        """Give the hospitals the model; return the metrics of held-out rows, if there are any."""
-        wards = self.plan_.wards
-        if isinstance(system, ChainSystem):
-            system.predict(self.coefficients_)
-        predicted = system.predictions(self.coefficients_)
-        tested = [h for h, ward in wards.items() if ward.test]
-        count = bool(tested) and all(self.party_of(h).labelled for h in tested)
-        if count and len(tested) == 1 < len(wards) and self.protocol == "secure":
-            if not self.allow_single:
-                logger.warning(
-                    "partition %d alone has held-out rows: their counts are not sent", tested[0]
-                )
-            count = self.allow_single
-
-        def request(h: int) -> wire.CoefficientsRequest:
-            return self._coefficients_request(count=count, predictions=predicted.get(h))
-
-        if isinstance(system, SecureSystem):
-            if not count:
-                system.tell_hospitals(request, wire.CoefficientsReply)
-                return {}
-            length = counts_length(self.outputs_, self.classes_)
-            most = max(ward.test for ward in wards.values())
-            bound = float(most) * largest_count(self.classes_) * (1.0 + 1e-9)
-            counts = system.sum_over_hospitals(
-                "outcomes", request, wire.CoefficientsReply, length, bound
-            )
-        else:
-            counts = self._plain_counts(system, request, count)
-        if not count:
             return {}
-        if not counts.any():
-            self.note_untold()
-            return {}
-        if self.classes_:
-            counts = np.rint(counts)
-        return outcome_metrics(counts, self.classes_, self.label_bound_)
 
-    def _plain_counts(
-        self, system: HybridSystem, request: Callable[[int], PhaseMessage], count: bool
-    ) -> Floats:
-        counts = np.zeros(counts_length(self.outputs_, self.classes_))
-        waiting = set(self.plan_.hospitals)
-        for _ in range(self.attempts):
-            self.next_step()
-            requests = {h: request(h) for h in sorted(waiting)}
-            replies = self.ask(system.grid, requests, wire.CoefficientsReply, system.timeout)
-            if count and replies:
-                counts += self.single_vector(replies, len(counts))
-            waiting -= set(replies)
-            if not waiting:
-                return counts
-        raise self.gave_up("hybrid-coefficients")
-
-    def _part(self, grid: Grid, timeout: float) -> None:
-        """Let whoever is left erase the run's secrets."""
-        if self.protocol != "naive":
-            with contextlib.suppress(FedKernError):
-                self.finish(grid, number=self.step + 1, timeout=timeout)
-
-    # -- checkpoints
-
-    def save(self, stage: str, arrays: Mapping[str, NDArray[Any]], **meta: Any) -> None:
-        """Write a checkpoint, if one was asked for."""
-        if self.checkpoint is None:
-            return
-        self.write_checkpoint(
-            self.step,
-            dict(arrays),
-            {
-                "stage": stage,
-                "first_step": self.first_step,
-                "fingerprints": self.fingerprints_,
-                "rows": self.rows_digest(),
-                "sums": self.sums.progress() if self.sums is not None else {},
-                **meta,
-            },
-        )
+        self.conduct(grid, rounds, timeout=timeout)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .fed_cg import FedCG
+from typing import Any
 
 #: Logged once when a run begins.
 WARNINGS = {
@@ -22,9 +19,23 @@ _DECLARED = (
 )
 
 
-def seen_by(run: FedCG) -> dict[str, Any]:
-    """Return what server and clients see in a run, for its privacy ledger."""
-    if run.protocol == "naive":
+def seen_by(
+    protocol: str, *, direct: bool, alone: bool, predicts: bool, penalty: str, sampling: str
+) -> dict[str, Any]:
+    """Return what server and clients see in a run, for its privacy ledger.
+
+    Parameters
+    ----------
+    protocol, penalty, sampling : str
+        Options of the run.
+    direct : bool
+        Whether the normal equations are summed.
+    alone : bool
+        Whether there is one hospital.
+    predicts : bool
+        Whether nothing is fitted.
+    """
+    if protocol == "naive":
         return {
             "server_sees": [
                 "every kernel block, and with the landmarks every feature",
@@ -34,7 +45,7 @@ def seen_by(run: FedCG) -> dict[str, Any]:
             "clients_see": ["the coefficients", "the landmarks of their block"],
             "never_leaves_the_client": ["ids"],
         }
-    if run.protocol == "chain":
+    if protocol == "chain":
         return {
             "server_sees": [
                 "K^T K p of each hospital",
@@ -45,21 +56,19 @@ def seen_by(run: FedCG) -> dict[str, Any]:
             "clients_see": ["p", "the kernel blocks of all other parties of the chain"],
             "never_leaves_the_client": ["ids", "rows"],
         }
-    direct = run.chosen_solver == "normal-equations"
     summed = "K^T K and K^T y" if direct else "K^T y and products of K^T K"
-    alone = len(run.plan_.hospitals) == 1
     server = [f"sums over the hospitals of {summed}, and of counts on held-out rows"]
-    if run.model_of[0]:  # nothing is fitted
+    if predicts:
         whose = "the only hospital's" if alone else "sums over the hospitals of"
         server = [f"{whose} counts on held-out rows"]
     elif alone:
         server = [f"{summed} of the only hospital, and its counts on held-out rows"]
-    if run.penalty == "rkhs" and not run.model_of[0]:
+    if penalty == "rkhs" and not predicts:
         server.append("distances between landmarks")
-    if run.sampling == "N" and not run.model_of[0]:
+    if sampling == "N" and not predicts:
         server.append("means and deviations of blocks that several parties hold")
     moments = ["means and deviations of their own block over all its holders"]
-    shared = moments if run.sampling == "N" else []
+    shared = moments if sampling == "N" else []
     return {
         "server_sees": [
             *server,

@@ -8,15 +8,14 @@ exchange to be unmasked; a sum that lacks a party is repeated with all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from flwr.serverapp import Grid
 
 from fedkern_flwr.least_squares import equations_length, unpack_equations
+from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Steps
 from fedkern_flwr.product_kernel import kernel_from_distances
-from fedkern_flwr.secure_sum import RunningSum
 from fedkern_flwr.wire import hybrid as wire
 
 from .hybrid_system import Floats, HybridSystem
@@ -27,210 +26,127 @@ _MESSAGE = 256 << 20  # bytes of distances in a message; larger problems take mo
 class SecureSystem(HybridSystem):
     """See the module and :class:`~fedkern_flwr.strategies.hybrid_system.HybridSystem`."""
 
-    def __init__(self, run: Any, grid: Grid, timeout: float) -> None:
-        super().__init__(run, grid, timeout)
-        self._deliveries: dict[int, list[RunningSum]] = {}
-
-    def open(self) -> None:
+    def open(self) -> Steps:
         """Agree on landmarks where needed, then have the hospitals' kernels made."""
-        self.agree()
-        self._make_kernels()
+        yield from self.agree()
+        yield from self._make_kernels()
 
-    def equations(self) -> tuple[Floats, Floats]:
+    def equations(self) -> Steps:
         """Sum the normal equations over the hospitals."""
-        run, m = self.run, self.run.landmarks
-        vector = self.sum_over_hospitals(
-            "equations",
-            lambda _: wire.EquationsRequest(session=run.session, round=run.step),
-            wire.EquationsReply,
-            equations_length(m, run.outputs_),
-            self.most_rows * max(1.0, run.label_bound_),
-        )
-        return unpack_equations(vector, m, run.outputs_)
+        m, outputs = self.landmarks, self._first.outputs
+        length, bound = equations_length(m, outputs), max(1.0, self._first.label_bound)
+        request, reply = wire.EquationsRequest(), wire.EquationsReply
+        vector = yield from self._sum("equations", request, reply, length, self._rows * bound)
+        return unpack_equations(vector, m, outputs)
 
-    def products(self, directions: Floats, *, labels: bool = False) -> tuple[Floats, Floats]:
+    def products(self, directions: Floats, *, labels: bool = False) -> Steps:
         """Sum products over the hospitals; directions travel with length one."""
-        run, m = self.run, self.run.landmarks
+        m = self.landmarks
         lengths = np.linalg.norm(directions, axis=0)
         lengths[lengths == 0.0] = 1.0
         unit = directions / lengths
-        right = m * run.outputs_ if labels else 0
-        vector = self.sum_over_hospitals(
-            "product",
-            lambda _: wire.ProductRequest(
-                session=run.session, round=run.step, labels=labels, directions=unit
-            ),
-            wire.ProductReply,
-            right + unit.size,
-            self.most_rows * max(np.sqrt(m), run.label_bound_),
+        right = m * self._first.outputs if labels else 0
+        bound = self._rows * max(np.sqrt(m), self._first.label_bound)
+        request = wire.ProductRequest(labels=labels, directions=unit)
+        vector = yield from self._sum(
+            "product", request, wire.ProductReply, right + unit.size, bound
         )
         product = vector[right:].reshape(unit.shape) * lengths
         return vector[:right].reshape(m if right else 0, -1) if right else product[:, :0], product
 
+    def judge(self, requests: Mapping[int, Any], length: int, bound: float) -> Steps:
+        """Sum the counts over the hospitals."""
+        request, reply = next(iter(requests.values())), wire.CoefficientsReply
+        if not length:
+            yield from self._ask_hospitals(Ask(request, reply=reply, among=self.plan.hospitals))
+            return np.zeros(0)
+        return (yield from self._sum("outcomes", request, reply, length, bound))
+
     # -- kernels
 
-    def _make_kernels(self) -> None:
+    def _make_kernels(self) -> Steps:
         """Sum the distances, as many rows at a time as a message may hold."""
-        run, wards = self.run, self.plan.wards
-        for hospital in list(self._deliveries):
-            self._delivered(hospital)
+        wards = self.plan.wards
         largest = max(
             (sum(w.total for w in wards.values() if p in w.centres) for p in self.plan.parties),
             default=0,
         )
-        parts = max(1, -(-largest * run.landmarks * run.distance_bits // 8 // _MESSAGE))
+        parts = max(1, -(-largest * self.landmarks * self.distance_bits // 8 // _MESSAGE))
         steps = {h: -(-ward.total // parts) for h, ward in wards.items()}
         for number in range(parts):
-            pending = {}
+            part = {}
             for h, ward in wards.items():
                 start = min(number * steps[h], ward.total)
                 stop = min(start + steps[h], ward.total)
                 if ward.centres and start < stop:
-                    pending[h] = slice(start, stop)
+                    part[h] = slice(start, stop)
                 elif not number:
-                    pending[h] = slice(0, 0)  # makes its kernel alone
-            if pending:
-                self._sum_distances(pending, landmark_pairs=not number)
+                    part[h] = slice(0, 0)  # makes its kernel alone
+            if part:
+                yield from self._sum_distances(part, pairs=not number)
 
-    def _sum_distances(self, pending: dict[int, slice], *, landmark_pairs: bool) -> None:
-        run, m = self.run, self.run.landmarks
-        want_pairs = landmark_pairs and run.penalty == "rkhs" and self.landmark_kernel is None
-        if want_pairs and m == 1:
-            self._take_pairs(np.zeros(0))
-            want_pairs = False
-        for _ in range(run.attempts):
-            run.next_step()
-            sums: dict[int, RunningSum] = {}
-            for h, part in pending.items():
-                if part.stop:
-                    name, length = f"distances/{h}#{part.start}", (part.stop - part.start) * m
-                    sums[h] = run.order(
-                        name,
-                        length,
-                        self._distance_bound,
-                        f"ward {h}",
-                        receiver=h,
-                        bits=run.distance_bits,
-                    )
-            pairs = None
-            if want_pairs:
-                pairs = run.order(
-                    "landmark pairs", m * (m - 1) // 2, self._distance_bound, "everybody"
-                )
-            asked = {p for h in pending for p in self.plan.wards[h].rows}
-            if pairs is not None:
-                asked = set(self.plan.parties)
-            requests = {
-                p: self.rows_request(wire.DistancesRequest, p, pending, **self.landmark_fields(p))
-                for p in sorted(asked)
-            }
-            ordered = [*sums.values(), *([pairs] if pairs is not None else [])]
-            replies = run.ask(
-                self.grid, requests, wire.DistancesReply, self.timeout, ordered, self._deliveries
+    def _sum_distances(self, parts: dict[int, slice], *, pairs: bool) -> Steps:
+        m, bound = self.landmarks, self._distance_bound
+        pairs = pairs and self.penalty == "rkhs" and self.landmark_kernel is None
+        terms = [
+            self.term(
+                f"distances/{h}#{part.start}",
+                (part.stop - part.start) * m,
+                bound,
+                f"ward {h}",
+                receiver=h,
+                bits=self.distance_bits,
             )
-            self.take_fingerprints(replies)
-            for h in list(pending):
-                if h in replies:
-                    self._delivered(h)
-                if all(p in replies for p in self.plan.wards[h].rows) and (
-                    h not in sums or run.whole(sums[h])
-                ):
-                    if h in sums:
-                        run.declare(sums[h])
-                        self._deliveries[h] = [sums[h]]
-                    del pending[h]
-                elif h in sums:
-                    run.close(sums[h])
-            if pairs is not None and run.whole(pairs):
-                self._take_pairs(run.total(pairs))
-                want_pairs = False
-            elif pairs is not None:
-                run.close(pairs)
-            if not pending and not want_pairs:
-                return
-        raise run.gave_up("hybrid-distances")
-
-    def _take_pairs(self, distances: Floats) -> None:
-        m = self.run.landmarks
-        square = np.zeros((m, m))
-        square[np.triu_indices(m, 1)] = distances
-        self.landmark_kernel = kernel_from_distances(square + square.T, self.run.gammas_)
+            for h, part in parts.items()
+            if part.stop
+        ]
+        asked = {p for h in parts for p in self.plan.wards[h].rows}
+        if pairs and m > 1:
+            terms.append(self.term("landmark pairs", m * (m - 1) // 2, bound, "everybody"))
+            asked = set(self.plan.parties)
+        requests = self.landmarks_requests(wire.DistancesRequest, asked, parts)
+        answers = yield Ask(requests, reply=wire.DistancesReply, sums=terms)
+        self.take_fingerprints(answers.replies)
+        for running in answers.running.values():
+            yield Deliver(running, running.order.receiver)
+        if pairs:
+            square = np.zeros((m, m))
+            square[np.triu_indices(m, 1)] = answers.totals.get("landmark pairs", ())
+            self.landmark_kernel = kernel_from_distances(square + square.T, self.gammas)
 
     @property
     def _distance_bound(self) -> float:
-        bounds = [
-            p.square_bound if self.run.kernel == "rbf" else p.absolute_bound
-            for p in self.run.described_parties()
-        ]
-        return (max(bounds) or 1.0) * (1.0 + 1e-9)  # rounding of the distances
+        rbf, parties = self.kernel == "rbf", self.parties.values()
+        return max(p.square_bound if rbf else p.absolute_bound for p in parties) or 1.0
 
     # -- sums over the hospitals
 
-    def sum_over_hospitals(
-        self,
-        name: str,
-        request: Callable[[int], Any],
-        reply: Any,
-        length: int,
-        bound: float,
-    ) -> Floats:
-        """Return the exact sum of a vector over all hospitals.
+    def _sum(self, name: str, request: Any, reply: Any, length: int, bound: float) -> Steps:
+        """Return the exact sum of a vector over all hospitals; of the only one its vector."""
+        hospitals = self.plan.hospitals
+        alone = len(hospitals) == 1
+        terms = [] if alone else [self.term(name, length, bound, "hospitals")]
+        answers: Answers = yield from self._ask_hospitals(
+            Ask(request, reply=reply, sums=terms, among=hospitals)
+        )
+        return self.added(answers.replies, length) if alone else answers.totals[name]
 
-        Raises
-        ------
-        CohortError
-            A hospital did not answer, ``attempts`` times in a row.
-        """
-        run = self.run
-        for _ in range(run.attempts):
-            run.next_step()
-            running = None
-            if len(self.plan.hospitals) > 1:
-                running = run.order(name, length, bound, "hospitals")
-            requests = {h: request(h) for h in self.plan.hospitals}
-            replies = run.ask(
-                self.grid,
-                requests,
-                reply,
-                self.timeout,
-                [running] if running is not None else [],
-                self._deliveries,
-            )
-            for h in replies:
-                self._delivered(h)
-            if len(replies) == len(requests):
-                if running is None:
-                    return run.single_vector(replies, length)
-                if run.whole(running):
-                    return run.total(running)
-            if running is not None:
-                run.close(running)
-            if run.lost_state:
-                self._make_kernels()
-        raise run.gave_up(reply.phase)
+    def _ask_hospitals(self, ask: Ask) -> Steps:
+        """Return what hospitals answer; if one has lost its kernel, all kernels are made again."""
+        for _ in range(self.attempts):
+            try:
+                return (yield ask)
+            except LostState as error:
+                lost = error
+                yield from self._make_kernels()
+        raise lost
 
-    def tell_hospitals(self, requests: Callable[[int], Any], reply: Any) -> None:
-        """Send each hospital a request, until all have answered."""
-        run, waiting = self.run, set(self.plan.hospitals)
-        for _ in range(run.attempts):
-            run.next_step()
-            replies = run.ask(
-                self.grid,
-                {h: requests(h) for h in sorted(waiting)},
-                reply,
-                self.timeout,
-                (),
-                self._deliveries,
-            )
-            for h in replies:
-                self._delivered(h)
-            waiting -= set(replies)
-            if not waiting:
-                return
-            if run.lost_state:
-                self._make_kernels()
-        raise run.gave_up(reply.phase)
+    @property
+    def _rows(self) -> float:
+        """Largest number of training rows of a hospital: bounds its sums of kernel values."""
+        return max(1.0, *(float(ward.train) for ward in self.plan.wards.values()))
 
-    def _delivered(self, hospital: int) -> None:
-        for running in self._deliveries.pop(hospital, ()):
-            self.run.close(running)
+    @property
+    def _first(self) -> wire.HybridDescribeReply:
+        """A hospital: all have the same outputs, classes and bound of labels."""
+        return self.parties[self.plan.hospitals[0]]

@@ -3,58 +3,81 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.hybrid import Plan, Ward
-from fedkern_flwr.secure_sum import RunningSum
+from fedkern_flwr.method import Ask, Steps, Term
+from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.strategy import logger
 from fedkern_flwr.wire import hybrid as wire
 
-if TYPE_CHECKING:
-    from .fed_cg import FedCG
-
 Floats = NDArray[np.float64]
-NOTHING = np.zeros(0)
-_NO_BYTES = np.zeros(0, np.uint8)
+KEPT = 1  # the parties keep what belongs to a run under this number
+_NOTHING, _NO_BYTES = np.zeros(0), np.zeros(0, np.uint8)
+_ROUNDED = 1.0 + 1e-9
 
 
+@dataclass(kw_only=True)
 class HybridSystem(ABC):
     """The linear system of a run, held by the parties.
 
-    Parameters
-    ----------
-    run : FedCG
-        The run at hand, its plan made.
-    grid : Grid
-    timeout : float
-        Seconds to wait for the replies of an exchange.
-
     Attributes
     ----------
+    plan : Plan
+        Who holds which rows and blocks.
+    parties : dict
+        Partition -> its description.
+    cohorts : list of str
+        Names of the sets among which is summed, by number.
+    landmarks, sampling, kernel, penalty, protocol, distance_bits, attempts
+        Options of :class:`~fedkern_flwr.strategies.FedCG`.
+    keep_training : bool
+        Whether hospitals keep the kernel of their training rows: conjugate gradients need it.
+    gammas : ndarray of float64, shape (1,) or (m,)
+    public_seed : int
+        Seed of the landmarks in the paper's protocols.
+    model_of : (str, int)
+        Of predictions: session and step of the run that made the model.
+    known : dict
+        Block -> fingerprint that its landmarks must have; of a new run empty.
     landmark_kernel : ndarray of shape (m, m) or None
         K_mm, where the penalty needs it.
     fingerprints : dict
         Block -> fingerprint of its landmarks.
     """
 
-    def __init__(self, run: FedCG, grid: Grid, timeout: float) -> None:
-        self.run, self.grid, self.timeout = run, grid, timeout
-        self.plan: Plan = run.plan_
-        self.landmark_kernel: Floats | None = None
-        self._moments: dict[str, Floats] = {}
-        self._sealed: dict[int, tuple[int, NDArray[Any]]] = {}  # partition -> (from, sealed secret)
-        self.fingerprints: dict[str, str] = {}
+    plan: Plan
+    parties: Mapping[int, wire.HybridDescribeReply]
+    cohorts: list[str]
+    landmarks: int
+    sampling: str
+    kernel: str
+    penalty: str
+    protocol: str
+    distance_bits: int
+    attempts: int
+    keep_training: bool
+    gammas: Floats
+    public_seed: int
+    model_of: tuple[str, int]
+    known: Mapping[str, str]
+    landmark_kernel: Floats | None = None
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    _moments: dict[str, Floats] = field(default_factory=dict)
+    # Partition -> who sealed the secret of its block, and the sealed secret.
+    _sealed: dict[int, tuple[int, NDArray[Any]]] = field(default_factory=dict)
 
     @abstractmethod
-    def open(self) -> None:
+    def open(self) -> Steps:
         """Have the kernel made, wherever the protocol keeps it."""
 
-    def equations(self) -> tuple[Floats, Floats]:
+    def equations(self) -> Steps:
         """Return K^T K, shape (m, m), and K^T y, shape (m, k).
 
         Raises
@@ -63,156 +86,90 @@ class HybridSystem(ABC):
             The protocol makes products only.
         """
         raise OptionError(
-            f"protocol {self.run.protocol!r} has no normal equations", remedy="use solver cg"
+            f"protocol {self.protocol!r} has no normal equations", remedy="use solver cg"
         )
 
     @abstractmethod
-    def products(self, directions: Floats, *, labels: bool = False) -> tuple[Floats, Floats]:
+    def products(self, directions: Floats, *, labels: bool = False) -> Steps:
         """Return (K^T y if ``labels``, K^T K P) for directions P of shape (m, j)."""
 
-    def predictions(self, coefficients: Floats) -> Mapping[int, Floats]:
+    def begin(self, probes: Floats, start: Floats) -> Steps:
+        """Return K^T y, and the products of K^T K with probes and, unless it is zero, start."""
+        moved = start if start.any() else start[:, :0]
+        right, products = yield from self.products(np.hstack([probes, moved]), labels=True)
+        return right, products[:, : probes.shape[1]], products[:, probes.shape[1] :]
+
+    def predict(self, coefficients: Floats) -> Steps:
         """Return predictions of held-out rows per hospital, where hospitals cannot make them."""
+        yield from ()
         return {}
 
-    @property
-    def most_rows(self) -> float:
-        """Largest number of training rows of a hospital: bounds its sums of kernel values."""
-        return max(1.0, *(float(w.train) for w in self.plan.wards.values())) * (1.0 + 1e-9)
+    def judge(self, requests: Mapping[int, Any], length: int, bound: float) -> Steps:
+        """Give the hospitals the model; return the sum of their counts, shape (length,).
+
+        With ``length`` 0 nothing is counted.
+        """
+        answers = yield Ask(requests, reply=wire.CoefficientsReply)
+        return self.added(answers.replies, length)
 
     # -- landmarks
 
-    def agree(self) -> None:
+    def agreements(self) -> dict[str, tuple[tuple[int, ...], bool, int | None]]:
+        """Return block -> (holders, whether to sum moments, who draws its secret).
+
+        Only blocks whose holders must agree on something before they can draw landmarks.
+        """
+        found = {}
+        for block, holders in self.plan.blocks.items():
+            moments = self.sampling == "N" and len(holders) > 1
+            if moments and len(holders) == 2 and self.protocol == "secure":
+                logger.warning(
+                    "block %r has two holders: each can compute the other's means and deviations "
+                    "from those of both; sampling U needs none",
+                    block,
+                )
+            unseeded = self.protocol == "secure" and not self.parties[holders[0]].seeded
+            leader = holders[0] if unseeded and len(holders) > 2 else None
+            if self.sampling != "P" and not self.model_of[0] and (moments or leader is not None):
+                found[block] = (holders, moments, leader)
+        return found
+
+    def agree(self) -> Steps:
         """Add up the moments and pass on the secrets of blocks that several parties hold.
 
         Nothing is asked where there are none. One exchange.
         """
-        run, blocks = self.run, self.run.agreements()
+        blocks, terms, requests = self.agreements(), [], {}
         if not blocks:
             return
-        whole = {h: slice(0, ward.total) for h, ward in self.plan.wards.items()}
-        for _ in range(run.attempts):
-            run.next_step()
-            sums: dict[str, RunningSum] = {}
-            requests = {}
-            for block, (holders, moments, leader) in blocks.items():
-                for p in holders:
-                    peers = [q for q in holders if q != p] if p == leader else []
-                    requests[p] = self.rows_request(
-                        wire.MomentsRequest,
-                        p,
-                        whole,
-                        moments=moments,
-                        peers=np.array(peers, np.int32),
-                    )
-                if moments and run.protocol == "secure":
-                    length = 1 + 2 * run.features_of(block)
-                    sums[block] = run.order(
-                        f"moments/{block}", length, self._held_rows, f"block {block}"
-                    )
-            replies = run.ask(self.grid, requests, wire.MomentsReply, self.timeout, sums.values())
-            if len(replies) == len(requests) and all(map(run.whole, sums.values())):
-                self._moments = {block: run.total(running) for block, running in sums.items()}
-                self._take_agreements(blocks, replies)
-                return
-            for running in sums.values():
-                run.close(running)
-        raise run.gave_up("hybrid-moments")
-
-    def _take_agreements(self, blocks: Mapping[str, Any], replies: Mapping[int, Any]) -> None:
+        secure, rows = self.protocol == "secure", sum(w.train for w in self.plan.wards.values())
         for block, (holders, moments, leader) in blocks.items():
-            if moments and block not in self._moments:  # the paper's protocols hide nothing
-                length = 1 + 2 * self.run.features_of(block)
-                plain = [replies[p].plain for p in holders]
+            for p in holders:
+                peers = [q for q in holders if q != p] if p == leader else []
+                requests[p] = self.rows_request(
+                    wire.MomentsRequest, p, moments=moments, peers=np.array(peers, np.int32)
+                )
+            if moments and secure:
+                length = 1 + 2 * self.parties[holders[0]].features
+                terms.append(self.term(f"moments/{block}", length, rows or 1, f"block {block}"))
+        answers = yield Ask(requests, reply=wire.MomentsReply, sums=terms)
+        for block, (holders, moments, leader) in blocks.items():
+            if moments and secure:
+                self._moments[block] = answers.totals[f"moments/{block}"]
+            elif moments:  # the paper's protocols hide nothing
+                plain = [answers.replies[p].plain for p in holders]
+                length = 1 + 2 * self.parties[holders[0]].features
                 if any(vector.shape != (length,) for vector in plain):
                     raise ProtocolError(f"moments of block {block!r} are missing")
                 self._moments[block] = np.sum(plain, axis=0)
             if leader is not None:
                 peers = [q for q in holders if q != leader]
-                if len(replies[leader].sealed) != len(peers):
+                sealed = answers.replies[leader].sealed
+                if len(sealed) != len(peers):
                     raise ProtocolError(
                         "the secret of its block is missing", party=f"partition {leader}"
                     )
-                for q, sealed in zip(peers, replies[leader].sealed, strict=True):
-                    self._sealed[q] = (leader, sealed)
-
-    @property
-    def _held_rows(self) -> float:
-        """Largest number of training rows that one party may hold of a block."""
-        return max(1.0, float(sum(w.train for w in self.plan.wards.values()))) * (1.0 + 1e-9)
-
-    # -- requests about rows
-
-    def rows_request(
-        self, kind: Any, partition: int, parts: Mapping[int, slice], **more: Any
-    ) -> Any:
-        """Return a request to a party about rows of hospitals, as far as it has any of them."""
-        wards = [ward for ward in self.plan.wards.values() if partition in ward.rows]
-        wards = [ward for ward in wards if ward.partition in parts]
-
-        def whole(of: Callable[[Ward], int]) -> NDArray[np.int32]:
-            return np.array([of(ward) for ward in wards], np.int32)
-
-        return kind(
-            session=self.run.session,
-            round=self.run.step,
-            hospitals=whole(lambda w: w.partition),
-            trains=whole(lambda w: w.train),
-            starts=whole(lambda w: parts[w.partition].start),
-            stops=whole(lambda w: parts[w.partition].stop),
-            rows=tuple(ward.rows[partition] for ward in wards),
-            **more,
-        )
-
-    def tell_everybody(self, request: Any, reply: Any) -> dict[int, Any]:
-        """Tell all parties rows, landmarks and widths; return their replies (one exchange).
-
-        Whoever does not answer is asked again, alone.
-
-        Raises
-        ------
-        CohortError
-        """
-        run = self.run
-        self.agree()
-        whole = {h: slice(0, ward.total) for h, ward in self.plan.wards.items()}
-        replies: dict[int, Any] = {}
-        for _ in range(run.attempts):
-            run.next_step()
-            requests = {
-                p: self.rows_request(request, p, whole, **self.landmark_fields(p))
-                for p in self.plan.parties
-                if p not in replies
-            }
-            replies |= run.ask(self.grid, requests, reply, self.timeout)
-            if len(replies) == len(self.plan.parties):
-                self.take_fingerprints(replies)
-                return replies
-        raise run.gave_up(reply.phase)
-
-    def landmark_fields(self, partition: int) -> dict[str, Any]:
-        """Return what a party must know to draw its landmarks and make its kernel."""
-        run, party = self.run, self.run.party_of(partition)
-        holders = self.plan.blocks.get(party.block, ())
-        seed_from, sealed = self._sealed.get(partition, (-1, _NO_BYTES))
-        secret = run.protocol == "secure"
-        if secret and party.features and not party.seeded and len(holders) == 2:
-            seed_from = next(p for p in holders if p != partition)
-        return {
-            "variant": run.protocol,
-            "kernel": run.kernel,
-            "sampling": run.sampling,
-            "landmarks": run.landmarks,
-            "seed_from": seed_from,
-            "public_seed": -1 if secret else run.public_seed,
-            "model": run.model_of[0],
-            "model_round": run.model_of[1],
-            "save_as": run.save_step(),
-            "landmark_pairs": bool(party.features) and holders[:1] == (partition,),
-            "keep_training": run.chosen_solver == "cg",
-            "gammas": run.gammas_,
-            "moments": self._moments.get(party.block, NOTHING),
-            "sealed_seed": sealed,
-        }
+                self._sealed |= {q: (leader, s) for q, s in zip(peers, sealed, strict=True)}
 
     def take_fingerprints(self, replies: Mapping[int, wire.DistancesReply]) -> None:
         """Check that all holders of a block have the same landmarks, and the model's.
@@ -232,23 +189,110 @@ class HybridSystem(ABC):
                         remedy="configure the same landmark seed at all holders of the block",
                         party=f"partition {partition}",
                     )
-                expected = self.run.fingerprints_.get(block, found)
-                if expected != found:
+                if self.known.get(block, found) != found:
                     raise ProtocolError(
                         f"its landmarks of block {block!r} are not those of the model",
                         remedy="give it the state_dir or the landmark seed of the training run",
                         party=f"partition {partition}",
                     )
 
-    def check_one_output(self, outputs: int) -> None:
-        """Refuse several outputs.
+    # -- requests, sums, replies
+
+    def rows_request(
+        self, kind: Any, partition: int, parts: Mapping[int, slice] | None = None, **more: Any
+    ) -> Any:
+        """Return a request to a party about rows of hospitals, as far as it has any of them.
+
+        ``parts`` are the positions of each hospital, by default all.
+        """
+        wards = [ward for ward in self.plan.wards.values() if partition in ward.rows]
+        if parts is None:
+            parts = {ward.partition: slice(0, ward.total) for ward in wards}
+        wards = [ward for ward in wards if ward.partition in parts]
+
+        def whole(of: Callable[[Ward], int]) -> NDArray[np.int32]:
+            return np.array([of(ward) for ward in wards], np.int32)
+
+        return kind(
+            hospitals=whole(lambda w: w.partition),
+            trains=whole(lambda w: w.train),
+            starts=whole(lambda w: parts[w.partition].start),
+            stops=whole(lambda w: parts[w.partition].stop),
+            rows=tuple(ward.rows[partition] for ward in wards),
+            **more,
+        )
+
+    def landmarks_requests(
+        self, kind: Any, asked: Iterable[int], parts: Mapping[int, slice] | None = None
+    ) -> dict[int, Any]:
+        """Return partition -> all that it must know to draw its landmarks and make its kernel."""
+        secret, requests = self.protocol == "secure", {}
+        for partition in sorted(asked):
+            party = self.parties[partition]
+            holders = self.plan.blocks.get(party.block, ())
+            seed_from, sealed = self._sealed.get(partition, (-1, _NO_BYTES))
+            if secret and party.features and not party.seeded and len(holders) == 2:
+                seed_from = next(p for p in holders if p != partition)
+            requests[partition] = self.rows_request(
+                kind,
+                partition,
+                parts,
+                variant=self.protocol,
+                kernel=self.kernel,
+                sampling=self.sampling,
+                landmarks=self.landmarks,
+                seed_from=seed_from,
+                public_seed=-1 if secret else self.public_seed,
+                model=self.model_of[0],
+                model_round=self.model_of[1],
+                save_as=0 if self.model_of[0] else KEPT,
+                landmark_pairs=bool(party.features) and holders[:1] == (partition,),
+                keep_training=self.keep_training,
+                gammas=self.gammas,
+                moments=self._moments.get(party.block, _NOTHING),
+                sealed_seed=sealed,
+            )
+        return requests
+
+    def tell_everybody(self, request: Any, reply: Any) -> Steps:
+        """Tell all parties rows, landmarks and widths; return their replies (one exchange)."""
+        yield from self.agree()
+        requests = self.landmarks_requests(request, self.plan.parties)
+        answers = yield Ask(requests, reply=reply)
+        self.take_fingerprints(answers.replies)
+        return answers.replies
+
+    def term(
+        self,
+        name: str,
+        length: int,
+        bound: float,
+        cohort: str,
+        *,
+        receiver: int | None = None,
+        bits: int = 64,
+    ) -> Term:
+        """Return a sum over a whole cohort, of numbers up to ``bound`` and what rounding adds."""
+        return Term(
+            name=name,
+            length=length,
+            encoding=Encoding.fixed_point(bound * _ROUNDED, bits),
+            cohort=self.cohorts.index(cohort),
+            receiver=receiver,
+            self_masks=False,
+        )
+
+    @staticmethod
+    def added(replies: Mapping[int, Any], length: int) -> Floats:
+        """Add up vectors that were sent in plain.
 
         Raises
         ------
-        OptionError
+        ProtocolError
         """
-        if outputs != 1:
-            raise OptionError(
-                f"protocol {self.run.protocol!r} solves for one output, the labels make {outputs}",
-                remedy="use protocol secure or naive",
-            )
+        total = np.zeros(length)
+        for partition, reply in replies.items() if length else ():
+            if len(reply.plain) != 1 or reply.plain[0].shape != (length,):
+                raise ProtocolError("its vector is missing", party=f"partition {partition}")
+            total += reply.plain[0]
+        return total

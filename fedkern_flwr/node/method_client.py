@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Context
@@ -22,11 +22,10 @@ from ..run import sum_bound, sum_name
 from ..secure_sum import Encoding
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from ..wire.method import MethodReply, MethodRequest, pack, unpack
-from .client import Handler, PhaseClient
-from .kept_state import KeptState
+from .answering import Answer, AnsweringClient
+from .client import Handler
 
 Draw = Callable[[Path, NDArray[np.float64], NDArray[np.float64] | None], object]
-Answer = TypeVar("Answer", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -71,22 +70,7 @@ def contributes(
     return mark
 
 
-def answers(what: str | type[PhaseMessage]) -> Callable[[Answer], Answer]:
-    """Mark a client's method that answers for this client alone.
-
-    Of a name it is called with the arguments of the :class:`~fedkern_flwr.steps.Ask` and returns
-    what is to be sent, key -> value; of a class of requests with (request, kept state), and returns
-    the reply. What it returns the server sees: it is no sum.
-    """
-
-    def mark(method: Answer) -> Answer:
-        method.answers = what  # type: ignore[attr-defined]
-        return method
-
-    return mark
-
-
-class MethodClient(PhaseClient):
+class MethodClient(AnsweringClient):
     """Base class of clients whose table has rows of its own, and of their handlers.
 
     Parameters
@@ -124,8 +108,6 @@ class MethodClient(PhaseClient):
         Rows and labels do not fit, or hold NaN or infinite values.
     """
 
-    state_class: ClassVar[type[KeptState]] = KeptState
-
     def __init__(
         self,
         context: Context,
@@ -148,7 +130,6 @@ class MethodClient(PhaseClient):
         self.x_test = self.x[:0] if x_test is None else self._table(x_test, 2)
         self.y_test = None if y_test is None else self._table(y_test, 1, len(self.x_test))
         self.ids, self.ids_test, self.columns = ids, ids_test, tuple(columns)
-        self.kept = self.state_class()
         self._check_handlers()
 
     # -- for handlers
@@ -185,13 +166,7 @@ class MethodClient(PhaseClient):
 
     def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
         """Return the phases that this client answers."""
-        found: dict[str, tuple[type[PhaseMessage], Handler]] = {
-            MethodRequest.phase: (MethodRequest, self._by_name)
-        }
-        for what, method in self._marked("answers").items():
-            if not isinstance(what, str):
-                found[what.phase] = (what, self._answering(method))
-        return found
+        return {MethodRequest.phase: (MethodRequest, self._by_name), **super().handlers()}
 
     def own_rows(self) -> OwnRows:
         """Return the rows of the table."""
@@ -237,27 +212,13 @@ class MethodClient(PhaseClient):
 
     # -- requests
 
-    def _answering(self, method: Callable[..., Any]) -> Handler:
-        """Return what opens the round, calls a handler of a request, and keeps its state."""
-
-        def handle(request: Any) -> PhaseMessage:
-            every = getattr(request, "checkpoint_every", 0)
-            state = self.open_round(request.session, request.round, every)
-            self.kept = self.state_class.unpack(state.payload)
-            reply: Any = method(request)
-            self.close_round(state, request.round, self.kept.pack(), every)
-            answer: PhaseMessage = replace(reply, round=request.round)
-            return answer
-
-        return handle
-
     def _by_name(self, request: MethodRequest) -> PhaseMessage:
-        sums = {c.name: (c, f) for c, f in self._marked("contributes").items()}
-        questions = self._marked("answers")
+        sums = {c.name: (c, f) for c, f in self.marked("contributes").items()}
+        questions = self.marked("answers")
         if request.name in sums:
-            return self._answering(lambda r: self._contribute(r, *sums[r.name]))(request)
+            return self.answering(lambda r: self._contribute(r, *sums[r.name]))(request)
         if request.name in questions:
-            return self._answering(lambda r: self._tell(r, questions[r.name]))(request)
+            return self.answering(lambda r: self._tell(r, questions[r.name]))(request)
         raise ProtocolError(
             f"{type(self).__name__} has no handler for {request.name[:40]!r}",
             remedy=f"mark one with @contributes or @answers; there are {[*sums, *questions]}",
@@ -290,18 +251,9 @@ class MethodClient(PhaseClient):
         plain, arrays = pack(method(**given) or {})
         return MethodReply(round=request.round, plain=plain, given=arrays)
 
-    def _marked(self, mark: str) -> dict[Any, Callable[..., Any]]:
-        names = [n for cls in reversed(type(self).__mro__) for n in vars(cls)]
-        found = {}
-        for name in dict.fromkeys(names):
-            method = getattr(type(self), name, None)
-            if hasattr(method, mark):
-                found[getattr(method, mark)] = getattr(self, name)
-        return found
-
     def _check_handlers(self) -> None:
-        names = [c.name for c in self._marked("contributes")]
-        names += [n for n in self._marked("answers") if isinstance(n, str)]
+        names = [c.name for c in self.marked("contributes")]
+        names += [n for n in self.marked("answers") if isinstance(n, str)]
         for name in names:
             if names.count(name) > 1:
                 raise ProtocolError(f"{type(self).__name__} has two handlers for {name!r}")

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from functools import cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, dataclass_transform
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,6 +166,17 @@ class PhaseMessage:
                 phase=cls.phase,
             ) from None
         return cls(**values)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(array, arrays))
+@dataclass(frozen=True)
+class Message(PhaseMessage):
+    """A phase message whose subclasses are frozen dataclasses by themselves, each of its phase."""
+
+    def __init_subclass__(cls, phase: str = "", **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls.phase = phase or cls.phase
+        dataclass(frozen=True, kw_only=True)(cls)
 
 
 class _Broken(Exception):

@@ -204,9 +204,9 @@ def test_a_chain_of_one_party_sends_its_product_to_the_server() -> None:
 def test_fields_that_are_not_declared_count_as_plain() -> None:
     """So that what is added to a reply is noticed: this is all that may be plain."""
     plain = set()
-    replies = [getattr(wire, name) for name in wire.__all__ if name.endswith("Reply")]
+    replies = [reply for name, reply in vars(wire).items() if name.endswith("Reply")]
     for reply in replies:
-        for field in fields(reply):
+        for field in fields(reply) if reply.phase else ():
             if audit._kind("up", reply.phase, field.name) == "plain":
                 plain.add((reply.phase, field.name))
     assert plain == {

@@ -17,6 +17,7 @@ from sklearn.datasets import load_breast_cancer
 
 from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.least_squares import unpack_equations
+from fedkern_flwr.secure_sum import SecureSum
 from fedkern_flwr.simulations import Transcript, simulate
 from fedkern_flwr.simulations.attacks import (
     HybridRun,
@@ -65,16 +66,16 @@ def attack(rows: int, landmarks: int, seed: int, monkeypatch: pytest.MonkeyPatch
     They know the sum that was opened, the kernels of hospital 0, and those of the candidates.
     """
     totals: dict[str, np.ndarray] = {}
-    total = FedCG.total
+    total = SecureSum.total
 
-    def opened(self: FedCG, running: Any) -> np.ndarray:
+    def opened(self: SecureSum, running: Any) -> np.ndarray:
         totals[running.order.name] = total(self, running)
         return totals[running.order.name]
 
     insiders, transcript = Insiders(), Transcript()
     strategy = FedCG(landmarks=landmarks, seed=seed)
     with monkeypatch.context() as patch:
-        patch.setattr(FedCG, "total", opened)
+        patch.setattr(SecureSum, "total", opened)
         served = insiders.watch(serve(rows, seed))
         simulate(strategy, served, HOSPITALS + CENTRES, transcript=transcript)
     outputs = strategy.coefficients_.shape[1]

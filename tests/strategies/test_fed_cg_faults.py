@@ -507,7 +507,7 @@ def test_a_finished_run_can_be_resumed_to_its_result(case: Callable[[str], Case]
     strategy = network.fit(**where, resume=True)
     expected.check(strategy, network)
     assert strategy.ledger_.by_phase["hybrid-equations"] == 1
-    assert load_arrays(network.folder / "run.npz")[1]["stage"] == "solved"
+    assert load_arrays(network.folder / "run.npz")[1]["saved"]["metrics"]["iterations"] == 0
 
 
 def test_a_checkpoint_fits_one_run_only(case: Callable[[str], Case]) -> None:
@@ -695,14 +695,14 @@ def test_a_request_of_another_run_is_refused(case: Callable[[str], Case]) -> Non
     grid = InProcessGrid(app, 5)
     one = FedCG(landmarks=LANDMARKS, **expected.options)
     intruder = FedCG(landmarks=LANDMARKS, **expected.options)
-    original = one.agreements
+    original = one.rounds
 
-    def interrupted() -> Any:
+    def interrupted(parties: Any) -> Any:
         intruder._session = "another"
         intruder.gather(grid, secure=True)
-        return original()
+        return original(parties)
 
-    one.agreements = interrupted  # type: ignore[method-assign]
+    one.rounds = interrupted  # type: ignore[method-assign]
     with pytest.raises(
         FedKernError, match=r"session that this node has not opened|announced no key"
     ):

@@ -1,0 +1,90 @@
+"""Clients whose handlers are marked: their state is loaded before an answer and kept after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar, TypeVar
+
+from flwr.app import Context
+
+from ..wire import PhaseMessage
+from .client import Handler, PhaseClient
+from .kept_state import KeptState
+
+Answer = TypeVar("Answer", bound=Callable[..., Any])
+
+
+def answers(what: str | type[PhaseMessage]) -> Callable[[Answer], Answer]:
+    """Mark a client's method that answers for this client alone.
+
+    Of a name it is called with the arguments of the :class:`~fedkern_flwr.steps.Ask` and returns
+    what is to be sent, key -> value; of a class of requests with the request, and returns the
+    reply, whose round is filled in. What it returns the server sees: it is no sum.
+    """
+
+    def mark(method: Answer) -> Answer:
+        method.answers = what  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+class AnsweringClient(PhaseClient):
+    """Base class of clients whose handlers are marked with :func:`answers`.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+        The node's context.
+    **common
+        Options of :class:`~fedkern_flwr.node.client.PhaseClient`.
+
+    Attributes
+    ----------
+    kept : KeptState
+        What the client remembers from one message to the next, of ``state_class``.
+    """
+
+    #: Has ``unpack(bytes)`` and ``pack()``.
+    state_class: ClassVar[Any] = KeptState
+
+    def __init__(self, context: Context, **common: Any) -> None:
+        super().__init__(context, **common)
+        self.kept = self.state_class()
+
+    def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
+        """Return the phases that this client answers."""
+        return {
+            what.phase: (what, self.answering(method))
+            for what, method in self.marked("answers").items()
+            if not isinstance(what, str)
+        }
+
+    def answer(self, request: Any, method: Callable[[Any], Any]) -> Any:
+        """Return what a handler replies; subclasses check orders before and add to sums after."""
+        return method(request)
+
+    def answering(self, method: Callable[..., Any]) -> Handler:
+        """Return what opens the round of a request, calls its handler, and keeps its state."""
+
+        def handle(request: Any) -> PhaseMessage:
+            every = getattr(request, "checkpoint_every", 0)
+            state = self.open_round(request.session, request.round, every)
+            self.kept = self.state_class.unpack(state.payload)
+            reply: Any = self.answer(request, method)
+            self.close_round(state, request.round, self.kept.pack(), every)
+            answered: PhaseMessage = replace(reply, round=request.round)
+            return answered
+
+        return handle
+
+    def marked(self, mark: str) -> dict[Any, Callable[..., Any]]:
+        """Return what is marked -> method; one that overrides a marked one need not be marked."""
+        marks = {
+            name: getattr(method, mark)
+            for cls in reversed(type(self).__mro__)
+            for name, method in vars(cls).items()
+            if hasattr(method, mark)
+        }
+        return {what: getattr(self, name) for name, what in marks.items()}
