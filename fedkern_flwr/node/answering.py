@@ -77,8 +77,8 @@ class AnsweringClient(PhaseClient):
             if not isinstance(reply, PhaseMessage):
                 raise NoReplyError(method, reply)
             self.close_round(state, request.round, self.kept.pack(), every)
-            answered: PhaseMessage = replace(reply, round=request.round)
-            return answered
+            number: dict[str, Any] = {"round": request.round}
+            return replace(reply, **number)
 
         return handle
 

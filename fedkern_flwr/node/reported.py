@@ -37,7 +37,7 @@ def reported(context: Context) -> Iterator[None]:
         raise error from None
     except Exception as error:
         concealed = conceal(error)
-    raise concealed
+    raise concealed from None
 
 
 def _from(who: str, error: FedKernError) -> str:
