@@ -108,7 +108,7 @@ class Ours:
     def calculate(self, t: int) -> object:
         """The calculation alone, as in ``OnlineKernelClient.train_personal``."""
         request, account = self.requests[t], self.account
-        seen = self.client._predict(request, request.theta)
+        seen = self.client._predict(request)
         weights, losses, account.gap = kernel_weights(
             request.weight_rule,  # type: ignore[arg-type]
             account.losses,

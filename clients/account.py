@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.online import Floats
 from fedkern_flwr.wire import online as wire
+
+
+def _none() -> Floats:
+    return np.zeros(0)
 
 
 @dataclass
@@ -37,30 +41,52 @@ class StreamAccount:
     pending_sum : float
     """
 
-    losses: Floats
-    squared: Floats
+    losses: Floats = field(default_factory=_none)
+    squared: Floats = field(default_factory=_none)
     total: float = 0.0
     samples: float = 0.0
     gap: float = 0.0
     largest: float = 0.0
-    counted: Floats = field(default_factory=lambda: np.zeros(0))
-    pending: Floats = field(default_factory=lambda: np.zeros(0))
+    counted: Floats = field(default_factory=_none)
+    pending: Floats = field(default_factory=_none)
     pending_sum: float = 0.0
 
     @classmethod
-    def unpack(cls, payload: bytes, kernels: int) -> StreamAccount:
-        """Read the account from a session's payload; empty at first."""
+    def unpack(cls, payload: bytes) -> Self:
+        """Read the account from a session's payload; empty at first.
+
+        Raises
+        ------
+        ProtocolError
+            It is none.
+        """
         if not payload:
-            return cls(np.zeros(kernels), np.zeros(kernels))
+            return cls()
         numbers = np.frombuffer(payload, "<f8")
-        own = 2 * kernels + 4
-        if numbers.size not in (own, own + 2 * wire.STATISTICS + 1):
-            raise ProtocolError(f"the node's state does not belong to {kernels} kernels")
+        secure = 2 * wire.STATISTICS + 1 if numbers.size % 2 else 0
+        own = numbers.size - secure
+        if own < 4:
+            raise ProtocolError("the node's state is damaged")
+        kernels = (own - 4) // 2
         account = cls(numbers[:kernels], numbers[kernels : 2 * kernels], *numbers[own - 4 : own])
-        if numbers.size > own:
+        if secure:
             account.counted, account.pending = numbers[own:-1].reshape(2, -1)
             account.pending_sum = numbers[-1]
         return account
+
+    def of(self, kernels: int) -> Self:
+        """Return the account, of so many kernels.
+
+        Raises
+        ------
+        ProtocolError
+            It is one of others.
+        """
+        if not self.samples and not self.losses.size:
+            self.losses, self.squared = np.zeros(kernels), np.zeros(kernels)
+        if self.losses.size != kernels:
+            raise ProtocolError(f"the node's state does not belong to {kernels} kernels")
+        return self
 
     def pack(self) -> bytes:
         """Return the account as bytes."""
@@ -95,12 +121,10 @@ class StreamAccount:
         """Squared error above that of the best kernel in hindsight (eq. 11)."""
         return float(self.total - self.squared.min()) if self.squared.size else 0.0
 
-    def report(self, number: int) -> dict[str, Any]:
+    def errors(self) -> dict[str, Any]:
+        """Return the fields of a :class:`~fedkern_flwr.wire.online.StreamReport`."""
+        return {"total_samples": int(self.samples), "total_squared_error": float(self.total)}
+
+    def report(self) -> dict[str, Any]:
         """Return the fields of a :class:`~fedkern_flwr.wire.online.KernelReport`."""
-        return {
-            "round": number,
-            "total_samples": int(self.samples),
-            "total_squared_error": float(self.total),
-            "regret": self.regret,
-            "largest_loss": float(self.largest),
-        }
+        return {**self.errors(), "regret": self.regret, "largest_loss": float(self.largest)}

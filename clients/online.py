@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +16,9 @@ from fedkern_flwr import network
 from fedkern_flwr.errors import ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, counting, refusal
 from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.node.client import Handler, PhaseClient, check_rows
-from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.answering import AnsweringClient, answers
+from fedkern_flwr.node.client import check_rows
+from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.online import (
     WEIGHT_RULES,
     Floats,
@@ -33,7 +34,7 @@ from fedkern_flwr.online import (
 from fedkern_flwr.random_features import FeatureMap, Real, feature_map
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.seeding import derive_seed, uniform
-from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
+from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire import online as wire
 from fedkern_flwr.wire.sums import Order
 
@@ -56,7 +57,7 @@ class _Predictions(NamedTuple):
     y: Floats  # (B,), without the centre
 
 
-class OnlineKernelClient(PhaseClient):
+class OnlineKernelClient(AnsweringClient):
     """Client of POF-MKL, its baselines and PerFedAvg.
 
     The client reads its own stream row by row, predicts each row *before* it looks at the label,
@@ -99,6 +100,7 @@ class OnlineKernelClient(PhaseClient):
     """
 
     counts_strictly = True
+    state_class = StreamAccount
 
     def counts(self, order: Order) -> bool:
         """Tell that no sum is about the whole table: those of a round are counted by themselves."""
@@ -124,7 +126,7 @@ class OnlineKernelClient(PhaseClient):
             raise TableError(
                 "the table has no labels",
                 remedy="name its label column",
-                party=f"partition {self.partition}",
+                party=self.name,
             )
         self.x, self.y, self.columns = x, y, columns
         self.x_test = x[:0] if x_test is None else x_test
@@ -133,19 +135,6 @@ class OnlineKernelClient(PhaseClient):
         self.predictions = None if predictions is None else Path(predictions)
         self.keep_weights = keep_weights
 
-    def handlers(self) -> dict[str, tuple[type[Any], Handler]]:
-        """Phases of the online methods."""
-        return {
-            "online-personal": (wire.PersonalRequest, self.train_personal),
-            "online-shared": (wire.SharedRequest, self.train_shared),
-            "online-drawn": (wire.DrawnRequest, self.train_drawn),
-            "online-network": (wire.NetworkRequest, self.train_network),
-            "online-local": (wire.LocalRequest, self.train_local),
-            "online-evaluate": (wire.EvaluateRequest, self.evaluate_kernels),
-            "online-predict": (wire.PredictRequest, self.predict_kernels),
-            "online-network-evaluate": (wire.NetworkEvaluateRequest, self.evaluate_network),
-        }
-
     def own_rows(self) -> OwnRows:
         """Return the rows of the table."""
         held = (self.x_test, self.y_test) if len(self.y_test) else (self.x_test,)
@@ -153,10 +142,9 @@ class OnlineKernelClient(PhaseClient):
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
         """Tell partition, role and the size of the table."""
-        party = f"partition {self.partition}"
-        check_rows(self.x, self.y, party)
+        check_rows(self.x, self.y, self.name)
         tests = self.y_test if len(self.y_test) else np.zeros(len(self.x_test))  # without labels
-        check_rows(self.x_test, tests, party)
+        check_rows(self.x_test, tests, self.name)
         if np.vecdot(self.x, self.x).max(initial=0.0) > 1.01 or np.ptp(self.y) > 1.01:
             logger.warning("rows outside the unit ball or labels wider than [0, 1]: scale them")
         return DescribeReply(
@@ -178,64 +166,47 @@ class OnlineKernelClient(PhaseClient):
 
     # -- phases
 
-    def train_personal(self, request: wire.PersonalRequest) -> PhaseMessage:
+    @answers(wire.PersonalRequest)
+    def train_personal(self, request: wire.PersonalRequest) -> wire.PersonalReply:
         """Algorithm 2 of POF-MKL on the client, for B samples."""
-        state, account = self._open(request, len(request.theta))
-        seen = self._predict(request, request.theta)
-        weights, losses, account.gap = kernel_weights(
-            _known(request.weight_rule, WEIGHT_RULES),
-            account.losses,
-            seen.losses,
-            account.gap,
-            request.learning_rate,
-        )
+        account, seen = self.kept.of(len(request.theta)), self._predict(request)
+        weights, losses, account.gap = _weigh(request, account, seen.losses)
         chosen, probabilities = self._select(request, weights[0])
         gradient = _gradient(seen, request, chosen, probabilities)
         _book(account, seen, losses, weights)
-        reply = wire.PersonalReply(
-            kernels=chosen[:0] if request.released else chosen,
-            gradient=gradient,
-            **account.report(request.round),
-        )
-        answer = self._close(request, state, account, reply)
-        if self.keep_weights:
-            keep_weights(self, request, account)
-        return answer
+        kernels = chosen[:0] if request.released else chosen
+        return wire.PersonalReply(kernels=kernels, gradient=gradient, **account.report())
 
-    def train_shared(self, request: wire.SharedRequest) -> PhaseMessage:
+    @answers(wire.SharedRequest)
+    def train_shared(self, request: wire.SharedRequest) -> wire.SharedReply:
         """Predict with the server's weights, send the gradients of all kernels."""
-        state, account = self._open(request, len(request.theta))
-        seen = self._predict(request, request.theta)
+        account, seen = self.kept.of(len(request.theta)), self._predict(request)
         sums = seen.losses.sum(axis=0)
         everything = np.arange(len(request.theta))
         gradient = _gradient(seen, request, everything, np.ones(len(everything)))
         _book(account, seen, account.losses + sums, request.weights)
-        reply = wire.SharedReply(
-            gradient=gradient,
-            losses=sums if request.send_losses else sums[:0],
-            **account.report(request.round),
-        )
-        return self._close(request, state, account, reply)
+        losses = sums if request.send_losses else sums[:0]
+        return wire.SharedReply(gradient=gradient, losses=losses, **account.report())
 
-    def train_drawn(self, request: wire.DrawnRequest) -> PhaseMessage:
+    @answers(wire.DrawnRequest)
+    def train_drawn(self, request: wire.DrawnRequest) -> wire.DrawnReply:
         """Predict with the kernel drawn by the server, send its gradient and all losses."""
-        state, account = self._open(request, len(request.theta))
-        seen = self._predict(request, request.theta)
+        account, seen = self.kept.of(len(request.theta)), self._predict(request)
         sums = seen.losses.sum(axis=0)
         drawn, probability = np.array([request.kernel]), np.array([request.probability])
         gradient = _gradient(seen, request, drawn, probability)
         weights = np.zeros(len(request.theta))
         weights[request.kernel] = 1.0
         _book(account, seen, account.losses + sums, weights)
-        reply = wire.DrawnReply(gradient=gradient, losses=sums, **account.report(request.round))
-        return self._close(request, state, account, reply)
+        return wire.DrawnReply(gradient=gradient, losses=sums, **account.report())
 
+    @answers(wire.LocalRequest)
     def train_local(self, request: wire.LocalRequest) -> wire.LocalReply:
         """Multi-kernel learning on this node alone, sample by sample."""
         if self.sums is not None:
             raise ProtocolError("its errors are told in runs without secure sums", party=self.name)
         kernels = len(request.bandwidths) // 8
-        state, account = self._open(request, kernels)
+        account = self.kept.of(kernels)
         x, y = self._rows(request.step, request.samples)
         y = y - request.centre
         features = _feature_map(request, x.shape[1])
@@ -245,76 +216,48 @@ class OnlineKernelClient(PhaseClient):
         for t in range(request.samples):
             z = features(x[t : t + 1])
             seen = _compare(z, theta.astype(request.precision), y[t : t + 1], request)
-            weights, losses, account.gap = kernel_weights(
-                _known(request.weight_rule, WEIGHT_RULES),
-                account.losses,
-                seen.losses,
-                account.gap,
-                request.learning_rate,
-            )
-            account = _book(account, seen, losses, weights)
+            weights, losses, account.gap = _weigh(request, account, seen.losses)
+            _book(account, seen, losses, weights)
             squared_errors[t], regrets[t] = account.total, account.regret
             residual = 2.0 * (seen.kernels[0] - y[t])
             rule.update(theta, residual[:, None] * z[0] + 2.0 * request.regularization * theta)
-        final = current_weights(
-            _known(request.weight_rule, WEIGHT_RULES),
-            account.losses,
-            account.gap,
-            request.learning_rate,
-        )
-        test_error = self._test_error(
-            features, theta.astype(request.precision), final, request.centre
-        )
-        found = np.array([len(self.y_test), test_error])
-        tests, error = self.figures("held-out rows", np.arange(len(self.y_test)), found, alone=True)
-        self.close_round(state, request.round, account.pack(), request.checkpoint_every)
+        found = theta.astype(request.precision)
+        error = self._test_error(features, found, _weights(request, account), request.centre)
+        told = np.array([len(self.y_test), error])
+        tests, error = self.figures("held-out rows", np.arange(len(self.y_test)), told, alone=True)
         return wire.LocalReply(
             test_samples=int(tests),
             test_squared_error=float(error),
             squared_errors=squared_errors,
             regrets=regrets,
-            **account.report(request.round),
+            **account.report(),
         )
 
-    def train_network(self, request: wire.NetworkRequest) -> PhaseMessage:
+    @answers(wire.NetworkRequest)
+    def train_network(self, request: wire.NetworkRequest) -> wire.NetworkReply:
         """Adapt to the previous samples, predict, send the first-order meta-gradient."""
-        state, account = self._open(request, 0)
-        widths = _widths(request.layers)
+        account, widths = self.kept.of(0), _widths(request.layers)
         adapted = self._adapt(request, widths)
         x, y = self._rows(request.step, request.samples)
         inputs = network.project(x, widths[0], request.seed)
         predicted, gradient = network.squared_loss_gradient(adapted, widths, inputs, y)
         account.total += float(((predicted - y) ** 2).sum())
         account.samples += request.samples
-        report = account.report(request.round)
-        reply = wire.NetworkReply(
-            round=report["round"],
-            total_samples=report["total_samples"],
-            total_squared_error=report["total_squared_error"],
-            gradient=gradient.astype(np.float32),
-        )
-        return self._close(request, state, account, reply)
+        return wire.NetworkReply(gradient=gradient.astype(np.float32), **account.errors())
 
-    def evaluate_kernels(self, request: wire.EvaluateRequest) -> PhaseMessage:
+    @answers(wire.EvaluateRequest)
+    def evaluate_kernels(self, request: wire.EvaluateRequest) -> wire.EvaluateReply:
         """Predict the held-out rows; own weights unless the server gives weights."""
         weights = request.weights
-        state = self.open_session(request.session)
         if not weights.size:
-            account = StreamAccount.unpack(state.payload, len(request.theta))
-            weights = current_weights(
-                _known(request.weight_rule, WEIGHT_RULES),
-                account.losses,
-                account.gap,
-                request.learning_rate,
-            )
+            weights = _weights(request, self.kept.of(len(request.theta)))
         features = _feature_map(request, self.x_test.shape[1])
         error = self._test_error(features, request.theta, weights, request.centre)
-        reply = wire.EvaluateReply(samples=len(self.y_test), squared_error=error)
-        return self._tell(request, reply)
+        return wire.EvaluateReply(samples=len(self.y_test), squared_error=error)
 
+    @answers(wire.PredictRequest)
     def predict_kernels(self, request: wire.PredictRequest) -> wire.PredictReply:
         """Predict the held-out rows with the weights kept of an earlier run, and write them."""
-        state = self.open_round(request.session, request.round, 0)
         if len(self.x_test):
             weights = read_weights(self, request)
             features = _feature_map(request, self.x_test.shape[1])
@@ -323,18 +266,79 @@ class OnlineKernelClient(PhaseClient):
                 for start in range(0, len(self.x_test), _CHUNK)
             ]
             write_outputs(self, np.concatenate(parts) + request.centre)
-        self.close_round(state, request.round, state.payload, 0)
-        return wire.PredictReply(round=request.round, samples=len(self.x_test))
+        return wire.PredictReply(samples=len(self.x_test))
 
-    def evaluate_network(self, request: wire.NetworkEvaluateRequest) -> PhaseMessage:
+    @answers(wire.NetworkEvaluateRequest)
+    def evaluate_network(self, request: wire.NetworkEvaluateRequest) -> wire.NetworkEvaluateReply:
         """Predict the held-out rows with the network adapted to the last samples."""
-        self.open_session(request.session)
         widths = _widths(request.layers)
         inputs = network.project(self.x_test[: len(self.y_test)], widths[0], request.seed)
         predicted = network.predict(self._adapt(request, widths), widths, inputs)
         error = float(((predicted - self.y_test) ** 2).sum())
-        reply = wire.NetworkEvaluateReply(samples=len(self.y_test), squared_error=error)
-        return self._tell(request, reply)
+        return wire.NetworkEvaluateReply(samples=len(self.y_test), squared_error=error)
+
+    # -- sums
+
+    def answer(self, request: Any, method: Callable[[Any], Any]) -> Any:
+        """Check what is ordered; of a secure run put all that is told into a sum."""
+        if self.sums is not None and wire.UPDATE_SUM in self.sums.orders:
+            self.sums.check(wire.UPDATE_SUM, _RULE)
+            self._count_rows(request)
+        reply = method(request)
+        if isinstance(reply, wire.EvaluateReply):
+            reply = self._tell(reply)
+        elif self.sums is not None and isinstance(reply, wire.StreamReport):
+            reply = self._mask(reply, self.sums)
+        if self.keep_weights and isinstance(request, wire.PersonalRequest):
+            keep_weights(self, request, self.kept)
+        return reply
+
+    def _count_rows(self, request: wire.StreamRequest) -> None:
+        """Refuse to release more numbers of the rows of a round than there are unknowns."""
+        chosen = (
+            isinstance(request, wire.PersonalRequest)
+            and request.selection != "shared"
+            and request.kernels_per_round < len(request.theta)
+            and not request.released
+        )
+        if chosen and self.count_mode == "refuse":
+            raise counting.small_sum(
+                "clients choose kernels of their own, and a kernel may be one client's", self.name
+            )
+        # an adaptation looks at the samples before as well
+        before = request.samples if isinstance(request, wire.NetworkRequest) else 0
+        self.release(
+            wire.UPDATE_SUM,
+            self.x.shape[1] + 1,
+            binary=self.binary,
+            start=max(0, request.step - before),
+            stop=request.step + request.samples,
+        )
+
+    def _mask(self, report: wire.StreamReport, sums: ClientSums) -> wire.MaskedReply:
+        order = sums.order(wire.UPDATE_SUM)
+        vector = np.zeros(order.length)
+        try:
+            report.add_to(vector[: -wire.STATISTICS])
+        except (ValueError, IndexError):
+            raise refusal("the length of a sum", self.name) from None
+        grown = self.kept.uncounted(report.statistics(), order.index, order.counted)
+        vector[-wire.STATISTICS :] = grown
+        sums.contribute(wire.UPDATE_SUM, vector)
+        return wire.MaskedReply()
+
+    def _tell(self, reply: wire.EvaluateReply) -> wire.EvaluateReply | wire.MaskedReply:
+        """Tell figures of held-out rows, if so many are enough."""
+        if self.sums is not None:
+            self.sums.check(wire.EVALUATE_SUM, _RULE)
+        values = np.array([reply.samples, reply.squared_error], np.float64)
+        rows = np.arange(len(self.y_test))
+        total = "" if self.sums is None else wire.EVALUATE_SUM
+        vector = self.figures("held-out rows", rows, values, total=total)
+        if self.sums is None:
+            return replace(reply, samples=int(vector[0]), squared_error=float(vector[1]))
+        self.sums.contribute(wire.EVALUATE_SUM, vector)
+        return wire.MaskedReply()
 
     # -- pieces
 
@@ -369,92 +373,16 @@ class OnlineKernelClient(PhaseClient):
             raise TableError(
                 f"the stream has {len(self.x)} rows, the request needs row {step + samples}",
                 remedy="ask for fewer rounds",
-                party=f"partition {self.partition}",
+                party=self.name,
             )
         return self.x[step : step + samples], self.y[step : step + samples]
 
-    def _open(
-        self, request: wire.StreamRequest, kernels: int
-    ) -> tuple[SessionState, StreamAccount]:
-        state = self.open_round(request.session, request.round, request.checkpoint_every)
-        if self.sums is not None and wire.UPDATE_SUM in self.sums.orders:
-            self.sums.check(wire.UPDATE_SUM, _RULE)
-            self._count_rows(request)
-        return state, StreamAccount.unpack(state.payload, kernels)
-
-    def _count_rows(self, request: wire.StreamRequest) -> None:
-        """Refuse to release more numbers of the rows of a round than there are unknowns."""
-        chosen = (
-            isinstance(request, wire.PersonalRequest)
-            and request.selection != "shared"
-            and request.kernels_per_round < len(request.theta)
-            and not request.released
-        )
-        if chosen and self.count_mode == "refuse":
-            raise counting.small_sum(
-                "clients choose kernels of their own, and a kernel may be one client's", self.name
-            )
-        # an adaptation looks at the samples before as well
-        before = request.samples if isinstance(request, wire.NetworkRequest) else 0
-        self.release(
-            wire.UPDATE_SUM,
-            self.x.shape[1] + 1,
-            binary=self.binary,
-            start=max(0, request.step - before),
-            stop=request.step + request.samples,
-        )
-
-    def _predict(self, request: wire.KernelRequest, theta: Real) -> _Predictions:
+    def _predict(self, request: wire.KernelRequest) -> _Predictions:
         x, y = self._rows(request.step, request.samples)
         z = _feature_map(request, x.shape[1])(x)
-        return _compare(z, theta, y - request.centre, request)
+        return _compare(z, request.theta, y - request.centre, request)
 
-    def _close(
-        self,
-        request: wire.StreamRequest,
-        state: SessionState,
-        account: StreamAccount,
-        reply: wire.StreamReport,
-    ) -> wire.StreamReport | wire.MaskedReply:
-        """Keep the state and answer: with the reply, or with all of it masked in a sum."""
-        sums = self.sums
-        if sums is None:
-            self.close_round(state, request.round, account.pack(), request.checkpoint_every)
-            return reply
-        order = sums.order(wire.UPDATE_SUM)
-        vector = np.zeros(order.length)
-        try:
-            reply.add_to(vector[: -wire.STATISTICS])
-        except (ValueError, IndexError):
-            raise refusal("the length of a sum", self.name) from None
-        vector[-wire.STATISTICS :] = account.uncounted(
-            reply.statistics(), order.index, order.counted
-        )
-        sums.contribute(wire.UPDATE_SUM, vector)
-        self.close_round(state, request.round, account.pack(), request.checkpoint_every)
-        return wire.MaskedReply(round=request.round)
-
-    def _tell(
-        self,
-        request: wire.EvaluateRequest | wire.NetworkEvaluateRequest,
-        reply: wire.EvaluateReply,
-    ) -> wire.EvaluateReply | wire.MaskedReply:
-        if self.sums is not None:
-            self.sums.check(wire.EVALUATE_SUM, _RULE)
-        values = np.array([reply.samples, reply.squared_error], np.float64)
-        rows = np.arange(len(self.y_test))
-        total = "" if self.sums is None else wire.EVALUATE_SUM
-        vector = self.figures("held-out rows", rows, values, total=total)
-        if self.sums is None:
-            return replace(reply, samples=int(vector[0]), squared_error=float(vector[1]))
-        self.sums.contribute(wire.EVALUATE_SUM, vector)
-        if request.checkpoint_every:
-            self.note_answered(request.session, request.round)
-        return wire.MaskedReply(round=request.round)
-
-    def _adapt(
-        self, request: wire.NetworkRequest | wire.NetworkEvaluateRequest, widths: tuple[int, ...]
-    ) -> Floats:
+    def _adapt(self, request: wire.NetworkRequest, widths: tuple[int, ...]) -> Floats:
         """One inner step on the samples before ``request.step``; none at the start."""
         support = slice(max(0, request.step - request.samples), request.step)
         x, y = self.x[support], self.y[support]
@@ -465,7 +393,7 @@ class OnlineKernelClient(PhaseClient):
         return request.parameters - request.inner_step * gradient / len(x)
 
 
-def _feature_map(request: wire.KernelRequest | wire.LocalRequest, dimension: int) -> FeatureMap:
+def _feature_map(request: wire.DictionaryRequest, dimension: int) -> FeatureMap:
     return feature_map(
         request.bandwidths,
         dimension,
@@ -476,8 +404,19 @@ def _feature_map(request: wire.KernelRequest | wire.LocalRequest, dimension: int
     )
 
 
+def _weigh(request: Any, account: StreamAccount, losses: Floats) -> tuple[Floats, Floats, float]:
+    """Return the weights before each sample, (B, N), and the losses and gap after the last."""
+    rule = _known(request.weight_rule, WEIGHT_RULES)
+    return kernel_weights(rule, account.losses, losses, account.gap, request.learning_rate)
+
+
+def _weights(request: Any, account: StreamAccount) -> Floats:
+    rule = _known(request.weight_rule, WEIGHT_RULES)
+    return current_weights(rule, account.losses, account.gap, request.learning_rate)
+
+
 def _compare(
-    z: Real, theta: Real, y: NDArray[Any], request: wire.KernelRequest | wire.LocalRequest
+    z: Real, theta: Real, y: NDArray[Any], request: wire.DictionaryRequest
 ) -> _Predictions:
     kernels = np.vecdot(z, theta).astype(np.float64, copy=False)  # (B, N)
     squared = kernels - y[:, None]

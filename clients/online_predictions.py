@@ -42,7 +42,7 @@ def read_weights(client: OnlineKernelClient, request: wire.PredictRequest) -> Fl
     CheckpointError
         They are not there, or belong to another model.
     """
-    party = f"partition {client.partition}"
+    party = client.name
     if client.state_dir is None:
         raise CheckpointError(
             "this node has no folder with its weights over the kernels",
@@ -58,9 +58,9 @@ def read_weights(client: OnlineKernelClient, request: wire.PredictRequest) -> Fl
         )
     try:
         arrays, meta = unpack_arrays(path.read_bytes())
-        account = StreamAccount.unpack(arrays["account"].tobytes(), len(request.theta))
+        account = StreamAccount.unpack(arrays["account"].tobytes()).of(len(request.theta))
     except (CheckpointError, ProtocolError, KeyError):
-        arrays, meta, account = {}, {}, StreamAccount(np.zeros(0), np.zeros(0))
+        arrays, meta, account = {}, {}, StreamAccount()
     if meta.get("law") != _law(client, request):
         raise CheckpointError(
             "the weights of this node belong to another model or other columns, or are damaged",
@@ -79,7 +79,7 @@ def write_outputs(client: OnlineKernelClient, outputs: Floats) -> None:
     TableError
         There is no file to write, or a row has no name.
     """
-    party = f"partition {client.partition}"
+    party = client.name
     if client.predictions is None:
         raise TableError(
             "there is nowhere to write the predictions",

@@ -83,6 +83,8 @@ class Method(SummingStrategy):
         Arrays of the model, set by :meth:`rounds`.
     saved_, saved_meta_ : dict
         What the last ``Save`` kept, in a run that is resumed; else empty.
+    is_secure : bool
+        Whether the run at hand takes secure sums.
     initial_ : list of ndarray
         What ``start`` was given to begin with.
     planned : int
@@ -92,6 +94,11 @@ class Method(SummingStrategy):
 
     #: Default of ``num_rounds``, for methods that stop by themselves.
     default_rounds: ClassVar[int] = 1
+    #: Whether checkpoints are those of rounds that the clients confirm: a ``Save`` after each round
+    #: is kept every ``checkpoint_every`` rounds and after the last of ``planned``, and written when
+    #: all who take part have answered that round or a later one. They keep their states in the same
+    #: rounds. What was answered after it is the method's to skip: it has no log of answers.
+    confirmed: ClassVar[bool] = False
     #: The client that belongs to it, or where it is: "package.module:Class".
     client: ClassVar[type[MethodClient] | str] = ""
     #: Metrics that tables show: name -> what it is.
@@ -117,6 +124,7 @@ class Method(SummingStrategy):
     def _reset(self) -> None:
         super()._reset()
         self.run_seed, self.num_rounds, self.planned = 0, 1, 1
+        self.is_secure = True
         self.model_: Arrays = {}
         self.initial_: list[NDArray[Any]] = []
         self.saved_: Arrays = {}
@@ -177,7 +185,7 @@ class Method(SummingStrategy):
             It is missing, damaged, of a run with other options or of an earlier release.
         """
         found = super().restore()
-        if found is not None and "log" not in found[1]:
+        if found is not None and "log" not in found[1] and not self.confirmed:
             raise CheckpointError(
                 f"{self.checkpoint} was written by an earlier release",
                 remedy="resume with that release, or start anew",
@@ -255,19 +263,25 @@ class Method(SummingStrategy):
         self.begin(train_config)
         self.num_rounds = most
         self.initial_ = [] if initial_arrays is None else initial_arrays.to_numpy_ndarrays()
-        result, judged = Result(), evaluate_fn or _no_judgement
+        result = Result()
+        arrays: Sequence[NDArray[Any]] = ()  # of the last round
 
         def tell(step: Round) -> None:
+            nonlocal arrays
             if step.metrics:
                 self.history_.append({"round": step.number, **step.metrics})
+                result.train_metrics_clientapp[step.number] = _numbers(self.history_[-1])
             if step.arrays is not None:
-                result.arrays = ArrayRecord(list(step.arrays))
-                if (metrics := judged(step.number, result.arrays)) is not None:
-                    result.evaluate_metrics_serverapp[step.number] = metrics
+                arrays = step.arrays
+                if evaluate_fn is not None:
+                    judge(step.number, ArrayRecord(list(arrays)))
+
+        def judge(number: int, record: ArrayRecord) -> None:
+            if evaluate_fn is not None and (metrics := evaluate_fn(number, record)) is not None:
+                result.evaluate_metrics_serverapp[number] = metrics
 
         self.conduct(grid, self.rounds, tell, timeout=timeout)
-        for row in self.history_:
-            result.train_metrics_clientapp[row["round"]] = _numbers(row, but="round")
+        result.arrays = ArrayRecord(list(arrays))
         last = max([1, *result.train_metrics_clientapp])
         if not self.history_:
             result.train_metrics_clientapp[last] = _numbers(self.metrics_)
@@ -276,8 +290,7 @@ class Method(SummingStrategy):
             result.evaluate_metrics_clientapp[last] = _numbers(tests)
         if self.model_:
             result.arrays = ArrayRecord({n: Array(np.asarray(a)) for n, a in self.model_.items()})
-            if (metrics := judged(last, result.arrays)) is not None:
-                result.evaluate_metrics_serverapp[last] = metrics
+            judge(last, result.arrays)
         return result
 
     def begin(self, config: ConfigRecord | None = None) -> None:
@@ -301,13 +314,13 @@ class Method(SummingStrategy):
         FedKernError
             See :meth:`start`.
         """
+        self.is_secure = secure = self.takes_sums(grid)
         self.summary()
         restored = self.restore()
         resume_round = 0
         if restored:
-            kept = restored[1]["kept"]
+            kept = restored[1].get("kept")
             resume_round = restored[1]["round"] if kept is None else kept
-        secure = self.takes_sums(grid)
         self.gather(grid, resume_round=resume_round, secure=secure)
         run = Run(self, grid, timeout)
         run.tell = tell
@@ -329,12 +342,5 @@ class Method(SummingStrategy):
                 self.finish(run.grid, number=run.number + 1, timeout=run.timeout)
 
 
-def _numbers(row: Mapping[str, Any], *, but: str = "") -> MetricRecord:
-    told: dict[str, Any] = {
-        k: v for k, v in row.items() if k != but and isinstance(v, (int, float))
-    }
-    return MetricRecord(told)
-
-
-def _no_judgement(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-    return None
+def _numbers(row: Mapping[str, Any]) -> MetricRecord:
+    return MetricRecord({k: v for k, v in row.items() if isinstance(v, (int, float))})

@@ -71,7 +71,8 @@ class Declared:
         fits = any(type(value) is kind for kind in plain)
         if not fits:
             names = [*map(str, choices), *(_WORDS.get(kind, kind.__name__) for kind in plain)]
-            raise OptionError(f"{self.name} is {value!r}", remedy=f"use {', '.join(names)}")
+            verb = "use" if plain else "choose one of"
+            raise OptionError(f"{self.name} is {value!r}", remedy=f"{verb} {', '.join(names)}")
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             self._check_number(value)
         return value

@@ -16,9 +16,10 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from .errors import CheckpointError, CohortError, ProtocolError, SumError
-from .exchange import Failure, read_reply, request_messages
+from .exchange import Failure, Outcome, read_reply, request_messages
 from .secure_sum import Encoding, RunningSum
 from .steps import Answers, Ask, Deliver, LostState, Round, Save, Step, Sum, Term
+from .strategy import count_failures
 from .wire import PhaseMessage
 from .wire.method import MethodReply, MethodRequest, pack, unpack
 
@@ -70,7 +71,8 @@ class Run:
         self.tell: Callable[[Round], None] = lambda step: None
         self._counts_exchanges = True  # whether the progress is that of exchanges
         self._deliveries: dict[int, list[RunningSum]] = {}
-        self._failures: Mapping[int, Failure] = {}
+        self._failures: dict[int, Failure] = {}
+        self._outcome = Outcome()  # of the exchange at hand
         self._log: list[tuple[str, dict[str, Any]]] | None = []  # results since the last Save
         self._replay: list[tuple[str, dict[str, Any]]] = []
 
@@ -89,6 +91,9 @@ class Run:
             except LostState as lost:
                 for receiver in list(self._deliveries):
                     self._close(self._deliveries.pop(receiver))
+                send = _throw(rounds, lost)
+                continue
+            except SumError as lost:
                 send = _throw(rounds, lost)
                 continue
             send = _send(rounds, value)
@@ -193,7 +198,7 @@ class Run:
             summed = {p for one in running.values() for p in one.cohort.members}
             waiting = {p: r for p, r in requests.items() if p not in found or p in summed}
             found = {p: reply for p, reply in found.items() if p not in waiting}
-            found |= self._exchange(waiting, step.reply, list(running.values()))
+            found |= self._exchange(waiting, step, list(running.values()))
             for name, one in running.items():
                 members = set(one.cohort.members)
                 if len(one.uploaded) == len(members) and members & set(requests) <= set(found):
@@ -207,9 +212,26 @@ class Run:
         raise self._gave_up(step)
 
     def _once(self, step: Ask) -> Answers:
-        requests, running = self._requests(step), self._order(step.sums)
-        replies = self._exchange(requests, step.reply, list(running.values()), final=False)
-        return self._opened(step, replies, running)
+        method, requests, running = self.method, self._requests(step), self._order(step.sums)
+        replies = self._exchange(requests, step, list(running.values()), final=False)
+        phase = next(iter(requests.values())).phase
+        method.require(len(replies), self.number, phase, self._failures, step.least)
+        try:
+            found = self._opened(step, replies, running)
+        except SumError as error:
+            for one in running.values():
+                method.blame(one, error, self.number)
+            self._close(running.values())
+            problem = f"{error.problem}{count_failures(self._failures)}"
+            raise SumError(problem, party=error.party) from None
+        opened = list(running.values())
+        for node, party in method.parties_.items():
+            p = party.partition
+            if node in self._failures:
+                found.failures[p] = self._failures[node]
+            elif p in replies and all(p in s.survivors and p not in s.silent for s in opened):
+                method.accept(node)
+        return found
 
     def _repeated(
         self,
@@ -221,7 +243,7 @@ class Run:
         problem = ""
         for _ in range(self.method.attempts):
             requests, running = self._requests(step), self._order(step.sums)
-            replies = self._exchange(requests, step.reply, list(running.values()))
+            replies = self._exchange(requests, step, list(running.values()))
             problem = enough(step, replies, running)
             if not problem:
                 return self._opened(step, replies, running)
@@ -252,15 +274,20 @@ class Run:
     def _exchange(
         self,
         requests: Mapping[int, PhaseMessage],
-        reply: Any,
+        step: Ask,
         running: Sequence[RunningSum],
         *,
         final: bool = True,
     ) -> dict[int, Any]:
-        """Send requests with their sections; return the proper replies by partition."""
-        method, self.number = self.method, self.number + 1
-        self._asked = self.number
-        kinds = reply if isinstance(reply, Mapping) else dict.fromkeys(requests, reply)
+        """Send requests with their sections; return the proper replies by partition.
+
+        Unless it is ``final`` whoever answers has yet to help to open the sums.
+        """
+        method, reply = self.method, step.reply
+        self.number = self._asked = self.number + 1 if step.number is None else step.number
+        kinds: Mapping[int, Any] = (
+            reply if isinstance(reply, Mapping) else dict.fromkeys(requests, reply)
+        )
         phase = next(iter(requests.values())).phase
         outcome = method.run_phase(
             self.grid,
@@ -268,9 +295,9 @@ class Run:
             phase=phase,
             timeout=self.timeout,
             number=self.number,
-            required=0 if final else None,
+            required=0,
         )
-        self._failures = outcome.failures
+        self._outcome, self._failures = outcome, dict(outcome.failures)
         details = [failure.detail for failure in outcome.failures.values()]
         for detail in details if final else ():
             if detail.startswith(FINAL):
@@ -284,14 +311,17 @@ class Run:
             node = message.metadata.src_node_id
             partition = method.parties_[node].partition
             try:
-                answer = read_reply(kinds[partition], message, party=method.party(node))
+                where = method.party(node)
+                answer = read_reply(kinds[partition], message, party=where, **step.sizes)
                 if answer.round != self.number:
                     raise ProtocolError(f"the reply belongs to exchange {answer.round}")
                 method.check_answer(partition, answer)
             except ProtocolError as error:
-                method.reject(node, Failure("invalid reply", error.problem), self.number)
+                self._failures[node] = Failure("invalid reply", error.problem)
+                method.reject(node, self._failures[node], self.number)
                 continue
-            method.accept(node)
+            if final:
+                method.accept(node)
             self._close(self._deliveries.pop(partition, ()))
             found[partition] = answer
         if final and any(detail.startswith("StateError") for detail in details):
@@ -369,7 +399,7 @@ class Run:
         """Open what is the server's; keep what is to be delivered."""
         masked = [running[term.name] for term in step.sums if term.self_masks]
         if masked:
-            self.number += 1
+            self.number += step.number is None
             self.method.unmask(self.grid, masked, number=self.number, timeout=self.timeout)
         bare = [one for one in running.values() if one not in masked]
         if bare:
@@ -427,6 +457,11 @@ class Run:
             difference of the two sums would be that of single clients.
         """
         method = self.method
+        if method.confirmed:
+            self.number, method.saved_, method.saved_meta_ = meta["round"], dict(arrays), dict(meta)
+            if method.sums is not None:
+                method.sums.go_on(meta["sums"])
+            return
         answered = max((party.answered for party in method.parties_.values()), default=0)
         if answered > int(meta["round"]):
             raise CheckpointError(
@@ -455,8 +490,15 @@ class Run:
             self._write()
 
     def _save(self, step: Save) -> None:
-        self.method.saved_, self.method.saved_meta_ = dict(step.arrays), dict(step.meta)
-        self.method.kept_ = step.kept
+        method = self.method
+        if method.confirmed:
+            last = self._asked >= method.planned
+            sums = {} if method.sums is None else {"sums": method.sums.progress()}
+            method.keep(self._asked, dict(step.arrays), {**step.meta, **sums}, last=last)
+            method.confirm(self._outcome)
+            return
+        method.saved_, method.saved_meta_ = dict(step.arrays), dict(step.meta)
+        method.kept_ = step.kept
         self._log = []
         self._write()
 

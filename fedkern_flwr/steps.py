@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import CohortError
+from .exchange import Failure
 from .secure_sum import Encoding, RunningSum
 from .wire import PhaseMessage
 
@@ -113,10 +114,15 @@ class Ask:
         ``each``: whoever did not answer is asked again, alone; of the sums those that lack
         somebody, with all who stand in them. ``all``: the exchange is repeated with all, and with
         new sums, until nobody is missing; ``enough``: until the sums can be opened. ``once``:
-        whoever answers; a sum that cannot be opened ends the run.
+        whoever answers; of a sum that cannot be opened nothing is released, and the generator has
+        the ``SumError``, which ends the run unless it is caught.
     least : int, optional
-        Of ``each`` without sums: so many answers will do when all attempts are over; by default
-        all.
+        Of ``each`` without sums: so many answers will do when all attempts are over, by default
+        all. Of ``once``: so many must answer, by default the method's ``min_clients``.
+    sizes : mapping
+        Sizes that named dimensions of the replies must have.
+    number : int, optional
+        Number of the exchange, and of the one that opens its sums; by default the next ones.
     """
 
     what: str | PhaseMessage | Mapping[int, PhaseMessage]
@@ -126,6 +132,8 @@ class Ask:
     among: Sequence[int] | None = None
     until: Literal["all", "each", "enough", "once"] = "each"
     least: int | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    number: int | None = None
 
 
 @dataclass(frozen=True)
@@ -142,12 +150,15 @@ class Answers:
         Name -> sum that is somebody else's, to be delivered; see :class:`Deliver`.
     survivors : dict
         Name -> how many contributed to a sum.
+    failures : dict
+        Partition -> why it did not answer, where it was asked ``once``.
     """
 
     replies: dict[int, Any]
     totals: dict[str, NDArray[Any]] = field(default_factory=dict)
     running: dict[str, RunningSum] = field(default_factory=dict)
     survivors: dict[str, int] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -195,7 +206,8 @@ class Round:
     number : int
         From 1 on; 0 is before the first.
     metrics : mapping
-        Its row of the history; none without.
+        Its row of the history, whose ``round`` is the number unless it says another; none
+        without.
     arrays : sequence of ndarray, optional
         The model after it, with which Flower's ``evaluate_fn`` is called.
     save : Save, optional

@@ -47,7 +47,7 @@ def server_regret(strategy: PhaseStrategy, prepared: Streams) -> float | None:
         strategy.features,
         options["seed"],
         strategy.precision,
-        strategy.frequency_draw,
+        options["frequency_draw"],
     )
     width = 2 * strategy.features
     gram = np.zeros((strategy.kernels, width, width))

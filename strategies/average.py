@@ -5,26 +5,20 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord
+from numpy.typing import NDArray
 
-from fedkern_flwr.strategy import PLAIN_GRADIENTS, within
+from fedkern_flwr.method import option
+from fedkern_flwr.strategy import within
 from fedkern_flwr.wire import online as wire
 
 from .kernel_online import KernelOnlineStrategy
 from .online import Floats
 
 
-class OFMKLAvg(KernelOnlineStrategy[wire.SharedReply]):
+class OFMKLAvg(KernelOnlineStrategy):
     """Online federated multi-kernel learning, prediction by the plain mean of the kernels.
 
-    Parameters
-    ----------
-    kernels : int (default: 51)
-        N, all of them updated in each round.
-    features : int (default: 9)
-        D; 2 N D stays below the paper's cap of 1000 numbers.
-    **common
-        Options of ``KernelOnlineStrategy``.
+    All kernels are updated in each round.
 
     References
     ----------
@@ -36,58 +30,33 @@ class OFMKLAvg(KernelOnlineStrategy[wire.SharedReply]):
     title = "OFMKL-Avg"
     reply_class = wire.SharedReply
 
-    def __init__(self, *, kernels: int = 51, features: int = 9, **common: Any) -> None:
-        super().__init__(kernels=kernels, features=features, **common)
+    features: int = option(
+        9,
+        "D, random frequencies per kernel; 2 N D stays below the paper's cap of 1000 numbers.",
+        least=1,
+    )
 
-    def privacy(self) -> dict[str, Any]:
-        """Return what the server sees."""
-        if self._is_secure:
-            what = (
-                "gradients, losses and statistics"
-                if self.sends_losses
-                else "gradients and statistics"
-            )
-            return self.secure_privacy(what)
-        return {
-            "protocol": "plain",
-            "server_sees": [
-                *PLAIN_GRADIENTS,
-                *(["the loss of every kernel at each client"] if self.sends_losses else []),
-            ],
-            "never_leaves_the_client": ["rows", "labels"],
-        }
+    #: Whether the clients report the losses of all kernels.
+    sends_losses: ClassVar[bool] = False
 
     def prediction_weights(self) -> Floats:
         """Return the weights with which clients predict, shape (N,)."""
         return np.full(self.kernels, 1.0 / self.kernels)
 
-    def sent_arrays(self) -> ArrayRecord:
+    def sent(self) -> list[NDArray[Any]]:
         """Return theta and the weights of the prediction."""
-        return ArrayRecord([self.theta_.astype(self.precision), self.prediction_weights()])
-
-    #: Whether the clients report the losses of all kernels.
-    sends_losses: ClassVar[bool] = False
-
-    def reply_sizes(self) -> dict[str, int]:
-        """Return the shape of the gradients and the number of losses reported."""
-        return {**super().reply_sizes(), "reported": self.reported()}
+        return [self.theta_.astype(self.precision), self.prediction_weights()]
 
     def request(self, stream: dict[str, Any]) -> wire.SharedRequest:
         """Ask for the gradients of all kernels."""
+        weights, losses = self.prediction_weights(), self.sends_losses
         return wire.SharedRequest(
-            **stream,
-            **self.kernel_fields(),
-            weights=self.prediction_weights(),
-            send_losses=self.sends_losses,
+            **stream, **self.kernel_fields(), weights=weights, send_losses=losses
         )
 
     def reported(self) -> int:
         """Return the number of losses reported."""
         return self.kernels if self.sends_losses else 0
-
-    def step(self, total: Floats, answers: int) -> ArrayRecord:
-        """Step along the mean gradient."""
-        return self.move(self.spread(total[: len(total) - self.reported()]))
 
     def evaluation_weights(self) -> Floats:
         """Predict held-out rows with the server's weights."""
@@ -101,10 +70,8 @@ class OFSKL(OFMKLAvg):
     ----------
     bandwidth : float (default: 10.0)
         The kernel's bandwidth.
-    features : int (default: 100)
-        D, random frequencies.
     **common
-        Options of ``KernelOnlineStrategy``.
+        Options that the class declares, and those of ``Method``.
 
     References
     ----------
@@ -113,8 +80,10 @@ class OFSKL(OFMKLAvg):
 
     method = "ofskl"
     title = "OFSKL"
-    fixed = frozenset({"kernels", "bandwidths"})
+    fixed = KernelOnlineStrategy.fixed | {"kernels", "bandwidths"}
 
-    def __init__(self, *, bandwidth: float = 10.0, features: int = 100, **common: Any) -> None:
+    features: int = option(100, "D, random frequencies.", least=1)
+
+    def __init__(self, *, bandwidth: float = 10.0, **common: Any) -> None:
         within("bandwidth", bandwidth, 0.0, float("inf"), open_low=True)
-        super().__init__(kernels=1, bandwidths=[bandwidth], features=features, **common)
+        super().__init__(kernels=1, bandwidths=[bandwidth], **common)

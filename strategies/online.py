@@ -1,161 +1,143 @@
-"""The round of every online method: T samples per client, B of them per exchange."""
+"""The round of every online method: T samples per client, B of them per exchange.
+
+Two rules are the online methods' own, because a sample is predicted once: a sum that cannot be
+opened is a round lost and the run goes on, see :meth:`OnlineStrategy.rounds`; and a run that is
+resumed repeats no round that a client has answered, see :meth:`OnlineStrategy._take_up`.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import (
-    CheckpointError,
-    EngineError,
-    FedKernError,
-    ProtocolError,
-    SumError,
-    TableError,
-)
-from fedkern_flwr.exchange import Failure, read_reply, request_messages
+from fedkern_flwr.errors import CheckpointError, ProtocolError, SumError, TableError
 from fedkern_flwr.flower_compat import is_simulated
 from fedkern_flwr.guard import counting
-from fedkern_flwr.online import StepSize, check_choice
+from fedkern_flwr.method import Answers, Ask, Method, Round, Rounds, Save, Steps, Term, option
+from fedkern_flwr.online import StepSize
 from fedkern_flwr.secure_sum import Encoding, RunningSum
-from fedkern_flwr.strategy import Arrays, at_least, count_failures, logger
-from fedkern_flwr.summing import SummingStrategy
-from fedkern_flwr.wire import PhaseMessage
+from fedkern_flwr.strategy import PLAIN_GRADIENTS, Arrays, logger
+from fedkern_flwr.wire import DescribeReply, PhaseMessage
 from fedkern_flwr.wire import online as wire
 
 Floats = NDArray[np.float64]
 Auto = Literal["auto"]
 _ENCODING = Encoding.fixed_point(wire.SUM_BOUND)
-Report = TypeVar("Report", bound=wire.StreamReport)
+_REPORTED = ("round", "total_samples", "total_squared_error", "regret", "largest_loss")
 
 
-class OnlineStrategy(SummingStrategy, Generic[Report]):
+class OnlineStrategy(Method):
     """Base class of the online methods.
 
     ``start(grid, num_rounds=T)`` lets every client predict T samples of its own stream, each
     before its label is used. With ``samples_per_round`` B this takes floor(T / B) exchanges, one at
     least; the last message has the rest of the samples as well.
-
-    Parameters
-    ----------
-    step_size : {"paper", "adaptive"} (default: "adaptive")
-        ``paper``: eta = eta_k = 1/sqrt(T). ``adaptive``: AdaGrad-norm for the parameters and
-        AdaHedge for the weights; nothing to tune.
-    samples_per_round : int or "auto" (default: "auto")
-        B, samples that a client takes per exchange; 1 is the paper. With auto 1 in plain runs, and
-        in secure ones as few as the rule of counting allows (see
-        :mod:`fedkern_flwr.guard.counting`).
-    secure : bool, optional
-        Secure sums: the server sees sums over the clients, no client's gradient or error. Costs an
-        exchange more per round. By default on in deployments and off in simulations.
-    **common
-        Options of :class:`~fedkern_flwr.summing.SummingStrategy`.
     """
 
-    reply_class: type[Report]
+    step_size: StepSize = option(
+        "adaptive",
+        "``paper``: eta = eta_k = 1/sqrt(T). ``adaptive``: AdaGrad-norm for the parameters and "
+        "AdaHedge for the weights; nothing to tune.",
+    )
+    samples_per_round: int | Auto = option(
+        "auto",
+        "B, samples that a client takes per exchange; 1 is the paper. With auto 1 in plain runs, "
+        "and in secure ones as few as the rule of counting allows (see "
+        ":mod:`fedkern_flwr.guard.counting`).",
+        least=1,
+    )
+    secure: bool | None = option(
+        None,
+        "Secure sums: the server sees sums over the clients, no client's gradient or error. Costs "
+        "an exchange more per round. By default on in deployments and off in simulations.",
+        of_model=False,
+    )
 
-    def __init__(
-        self,
-        *,
-        step_size: StepSize = "adaptive",
-        samples_per_round: int | Auto = "auto",
-        secure: bool | None = None,
-        **common: Any,
-    ) -> None:
-        super().__init__(**common)
-        check_choice("step_size", step_size, ("paper", "adaptive"))
-        check_count("samples_per_round", samples_per_round, ("auto",))
-        self.step_size: StepSize = step_size
-        self.samples_per_round, self.secure = samples_per_round, secure
-        self._samples = 0  # T of the run at hand
+    fixed = frozenset({"attempts"})
+    confirmed = True
+    default_rounds = 500
+    reply_class: ClassVar[type[wire.StreamReport]]
+    evaluate_reply: ClassVar[type[wire.EvaluateReply]] = wire.EvaluateReply
+    #: What the clients sum in a round, and what never leaves them beside rows and labels.
+    in_sums: ClassVar[str] = "gradients and statistics"
+    kept: ClassVar[tuple[str, ...]] = ()
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.is_secure = bool(self.secure)
         self._batch = 1  # B of the run at hand
         self._number = 0  # of the round at hand
         self._released: list[dict[str, Any]] = []  # numbers and unknowns of its sums
-        self._run_seed = 0
-        self._reports: dict[int, wire.StreamReport] = {}  # partition -> latest report
-        self._is_secure = bool(secure)
+        self._reports: dict[int, Any] = {}  # partition -> latest report
         self._statistics = np.zeros(wire.STATISTICS)  # of a secure run, summed over the clients
-        self._running: RunningSum | None = None  # the secure sum of the round at hand
         self._lost_rounds = 0  # in a row
+
+    def takes_sums(self, grid: Grid) -> bool:
+        """Tell whether a run takes secure sums."""
+        return not is_simulated(grid) if self.secure is None else self.secure
 
     def options(self) -> dict[str, Any]:
         """Return the options that determine the model."""
-        return {
-            **super().options(),
-            "step_size": self.step_size,
-            "samples_per_round": self.samples_per_round,
-            "samples": self._samples,
-            "seed": self._run_seed,
-            "secure": self._is_secure,
-        }
+        return {**super().options(), "samples": self.num_rounds, "secure": self.is_secure}
 
     # -- what a method adds
 
     @abstractmethod
-    def initial_arrays(self, dimension: int) -> ArrayRecord:
-        """Set the server's state for features of ``dimension`` columns; return what is sent."""
+    def set_up(self, dimension: int) -> None:
+        """Set the server's state for features of ``dimension`` columns."""
 
     @abstractmethod
     def request(self, stream: dict[str, Any]) -> wire.StreamRequest:
-        """Return the request of a round; ``stream`` holds the fields of ``StreamRequest``.
-
-        The arrays of the request are packed already and sent in its place.
-        """
+        """Return the request of a round; ``stream`` holds the fields of ``StreamRequest``."""
 
     @abstractmethod
     def sum_length(self) -> int:
         """Return how many numbers of each client the method sums in this round."""
 
     @abstractmethod
-    def step(self, total: Floats, answers: int) -> ArrayRecord:
-        """Move the server's state by a sum over ``answers`` clients; return what is sent."""
+    def step(self, total: Floats, answers: int) -> None:
+        """Move the server's state by a sum over ``answers`` clients."""
 
-    def update(self, replies: list[Report]) -> ArrayRecord:
+    def update(self, replies: list[Any]) -> None:
         """Sum plain replies, sorted by partition, and step along the sum."""
         total = np.zeros(self.sum_length())
         for reply in replies:
             reply.add_to(total)
-        return self.step(total, len(replies))
+        self.step(total, len(replies))
+
+    @abstractmethod
+    def sent(self) -> list[NDArray[Any]]:
+        """Return the arrays that the clients get next."""
 
     @abstractmethod
     def server_state(self) -> Arrays:
-        """Return the arrays from which a run can go on."""
+        """Return the arrays from which a run can go on, the model first."""
 
     @abstractmethod
-    def load_server_state(self, arrays: Arrays) -> ArrayRecord:
-        """Set the server's state from a checkpoint; return what is sent."""
+    def load_server_state(self, arrays: Arrays) -> None:
+        """Set the server's state from a checkpoint."""
 
     def reply_sizes(self) -> dict[str, int]:
         """Return the sizes of dimensions that replies must have."""
         return {}
 
-    def check_reply(self, reply: Report, number: int) -> None:
-        """Refuse a reply that is well-formed but wrong; subclasses add what they know.
-
-        Raises
-        ------
-        ProtocolError
-            The reply answers another round.
-        """
-        if reply.round != number:
-            raise ProtocolError(f"the reply belongs to round {reply.round}")
+    def evaluation(self) -> wire.StreamRequest | None:
+        """Return the question for held-out rows."""
+        return None
 
     def batch_size(self) -> int:
         """Return the number of samples per exchange; the last one has the rest as well."""
         return self._batch
 
-    def rounds(self) -> int:
+    def exchanges(self) -> int:
         """Return the number of exchanges."""
-        return max(1, self._samples // self.batch_size())
+        return max(1, self.num_rounds // self.batch_size())
 
     def least_numbers(self) -> int:
         """Return how many numbers of each client the method must sum in a round to learn well."""
@@ -164,179 +146,139 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
     def fit_release(self, unknowns: float) -> None:
         """Choose what is summed in a round so that its numbers do not exceed the unknowns."""
 
-    # -- Flower's interface
+    # -- the rounds
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord | None = None,
-        num_rounds: int = 500,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
-        """Run the method.
+    def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
+        """Learn from the streams, then have the held-out rows predicted.
 
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid, of any engine.
-        initial_arrays : ArrayRecord, optional
-            Arrays to start from instead of the method's own start (zeros).
-        num_rounds : int (default: 500)
-            T, samples per client.
-        timeout : float (default: 3600)
-            Seconds to wait for the replies of one exchange.
-        train_config : ConfigRecord, optional
-            ``seed`` is the run's seed for strategies that have none of their own.
-        evaluate_config : ConfigRecord, optional
-            Not used.
-        evaluate_fn : callable, optional
-            Evaluation on the server, called before the first and after each exchange.
-
-        Returns
-        -------
-        Result
-            The arrays that were sent last, and metrics per exchange.
+        A sum that cannot be opened is a round lost: the model stays as it is, and what the clients
+        would have told of their errors they tell in a later round.
 
         Raises
         ------
-        CohortError, ProtocolError, TableError, EngineError, CheckpointError
-            The run cannot start or go on. A checkpoint, if one was asked for, stays.
+        CohortError
+            No round could be opened, or ``max_missed`` in a row could not.
         """
-        at_least("num_rounds", num_rounds, 1)
-        config = ConfigRecord() if train_config is None else train_config
-        self._reset()
-        self._reports = {}
-        self._samples = num_rounds
-        self._run_seed = self.seed if self.seed is not None else int(config.get("seed", 0))  # type: ignore[arg-type]
-        self._is_secure = not is_simulated(grid) if self.secure is None else self.secure
-        self._statistics, self._lost_rounds = np.zeros(wire.STATISTICS), 0
-        self.summary()
-        restored = self.restore()
-        self.gather(
-            grid, resume_round=restored[1]["round"] if restored else 0, secure=self._is_secure
-        )
-        self._check_streams(num_rounds)
-        dimension = next(iter(self.parties_.values())).features
-        result, first = Result(), 1
-        arrays = self.initial_arrays(dimension)
+        self._check_streams(parties)
+        dimension = parties[0].features
+        self.set_up(dimension)
         self._plan_release(dimension)
-        rounds = self.rounds()
-        if initial_arrays is not None and len(initial_arrays):
-            arrays = self.load_server_state(self._state_from(initial_arrays))
-        if restored:
-            arrays, first = self._take_up(*restored), restored[1]["round"] + 1
-            first = self._skip_answered(first, rounds)
-        result.arrays = arrays
-        if evaluate_fn and (metrics := evaluate_fn(first - 1, arrays)) is not None:
-            result.evaluate_metrics_serverapp[first - 1] = metrics
-        try:
-            arrays = self._run_rounds(grid, result, first, rounds, timeout, config, evaluate_fn)
-            self.metrics_ = self.final_metrics()
-            if first <= rounds + 1:
-                self._evaluate(grid, arrays, rounds, timeout, result)
-        except EngineError:
-            raise  # nobody can be reached any more
-        except FedKernError:
-            with contextlib.suppress(FedKernError):  # whoever is left erases its secrets
-                self.finish_sums(grid, number=rounds, timeout=timeout)
-            raise
-        self.finish_sums(grid, number=rounds, timeout=timeout)
-        return result
-
-    def _run_rounds(
-        self,
-        grid: Grid,
-        result: Result,
-        first: int,
-        rounds: int,
-        timeout: float,
-        config: ConfigRecord,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
-    ) -> ArrayRecord:
-        arrays = result.arrays
-        for number in range(first, rounds + 1):
-            outcome = self.run_phase(
-                grid,
-                self.configure_train(number, arrays, config, grid),
-                phase=self.reply_class.phase,
-                timeout=timeout,
-                number=number,
+        self.planned = self.exchanges()
+        if self.initial_:
+            self.load_server_state(self._state_from(self.initial_[0]))
+        first = self._take_up() if self.saved_meta_ else 1
+        yield Round(first - 1, arrays=self.sent())
+        for number in range(first, self.planned + 1):
+            survivors = 0
+            try:
+                answers = yield self._question(number)
+                survivors = self._learn(answers)
+            except SumError as error:
+                self._lose(number, error)
+            metrics, save = (
+                self._metrics(number, survivors),
+                Save(self.server_state(), self._memory()),
             )
-            if self.sums is not None:
-                self._open_round(grid, number, timeout, outcome.failures)
-            updated, metrics = self.aggregate_train(number, self.in_order(outcome))
-            if updated is not None:
-                arrays = result.arrays = updated
-            if metrics is not None:
-                result.train_metrics_clientapp[number] = metrics
-            self.keep(number, self.server_state(), self._pack_metrics(), last=number == rounds)
-            self.confirm(outcome)
-            if evaluate_fn and (metrics := evaluate_fn(number, arrays)) is not None:
-                result.evaluate_metrics_serverapp[number] = metrics
-            if self.on_round is not None:
-                self.on_round(number, rounds, self.history_[-1])
-        return arrays
+            yield Round(number, metrics, self.sent(), save)
+        metrics = self.final_metrics()
+        if first <= self.planned + 1:
+            metrics |= yield from self._evaluate()
+        return metrics
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Return one request per client that takes part; ``arrays`` travels as it is."""
-        step = (server_round - 1) * self.batch_size()
-        last = server_round >= self.rounds()
-        every = server_round if last else self.checkpoint_every
-        self._number = server_round
+    def _question(self, number: int) -> Ask:
+        step = (number - 1) * self.batch_size()
+        last = number >= self.planned
+        every = number if last else self.checkpoint_every
+        self._number = number
         request = self.request(
             {
-                "session": self._session,
-                "round": server_round,
                 "step": step,
-                "samples": self._samples - step if last else self.batch_size(),
+                "samples": self.num_rounds - step if last else self.batch_size(),
                 "checkpoint_every": every if self.checkpoint else 0,
             }
         )
-        sections = None
+        length, sizes = self.sum_length() + wire.STATISTICS, self.reply_sizes()
         if self.sums is not None:
-            self._check_left(server_round)
-            length = self.sum_length() + wire.STATISTICS
-            self._running = self.sums.order(wire.UPDATE_SUM, length, _ENCODING)
-            sections = self.sum_sections([self._running])
-        return request_messages(
-            request,
-            self.active_nodes(),
-            group_id=str(server_round),
-            arrays=arrays,
-            sections=sections,
-        )
+            self._check_left(number)
+        return self._ask(number, request, self.reply_class, wire.UPDATE_SUM, length, sizes=sizes)
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check the replies, move the model, return what is sent next and the round's metrics."""
+    def _ask(
+        self,
+        number: int,
+        request: wire.StreamRequest,
+        reply: type[PhaseMessage],
+        name: str,
+        length: int,
+        **more: Any,
+    ) -> Ask:
+        """Return a question, in a secure run one with a sum instead of replies."""
+        sums = []
         if self.sums is not None:
-            return self._aggregate_masked(server_round, replies)
-        reports: list[Report] = []
-        failures: dict[int, Failure] = {}
-        for message in replies:
-            node = message.metadata.src_node_id
-            try:
-                reply = read_reply(
-                    self.reply_class, message, party=self.party(node), **self.reply_sizes()
-                )
-                self.check_reply(reply, server_round)
-            except ProtocolError as error:
-                failures[node] = Failure("invalid reply", error.problem)
-                self.reject(node, failures[node], server_round)
-                continue
-            self.accept(node)
-            self._reports[self.parties_[node].partition] = reply
-            reports.append(reply)
-        self.require(len(reports), server_round, self.reply_class.phase, failures)
-        return self.update(reports), self._enter_round(server_round, len(reports))
+            reply, sums = wire.MaskedReply, [Term(name=name, length=length, encoding=_ENCODING)]
+        return Ask(request, reply=reply, sums=sums, until="once", number=number, **more)
 
-    # -- secure rounds
+    def _learn(self, answers: Answers) -> int:
+        """Move the model by what came; return how many it is from."""
+        if self.sums is None:
+            self._reports |= answers.replies
+            self.update(list(answers.replies.values()))
+            return len(answers.replies)
+        total, survivors = answers.totals[wire.UPDATE_SUM], answers.survivors[wire.UPDATE_SUM]
+        self._lost_rounds = 0
+        self._statistics += total[-wire.STATISTICS :]
+        self.step(total[: -wire.STATISTICS], survivors)
+        return survivors
+
+    def _lose(self, number: int, error: SumError) -> None:
+        assert self.sums is not None
+        problem = f"{error.party}: {error.problem}" if error.party else error.problem
+        logger.warning("round %d is lost: %s", number, problem)
+        if number >= self.planned and not self.sums.contributors:
+            problem = f"no round could be opened: {problem}"
+        elif self._lost_rounds >= self.max_missed:
+            problem = f"{self._lost_rounds} rounds in a row are lost: {problem}"
+        else:
+            return
+        raise self.broken(problem, self.reply_class.phase) from None
+
+    def blame(self, running: RunningSum, error: SumError, number: int) -> None:
+        """Count a lost round, unless whoever is to blame is left out and spoils no other."""
+        before = len(self.left_out_)
+        super().blame(running, error, number)
+        self._lost_rounds = self._lost_rounds + 1 if len(self.left_out_) == before else 0
+
+    def _evaluate(self) -> Steps:
+        """Have the clients that hold rows out predict them; all clients of a secure run answer."""
+        active = [self.parties_[node] for node in self.active_nodes()]
+        holders = [party.partition for party in active if party.test_rows]
+        request, name = self.evaluation(), wire.EVALUATE_SUM
+        if request is None or not holders:
+            return {}
+        among = holders if self.sums is None else None
+        number, reply, rows, error = self.planned + 1, self.evaluate_reply, 0.0, 0.0
+        try:
+            answers = yield self._ask(number, request, reply, name, 2, among=among, least=0)
+        except SumError as lost:
+            logger.warning("the held-out rows are not evaluated: %s", lost)
+        else:
+            if self.sums is None:
+                rows = sum(found.samples for found in answers.replies.values())
+                error = sum(found.squared_error for found in answers.replies.values())
+            else:
+                rows, error = answers.totals[name].tolist()
+        if not rows:
+            self.note_untold()
+            return {}
+        return {"test_mse": float(error / rows)}
+
+    def check_answer(self, partition: int, answer: Any) -> None:
+        """Refuse an evaluation of other rows than those held out."""
+        if isinstance(answer, wire.EvaluateReply):
+            held_out = {p.partition: p.test_rows for p in self.parties_.values()}[partition]
+            if answer.samples not in (0, held_out):
+                raise ProtocolError(f"it predicted {answer.samples} rows")
+
+    # -- what is released
 
     def _plan_release(self, dimension: int) -> None:
         """Fix B and what is summed in a round; stop, or warn, where too much would be released.
@@ -346,7 +288,7 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
         RefusedError
             More numbers than unknowns, and a node would refuse.
         """
-        given, self._released = self.samples_per_round, []
+        given = self.samples_per_round
         self._batch = 1 if given == "auto" else given
         if self.sums is None:
             self.fit_release(math.inf)
@@ -359,8 +301,8 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
         each = counting.hidden_rows(one, alive) * row
         if given == "auto":
             wanted = counting.least_samples(self.least_numbers() + wire.STATISTICS, each)
-            self._batch = max(1, min(wanted, self._samples))
-        unknowns = each * min(self._batch, self._samples)
+            self._batch = max(1, min(wanted, self.num_rounds))
+        unknowns = each * min(self._batch, self.num_rounds)
         self.fit_release(unknowns - wire.STATISTICS)
         numbers = self.sum_length() + wire.STATISTICS
         self._released = [counting.released(wire.UPDATE_SUM, numbers, unknowns)]
@@ -369,29 +311,32 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
             self._released.append(counting.released(wire.EVALUATE_SUM, 2, tests * row))
         self.check_count(counting.too_many(numbers, unknowns))
 
-    def secure_privacy(self, summed: str, *kept: str) -> dict[str, Any]:
-        """Return what is seen in a secure run.
-
-        Parameters
-        ----------
-        summed : str
-            What the clients sum in a round.
-        *kept : str
-            What never leaves a client, besides rows and labels.
-        """
+    def privacy(self) -> dict[str, Any]:
+        """Return what the server sees."""
+        if not self.is_secure:
+            return {
+                "protocol": "plain",
+                "server_sees": [*PLAIN_GRADIENTS, *self.server_sees],
+                "never_leaves_the_client": ["rows", "labels", *self.kept],
+            }
         few = any(entry["numbers"] > entry["unknowns"] for entry in self._released)
         warning = " (more numbers than unknowns: the samples can be computed)"
         return {
             **self.sums_privacy(),
             "sums": list(self._released),
             "server_sees": [
-                f"sums over the clients of a round: {summed}{warning if few else ''}",
+                f"sums over the clients of a round: {self.in_sums}{warning if few else ''}",
                 "which clients contributed to which sum",
                 "number of rows, held-out rows and columns per client, digest of the column names",
                 "the sum of the clients' squared errors on held-out rows, if there are any",
             ],
             "clients_see": ["the model", "which clients contributed to which sum"],
-            "never_leaves_the_client": ["rows", "labels", "own gradients and errors", *kept],
+            "never_leaves_the_client": [
+                "rows",
+                "labels",
+                "own gradients and errors",
+                *self.kept,
+            ],
         }
 
     def _check_left(self, number: int) -> None:
@@ -406,217 +351,85 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
                 self.reply_class.phase,
             )
 
-    def _open_round(
-        self, grid: Grid, number: int, timeout: float, failures: Mapping[int, Failure]
-    ) -> None:
-        """Unmask the sum of a round; a sum that cannot be opened is a round lost."""
-        assert self.sums is not None
-        assert self._running is not None
-        try:
-            self.unmask(grid, [self._running], number=number, timeout=timeout)
-            self._lost_rounds = 0
-        except SumError as error:
-            before = len(self.left_out_)
-            self.blame(self._running, error, number)
-            self.sums.close(self._running)
-            self._running = None
-            # whoever is to blame and has just been left out will not spoil the next round
-            self._lost_rounds = self._lost_rounds + 1 if len(self.left_out_) == before else 0
-            who = f"{error.party}: " if error.party else ""
-            problem = f"{who}{error.problem}{count_failures(failures)}"
-            logger.warning("round %d is lost: %s", number, problem)
-            last = number >= self.rounds()
-            if last and not self.sums.contributors:
-                raise self.broken(
-                    f"no round could be opened: {problem}", self.reply_class.phase
-                ) from None
-            if self._lost_rounds >= self.max_missed:
-                lost = f"{self._lost_rounds} rounds in a row are lost: {problem}"
-                raise self.broken(lost, self.reply_class.phase) from None
-
-    def _skip_answered(self, first: int, rounds: int) -> int:
-        """Return the round with which a resumed secure run goes on.
-
-        Rounds that a client answered after the checkpoint are lost: repeated with other survivors,
-        the difference of the two sums would be that of single clients.
-        """
-        answered = max(party.answered for party in self.parties_.values())
-        for number in range(first, min(answered, rounds) + 1):
-            logger.warning("round %d is lost: it was answered before the run broke off", number)
-            self._enter_round(number, 0)
-        if answered > rounds:
-            logger.warning("the held-out rows are not evaluated again")
-        return max(first, answered + 1)
-
-    def _aggregate_masked(
-        self, number: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        running, self._running = self._running, None
-        proper = set(running.survivors) - set(running.silent) if running is not None else set()
-        for message in replies:
-            node = message.metadata.src_node_id
-            try:
-                if read_reply(wire.MaskedReply, message, party=self.party(node)).round != number:
-                    raise ProtocolError("the reply belongs to another round")
-                if self.parties_[node].partition in proper:
-                    self.accept(node)
-            except ProtocolError as error:
-                self.reject(node, Failure("invalid reply", error.problem), number)
-        if running is None:
-            return None, self._enter_round(number, 0)
-        total, answers = self._take_total(running)
-        self._statistics += total[-wire.STATISTICS :]
-        arrays = self.step(total[: -wire.STATISTICS], answers)
-        return arrays, self._enter_round(number, answers)
-
-    def _take_total(self, running: RunningSum) -> tuple[Floats, int]:
-        assert self.sums is not None
-        return self.sums.total(running), len(running.survivors)
-
-    # -- pieces
-
-    def _check_streams(self, samples: int) -> None:
-        for party in self.parties_.values():
+    def _check_streams(self, parties: Sequence[DescribeReply]) -> None:
+        samples, shortest = self.num_rounds, min(parties, key=lambda party: party.rows)
+        for party in parties:
             if party.rows < samples:
                 raise TableError(
                     f"its stream has {party.rows} rows, {samples} rounds need {samples}",
-                    remedy=f"ask for at most {min(p.rows for p in self.parties_.values())} rounds",
+                    remedy=f"ask for at most {shortest.rows} rounds",
                     party=f"partition {party.partition}",
                 )
 
-    def _enter_round(self, number: int, survivors: int) -> MetricRecord:
-        """Append a round to the history."""
-        samples, errors, clients, regrets = self._summary()
-        metrics = {
-            "round": self._samples if number >= self.rounds() else number * self.batch_size(),
+    # -- metrics
+
+    def _metrics(self, number: int, survivors: int) -> dict[str, Any]:
+        """Return the metrics of a round."""
+        clients, sums = len(self._reports), self._statistics
+        if self.sums is not None:
+            clients = self.sums.contributors
+        elif clients:
+            sums = np.sum([report.statistics() for report in self._reports.values()], axis=0)
+        samples, errors, regrets = sums[:3].tolist()
+        return {
+            "round": self.num_rounds if number >= self.planned else number * self.batch_size(),
             "mse": errors / samples if samples else None,
             "regret": regrets / clients if clients and self._has_regret else None,
             "survivors": survivors,
         }
-        self.history_.append(metrics)
-        return MetricRecord({k: v for k, v in metrics.items() if v is not None})
 
     @property
     def _has_regret(self) -> bool:
         return issubclass(self.reply_class, wire.KernelReport)
 
-    def _summary(self) -> tuple[float, float, int, float]:
-        """Return samples, squared errors, clients heard of, regrets; summed over the clients."""
-        if self.sums is not None:
-            samples, errors, regrets = self._statistics[:3].tolist()
-            return samples, errors, self.sums.contributors, regrets
-        reports = list(self._reports.values())
-        samples = sum(report.total_samples for report in reports)
-        errors = sum(report.total_squared_error for report in reports)
-        regrets = float(np.sum([r.regret for r in reports if isinstance(r, wire.KernelReport)]))
-        return samples, errors, len(reports), regrets
-
     def final_metrics(self) -> dict[str, Any]:
-        """Return the metrics of the finished run, from the clients' last reports."""
-        last = self.history_[-1] if self.history_ else {}
+        """Return the metrics of the finished run: means and spreads over the clients.
+
+        From their last reports; in a secure run from sums, and no client's are known.
+        """
+        mse = self.history_[-1]["mse"] if self.history_ else None
+        spread = regret = regret_spread = largest = None
         if self.sums is not None:
-            return {"mse": last.get("mse"), **self._secure_metrics(self.sums.contributors)}
-        reports = sorted(self._reports.items())
-        per_client = [r.total_squared_error / max(1, r.total_samples) for _, r in reports]
-        kernel_reports = [r for _, r in reports if isinstance(r, wire.KernelReport)]
-        regrets = [r.regret for r in kernel_reports]
-        return {
-            "mse": last.get("mse"),
-            "mse_client_std": float(np.std(per_client)) if per_client else None,
-            "regret_mean": float(np.mean(regrets)) if regrets else None,
-            "regret_std": float(np.std(regrets)) if regrets else None,
-            "largest_loss": max((r.largest_loss for r in kernel_reports), default=None),
-        }
+            clients = self.sums.contributors
+            if not clients:
+                return {"mse": mse}
+            _, _, regret, regret_square, mean, mean_square = (self._statistics / clients).tolist()
+            spread = math.sqrt(max(0.0, mean_square - mean * mean))
+            regret_square *= wire.REGRET_SCALE
+            regret_spread = math.sqrt(max(0.0, regret_square - regret * regret))
+        elif self._reports:
+            reports = [self._reports[partition] for partition in sorted(self._reports)]
+            spread = np.std([r.total_squared_error / max(1, r.total_samples) for r in reports])
+            if self._has_regret:
+                regrets = [r.regret for r in reports]
+                regret, regret_spread = np.mean(regrets), np.std(regrets)
+                largest = max(r.largest_loss for r in reports)
+        if not self._has_regret:
+            regret = regret_spread = None
+        found = {"mse_client_std": spread, "regret_mean": regret, "regret_std": regret_spread}
+        found = {name: None if value is None else float(value) for name, value in found.items()}
+        return {"mse": mse, **found, "largest_loss": largest}
 
-    def _secure_metrics(self, clients: int) -> dict[str, Any]:
-        """Means and spreads over clients, none of which the server knows by itself."""
-        if not clients:
-            return {}
-        _, _, regret, regret_square, mean, mean_square = (self._statistics / clients).tolist()
-        spread = np.sqrt(max(0.0, wire.REGRET_SCALE * regret_square - regret * regret))
-        return {
-            "mse_client_std": float(np.sqrt(max(0.0, mean_square - mean * mean))),
-            "regret_mean": regret if self._has_regret else None,
-            "regret_std": float(spread) if self._has_regret else None,
-            "largest_loss": None,
-        }
+    # -- checkpoints
 
-    def _evaluate(
-        self, grid: Grid, arrays: ArrayRecord, number: int, timeout: float, result: Result
-    ) -> None:
-        messages = list(self.configure_evaluate(number, arrays, ConfigRecord(), grid))
-        if not messages:
-            return
-        outcome = self.run_phase(
-            grid, messages, phase="online-evaluate", timeout=timeout, number=number, required=0
-        )
-        if self.sums is not None and self._running is not None:
-            try:
-                self.unmask(grid, [self._running], number=number, timeout=timeout)
-            except SumError as error:
-                logger.warning("the held-out rows are not evaluated: %s", error)
-                self.sums.close(self._running)
-                self._running = None
-        metrics = self.aggregate_evaluate(number, self.in_order(outcome))
-        if metrics is None:
-            self.note_untold()
-        else:
-            result.evaluate_metrics_clientapp[number] = metrics
-            self.metrics_.update(metrics)
-
-    def evaluation_messages(self, request: PhaseMessage) -> list[Message]:
-        """Address an evaluation to the clients that hold rows out; to all of a secure run."""
-        nodes = [node for node in self.active_nodes() if self.parties_[node].test_rows]
-        if self.sums is None or not nodes:
-            return request_messages(request, nodes, group_id="evaluate", message_type="evaluate")
-        self._running = self.sums.order(wire.EVALUATE_SUM, 2, _ENCODING)
-        sections = self.sum_sections([self._running])
-        return request_messages(
-            request, self.active_nodes(), group_id="evaluate", sections=sections
-        )
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Return the mean squared error over all held-out rows."""
+    def _memory(self) -> dict[str, Any]:
+        """Return what the metrics are made of."""
         if self.sums is not None:
-            if self._running is None:
-                return None
-            total, _ = self._take_total(self._running)
-            rows, error = total.tolist()
-            return MetricRecord({"test_mse": error / rows}) if rows else None
-        samples, error = 0, 0.0
-        for message in replies:
-            node = message.metadata.src_node_id
-            try:
-                reply = read_reply(self._evaluate_reply, message, party=self.party(node))
-                if reply.samples not in (0, self.parties_[node].test_rows):
-                    raise ProtocolError(f"it predicted {reply.samples} rows")
-            except ProtocolError as broken:
-                self.reject(node, Failure("invalid reply", broken.problem), server_round)
-                continue
-            samples, error = samples + reply.samples, error + reply.squared_error
-        return MetricRecord({"test_mse": error / samples}) if samples else None
-
-    _evaluate_reply: type[wire.EvaluateReply] = wire.EvaluateReply
-
-    def _pack_metrics(self) -> dict[str, Any]:
-        """Return what the metrics are made of, for a checkpoint."""
-        if self.sums is not None:
-            return {
-                "statistics": self._statistics.tolist(),
-                "sums": self.sums.progress(),
-                "released": list(self._released),
-                "batch": self._batch,
-            }
-        names = ("round", "total_samples", "total_squared_error", "regret", "largest_loss")
+            statistics = self._statistics.tolist()
+            return {"statistics": statistics, "released": self._released, "batch": self._batch}
         reports = {
-            str(partition): {n: getattr(report, n) for n in names if hasattr(report, n)}
+            str(partition): {n: getattr(report, n) for n in _REPORTED if hasattr(report, n)}
             for partition, report in self._reports.items()
         }
         return {"reports": reports}
 
-    def _take_up(self, arrays: Arrays, meta: dict[str, Any]) -> ArrayRecord:
+    def _take_up(self) -> int:
+        """Set the state of a run that broke off; return the round with which it goes on.
+
+        Rounds that a client of a secure run answered after the checkpoint are lost: repeated with
+        other survivors, the difference of the two sums would be that of single clients.
+        """
+        meta = self.saved_meta_
         for partition, values in meta.get("reports", {}).items():
             kind = wire.KernelReport if "regret" in values else wire.StreamReport
             self._reports[int(partition)] = kind(**values)
@@ -627,32 +440,25 @@ class OnlineStrategy(SummingStrategy, Generic[Report]):
                     remedy="resume with all of them",
                 )
             self._statistics = np.array(meta["statistics"])
-            self.sums.go_on(meta["sums"])
-        return self.load_server_state(arrays)
+        self.load_server_state(self.saved_)
+        first, answered = meta["round"] + 1, max(p.answered for p in self.parties_.values())
+        for number in range(first, min(answered, self.planned) + 1):
+            logger.warning("round %d is lost: it was answered before the run broke off", number)
+            self.history_.append(self._metrics(number, 0))
+        if answered > self.planned:
+            logger.warning("the held-out rows are not evaluated again")
+        return int(max(first, answered + 1))
 
-    def _state_from(self, record: ArrayRecord) -> Arrays:
+    def _state_from(self, model: NDArray[Any]) -> Arrays:
         """Replace the first array of the server's state, the model, by the one given."""
         state = self.server_state()
         if not state:
             return state
         first = next(iter(state))
-        given, expected = np.asarray(record.to_numpy_ndarrays()[0], np.float64), state[first]
+        given, expected = np.asarray(model, np.float64), state[first]
         if given.size != expected.size:
             raise ProtocolError(
                 f"initial_arrays has shape {given.shape} instead of {expected.shape}",
                 remedy="pass the arrays of a run with the same options",
             )
         return {**state, first: given.reshape(expected.shape)}
-
-
-def check_count(name: str, value: int | str | None, words: tuple[str, ...]) -> None:
-    """Refuse an option that is neither a number of at least one nor one of the words.
-
-    Raises
-    ------
-    OptionError
-    """
-    if isinstance(value, str):
-        check_choice(name, value, words)
-    elif value is not None:
-        at_least(name, value, 1)

@@ -1,4 +1,4 @@
-"""Messages of the online methods (POF-MKL and its baselines).
+"""Messages of the online methods (POF-MKL and its baselines), a reply below its request.
 
 What a method learns from is a sum over the clients. ``add_to`` says which numbers of a reply go
 where in it; the server sums plain replies with it, and in a secure run each client puts its own
@@ -28,115 +28,50 @@ REGRET_SCALE = 1024.0
 UPDATE_SUM, EVALUATE_SUM, SUM_BOUND = "update", "evaluate", 2.0**20
 
 
+# -- what requests and replies have in common
+
+
 @dataclass(frozen=True, kw_only=True)
 class StreamRequest(PhaseMessage):
-    """What every request of an online method carries.
+    """What every request of an online method carries."""
 
-    Attributes
-    ----------
-    session : str
-        The session opened by ``describe``.
-    round : int
-        Number of this exchange, from 1. A node refuses a round that it has already done.
-    step : int
-        Index of the first sample of this round in the node's stream, from 0.
-    samples : int
-        Number B of samples to take.
-    checkpoint_every : int
-        Nodes with a state folder save their private state every so many rounds; 0 for never.
-    """
-
-    session: str
-    round: int
-    step: int
-    samples: int
-    checkpoint_every: int
+    session: str = ""
+    round: int = 0  # from 1; a node refuses one that it has already done
+    step: int = 0  # index of the first sample of this round in the node's stream, from 0
+    samples: int = 0  # B, samples to take
+    checkpoint_every: int = 0  # rounds from one saved private state to the next; 0 saves none
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelRequest(StreamRequest):
-    """A request with the global parameters of a dictionary of kernels.
+class DictionaryRequest(StreamRequest):
+    """A request about a dictionary of kernels."""
 
-    Attributes
-    ----------
-    bandwidths : bytes
-        The N bandwidths as little-endian float64.
-    features : int
-        Number D of frequencies per kernel.
-    seed : int
-        Seed of the frequencies and of the public draws.
-    regularization : float
-        lambda.
-    precision : str
-        Arithmetic of the features.
-    frequency_draw : str
-        ``independent`` or ``orthogonal``.
-    centre : float
-        Around which labels are learned: what theta = 0 predicts.
-    released : int
-        How many frequencies of the kernels in question, drawn publicly, gradients are sent of; 0
-        for all. Then a gradient has a row, sine and cosine, for each of them.
-    theta : ndarray, shape (N, 2D)
-    """
+    bandwidths: bytes  # N of them, little-endian float64
+    features: int  # D, frequencies per kernel
+    seed: int  # of the frequencies and of the public draws
+    regularization: float  # lambda
+    precision: str  # arithmetic of the features
+    frequency_draw: str  # independent or orthogonal
+    centre: float  # around which labels are learned: what theta = 0 predicts
 
-    bandwidths: bytes
-    features: int
-    seed: int
-    regularization: float
-    precision: str
-    frequency_draw: str
-    centre: float
+
+@dataclass(frozen=True, kw_only=True)
+class KernelRequest(DictionaryRequest):
+    """A request with the global parameters of a dictionary of kernels."""
+
+    # of how many frequencies of the kernels in question, drawn publicly, gradients are sent; 0 for
+    # all. Then a gradient has a row, sine and cosine, for each of them
     released: int
     theta: Real = array("kernels", "width")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PersonalRequest(KernelRequest):
-    """POF-MKL: predict with the node's own weights, send the gradients of a few kernels."""
-
-    phase = "online-personal"
-    kernels_per_round: int
-    selection: str
-    exploration: float
-    weight_rule: str
-    learning_rate: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedRequest(KernelRequest):
-    """OFSKL, OFMKL-Avg, vM-KOFL: predict with the server's weights, send all gradients."""
-
-    phase = "online-shared"
-    send_losses: bool
-    weights: NDArray[np.float64] = array("kernels", dtype="float64")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrawnRequest(KernelRequest):
-    """eM-KOFL: predict with the kernel that the server drew, send its gradient and all losses."""
-
-    phase = "online-drawn"
-    kernel: int
-    probability: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class StreamReport(PhaseMessage):
-    """How well a node has predicted so far.
+    """How well a node has predicted so far."""
 
-    Attributes
-    ----------
-    round : int
-        The round that is answered.
-    total_samples : int
-        Samples predicted so far.
-    total_squared_error : float
-        Squared errors summed over them.
-    """
-
-    round: int
-    total_samples: int
-    total_squared_error: float
+    round: int = 0  # that is answered
+    total_samples: int  # predicted so far
+    total_squared_error: float  # summed over them
 
     def add_to(self, total: Floats) -> None:
         """Add what the method sums to ``total``, shape (numbers,)."""
@@ -148,24 +83,9 @@ class StreamReport(PhaseMessage):
         """
         mean = self.total_squared_error / max(1, self.total_samples)
         regret = getattr(self, "regret", 0.0)
-        return np.array(
-            [
-                self.total_samples,
-                self.total_squared_error,
-                regret,
-                regret * regret / REGRET_SCALE,
-                mean,
-                mean * mean,
-            ]
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskedReply(PhaseMessage):
-    """The reply of a secure run: what it says is in a masked vector beside it."""
-
-    phase = "online-masked"
-    round: int
+        spread = regret * regret / REGRET_SCALE
+        errors = self.total_squared_error
+        return np.array([self.total_samples, errors, regret, spread, mean, mean * mean])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,14 +97,47 @@ class KernelReport(StreamReport):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PersonalReply(KernelReport):
-    """Gradients of the chosen kernels, divided by the probability of the choice (eq. 9).
+class LossReport(KernelReport):
+    """A report with gradients of kernels that are the same for all, and losses."""
 
-    Of chosen frequencies the reply names none: the choice is public.
-    """
+    gradient: Real = array("chosen", "width")
+    losses: Floats = array("reported", dtype="float64")  # of all kernels, or none
+
+    def add_to(self, total: Floats) -> None:
+        """Add the gradients, then the losses, total of shape (chosen width + reported,)."""
+        total[: self.gradient.size] += self.gradient.reshape(-1)
+        total[self.gradient.size :] += self.losses
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedReply(PhaseMessage):
+    """The reply of a secure run: what it says is in a masked vector beside it."""
+
+    phase = "online-masked"
+    round: int = 0
+
+
+# -- POF-MKL
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalRequest(KernelRequest):
+    """POF-MKL: predict with the node's own weights, send the gradients of a few kernels."""
 
     phase = "online-personal"
-    kernels: NDArray[np.int32] = array("named", dtype="index")
+    kernels_per_round: int  # M
+    selection: str  # bins, subset or shared
+    exploration: float  # xi
+    weight_rule: str  # exponential or adahedge
+    learning_rate: float  # eta_k
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalReply(KernelReport):
+    """Gradients of the chosen kernels, divided by the probability of the choice (eq. 9)."""
+
+    phase = "online-personal"
+    kernels: NDArray[np.int32] = array("named", dtype="index")  # none if frequencies are chosen
     gradient: Real = array("chosen", "width")
 
     def add_to(self, total: Floats) -> None:
@@ -195,32 +148,42 @@ class PersonalReply(KernelReport):
             total.reshape(-1, self.gradient.shape[1])[self.kernels] += self.gradient
 
 
+# -- OFSKL, OFMKL-Avg, vM-KOFL, eM-KOFL
+
+
 @dataclass(frozen=True, kw_only=True)
-class SharedReply(KernelReport):
+class SharedRequest(KernelRequest):
+    """OFSKL, OFMKL-Avg, vM-KOFL: predict with the server's weights, send all gradients."""
+
+    phase = "online-shared"
+    send_losses: bool
+    weights: Floats = array("kernels", dtype="float64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedReply(LossReport):
     """Gradients of all kernels or chosen frequencies and, when asked for, all kernels' losses."""
 
     phase = "online-shared"
-    gradient: Real = array("chosen", "width")
-    losses: NDArray[np.float64] = array("reported", dtype="float64")
-
-    def add_to(self, total: Floats) -> None:
-        """Add the gradients, then the losses reported, total of shape (N 2D + reported,)."""
-        total[: self.gradient.size] += self.gradient.reshape(-1)
-        total[self.gradient.size :] += self.losses
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawnReply(KernelReport):
+class DrawnRequest(KernelRequest):
+    """eM-KOFL: predict with the kernel that the server drew, send its gradient and all losses."""
+
+    phase = "online-drawn"
+    kernel: int
+    probability: float  # by which the gradient is divided
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnReply(LossReport):
     """Gradient of the drawn kernel divided by its probability, and the losses of all kernels."""
 
     phase = "online-drawn"
-    gradient: Real = array("chosen", "width")
-    losses: NDArray[np.float64] = array("kernels", dtype="float64")
 
-    def add_to(self, total: Floats) -> None:
-        """Add the gradient of the drawn kernel, then the losses, total of shape (2D + N,)."""
-        total[: self.gradient.size] += self.gradient.reshape(-1)
-        total[self.gradient.size :] += self.losses
+
+# -- held-out rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +193,7 @@ class EvaluateRequest(KernelRequest):
     phase = "online-evaluate"
     weight_rule: str
     learning_rate: float
-    weights: NDArray[np.float64] = array("given", dtype="float64")
+    weights: Floats = array("given", dtype="float64")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,25 +201,18 @@ class EvaluateReply(PhaseMessage):
     """Squared error summed over the node's held-out rows."""
 
     phase = "online-evaluate"
+    round: int = 0
     samples: int
     squared_error: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictRequest(KernelRequest):
-    """Predict the node's held-out rows with the weights it kept of an earlier run; write them.
-
-    Attributes
-    ----------
-    model : str
-        Session of the run that made the model.
-    weight_rule, learning_rate
-        As in that run.
-    """
+    """Predict the node's held-out rows with the weights it kept of an earlier run; write them."""
 
     phase = "online-predict"
-    model: str
-    weight_rule: str
+    model: str  # session of the run that made the model
+    weight_rule: str  # as in that run
     learning_rate: float
 
 
@@ -265,29 +221,22 @@ class PredictReply(PhaseMessage):
     """How many rows the node has predicted, 0 if it holds none out."""
 
     phase = "online-predict"
-    round: int
+    round: int = 0
     samples: int
+
+
+# -- PerFedAvg
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkRequest(StreamRequest):
-    """PerFedAvg: adapt the network to the previous samples, send the meta-gradient.
-
-    Attributes
-    ----------
-    layers : bytes
-        Widths of the layers as little-endian int32, from the input to the output.
-    seed : int
-        Seed of the fixed projection in front of the network.
-    inner_step : float
-        Step size of the adaptation.
-    """
+    """PerFedAvg: adapt the network to the previous samples, send the meta-gradient."""
 
     phase = "online-network"
-    layers: bytes
-    seed: int
-    inner_step: float
-    parameters: NDArray[np.float64] = array("parameters", dtype="float64")
+    layers: bytes  # widths, little-endian int32, from the input to the output
+    seed: int  # of the fixed projection in front of the network
+    inner_step: float  # step size of the adaptation
+    parameters: Floats = array("parameters", dtype="float64")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,17 +252,27 @@ class NetworkReply(StreamReport):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalRequest(StreamRequest):
+class NetworkEvaluateRequest(NetworkRequest):
+    """PerFedAvg: adapt to the ``samples`` rows before ``step``, predict the held-out rows."""
+
+    phase = "online-network-evaluate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkEvaluateReply(EvaluateReply):
+    """Squared error summed over the node's held-out rows."""
+
+    phase = "online-network-evaluate"
+
+
+# -- local only
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalRequest(DictionaryRequest):
     """Local only: learn from the whole stream without anybody's help."""
 
     phase = "online-local"
-    bandwidths: bytes
-    features: int
-    seed: int
-    regularization: float
-    precision: str
-    frequency_draw: str
-    centre: float
     weight_rule: str
     learning_rate: float
     step_size: str
@@ -326,40 +285,5 @@ class LocalReply(KernelReport):
     phase = "online-local"
     test_samples: int
     test_squared_error: float
-    squared_errors: NDArray[np.float64] = array("samples", dtype="float64")
-    regrets: NDArray[np.float64] = array("samples", dtype="float64")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkEvaluateRequest(PhaseMessage):
-    """PerFedAvg: adapt to the last samples of the stream, then predict the held-out rows.
-
-    Attributes
-    ----------
-    session : str
-        The session opened by ``describe``.
-    round : int
-        One more than the last round of the run.
-    checkpoint_every : int
-        As in ``StreamRequest``.
-    step, samples : int
-        The support set is the ``samples`` rows of the stream before row ``step``.
-    """
-
-    phase = "online-network-evaluate"
-    session: str
-    round: int
-    checkpoint_every: int
-    step: int
-    samples: int
-    layers: bytes
-    seed: int
-    inner_step: float
-    parameters: NDArray[np.float64] = array("parameters", dtype="float64")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkEvaluateReply(EvaluateReply):
-    """Squared error summed over the node's held-out rows."""
-
-    phase = "online-network-evaluate"
+    squared_errors: Floats = array("samples", dtype="float64")
+    regrets: Floats = array("samples", dtype="float64")

@@ -57,7 +57,7 @@ def test_values_are_taken_or_refused_in_one_line(name: str, value: Any) -> None:
         assert found == value
         assert not (name == "width" and isinstance(found, int))
         return
-    with pytest.raises(OptionError, match=rf"^{name} is .*; use ") as error:
+    with pytest.raises(OptionError, match=rf"^{name} is .*; (use|choose) ") as error:
         Declares(**{name: value})
     assert "\n" not in str(error.value)
     assert error.value.exit_code == 2

@@ -337,7 +337,7 @@ def test_every_online_method_runs_under_the_rule_without_an_option(
     assert entry["unknowns"] == hidden * min(strategy.batch_size(), rounds)
     assert entry["numbers"] == strategy.sum_length() + 6 <= entry["unknowns"]
     assert held_out == {"name": "evaluate", "numbers": 2, "unknowns": 3 * clients * 5}
-    assert len(strategy.history_) == strategy.rounds()
+    assert len(strategy.history_) == strategy.exchanges()
     assert strategy.history_[-1]["round"] == rounds
     assert np.isfinite(strategy.metrics_["test_mse"])
 
@@ -370,7 +370,7 @@ def test_the_coordinator_refuses_before_anything_is_sent(make_streams: Callable[
     with pytest.raises(RefusedError, match=line) as caught:
         simulate(strategy, guarded(streams), 5, num_rounds=5, transcript=record)
     assert "\n" not in str(caught.value)
-    assert {entry.phase for entry in record.entries()} <= {"describe", "finish"}
+    assert {entry.phase for entry in record.entries()} <= {"describe", "finish", "sum-reply"}
 
 
 class Careless(POFMKL):
@@ -383,8 +383,8 @@ class Careless(POFMKL):
 class Remainders(Careless):
     """A server whose last message has only what is left."""
 
-    def rounds(self) -> int:
-        return -(-self._samples // self.batch_size())
+    def exchanges(self) -> int:
+        return -(-self.num_rounds // self.batch_size())
 
 
 def test_nodes_refuse_what_a_careless_coordinator_orders(make_streams: Callable[..., Any]) -> None:

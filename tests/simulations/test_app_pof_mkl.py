@@ -95,7 +95,7 @@ class Sites:
         """Return what client k predicts with the weights that it had when the run ended."""
         arrays, meta = load_model(saved)
         context = list(grid.contexts.values())[k]
-        account = StreamAccount.unpack(SessionState.load(context).payload, meta_kernels(meta))
+        account = StreamAccount.unpack(SessionState.load(context).payload)
         weights = current_weights("adahedge", account.losses, account.gap, 1.0)
         low, high = np.array([10.0, -1.0]), np.array([30.0, 1.0])
         x = (np.clip(self.x[k, ROWS:], low, high) - low) / (high - low) / 1.5
@@ -104,11 +104,6 @@ class Sites:
         )(x)
         kernels = np.vecdot(z, arrays["theta"].astype("float32"))
         return np.asarray(kernels @ weights + meta["centre"]) * 100.0 + 50.0
-
-
-def meta_kernels(meta: dict[str, Any]) -> int:
-    """Return the number of kernels of a model."""
-    return len(meta["bandwidths"])
 
 
 @pytest.fixture

@@ -126,10 +126,10 @@ class CountingClient(OnlineKernelClient):
 
     requests = refusals = 0
 
-    def train_personal(self, request: Any) -> Any:
+    def open_round(self, session: str, number: int, checkpoint_every: int) -> Any:
         CountingClient.requests += 1
         try:
-            return super().train_personal(request)
+            return super().open_round(session, number, checkpoint_every)
         except Exception:
             CountingClient.refusals += 1
             raise
@@ -211,7 +211,7 @@ def test_a_broken_reply_to_the_evaluation_does_not_end_a_finished_run(
     make_streams: Callable[..., Any],
 ) -> None:
     def change(message: Message) -> Message:
-        message.content["evaluateres.metrics"]["squared_error"] = float("nan")
+        message.content["fitres.metrics"]["squared_error"] = float("nan")
         return message
 
     streams = make_streams(CLIENTS, 20, test_rows=5)

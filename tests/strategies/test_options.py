@@ -45,13 +45,13 @@ WRONG: list[tuple[type[Any], dict[str, Any], str]] = [
         "kernels_per_round is 7 but there are 6 kernels; use at most 6",
     ),
     (POFMKL, {"kernels_per_round": 0}, "kernels_per_round is 0; use at least 1"),
-    (POFMKL, {"exploration": 0.0}, r"exploration is 0.0; use a value in \(0.0, 1.0\]"),
-    (POFMKL, {"exploration": 1.1}, r"exploration is 1.1; use a value in \(0.0, 1.0\]"),
+    (POFMKL, {"exploration": 0.0}, r"exploration is 0.0; use a value in \(0, 1\]"),
+    (POFMKL, {"exploration": 1.1}, r"exploration is 1.1; use a value in \(0, 1\]"),
     (POFMKL, {"selection": "best"}, "selection is 'best'; choose one of bins, subset"),
     (VMKOFL, {"loss_aggregation": "max"}, "loss_aggregation is 'max'; choose one of mean, sum"),
     (EMKOFL, {"loss_aggregation": "max"}, "loss_aggregation is 'max'; choose one of mean, sum"),
     (OFSKL, {"bandwidth": 0.0}, "bandwidth is 0.0; use a value in"),
-    (PerFedAvg, {"inner_step": -0.1}, "inner_step is -0.1; use at least 0.0"),
+    (PerFedAvg, {"inner_step": -0.1}, "inner_step is -0.1; use at least 0"),
 ]
 
 
