@@ -27,25 +27,23 @@ from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.wire import hybrid as wire
 
-from .hybrid_state import RunState
-
 if TYPE_CHECKING:
     from .hybrid import HybridKernelClient
 
 Floats = NDArray[np.float64]
 
 
-def make_hops(
-    client: HybridKernelClient, request: wire.ChainRequest, kept: RunState
-) -> wire.ChainReply:
+def make_hops(client: HybridKernelClient, request: wire.ChainRequest) -> wire.ChainReply:
     """Answer a request: one hop for each hospital that it names."""
     sent: list[NDArray[np.uint8]] = []
     residual = np.zeros((0, 1))
     for k, hospital in enumerate(request.hospitals.tolist()):
-        rows = kept.arrays[f"rows/{hospital}"][int(request.starts[k]) : int(request.stops[k])]
+        rows = client.kept.arrays[f"rows/{hospital}"][
+            int(request.starts[k]) : int(request.stops[k])
+        ]
         before, after = int(request.froms[k]), int(request.tos[k])
         back = bool(request.backwards[k])
-        block = client.block_kernel(request.session, rows, kept)
+        block = client.block_kernel(rows)
         place = ("chain", request.session, request.purpose, hospital)
         if before >= 0:
             come = (*place, before, client.partition, int(back))
@@ -59,12 +57,12 @@ def make_hops(
         if hospital == client.partition:
             vector = block.sum(axis=1)[:, None]  # K_h p
             if request.purpose == "evaluate":
-                kept.arrays["predictions"] = vector
+                client.kept.arrays["predictions"] = vector
                 sent.append(np.zeros(0, np.uint8))
                 continue
             if request.purpose == "start":
-                vector, residual = _start(client, request, kept, vector)
-            block = client.block_kernel(request.session, rows, kept) * vector
+                vector, residual = _start(client, vector)
+            block = client.block_kernel(rows) * vector
             back = True
         if after >= 0:
             go = (*place, client.partition, after, int(back))
@@ -73,7 +71,7 @@ def make_hops(
             sent.append(np.frombuffer(sealed, np.uint8))
         else:  # for the server
             sent.append(np.frombuffer(block.sum(axis=0).astype("<f8").tobytes(), np.uint8))
-    return wire.ChainReply(round=request.round, residual=residual, sent=tuple(sent))
+    return wire.ChainReply(residual=residual, sent=tuple(sent))
 
 
 def label_noise(seed: int, partition: int, rows: int) -> Floats:
@@ -82,10 +80,8 @@ def label_noise(seed: int, partition: int, rows: int) -> Floats:
     return np.asarray(rng.random((rows, 1)))
 
 
-def _start(
-    client: HybridKernelClient, request: wire.ChainRequest, kept: RunState, product: Floats
-) -> tuple[Floats, Floats]:
+def _start(client: HybridKernelClient, product: Floats) -> tuple[Floats, Floats]:
     """Return (K alpha - y, v = K alpha - y + eta); the server is shown v (line 20)."""
-    gradient = product - client.kernel_targets(request.session, kept)
-    seed = int(kept.settings["public_seed"])
+    gradient = product - client.kernel_targets()
+    seed = int(client.kept.settings["public_seed"])
     return gradient, gradient + label_noise(seed, client.partition, len(gradient))

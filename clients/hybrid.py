@@ -36,7 +36,7 @@ from fedkern_flwr.landmarks import (
     seed_fingerprint,
 )
 from fedkern_flwr.least_squares import pack_equations
-from fedkern_flwr.node.client import Handler, PhaseClient
+from fedkern_flwr.method import AnsweringClient, answers
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.product_kernel import (
@@ -48,9 +48,10 @@ from fedkern_flwr.product_kernel import (
 )
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_message
-from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
+from fedkern_flwr.wire import DescribeRequest, columns_digest
 from fedkern_flwr.wire import hybrid as wire
 
+from .chain import make_hops
 from .hybrid_state import RunState
 from .hybrid_table import HybridTable
 from .kernel_rows import KernelRows
@@ -64,7 +65,7 @@ _ROUNDED = 1.0 + 5e-10  # less than what strategies allow for rounding
 _NO_ROWS = np.zeros(0, np.int32)
 
 
-class HybridKernelClient(PhaseClient):
+class HybridKernelClient(AnsweringClient):
     """A hospital or a centre in FedCG.
 
     A hospital has labels for its rows and perhaps a block of features; a centre has a block of
@@ -124,6 +125,8 @@ class HybridKernelClient(PhaseClient):
     below 256 MB.
     """
 
+    state_class = RunState
+    kept: RunState
     pair_secrets: ClassVar[bool] = True
     whole_cohorts: ClassVar[bool] = True
     enough_parties: ClassVar[int] = 2
@@ -191,18 +194,6 @@ class HybridKernelClient(PhaseClient):
 
     # -- phases
 
-    def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
-        """Return the phases that this client answers."""
-        return {
-            "hybrid-moments": (wire.MomentsRequest, self.agree),
-            "hybrid-distances": (wire.DistancesRequest, self.send_distances),
-            "hybrid-equations": (wire.EquationsRequest, self.send_equations),
-            "hybrid-product": (wire.ProductRequest, self.send_product),
-            "hybrid-coefficients": (wire.CoefficientsRequest, self.take_coefficients),
-            "hybrid-blocks": (wire.BlocksRequest, self.send_blocks),
-            "hybrid-chain": (wire.ChainRequest, self.send_hops),
-        }
-
     def own_rows(self) -> OwnRows:
         """Return the rows of the table."""
         return self.table.own_rows()
@@ -246,93 +237,84 @@ class HybridKernelClient(PhaseClient):
             ids=table.pseudonyms(request.session, self.alignment_key),
         )
 
+    def answer(self, request: Any, method: Any) -> Any:
+        """Take up the settings, or the distances that come along, before a handler is called."""
+        if isinstance(request, wire.LandmarksRequest):
+            self._begin(request)
+        elif not isinstance(request, wire.MomentsRequest):
+            self._go_on()
+        return method(request)
+
+    @answers(wire.MomentsRequest)
     def agree(self, request: wire.MomentsRequest) -> wire.MomentsReply:
         """Add up the moments of the block; draw and seal its secret, if it falls to this party."""
-        state = self.open_round(request.session, request.round, 0)
-        kept = RunState.unpack(state.payload)
-        self._fix_rows(kept, request)
-        plain = np.zeros(0)
+        self._fix_rows(request)
+        plain, sealed = np.zeros(0), []
         if request.moments:
             positions, name = _training_positions(request), f"moments/{self.block}"
-            self._note(kept, name, positions)
+            self._note(name, positions)
             if self.protocol == "secure":
                 self._sums.check(name, _wider(len(positions)))
             self._check_share(np.unique(positions))
-            moments = moment_sums(self._announced(request, positions), self.table.ranges)
+            plain = moment_sums(self._features(positions), self.table.ranges)
             if self.protocol == "secure":
-                self._sums.contribute(name, moments)
-            else:
-                plain = moments
-        sealed = []
-        if request.peers.size:
-            kept.seed = kept.seed or secrets.token_bytes(_SEED_BYTES)
-            for peer in request.peers.tolist():
-                place = ("landmarks", request.session, self.block, self.partition, peer)
-                sealed.append(seal_message(self.pair_secret(peer), kept.seed, *place))
-        self.close_round(state, request.round, kept.pack(), 0)
-        return wire.MomentsReply(
-            round=request.round,
-            plain=plain,
-            sealed=tuple(np.frombuffer(s, np.uint8) for s in sealed),
-        )
+                self._sums.contribute(name, plain)
+                plain = plain[:0]
+        for peer in request.peers.tolist():
+            self.kept.seed = self.kept.seed or secrets.token_bytes(_SEED_BYTES)
+            place = ("landmarks", self.session, self.block, self.partition, peer)
+            secret = seal_message(self.pair_secret(peer), self.kept.seed, *place)
+            sealed.append(np.frombuffer(secret, np.uint8))
+        return wire.MomentsReply(plain=plain, sealed=tuple(sealed))
 
+    @answers(wire.DistancesRequest)
     def send_distances(self, request: wire.DistancesRequest) -> wire.DistancesReply:
         """Contribute partial distances; take the totals of an earlier part that come along."""
-        state, kept = self._begin(request)
-        self._take_distances(request.session, kept)
-        self._note_rows(request, kept)
-        landmarks = self._landmarks(kept)
+        self._take_distances()
+        self._note_rows(request)
+        landmarks = self._landmarks()
         orders = {} if self.sums is None else self.sums.orders
         if "landmark pairs" in orders:
-            self._sums.check("landmark pairs", self._distance_rule(kept))
-            self._note(kept, "landmark pairs", _NO_ROWS)
+            self._sums.check("landmark pairs", self._distance_rule())
+            self._note("landmark pairs", _NO_ROWS)
             if request.landmark_pairs:
-                square = partial_distances(landmarks, landmarks, kept.settings["kernel"])
+                square = partial_distances(landmarks, landmarks, self.kept.settings["kernel"])
                 pairs = square[np.triu_indices(len(square), 1)]
                 self._sums.contribute("landmark pairs", pairs)
             else:  # another holder of the block adds it
                 self._sums.contribute_nothing("landmark pairs")
         for k, hospital in enumerate(request.hospitals.tolist()):
-            start, stop = int(request.starts[k]), int(request.stops[k])
-            name = f"distances/{hospital}#{start}"
+            rows = request.rows[k][int(request.starts[k]) : int(request.stops[k])]
+            name = f"distances/{hospital}#{request.starts[k]}"
             if name not in orders:
                 continue
-            rule = self._distance_rule(kept, receiver=hospital)
-            length = (stop - start) * kept.landmarks
-            self._sums.check(name, replace(rule, length=length))
+            rule = self._distance_rule(receiver=hospital)
+            self._sums.check(name, replace(rule, length=len(rows) * self.kept.landmarks))
             if hospital == self.partition:  # adds its own block by itself
                 self._sums.contribute_nothing(name)
             else:
-                rows = request.rows[k][start:stop]
-                self._note(kept, f"distances/{hospital}", rows, each=True)
-                found = self._distances(request.session, rows, landmarks, kept)
+                self._note(f"distances/{hospital}", rows, each=True)
+                found = self._distances(rows, landmarks)
                 self._sums.contribute(name, found.reshape(-1), overwrite=True)
-        self._keep(state, request, kept)
-        return wire.DistancesReply(round=request.round, fingerprint=self._fingerprint(kept))
+        return wire.DistancesReply(fingerprint=self._fingerprint())
 
+    @answers(wire.EquationsRequest)
     def send_equations(self, request: wire.EquationsRequest) -> wire.EquationsReply:
         """Contribute K_h^T K_h and K_h^T y_h of the training rows (eq. 2.9)."""
-        state, kept = self._go_on(request)
-        self._check_hospital(kept)
-        bound = kept.train * self._largest(1.0)
-        self._check_sum("equations", bound)
-        if "gram" not in kept.arrays:  # a hospital without training rows
-            m, outputs = kept.landmarks, self.table.y.shape[1]
-            kept.arrays |= {"gram": np.zeros((m, m)), "right": np.zeros((m, outputs))}
-        vector = pack_equations(kept.arrays["gram"], kept.arrays["right"])
-        plain = self._add(kept, "equations", vector)
-        self.close_round(state, request.round, kept.pack(), 0)
-        return wire.EquationsReply(round=request.round, plain=plain)
+        self._check_hospital("equations", 1.0)
+        m, outputs = self.kept.landmarks, self.table.y.shape[1]
+        gram = self.kept.arrays.setdefault("gram", np.zeros((m, m)))  # without training rows
+        right = self.kept.arrays.setdefault("right", np.zeros((m, outputs)))
+        return wire.EquationsReply(plain=self._add("equations", pack_equations(gram, right)))
 
+    @answers(wire.ProductRequest)
     def send_product(self, request: wire.ProductRequest) -> wire.ProductReply:
         """Contribute K_h^T (K_h P); with ``labels`` K_h^T y_h before it."""
-        state, kept = self._go_on(request)
-        self._check_hospital(kept)
         if not (np.linalg.norm(request.directions, axis=0) <= _UNIT).all():
             raise refusal("directions longer than one", self.name)
-        self._check_sum("product", kept.train * self._largest(np.sqrt(kept.landmarks)))
-        train, y = kept.train, self.kernel_targets(request.session, kept)
-        kernel = self._kernel_rows(request.session, kept).read(0, train)
+        self._check_hospital("product", np.sqrt(self.kept.landmarks))
+        train, y = self.kept.train, self.kernel_targets()
+        kernel = self._kernel_rows().read(0, train)
         out = np.zeros(request.directions.shape)
         right = np.zeros((len(out), y.shape[1] if request.labels else 0))
         for part in row_chunks(train, len(out)):
@@ -341,70 +323,59 @@ class HybridKernelClient(PhaseClient):
             if request.labels:
                 right += k.T @ y[part]
         vector = np.concatenate([right.ravel(), out.ravel()])
-        plain = self._add(kept, "product", vector)
-        self.close_round(state, request.round, kept.pack(), 0)
-        return wire.ProductReply(round=request.round, plain=plain)
+        return wire.ProductReply(plain=self._add("product", vector))
 
+    @answers(wire.CoefficientsRequest)
     def take_coefficients(self, request: wire.CoefficientsRequest) -> wire.CoefficientsReply:
         """Predict the held-out rows, keep the predictions here, count how good they are."""
-        state, kept = self._go_on(request)
-        session, table = request.session, self.table
+        kept, table = self.kept, self.table
         if len(request.predictions) and self.protocol == "secure":
             raise ProtocolError(
                 "a node makes its predictions itself in protocol 'secure'", party=self.name
             )
         self._check_role()
-        numbers, held_out = len(kept.arrays["rows"]) - kept.train, self._held_out
+        asked = kept.arrays["rows"][kept.train :]
         if request.count:
-            self._check_sum("outcomes", numbers * largest_count(table.classes))
+            self._check_sum("outcomes", len(asked) * largest_count(table.classes))
             least = self.policy.min_evaluation_rows
-            asked = kept.arrays["rows"][kept.train :]
-            check_selection(asked, held_out, least=least, party=self.name)
+            check_selection(asked, self._held_out, least=least, party=self.name)
         predictions = kept.arrays.get("predictions", request.predictions)
         if not len(predictions):
-            kernel = self._kernel_rows(session, kept).read(kept.train, kept.total)
+            kernel = self._kernel_rows().read(kept.train, kept.total)
             predictions = np.asarray(kernel @ request.coefficients)
-        tests = self._order(session, kept)[kept.arrays["rows"][kept.train :]]
-        tests = tests - table.rows
+        tests = kept.arrays["order"][asked] - table.rows
         if self.predictions is not None:
             table.write_predictions(self.predictions, tests, predictions)
-        plain: tuple[Floats, ...] = ()
-        if request.count:
-            targets = table.y_test[tests] if table.labelled else predictions[:0]
-            counts = count_outcomes(
-                predictions[: len(targets)], targets, len(table.classes), table.label_bound
-            )
-            ordered = self.sums is not None and "outcomes" in self.sums.orders
-            total = "outcomes" if ordered else ""
-            counts = self.figures("outcomes", tests, counts, total=total)
-            plain = self._add(kept, "outcomes", counts)
-        self.close_round(state, request.round, kept.pack(), 0)
-        return wire.CoefficientsReply(round=request.round, plain=plain)
+        if not request.count:
+            return wire.CoefficientsReply(plain=())
+        targets = table.y_test[tests] if table.labelled else predictions[:0]
+        counts = count_outcomes(
+            predictions[: len(targets)], targets, len(table.classes), table.label_bound
+        )
+        ordered = self.sums is not None and "outcomes" in self.sums.orders
+        counts = self.figures("outcomes", tests, counts, total="outcomes" if ordered else "")
+        return wire.CoefficientsReply(plain=self._add("outcomes", counts))
 
+    @answers(wire.BlocksRequest)
     def send_blocks(self, request: wire.BlocksRequest) -> wire.BlocksReply:
         """Naive protocol (section 2.2): show this block's kernel and the labels to the server."""
-        state, kept = self._begin(request)
-        self._note_rows(request, kept)
-        blocks = tuple(self.block_kernel(request.session, rows, kept) for rows in request.rows)
-        targets = np.zeros((0, 0))
-        if self.role == HOSPITAL:
-            targets = self.kernel_targets(request.session, kept)
-        self._keep(state, request, kept)
+        self._note_rows(request)
         return wire.BlocksReply(
-            round=request.round,
-            fingerprint=self._fingerprint(kept),
-            targets=targets,
-            blocks=blocks,
+            fingerprint=self._fingerprint(),
+            targets=self.kernel_targets() if self.role == HOSPITAL else np.zeros((0, 0)),
+            blocks=tuple(self.block_kernel(rows) for rows in request.rows),
         )
 
+    @answers(wire.ChainRequest)
     def send_hops(self, request: wire.ChainRequest) -> wire.ChainReply:
         """Chain protocol (Algorithms 1 and 2): this party's hops; see :mod:`.chain`."""
-        from .chain import make_hops
+        return make_hops(self, request)
 
-        state, kept = self._go_on(request)
-        reply = make_hops(self, request, kept)
-        self.close_round(state, request.round, kept.pack(), 0)
-        return reply
+    def close_round(self, state: SessionState, *done: Any) -> None:
+        """Keep the state; on disk as well, if there is a place and the request says so."""
+        super().close_round(state, *done)
+        if save_as := getattr(self._request, "save_as", 0):
+            self._save(state, save_as)
 
     def forget(self, state: SessionState) -> bytes:
         """Erase the kernel rows and all else at the end of a run."""
@@ -414,6 +385,16 @@ class HybridKernelClient(PhaseClient):
     # -- what the phases share
 
     @property
+    def session(self) -> str:
+        """Name of the run of the message at hand."""
+        return str(self._request.session)
+
+    @property
+    def _secure(self) -> bool:
+        """Whether values leave in sums only: this node or the run says so."""
+        return "secure" in (self.protocol, self.kept.settings.get("protocol"))
+
+    @property
     def _sums(self) -> Any:
         if self.sums is None:
             raise ProtocolError(
@@ -421,9 +402,8 @@ class HybridKernelClient(PhaseClient):
             )
         return self.sums
 
-    def _begin(self, request: wire.LandmarksRequest) -> tuple[SessionState, RunState]:
+    def _begin(self, request: wire.LandmarksRequest) -> None:
         """Take up the settings of a run; a request that is repeated finds them again."""
-        state = self.open_round(request.session, request.round, 0)
         if request.variant != self.protocol:
             raise ProtocolError(
                 f"this node takes part in runs with protocol {self.protocol!r} only, not "
@@ -440,63 +420,49 @@ class HybridKernelClient(PhaseClient):
             raise ProtocolError(
                 "landmarks that everybody knows are not for protocol 'secure'", party=self.name
             )
-        kept = RunState.unpack(state.payload)
         known = request.kernel in PRODUCT_KERNELS and request.sampling in SAMPLINGS
         fits = len(request.gammas) in (1, request.landmarks) and (request.gammas > 0.0).all()
         if not known or not fits:
             raise ProtocolError("the kernel or its widths do not fit", party=self.name)
-        if not kept.begun:
-            fixed = {
-                name: value
-                for name, value in kept.settings.items()
-                if name == "table" or name.startswith("rows of ")
-            }
-            if request.model:
-                kept = self._remembered(request)
-            else:
-                kept.seed = self._landmark_secret(request, kept)
-                if request.sampling == "N":
-                    kept.arrays["moments"] = self._moments(request)
-            kept.settings = {
-                **fixed,
-                "model": request.model or request.session,
-                "kernel": request.kernel,
-                "landmarks": request.landmarks,
-                "sampling": request.sampling,
-                "protocol": request.variant,
-                "public_seed": request.public_seed,
-            }
-            kept.arrays["gammas"] = request.gammas
-        return state, kept
+        kept = self.kept
+        if kept.begun:
+            return
+        if request.model:
+            self._remember(request)
+        else:
+            kept.seed = self._landmark_secret(request)
+            if request.sampling == "N":
+                kept.arrays["moments"] = self._moments(request)
+        kept.arrays["gammas"] = request.gammas
+        kept.settings |= {
+            "model": request.model or request.session,
+            "kernel": request.kernel,
+            "landmarks": request.landmarks,
+            "sampling": request.sampling,
+            "protocol": request.variant,
+            "public_seed": request.public_seed,
+        }
 
-    def _keep(self, state: SessionState, request: wire.LandmarksRequest, kept: RunState) -> None:
-        """Keep the state; on disk as well, if there is a place, unless the run only predicts."""
-        self.close_round(state, request.round, kept.pack(), 0)
-        if not request.model:
-            self._save(state, request.save_as)
-
-    def _note_rows(self, request: wire.LandmarksRequest, kept: RunState) -> None:
+    def _note_rows(self, request: wire.LandmarksRequest) -> None:
         """Note which rows the request is about; at a hospital a kernel begins at position 0."""
-        self._fix_rows(kept, request)
+        self._fix_rows(request)
+        arrays = self.kept.arrays
         for k, hospital in enumerate(request.hospitals.tolist()):
-            rows = request.rows[k]
             if request.variant == "chain":
-                kept.arrays[f"rows/{hospital}"] = rows
+                arrays[f"rows/{hospital}"] = request.rows[k]
             if hospital == self.partition and not request.starts[k]:
-                kept.arrays["rows"] = rows
-                kept.settings |= {
+                arrays["rows"] = request.rows[k]
+                self.kept.settings |= {
                     "train": int(request.trains[k]),
-                    "total": len(rows),
+                    "total": len(request.rows[k]),
                     "alone": not request.stops[k],
                     "keep_training": request.keep_training,
                     "done": 0,
                 }
                 for name in ("gram", "right"):
-                    kept.arrays.pop(name, None)
+                    arrays.pop(name, None)
 
-    def _fix_rows(
-        self, kept: RunState, request: wire.MomentsRequest | wire.LandmarksRequest
-    ) -> None:
+    def _fix_rows(self, request: wire.MomentsRequest | wire.LandmarksRequest) -> None:
         """Refuse other rows than before: sums that differ by one patient would show that one."""
         table, party = self.table, self.name
         for hospital, rows, train, start, stop in zip(
@@ -516,9 +482,9 @@ class HybridKernelClient(PhaseClient):
                 check_selection(rows, range(table.rows + table.tests), party=party)
             text = b"%d/" % train + np.ascontiguousarray(rows, "<i4").tobytes()
             digest, name = hashlib.sha256(text).hexdigest(), f"rows of {hospital}"
-            if kept.settings.setdefault(name, digest) != digest:
+            if self.kept.settings.setdefault(name, digest) != digest:
                 raise refusal("other rows are asked for than before in this run", party)
-            self._note(kept, name, rows[:train])
+            self._note(name, rows[:train])
 
     @property
     def _held_out(self) -> range:
@@ -535,11 +501,15 @@ class HybridKernelClient(PhaseClient):
         if self.role != HOSPITAL:
             raise ProtocolError("it has no labels, so it adds nothing", party=self.name)
 
-    def _check_hospital(self, kept: RunState) -> None:
-        """Refuse to add what would be nothing, or of few rows."""
+    def _check_hospital(self, name: str, kernel: float) -> None:
+        """Refuse to add what would be nothing, or of few rows, or to another sum than is meant.
+
+        ``kernel`` is what a row's product with a kernel value cannot exceed.
+        """
         self._check_role()
-        if kept.settings["protocol"] == "secure":
-            self._check_share(kept.arrays["rows"][: kept.train])
+        if self._secure:
+            self._check_share(self.kept.arrays["rows"][: self.kept.train])
+        self._check_sum(name, self.kept.train * max(kernel, self.table.label_bound))
 
     def _check_share(self, rows: NDArray[Any]) -> None:
         """Refuse to stand in a sum with fewer training rows than the node's owner allows."""
@@ -549,28 +519,28 @@ class HybridKernelClient(PhaseClient):
         )
         check_selection(rows, among, least=least, party=self.name)
 
-    def _note(
-        self, kept: RunState, purpose: str, rows: NDArray[Any], *, each: bool = False
-    ) -> None:
+    def _note(self, purpose: str, rows: NDArray[Any], *, each: bool = False) -> None:
         """Note what is made of which announced rows; -1 is a row that is not held."""
         if not self.simulated:
-            self.note_rows(purpose, kept.arrays["order"][rows[rows >= 0]], each=each)
+            self.note_rows(purpose, self.kept.arrays["order"][rows[rows >= 0]], each=each)
 
-    def _go_on(self, request: wire.HybridRequest) -> tuple[SessionState, RunState]:
-        """Return the state of a run that has begun, with the kernel as far as it has arrived."""
-        state = self.open_round(request.session, request.round, 0)
-        kept = RunState.unpack(state.payload)
-        if kept.begun and "rows" in kept.arrays and kept.settings["protocol"] == "secure":
-            self._take_distances(request.session, kept)
-        settings = kept.settings
-        needed = self.role == HOSPITAL and settings.get("protocol") == "secure"
-        if not kept.begun or (needed and settings.get("done") != settings.get("total")):
+    def _go_on(self) -> None:
+        """Take the kernel as far as it has arrived, in a run that has begun.
+
+        Raises
+        ------
+        StateError
+            Some of it is missing.
+        """
+        settings, needed = self.kept.settings, self.role == HOSPITAL and self._secure
+        if self.kept.begun and "rows" in self.kept.arrays and self._secure:
+            self._take_distances()
+        if not self.kept.begun or (needed and settings.get("done") != settings.get("total")):
             raise StateError(
                 "it has not the whole kernel of this run",
                 remedy="it is sent again",
                 party=self.name,
             )
-        return state, kept
 
     def _check_sum(self, name: str, bound: float) -> None:
         """Refuse a sum of hospitals that is not the one meant.
@@ -580,14 +550,14 @@ class HybridKernelClient(PhaseClient):
         if self.sums is not None and name in self.sums.orders:
             self.sums.check(name, _wider(bound))
 
-    def _add(self, kept: RunState, name: str, vector: Floats) -> tuple[Floats, ...]:
+    def _add(self, name: str, vector: Floats) -> tuple[Floats, ...]:
         """Contribute to a sum; without one return the vector, where that is allowed."""
         if self.sums is not None and name in self.sums.orders:
-            learned = kept.arrays.get("rows", _NO_ROWS)[: kept.settings.get("train", 0)]
-            self._note(kept, name, _NO_ROWS if name == "outcomes" else learned)
+            learned = self.kept.arrays.get("rows", _NO_ROWS)[: self.kept.settings.get("train", 0)]
+            self._note(name, _NO_ROWS if name == "outcomes" else learned)
             self.sums.contribute(name, vector)
             return ()
-        if kept.settings["protocol"] == "secure" and not self.allow_single:
+        if self._secure and not self.allow_single:
             raise ProtocolError(
                 "its own values would be shown to the server: there is nobody to sum with",
                 remedy="let more hospitals take part, or allow it with allow_single",
@@ -595,56 +565,54 @@ class HybridKernelClient(PhaseClient):
             )
         return (vector,)
 
-    def _largest(self, kernel: float) -> float:
-        """Return what a row's product with a kernel value, or with its label, cannot exceed."""
-        return max(kernel, self.table.label_bound)
-
-    def _distance_rule(self, kept: RunState, receiver: int = -1) -> SumRule:
+    def _distance_rule(self, receiver: int = -1) -> SumRule:
         """Return the rule of sums of distances: this block's are within its declared ranges."""
-        bound = distance_bound(self.table.ranges, kept.settings["kernel"])
+        bound = distance_bound(self.table.ranges, self.kept.settings["kernel"])
         return replace(_wider(bound), receiver=receiver, rings=() if receiver < 0 else (32,))
 
     # -- landmarks
 
-    def _landmark_secret(self, request: wire.LandmarksRequest, kept: RunState) -> bytes:
+    def _landmark_secret(self, request: wire.LandmarksRequest) -> bytes:
         if request.public_seed >= 0:
             return public_seed(request.public_seed, self.block)
         if self.landmark_seed is not None:
             return self.landmark_seed
-        other, session = request.seed_from, request.session
+        other, session = request.seed_from, self.session
         if request.sealed_seed.size:
             place = ("landmarks", session, self.block, other, self.partition)
             return unseal_message(self.pair_secret(other), request.sealed_seed.tobytes(), *place)
         if other >= 0:
             return derive_key(self.pair_secret(other), "landmarks", session, self.block)
-        return kept.seed or secrets.token_bytes(_SEED_BYTES)
+        return self.kept.seed or secrets.token_bytes(_SEED_BYTES)
 
     def _moments(self, request: wire.LandmarksRequest) -> Floats:
         sums, ranges = request.moments, self.table.ranges
         if not sums.size:
-            sums = moment_sums(self._announced(request, _training_positions(request)), ranges)
+            sums = moment_sums(self._features(_training_positions(request)), ranges)
         if sums.shape != (1 + 2 * self.table.features,):
             raise ProtocolError("moments of another number of features", party=self.name)
         return read_moments(sums, ranges)
 
-    def _remembered(self, request: wire.LandmarksRequest) -> RunState:
-        """Return the secret and moments that this party kept of the run that made a model."""
-        path = self.state_path(request.model, f"-round-{request.model_round}.state")
+    def _remember(self, request: wire.LandmarksRequest) -> None:
+        """Take up the secret and moments that this party kept of the run that made a model."""
+        path = self.saved_state(request.model, request.model_round)
         if path is not None and path.is_file():
             old = RunState.unpack(path.read_bytes())
-            return RunState({}, old.seed, {k: v for k, v in old.arrays.items() if k == "moments"})
-        if request.sampling == "P" or (self.landmark_seed and request.sampling == "U"):
-            return RunState({}, self.landmark_seed or b"")
-        raise CheckpointError(
-            "the landmarks of the model are not known here any more",
-            remedy="give the client the state_dir that it had when the model was made",
-            party=self.name,
-        )
+            self.kept.seed = old.seed
+            self.kept.arrays |= {k: v for k, v in old.arrays.items() if k == "moments"}
+        elif request.sampling == "P" or (self.landmark_seed and request.sampling == "U"):
+            self.kept.seed = self.landmark_seed or b""
+        else:
+            raise CheckpointError(
+                "the landmarks of the model are not known here any more",
+                remedy="give the client the state_dir that it had when the model was made",
+                party=self.name,
+            )
 
-    def _landmarks(self, kept: RunState) -> Floats:
+    def _landmarks(self) -> Floats:
         if not self.table.features:
-            return np.zeros((kept.landmarks, 0))
-        if kept.settings["sampling"] == "P":
+            return np.zeros((self.kept.landmarks, 0))
+        if self.kept.settings["sampling"] == "P":
             if self.landmarks is None or self.landmarks.shape[1] != self.table.features:
                 raise OptionError(
                     "sampling P takes training rows as landmarks, which data that may not be "
@@ -652,104 +620,94 @@ class HybridKernelClient(PhaseClient):
                     remedy="use sampling U or N",
                     party=self.name,
                 )
-            if len(self.landmarks) != kept.landmarks:
+            if len(self.landmarks) != self.kept.landmarks:
                 raise OptionError(
-                    f"{kept.landmarks} landmarks are asked for, this node was given "
+                    f"{self.kept.landmarks} landmarks are asked for, this node was given "
                     f"{len(self.landmarks)}",
                     party=self.name,
                 )
             return self.landmarks
-        moments = kept.arrays.get("moments")
-        return draw_landmarks(kept.seed, kept.landmarks, self.table.ranges, moments)
+        moments = self.kept.arrays.get("moments")
+        return draw_landmarks(self.kept.seed, self.kept.landmarks, self.table.ranges, moments)
 
-    def _fingerprint(self, kept: RunState) -> bytes:
-        model = str(kept.settings["model"])
-        if kept.settings["sampling"] == "P":
-            return array_fingerprint(self._landmarks(kept), model, self.block)
-        drawn_from = np.vstack([self.table.ranges.T, *kept.arrays.get("moments", ())])
-        return seed_fingerprint(kept.seed, model, self.block, drawn_from)
+    def _fingerprint(self) -> bytes:
+        model = str(self.kept.settings["model"])
+        if self.kept.settings["sampling"] == "P":
+            return array_fingerprint(self._landmarks(), model, self.block)
+        drawn_from = np.vstack([self.table.ranges.T, *self.kept.arrays.get("moments", ())])
+        return seed_fingerprint(self.kept.seed, model, self.block, drawn_from)
 
     # -- kernels
 
-    def block_kernel(self, session: str, rows: NDArray[Any], kept: RunState) -> Floats:
+    def block_kernel(self, rows: NDArray[Any]) -> Floats:
         """Return the factor of the kernel that this party's block makes, shape (rows, m)."""
-        found = self._distances(session, rows, self._landmarks(kept), kept)
-        return kernel_from_distances(found, kept.arrays["gammas"])
+        found = self._distances(rows, self._landmarks())
+        return kernel_from_distances(found, self.kept.arrays["gammas"])
 
-    def _distances(
-        self, session: str, rows: NDArray[Any], landmarks: Floats, kept: RunState
-    ) -> Floats:
+    def _distances(self, rows: NDArray[Any], landmarks: Floats) -> Floats:
         """Return partial distances of announced rows, zeros where a row is not held (-1)."""
         held = rows >= 0
-        if not self.table.features or not held.any():
-            return np.zeros((len(rows), len(landmarks)))
-        x = self.table.features_of(self._order(session, kept)[rows[held]])
-        found = partial_distances(x, landmarks, kept.settings["kernel"])
-        if held.all():
-            return found
         out = np.zeros((len(rows), len(landmarks)))
-        out[held] = found
+        if self.table.features and held.any():
+            x, kernel = self._features(rows[held]), self.kept.settings["kernel"]
+            found = partial_distances(x, landmarks, kernel)
+            if held.all():
+                return found
+            out[held] = found
         return out
 
-    def _order(self, session: str, kept: RunState) -> NDArray[Any]:
-        """Return the row of the table at each announced position; ids are hashed once per run."""
-        if "order" not in kept.arrays:
-            kept.arrays["order"] = self.table.order(session, self.alignment_key).astype(np.int32)
-        return kept.arrays["order"]
+    def _features(self, positions: NDArray[Any]) -> Floats:
+        """Return the features of announced rows."""
+        return self.table.features_of(self.kept.arrays["order"][positions])
 
-    def _take_distances(self, session: str, kept: RunState) -> None:
+    def _take_distances(self) -> None:
         """Turn totals that came with a request into kernel rows."""
+        kept = self.kept
         for name, total in self.sums.delivered.items() if self.sums is not None else ():
             if int(name.rpartition("#")[2]) != kept.done:  # it came before
                 continue
             try:
-                self._absorb(session, kept, total.reshape(-1, kept.landmarks))
+                self._absorb(total.reshape(-1, kept.landmarks))
             except StateError:  # the rows before are gone: the next step asks for all of them
                 kept.settings["done"] = -1
         while kept.settings.get("alone") and kept.done < kept.total:
             part = next(row_chunks(kept.total - kept.done, kept.landmarks))
-            self._absorb(session, kept, np.zeros((part.stop, kept.landmarks)))
+            self._absorb(np.zeros((part.stop, kept.landmarks)))
 
-    def _absorb(self, session: str, kept: RunState, totals: Floats) -> None:
+    def _absorb(self, totals: Floats) -> None:
         """Add this hospital's own block, make the kernel, keep what later steps need of it."""
+        kept = self.kept
         start, stop = kept.done, kept.done + len(totals)
         if self.table.features:
-            rows, landmarks = kept.arrays["rows"][start:stop], self._landmarks(kept)
+            rows, landmarks = kept.arrays["rows"][start:stop], self._landmarks()
             for part in row_chunks(len(rows), 32 * kept.landmarks):  # 1 MB: no array of full size
-                totals[part] += self._distances(session, rows[part], landmarks, kept)
+                totals[part] += self._distances(rows[part], landmarks)
         kernel = kernel_from_distances(totals, kept.arrays["gammas"])
         trained = max(0, min(kept.train, stop) - start)
         if kept.settings["keep_training"]:
-            self._kernel_rows(session, kept).write(start, kernel)
+            self._kernel_rows().write(start, kernel)
         else:
-            self._add_equations(session, kept, kernel[:trained])
+            self._add_equations(kernel[:trained])
             if trained < len(kernel):
-                test = kernel[trained:]
-                self._kernel_rows(session, kept).write(start + trained, test, first=kept.train)
+                self._kernel_rows().write(start + trained, kernel[trained:], first=kept.train)
         kept.settings["done"] = stop
 
-    def _add_equations(self, session: str, kept: RunState, kernel: Floats) -> None:
+    def _add_equations(self, kernel: Floats) -> None:
         """Add rows in the order of the table: the announced one differs from run to run."""
-        part = slice(kept.done, kept.done + len(kernel))
-        order = np.argsort(self._order(session, kept)[kept.arrays["rows"][part]])
-        kernel, y = kernel[order], self.kernel_targets(session, kept)[part][order]
-        gram, right = kernel.T @ kernel, kernel.T @ y
-        if "gram" in kept.arrays:
-            gram += kept.arrays["gram"]
-            right += kept.arrays["right"]
-        kept.arrays |= {"gram": gram, "right": right}
+        arrays = self.kept.arrays
+        part = slice(self.kept.done, self.kept.done + len(kernel))
+        order = np.argsort(arrays["order"][arrays["rows"][part]])
+        kernel, y = kernel[order], self.kernel_targets()[part][order]
+        for name, found in (("gram", kernel.T @ kernel), ("right", kernel.T @ y)):
+            arrays[name] = found + arrays[name] if name in arrays else found
 
-    def _kernel_rows(self, session: str, kept: RunState) -> KernelRows:
-        return KernelRows(self.state_dir, session, self.partition, kept.landmarks)
+    def _kernel_rows(self) -> KernelRows:
+        return KernelRows(self.state_dir, self.session, self.partition, self.kept.landmarks)
 
-    def kernel_targets(self, session: str, kept: RunState) -> Floats:
+    def kernel_targets(self) -> Floats:
         """Return the targets of the training rows, shape (train, k), in the kernel's order."""
-        rows = kept.arrays["rows"][: kept.train]
-        return np.asarray(self.table.y[self._order(session, kept)[rows]])
-
-    def _announced(self, request: wire.HybridRequest, positions: NDArray[Any]) -> Floats:
-        """Return the features of announced rows."""
-        return np.asarray(self.table.announced(request.session, self.alignment_key)[positions])
+        rows = self.kept.arrays["rows"][: self.kept.train]
+        return np.asarray(self.table.y[self.kept.arrays["order"][rows]])
 
 
 def _training_positions(request: wire.MomentsRequest | wire.LandmarksRequest) -> NDArray[Any]:

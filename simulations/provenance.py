@@ -51,11 +51,17 @@ def provenance(data: str) -> str:
 
 
 def _modules() -> dict[str, Path]:
-    """Return name -> file; the rooms are one folder when installed, four when editable."""
-    rooms = (fedkern_flwr, strategies, clients, simulations)
+    """Return name -> file; the rooms are one folder when installed, four in a checkout.
+
+    Not their ``__path__``: in a checkout that of the core has the whole of it, with all that lies
+    there.
+    """
+    folders = {
+        room.__name__.replace(".", "/"): Path(str(room.__file__)).parent
+        for room in (fedkern_flwr, strategies, clients, simulations)
+    }
     return {
-        f"{room.__name__.replace('.', '/')}/{path.relative_to(place)}": path
-        for room in rooms
-        for place in room.__path__
-        for path in Path(place).rglob("*.py")
+        f"{name}/{path.relative_to(folder)}": path
+        for name, folder in folders.items()
+        for path in folder.rglob("*.py")
     }

@@ -46,7 +46,8 @@ def plot_scatter(
         chosen = points if value is None else points[labels == value]
         style = styles[str(value)]
         axes.scatter(
-            *chosen.T,
+            chosen[:, 0],
+            chosen[:, 1],
             s=14,
             color=style.colour,
             marker=style.marker,

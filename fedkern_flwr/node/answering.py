@@ -10,6 +10,7 @@ from flwr.app import Context
 
 from ..wire import PhaseMessage
 from .client import Handler, PhaseClient
+from .failures import NoReplyError
 from .kept_state import KeptState
 
 Answer = TypeVar("Answer", bound=Callable[..., Any])
@@ -73,9 +74,11 @@ class AnsweringClient(PhaseClient):
             state = self.open_round(request.session, request.round, every)
             self.kept = self.state_class.unpack(state.payload)
             reply: Any = self.answer(request, method)
+            if not isinstance(reply, PhaseMessage):
+                raise NoReplyError(method, reply)
             self.close_round(state, request.round, self.kept.pack(), every)
-            answered: PhaseMessage = replace(reply, round=request.round)
-            return answered
+            number: dict[str, Any] = {"round": request.round}
+            return replace(reply, **number)
 
         return handle
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 
 from ..checkpoint import write_atomically
 from ..errors import (
-    ClientError,
     FedKernError,
     OptionError,
     ProtocolError,
@@ -33,6 +31,7 @@ from ..secure_sum.identity import read_identity, read_trusted
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
 from ..wire import sums as sum_wire
 from ..wire.sections import Section, attach, carries_sections, detach
+from .failures import conceal, replied
 from .guarded import GuardedNode
 from .ledger import ClientLedger
 from .session_state import SessionState
@@ -242,10 +241,10 @@ class PhaseClient(GuardedNode, NumPyClient):
             error.args = (mark_error(f"{type(error).__name__}: {error}"),)
             raise
         except Exception as error:
-            name = type(error).__name__
-            frames = "".join(traceback.format_tb(error.__traceback__))
-            logger.error("%s; its text is left out, it may quote data\n%s", name, frames)
-        raise ClientError(mark_error(name))
+            if self.simulated:  # its engine shows all of it
+                raise
+            concealed = conceal(error)
+        raise concealed
 
     def _dispatch(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
         self.sums, self._group, self._small, self._share = None, None, "", 0.0
@@ -255,7 +254,7 @@ class PhaseClient(GuardedNode, NumPyClient):
         if phase == DescribeRequest.phase:
             opening = DescribeRequest.unpack(parameters, config, party=_SERVER)
             self._open_session(opening)
-            return self._announce(opening, self.describe(opening))
+            return self._announce(opening, replied(self.describe, opening))
         handlers = {**self.handlers(), **self._sum_handlers}
         if phase not in handlers:
             raise ProtocolError(
@@ -268,7 +267,7 @@ class PhaseClient(GuardedNode, NumPyClient):
         self.partners = self.choose_partners(request)
         self.sums = self._open_sums(str(config.get("session", "")), sections)
         sums = self.sums
-        reply = handler(request)
+        reply = replied(handler, request)
         self.ledger.enter(
             str(config.get("session", "")),
             sums,

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 from flwr.app import Context
 
-from ..errors import ClientError, ColumnError, FedKernError, TableError
+from ..errors import ColumnError, FedKernError, TableError
 from ..exchange import mark_error
+from .failures import conceal
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -35,9 +36,8 @@ def reported(context: Context) -> Iterator[None]:
         error.args = (mark_error(f"{type(error).__name__}: {_from(who, error)}"),)
         raise error from None
     except Exception as error:
-        logger.exception("the node's client cannot be built")
-        name = type(error).__name__
-    raise ClientError(mark_error(name))
+        concealed = conceal(error)
+    raise concealed from None
 
 
 def _from(who: str, error: FedKernError) -> str:

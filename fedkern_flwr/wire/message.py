@@ -80,6 +80,29 @@ class PhaseMessage:
 
     phase: ClassVar[str] = ""
 
+    def __post_init__(self) -> None:
+        """Check the fields where the message is made: types, dtypes, and sizes that must agree.
+
+        Raises
+        ------
+        TypeError
+            A mistake of the code that makes it. Values are checked on arrival.
+        """
+        array_fields, scalar_fields = _layout(_any(type(self)))
+        sizes: dict[str, int] = {}
+        try:
+            for name, kind in scalar_fields:
+                _check_type(name, getattr(self, name), kind)
+            for declared in array_fields:
+                value = getattr(self, declared.name)
+                if declared.metadata["many"]:
+                    for one in value:
+                        _check_layout(declared, one, dict(sizes))
+                else:
+                    _check_layout(declared, value, sizes)
+        except _Broken as broken:
+            raise TypeError(f"{type(self).__name__}: {broken}") from None
+
     def arrays(self) -> Arrays:
         """Return the array fields in the order of their declaration."""
         out: Arrays = []
@@ -173,14 +196,25 @@ def _check_header(phase: str, scalars: Mapping[str, Any]) -> None:
 
 def _check_scalar(name: str, scalars: Mapping[str, Any], expected: type) -> Any:
     value = scalars.get(name)
-    if type(value) is not expected:
-        raise _Broken(f"{name} is {type(value).__name__} instead of {expected.__name__}")
+    _check_type(name, value, expected)
     if isinstance(value, float) and not math.isfinite(value):
         raise _Broken(f"{name} is not finite")
     return value
 
 
+def _check_type(name: str, value: Any, expected: type) -> None:
+    if type(value) is not expected:
+        raise _Broken(f"{name} is {type(value).__name__} instead of {expected.__name__}")
+
+
 def _check_array(declared: Field[Any], value: NDArray[Any], sizes: dict[str, int]) -> NDArray[Any]:
+    _check_layout(declared, value, sizes)
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise _Broken(f"{declared.name} holds NaN or infinite values")
+    return value
+
+
+def _check_layout(declared: Field[Any], value: Any, sizes: dict[str, int]) -> None:
     name, dimensions = declared.name, declared.metadata["dimensions"]
     if not isinstance(value, np.ndarray):  # Flower's clients open archives, which hold anything
         raise _Broken(f"{name} is no array")
@@ -191,6 +225,3 @@ def _check_array(declared: Field[Any], value: NDArray[Any], sizes: dict[str, int
     for dimension, size in zip(dimensions, value.shape, strict=True):
         if sizes.setdefault(dimension, size) != size:
             raise _Broken(f"{name} has {size} {dimension} instead of {sizes[dimension]}")
-    if value.dtype.kind == "f" and not np.isfinite(value).all():
-        raise _Broken(f"{name} holds NaN or infinite values")
-    return value

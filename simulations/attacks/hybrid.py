@@ -137,8 +137,8 @@ class Insiders(Watcher[Insider]):
         """Have a client note its landmarks and their secret."""
         landmarks = client._landmarks
 
-        def drawn(kept: Any) -> Floats:
-            insider.seed, insider.landmarks = kept.seed, landmarks(kept)
+        def drawn() -> Floats:
+            insider.seed, insider.landmarks = client.kept.seed, landmarks()
             return insider.landmarks
 
         client._landmarks = drawn

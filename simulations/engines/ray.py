@@ -20,6 +20,7 @@ from fedkern_flwr.errors import EngineError
 from fedkern_flwr.flower_compat import Client, set_telemetry
 from fedkern_flwr.guard.policy import SIMULATION
 
+from .client_errors import ReportingApp
 from .ray_cluster import address_of, check_ray_address, joined, scratch_folder
 
 ENVIRONMENT = {
@@ -137,7 +138,7 @@ def run_on_ray(
         warnings.simplefilter("ignore", DeprecationWarning)
         run_simulation(
             server_app,
-            ShippedApp(client_fn, scratch),
+            ReportingApp(ShippedApp(client_fn, scratch)),
             num_clients,
             backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
         )

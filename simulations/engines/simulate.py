@@ -15,6 +15,7 @@ from fedkern_flwr.errors import OptionError
 from fedkern_flwr.online import check_choice
 
 from .audit import Audit, AuditingGrid
+from .client_errors import ReportingApp, ReportingGrid
 from .faults import FaultyGrid, Plan
 from .in_process import InProcessGrid
 from .ray import Clients, run_on_ray, served
@@ -148,6 +149,7 @@ def simulate_all(
         raise OptionError(f"clients is {num_clients}", remedy="use at least 1")
 
     def drive(grid: Grid) -> None:
+        grid = ReportingGrid(grid)
         if faults is not None:
             grid = FaultyGrid(grid, faults)
         if transcript is not None:
@@ -164,4 +166,5 @@ def simulate_all(
     if engine == "ray":
         run_on_ray(drive, client_fn, num_clients, ray_address=ray_address, shared_dir=shared_dir)
     else:
-        drive(InProcessGrid(served(client_fn), num_clients, serialise=serialise))
+        app = ReportingApp(served(client_fn))
+        drive(InProcessGrid(app, num_clients, serialise=serialise))

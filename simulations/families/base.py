@@ -199,9 +199,8 @@ class Family(ABC, Generic[S, P]):
             Models of this family do not predict new rows.
         """
         raise OptionError(
-            f"a model of {config['method']} belongs to its clients, who predict with weights of "
-            "their own",
-            remedy="hold rows out with --test-size",
+            f"models of {config['method']} do not predict the rows of a file",
+            remedy="load its model in Python with fedkern_flwr.model_file.load_model",
         )
 
     @abstractmethod

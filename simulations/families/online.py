@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fedkern_flwr.errors import OptionError
+
 from ... import strategies
 from ...strategies import PhaseStrategy
 from .. import plots
@@ -124,6 +126,16 @@ class OnlineFamily(Family[DataSettings, Streams]):
     def prepare(self, settings: DataSettings) -> Streams:
         """Load, scale and deal the data."""
         return prepare(settings)
+
+    def predict(
+        self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
+    ) -> tuple[int, int]:
+        """Refuse: what a simulated client has learnt ends with it."""
+        raise OptionError(
+            f"a model of {config['method']} belongs to its clients, who predict with weights of "
+            "their own",
+            remedy="hold rows out with --test-size",
+        )
 
     def measure(self, strategy: PhaseStrategy, prepared: Streams, config: Config) -> dict[str, Any]:
         """Return the server's regret where it was asked for."""

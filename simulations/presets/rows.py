@@ -8,7 +8,7 @@ from pathlib import Path
 from fedkern_flwr.registered import find_method
 
 from ..families.rows import RowSettings
-from .base import Preset, Section
+from .base import Contender, Preset, Section
 
 _USUAL = ("iris", "wine", "breast-cancer")
 _SHARE, _RUNS = 0.3, 5
@@ -24,7 +24,7 @@ def registered_methods(names: Sequence[str], datasets: tuple[str, ...]) -> Prese
     datasets : tuple of str
         Built-in data sets or files of features; by default three built-in ones.
     """
-    entries = tuple((find_method(name).title, name, {}) for name in names)
+    entries: tuple[Contender, ...] = tuple((find_method(n).title, n, {}) for n in names)
     data = {
         Path(table).stem: RowSettings(data=table, test_size=_SHARE) for table in datasets or _USUAL
     }

@@ -424,7 +424,7 @@ def test_hops_are_made_in_a_chain_only() -> None:
         vector=np.ones((5, 1)),
         received=(np.zeros(0, np.uint8),),
     )
-    with pytest.raises(FedKernError):
+    with pytest.raises(KeyError):
         send(client, hop)
 
 

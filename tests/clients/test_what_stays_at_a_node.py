@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
+from fedkern_flwr.clients import serve
 from fedkern_flwr.errors import FedKernError, RefusedError
-from fedkern_flwr.exchange import mark_error
+from fedkern_flwr.exchange import mark_error, request_messages
+from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.guard import SumRule
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.sums import load_state
@@ -58,6 +61,21 @@ class Failing(Client):
         raise KeyError(6 * 98765)
 
 
+class Silent(Client):
+    def work(self, request: PhaseMessage) -> Any:
+        return None
+
+
+class Numeric(Client):
+    def work(self, request: PhaseMessage) -> PhaseMessage:
+        return Work(session=SESSION, round=np.int64(6 * 98765))  # type: ignore[arg-type]
+
+
+class Unbuilt(Client):
+    def __init__(self, context: Context) -> None:
+        raise KeyError(6 * 98765)
+
+
 class Run:
     """Nodes that have announced their keys."""
 
@@ -87,17 +105,36 @@ def opening(session: str, *, secure: bool = True) -> DescribeRequest:
     return DescribeRequest(session=session, method="m", resume_round=0, secure=secure)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "place"),
+    [
+        (Failing, "KeyError", Failing.work),
+        (Silent, "NoReplyError", Silent.work),
+        (Numeric, "TypeError", Numeric.work),
+        (Unbuilt, "KeyError", Unbuilt.__init__),
+    ],
+)
 def test_what_client_code_raises_is_told_by_its_class_alone(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, kind: Any, name: str, place: Any
 ) -> None:
-    run = Run()
+    run = Run(simulation=False)
+    request = Work(session=SESSION, round=1)
+    set_task_identity(1, 1)
+    content = request_messages(request, [1], group_id="1")[0]
     with pytest.raises(FedKernError) as caught, caplog.at_level("DEBUG"):
-        run.ask(1, Work(session=SESSION, round=1), (), Failing)
-    assert caught.value.args == (mark_error("KeyError"),)
+        serve(kind)(content, run.contexts[1])
+    assert caught.value.args == (mark_error(name),)
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None or caught.value.__suppress_context__
     assert "592590" not in str(caught.value) + caplog.text
-    assert "test_what_stays_at_a_node.py" in caplog.text  # the place is in the node's log
+    (record,) = [
+        r for r in caplog.records if r.levelname == "ERROR"
+    ]  # the place is in the node's log, once, and nothing before it
+    first = place.__code__.co_firstlineno
+    found = re.findall(r'File "(.+)", line (\d+), in (\w+)', record.getMessage())
+    assert found[0][0] == __file__
+    assert first <= int(found[0][1]) <= first + 1
+    assert found[0][2] == place.__name__
 
 
 def test_every_party_gets_the_sizes_of_all_tables() -> None:

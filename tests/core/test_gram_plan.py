@@ -206,7 +206,12 @@ def test_a_name_is_bound_to_every_field_of_a_request() -> None:
     first = wire.MatrixRequest(**fields)
     names = {bind(wire.GRAM_SUM, first), bind("other", first)}
     other: dict[str, Any] = {"session": "b", "encoding": "fixed-point", "bound": 1.5}
-    other |= {"merge": "max", "counted": b"\x0e", "items": np.array([0, 1, 3], np.int32)}
+    other |= {
+        "merge": "max",
+        "supports": True,
+        "counted": b"\x0e",
+        "items": np.array([0, 1, 3], np.int32),
+    }
     for name, value in fields.items():
         names.add(bind(wire.GRAM_SUM, replace(first, **{name: other.get(name, value)})))
         if name not in other:

@@ -247,7 +247,7 @@ def test_descriptions_that_cannot_be_are_refused() -> None:
             ProtocolError,
             "partition 0, phase describe: its hashes of ids do not fit",
         ),
-        ({"ids": np.zeros((6, 2))}, ProtocolError, "its hashes of ids do not fit"),
+        ({"ids": np.zeros((6, 2), np.uint32)}, ProtocolError, "its hashes of ids do not fit"),
         (
             {"ids": np.zeros((6, 2), np.uint64)},
             TableError,

@@ -87,6 +87,27 @@ def test_messages_arrive_as_they_were_sent(cls: type[PhaseMessage]) -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES)
+def test_a_message_that_does_not_fit_is_not_made(cls: type[PhaseMessage]) -> None:
+    """A mistake of a handler or strategy stops it where it is, before anything is sent."""
+    sent = example(cls)
+    for f in dataclasses.fields(cls):
+        value, wrongs = getattr(sent, f.name), [None, np.int64(1), np.float64(1.0), [1.0]]
+        if f.metadata.get("many"):
+            wrongs = [(value[0], one) for one in (None, value[0].astype("i8"), value[0][None])]
+        elif "dimensions" in f.metadata:
+            wrongs += [value.astype(np.complex128), value[None], np.float64(value.sum())]
+        for wrong in wrongs:
+            with pytest.raises(TypeError, match=rf"^{cls.__name__}: {f.name} (is|has) "):
+                dataclasses.replace(sent, **{f.name: wrong})
+
+
+def test_sizes_of_a_message_agree_where_it_is_made() -> None:
+    sent = example(online.SharedRequest)
+    with pytest.raises(TypeError, match="SharedRequest: weights has 6 kernels instead of 3"):
+        dataclasses.replace(sent, weights=np.ones(6))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
 def test_messages_survive_flowers_serialisation(cls: type[PhaseMessage]) -> None:
     set_task_identity(1, 1)
     sent = example(cls)

@@ -20,6 +20,7 @@ PUBLIC = (
     ".strategies",
     ".clients",
     ".simulations",
+    ".method",
     ".secure_aggregation",
     ".secure_sum",
     ".wire",

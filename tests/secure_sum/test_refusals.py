@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable
@@ -585,7 +586,8 @@ def test_uploads_of_foreign_types_break_the_message(
     run = make_run(3)
     running = run.order(3)
     upload = run.contribute(running, 0, np.full(3, 1))
-    wrong = replaced(upload, masked=(upload.masked[0].astype(dtype),))
+    wrong = copy.copy(upload)
+    vars(wrong)["masked"] = (upload.masked[0].astype(dtype),)  # no code of ours makes such a one
     error = refused(
         run.take,
         0,

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedkern_flwr.errors import OptionError
 from fedkern_flwr.simulations import engines, presets
 from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.families.base import Family
 from fedkern_flwr.simulations.families.online import OnlineFamily
 from fedkern_flwr.simulations.presets.online import weather
 
@@ -189,6 +191,16 @@ def test_resuming_a_finished_run_shows_its_result(capsys):
 def test_every_method_predicts_held_out_rows(method, capsys):
     assert run(["run", method, *SMALL, "--test-size", "0.2", "--json", "-"]) == 0
     assert 0.0 < json.loads(capsys.readouterr().out)["metrics"]["test_mse"] < 2.0
+
+
+def test_models_that_do_not_predict_a_file_say_why(capsys):
+    assert run(["run", "ofskl", *SMALL, "--out", "here"]) == 0
+    Path("rows.csv").write_text("a\n1\n")
+    line = complaint(capsys, "predict", "here", "--data", "rows.csv")
+    assert "belongs to its clients, who predict with weights of their own" in line
+    with pytest.raises(OptionError) as other:  # a method that says nothing of itself
+        Family.predict(None, Path(), {"method": "kernel-pca"}, Path(), None, Path())
+    assert str(other.value).startswith("models of kernel-pca do not predict the rows of a file; ")
 
 
 def test_a_folder_with_other_files_is_left_alone(capsys):

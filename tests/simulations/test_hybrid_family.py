@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,7 @@ def test_coefficients_that_are_a_little_wrong_are_noticed(monkeypatch):
     data = HybridData(HybridSettings("iris", positive=1.0))
     real = HybridKernelClient.take_coefficients
 
+    @wraps(real)
     def perturbed(client: HybridKernelClient, request: Any) -> Any:
         return real(client, replace(request, coefficients=request.coefficients * (1.0 + 1e-4)))
 

@@ -1433,11 +1433,11 @@ def test_tables_that_do_not_fit_together_end_the_run_at_once(
     assert not list(group.folder.rglob("*.kernel"))
 
 
-SPOILED: dict[str, Table] = {
-    "NaN": {"x": np.full((21, 2), np.nan)},
-    "out of range": {"x": np.full((21, 2), 777.0)},
-    "an unknown class": {"y": np.full(21, 777)},
-    "text": {"x": [["777", "secret"]] * 21},
+SPOILED: dict[str, tuple[Table, str]] = {
+    "NaN": ({"x": np.full((21, 2), np.nan)}, "NaN or infinite values"),
+    "out of range": ({"x": np.full((21, 2), 777.0)}, "column 'c2' .+ outside its declared range"),
+    "an unknown class": ({"y": np.full(21, 777)}, "21 labels are none of the 2 classes"),
+    "text": ({"x": [["777", "secret"]] * 21}, "features that are not numbers"),
 }
 
 
@@ -1446,8 +1446,9 @@ def test_a_node_with_a_bad_table_is_named_and_nothing_of_it_is_quoted(
     name: str, parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
 ) -> None:
     tables = deal(*small(), 2, 2, classes=(0, 1))
-    change(tables, 1, **SPOILED[name])
-    text = r"^node 1001, phase describe: raised TableError; read that node's log"
+    table, problem = SPOILED[name]
+    change(tables, 1, **table)
+    text = rf"^partition 1, phase describe: {problem}"
     with caplog.at_level(logging.DEBUG), pytest.raises(FedKernError, match=text) as caught:
         parties(tables).fit()
     for secret in ("777", "secret", "patient"):

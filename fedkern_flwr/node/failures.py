@@ -1,0 +1,102 @@
+"""Exceptions of client code: where they were raised, and what of them may leave a node.
+
+In a simulation whoever runs it owns the data and reads all: class, text and place. In a deployment
+the node's own log has the class and the place; the text may quote data and is told to nobody. The
+server sees the class.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import traceback
+from collections.abc import Callable
+from itertools import dropwhile
+from typing import Any, TypeVar
+
+from ..errors import ClientError
+from ..exchange import mark_error
+from ..wire.message import PhaseMessage
+
+Reply = TypeVar("Reply", bound=PhaseMessage)
+
+logger = logging.getLogger("fedkern_flwr")
+
+# Modules through which a request passes before it is at the code that answers it.
+_ON_THE_WAY = (
+    "flwr",
+    "fedkern_flwr.node.failures",
+    "fedkern_flwr.node.client",
+    "fedkern_flwr.node.answering",
+    "fedkern_flwr.node.method_client",
+    "fedkern_flwr.node.reported",
+    "fedkern_flwr.clients.serving",
+    "fedkern_flwr.simulations.engines",
+)
+
+
+class NoReplyError(TypeError):
+    """A handler returned something else than a message.
+
+    Parameters
+    ----------
+    handler : callable
+        What was asked.
+    returned : object
+        What it returned; only its type is told.
+    """
+
+    def __init__(self, handler: Callable[..., Any], returned: Any) -> None:
+        self.code = getattr(inspect.unwrap(handler), "__code__", None)
+        name = getattr(handler, "__qualname__", type(handler).__qualname__)
+        super().__init__(f"{name} returned {type(returned).__name__} instead of its reply")
+
+
+def replied(handler: Callable[[Any], Reply], request: Any) -> Reply:
+    """Return the reply of a handler.
+
+    Raises
+    ------
+    NoReplyError
+        It returned something else, such as nothing.
+    """
+    reply = handler(request)
+    if not isinstance(reply, PhaseMessage):
+        raise NoReplyError(handler, reply)
+    return reply
+
+
+def describe_raised(error: BaseException, *, text: bool) -> str:
+    """Return class, text and place of an exception of client code, as Python writes them.
+
+    Parameters
+    ----------
+    error : BaseException
+        With its traceback; of that, the frames before those of the code that answers are left out.
+    text : bool
+        Whether the text of the exception may be told.
+    """
+    met = list(traceback.walk_tb(error.__traceback__))
+    frames = list(dropwhile(lambda one: _is_on_the_way(one[0].f_globals), met))
+    places = traceback.StackSummary.extract(iter(frames))
+    if isinstance(error, NoReplyError) and error.code is not None:
+        code = error.code
+        places.append(traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name))
+    if not places:
+        places = traceback.extract_tb(error.__traceback__)
+    told = f"{type(error).__name__}: {error}" if text else type(error).__name__
+    return f"{told}\n{''.join(places.format())}".rstrip()
+
+
+def conceal(error: Exception) -> ClientError:
+    """Log the place of a foreign exception, return what may leave the node instead of it."""
+    logger.error(
+        "client code raised; its text is left out, it may quote data: %s",
+        describe_raised(error, text=False),
+    )
+    return ClientError(mark_error(type(error).__name__))
+
+
+def _is_on_the_way(module: dict[str, Any]) -> bool:
+    name = str(module.get("__name__", ""))
+    return any(name == known or name.startswith(f"{known}.") for known in _ON_THE_WAY)

@@ -1,0 +1,77 @@
+"""What client code raises in a simulation is shown: class, text and place, once, on any engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.exchange import mark_error
+from fedkern_flwr.flower_compat import CLIENT_RAISED
+from fedkern_flwr.node.failures import describe_raised
+
+from .wrapper import GridWrapper
+
+logger = logging.getLogger("fedkern_flwr")
+
+
+class ReportingApp(ClientApp):
+    """Answers what another app raises as an error that tells where, for :class:`ReportingGrid`.
+
+    An error of ours is told in its own words. Of anything else the first line of the answer is the
+    class, which strategies read; the others are for whoever runs the simulation. Flower's engine
+    logs nothing of an error that is answered, but four times one that is raised.
+
+    Parameters
+    ----------
+    app : ClientApp
+    """
+
+    def __init__(self, app: ClientApp) -> None:
+        super().__init__()
+        self.app = app
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Let the app answer."""
+        party = f"partition {context.node_config.get('partition-id', '?')}"
+        try:
+            return self.app(message, context)
+        except FedKernError as error:
+            reason = str(error)
+            if reason != mark_error(reason):  # it was raised outside the client's answer
+                place = "" if error.party else f"{party}: "
+                reason = mark_error(f"{type(error).__name__}: {place}{reason}")
+        except Exception as error:
+            told = describe_raised(error, text=True)
+            reason = mark_error(f"{type(error).__name__}\n{party} raised {told}")
+        return Message(Error(code=CLIENT_RAISED, reason=reason), reply_to=message)
+
+
+class ReportingGrid(GridWrapper):
+    """Logs what :class:`ReportingApp` tells, once for all nodes that raise at the same place.
+
+    Parameters
+    ----------
+    grid : Grid
+        The grid of an engine.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__(grid)
+        self._seen: set[tuple[str, ...]] = set()
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Pull replies and log those that tell of an exception."""
+        replies = list(self.grid.pull_messages(message_ids))
+        for reply in replies:
+            if reply.has_error():
+                kind, _, told = (reply.error.reason or "").partition("\n")
+                place = (kind, *(s for s in told.splitlines() if s.startswith("  File ")))
+                if kind == mark_error(kind) and told and place not in self._seen:
+                    self._seen.add(place)
+                    logger.error("%s", told)
+        return replies
