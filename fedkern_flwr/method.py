@@ -110,9 +110,9 @@ class Method(SummingStrategy):
         """Write the declared options into the docstring."""
         super().__init_subclass__(**more)
         if any(hasattr(value, "__set_name__") for value in vars(cls).values()):
-            cls.__doc__ = f"{(cls.__doc__ or cls.__name__).rstrip()}\n\n    " + describe(
-                cls
-            ).replace("\n", "\n    ")
+            text, own = (cls.__doc__ or cls.__name__).rstrip(), "    Parameters\n    ----------"
+            found = "    " + describe(cls).replace("\n", "\n    ")
+            cls.__doc__ = text.replace(own, found) if own in text else f"{text}\n\n{found}"
 
     def __init__(self, *, attempts: int = 5, **common: Any) -> None:
         at_least("attempts", attempts, 1)

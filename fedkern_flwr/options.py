@@ -146,8 +146,10 @@ def declared(cls: Any) -> dict[str, Declared]:
 
 def describe(cls: type) -> str:
     """Return the options of a class as the section Parameters of a docstring."""
-    lines = ["Parameters", "----------"]
+    lines, fixed = ["Parameters", "----------"], getattr(cls, "fixed", ())
     for name, found in declared(cls).items():
+        if name in fixed:
+            continue
         kind = str(found.type.__name__ if isinstance(found.type, type) else found.type)
         default = "" if found.default is None else f" (default: {found.default!r})"
         lines += [f"{name} : {kind.replace('typing.', '')}{default}", f"    {found.help}"]

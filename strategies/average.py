@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.method import option
-from fedkern_flwr.strategy import within
 from fedkern_flwr.wire import online as wire
 
 from .kernel_online import KernelOnlineStrategy
@@ -66,13 +65,6 @@ class OFMKLAvg(KernelOnlineStrategy):
 class OFSKL(OFMKLAvg):
     """Online federated learning with a single Gaussian kernel.
 
-    Parameters
-    ----------
-    bandwidth : float (default: 10.0)
-        The kernel's bandwidth.
-    **common
-        Options that the class declares, and those of ``Method``.
-
     References
     ----------
     As :class:`OFMKLAvg`.
@@ -82,8 +74,9 @@ class OFSKL(OFMKLAvg):
     title = "OFSKL"
     fixed = KernelOnlineStrategy.fixed | {"kernels", "bandwidths"}
 
+    bandwidth: float = option(10.0, "The kernel's bandwidth.", above=0.0, of_model=False)
     features: int = option(100, "D, random frequencies.", least=1)
 
-    def __init__(self, *, bandwidth: float = 10.0, **common: Any) -> None:
-        within("bandwidth", bandwidth, 0.0, float("inf"), open_low=True)
-        super().__init__(kernels=1, bandwidths=[bandwidth], **common)
+    def __init__(self, **common: Any) -> None:
+        super().__init__(kernels=1, bandwidths=None, **common)
+        self.bandwidths = np.array([self.bandwidth])

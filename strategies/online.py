@@ -175,11 +175,8 @@ class OnlineStrategy(Method):
                 survivors = self._learn(answers)
             except SumError as error:
                 self._lose(number, error)
-            metrics, save = (
-                self._metrics(number, survivors),
-                Save(self.server_state(), self._memory()),
-            )
-            yield Round(number, metrics, self.sent(), save)
+            save = Save(self.server_state(), self._memory())
+            yield Round(number, self._metrics(number, survivors), self.sent(), save)
         metrics = self.final_metrics()
         if first <= self.planned + 1:
             metrics |= yield from self._evaluate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -264,6 +265,7 @@ def test_a_client_that_missed_the_last_round_predicts_with_its_last_weights(
 ) -> None:
     saved, real = tmp_path / "model.npz", OnlineKernelClient.train_personal
 
+    @functools.wraps(real)
     def train(client: OnlineKernelClient, request: Any) -> Any:
         if client.partition == 1 and request.round == 4:
             raise OSError

@@ -50,7 +50,7 @@ WRONG: list[tuple[type[Any], dict[str, Any], str]] = [
     (POFMKL, {"selection": "best"}, "selection is 'best'; choose one of bins, subset"),
     (VMKOFL, {"loss_aggregation": "max"}, "loss_aggregation is 'max'; choose one of mean, sum"),
     (EMKOFL, {"loss_aggregation": "max"}, "loss_aggregation is 'max'; choose one of mean, sum"),
-    (OFSKL, {"bandwidth": 0.0}, "bandwidth is 0.0; use a value in"),
+    (OFSKL, {"bandwidth": 0.0}, "bandwidth is 0.0; use a positive number"),
     (PerFedAvg, {"inner_step": -0.1}, "inner_step is -0.1; use at least 0"),
 ]
 
