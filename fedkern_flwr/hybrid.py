@@ -20,7 +20,6 @@ from .wire.hybrid import HybridDescribeReply
 
 Positions = NDArray[np.int32]
 MissingBlocks = Literal["error", "drop-row", "neutral"]
-MISSING_BLOCKS = ("error", "drop-row", "neutral")
 
 HOSPITAL, CENTRE = "hospital", "centre"
 

@@ -18,7 +18,6 @@ from .errors import OptionError
 
 Floats = NDArray[np.float64]
 Penalty = Literal["ridge", "rkhs"]
-PENALTIES = ("ridge", "rkhs")
 
 
 def pack_equations(gram: Floats, right: Floats) -> Floats:

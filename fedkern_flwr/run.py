@@ -163,9 +163,9 @@ class Run:
             length=length,
             encoding=Encoding.fixed_point(bound),
         )
-        again = self._again or None
-        asked = Ask(request, reply=MethodReply, sums=[term], among=again)
-        found = self._repeated(asked, enough=self._openable if again is None else self._same)
+        among = self._again or None
+        asked = Ask(request, reply=MethodReply, sums=[term], until="enough", among=among)
+        found = self._enough(asked)
         self._again = []
         self._warn(term.name)
         return np.asarray(found.totals[term.name], np.float64)
@@ -207,10 +207,7 @@ class Run:
         """
         if step.until == "each":
             return self._each(step)
-        if step.until == "once":
-            return self._once(step)
-        enough = self._openable if step.until == "enough" else self._complete
-        return self._repeated(step, enough=enough)
+        return self._once(step) if step.until == "once" else self._enough(step)
 
     def _each(self, step: Ask) -> Answers:
         found: dict[int, Any] = {}
@@ -256,43 +253,23 @@ class Run:
                 method.accept(node)
         return found
 
-    def _repeated(
-        self,
-        step: Ask,
-        *,
-        enough: Callable[[Ask, Mapping[int, Any], Mapping[str, RunningSum]], str],
-    ) -> Answers:
-        """Ask all, with new sums, until ``enough`` has nothing to say against what came."""
+    def _enough(self, step: Ask) -> Answers:
+        """Ask all, with new sums, until enough have contributed to each."""
         problem = ""
         for _ in range(self.method.attempts):
             requests, running = self._requests(step), self._order(step.sums)
             replies = self._exchange(requests, step, list(running.values()))
-            problem = enough(step, replies, running)
+            problem = self._too_few(running.values())
             if not problem:
                 return self._opened(step, replies, running)
-            for one in running.values():
-                self._sums.close(one)
+            self._close(running.values())
         raise self._gave_up(step, problem)
 
-    def _complete(
-        self, step: Ask, replies: Mapping[int, Any], running: Mapping[str, RunningSum]
-    ) -> str:
-        whole = all(len(one.uploaded) == len(one.cohort.members) for one in running.values())
-        missing = len(self._requests(step)) - len(replies)
-        return "" if whole and not missing else _MISSING
-
-    def _same(
-        self, step: Ask, replies: Mapping[int, Any], running: Mapping[str, RunningSum]
-    ) -> str:
-        """Tell why a sum that was being opened cannot be taken again: over others it may not."""
-        if all(set(one.uploaded) == set(self._again) for one in running.values()):
-            return ""
-        return "those whose sum was being opened when the run broke off did not all contribute"
-
-    def _openable(
-        self, step: Ask, replies: Mapping[int, Any], running: Mapping[str, RunningSum]
-    ) -> str:
-        for one in running.values():
+    def _too_few(self, sums: Iterable[RunningSum]) -> str:
+        """Return why a sum cannot be opened, if one cannot."""
+        for one in sums:
+            if self._again and set(one.uploaded) != set(self._again):
+                return "those whose sum was being opened when the run broke off did not all answer"
             try:
                 one.check_survivors(self.method.min_cohort)
             except SumError as error:

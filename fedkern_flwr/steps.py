@@ -110,12 +110,12 @@ class Ask:
         Secure sums that ride on it: the generator receives :class:`Answers` with their totals.
     among : sequence of int, optional
         Partitions that are asked, by default all.
-    until : {"all", "each", "enough", "once"}
+    until : {"each", "enough", "once"}
         ``each``: whoever did not answer is asked again, alone; of the sums those that lack
-        somebody, with all who stand in them. ``all``: the exchange is repeated with all, and with
-        new sums, until nobody is missing; ``enough``: until the sums can be opened. ``once``:
-        whoever answers; of a sum that cannot be opened nothing is released, and the generator has
-        the ``SumError``, which ends the run unless it is caught.
+        somebody, with all who stand in them. ``enough``: the exchange is repeated with all, and
+        with new sums, until these can be opened. ``once``: whoever answers; of a sum that cannot be
+        opened nothing is released, and the generator has the ``SumError``, which ends the run
+        unless it is caught.
     least : int, optional
         Of ``each`` without sums: so many answers will do when all attempts are over, by default
         all. Of ``once``: so many must answer, by default the method's ``min_clients``.
@@ -130,7 +130,7 @@ class Ask:
     reply: type[Any] | Mapping[int, type[Any]] | None = None
     sums: Sequence[Term] = ()
     among: Sequence[int] | None = None
-    until: Literal["all", "each", "enough", "once"] = "each"
+    until: Literal["each", "enough", "once"] = "each"
     least: int | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     number: int | None = None

@@ -76,11 +76,6 @@ class WholeCohortStrategy(SummingStrategy):
         """Name of the run."""
         return self._session
 
-    def save_step(self) -> int:
-        """Return the step under which all parties keep what belongs to the run."""
-        self.first_step = self.first_step or self.step
-        return self.first_step
-
     def next_step(self) -> None:
         """Begin the next exchange: steps are numbered so that duplicates are noticed."""
         self.step += 1
@@ -176,20 +171,6 @@ class WholeCohortStrategy(SummingStrategy):
         """Forget a sum."""
         assert self.sums is not None
         self.sums.close(running)
-
-    def single_vector(self, replies: Mapping[int, Any], length: int) -> NDArray[np.float64]:
-        """Add up vectors that were sent in plain.
-
-        Raises
-        ------
-        ProtocolError
-        """
-        total = np.zeros(length)
-        for partition, reply in replies.items():
-            if len(reply.plain) != 1 or reply.plain[0].shape != (length,):
-                raise ProtocolError("its vector is missing", party=f"partition {partition}")
-            total += reply.plain[0]
-        return total
 
     def gave_up(self, phase: str) -> CohortError:
         """Return the error with which a run ends when a party does not answer."""

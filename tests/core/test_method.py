@@ -376,7 +376,7 @@ def test_a_run_cut_within_a_sum_goes_on_with_the_same_clients(
     assert again or (phase, which) == ("method", 1)
     if phase == "unmask":
         gone = FaultPlan([(2, "method", None, Fault("vanished"))])
-        with pytest.raises(CohortError, match=r"whose sum was being opened .* did not all"):
+        with pytest.raises(CohortError, match=r"whose sum was being opened .* did not all answer"):
             simulate(Mean(**options, resume=True, attempts=1), own, CLIENTS, faults=gone)
     resumed = Mean(**options, resume=again)
     simulate(resumed, own, CLIENTS)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, Message
 
-from fedkern_flwr.checkpoint import load_arrays
+from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.clients.hybrid_state import RunState
 from fedkern_flwr.errors import (
@@ -532,6 +532,19 @@ def test_a_checkpoint_fits_one_run_only(case: Callable[[str], Case]) -> None:
         network.fit(**where, resume=True)
     network.state = True
     expected.check(network.fit(**where, resume=True), network)
+
+
+def test_a_checkpoint_of_an_earlier_release_is_refused(case: Callable[[str], Case]) -> None:
+    expected = case("cg")
+    network = expected.make()
+    where: Table = {**expected.options, "checkpoint": network.folder / "run.npz"}
+    network.fit(**where)
+    arrays, meta = load_arrays(where["checkpoint"])
+    flat = {name.removeprefix("s/"): array for name, array in arrays.items()}
+    meta |= {"stage": "solved", "first_step": 1, **meta.pop("saved")}
+    save_arrays(where["checkpoint"], flat, {k: v for k, v in meta.items() if k != "log"})
+    with pytest.raises(CheckpointError, match=r"written by an earlier release; resume with that "):
+        network.fit(**where, resume=True)
 
 
 def fewer_rows(tables: list[Table]) -> None:
