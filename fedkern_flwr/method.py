@@ -31,6 +31,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from .errors import CheckpointError, EngineError, FedKernError
+from .flower_compat import is_simulated
 from .node.answering import AnsweringClient, answers
 from .node.method_client import MethodClient, contributes
 from .options import declared, describe, option
@@ -83,8 +84,8 @@ class Method(SummingStrategy):
         Arrays of the model, set by :meth:`rounds`.
     saved_, saved_meta_ : dict
         What the last ``Save`` kept, in a run that is resumed; else empty.
-    is_secure : bool
-        Whether the run at hand takes secure sums.
+    is_secure, simulated : bool
+        Whether the run at hand takes secure sums, and whether it is a simulation.
     initial_ : list of ndarray
         What ``start`` was given to begin with.
     planned : int
@@ -124,7 +125,7 @@ class Method(SummingStrategy):
     def _reset(self) -> None:
         super()._reset()
         self.run_seed, self.num_rounds, self.planned = 0, 1, 1
-        self.is_secure = True
+        self.is_secure, self.simulated = True, False
         self.model_: Arrays = {}
         self.initial_: list[NDArray[Any]] = []
         self.saved_: Arrays = {}
@@ -315,6 +316,7 @@ class Method(SummingStrategy):
             See :meth:`start`.
         """
         self.is_secure = secure = self.takes_sums(grid)
+        self.simulated = is_simulated(grid)
         self.summary()
         restored = self.restore()
         resume_round = 0

@@ -97,6 +97,7 @@ class Declared:
         raise OptionError(f"{self.name} is {value}", remedy=remedy)
 
 
+_TAKEN = frozenset({"seed", "checkpoint", "resume"})  # what every run has
 _WORDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -140,6 +141,13 @@ def declared(cls: Any) -> dict[str, Declared]:
         for name, value in vars(base).items():
             if isinstance(value, Declared) and name not in found:
                 object.__setattr__(value, "type", hints[name])
+                odd = [k for k in _members(hints[name]) if get_origin(k) is not Literal]
+                if name in _TAKEN or not set(odd) <= {int, float, str, bool, type(None)}:
+                    raise TypeError(
+                        f"{cls.__name__} cannot have an option {name} of type {hints[name]}: an "
+                        "option is int, float, str, bool, Literal[...] or one of these or None, "
+                        f"and has another name than {', '.join(sorted(_TAKEN))}"
+                    )
                 found[name] = value
     return found
 

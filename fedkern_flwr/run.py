@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from .errors import CheckpointError, CohortError, ProtocolError, SumError
 from .exchange import Failure, Outcome, read_reply, request_messages
+from .guard.counting import too_many
 from .secure_sum import Encoding, RunningSum
 from .steps import Answers, Ask, Deliver, LostState, Round, Save, Step, Sum, Term
-from .strategy import count_failures
+from .strategy import count_failures, logger
 from .wire import PhaseMessage
 from .wire.method import MethodReply, MethodRequest, pack, unpack
 
@@ -74,6 +75,9 @@ class Run:
         self._failures: dict[int, Failure] = {}
         self._outcome = Outcome()  # of the exchange at hand
         self._log: list[tuple[str, dict[str, Any]]] | None = []  # results since the last Save
+        self._written: tuple[Arrays, dict[str, Any]] = {}, {}  # the last checkpoint
+        self._again: list[int] = []  # those whose sum was being opened when the run broke off
+        self._warned: set[str] = set()
         self._replay: list[tuple[str, dict[str, Any]]] = []
 
     # -- the generator
@@ -110,6 +114,11 @@ class Run:
             show(self.number, max(method.planned, self.number), {})
 
     def _take(self, step: Step) -> Any:
+        if not isinstance(step, Step):
+            raise ProtocolError(
+                f"rounds() yielded {type(step).__name__}, which is no step",
+                remedy="yield Sum, Ask, Deliver, Save or Round",
+            )
         if isinstance(step, Save):
             return self._save(step)
         if isinstance(step, Round):
@@ -154,8 +163,22 @@ class Run:
             length=length,
             encoding=Encoding.fixed_point(bound),
         )
-        found = self._repeated(Ask(request, reply=MethodReply, sums=[term]), enough=self._openable)
+        again = self._again or None
+        asked = Ask(request, reply=MethodReply, sums=[term], among=again)
+        found = self._repeated(asked, enough=self._openable if again is None else self._same)
+        self._again = []
+        self._warn(term.name)
         return np.asarray(found.totals[term.name], np.float64)
+
+    def _warn(self, name: str) -> None:
+        """Warn once of a sum of more numbers than unknowns; in deployments the nodes do."""
+        if name in self._warned or not self.method.simulated:
+            return
+        for entry in self.method.released_sums():
+            if entry["name"] == name and entry["numbers"] > entry["unknowns"]:
+                self._warned.add(name)
+                problem = too_many(entry["numbers"], entry["unknowns"])
+                logger.warning("the rows behind the sum %r can be computed: %s", name, problem)
 
     def _ask_by_name(self, step: Ask) -> dict[int, dict[str, Any]]:
         assert isinstance(step.what, str)
@@ -257,6 +280,14 @@ class Run:
         whole = all(len(one.uploaded) == len(one.cohort.members) for one in running.values())
         missing = len(self._requests(step)) - len(replies)
         return "" if whole and not missing else _MISSING
+
+    def _same(
+        self, step: Ask, replies: Mapping[int, Any], running: Mapping[str, RunningSum]
+    ) -> str:
+        """Tell why a sum that was being opened cannot be taken again: over others it may not."""
+        if all(set(one.uploaded) == set(self._again) for one in running.values()):
+            return ""
+        return "those whose sum was being opened when the run broke off did not all contribute"
 
     def _openable(
         self, step: Ask, replies: Mapping[int, Any], running: Mapping[str, RunningSum]
@@ -400,6 +431,7 @@ class Run:
         masked = [running[term.name] for term in step.sums if term.self_masks]
         if masked:
             self.number += step.number is None
+            self._mark(masked)
             self.method.unmask(self.grid, masked, number=self.number, timeout=self.timeout)
         bare = [one for one in running.values() if one not in masked]
         if bare:
@@ -462,13 +494,17 @@ class Run:
             if method.sums is not None:
                 method.sums.go_on(meta["sums"])
             return
-        answered = max((party.answered for party in method.parties_.values()), default=0)
-        if answered > int(meta["round"]):
+        opening, parties = meta.get("opening") or {}, method.parties_.values()
+        opened = max((party.opened for party in parties), default=0)
+        self._again = list(opening.get("among", ()))
+        known = opening["asked"] if self._again else int(meta["round"])
+        if opened > known or meta["log"] is None:
             raise CheckpointError(
                 "the run broke off while a sum was being opened, and it may not be summed again",
                 remedy="start anew, with all of the clients",
             )
-        self.number, self._asked = int(meta["number"]), int(meta["round"])
+        answered = max((party.answered for party in parties), default=0)
+        self.number, self._asked = max(int(meta["number"]), answered), int(meta["round"])
         method.saved_ = {k[2:]: v for k, v in arrays.items() if k.startswith("s/")}
         method.saved_meta_, method.kept_ = dict(meta["saved"]), meta["kept"]
         self._replay = [
@@ -520,7 +556,22 @@ class Run:
             "sums": sums,
             "number": self.number,
         }
+        self._written = arrays, {"round": self._asked, **meta}
         method.write_checkpoint(self._asked, arrays, meta)
+
+    def _mark(self, sums: Sequence[RunningSum]) -> None:
+        """Note in the checkpoint whose sums are about to be opened: they may not be over others."""
+        method = self.method
+        if method.checkpoint is None or method.confirmed:
+            return
+        arrays, meta = self._written
+        if not meta:
+            meta = {"round": 0, "log": [], "saved": {}, "kept": None, "sums": {}, "number": 0}
+        among = sorted({p for one in sums for p in one.uploaded})
+        marked = {**meta, "opening": {"among": among, "asked": self._asked}}
+        if self._log is None or len(sums) > 1:  # it cannot be asked again as it was
+            marked["log"] = None
+        method.write_checkpoint(int(meta["round"]) or self._asked, arrays, marked)
 
 
 def sum_bound(bound: float, rows: Sequence[int]) -> float:

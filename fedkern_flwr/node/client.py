@@ -76,8 +76,9 @@ class PhaseClient(GuardedNode, NumPyClient):
         Parties to whom messages may be sealed though they share no masks.
     restored : bool
         Whether the state of the round to resume from was found, for ``describe``.
-    answered : int
-        The last round of a secure run that broke off which this node has answered.
+    answered, opened : int
+        The last round of a secure run that broke off which this node has answered, and the last
+        whose sum it helped to open.
     """
 
     role: ClassVar[str] = "client"
@@ -93,6 +94,7 @@ class PhaseClient(GuardedNode, NumPyClient):
     partners: Collection[int] = ()
     restored = True
     answered = 0
+    opened = 0
 
     _wrappers: ClassVar[dict[type, type[Client]]] = {}
 
@@ -296,7 +298,7 @@ class PhaseClient(GuardedNode, NumPyClient):
         method, known = request.method, self._pinned
         check_run(self.policy, method, secure=request.secure, pinned=known, party=self.name)
         state = SessionState(session=request.session)
-        self.restored, self.answered = not request.resume_round, 0
+        self.restored, self.answered, self.opened = not request.resume_round, 0, 0
         before = SessionState.load(self.context)
         if before.session == request.session:  # a run is not begun twice: what was fixed stays so
             state = before
@@ -305,17 +307,20 @@ class PhaseClient(GuardedNode, NumPyClient):
             if path is not None and path.is_file():
                 self.restored = True
                 state.round, state.payload = request.resume_round, path.read_bytes()
-            noted = self.state_path(request.session, ".answered")
-            if noted is not None and noted.is_file():
-                self.answered = int(noted.read_text())
-                state.round = max(state.round, self.answered)
+            self.answered = self._noted(request.session, ".answered")
+            self.opened = self._noted(request.session, ".opened")
+            state.round = max(state.round, self.answered)
         state.store(self.context)
 
-    def note_answered(self, session: str, number: int) -> None:
-        """Note on disk, before the reply leaves, that a secure round has been answered."""
-        path = self.state_path(session, ".answered")
+    def note_answered(self, session: str, number: int, *, opened: bool = False) -> None:
+        """Note on disk, before the reply leaves, that a secure round was answered, or opened."""
+        path = self.state_path(session, ".opened" if opened else ".answered")
         if path is not None:
             write_atomically(path, str(number).encode(), private=True)
+
+    def _noted(self, session: str, name: str) -> int:
+        path = self.state_path(session, name)
+        return int(path.read_text()) if path is not None and path.is_file() else 0
 
     def state_path(self, session: str, name: str) -> Path | None:
         """Return this node's file for a session in its folder; None without a folder."""
@@ -383,6 +388,7 @@ class PhaseClient(GuardedNode, NumPyClient):
             public_key=public,
             signature=signature,
             answered=self.answered,
+            opened=self.opened,
             counting=self.count_mode,
         )
 
@@ -400,11 +406,12 @@ class PhaseClient(GuardedNode, NumPyClient):
                 return None
             state = PartyState(session)  # the sums of the run have ended: no order fits
             return ClientSums(self._party(state), self.policy, self.enough_parties)
-        self.open_session(session)
+        known = self.open_session(session)
         sums = ClientSums(self._party(state), self.policy, self.enough_parties)
         sums.on_check = self._count_table
         sums.take(sections)
         if sums.opened:
+            self.note_answered(session, known.round, opened=True)
             record = RunRecord.load(self.context, session)
             for name, place in sums.opened.items():
                 open_once(record, name.partition("#")[0], place, self.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
 from ..checkpoint import write_atomically
-from ..errors import ProtocolError, TableError
+from ..errors import ProtocolError, SumError, TableError
 from ..guard import SumRule, counting
 from ..guard.rows import OwnRows
 from ..private_files import make_private_folder
@@ -215,6 +215,19 @@ class MethodClient(AnsweringClient):
     def _by_name(self, request: MethodRequest) -> PhaseMessage:
         sums = {c.name: (c, f) for c, f in self.marked("contributes").items()}
         questions = self.marked("answers")
+        ordered = self.sums is not None and bool(self.sums.orders)
+        if ordered and request.name in questions:
+            raise ProtocolError(
+                f"a Sum asks for {request.name!r}, which is marked with @answers",
+                remedy="mark it with @contributes, or yield Ask",
+                party=self.name,
+            )
+        if request.name in sums and not ordered:
+            raise ProtocolError(
+                f"an Ask asks for {request.name!r}, which is marked with @contributes",
+                remedy="mark it with @answers, or yield Sum",
+                party=self.name,
+            )
         if request.name in sums:
             return self.answering(lambda r: self._contribute(r, *sums[r.name]))(request)
         if request.name in questions:
@@ -239,8 +252,28 @@ class MethodClient(AnsweringClient):
         bound = sum_bound(said.bound, rows if said.per == "row" else [1])
         length = sum(sizes.values())
         rule = SumRule(Encoding.fixed_point(bound), self_masks=True, everybody=True, length=length)
+        asked = self.sums.order(name).bound
+        if self.simulated and asked != bound:
+            raise ProtocolError(
+                f"Sum({said.name!r}) and its handler state different bounds: {asked:g} and "
+                f"{bound:g} for the most rows of a client",
+                remedy="state the same in both",
+                party=self.name,
+            )
         self.sums.check(name, rule)
         terms = flatten(method(**given), sizes, said.name)
+        if not np.abs(terms).max(initial=0.0) <= bound:
+            at = sorted(
+                {key for key, part in split(terms, sizes) if not (abs(part) <= bound).all()}
+            )
+            raise self.unfit(
+                SumError(
+                    f"{', '.join(at)} of {said.name!r}: beyond the bound of {said.bound:g} per "
+                    f"{said.per}, or not finite",
+                    remedy="state a larger bound in both, or scale the terms",
+                    party=self.name,
+                )
+            )
         if said.held_out:
             terms = self.figures(name, np.arange(len(self.x_test)), terms, total=name)
         self.sums.contribute(name, terms)
@@ -248,7 +281,14 @@ class MethodClient(AnsweringClient):
 
     def _tell(self, request: MethodRequest, method: Callable[..., Any]) -> MethodReply:
         given, _ = unpack(request.plain, request.given, party="server")
-        plain, arrays = pack(method(**given) or {})
+        found = method(**given)
+        if found is not None and not isinstance(found, Mapping):
+            raise ProtocolError(
+                f"the handler of {request.name!r} returned {type(found).__name__}",
+                remedy="return a dictionary, or None",
+                party=self.name,
+            )
+        plain, arrays = pack(found or {})
         return MethodReply(round=request.round, plain=plain, given=arrays)
 
     def _check_handlers(self) -> None:
@@ -269,6 +309,14 @@ class MethodClient(AnsweringClient):
         if not np.isfinite(table).all():
             raise TableError("NaN or infinite values", remedy="clean the table", party=self.name)
         return table
+
+
+def split(
+    terms: NDArray[np.float64], sizes: Mapping[str, int]
+) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Yield the terms of a sum by key."""
+    ends = np.cumsum([*sizes.values()])[:-1]
+    yield from zip(sizes, np.split(terms, ends), strict=True)
 
 
 def flatten(

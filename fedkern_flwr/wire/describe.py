@@ -59,6 +59,8 @@ class DescribeReply(PhaseMessage):
         Signature of that key by the node's identity; empty if it has none.
     answered : int
         The last round that it answered in a secure run that broke off; it repeats none of them.
+    opened : int
+        The last round of it whose sum this node helped to open.
     binary : int
         Columns, label included, that have at most two values here; they hide less.
     counting : str
@@ -78,6 +80,7 @@ class DescribeReply(PhaseMessage):
     public_key: bytes = b""
     signature: bytes = b""
     answered: int = 0
+    opened: int = 0
     binary: int = 0
     counting: str = "off"
 

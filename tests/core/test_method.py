@@ -205,7 +205,8 @@ def test_a_generator_that_is_told_of_a_lost_state_goes_on() -> None:
         (None, "the handler of 'rows' returned NoneType, what is summed is"),
         ({"count": 1}, r"returned \['count'\], what is summed is \['count', 'sum'\]"),
         ({"count": 1, "sum": np.zeros(3)}, "sum of 'rows' has 3 numbers, 2 are summed"),
-        ({"count": 1, "sum": [0.0, 1e9]}, "refused by the node: the values of a sum"),
+        ({"count": 1, "sum": [0.0, 1e9]}, "sum of 'rows': beyond the bound of 1 per row"),
+        ({"count": np.nan, "sum": [0.0, 0.0]}, "count of 'rows': beyond the bound of 1 per row"),
     ],
 )
 def test_terms_that_do_not_fit_are_one_line(returned: Any, text: str) -> None:
@@ -224,8 +225,15 @@ def test_the_node_declares_the_bound_not_the_server() -> None:
         def rounds(self, parties: Any) -> Any:
             yield Sum("rows", {"sum": (2,), "count": ()}, bound=2.0, ask={"k": 0})
 
-    with pytest.raises(RefusedError, match="refused by the node: the bound of a sum"):
+    with pytest.raises(ProtocolError, match=r"'rows'. and its handler state different bounds: 24"):
         simulate(Wider(), make(), CLIENTS)
+
+    def deployed(context: Context) -> MethodClient:
+        context.node_config["simulation"] = False
+        return make(policy=NodePolicy())(context)
+
+    with pytest.raises(RefusedError, match="refused by the node: the bound of a sum"):
+        simulate(Wider(), deployed, CLIENTS)
 
 
 def test_a_handler_that_is_not_there_is_named() -> None:
@@ -235,6 +243,49 @@ def test_a_handler_that_is_not_there_is_named() -> None:
 
     with pytest.raises(ProtocolError, match=r"no handler for 'weigh'.*@contributes or @answers"):
         simulate(Other(), make(), CLIENTS)
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (3, "rounds.. yielded int, which is no step"),
+        (Sum("judge", {"far": ()}), "a Sum asks for 'judge', which is marked with @answers"),
+        (Ask("rows", {"k": 0}), "an Ask asks for 'rows', which is marked with @contributes"),
+        (Ask("tell"), "the handler of 'tell' returned tuple; return a dictionary, or None"),
+    ],
+)
+def test_steps_that_do_not_fit_their_handlers_are_one_line(step: Any, text: str) -> None:
+    class Odd(Mean):
+        def rounds(self, parties: Any) -> Any:
+            yield step
+
+    class Telling(MeanClient):
+        @answers("tell")
+        def tell(self) -> Any:
+            return (1, 2)
+
+    with pytest.raises(ProtocolError, match=text) as error:
+        simulate(Odd(), make(Telling), CLIENTS)
+    assert "\n" not in str(error.value)
+
+
+def test_more_numbers_than_unknowns_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Many(Mean):
+        def rounds(self, parties: Any) -> Any:
+            for k in range(3):
+                yield Sum("rows", {"sum": (200,), "count": ()}, ask={"k": k})
+
+    class Adding(MeanClient):
+        @contributes("rows")
+        def add(self, k: int) -> dict[str, Any]:
+            return {"count": 1, "sum": np.zeros(200)}
+
+    simulate(Many(), make(Adding), CLIENTS)
+    said = [r.getMessage() for r in caplog.records if "can be computed" in r.getMessage()]
+    assert said == [
+        "the rows behind the sum 'rows' can be computed: 201 numbers would be released about 96 "
+        "unknowns"
+    ]
 
 
 def test_figures_of_held_out_rows_obey_the_policy() -> None:
@@ -297,6 +348,39 @@ def test_a_sum_that_may_have_been_opened_is_not_summed_again(tmp_path: Path) -> 
     (tmp_path / "run.npz").write_bytes(kept[0])  # an earlier checkpoint: the nodes have gone on
     with pytest.raises(CheckpointError, match="broke off while a sum was being opened"):
         simulate(Mean(**options, resume=True), own, CLIENTS)
+
+
+@pytest.mark.parametrize("phase", ["method", "unmask"])
+@pytest.mark.parametrize("which", [1, 2])
+def test_a_run_cut_within_a_sum_goes_on_with_the_same_clients(
+    phase: str, which: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for and not opened: again. Being opened: again, but over the same clients only."""
+    whole, own = Mean(times=3), make(state_dir=tmp_path / "state")
+    simulate(whole, own, CLIENTS)
+    options: dict[str, Any] = {"times": 3, "checkpoint": tmp_path / "run.npz", "threshold": 4}
+    first, phases = Mean(**options), [0]
+    exchange = first.run_phase
+
+    def cut(*args: Any, **more: Any) -> Any:
+        found = exchange(*args, **more)
+        phases[0] += more["phase"] == phase
+        if phases[0] == which and more["phase"] == phase:
+            raise PowerCutError
+        return found
+
+    first.run_phase = cut  # type: ignore[method-assign]
+    with pytest.raises(PowerCutError):
+        simulate(first, own, CLIENTS)
+    again = (tmp_path / "run.npz").is_file()
+    assert again or (phase, which) == ("method", 1)
+    if phase == "unmask":
+        gone = FaultPlan([(2, "method", None, Fault("vanished"))])
+        with pytest.raises(CohortError, match=r"whose sum was being opened .* did not all"):
+            simulate(Mean(**options, resume=True, attempts=1), own, CLIENTS, faults=gone)
+    resumed = Mean(**options, resume=again)
+    simulate(resumed, own, CLIENTS)
+    assert resumed.metrics_ == whole.metrics_
 
 
 def test_a_method_that_saves_goes_on_from_there(tmp_path: Path) -> None:

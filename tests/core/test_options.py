@@ -84,6 +84,12 @@ def test_options_are_stated_once_and_found_everywhere() -> None:
         Declares(unknown=1)
 
 
+@pytest.mark.parametrize(("name", "kind"), [("rows", list), ("seed", int), ("x", int | list)])
+def test_options_that_cannot_be_are_refused_where_they_are_declared(name: str, kind: Any) -> None:
+    with pytest.raises(TypeError, match=f"Bad cannot have an option {name} of type"):
+        type("Bad", (Declares,), {name: option(0), "__annotations__": {name: kind}})
+
+
 def test_a_subclass_may_declare_another_default() -> None:
     class Other(Declares):
         count: int = option(5, "How many.", least=4)

@@ -211,7 +211,9 @@ def test_a_run_that_broke_off_is_resumed(
         patch.setattr(InProcessGrid, "pull_messages", pull)
         with pytest.raises(KeyboardInterrupt):
             run(parties.nodes, **options, **checkpoint, model=str(tmp_path / "broken.npz"))
-    assert load_arrays(tmp_path / "checkpoint.npz")[1]["stage"] == "cg"
+    saved = load_arrays(tmp_path / "checkpoint.npz")[1]["saved"]
+    assert saved["fingerprints"]
+    assert "metrics" not in saved  # it was not solved
     run(parties.nodes, **options, **checkpoint, resume=True, model=str(tmp_path / "resumed.npz"))
     whole, resumed = (load_model(tmp_path / f"{n}.npz")[0] for n in ("whole", "resumed"))
     np.testing.assert_allclose(resumed["coefficients"], whole["coefficients"], rtol=0.0, atol=1e-6)
