@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 from flwr.app import Context
@@ -84,10 +85,16 @@ class AnsweringClient(PhaseClient):
 
     def marked(self, mark: str) -> dict[Any, Callable[..., Any]]:
         """Return what is marked -> method; one that overrides a marked one need not be marked."""
-        marks = {
-            name: getattr(method, mark)
-            for cls in reversed(type(self).__mro__)
-            for name, method in vars(cls).items()
-            if hasattr(method, mark)
-        }
-        return {what: getattr(self, name) for name, what in marks.items()}
+        return {what: getattr(self, name) for name, what in _marks(type(self), mark)}
+
+
+@cache  # a client is made for every message
+def _marks(cls: Any, mark: str) -> tuple[tuple[str, Any], ...]:
+    """Return (name of a method, what it is marked with) of a class and its bases."""
+    found = {
+        name: getattr(method, mark)
+        for base in reversed(cls.__mro__)
+        for name, method in vars(base).items()
+        if hasattr(method, mark)
+    }
+    return tuple(found.items())

@@ -90,7 +90,7 @@ def test_without_that_rule_the_difference_of_two_sums_is_one_clients_vector(
     make_streams: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mutation: nodes that do not note what they have answered."""
-    monkeypatch.setattr(PhaseClient, "note_answered", lambda *a: None)
+    monkeypatch.setattr(PhaseClient, "note_answered", lambda *a, **k: None)
     streams = make_streams(CLIENTS, ROUNDS, state_dir=tmp_path / "state")
     first, second = two_lives(streams, tmp_path)
     difference = first.totals[4] - second.totals[4]
