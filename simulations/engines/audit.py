@@ -47,6 +47,7 @@ _UP = {
     ("describe", "role"): "control",
     ("describe", "restored"): "control",
     ("describe", "answered"): "control",
+    ("describe", "opened"): "control",
     ("describe", "counting"): "control",
     ("describe", "binary"): "size",
     ("describe", "rows"): "size",
