@@ -39,7 +39,9 @@ def commands() -> dict[str, set[str]]:
 
 def unknown(line: str) -> str:
     """Return what `fedkern` does not know of a command line, or nothing."""
+    own = "kernel-pca"  # stands for the method that a reader of a page writes
     words = [w for w in shlex.split(line, comments=True)[1:] if w not in ("...", "|")]
+    words = [own if w == "my-method" and words[0] != "new-method" else w for w in words]
     command = fedkern()
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         name = words.pop(0)
@@ -54,7 +56,7 @@ def unknown(line: str) -> str:
     if missing:
         return f"no option {missing[0]}"
     if command.name == "compare" and words and re.fullmatch(r"[a-z][a-z0-9-]+", words[0]):
-        return "" if words[0] in (*NAMES, "papers") else f"no preset {words[0]}"
+        return "" if words[0] in (*NAMES, "kernel-pca", "papers") else f"no preset {words[0]}"
     return ""
 
 
