@@ -88,6 +88,7 @@ def test_a_node_tells_sizes_and_a_digest() -> None:
         "public_key",
         "signature",
         "answered",
+        "opened",
         "binary",
         "counting",
         "block",

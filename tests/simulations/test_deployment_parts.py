@@ -307,7 +307,7 @@ def test_every_option_of_a_deployment_reaches_the_app_or_is_refused(name: str) -
     found = run_config(app, given, known, {"seed": 3}, Path("/model.npz"))
     assert set(found) <= set(keys)
     assert found["seed"] == 3
-    assert found["data"] == ""
+    assert found.get("data", "") == ""  # a node has its own
     assert "/model.npz" in found.values()
     for key, value in found.items():
         assert type(value) is type(keys[key]), key

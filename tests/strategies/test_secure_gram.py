@@ -995,7 +995,7 @@ def test_nothing_of_a_row_leaves_a_node_in_plain(options: Table) -> None:
     names = {name for _, name in up} - {n for (p, n) in up if p.startswith("sum-")}
     assert names <= {
         "phase", "protocol", "round", "partition", "partitions", "role", "rows", "features",
-        "test_rows", "columns", "restored", "answered", "binary", "counting",
+        "test_rows", "columns", "restored", "answered", "opened", "binary", "counting",
         "public_key", "signature", "num_examples", "code", "message", "session",
     }  # fmt: skip
 
