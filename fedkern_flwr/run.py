@@ -1,7 +1,7 @@
 """The driver of a method's generator: exchanges, retries, sums, deliveries, checkpoints.
 
-Two ideas of asking again are all there are: *each* (whoever did not answer, alone) and *all* (the
-whole exchange anew, with new masks, so that nothing of the first attempt can be opened).
+Two ideas of asking again are all there are: *each* (whoever did not answer, alone) and *enough*
+(the whole exchange anew, with new masks, so that nothing of the first attempt can be opened).
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ class Run:
                     remedy="start the run anew",
                 )
             found = step.split(value["total"]) if isinstance(step, Sum) else _by_party(value)
-            self._log.append((known, value)) if self._log is not None else None
+            if self._log is not None:
+                self._log.append((known, value))
             return found
         if isinstance(step, Sum):
             total = self._sum(step)
