@@ -23,7 +23,7 @@ from scipy.stats import rankdata
 
 from .gradient_inversion import Floats
 
-_ROUNDING = 1e-12  # of K^T K, which is released in fixed point
+ROUNDING = 1e-12  # smallest eigenvalue of K^T K that counts, over its largest
 
 
 def leverage(gram: Floats, rows: Floats) -> Floats:
@@ -39,10 +39,11 @@ def leverage(gram: Floats, rows: Floats) -> Floats:
     Returns
     -------
     ndarray, shape (n,)
-        At most one for a row of K, but for rounding.
+        At most one for a row of K, but for rounding: eigenvalues are right to m eps of the largest,
+        and count from `ROUNDING` of it, so one is exceeded by m eps / `ROUNDING` at most.
     """
     values, vectors = np.linalg.eigh(gram)
-    floor = _ROUNDING * values[-1]
+    floor = ROUNDING * values[-1]
     return np.asarray(((rows @ vectors) ** 2 / np.maximum(values, floor)).sum(axis=1))
 
 
