@@ -25,8 +25,8 @@ from rich.table import Table
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.deployment.node_files import read_secrets
-from fedkern_flwr.simulations.families.hybrid_data import HybridClients
-from fedkern_flwr.simulations.families.vertical_data import VerticalClients
+from fedkern_flwr.simulations.methods.hybrid_data import HybridClients
+from fedkern_flwr.simulations.methods.vertical_data import VerticalClients
 
 FEDKERN = Path(sys.executable).parent / "fedkern"
 #: Method -> options, those of a deployment, those of a simulation.

@@ -28,8 +28,8 @@ from rich.table import Table
 
 from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.families.vertical_data import VerticalData, VerticalSettings
-from fedkern_flwr.simulations.plots import plot_sweep
+from fedkern_flwr.simulations.methods.vertical_data import VerticalData, VerticalSettings
+from fedkern_flwr.simulations.run.plots import plot_sweep
 from fedkern_flwr.strategies import FDSKL
 
 GOAL_SECONDS, GOAL_BYTES = 45.0, 1.5e9

@@ -27,7 +27,7 @@ from fedkern_flwr.labels import decide, encode_classes
 from fedkern_flwr.phases import cosines
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.families.vertical_data import (
+from fedkern_flwr.simulations.methods.vertical_data import (
     VerticalData,
     VerticalSettings,
     frequency_seed,

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.families.vertical_data import VerticalData, VerticalSettings
-from fedkern_flwr.simulations.plots import plot_sweep
+from fedkern_flwr.simulations.methods.vertical_data import VerticalData, VerticalSettings
+from fedkern_flwr.simulations.run.plots import plot_sweep
 from fedkern_flwr.strategies import FDSKL
 
 OUT = Path(__file__).parent.parent / "docs" / "images" / "fdskl-streaming.png"

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedkern_flwr.links import Link
-from fedkern_flwr.simulations.topologies import (
+from fedkern_flwr.simulations.lab.topologies import (
     COLUMNS,
     PARTIES,
     SERVER_NOTE,

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.families.online_data import DataSettings, prepare
+from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
 from fedkern_flwr.strategies import POFMKL
 
 CLIENTS, ROUNDS, GOAL = 23, 500, 10.0

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Engine
-from fedkern_flwr.simulations.families.online_data import Shard, TableClients
+from fedkern_flwr.simulations.methods.online_data import Shard, TableClients
 from fedkern_flwr.strategies import POFMKL
 
 ROUNDS, DIMENSION = 30, 15

@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedkern_flwr.simulations.experiment import versions
+from fedkern_flwr.simulations.methods.experiment import versions
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"

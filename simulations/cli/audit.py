@@ -19,15 +19,15 @@ from rich.table import Table
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError
 
-from ..audits import PLANS, Audited, Plan, Variant, audit, plan_of
-from ..audits.engine import Progress
-from ..audits.report import COLUMNS, cells, write_all, write_audit
-from ..entries import check_seed
-from ..experiment import versions
-from ..folders import folder_of_results
-from ..methods import family, method, options
-from ..options import RUN, Option
-from ..run_folder import open_json_target
+from ..lab.audits import PLANS, Audited, Plan, Variant, audit, plan_of
+from ..lab.audits.engine import Progress
+from ..lab.audits.report import COLUMNS, cells, write_all, write_audit
+from ..methods.experiment import versions
+from ..methods.registry import family, method, options
+from ..run.entries import check_seed
+from ..run.folders import folder_of_results
+from ..run.options import RUN, Option
+from ..run.run_folder import open_json_target
 from .console import Screen
 
 _RESULT = "audit.json"

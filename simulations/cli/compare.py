@@ -18,18 +18,18 @@ from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import FedKernError, OptionError, TableError
 from fedkern_flwr.registered import registered
 
-from ..cells import Cell, CellStore, Record
-from ..comparison import Comparison, Part, compare, headings, plan, table_rows
-from ..data import Settings
 from ..engines import Engine
-from ..entries import check_seed
-from ..experiment import versions
-from ..folders import folder_of_results
-from ..paper_figures import HEADINGS, count_misses, paper_figures
-from ..presets import NAMES, PAPERS, Preset, preset, registered_methods
-from ..provenance import provenance
-from ..run_folder import open_json_target
-from ..sweep import CellFailed, choose_jobs, sweep
+from ..lab.cells import Cell, CellStore, Record
+from ..lab.comparison import Comparison, Part, compare, headings, plan, table_rows
+from ..lab.paper_figures import HEADINGS, count_misses, paper_figures
+from ..lab.presets import NAMES, PAPERS, Preset, preset, registered_methods
+from ..lab.sweep import CellFailed, choose_jobs, sweep
+from ..methods.experiment import versions
+from ..run.data import Settings
+from ..run.entries import check_seed
+from ..run.folders import folder_of_results
+from ..run.provenance import provenance
+from ..run.run_folder import open_json_target
 from .console import Screen
 
 _RESULT = "compare.json"
@@ -119,7 +119,7 @@ def compare_presets(
         result = results[0] if alone else {"presets": results, "left_out": left_out}
         text = json.dumps(result, allow_nan=False)
         write_atomically(folder / _RESULT, text.encode())
-        from ..comparison_report import write_comparison_report
+        from ..lab.comparison_report import write_comparison_report
 
         report = write_comparison_report(folder, compared, seed=seed, left_out=left_out)
     screen.note(f"report: {report.resolve()}")

@@ -19,17 +19,17 @@ from fedkern_flwr.errors import EngineError, FedKernError, OptionError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.strategy import PhaseStrategy
 
-from ..data import Prepared
 from ..deployment import LocalDeployment, Secrets, write_node
 from ..deployment.local import CONNECTION, last_line
 from ..deployment.node_files import NodeConfig, toml
 from ..deployment.run_config import app_folder, run_config
-from ..entries import Entry
-from ..experiment import checkpoint_file, summarise, versions
-from ..families.base import Family
-from ..methods import FAMILIES, family, method, options
-from ..options import RUN, Option
-from ..run_folder import ARTIFACTS, RunFolder, open_json_target
+from ..methods.base import Family
+from ..methods.experiment import checkpoint_file, summarise, versions
+from ..methods.registry import FAMILIES, family, method, options
+from ..run.data import Prepared
+from ..run.entries import Entry
+from ..run.options import RUN, Option
+from ..run.run_folder import ARTIFACTS, RunFolder, open_json_target
 from .console import Screen
 
 #: Options of ``fedkern run`` that mean nothing here; they keep their defaults.

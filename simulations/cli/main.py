@@ -13,8 +13,8 @@ import typer
 from fedkern_flwr import __version__
 from fedkern_flwr.errors import FedKernError
 
-from ..methods import METHODS, family, options
-from ..presets import NAMES
+from ..lab.presets import NAMES
+from ..methods.registry import METHODS, family, options
 from .audit import AUDITED, audit_all, audit_method, audit_options
 from .compare import ALL, compare_presets
 from .deploy import DEPLOYABLE, deploy_method, deploy_options

@@ -11,7 +11,7 @@ import typer
 
 from fedkern_flwr.errors import OptionError
 
-from ..methods import METHODS
+from ..methods.registry import METHODS
 
 _PROJECT = """\
 [build-system]

@@ -12,7 +12,7 @@ import click
 import typer
 from rich.markup import escape
 
-from ..options import Option
+from ..run.options import Option
 
 
 def parameter(option: Option) -> tuple[str, Any, Any]:

@@ -9,8 +9,8 @@ import typer
 
 from fedkern_flwr.errors import OptionError, TableError
 
-from ..methods import family
-from ..run_folder import RunFolder
+from ..methods.registry import family
+from ..run.run_folder import RunFolder
 from .console import Screen
 
 

@@ -12,12 +12,12 @@ from typing import Any
 from fedkern_flwr.errors import OptionError
 
 from ...strategies import PhaseStrategy
-from ..data import Prepared
 from ..engines.ray_cluster import check_ray_address
-from ..entries import Entry
-from ..experiment import run_entries, summarise, versions
-from ..methods import family, method
-from ..run_folder import ARTIFACTS, RunFolder, open_json_target
+from ..methods.experiment import run_entries, summarise, versions
+from ..methods.registry import family, method
+from ..run.data import Prepared
+from ..run.entries import Entry
+from ..run.run_folder import ARTIFACTS, RunFolder, open_json_target
 from .console import Screen
 
 

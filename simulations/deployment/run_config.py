@@ -11,7 +11,7 @@ from typing import Any
 
 from fedkern_flwr.errors import OptionError
 
-from ..options import Option
+from ..run.options import Option
 
 _MODEL = ("saved-model", "model")  # the first one that an app has names the file
 

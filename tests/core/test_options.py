@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.method import Method, option
 from fedkern_flwr.options import declared
-from fedkern_flwr.simulations.options import options
+from fedkern_flwr.simulations.run.options import options
 
 
 class Declares(Method):

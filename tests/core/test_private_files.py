@@ -20,8 +20,8 @@ from fedkern_flwr.private_files import create_file, make_private_folder, open_pr
 from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
 from fedkern_flwr.simulations.deployment.node_files import write_node
 from fedkern_flwr.simulations.deployment.processes import Processes
-from fedkern_flwr.simulations.folders import make_folder
-from fedkern_flwr.simulations.run_folder import RunFolder
+from fedkern_flwr.simulations.run.folders import make_folder
+from fedkern_flwr.simulations.run.run_folder import RunFolder
 
 TABLE = {"x": np.ones((2, 1)), "ids": (1, 2), "alignment_key": bytes(32)}
 

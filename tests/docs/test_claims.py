@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkern_flwr.simulations.audits import PLANS
+from fedkern_flwr.simulations.lab.audits import PLANS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "claims.md"

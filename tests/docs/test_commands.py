@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from fedkern_flwr.simulations.cli.main import app
-from fedkern_flwr.simulations.presets import NAMES
+from fedkern_flwr.simulations.lab.presets import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 

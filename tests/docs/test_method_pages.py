@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.methods import METHODS, options
+from fedkern_flwr.simulations.methods.registry import METHODS, options
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

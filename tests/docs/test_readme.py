@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedkern_flwr import strategies
-from fedkern_flwr.simulations.presets import NAMES
+from fedkern_flwr.simulations.lab.presets import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 README, RESULTS = ROOT / "README.md", ROOT / "docs/results.md"

@@ -15,7 +15,7 @@ import pytest
 
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.families.online_data import DataSettings, prepare
+from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
 from fedkern_flwr.strategies import POFMKL
 
 CONFIG = 'data="diabetes" num-rounds=20 samples-per-round=5 features=6 seed=3 secure="on"'

@@ -20,7 +20,7 @@ from fedkern_flwr.frequencies import draw_directions, draw_offsets
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.simulations.deployment.run_config import app_folder
-from fedkern_flwr.simulations.methods import options
+from fedkern_flwr.simulations.methods.registry import options
 from fedkern_flwr.strategies import FDSKL
 
 APP = "fdskl"

@@ -15,9 +15,9 @@ from flwr.app import Context, RecordDict
 from fedkern_flwr.errors import FedKernError, ProtocolError
 from fedkern_flwr.scaling import Scaling, scale_by_ranges
 from fedkern_flwr.simulations import InProcessGrid
-from fedkern_flwr.simulations.datasets import load_data
 from fedkern_flwr.simulations.deployment.run_config import app_folder
-from fedkern_flwr.simulations.methods import options
+from fedkern_flwr.simulations.methods.registry import options
+from fedkern_flwr.simulations.run.datasets import load_data
 from fedkern_flwr.strategies import ColumnRanges
 
 APP = "ranges"

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import EngineError, OptionError, TableError
-from fedkern_flwr.simulations import cells as module
-from fedkern_flwr.simulations import provenance as origin
-from fedkern_flwr.simulations.cells import Cell, CellStore, run_alike, run_cell
-from fedkern_flwr.simulations.entries import Entry
-from fedkern_flwr.simulations.experiment import run_entries
-from fedkern_flwr.simulations.families.online_data import DataSettings, prepare
-from fedkern_flwr.simulations.families.vertical_data import VerticalSettings
-from fedkern_flwr.simulations.provenance import provenance
-from fedkern_flwr.simulations.sweep import CellFailed, choose_jobs, sweep
+from fedkern_flwr.simulations.lab import cells as module
+from fedkern_flwr.simulations.lab.cells import Cell, CellStore, run_alike, run_cell
+from fedkern_flwr.simulations.lab.sweep import CellFailed, choose_jobs, sweep
+from fedkern_flwr.simulations.methods.experiment import run_entries
+from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
+from fedkern_flwr.simulations.methods.vertical_data import VerticalSettings
+from fedkern_flwr.simulations.run import provenance as origin
+from fedkern_flwr.simulations.run.entries import Entry
+from fedkern_flwr.simulations.run.provenance import provenance
 
 WEATHER = DataSettings("iris", clients=3, rounds=6)
 
@@ -164,7 +164,7 @@ def test_a_sweep_gives_what_is_finished_before_it_names_the_cell_that_fails(
 
 
 def test_one_draw_is_timed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkern_flwr.simulations.sweep.processors", lambda: 8)
+    monkeypatch.setattr("fedkern_flwr.simulations.lab.sweep.processors", lambda: 8)
     many = [cell(seed=s) for s in range(40)]
     assert choose_jobs(many, 1) == 1
     assert choose_jobs(many[:5], 20) == 1
@@ -172,7 +172,7 @@ def test_one_draw_is_timed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_worker_with_other_data_or_code_is_refused() -> None:
-    from fedkern_flwr.simulations.sweep import _compute
+    from fedkern_flwr.simulations.lab.sweep import _compute
 
     with pytest.raises(EngineError, match="other data, libraries or code"):
         _compute(cell(), "something else")

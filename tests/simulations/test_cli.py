@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.simulations import engines, presets
+from fedkern_flwr.simulations import engines
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.families.base import Family
-from fedkern_flwr.simulations.families.online import OnlineFamily
-from fedkern_flwr.simulations.presets.online import weather
+from fedkern_flwr.simulations.lab import presets
+from fedkern_flwr.simulations.lab.presets.online import weather
+from fedkern_flwr.simulations.methods.base import Family
+from fedkern_flwr.simulations.methods.online import OnlineFamily
 
 METHODS = [cls.method for cls in OnlineFamily.strategies]
 SMALL = ["--data", "wine", "--clients", "4", "--rounds", "12", "--quiet"]

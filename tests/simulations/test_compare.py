@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import StateError
-from fedkern_flwr.simulations import presets
 from fedkern_flwr.simulations.cli import compare as command
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.comparison import plan
-from fedkern_flwr.simulations.families.gram_data import GramSettings
-from fedkern_flwr.simulations.families.hybrid_data import HybridSettings
-from fedkern_flwr.simulations.families.vertical_data import VerticalSettings
-from fedkern_flwr.simulations.presets import PAPERS, Preset, Section, preset
-from fedkern_flwr.simulations.presets.base import Builder
-from fedkern_flwr.simulations.presets.online import weather
+from fedkern_flwr.simulations.lab import presets
+from fedkern_flwr.simulations.lab.comparison import plan
+from fedkern_flwr.simulations.lab.presets import PAPERS, Preset, Section, preset
+from fedkern_flwr.simulations.lab.presets.base import Builder
+from fedkern_flwr.simulations.lab.presets.online import weather
+from fedkern_flwr.simulations.methods.gram_data import GramSettings
+from fedkern_flwr.simulations.methods.hybrid_data import HybridSettings
+from fedkern_flwr.simulations.methods.vertical_data import VerticalSettings
 from fedkern_flwr.strategies import OFSKL
 
 Compared = dict[str, Any]

@@ -11,7 +11,7 @@ import pytest
 
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.interactions import hold_out_latest
-from fedkern_flwr.simulations.datasets import (
+from fedkern_flwr.simulations.run.datasets import (
     BUILTIN,
     BUILTIN_INTERACTIONS,
     load_builtin_interactions,

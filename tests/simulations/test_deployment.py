@@ -19,8 +19,8 @@ import pytest
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.deployment.node_files import read_secrets
-from fedkern_flwr.simulations.families.hybrid_data import HybridClients
-from fedkern_flwr.simulations.families.vertical_data import VerticalClients
+from fedkern_flwr.simulations.methods.hybrid_data import HybridClients
+from fedkern_flwr.simulations.methods.vertical_data import VerticalClients
 
 pytestmark = pytest.mark.timeout(280)
 

@@ -19,7 +19,7 @@ from fedkern_flwr.simulations.deployment import LocalDeployment, write_node
 from fedkern_flwr.simulations.deployment.certificates import make_node_key
 from fedkern_flwr.simulations.deployment.run_config import app_folder
 from fedkern_flwr.simulations.engines.faults import Delivery, Fault
-from fedkern_flwr.simulations.families.online_data import DataSettings, Streams, prepare
+from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
 from fedkern_flwr.strategies import POFMKL
 
 pytestmark = pytest.mark.timeout(280)

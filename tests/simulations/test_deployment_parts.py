@@ -38,8 +38,8 @@ from fedkern_flwr.simulations.deployment.node_files import (
 )
 from fedkern_flwr.simulations.deployment.processes import Processes
 from fedkern_flwr.simulations.deployment.run_config import app_folder, declared, run_config
-from fedkern_flwr.simulations.families.rating_data import RatingClients
-from fedkern_flwr.simulations.methods import family, method, options
+from fedkern_flwr.simulations.methods.rating_data import RatingClients
+from fedkern_flwr.simulations.methods.registry import family, method, options
 from fedkern_flwr.tables import load_table
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)

@@ -14,7 +14,7 @@ from scipy.spatial.distance import cdist
 from sklearn import datasets
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.simulations.attacks import (
+from fedkern_flwr.simulations.lab.attacks import (
     COMPLETIONS,
     alternating_descent,
     correlation,

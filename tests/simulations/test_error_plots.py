@@ -13,12 +13,12 @@ pytest.importorskip("matplotlib")
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedkern_flwr.simulations import plots
-from fedkern_flwr.simulations.comparison import Comparison
-from fedkern_flwr.simulations.entries import Entry
-from fedkern_flwr.simulations.error_plots import plot_error_boxes, plot_error_time
-from fedkern_flwr.simulations.families.vertical_figures import FIGURES
-from fedkern_flwr.simulations.presets.online import weather
+from fedkern_flwr.simulations.lab.comparison import Comparison
+from fedkern_flwr.simulations.lab.error_plots import plot_error_boxes, plot_error_time
+from fedkern_flwr.simulations.lab.figures.vertical import FIGURES
+from fedkern_flwr.simulations.lab.presets.online import weather
+from fedkern_flwr.simulations.run import plots
+from fedkern_flwr.simulations.run.entries import Entry
 
 HOSTILE = ["_hidden", r"$\frac{", "x" * 300, ""]
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.simulations.datasets import BUILTIN, BUILTIN_INTERACTIONS
-from fedkern_flwr.simulations.experiment import Entry, run_entries, summarise
-from fedkern_flwr.simulations.families.online_data import DataSettings, Streams, prepare
-from fedkern_flwr.simulations.hindsight import server_regret
-from fedkern_flwr.simulations.methods import METHODS, options
-from fedkern_flwr.simulations.presets import NAMES, preset
-from fedkern_flwr.simulations.random_labels import RANDOM_LABELS
+from fedkern_flwr.simulations.lab.presets import NAMES, preset
+from fedkern_flwr.simulations.lab.references.hindsight import server_regret
+from fedkern_flwr.simulations.methods.experiment import Entry, run_entries, summarise
+from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
+from fedkern_flwr.simulations.methods.registry import METHODS, options
+from fedkern_flwr.simulations.run.datasets import BUILTIN, BUILTIN_INTERACTIONS
+from fedkern_flwr.simulations.run.random_labels import RANDOM_LABELS
 from fedkern_flwr.strategies import OFSKL
 
 DATA = os.environ.get("FEDKERN_DATA")

@@ -14,7 +14,7 @@ import pytest
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.simulations import Transcript, simulate
-from fedkern_flwr.simulations.attacks import (
+from fedkern_flwr.simulations.lab.attacks import (
     Inversion,
     Observation,
     attack_transcript,
@@ -23,7 +23,7 @@ from fedkern_flwr.simulations.attacks import (
     invert_sum,
     observe,
 )
-from fedkern_flwr.simulations.families.online_data import DataSettings, prepare
+from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
 from fedkern_flwr.strategies import POFMKL
 from fedkern_flwr.wire.online import SUM_BOUND
 

@@ -12,7 +12,8 @@ from fedkern_flwr.errors import CohortError, OptionError
 from fedkern_flwr.gram import unpack
 from fedkern_flwr.gram_plan import Merge, combine
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.attacks.gram import (
+from fedkern_flwr.simulations.engines import Audit, Fault, FaultPlan
+from fedkern_flwr.simulations.lab.attacks.gram import (
     binary_vector,
     difference_profile,
     implied_items,
@@ -24,7 +25,6 @@ from fedkern_flwr.simulations.attacks.gram import (
     rows_up_to_rotation,
     sparse_profile,
 )
-from fedkern_flwr.simulations.engines import Audit, Fault, FaultPlan
 from fedkern_flwr.strategies import FedCFK, SecureGram
 
 MIN_SUPPORT = 5

@@ -22,7 +22,7 @@ from fedkern_flwr.gram import unpack
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations import engines
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.methods import family, method, options
+from fedkern_flwr.simulations.methods.registry import family, method, options
 
 USERS, ITEMS = 24, 14
 METHODS = ["secure-gram", "fed-cfk"]

@@ -11,8 +11,8 @@ import pytest
 
 from fedkern_flwr.errors import TableError
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.presets import preset
-from fedkern_flwr.simulations.presets.demo import demo
+from fedkern_flwr.simulations.lab.presets import preset
+from fedkern_flwr.simulations.lab.presets.demo import demo
 
 USERS, ITEMS = 72, 30
 

@@ -22,9 +22,10 @@ from fedkern_flwr.secure_sum import Encoding, running_sum
 from fedkern_flwr.secure_sum import party as party_module
 from fedkern_flwr.seeding import uniform
 from fedkern_flwr.simulations import Transcript, simulate
-from fedkern_flwr.simulations.attacks.gram import rows_by_known, rows_up_to_rotation
-from fedkern_flwr.simulations.attacks.hierarchical import SVMRun
-from fedkern_flwr.simulations.attacks.hierarchical_inference import (
+from fedkern_flwr.simulations.engines.faults import Delivery, Fault
+from fedkern_flwr.simulations.lab.attacks.gram import rows_by_known, rows_up_to_rotation
+from fedkern_flwr.simulations.lab.attacks.groups import SVMRun
+from fedkern_flwr.simulations.lab.attacks.groups_inference import (
     changes,
     columns_in_span,
     fit_of,
@@ -37,8 +38,7 @@ from fedkern_flwr.simulations.attacks.hierarchical_inference import (
     row_of_gradient,
     rows_found,
 )
-from fedkern_flwr.simulations.attacks.hierarchical_insiders import SVMInsiders
-from fedkern_flwr.simulations.engines.faults import Delivery, Fault
+from fedkern_flwr.simulations.lab.attacks.groups_insiders import SVMInsiders
 from fedkern_flwr.strategies import HierarchicalSVM
 from fedkern_flwr.wire import hierarchical as wire
 

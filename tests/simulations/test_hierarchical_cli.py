@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.methods import family, method, options
+from fedkern_flwr.simulations.methods.registry import family, method, options
 
 RUN = ["run", "hierarchical-svm"]
 SMALL = ["--data", "iris", "--positive", "1", "--users", "6"]

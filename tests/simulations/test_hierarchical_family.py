@@ -13,15 +13,12 @@ from fedkern_flwr.linear_model import model_rows
 from fedkern_flwr.simulations import DropOut, simulate
 from fedkern_flwr.simulations.engines.delays import DelayLaw, GroupDelays, first_fault
 from fedkern_flwr.simulations.engines.faults import Delivery
-from fedkern_flwr.simulations.experiment import Entry, run_entries, summarise
-from fedkern_flwr.simulations.families.hierarchical import HierarchicalFamily
-from fedkern_flwr.simulations.families.hierarchical_data import (
-    HierarchicalData,
-    HierarchicalSettings,
-)
-from fedkern_flwr.simulations.families.hierarchical_oracle import linear_svm, pooled_optimum
-from fedkern_flwr.simulations.families.vertical_pooled import PooledSplit
-from fedkern_flwr.simulations.random_labels import random_labels
+from fedkern_flwr.simulations.lab.references.pooled import PooledSplit
+from fedkern_flwr.simulations.methods.experiment import Entry, run_entries, summarise
+from fedkern_flwr.simulations.methods.groups import HierarchicalFamily
+from fedkern_flwr.simulations.methods.groups_data import HierarchicalData, HierarchicalSettings
+from fedkern_flwr.simulations.methods.groups_oracle import linear_svm, pooled_optimum
+from fedkern_flwr.simulations.run.random_labels import random_labels
 from fedkern_flwr.strategies import HierarchicalSVM
 
 VERTICAL = {"partition": "vertical"}
@@ -301,7 +298,7 @@ def test_random_features_are_made_first_and_huge_problems_are_left_alone(
     )
     assert with_features == pooled_optimum(made, "hinge", 1.0, "none")
     monkeypatch.setattr(
-        "fedkern_flwr.simulations.families.hierarchical_oracle._MOST_WORK", 80 * 25.0 - 1.0
+        "fedkern_flwr.simulations.methods.groups_oracle._MOST_WORK", 80 * 25.0 - 1.0
     )
     assert pooled_optimum(split, "hinge", 1.0, "none") is None
     metrics, _ = linear_svm(split, seed=0, progress=lambda done, total: None)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import TableError
-from fedkern_flwr.simulations import random_labels as toy
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.presets import NAMES, hierarchical, preset
-from fedkern_flwr.simulations.presets.demo import demo
+from fedkern_flwr.simulations.lab.presets import NAMES, preset
+from fedkern_flwr.simulations.lab.presets import groups as hierarchical
+from fedkern_flwr.simulations.lab.presets.demo import demo
+from fedkern_flwr.simulations.run import random_labels as toy
 
 OWN = tuple(name for name in NAMES if name.startswith("hierarchical-"))
 

@@ -31,7 +31,9 @@ from fedkern_flwr.least_squares import pack_equations, unpack_equations
 from fedkern_flwr.ledger import Ledger
 from fedkern_flwr.secure_sum import Encoding, RunningSum, SecureSum
 from fedkern_flwr.simulations import Fault, FaultPlan, InProcessGrid, Transcript
-from fedkern_flwr.simulations.attacks import (
+from fedkern_flwr.simulations.engines import FaultyGrid, RecordingGrid
+from fedkern_flwr.simulations.engines.ray import as_client
+from fedkern_flwr.simulations.lab.attacks import (
     SERVER,
     Finding,
     HybridRun,
@@ -52,8 +54,6 @@ from fedkern_flwr.simulations.attacks import (
     score,
     trilaterate,
 )
-from fedkern_flwr.simulations.engines import FaultyGrid, RecordingGrid
-from fedkern_flwr.simulations.engines.ray import as_client
 from fedkern_flwr.strategies import FedCG
 from fedkern_flwr.wire import DescribeRequest
 from fedkern_flwr.wire import hybrid as wire

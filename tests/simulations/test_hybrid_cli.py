@@ -20,7 +20,7 @@ from fedkern_flwr.errors import CheckpointError
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations import engines
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.methods import family, method, options
+from fedkern_flwr.simulations.methods.registry import family, method, options
 
 RUN = ["run", "fed-cg"]
 #: Two classes, well conditioned, so that solvers can be compared.

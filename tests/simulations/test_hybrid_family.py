@@ -17,10 +17,10 @@ from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.landmarks import draw_landmarks, public_seed
 from fedkern_flwr.product_kernel import landmark_gammas
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.experiment import Entry, run_entries, summarise
-from fedkern_flwr.simulations.families.hybrid import HybridFamily
-from fedkern_flwr.simulations.families.hybrid_data import HybridData, HybridSettings
-from fedkern_flwr.simulations.families.hybrid_oracle import centralised_difference
+from fedkern_flwr.simulations.methods.experiment import Entry, run_entries, summarise
+from fedkern_flwr.simulations.methods.hybrid import HybridFamily
+from fedkern_flwr.simulations.methods.hybrid_data import HybridData, HybridSettings
+from fedkern_flwr.simulations.methods.hybrid_oracle import centralised_difference
 from fedkern_flwr.strategies import FedCG
 
 

@@ -10,12 +10,12 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from fedkern_flwr.simulations import Transcript, simulate
-from fedkern_flwr.simulations.attacks.joint_inversion import Release, invert_release
-from fedkern_flwr.simulations.attacks.sum_membership import sum_membership
-from fedkern_flwr.simulations.attacks.transcripts import observe
-from fedkern_flwr.simulations.audits.evidence import Sheet, Subject
-from fedkern_flwr.simulations.audits.released_sums import keep_sums, release_of, returned
-from fedkern_flwr.simulations.families.online_data import DataSettings, prepare
+from fedkern_flwr.simulations.lab.attacks.joint_inversion import Release, invert_release
+from fedkern_flwr.simulations.lab.attacks.sum_membership import sum_membership
+from fedkern_flwr.simulations.lab.attacks.transcripts import observe
+from fedkern_flwr.simulations.lab.audits.evidence import Sheet, Subject
+from fedkern_flwr.simulations.lab.audits.released_sums import keep_sums, release_of, returned
+from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
 from fedkern_flwr.strategies import POFMKL
 
 

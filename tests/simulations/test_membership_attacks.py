@@ -19,14 +19,14 @@ from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.least_squares import unpack_equations
 from fedkern_flwr.secure_sum import SecureSum
 from fedkern_flwr.simulations import Transcript, simulate
-from fedkern_flwr.simulations.attacks import (
+from fedkern_flwr.simulations.lab.attacks import (
     HybridRun,
     Insiders,
     area_under_curve,
     leverage,
     membership,
 )
-from fedkern_flwr.simulations.attacks.membership import ROUNDING
+from fedkern_flwr.simulations.lab.attacks.membership import ROUNDING
 from fedkern_flwr.strategies import FedCG
 
 HOSPITALS, CENTRES = 3, 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedkern_flwr.simulations.paired import paired_differences
+from fedkern_flwr.simulations.lab.paired import paired_differences
 
 
 def test_differences_are_paired_by_draw_and_reversals_are_told():

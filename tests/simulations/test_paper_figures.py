@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from fedkern_flwr.simulations.comparison import Comparison
-from fedkern_flwr.simulations.paper_figures import (
+from fedkern_flwr.simulations.lab.comparison import Comparison
+from fedkern_flwr.simulations.lab.paper_figures import (
     HEADINGS,
     PaperFigure,
     count_misses,
     paper_figures,
 )
-from fedkern_flwr.simulations.presets import PAPERS, preset
-from fedkern_flwr.simulations.presets.hybrid import hospitals
+from fedkern_flwr.simulations.lab.presets import PAPERS, preset
+from fedkern_flwr.simulations.lab.presets.hybrid import hospitals
 
 FIGURE = PaperFigure("Iris", "FedCG", "accuracy", 0.95, 0.01, 0.96, 2, False, 0.96)
 

@@ -19,8 +19,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.simulations import plots
-from fedkern_flwr.simulations.plots import (
+from fedkern_flwr.simulations.run import plots
+from fedkern_flwr.simulations.run.plots import (
     assign_styles,
     plot_average_regret,
     plot_bytes,

@@ -47,9 +47,9 @@ from fedkern_flwr.errors import EngineError, FedKernError
 from fedkern_flwr.flower_compat import quiet_flower
 from fedkern_flwr.landmarks import public_seed
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.cells import Cell, run_cell
-from fedkern_flwr.simulations.families.online_data import DataSettings
-from fedkern_flwr.simulations.sweep import CellFailed, sweep
+from fedkern_flwr.simulations.lab.cells import Cell, run_cell
+from fedkern_flwr.simulations.methods.online_data import DataSettings
+from fedkern_flwr.simulations.lab.sweep import CellFailed, sweep
 from fedkern_flwr.strategies import FedCG
 
 quiet_flower(50)

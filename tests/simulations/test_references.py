@@ -17,15 +17,13 @@ from sklearn import datasets
 from fedkern_flwr.doubly_stochastic import draw_batch
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.losses import loss_derivatives
-from fedkern_flwr.simulations import presets
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.comparison import plan
-from fedkern_flwr.simulations.entries import Entry
-from fedkern_flwr.simulations.experiment import run_entries
-from fedkern_flwr.simulations.families import vertical_dsg
-from fedkern_flwr.simulations.families.online import OnlineFamily
-from fedkern_flwr.simulations.families.online_data import DataSettings, Streams, prepare
-from fedkern_flwr.simulations.families.vertical_references import (
+from fedkern_flwr.simulations.lab import presets
+from fedkern_flwr.simulations.lab.comparison import plan
+from fedkern_flwr.simulations.lab.presets.online import weather
+from fedkern_flwr.simulations.lab.references import dsg as vertical_dsg
+from fedkern_flwr.simulations.lab.references.summary import summarise_reference
+from fedkern_flwr.simulations.lab.references.vertical import (
     REFERENCES,
     PooledSplit,
     boosting,
@@ -34,9 +32,11 @@ from fedkern_flwr.simulations.families.vertical_references import (
     linear,
     svc,
 )
-from fedkern_flwr.simulations.methods import METHODS
-from fedkern_flwr.simulations.presets.online import weather
-from fedkern_flwr.simulations.references import summarise_reference
+from fedkern_flwr.simulations.methods.experiment import run_entries
+from fedkern_flwr.simulations.methods.online import OnlineFamily
+from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
+from fedkern_flwr.simulations.methods.registry import METHODS
+from fedkern_flwr.simulations.run.entries import Entry
 
 #: What a reference takes beside its options.
 GIVEN = {"seed": 3, "progress": lambda done, total: None}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.simulations.report import (
+from fedkern_flwr.simulations.run.report import (
     Block,
     FactsBlock,
     FigureBlock,

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.simulations.splits import split_by_site, split_dirichlet, split_iid, split_rows
+from fedkern_flwr.simulations.run.splits import (
+    split_by_site,
+    split_dirichlet,
+    split_iid,
+    split_rows,
+)
 from fedkern_flwr.tables import Table
 
 SITE = np.repeat(["d", "b", "c", "a"], 1000)

@@ -12,14 +12,14 @@ from matplotlib.figure import Figure
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.links import Link
-from fedkern_flwr.simulations import plots
-from fedkern_flwr.simulations.topologies import (
+from fedkern_flwr.simulations.lab.topologies import (
     COLUMNS,
     SERVER_NOTE,
     plot_topologies,
     table_rows,
     topology_rows,
 )
+from fedkern_flwr.simulations.run import plots
 
 
 def test_every_topology_stands_in_every_block() -> None:

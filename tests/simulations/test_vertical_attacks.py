@@ -29,9 +29,11 @@ from fedkern_flwr.phase_training import Fitted
 from fedkern_flwr.secure_sum import Encoding, SecureSum
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
-from fedkern_flwr.simulations.attacks import MaskedVector, correlation, match_columns
-from fedkern_flwr.simulations.attacks.vertical import Hop, VerticalRun
-from fedkern_flwr.simulations.attacks.vertical_inference import (
+from fedkern_flwr.simulations.engines import Audit, RecordingGrid, audit
+from fedkern_flwr.simulations.engines.ray import as_client
+from fedkern_flwr.simulations.lab.attacks import MaskedVector, correlation, match_columns
+from fedkern_flwr.simulations.lab.attacks.vertical import Hop, VerticalRun
+from fedkern_flwr.simulations.lab.attacks.vertical_inference import (
     differences_of_phases,
     distances_of_phases,
     independent_columns,
@@ -42,9 +44,7 @@ from fedkern_flwr.simulations.attacks.vertical_inference import (
     rows_up_to_map,
     without_masks,
 )
-from fedkern_flwr.simulations.attacks.vertical_insiders import VerticalInsiders
-from fedkern_flwr.simulations.engines import Audit, RecordingGrid, audit
-from fedkern_flwr.simulations.engines.ray import as_client
+from fedkern_flwr.simulations.lab.attacks.vertical_insiders import VerticalInsiders
 from fedkern_flwr.strategies import FDSKL
 from fedkern_flwr.wire import vertical as wire
 

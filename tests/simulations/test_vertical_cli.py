@@ -22,7 +22,7 @@ from fedkern_flwr.model_file import load_model
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.simulations import engines
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.methods import family, method, options
+from fedkern_flwr.simulations.methods.registry import family, method, options
 
 RUN = ["run", "fdskl"]
 DATA = ["--data", "iris", "--positive", "2"]

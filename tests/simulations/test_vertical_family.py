@@ -14,15 +14,15 @@ from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.frequencies import draw_directions, draw_offsets
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.experiment import Entry, run_entries, summarise
-from fedkern_flwr.simulations.families import vertical_oracle
-from fedkern_flwr.simulations.families.vertical import VerticalFamily
-from fedkern_flwr.simulations.families.vertical_data import (
+from fedkern_flwr.simulations.methods import vertical_oracle
+from fedkern_flwr.simulations.methods.experiment import Entry, run_entries, summarise
+from fedkern_flwr.simulations.methods.vertical import VerticalFamily
+from fedkern_flwr.simulations.methods.vertical_data import (
     VerticalData,
     VerticalSettings,
     frequency_seed,
 )
-from fedkern_flwr.simulations.families.vertical_oracle import centralised_difference
+from fedkern_flwr.simulations.methods.vertical_oracle import centralised_difference
 from fedkern_flwr.strategies import FDSKL
 
 

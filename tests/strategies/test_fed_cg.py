@@ -28,7 +28,7 @@ from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
 from fedkern_flwr.simulations.engines.ray import as_client
-from fedkern_flwr.simulations.toy import three_hospitals
+from fedkern_flwr.simulations.run.toy import three_hospitals
 from fedkern_flwr.strategies import FedCG
 
 KEY = b"a secret of the data's owners"

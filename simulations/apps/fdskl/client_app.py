@@ -62,7 +62,7 @@ def deployed_client(context: Context) -> VerticalKernelClient:
 def simulated_clients(partitions: int, config: tuple[tuple[str, Any], ...]) -> Any:
     """Deal the columns of a public data set to the parties of a simulation."""
     # not needed by a deployed node
-    from fedkern_flwr.simulations.families.vertical_data import VerticalData, VerticalSettings
+    from fedkern_flwr.simulations.methods.vertical_data import VerticalData, VerticalSettings
     from fedkern_flwr.strategies import FDSKL
 
     run = dict(config)

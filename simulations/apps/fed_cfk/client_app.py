@@ -46,7 +46,7 @@ def deployed_client(context: Context) -> GramClient:
 def simulated_clients(partitions: int, config: tuple[tuple[str, Any], ...]) -> Any:
     """Deal the users of public ratings to the nodes of a simulation."""
     # not needed by a deployed node
-    from fedkern_flwr.simulations.families.rating_data import RatingData, RatingSettings
+    from fedkern_flwr.simulations.methods.rating_data import RatingData, RatingSettings
     from fedkern_flwr.strategies import FedCFK
 
     run = dict(config)

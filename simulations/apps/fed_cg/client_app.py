@@ -59,7 +59,7 @@ def deployed_client(context: Context) -> HybridKernelClient:
 def simulated_clients(partitions: int, config: tuple[tuple[str, Any], ...]) -> Any:
     """Deal a public data set to the hospitals and centres of a simulation."""
     # not needed by a deployed node
-    from fedkern_flwr.simulations.families.hybrid_data import HybridData, HybridSettings
+    from fedkern_flwr.simulations.methods.hybrid_data import HybridData, HybridSettings
     from fedkern_flwr.strategies import FedCG
 
     run = dict(config)

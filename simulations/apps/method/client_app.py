@@ -53,7 +53,7 @@ def make_client(context: Context) -> MethodClient:
         raise TableError("this node has no table", remedy="name it in --node-config as data")
     draw = None
     if find_spec("matplotlib") is not None:
-        from fedkern_flwr.simulations.scatter import plot_scatter
+        from fedkern_flwr.simulations.run.scatter import plot_scatter
 
         draw = plot_scatter
     kind = client_of(find_method(str(context.run_config["method"])))

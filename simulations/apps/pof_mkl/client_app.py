@@ -48,8 +48,8 @@ def deployed_client(context: Context) -> OnlineKernelClient:
 @lru_cache
 def simulated_tables(data: str, split: Any, clients: int, rows: int, seed: int) -> list[Table]:
     """Deal a public data set to the clients of a simulation."""
-    from fedkern_flwr.simulations.datasets import load_data  # not needed by a deployed node
-    from fedkern_flwr.simulations.splits import split_rows
+    from fedkern_flwr.simulations.run.datasets import load_data  # not needed by a deployed node
+    from fedkern_flwr.simulations.run.splits import split_rows
 
     if not data:
         raise OptionError("this node has no table", remedy="name it in --node-config as data")

@@ -52,8 +52,8 @@ def deployed_client(context: Context) -> RangesClient:
 def simulated_tables(data: str, label: str, split: Any, clients: int, seed: int) -> list[Table]:
     """Deal a public data set to the nodes of a simulation."""
     # not needed by a deployed node
-    from fedkern_flwr.simulations.datasets import load_data
-    from fedkern_flwr.simulations.splits import split_rows
+    from fedkern_flwr.simulations.run.datasets import load_data
+    from fedkern_flwr.simulations.run.splits import split_rows
 
     if not data:
         raise OptionError("this node has no table", remedy="name it in --node-config as data")

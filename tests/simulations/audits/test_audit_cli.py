@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkern_flwr.simulations.audits import PLANS, Variant, findings, plan_of
-from fedkern_flwr.simulations.audits.catalogue import ATTACKS
 from fedkern_flwr.simulations.cli import audit as command
 from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.lab.audits import PLANS, Variant, findings, plan_of
+from fedkern_flwr.simulations.lab.audits.catalogue import ATTACKS
 
 #: Smaller runs than those of an audit; checks have their 200 trials all the same.
 SMALL = {

@@ -10,10 +10,10 @@ import pytest
 from scipy.spatial.distance import cdist
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.simulations.audits import engine
-from fedkern_flwr.simulations.audits.evidence import CHOICES, Evidence, Sheet, Subject
-from fedkern_flwr.simulations.audits.findings import doubtful, judge
-from fedkern_flwr.simulations.audits.plan import Plan, Variant
+from fedkern_flwr.simulations.lab.audits import engine
+from fedkern_flwr.simulations.lab.audits.evidence import CHOICES, Evidence, Sheet, Subject
+from fedkern_flwr.simulations.lab.audits.findings import doubtful, judge
+from fedkern_flwr.simulations.lab.audits.plan import Plan, Variant
 
 WHAT = Subject("trilateration", "server", "rows")
 KNOWN = Subject("trilateration", "hospital", "distances", documented=True)

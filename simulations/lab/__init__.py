@@ -1,0 +1,1 @@
+"""The laboratory: attacks and audits, references, and the tables and figures of the papers."""

@@ -1,0 +1,40 @@
+"""Audits: the known attacks against a run, and what they recover against chance."""
+
+from __future__ import annotations
+
+from . import gram, hybrid, online, vertical
+from . import groups as hierarchical
+from .engine import audit
+from .evidence import Evidence, Sheet, Subject
+from .findings import Finding, judge
+from .plan import Plan, Recorded, Variant
+from .report import Audited
+
+__all__ = [
+    "PLANS",
+    "Audited",
+    "Evidence",
+    "Finding",
+    "Plan",
+    "Recorded",
+    "Sheet",
+    "Subject",
+    "Variant",
+    "audit",
+    "judge",
+    "plan_of",
+]
+
+#: How the methods of each family are audited.
+PLANS: tuple[Plan, ...] = (
+    online.PLAN,
+    hybrid.PLAN,
+    vertical.PLAN,
+    gram.PLAN,
+    hierarchical.PLAN,
+)
+
+
+def plan_of(method: str) -> Plan:
+    """Return how a method is audited."""
+    return next(plan for plan in PLANS if method in plan.methods)

@@ -1,0 +1,226 @@
+"""Cells of a comparison: one draw of one method on one data set, and the folder that keeps them.
+
+A cell is known by all that its result depends on: settings and content of the data, method,
+options, engine and seed, and the code that computes it. A finished one is never computed again,
+whichever comparison asks for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.errors import OptionError
+
+from ..engines import Engine
+from ..methods.experiment import run_entries, versions
+from ..methods.registry import family_with
+from ..run.data import Prepared, Settings
+from ..run.entries import Entry
+from ..run.folders import make_folder
+from ..run.provenance import code_digest, file_digest, provenance
+
+#: Called with (steps done, steps in all) of a cell.
+CellProgress = Callable[[int, int], None]
+#: What a cell leaves: ``result`` (of the draw), ``facts`` and ``notes`` of its data, and
+#: ``peak_memory`` (bytes) of the process that computed it.
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One draw of one method.
+
+    Attributes
+    ----------
+    settings : Settings
+        The data.
+    method : str
+        A strategy's or a reference's name.
+    options : dict
+        Its options.
+    seed : int
+        Of the draw.
+    audited : bool
+        Whether it is counted which kinds of values are seen.
+    engine : {"in-process", "ray"}
+    """
+
+    settings: Settings
+    method: str
+    options: Mapping[str, Any]
+    seed: int
+    audited: bool
+    engine: Engine
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """All that the result depends on, as JSON has it."""
+        data = asdict(self.settings)
+        if Path(data["data"]).is_file():  # its content counts, not its place
+            data["data"] = file_digest(data["data"])
+        else:
+            data["source"] = provenance(data["data"])
+        return {
+            "data": data,
+            "kind": type(self.settings).__name__,
+            "method": self.method,
+            "options": dict(self.options),
+            "seed": self.seed,
+            "audited": self.audited,
+            "engine": self.engine,
+            "versions": versions(),
+            "code": code_digest(),
+        }
+
+    @cached_property
+    def key(self) -> str:
+        """The digest of the identity, hexadecimal."""
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+
+
+class CellStore:
+    """A folder of finished cells.
+
+    Parameters
+    ----------
+    folder : Path
+        Made when the first cell is kept.
+    fresh : bool (default: False)
+        Find none of those that were kept before this store was made.
+
+    Raises
+    ------
+    OptionError
+        The folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, *, fresh: bool = False) -> None:
+        self.folder, self._fresh = folder, fresh
+        self._own: set[str] = set()
+        make_folder(folder, "--cells")
+
+    def find(self, cell: Cell) -> Record | None:
+        """Return what a cell left; None if it is not finished."""
+        if self._fresh and cell.key not in self._own:
+            return None
+        try:
+            kept = json.loads(self._file(cell).read_text())
+            record: Record = kept["record"]
+            whole = {"metrics", "history", "privacy"} <= record["result"].keys()
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none, or damaged
+            return None
+        return record if whole and kept["cell"] == json.loads(json.dumps(cell.identity)) else None
+
+    def keep(self, cell: Cell, record: Record) -> Record:
+        """Keep a finished cell; return what :meth:`find` will."""
+        text = json.dumps({"cell": cell.identity, "record": record})
+        try:
+            write_atomically(self._file(cell), text.encode())
+        except OSError as error:
+            raise OptionError(
+                f"{self.folder} cannot be written ({error.strerror})",
+                remedy="make room, or choose another --cells",
+            ) from None
+        self._own.add(cell.key)
+        kept: Record = json.loads(text)["record"]
+        return kept
+
+    def _file(self, cell: Cell) -> Path:
+        return self.folder / f"{cell.key}.json"
+
+
+def run_cell(cell: Cell, progress: CellProgress = lambda done, total: None) -> Record:
+    """Compute a cell, see :func:`run_alike`."""
+    records: list[Record] = []
+    run_alike(
+        [cell],
+        progress=lambda _, done, total: progress(done, total),
+        finished=lambda _, record: records.append(record),
+    )
+    return records[0]
+
+
+def run_alike(
+    cells: Sequence[Cell],
+    *,
+    progress: Callable[[int, int, int], None],
+    finished: Callable[[int, Record], None],
+    ray_address: str | None = None,
+) -> None:
+    """Compute cells that differ in method and options only, in this process, on one thread.
+
+    Parameters
+    ----------
+    cells : sequence of Cell
+        The engine starts once for those that share nodes.
+    progress : callable
+        Called with (place of the cell, steps done, steps in all) of the cell at hand.
+    finished : callable
+        Called with (place of the cell, what it leaves), as soon as it is there.
+    ray_address : str, optional
+        Of the cluster that engine ``ray`` runs on.
+
+    Raises
+    ------
+    FedKernError
+        See the family's ``prepare`` and the strategy's ``start``.
+    """
+    first = cells[0]
+    own, prepared = family_with(first.settings), _prepare(first.settings)
+    entries = [
+        Entry(str(k), cell.method, dict(cell.options), reference=own.references.get(cell.method))
+        for k, cell in enumerate(cells)
+    ]
+
+    def leave(entry: Entry) -> None:
+        finished(
+            int(entry.label),
+            {
+                "result": entry.results[0],
+                "facts": prepared.facts(),
+                "notes": list(prepared.notes),
+                "peak_memory": _peak_memory(),
+            },
+        )
+
+    with threadpool_limits(1):  # sums depend on the number of threads
+        run_entries(
+            entries,
+            prepared,
+            engine=first.engine,
+            seed=first.seed,
+            audited=first.audited,
+            ray_address=ray_address,
+            progress=lambda label, done, total: progress(int(label), done, total),
+            measure=lambda strategy: own.measure(strategy, prepared, {}),
+            draw_done=lambda entry, _: leave(entry),
+        )
+    for entry in entries:
+        if entry.reference is not None:
+            leave(entry)
+
+
+def _peak_memory() -> int:
+    """Return the most bytes that this process has held so far; 0 where that is not known."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@lru_cache(maxsize=1)
+def _prepare(settings: Settings) -> Prepared:
+    prepared: Prepared = family_with(settings).prepare(settings)
+    return prepared

@@ -1,0 +1,201 @@
+"""Comparisons: the cells that a preset needs, and the tables that are made of finished ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..engines import Engine
+from ..methods.registry import family_with
+from ..run.entries import Entry, draw_label
+from ..run.format import milli
+from .cells import Cell, Record
+from .paired import PairedDifference, paired_differences
+from .presets import Preset, Section
+from .references.summary import summarise_reference
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Results of a section of a preset on one data set.
+
+    Attributes
+    ----------
+    section : Section
+    dataset : str
+    runs : int
+        Draws per entry.
+    entries : list of Entry
+    summaries : dict
+        Label -> what the family's :meth:`~Family.summarise` returns, with what it keeps of all
+        draws as ``draws``; of a reference method what
+        :func:`~fedkern_flwr.simulations.lab.references.summary.summarise_reference` returns.
+    facts : dict
+        What the data decided, see :meth:`Prepared.facts`.
+    notes : tuple of str
+        What was done to the data.
+    pairs : tuple of PairedDifference
+        Methods that the paper ranks, compared draw by draw.
+    """
+
+    section: Section
+    dataset: str
+    runs: int
+    entries: list[Entry]
+    summaries: dict[str, dict[str, Any]]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    pairs: tuple[PairedDifference, ...] = ()
+
+
+PAIR_HEADINGS = ("better in the paper", "than", "difference (10⁻³)", "std", "wins", "p", "order")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a section asks of one data set.
+
+    Attributes
+    ----------
+    section : Section
+    dataset : str
+    runs : int
+    cells : dict
+        Label -> cells, a draw each.
+    """
+
+    section: Section
+    dataset: str
+    runs: int
+    cells: dict[str, list[Cell]]
+
+    def named(self) -> Iterator[tuple[str, Cell]]:
+        """Yield cells with what a progress bar calls them, draw by draw."""
+        for label, cells in self.cells.items():
+            for draw, cell in enumerate(cells):
+                entry = Entry(f"{self.dataset}: {label}", cell.method)
+                yield draw_label(entry, draw, self.runs), cell
+
+
+def plan(chosen: Preset, seed: int) -> list[Part]:
+    """Return the parts of a preset, in the order of its sections."""
+    return [
+        Part(
+            section,
+            dataset,
+            chosen.runs,
+            {
+                label: _cells(section, dataset, label, method, options, chosen, seed)
+                for label, method, options in section.entries
+            },
+        )
+        for section in chosen.sections
+        for dataset in section.data
+    ]
+
+
+def _cells(
+    section: Section,
+    dataset: str,
+    label: str,
+    method: str,
+    options: Mapping[str, Any],
+    chosen: Preset,
+    seed: int,
+) -> list[Cell]:
+    settings = section.settings(dataset, label)
+    # A reference is computed the same way whatever the engine.
+    reference = method in family_with(settings).references
+    engine: Engine = "in-process" if reference else chosen.engine
+    return [
+        Cell(settings, method, options, seed + draw, draw == 0 and not reference, engine)
+        for draw in range(chosen.runs)
+    ]
+
+
+def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
+    """Lay out the finished cells of a part."""
+    section, entries, summaries = part.section, [], {}
+    facts: dict[str, Any] = {}
+    notes: list[str] = []
+    for label, cells in part.cells.items():
+        records = [record_of(cell) for cell in cells]
+        family, method = family_with(cells[0].settings), cells[0].method
+        reference = family.references.get(method)
+        entry = Entry(label, method, dict(cells[0].options), reference=reference)
+        entry.results = [record["result"] for record in records]
+        if reference is None:
+            summary = {**family.summarise(entry), **family.per_draw(entry)}
+        else:
+            summary = summarise_reference(entry)
+        summary["method"], summary["options"] = method, entry.options
+        summaries[label] = summary
+        entries.append(entry)
+        if summary["metrics"].get("converged") is False:
+            notes.append(f"{label} was stopped before it had converged")
+        if not facts and cells[0].settings is section.data[part.dataset]:
+            facts = records[0]["facts"]
+        notes += records[0]["notes"]
+    pairs = tuple(paired_differences(summaries, section.ranks))
+    return Comparison(
+        section,
+        part.dataset,
+        part.runs,
+        entries,
+        summaries,
+        facts,
+        tuple(dict.fromkeys(notes)),
+        pairs,
+    )
+
+
+def pair_rows(comparison: Comparison) -> list[list[str]]:
+    """Return a row of text per paired difference."""
+    return [
+        [
+            pair.better,
+            pair.worse,
+            milli(pair.mean),
+            milli(pair.std),
+            f"{pair.wins} of {pair.draws}",
+            f"{pair.p_value:.1e}",
+            "reversed" if pair.reversed else "holds",
+        ]
+        for pair in comparison.pairs
+    ]
+
+
+def headings(section: Section, dataset: str) -> list[str]:
+    """Return the headings of the table."""
+    found, paper = ["method"], section.paper.get(dataset, {})
+    for name in section.columns:
+        found += section.family.columns[name].headings
+        found += ["paper"] if name in paper else []
+    return found
+
+
+def table_rows(comparison: Comparison) -> list[list[str]]:
+    """Return a row of text per method; figures of the paper stand beside ours."""
+    section = comparison.section
+    paper = section.paper.get(comparison.dataset, {})
+    rows = []
+    for label, summary in comparison.summaries.items():
+        row = [label]
+        for name in section.columns:
+            column = section.family.columns[name]
+            row += column.cells(summary)
+            row += [column.paper(paper[name].get(label))] if name in paper else []
+        rows.append(row)
+    return rows
+
+
+def best_cells(comparison: Comparison) -> frozenset[tuple[int, int]]:
+    """Return (row, column) of the best figure of the table's first column."""
+    section = comparison.section
+    rank = section.family.columns[section.columns[0]].rank
+    if rank is None:
+        return frozenset()
+    values = [rank(summary) for summary in comparison.summaries.values()]
+    best = min((value for value in values if value is not None), default=None)
+    return frozenset((row, 1) for row, value in enumerate(values) if value == best is not None)

@@ -1,0 +1,186 @@
+"""Plots and the HTML report of comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..methods.experiment import versions
+from ..run import plots
+from ..run.provenance import provenance
+from ..run.report import Block, FactsBlock, TableBlock, TextBlock, write_report
+from .comparison import (
+    PAIR_HEADINGS,
+    Comparison,
+    best_cells,
+    headings,
+    pair_rows,
+    table_rows,
+)
+from .figures import across_of, figures_of
+from .paper_figures import HEADINGS, count_misses, paper_figures
+from .presets import PAPERS, Preset
+from .seen_tables import READING, seen_tables
+
+_COUNTED = (
+    "Counted on the data set that a table names. On the others the same methods show the same "
+    "kinds of bytes, in other amounts."
+)
+
+
+def write_comparison_report(
+    folder: Path,
+    compared: Sequence[tuple[Preset, list[Comparison]]],
+    *,
+    seed: int,
+    left_out: Sequence[str] = (),
+) -> Path:
+    """Draw the plots of one preset or several and write ``report.html``; return its path."""
+    if len(compared) == 1 and not left_out:
+        chosen, comparisons = compared[0]
+        return write_report(
+            folder / "report.html",
+            title=chosen.title,
+            subtitle=f"fedkern compare {chosen.name}",
+            blocks=_blocks(folder / "plots", chosen, comparisons, seed),
+        )
+    blocks = _overview(compared)
+    if left_out:
+        blocks.append(TextBlock("Left out", list(left_out)))
+    for chosen, comparisons in compared:
+        blocks.append(TextBlock(chosen.title, [f"fedkern compare {chosen.name}"]))
+        blocks += _blocks(folder / "plots" / chosen.name, chosen, comparisons, seed)
+    papers = all(chosen.name in PAPERS for chosen, _ in compared)
+    what = "reproductions of the papers" if papers else "comparisons"
+    return write_report(
+        folder / "report.html",
+        title=f"Federated kernel learning: {what}",
+        subtitle="fedkern compare " + " ".join(chosen.name for chosen, _ in compared),
+        blocks=blocks,
+    )
+
+
+def _overview(compared: Sequence[tuple[Preset, list[Comparison]]]) -> list[Block]:
+    """Return how many of the papers' figures are met, per preset that has some."""
+    rows = []
+    for chosen, comparisons in compared:
+        counts = count_misses([f for c in comparisons for f in paper_figures(c)])
+        if counts["figures"]:
+            numbers = (chosen.runs, counts["figures"], counts["worse"], counts["better"])
+            rows.append([chosen.title, *map(str, numbers)])
+    if not rows:
+        return []
+    return [
+        TableBlock(
+            "Figures of the papers, and how many of ours differ by more than their spread over "
+            "draws",
+            ["preset", "draws", "figures of the paper", "worse", "better"],
+            rows,
+        )
+    ]
+
+
+def _blocks(
+    folder: Path, chosen: Preset, comparisons: Sequence[Comparison], seed: int
+) -> list[Block]:
+    """Return the blocks of a preset, from what was compared to the settings."""
+    blocks: list[Block] = [TextBlock("What was compared", [chosen.text])]
+    styles = plots.assign_styles(entry[0] for entry in chosen.entries)
+    reading: list[str] = []
+    seen: list[Block] = []
+    audited: list[list[str]] = []
+    for section in chosen.sections:
+        own = [c for c in comparisons if c.section is section]
+        if section.title:
+            blocks.append(TextBlock(section.title, [section.text]))
+        for comparison in own:
+            blocks += _results(folder, chosen, comparison, styles)
+        for name in section.across:
+            stem = folder / _slug(f"{section.title} {name}")
+            blocks.append(across_of(section.family)[name](own, stem, styles))
+        reading += (section.family.columns[name].reading for name in section.columns)
+        reading += section.family.reading
+        labels = [entry[0] for entry in section.entries]
+        if labels not in audited:  # sections on several data sets may compare the same
+            audited.append(labels)
+            seen += seen_tables(own[0])
+    blocks += _misses(comparisons)
+    reading = [*dict.fromkeys(filter(None, reading)), *READING]
+    blocks.append(TextBlock("How to read the figures", reading))
+    blocks += [
+        TextBlock("Who saw what", [_COUNTED] if len(comparisons) > len(audited) else ()),
+        *seen,
+    ]
+    sources = {name: provenance(settings.data) for name, settings in chosen.data.items()}
+    blocks.append(FactsBlock("Where the data comes from", sources))
+    facts = {"engine": chosen.engine, "seed": str(seed), "draws": str(chosen.runs)}
+    blocks.append(FactsBlock("Settings", facts | _options(chosen)))
+    blocks.append(FactsBlock("Versions", versions()))
+    return blocks
+
+
+def _results(
+    folder: Path, chosen: Preset, comparison: Comparison, styles: Mapping[str, plots.Style]
+) -> list[Block]:
+    section, dataset = comparison.section, comparison.dataset
+    blocks: list[Block] = [
+        TableBlock(
+            _caption(chosen, comparison),
+            headings(section, dataset),
+            table_rows(comparison),
+            best_cells(comparison),
+        )
+    ]
+    if comparison.pairs:
+        caption = f"{dataset}: paired differences of the errors over feature draws"
+        blocks.append(TableBlock(caption, PAIR_HEADINGS, pair_rows(comparison)))
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = folder / _slug(dataset)
+    for name in section.figures:
+        blocks.append(figures_of(section.family)[name](comparison, stem, styles))
+    if comparison.notes:
+        blocks.append(TextBlock(f"Notes on {dataset}", list(comparison.notes)))
+    return blocks
+
+
+def _misses(comparisons: Sequence[Comparison]) -> list[Block]:
+    """Return the figures of the paper that ours miss, if there are any to compare with."""
+    figures = [figure for comparison in comparisons for figure in paper_figures(comparison)]
+    if not figures:
+        return []
+    counts = count_misses(figures)
+    if not counts["missed"]:
+        text = f"All {counts['figures']} figures of the paper lie within the spread of ours."
+        return [TextBlock("The paper's figures", [text])]
+    text = (
+        f"{counts['missed']} of {counts['figures']} figures differ from the paper's by more than "
+        f"the standard deviation of ours over the draws, {counts['better']} for the better. A "
+        "single draw has no spread: there every difference counts."
+    )
+    rows = [figure.cells() for figure in figures if figure.misses]
+    table = TableBlock("Figures that miss the paper's by more than their spread", HEADINGS, rows)
+    return [TextBlock("The paper's figures", [text]), table]
+
+
+def _slug(text: str) -> str:
+    return "-".join(text.lower().replace(",", "").split())
+
+
+def _caption(chosen: Preset, comparison: Comparison) -> str:
+    draws = comparison.section.family.draws
+    shares = len(comparison.entries[0].results)
+    repeated = f"{shares} {draws}" if shares > 1 else f"one {draws.removesuffix('s')}"
+    caption = comparison.section.caption(comparison.dataset)
+    return f"{caption}, {repeated}, engine {chosen.engine}"
+
+
+def _options(chosen: Preset) -> dict[str, str]:
+    """Return the options of each entry; those of several data sets that differ one by one."""
+    found: dict[str, str] = {}
+    for section in chosen.sections:
+        for label, method, options in section.entries:
+            text = ", ".join(f"{k} {v}" for k, v in options.items()) or "defaults"
+            text = f"{method}: {text}"
+            if found.setdefault(label, text) != text:
+                found[f"{label} ({next(iter(section.data))})"] = text
+    return found

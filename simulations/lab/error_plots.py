@@ -1,0 +1,185 @@
+"""Figures of test errors: over training time, and spread over runs. See :mod:`.plots`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..run import plots
+from ..run.plots import Style
+
+__all__ = ["plot_error_boxes", "plot_error_time"]
+
+_LOG_TIME, _LOG_ERROR = 20.0, 5.0  # ratios of largest to smallest from which axes are logarithmic
+_LEAST_SECONDS = 1e-4  # shorter times are drawn as this
+_POINT, _DOT = 8.5, 3.4  # points
+_WHISKER = 1.5  # interquartile ranges
+
+
+def plot_error_time(
+    curves: Mapping[str, Sequence[tuple[float, float, float]]],
+    path: Path,
+    *,
+    title: str,
+    ylabel: str,
+    styles: Mapping[str, Style] | None = None,
+) -> Path:
+    """Draw test errors against the training time.
+
+    A series of several points is a curve with a band of one standard deviation; a series of one is
+    a marker with an error bar: a method that has no error before it has ended.
+
+    Parameters
+    ----------
+    curves : mapping of str to sequence of (float, float, float)
+        Per method ``(seconds, mean, std)``, in any order. Points without a finite mean are left
+        out; a standard deviation that is not finite counts as none.
+    path : Path
+        Where to write; the suffix does not matter.
+    title : str
+        Title of the figure.
+    ylabel : str
+        What the error is, with its unit.
+    styles : mapping of str to Style, optional (default: None)
+        Look of the methods; ``None`` gives them by order.
+
+    Returns
+    -------
+    Path
+        The PNG.
+
+    Raises
+    ------
+    OptionError
+        If matplotlib is not installed.
+    """
+    figure = plots._figure(3.2)
+    axes = figure.add_subplot()
+    looks = plots._complete(styles, curves)
+    labels, times, errors = {}, [], []
+    for name, points in curves.items():
+        kept = sorted(p for p in points if math.isfinite(p[0]) and math.isfinite(p[1]))
+        labels[name] = plots._clean(name) if kept else f"{plots._clean(name)} (n/a)"
+        xs = [max(seconds, _LEAST_SECONDS) for seconds, _, _ in kept]
+        means = [mean for _, mean, _ in kept]
+        stds = [std if math.isfinite(std) else 0.0 for _, _, std in kept]
+        if len(kept) == 1:
+            axes.errorbar(
+                xs,
+                means,
+                yerr=stds if stds[0] else None,
+                color=looks[name].colour,
+                marker=looks[name].marker,
+                markersize=_POINT,
+                markeredgecolor=plots._INK,
+                markeredgewidth=0.7,
+                elinewidth=1.1,
+                capsize=3,
+                linestyle="none",
+                zorder=3,
+            )
+        elif kept:
+            if any(stds):
+                low, high = np.subtract(means, stds), np.add(means, stds)
+                axes.fill_between(xs, low, high, color=looks[name].colour, alpha=0.16, linewidth=0)
+            plots._line(axes, xs, means, looks[name])
+        times += xs
+        errors += means
+    if times:
+        plots._scale_x(axes, times, log_from=_LOG_TIME)
+        least, most = min(errors), max(errors)
+        if least > 0 and most > _LOG_ERROR * least:
+            axes.set_yscale("log", nonpositive="clip")
+            axes.set_ylim(least / 1.3, most * 1.3)
+            plots._ticks_of_log(axes.yaxis, least, most)
+        else:
+            axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
+    else:
+        plots._say_no_data(axes)
+    plots._finish(axes, title, "training time (s)", ylabel)
+    plots._legend_below(figure, labels, looks)
+    return plots._save(figure, path)
+
+
+def plot_error_boxes(
+    errors: Mapping[str, Sequence[float]],
+    path: Path,
+    *,
+    title: str,
+    xlabel: str,
+    styles: Mapping[str, Style] | None = None,
+) -> Path:
+    """Draw the test errors of the runs of each method as a box with a dot per run.
+
+    The box spans the quartiles, the line in it is the median; whiskers reach the furthest runs
+    within 1.5 interquartile ranges of the box.
+
+    Parameters
+    ----------
+    errors : mapping of str to sequence of float
+        Per method an error per run. Those that are not finite are left out; a method without any
+        is written as "n/a".
+    path : Path
+        Where to write; the suffix does not matter.
+    title : str
+        Title of the figure.
+    xlabel : str
+        What the error is, with its unit.
+    styles : mapping of str to Style, optional (default: None)
+        Look of the methods; ``None`` gives them by order.
+
+    Returns
+    -------
+    Path
+        The PNG.
+
+    Raises
+    ------
+    OptionError
+        If matplotlib is not installed.
+    """
+    figure = plots._figure(1.15 + 0.36 * max(len(errors), 1))
+    axes = figure.add_subplot()
+    looks = plots._complete(styles, errors)
+    drawn = {n: [e for e in values if math.isfinite(e)] for n, values in errors.items()}
+    every = [error for values in drawn.values() for error in values]
+    low, high = (min(every), max(every)) if every else (0.0, 1.0)
+    margin = 0.06 * ((high - low) or abs(high) or 1.0)
+    axes.set_xlim(max(low - margin, 0.0) if low >= 0 else low - margin, high + margin)
+    for place, (name, values) in enumerate(drawn.items()):
+        if not values:
+            plots._value_at(axes, axes.get_xlim()[0], place, "n/a")
+            continue
+        colour = looks[name].colour
+        first, median, third = np.percentile(values, (25, 50, 75))
+        reach = _WHISKER * (third - first)
+        inner = [v for v in values if first - reach <= v <= third + reach]
+        axes.barh(
+            place,
+            third - first,
+            left=first,
+            height=0.52,
+            facecolor=plots._tint(colour),
+            edgecolor=colour,
+            linewidth=1.0,
+        )
+        for start, end in ((min(inner), first), (third, max(inner))):
+            axes.plot([start, end], [place, place], color=colour, linewidth=1.1)
+        axes.plot([median, median], [place - 0.26, place + 0.26], color=colour, linewidth=2.2)
+        shifts = 0.13 * np.array([-1, 1, 0])[np.arange(len(values)) % 3]
+        axes.plot(
+            values,
+            place + shifts,
+            linestyle="none",
+            marker="o",
+            markersize=_DOT,
+            markerfacecolor="white",
+            markeredgecolor=plots._INK,
+            markeredgewidth=0.6,
+        )
+    plots._name_rows(axes, list(errors))
+    plots._finish(axes, title, xlabel, "", grid="x")
+    return plots._save(figure, path)

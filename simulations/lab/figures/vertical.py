@@ -1,0 +1,128 @@
+"""Figures that compare vertical methods: test errors over training time and over runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...run import plots
+from ...run.entries import Entry
+from ...run.report import FigureBlock
+from ..comparison import Comparison
+from ..error_plots import plot_error_boxes, plot_error_time
+from ..references.pooled import error_of
+from ..topologies import SERVER_NOTE, plot_topologies
+from .common import DrawAcross, DrawFigure, Styles, traffic
+
+
+def _error_time(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
+    """Test error against the training time, mean of the runs (Figure 3)."""
+    name, (text, unit, scale) = comparison.dataset, _error_unit(comparison)
+    path = plot_error_time(
+        {entry.label: _curve(entry, scale) for entry in comparison.entries},
+        stem.with_name(f"{stem.name}-error-time.png"),
+        title=f"{name}: {text} against training time",
+        ylabel=f"{text} ({unit})",
+        styles=styles,
+    )
+    return FigureBlock(
+        f"{name}: {text} on held-out rows against the seconds of training, without those of "
+        "evaluations and cross-validation; mean and one standard deviation over runs. Markers: "
+        "methods with a model at the end only",
+        path,
+    )
+
+
+def _errors_box(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
+    """Test errors of the runs of each method (Figure 6)."""
+    name, (text, unit, scale) = comparison.dataset, _error_unit(comparison)
+    path = plot_error_boxes(
+        {
+            entry.label: [scale * _final(result) for result in entry.results]
+            for entry in comparison.entries
+        },
+        stem.with_name(f"{stem.name}-errors-box.png"),
+        title=f"{name}: {text} over runs",
+        xlabel=f"{text} ({unit})",
+        styles=styles,
+    )
+    return FigureBlock(
+        f"{name}: {text} on held-out rows; a dot per run, quartiles and median as a box", path
+    )
+
+
+def _error_unit(comparison: Comparison) -> tuple[str, str, float]:
+    """Return what the error is called, its unit, and the factor that brings it there."""
+    if any("test_rmse" in r["metrics"] for entry in comparison.entries for r in entry.results):
+        return "RMSE", "units of the label", 1.0
+    return "test error", "%", 100.0
+
+
+def _curve(entry: Entry, scale: float) -> list[tuple[float, float, float]]:
+    """Return (seconds, mean error, std) of an entry's runs, evaluation by evaluation."""
+    runs = [_evaluations(result) for result in entry.results]
+    points = []
+    for together in zip(*runs, strict=False):
+        seconds, errors = np.array(together).T
+        points.append((float(seconds.mean()), scale * errors.mean(), scale * errors.std()))
+    return points
+
+
+def _evaluations(result: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """Return (seconds, error) of a run; its last error only, if its history has none."""
+    found = [
+        (row["seconds"], row["test_error"])
+        for row in result["history"]
+        if row.get("test_error") is not None and row.get("seconds") is not None
+    ]
+    return found or [(result["seconds"], _final(result))]
+
+
+def _final(result: Mapping[str, Any]) -> float:
+    metrics = result["metrics"]
+    known = any(metrics.get(name) is not None for name in ("test_accuracy", "test_rmse"))
+    return error_of(metrics) if known else math.nan
+
+
+def _topologies(comparison: Comparison, stem: Path, _: Styles) -> FigureBlock:
+    """Draw link times of star, ring and tree (Figure 4)."""
+    path = plot_topologies(stem.with_name(f"{stem.name}-topologies.png"))
+    return FigureBlock(
+        "Link time of one sum by star, ring, tree and two trees, computed: 1 ms of latency, "
+        f"100 Mbit/s. {SERVER_NOTE}",
+        path,
+    )
+
+
+def _time_size(comparisons: Sequence[Comparison], stem: Path, styles: Styles) -> FigureBlock:
+    """Draw the seconds of a run against the number of training rows (Figure 5)."""
+    curves: dict[str, list[tuple[float, float, float]]] = {}
+    for comparison in comparisons:
+        rows = comparison.section.data[comparison.dataset].train_rows  # type: ignore[attr-defined]
+        for entry in comparison.entries:
+            seconds = np.array([result["seconds"] for result in entry.results])
+            point = (float(rows), float(seconds.mean()), float(seconds.std()))
+            curves.setdefault(entry.label, []).append(point)
+    path = plots.plot_sweep(
+        curves,
+        stem.with_name(f"{stem.name}.png"),
+        title="Time of a run against the number of training rows",
+        xlabel="training rows",
+        ylabel="seconds",
+        styles=styles,
+    )
+    return FigureBlock("Seconds of a run, masking, training and prediction included", path)
+
+
+ACROSS: dict[str, DrawAcross] = {"time-size": _time_size}
+
+FIGURES: dict[str, DrawFigure] = {
+    "topologies": _topologies,
+    "error-time": _error_time,
+    "errors-box": _errors_box,
+    "bytes": traffic,
+}

@@ -1,0 +1,45 @@
+"""Presets of ``fedkern compare``: the demo, and the tables and figures of the papers."""
+
+from __future__ import annotations
+
+from fedkern_flwr.errors import TableError
+
+from . import cross, demo, gram, hybrid, online, vertical
+from . import groups as hierarchical
+from .base import Builder, Preset, Section
+from .rows import registered_methods
+
+__all__ = ["NAMES", "PAPERS", "Preset", "Section", "preset", "registered_methods"]
+
+#: Tables and figures of the papers.
+_PAPERS: dict[str, Builder] = {
+    **online.PRESETS,
+    **hybrid.PRESETS,
+    **vertical.PRESETS,
+    **gram.PRESETS,
+    **hierarchical.PRESETS,
+}
+#: New presets are registered here.
+_PRESETS: dict[str, Builder] = {"demo": demo.demo, **cross.PRESETS, **_PAPERS}
+
+NAMES, PAPERS = tuple(_PRESETS), tuple(_PAPERS)
+
+
+def preset(name: str, datasets: tuple[str, ...] = ()) -> Preset:
+    """Return a preset.
+
+    Parameters
+    ----------
+    name : str
+        One of :data:`NAMES`.
+    datasets : tuple of str
+        Data sets of the paper to keep; all when empty.
+
+    Raises
+    ------
+    TableError
+        Unknown preset or data set, or the data of the paper is not there.
+    """
+    if name not in _PRESETS:
+        raise TableError(f"there is no preset {name!r}", remedy=f"choose of {', '.join(NAMES)}")
+    return _PRESETS[name](datasets)

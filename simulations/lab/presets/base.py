@@ -1,0 +1,178 @@
+"""What a preset is, and where the data of the papers lies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedkern_flwr.errors import TableError
+
+from ...engines import Engine
+from ...methods.base import Family
+from ...methods.registry import family_with
+from ...run.data import Settings
+
+DATA_FOLDER = "FEDKERN_DATA"
+
+#: (label, method, options)
+Contender = tuple[str, str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Methods compared on the same data.
+
+    Attributes
+    ----------
+    data : dict
+        Name of the data set -> settings; names are unique in a preset. The family whose settings
+        these are is the section's.
+    entries : tuple of (label, method, options)
+        What is compared: strategies and reference methods, by name.
+    columns, figures : tuple of str
+        Columns of the table, and plots; names of the section's family.
+    dealt : dict
+        Data set -> label -> settings of an entry of another family, or of one to which the same
+        rows are dealt in another way. With the same seed and share all families hold out the same
+        rows.
+    parties : str
+        Who holds the data, where the settings in ``data`` do not tell.
+    title, text : str
+        Headline and explanation in a report of several sections.
+    paper : dict
+        Figures of the paper: data set -> column -> label -> value in the column's unit.
+    sweep : str
+        Option on the x axis of the plot ``sweep``.
+    across : tuple of str
+        Plots over all data sets of the section; names of the family's.
+    ranks : tuple of tuple of str
+        Labels from the best to the worst as the paper has them, for paired differences of mean
+        squared errors.
+    """
+
+    data: Mapping[str, Settings]
+    entries: tuple[Contender, ...]
+    columns: tuple[str, ...]
+    figures: tuple[str, ...]
+    title: str = ""
+    text: str = ""
+    paper: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    sweep: str = ""
+    across: tuple[str, ...] = ()
+    ranks: tuple[tuple[str, ...], ...] = ()
+    dealt: Mapping[str, Mapping[str, Settings]] = field(default_factory=dict)
+    parties: str = ""
+
+    @property
+    def family(self) -> Family[Any, Any]:
+        """The family that has the columns and figures."""
+        return family_with(next(iter(self.data.values())))
+
+    def caption(self, dataset: str) -> str:
+        """Return data set and who gets what, for the caption of a table."""
+        return f"{dataset}: {self.parties or self.data[dataset].describe()}"
+
+    def size(self, facts: Mapping[str, Any]) -> str:
+        """Return how much data there is, from what :meth:`Prepared.facts` returns."""
+        if not self.parties:
+            return self.family.size(facts)
+        rows = f"{facts['rows']} training and {facts['held_out_rows']} held-out rows"
+        return f"{self.parties}, {rows}"
+
+    def settings(self, dataset: str, label: str) -> Settings:
+        """Return how an entry gets its data."""
+        return self.dealt.get(dataset, {}).get(label, self.data[dataset])
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A comparison with a name.
+
+    Attributes
+    ----------
+    name, title, text : str
+        Name on the command line, headline and explanation in the report.
+    sections : tuple of Section
+        What is compared, one after the other.
+    runs : int
+        Draws per entry.
+    engine : str
+        Default engine.
+    """
+
+    name: str
+    title: str
+    text: str
+    sections: tuple[Section, ...]
+    runs: int = 20
+    engine: Engine = "in-process"
+
+    @property
+    def data(self) -> dict[str, Settings]:
+        """Settings of the data sets of all sections."""
+        return {name: own for section in self.sections for name, own in section.data.items()}
+
+    @property
+    def entries(self) -> tuple[Contender, ...]:
+        """Entries of all sections."""
+        return tuple(entry for section in self.sections for entry in section.entries)
+
+
+#: Makes a preset for the data sets of the paper that are asked for; all when there are none.
+Builder = Callable[[tuple[str, ...]], Preset]
+
+
+def data_file(name: str) -> str:
+    """Return the path of a data file in the folder ``$FEDKERN_DATA``.
+
+    Raises
+    ------
+    TableError
+        The folder is not named, or holds no such file.
+    """
+    path = data_path(name)
+    if not path.is_file():
+        raise TableError(
+            f"{name} is not in the folder that {DATA_FOLDER} names", remedy="put it there"
+        )
+    return str(path)
+
+
+def is_there(name: str) -> bool:
+    """Tell whether a data file is there; not so where its folder is not named."""
+    return bool(os.environ.get(DATA_FOLDER)) and data_path(name).is_file()
+
+
+def data_path(name: str) -> Path:
+    """Return where a data file belongs in the folder ``$FEDKERN_DATA``.
+
+    Raises
+    ------
+    TableError
+        The folder is not named.
+    """
+    folder = os.environ.get(DATA_FOLDER)
+    if not folder:
+        raise TableError(
+            f"{DATA_FOLDER} is not set", remedy=f"set it to the folder that holds {name}"
+        )
+    return Path(folder) / name
+
+
+def choose(datasets: tuple[str, ...], known: Sequence[str]) -> tuple[str, ...]:
+    """Return the data sets asked for; all that are known when there are none.
+
+    Raises
+    ------
+    TableError
+        Unknown data set.
+    """
+    unknown = sorted(set(datasets) - set(known))
+    if unknown:
+        raise TableError(
+            f"the presets have no data set {unknown[0]!r}", remedy=f"choose of {', '.join(known)}"
+        )
+    return tuple(dict.fromkeys(datasets)) or tuple(known)

@@ -1,0 +1,1 @@
+"""Methods to compare with that need all data in one place."""

@@ -1,0 +1,78 @@
+"""Reference methods: run on the pooled data of each draw, beside strategies on the same data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ...methods.common import per_draw
+from ...run.data import Prepared
+from ...run.entries import Entry, average, draw_label, mean
+
+_SEEN = "all data of all parties: it is pooled"
+
+
+def run_reference(
+    entry: Entry,
+    prepared: Prepared,
+    *,
+    seed: int,
+    runs: int,
+    progress: Callable[[str, int, int], None],
+) -> None:
+    """Run the draws that an entry of a reference method has no results of yet.
+
+    Parameters
+    ----------
+    entry : Entry
+        With a ``reference``.
+    prepared : Prepared
+        The data.
+    seed : int
+        Draw r uses ``seed + r``.
+    runs : int
+        Draws in all.
+    progress : callable
+        Called with (label, steps done, steps in all) of the draw at hand.
+    """
+    assert entry.reference is not None
+    for draw in range(len(entry.results), runs):
+        label = draw_label(entry, draw, runs)
+        progress(label, 0, 1)
+        pooled = prepared.pooled(seed + draw)
+        started = time.monotonic()
+        metrics, history = entry.reference(
+            pooled, seed=seed + draw, progress=partial(progress, label), **entry.options
+        )
+        entry.results.append(
+            {
+                "metrics": metrics,
+                "history": history,
+                "exchanges": 0,
+                "bytes_up": 0,
+                "bytes_down": 0,
+                "seconds": time.monotonic() - started,
+                "failures": {},
+                "privacy": {"server_sees": [_SEEN]},
+            }
+        )
+
+
+def summarise_reference(entry: Entry) -> dict[str, Any]:
+    """Average the draws of a reference method, the history row by row.
+
+    Returns
+    -------
+    dict
+        As :func:`~fedkern_flwr.simulations.run.entries.average`, and metrics and seconds of the
+        single draws as ``draws``.
+    """
+    results = entry.results
+    history = [
+        {name: mean([row.get(name) for row in rows]) for name in rows[0]}
+        for rows in zip(*(r["history"] for r in results), strict=False)
+    ]
+    found = average(results, metrics={}, history=history, survivors=0)
+    return {**found, "draws": per_draw(entry)}

@@ -1,0 +1,334 @@
+"""Methods on pooled data to compare vertical ones with: LIBSVM, a linear model, boosting and DSG.
+
+They stand for what the paper on FDSKL compares with: LIBSVM and DSG as they are, a linear model
+for FD-SVRG, and gradient boosting of trees for SecureBoost, which loses nothing by its encryption.
+Each returns metrics of the held-out rows, and a history whose rows have ``test_error`` and the
+``seconds`` of training, on one thread; those of cross-validation are the metric
+``tuning_seconds``.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from itertools import product
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.online import check_choice
+from fedkern_flwr.seeding import derive_seed
+
+from ...run.entries import Outcome, Reference
+from .dsg import dsg
+from .pooled import PooledSplit, error_of
+
+__all__ = ["REFERENCES", "PooledSplit", "boosting", "dsg", "kernel_ridge", "linear", "svc"]
+
+Progress = Callable[[int, int], None]
+LinearLoss = Literal["square", "logistic", "squared-hinge"]
+T = TypeVar("T")
+
+_TUNING_ROWS, _FOLDS = 3000, 5
+_COSTS = (1.0, 10.0, 100.0)
+_WIDTHS = (0.25, 1.0, 4.0)  # times 1 / (d Var x), the default of scikit-learn
+_REGULARIZATIONS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+_TUBE = 0.01  # errors of SVR that cost nothing, in units of labels scaled to [-1, 1]
+
+
+def svc(
+    pooled: PooledSplit,
+    *,
+    seed: int,
+    progress: Progress,
+    C: float | None = None,
+    gamma: float | None = None,
+    max_rows: int | None = None,
+) -> Outcome:
+    """Train a support vector machine with the Gaussian kernel by LIBSVM; SVR for a regression.
+
+    Parameters
+    ----------
+    pooled : PooledSplit
+        The data.
+    seed : int
+        Seed of the folds and of the rows that are trained on.
+    progress : callable
+        Called with steps done and steps in all.
+    C : float, optional
+        Cost of errors; by cross-validation over 1, 10, 100 if not given.
+    gamma : float, optional
+        Width of the kernel exp(-gamma |x - x'|^2); by cross-validation over 1/4, 1 and 4 times
+        1 / (d Var x) if not given.
+    max_rows : int, optional
+        Train on so many random rows, if there are more.
+
+    Returns
+    -------
+    metrics : dict
+        Also ``C``, ``gamma`` and ``tuning_seconds``.
+    history : list of dict
+        One row.
+
+    Raises
+    ------
+    OptionError, TableError
+    """
+    _check_positive(C=C, gamma=gamma, max_rows=max_rows)
+    pooled.check()
+    svm = _scikit_learn("svm")
+    widths = _widths(pooled) if gamma is None else [gamma]
+    grid = list(product(_COSTS if C is None else [C], widths))
+
+    def build(choice: tuple[float, float], _: int) -> Any:
+        cost, width = choice
+        if pooled.classes:
+            return svm.SVC(C=cost, gamma=width, cache_size=500)
+        return svm.SVR(C=cost, gamma=width, epsilon=_TUBE, cache_size=500)
+
+    (cost, width), tuning = _choose(build, grid, pooled, seed, progress)
+    rows = _some_rows(pooled, max_rows or len(pooled.y), seed, "training rows")
+    model = build((cost, width), len(rows))
+    metrics, history = _fit(model, pooled, rows, len(grid), progress)
+    return {**metrics, "C": cost, "gamma": width, "tuning_seconds": tuning}, history
+
+
+def linear(
+    pooled: PooledSplit,
+    *,
+    seed: int,
+    progress: Progress,
+    regularization: float | None = None,
+    loss: LinearLoss | None = None,
+) -> Outcome:
+    """Train a linear model with an intercept: mean loss + lambda / 2 |w|^2.
+
+    Parameters
+    ----------
+    pooled : PooledSplit
+        The data.
+    seed : int
+        Seed of the folds.
+    progress : callable
+        Called with steps done and steps in all.
+    regularization : float, optional
+        lambda; by cross-validation over 1e-5 to 1e-1 if not given.
+    loss : {"square", "logistic", "squared-hinge"}, optional
+        By default logistic, as in FD-SVRG; square for a regression.
+
+    Returns
+    -------
+    metrics : dict
+        Also ``regularization`` and ``tuning_seconds``.
+    history : list of dict
+        One row.
+
+    Raises
+    ------
+    OptionError, TableError
+    """
+    _check_positive(regularization=regularization)
+    if loss is None:
+        loss = "logistic" if pooled.classes else "square"
+    check_choice("loss", loss, get_args(LinearLoss) if pooled.classes else ("square",))
+    pooled.check()
+    models, svm = _scikit_learn("linear_model"), _scikit_learn("svm")
+
+    def build(value: float, rows: int) -> Any:
+        if loss == "logistic":
+            return models.LogisticRegression(C=1.0 / (rows * value), max_iter=1000)
+        if loss == "squared-hinge":
+            # LIBLINEAR minimises C sum L + |w|^2 / 2
+            return svm.LinearSVC(C=1.0 / (rows * value), dual=False, max_iter=5000)
+        ridge = models.RidgeClassifier if pooled.classes else models.Ridge
+        return ridge(alpha=0.5 * rows * value)
+
+    grid = _REGULARIZATIONS if regularization is None else (regularization,)
+    value, tuning = _choose(build, grid, pooled, seed, progress)
+    rows = np.arange(len(pooled.y))
+    metrics, history = _fit(build(value, len(rows)), pooled, rows, len(grid), progress)
+    return {**metrics, "regularization": value, "tuning_seconds": tuning}, history
+
+
+def kernel_ridge(
+    pooled: PooledSplit, *, seed: int, progress: Progress, landmarks: int = 500
+) -> Outcome:
+    """Train kernel ridge regression with the Gaussian kernel on random landmarks (Nystroem).
+
+    Parameters
+    ----------
+    pooled : PooledSplit
+        The data.
+    seed : int
+        Seed of the folds and landmarks.
+    progress : callable
+        Called with steps done and steps in all.
+    landmarks : int (default: 500)
+        Training rows taken as landmarks; with no fewer than there are rows the method is exact.
+
+    Returns
+    -------
+    metrics : dict
+        Also ``gamma``, ``regularization`` and ``tuning_seconds``, by cross-validation.
+    history : list of dict
+        One row.
+
+    Raises
+    ------
+    OptionError, TableError
+    """
+    _check_positive(landmarks=landmarks)
+    pooled.check()
+    approximation, models = _scikit_learn("kernel_approximation"), _scikit_learn("linear_model")
+    pipeline = _scikit_learn("pipeline")
+    grid = list(product(_widths(pooled), _REGULARIZATIONS))
+
+    def build(choice: tuple[float, float], rows: int) -> Any:
+        width, value = choice
+        ridge = models.RidgeClassifier if pooled.classes else models.Ridge
+        return pipeline.make_pipeline(
+            approximation.Nystroem(
+                gamma=width,
+                n_components=min(landmarks, rows),
+                random_state=_state(seed, "landmarks"),
+            ),
+            ridge(alpha=value),
+        )
+
+    (width, value), tuning = _choose(build, grid, pooled, seed, progress)
+    rows = np.arange(len(pooled.y))
+    metrics, history = _fit(build((width, value), len(rows)), pooled, rows, len(grid), progress)
+    found = {"gamma": width, "regularization": value, "tuning_seconds": tuning}
+    return {**metrics, **found}, history
+
+
+def boosting(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
+    """Boost trees over binned features, with scikit-learn's defaults.
+
+    Parameters
+    ----------
+    pooled : PooledSplit
+        The data.
+    seed : int
+        Seed of the rows that decide when to stop, where there are more than 10,000.
+    progress : callable
+        Called with steps done and steps in all.
+
+    Returns
+    -------
+    metrics : dict
+        See :meth:`PooledSplit.judge`.
+    history : list of dict
+        One row.
+
+    Raises
+    ------
+    OptionError, TableError
+    """
+    pooled.check()
+    ensemble = _scikit_learn("ensemble")
+    trees = ensemble.HistGradientBoostingRegressor
+    if pooled.classes:
+        trees = ensemble.HistGradientBoostingClassifier
+    model = trees(random_state=_state(seed, "boosting"))
+    return _fit(model, pooled, np.arange(len(pooled.y)), 0, progress)
+
+
+def _widths(pooled: PooledSplit) -> list[float]:
+    """Return the widths to choose from, around scikit-learn's default."""
+    unit = 1.0 / (pooled.x.shape[1] * (float(pooled.x.var()) or 1.0))
+    return [width * unit for width in _WIDTHS]
+
+
+def _choose(
+    build: Callable[[T, int], Any],
+    grid: Sequence[T],
+    pooled: PooledSplit,
+    seed: int,
+    progress: Progress,
+) -> tuple[T, float]:
+    """Return the best of some options by cross-validation over some training rows, and seconds."""
+    if len(grid) == 1:
+        return grid[0], 0.0
+    selection = _scikit_learn("model_selection")
+    started = time.perf_counter()
+    rows = _some_rows(pooled, _TUNING_ROWS, seed, "tuning rows")
+    folds = selection.StratifiedKFold if pooled.classes else selection.KFold
+    few = int(np.unique(pooled.y[rows], return_counts=True)[1].min()) if pooled.classes else _FOLDS
+    count = max(2, min(_FOLDS, few, len(rows)))
+    folds = folds(count, shuffle=True, random_state=_state(seed, "folds"))
+    scores = []
+    for k, choice in enumerate(grid):
+        model = build(choice, len(rows) * (count - 1) // count)
+        with _fitting():
+            score = selection.cross_val_score(model, pooled.x[rows], pooled.y[rows], cv=folds)
+        scores.append(float(score.mean()))
+        progress(k + 1, len(grid) + 1)
+    return grid[int(np.argmax(scores))], time.perf_counter() - started
+
+
+def _fit(
+    model: Any, pooled: PooledSplit, rows: NDArray[np.intp], steps: int, progress: Progress
+) -> Outcome:
+    """Fit a model to some training rows and judge it; ``steps`` were done before."""
+    started = time.perf_counter()
+    with _fitting():
+        model.fit(pooled.x[rows], pooled.y[rows])
+    seconds = time.perf_counter() - started
+    metrics = pooled.judge_classes(np.asarray(model.predict(pooled.x_test), np.float64))
+    progress(steps + 1, steps + 1)
+    return dict(metrics), [{"round": 1, "test_error": error_of(metrics), "seconds": seconds}]
+
+
+@contextmanager
+def _fitting() -> Iterator[None]:
+    """Fit on one thread, and be content with the last iterate.
+
+    Threads would wait for each other where processors are shared, and sums depend on their number.
+    Classes that can be separated, hardly regularised, never converge.
+    """
+    with import_module("threadpoolctl").threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", _scikit_learn("exceptions").ConvergenceWarning)
+        yield
+
+
+def _some_rows(pooled: PooledSplit, count: int, seed: int, purpose: str) -> NDArray[np.intp]:
+    n = len(pooled.y)
+    if n <= count:
+        return np.arange(n)
+    rng = np.random.default_rng(derive_seed(seed, purpose))
+    return np.sort(rng.choice(n, count, replace=False))
+
+
+def _state(seed: int, purpose: str) -> int:
+    return derive_seed(seed, purpose) % 2**32
+
+
+def _check_positive(**options: float | None) -> None:
+    for name, value in options.items():
+        if value is not None and not (np.isfinite(value) and value > 0):
+            raise OptionError(f"{name} is {value:g}", remedy="use a positive number")
+
+
+def _scikit_learn(module: str) -> Any:
+    try:
+        return import_module(f"sklearn.{module}")
+    except ImportError:
+        raise OptionError(
+            "this method needs scikit-learn", remedy="pip install 'fedkern-flwr[simulation]'"
+        ) from None
+
+
+#: The references of families of vertical methods.
+REFERENCES: Mapping[str, Reference] = {
+    "svc": svc,
+    "kernel-ridge": kernel_ridge,
+    "linear": linear,
+    "boosting": boosting,
+    "dsg": dsg,
+}

@@ -1,0 +1,223 @@
+"""What a family of methods is: all that the command line and comparisons need to know of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.secure_sum import check_cohort
+from fedkern_flwr.summing import SummingStrategy
+
+from ...strategies import PhaseStrategy
+from ..engines import DropOut
+from ..run.data import Prepared, Settings
+from ..run.entries import Entry, Reference, check_seed
+from ..run.options import Option, options
+from .common import Column, per_draw
+
+Config = Mapping[str, Any]
+
+S = TypeVar("S", bound=Settings)
+P = TypeVar("P", bound=Prepared)
+
+_COMMON = ("engine", "seed", "drop", "timeout")
+
+
+class Family(ABC, Generic[S, P]):
+    """Methods that take the same data and report the same metrics.
+
+    A family is registered in :data:`fedkern_flwr.simulations.methods.registry.FAMILIES`.
+
+    Attributes
+    ----------
+    strategies : tuple of type
+        The strategies of the family.
+    references : dict
+        Methods to compare with that need all data in one place, by name; no command runs them
+        alone. The family's :class:`Prepared` has :meth:`~Prepared.pooled` data for them.
+    settings : type of Settings
+        The settings of its data; each field is one of the :meth:`parameters`.
+    run_options : tuple of str
+        Parameters that the configuration of a run keeps beside the common ones.
+    draws : str
+        What the repetitions of a run are, in the plural.
+    columns : dict
+        Columns for the tables of comparisons, by name.
+    reading : tuple of str
+        How to read the methods and figures; columns say it themselves.
+    left_out : str
+        Why rows are not predicted.
+    app : str
+        Folder of the Flower app that deploys a method of this family.
+    deployable : tuple of str
+        The methods that it deploys.
+    dealt_by_nodes : tuple of str
+        Parameters that follow from the number of nodes of a deployment.
+    deployed_defaults : dict
+        Options whose default is another one in a deployment, where an exchange takes seconds.
+    """
+
+    strategies: ClassVar[tuple[type[PhaseStrategy], ...]]
+    references: ClassVar[Mapping[str, Reference]] = {}
+    settings: type[S]
+    run_options: ClassVar[tuple[str, ...]] = ()
+    draws: ClassVar[str] = "draws"
+    columns: ClassVar[Mapping[str, Column]]
+    reading: ClassVar[tuple[str, ...]] = ()
+    left_out: ClassVar[str] = "they lack a value"
+    app: ClassVar[str] = ""
+    deployable: ClassVar[tuple[str, ...]] = ()
+    dealt_by_nodes: ClassVar[tuple[str, ...]] = ("clients",)
+    deployed_defaults: ClassVar[Mapping[str, Any]] = {}
+
+    # -- a run's configuration
+
+    @abstractmethod
+    def parameters(self) -> list[Option]:
+        """Return the options of a run that are not the strategy's, as the help shows them."""
+
+    def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the configuration of a run from the values of the command line.
+
+        Returns
+        -------
+        dict
+            ``method``, ``data`` (the settings), ``options`` (of the strategy), and the options of
+            the run. JSON, and all that is needed to run again.
+        """
+        strategy = self._strategy(name)
+        data = asdict(self.settings.from_values(values))
+        if Path(data["data"]).is_file():
+            data["data"] = str(Path(data["data"]).resolve())
+        own = {o.name for o in options(strategy)}
+        chosen = {k: v for k, v in values.items() if k in own and v is not None}
+        if "secure" in self.run_options and "secure" not in strategy.fixed:
+            chosen["secure"] = values["secure"]
+        return {
+            "method": name,
+            "data": data,
+            "options": chosen,
+            "runs": values.get("runs", 1),
+            **{key: values[key] for key in (*_COMMON, *self.run_options)},
+        }
+
+    def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
+        """Return the parameters :attr:`dealt_by_nodes` of a deployment on so many nodes.
+
+        Raises
+        ------
+        OptionError
+            There are too few nodes.
+        """
+        return dict.fromkeys(self.dealt_by_nodes, nodes)
+
+    def check(self, config: Config) -> None:
+        """Refuse options that cannot work before any data is read.
+
+        Raises
+        ------
+        OptionError
+        """
+        strategy = self._strategy(config["method"])
+        if config.get("secure") and "secure" in strategy.fixed:
+            raise OptionError(
+                f"{config['method']} sends nothing that could be summed",
+                remedy="leave out --secure",
+            )
+        if not config.get("secure", True):
+            _refuse_options_of_sums(strategy, config["options"])
+        check_seed(config["seed"], config["runs"])
+        if config["timeout"] <= 0:
+            raise OptionError(f"timeout is {config['timeout']}", remedy="use a positive number")
+        DropOut(config["drop"])
+        if config["runs"] < 1:
+            raise OptionError(f"runs is {config['runs']}", remedy="use at least 1")
+        strategy(**config["options"])
+
+    def check_data(self, config: Config, prepared: P) -> None:
+        """Refuse options that cannot work with the data.
+
+        Raises
+        ------
+        OptionError, SmallCohortError
+        """
+        if config.get("secure"):
+            strategy = self._strategy(config["method"])(**config["options"])
+            assert isinstance(strategy, SummingStrategy)
+            check_cohort(prepared.num_clients, strategy.threshold, strategy.min_cohort)
+
+    # -- data and draws
+
+    @abstractmethod
+    def prepare(self, settings: S) -> P:
+        """Load, scale and deal the data.
+
+        Raises
+        ------
+        TableError, OptionError
+        """
+
+    def measure(self, strategy: PhaseStrategy, prepared: P, config: Config) -> dict[str, Any]:
+        """Return metrics of a finished draw that only a simulation knows, for it pools the data.
+
+        ``config`` is that of the run, or empty in a comparison. The metric ``seconds``, if there
+        is one, is what the method's last step took after the strategy had ended, and is added to
+        the seconds of the draw.
+        """
+        return {}
+
+    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
+        """Return what a result tells of a finished draw beside its metrics, such as survivors."""
+        return {}
+
+    def predict(
+        self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
+    ) -> tuple[int, int]:
+        """Predict the rows of a file with the model of a run; return (predicted, left out).
+
+        Raises
+        ------
+        OptionError
+            Models of this family do not predict new rows.
+        """
+        raise OptionError(
+            f"models of {config['method']} do not predict the rows of a file",
+            remedy="load its model in Python with fedkern_flwr.model_file.load_model",
+        )
+
+    @abstractmethod
+    def summarise(self, entry: Entry) -> dict[str, Any]:
+        """Average the results of an entry's draws, see :func:`average`."""
+
+    def per_draw(self, entry: Entry) -> dict[str, Any]:
+        """Return figures of the single draws that a comparison keeps: metrics and seconds."""
+        return {"draws": per_draw(entry)}
+
+    # -- what the user sees of a run
+
+    @abstractmethod
+    def size(self, facts: Mapping[str, Any]) -> str:
+        """Return the size of a run from what :meth:`Prepared.facts` returns."""
+
+    @abstractmethod
+    def rows(self, result: Mapping[str, Any]) -> list[list[str]]:
+        """Return (name, figure) of what is shown of a run's result."""
+
+    @abstractmethod
+    def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
+        """Draw the plots of a run; return name of the artifact -> file."""
+
+    def _strategy(self, name: str) -> type[PhaseStrategy]:
+        return next(cls for cls in self.strategies if cls.method == name)
+
+
+def _refuse_options_of_sums(strategy: type[PhaseStrategy], chosen: Mapping[str, Any]) -> None:
+    defaults = {o.name: o.default for o in options(strategy)}
+    for name in ("threshold", "min_cohort"):
+        if name in chosen and chosen[name] != defaults.get(name):
+            flag = name.replace("_", "-")
+            raise OptionError(f"--{flag} is for secure sums", remedy="add --secure")

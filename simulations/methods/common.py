@@ -1,0 +1,233 @@
+"""Options and table columns that families share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..engines import Engine
+from ..run.entries import Entry
+from ..run.format import count, figure, megabytes, size
+from ..run.options import DATA, RUN, Option
+
+Summary = Mapping[str, Any]
+
+
+def source(data: str) -> list[Option]:
+    """Return the options that name the table, by default a built-in one."""
+    return [
+        Option("data", str, data, "Built-in data set, or a .npz, .csv or .parquet file.", DATA),
+        Option("label", str | None, None, "Label column (npz: array, or column of y).", DATA),
+        Option(
+            "target", str | None, None, "Feature column (index or name) to predict instead.", DATA
+        ),
+        Option("id_column", str | None, None, "Column of record ids.", DATA, "--id"),
+        Option("site_column", str | None, None, "Column of sites.", DATA, "--site"),
+    ]
+
+
+def held_out(share: float) -> Option:
+    """Return the option of the share of rows held out."""
+    return Option("test_size", float, share, "Share of rows held out for a last evaluation.", DATA)
+
+
+def seed(what: str) -> Option:
+    """Return the option of the seed; ``what`` names what it decides."""
+    return Option("seed", int, 0, f"Seed of {what}.", RUN)
+
+
+TRAIN_ROWS = Option("train_rows", int | None, None, "Learn from a choice of so many rows.", DATA)
+ENGINE = Option("engine", Engine, "in-process", "Engine.", RUN)
+RAY_ADDRESS = Option(
+    "ray_address",
+    str | None,
+    None,
+    "Engine ray: host:port of a Ray cluster that is there already, or auto (default: the "
+    "environment variable RAY_ADDRESS, else Ray is started here).",
+    RUN,
+)
+SECURE = Option(
+    "secure",
+    bool,
+    False,
+    "Secure sums: the server sees sums over the clients, no client's update; costs an "
+    "exchange more per round, and rounds with too few clients are lost.",
+    RUN,
+)
+DROP = Option("drop", float, 0.0, "Probability that a client vanishes in a round.", RUN)
+TIMEOUT = Option("timeout", float, 600.0, "Seconds to wait for a round's replies.", RUN)
+
+#: Where the results go.
+RESULT = (
+    Option("out", str | None, None, "Folder of the run.", RUN),
+    Option("json_target", str | None, None, "Write the result here; - for stdout.", RUN, "--json"),
+    Option(
+        "resume",
+        str | None,
+        None,
+        "Go on with the run in this folder; all other options are its own.",
+        RUN,
+    ),
+    Option("quiet", bool, False, "Show nothing but errors.", RUN, "--quiet"),
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of a comparison, or several that belong together.
+
+    Attributes
+    ----------
+    headings : tuple of str
+    cells : callable
+        Return the cells of an entry, one per heading, from its summary.
+    rank : callable, optional
+        Return the figure by which the best entry is found, the smallest is best; None when the
+        entry has none. The best is set in bold when the column is the first.
+    paper : callable
+        Write a figure of the paper.
+    values : callable, optional
+        Return the figure of each draw, in the unit of the paper's; None where a draw has none.
+    higher_is_better : bool (default: False)
+    reading : str
+        How to read the column, where its headings do not say it.
+    """
+
+    headings: tuple[str, ...]
+    cells: Callable[[Summary], list[str]]
+    rank: Callable[[Summary], float | None] | None = None
+    paper: Callable[[float | None], str] = figure
+    values: Callable[[Summary], list[float | None]] | None = None
+    higher_is_better: bool = False
+    reading: str = ""
+
+
+def _sent(summary: Summary) -> list[str]:
+    if not summary["exchanges"]:
+        return ["-", "-"]
+    return [megabytes(summary["bytes_up"]), megabytes(summary["bytes_down"])]
+
+
+def drawn(name: str, unit: float = 1.0) -> Callable[[Summary], list[float | None]]:
+    """Return what reads a metric of the single draws, in units of ``unit``."""
+
+    def values(summary: Summary) -> list[float | None]:
+        found = summary["draws"].get(name, [])
+        return [None if value is None else value / unit for value in found]
+
+    return values
+
+
+def _seen_plainly(summary: Summary) -> list[str]:
+    """Write how much the server saw that single clients had computed from their own rows."""
+    if not summary["exchanges"]:
+        return ["all data"]
+    seen = summary["privacy"].get("seen")
+    if seen is None:
+        return ["-"]
+    return [size(sum(row["bytes"] for row in seen["server"] if row["kind"] == "plain"))]
+
+
+#: Columns of what a method costs; reference methods exchange nothing.
+COSTS: dict[str, Column] = {
+    "plain": Column(
+        ("plain",),
+        _seen_plainly,
+        reading="Plain: bytes that a single party computed from its rows and the server could "
+        "read. What sums and released matrices say of the rows is not counted here.",
+    ),
+    "seconds": Column(
+        ("seconds",),
+        lambda s: [figure(s["seconds"], 1)],
+        reading="Seconds depend on the machine.",
+    ),
+    "megabytes": Column(
+        ("MB up", "MB down"),
+        _sent,
+        reading="MB: arrays sent by all clients (up) and to them (down).",
+    ),
+    "exchanges": Column(
+        ("exchanges",),
+        lambda s: [count(s["exchanges"]) if s["exchanges"] else "-"],
+        reading="Exchanges: messages to every client with their replies, the opening one included.",
+    ),
+}
+
+
+def range_cells(name: str, digits: int) -> Callable[[Summary], list[str]]:
+    """Return what writes mean and range of a metric over the draws, the range with a digit less."""
+
+    def cells(summary: Summary) -> list[str]:
+        values = summary.get("draws", {}).get(name) or [summary["metrics"].get(name)]
+        if any(value is None for value in values):
+            return ["-", "-"]
+        mean, less = sum(values) / len(values), digits - 1
+        return [f"{mean:.{digits}f}", f"{min(values):.{less}f}-{max(values):.{less}f}"]
+
+    return cells
+
+
+def accuracy(digits: int, paper: Callable[[float | None], str] = figure) -> Column:
+    """Return the column of accuracies."""
+    return Column(
+        ("accuracy", "range"),
+        range_cells("test_accuracy", digits),
+        rank=lambda s: -(s["metrics"].get("test_accuracy") or 0.0),
+        paper=paper,
+        values=drawn("test_accuracy"),
+        higher_is_better=True,
+        reading="Accuracy: of held-out rows, mean and range over the draws.",
+    )
+
+
+def rmse(digits: int) -> Column:
+    """Return the column of root mean squared errors."""
+    return Column(
+        ("RMSE", "range"),
+        range_cells("test_rmse", digits),
+        rank=lambda s: s["metrics"].get("test_rmse"),
+        reading="RMSE: of held-out rows, in the unit of the label; mean and range over the draws.",
+    )
+
+
+def to_pooled(reading: str, metric: str = "centralised_difference") -> Column:
+    """Return the column of what parts a model from that of pooled data."""
+    return Column(("to pooled",), lambda s: [scientific(s["metrics"].get(metric))], reading=reading)
+
+
+def scientific(value: float | None) -> str:
+    """Write a small figure such as a difference; - for none."""
+    return "-" if value is None else f"{value:.1e}"
+
+
+def per_draw(entry: Entry) -> dict[str, list[Any]]:
+    """Return each metric's values in the single draws, and their ``seconds``."""
+    names = {name for result in entry.results for name in result["metrics"]}
+    found = {n: [r["metrics"].get(n) for r in entry.results] for n in sorted(names)}
+    return found | {"seconds": [result["seconds"] for result in entry.results]}
+
+
+def cost_rows(result: Summary) -> list[list[str]]:
+    """Return the rows of a run's table that say what it cost."""
+    return [
+        ["exchanges", f"{result['exchanges']:g}"],
+        ["MB from clients", megabytes(result["bytes_up"])],
+        ["MB to clients", megabytes(result["bytes_down"])],
+        ["seconds", f"{result['seconds']:.1f}"],
+    ]
+
+
+def server_row(result: Summary) -> list[str]:
+    """Return the row of a run's table that says what the server saw."""
+    privacy = result["privacy"]
+    if privacy.get("protocol") != "secure sums":
+        return ["the server saw", "every client's reply"]
+    sizes = [f"{cohort['threshold']} of {cohort['parties']}" for cohort in privacy["cohorts"]]
+    return ["the server saw", f"sums of at least {' or '.join(dict.fromkeys(sizes))} clients"]
+
+
+def failure_rows(result: Summary) -> list[list[str]]:
+    """Return the row of a run's table that counts requests without an answer, if any."""
+    lost = sum(sum(reasons.values()) for reasons in result["failures"].values())
+    return [["requests not answered", str(lost)]] if lost else []

@@ -1,0 +1,195 @@
+"""Experiments: methods run on prepared data, on any engine, draw by draw."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from fedkern_flwr.errors import OptionError
+
+from ...strategies import PhaseStrategy
+from ..engines import Audit, DropOut, Engine, SimulationStep, simulate_all
+from ..engines.delays import first_fault
+from ..lab.references.summary import run_reference
+from ..run.data import Prepared
+from ..run.entries import Entry, draw_label
+from .registry import family, method
+
+__all__ = ["Entry", "checkpoint_file", "run_entries", "summarise", "versions"]
+
+Progress = Callable[[str, int, int], None]
+Measure = Callable[[PhaseStrategy], dict[str, Any]]
+DrawDone = Callable[[Entry, PhaseStrategy], None]
+
+
+def run_entries(
+    entries: Sequence[Entry],
+    prepared: Prepared,
+    *,
+    engine: Engine,
+    seed: int,
+    runs: int = 1,
+    drop: float = 0.0,
+    timeout: float = 3600.0,
+    checkpoints: Path | None = None,
+    state_dir: Path | None = None,
+    resume: bool = False,
+    audited: bool = False,
+    ray_address: str | None = None,
+    progress: Progress = lambda label, done, total: None,
+    measure: Measure = lambda strategy: {},
+    draw_done: DrawDone = lambda entry, strategy: None,
+) -> None:
+    """Run methods one after the other on the same data; the engine starts once.
+
+    It starts more often where methods need other clients, see :meth:`Prepared.variant`. Reference
+    methods need no clients; they are run last, when the engine has ended.
+
+    Parameters
+    ----------
+    entries : sequence of Entry
+        Methods to run; draws that an entry has results of already are not run again.
+    prepared : Prepared
+        The data.
+    engine : {"in-process", "ray"}
+        The engine.
+    seed : int
+        Draw r uses ``seed + r``.
+    runs : int (default: 1)
+        Draws per method.
+    drop : float (default: 0.0)
+        Probability that a client vanishes in a round.
+    timeout : float (default: 3600.0)
+        Seconds to wait for the replies of an exchange.
+    checkpoints : path, optional
+        Folder for checkpoints, one per draw; for a single entry.
+    state_dir : path, optional
+        Folder for the private state of the simulated nodes.
+    resume : bool (default: False)
+        Go on from the checkpoint of the first draw that is missing, if there is one.
+    audited : bool (default: False)
+        Count which kinds of values server and clients see in the first draw of each entry.
+    ray_address : str, optional
+        Ray cluster that engine ``ray`` runs on; one of its own if not given.
+    progress : callable
+        Called with (label, exchanges done, exchanges in all) of the draw at hand.
+    measure : callable
+        Called with the strategy after each draw of one; returns metrics to be added to its result.
+    draw_done : callable
+        Called with (entry, strategy) when the entry of a strategy has a new result.
+    """
+    if runs < 1:
+        raise OptionError(f"runs is {runs}", remedy="use at least 1")
+    steps: list[SimulationStep[PhaseStrategy]] = []
+    for entry in entries:
+        if entry.reference is not None:
+            continue
+        for draw in range(len(entry.results), runs):
+            file = checkpoint_file(checkpoints, draw) if checkpoints is not None else None
+            strategy = method(entry.method)(
+                **entry.options,
+                seed=seed + draw,
+                checkpoint=file,
+                resume=resume and file is not None and file.is_file(),
+            )
+            step = _step(
+                entry, draw_label(entry, draw, runs), strategy, progress, measure, draw_done
+            )
+            step.start = {**prepared.start(), "timeout": timeout}
+            step.audit = Audit() if audited and draw == 0 else None
+            steps.append(step)
+    dropped = DropOut(drop, seed) if drop else None
+    for _, group in groupby(steps, lambda step: prepared.variant(step.strategy)):
+        alike = list(group)
+        first = alike[0].strategy
+        simulate_all(
+            alike,
+            prepared.client_fn(first, state_dir),
+            prepared.nodes(first),
+            engine=engine,
+            faults=first_fault(dropped, prepared.faults(first)),
+            ray_address=ray_address,
+        )
+    for entry in entries:
+        if entry.reference is not None:
+            run_reference(entry, prepared, seed=seed, runs=runs, progress=progress)
+
+
+def checkpoint_file(folder: Path, draw: int) -> Path:
+    """Return the checkpoint of a draw."""
+    return folder / f"checkpoint-{draw}.npz"
+
+
+def summarise(entry: Entry) -> dict[str, Any]:
+    """Average the results of an entry's draws as its family does."""
+    return family(entry.method).summarise(entry)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what a run depends on."""
+    found = {"python": platform.python_version(), "platform": sys.platform}
+    for package in (
+        "fedkern-flwr",
+        "flwr",
+        "numpy",
+        "scipy",
+        "scikit-learn",
+        "cryptography",
+        "ray",
+    ):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _step(
+    entry: Entry,
+    label: str,
+    strategy: PhaseStrategy,
+    progress: Progress,
+    measure: Measure,
+    draw_done: DrawDone,
+) -> SimulationStep[PhaseStrategy]:
+    started = 0.0
+
+    def on_round(done: int, total: int, _: Mapping[str, Any]) -> None:
+        progress(label, done, total)
+
+    def before(step: SimulationStep[PhaseStrategy]) -> None:
+        nonlocal started
+        started = time.monotonic()
+        progress(label, 0, 1)
+
+    def after(step: SimulationStep[PhaseStrategy]) -> None:
+        seconds = time.monotonic() - started
+        if step.audit is not None:
+            seconds -= step.audit.seconds
+        ledger, measured = strategy.ledger_, measure(strategy)
+        seconds += measured.pop("seconds", 0.0)
+        entry.results.append(
+            {
+                **family(entry.method).outcome(strategy),
+                "metrics": {**strategy.metrics_, **measured},
+                "history": strategy.history_,
+                "exchanges": ledger.exchanges,
+                "bytes_up": ledger.bytes_up,
+                "bytes_down": ledger.bytes_down,
+                "seconds": seconds,
+                "failures": ledger.failures,
+                "privacy": strategy.privacy(),
+            }
+        )
+        if step.audit is not None:
+            entry.results[-1]["privacy"]["seen"] = step.audit.to_dict()
+        draw_done(entry, strategy)
+
+    strategy.on_round = on_round
+    return SimulationStep(strategy, before=before, after=after)

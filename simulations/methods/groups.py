@@ -1,0 +1,426 @@
+"""HierarchicalSVM: users in groups, rows or columns split over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.linear_model import model_rows
+from fedkern_flwr.vertical import MissingRows
+
+from ... import strategies
+from ...strategies import HierarchicalSVM, PhaseStrategy
+from ..engines.delays import DelayLaw
+from ..run import plots
+from ..run.entries import Entry, average
+from ..run.format import figure
+from ..run.options import DATA, METHOD, RUN, Option
+from ..run.splits import Split
+from .base import Config, Family
+from .common import (
+    COSTS,
+    DROP,
+    ENGINE,
+    RAY_ADDRESS,
+    RESULT,
+    TIMEOUT,
+    TRAIN_ROWS,
+    Column,
+    accuracy,
+    cost_rows,
+    failure_rows,
+    held_out,
+    rmse,
+    scientific,
+    seed,
+    source,
+    to_pooled,
+)
+from .groups_data import HierarchicalData, HierarchicalSettings
+from .groups_oracle import REFERENCES, pooled_optimum
+from .labelled_data import Task
+
+DEFAULT_ROUNDS = 200
+_USERS, _GROUPS = 20, 2
+_CLOSE = 1e-3  # relative distance from the pooled optimum that counts as reached
+_CURVES = {
+    "primal": "primal residual",
+    "dual": "dual residual",
+    "consensus_difference": "change of the model",
+    "gap": "duality gap",
+}
+
+
+def _metric(name: str, digits: int) -> Callable[[Mapping[str, Any]], list[str]]:
+    return lambda summary: [figure(summary["metrics"].get(name), digits)]
+
+
+def _of_converged(name: str) -> Callable[[Mapping[str, Any]], list[float | None]]:
+    """Return what reads a figure of the draws that came to their stop; others have none."""
+
+    def values(summary: Mapping[str, Any]) -> list[float | None]:
+        draws = summary["draws"]
+        ended = draws.get("converged", [True] * len(draws[name]))
+        return [v if done else None for v, done in zip(draws[name], ended, strict=True)]
+
+    return values
+
+
+_COLUMNS = {
+    "accuracy": accuracy(4, paper=partial(figure, digits=4)),
+    "rmse": rmse(4),
+    "objective": Column(("objective",), _metric("objective", 3)),
+    "gap": to_pooled(
+        "To pooled: objective of the model on all rows, relative to the optimum of pooled data, "
+        "less 1.",
+        "objective_gap",
+    ),
+    "iterations": Column(
+        ("iterations",),
+        _metric("iterations", 1),
+        rank=lambda s: s["metrics"].get("iterations"),
+        paper=lambda value: figure(value, 0),
+        values=_of_converged("iterations"),
+        reading="Iterations: those of the slowest group.",
+    ),
+    "close": Column(
+        ("iterations to 1e-3",),
+        _metric("iterations_to_pooled", 1),
+        reading="Iterations to 1e-3: until the objective is within 0.1 % of the pooled optimum.",
+    ),
+    "time": Column(
+        ("seconds",),
+        lambda s: [figure(s["seconds"], 2)],
+        paper=partial(figure, digits=0),
+        values=_of_converged("seconds"),
+    ),
+    "kilobytes": Column(
+        ("KB up per user",),
+        _metric("kilobytes_per_user", 1),
+        paper=lambda value: figure(value, 0),
+        values=_of_converged("kilobytes_per_user"),
+        reading="KB up per user: arrays that all nodes sent, divided by the number of users.",
+    ),
+    **COSTS,
+}
+
+
+class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
+    """HierarchicalSVM."""
+
+    strategies = (strategies.HierarchicalSVM,)
+    references = REFERENCES
+    settings = HierarchicalSettings
+    draws = "runs"
+    app, deployable = "hierarchical_svm", ("hierarchical-svm",)
+    dealt_by_nodes = ("clients", "users")
+    columns = _COLUMNS
+
+    # -- a run's configuration
+
+    def parameters(self) -> list[Option]:
+        """Return the options of a run that are not the strategy's."""
+        return [
+            *source("breast-cancer"),
+            Option("missing", MissingRows, "error", "Rows that lack a value.", DATA),
+            Option("users", int | None, None, f"N, all users (default: {_USERS}).", DATA),
+            Option("clients", int | None, None, "The same as --users.", DATA),
+            Option("groups", int | None, None, f"S, groups (default: {_GROUPS}).", DATA),
+            Option(
+                "group_sizes",
+                str | None,
+                None,
+                "Users of each group, separated by commas, instead of --groups.",
+                DATA,
+            ),
+            Option("split", Split, "iid", "How rows are dealt to users (horizontal).", DATA),
+            Option("alpha", float, 0.5, "Concentration of the Dirichlet split.", DATA),
+            Option("task", Task, "auto", "What the labels are (auto: few whole numbers).", DATA),
+            Option("positive", float | None, None, "Class that is told from all others.", DATA),
+            TRAIN_ROWS,
+            held_out(0.3),
+            Option(
+                "step_sizes",
+                str | None,
+                None,
+                "rho of each group, separated by commas.",
+                METHOD,
+            ),
+            Option(
+                "rounds", int | None, None, f"Most iterations (default: {DEFAULT_ROUNDS}).", RUN
+            ),
+            Option(
+                "delay",
+                str | None,
+                None,
+                "Simulated: replies of a group's users come later by exponential:SECONDS, drawn "
+                "per iteration, or fixed:SECONDS; a number for each group, separated by commas.",
+                RUN,
+            ),
+            Option("resplit", bool, False, "A split of its own for every run.", RUN),
+            Option("runs", int, 1, "Runs averaged, each with its own delays and features.", RUN),
+            ENGINE,
+            RAY_ADDRESS,
+            Option(
+                "secure", bool | None, None, "Secure sums: always; --no-secure is refused.", RUN
+            ),
+            seed("split, delays and random features"),
+            DROP,
+            TIMEOUT,
+            *RESULT,
+        ]
+
+    def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
+        """Make a node per group an agent, in a vertical split one the label owner, others users."""
+        groups = int(values.get("groups") or _GROUPS)
+        if values.get("group_sizes"):
+            groups = len(str(values["group_sizes"]).split(","))
+        agents = groups if values.get("architecture") == "hierarchical" else 0
+        users = nodes - agents - (values.get("partition") == "vertical")
+        if users < groups:
+            raise OptionError(
+                f"{nodes} nodes are too few for {groups} groups",
+                remedy="use more nodes: users, an agent per group and, if vertical, a label owner",
+            )
+        return {"users": users, "clients": None}
+
+    def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the configuration of a run; refuse what contradicts itself.
+
+        Raises
+        ------
+        OptionError
+        """
+        if values["secure"] is False:
+            raise OptionError(
+                "this method has secure sums only: a user's model shows its rows",
+                remedy="leave out --no-secure",
+            )
+        sizes = read_numbers("group-sizes", values["group_sizes"], int)
+        steps = read_numbers("step-sizes", values["step_sizes"], float)
+        given = {"group_sizes": sizes, "step_sizes": steps}
+        return super().config(name, {**values, **given, **_count_users(values, sizes)})
+
+    def check(self, config: Config) -> None:
+        """Refuse options that cannot work before any data is read."""
+        super().check(config)
+        data, chosen = config["data"], config["options"]
+        sizes = HierarchicalSettings.from_values(data).sizes
+        hierarchical = chosen.get("architecture", "hierarchical") == "hierarchical"
+        groups = len(sizes)
+        if data["rounds"] is not None and data["rounds"] < 1:
+            raise OptionError(f"rounds is {data['rounds']}", remedy="use at least 1")
+        if not hierarchical and groups > 1:
+            raise OptionError(
+                f"architecture {chosen['architecture']} has no groups",
+                remedy="leave out --groups and --group-sizes",
+            )
+        if data["users"] < 2:
+            raise OptionError("a single user has nobody to sum with", remedy="use more --users")
+        if hierarchical and min(sizes) == 1 and not chosen.get("allow_single"):
+            raise OptionError(
+                f"group {sizes.index(1) + 1} has a single user, whose model its agent would see",
+                remedy="form larger groups, or allow it with --allow-single",
+            )
+        if chosen.get("agent_topology") == "ring" and groups < 3:
+            raise OptionError(
+                f"in a ring of {groups} agents each would see another's term",
+                remedy="use at least 3 --groups, or --agent-topology pairwise",
+            )
+        if chosen.get("lost_groups") == "leave-out" and groups < 3:
+            raise OptionError(
+                f"of {groups} groups none can be left out: the total would be that of one",
+                remedy="use at least 3 --groups, or --lost-groups stop",
+            )
+        steps = chosen.get("step_sizes")
+        if steps is not None and len(steps) != groups:
+            raise OptionError(
+                f"{len(steps)} step sizes are not {groups} groups",
+                remedy="give a number for each group",
+            )
+        if data["delay"] is not None:
+            DelayLaw.parse(data["delay"]).check(groups)
+        if data["partition"] == "vertical" and data["split"] != "iid":
+            raise OptionError(
+                f"split {data['split']} is for users who hold whole rows",
+                remedy="leave out --split, or use --partition horizontal",
+            )
+
+    def check_data(self, config: Config, prepared: HierarchicalData) -> None:
+        """Refuse options that cannot work with the data.
+
+        Raises
+        ------
+        OptionError
+        """
+        super().check_data(config, prepared)
+        model = config["options"].get("model", "linear")
+        if model != "ridge" and not prepared.facts()["classes"]:
+            raise OptionError(
+                f"model {model} is for classes, the labels are numbers",
+                remedy="use --model ridge, or --task classification",
+            )
+
+    # -- data and draws
+
+    def prepare(self, settings: HierarchicalSettings) -> HierarchicalData:
+        """Load the table and deal it."""
+        return HierarchicalData(settings)
+
+    def measure(
+        self, strategy: PhaseStrategy, prepared: HierarchicalData, config: Config
+    ) -> dict[str, Any]:
+        """Return the pooled optimum, what was sent, and errors in the labels' units."""
+        assert isinstance(strategy, HierarchicalSVM)
+        users = prepared.settings.users
+        found: dict[str, Any] = {"kilobytes_per_user": strategy.ledger_.bytes_up / 1e3 / users}
+        pooled = prepared.pooled(strategy.seed or 0)
+        if "test_rmse" in strategy.metrics_:
+            found["test_rmse"] = strategy.metrics_["test_rmse"] * pooled.label_unit
+        features = None
+        if strategy.frequencies:
+            _, meta = strategy.model()
+            features = partial(
+                model_rows,
+                features=int(meta["features"]),
+                gamma=float(meta["gamma"]),
+                seed=int(meta["feature_seed"]),
+            )
+        best = pooled_optimum(pooled, strategy.loss, strategy.C, strategy.scale, features)
+        if best is None:
+            return found
+        found["centralised_objective"] = best.objective
+        found |= {f"centralised_{name}": value for name, value in best.metrics.items()}
+        objective = strategy.metrics_.get("objective")
+        if objective is not None:
+            found["objective_gap"] = objective / best.objective - 1.0
+            close = [
+                row["round"]
+                for row in strategy.history_
+                if row.get("objective", np.inf) <= (1.0 + _CLOSE) * best.objective
+            ]
+            if close:
+                found["iterations_to_pooled"] = close[0]
+        return found
+
+    def predict(
+        self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
+    ) -> tuple[int, int]:
+        """Predict the rows of a file with the model of a run."""
+        from .groups_predict import predict_rows
+
+        return predict_rows(folder, config, data, id_column, out)
+
+    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
+        """Return how many nodes took part to the end."""
+        return {"survivors": len(strategy.active_nodes())}
+
+    def summarise(self, entry: Entry) -> dict[str, Any]:
+        """Average the runs; the history is that of the first."""
+        first = entry.results[0]
+        converged = all(result["metrics"].get("converged") for result in entry.results)
+        return average(
+            entry.results,
+            metrics={"converged": converged},
+            history=first["history"],
+            survivors=first["survivors"],
+        )
+
+    # -- what the user sees of a run
+
+    def size(self, facts: Mapping[str, Any]) -> str:
+        """Return the numbers of users, groups and rows."""
+        groups = len(facts["group_sizes"])
+        dealt = f"{facts['users']} users in {groups} group{'s' * (groups > 1)}"
+        return f"{dealt}, {facts['rows']} training and {facts['held_out_rows']} held-out rows"
+
+    def rows(self, result: Mapping[str, Any]) -> list[list[str]]:
+        """Return how good the model is, how near to the pooled optimum, what it cost."""
+        metrics, rows = result["metrics"], []
+        for name, text in (
+            ("test_accuracy", "accuracy on held-out rows"),
+            ("centralised_test_accuracy", "  of the pooled optimum"),
+            ("test_rmse", "RMSE on held-out rows"),
+            ("centralised_test_rmse", "  of the pooled optimum"),
+            ("objective", "objective"),
+            ("centralised_objective", "  of the pooled optimum"),
+        ):
+            if metrics.get(name) is not None:
+                rows.append([text, figure(metrics[name], 4)])
+        if metrics.get("objective_gap") is not None:
+            rows.append(["  relative difference", scientific(metrics["objective_gap"])])
+        rows.append(["iterations", figure(metrics["iterations"], 1).removesuffix(".0")])
+        if metrics.get("groups_left_out"):
+            rows.append(["groups left out", figure(metrics["groups_left_out"], 0)])
+        rows += cost_rows(result)
+        rows.append(["the server saw", "the global model in every iteration"])
+        return rows + failure_rows(result)
+
+    def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
+        """Draw the residuals, or the label owner's duality gap, over the iterations."""
+        curves = {
+            text: [
+                (float(row["round"]), max(float(row[name]), 1e-12), 0.0)
+                for row in summary["history"]
+                if row.get(name) is not None and np.isfinite(row[name])
+            ]
+            for name, text in _CURVES.items()
+        }
+        curves = {text: points for text, points in curves.items() if len(points) > 1}
+        if not curves:
+            return {}
+        return {
+            "convergence_plot": plots.plot_sweep(
+                curves,
+                folder / "convergence.png",
+                title=f"{label}: convergence",
+                xlabel="iteration",
+                ylabel="gap, relative to the objective" if "duality gap" in curves else "residuals",
+            )
+        }
+
+
+def read_numbers(name: str, text: str | None, kind: Callable[[str], Any]) -> list[Any] | None:
+    """Read numbers separated by commas.
+
+    Raises
+    ------
+    OptionError
+    """
+    if text is None:
+        return None
+    try:
+        return [kind(number) for number in text.split(",")]
+    except ValueError:
+        raise OptionError(
+            f"{name} is {text!r}", remedy="give numbers separated by commas, such as 10,10"
+        ) from None
+
+
+def _count_users(values: Mapping[str, Any], sizes: list[int] | None) -> dict[str, int]:
+    """Return the numbers of users and groups, which may be named in several ways.
+
+    Raises
+    ------
+    OptionError
+        They contradict each other.
+    """
+    users, clients, groups = (values[name] for name in ("users", "clients", "groups"))
+    if None not in (users, clients) and users != clients:
+        raise OptionError(f"{users} users are not {clients} clients", remedy="leave out --clients")
+    users = clients if users is None else users
+    if sizes is not None and groups not in (None, len(sizes)):
+        raise OptionError(
+            f"{len(sizes)} group sizes are not {groups} groups", remedy="leave out --groups"
+        )
+    if users is None:
+        users = _USERS if sizes is None else sum(sizes)
+    if groups is None:
+        layers = values["architecture"] == "hierarchical"
+        groups = len(sizes) if sizes is not None else _GROUPS if layers else 1
+    return {"users": users, "groups": groups}

@@ -1,0 +1,159 @@
+"""The pooled solution of FedCG: what a single owner of all data would get, in float64."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+from scipy.spatial.distance import cdist
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.labels import encode_classes
+from fedkern_flwr.landmarks import draw_landmarks, moment_sums, public_seed, read_moments
+
+from ...strategies import FedCG
+from ..lab.attacks import reconstruction_errors
+from .hybrid_data import HybridData, Pooled
+
+Floats = NDArray[np.float64]
+
+#: Attacks of the paper's Figure 8 and the two closed forms: name -> how tables call them.
+ATTACKS = {
+    "alternating-descent": "alternating descent",
+    "rank-alternation": "rank alternation",
+    "soft-impute": "soft-impute",
+    "svd": "closed form",
+    "trilateration": "trilateration",
+}
+_CHUNK = 1 << 21  # numbers of a chunk of the kernel
+
+
+def pooled_landmarks(strategy: FedCG, prepared: HybridData) -> dict[str, Floats]:
+    """Return each block's slice of the landmarks as the parties drew them."""
+    seed = strategy.seed or 0
+    pooled, given = prepared.split(seed), prepared.given(strategy)
+    out = {}
+    for block, columns in pooled.blocks.items():
+        if given is not None:
+            out[block] = given[:, columns]
+            continue
+        ranges, moments = np.tile([0.0, 1.0], (len(columns), 1)), None
+        if strategy.sampling == "N":
+            x = pooled.x[np.ix_(taking_part(strategy, pooled) & pooled.train, columns)]
+            x = x[np.isfinite(x).all(axis=1)]
+            moments = read_moments(moment_sums(x, ranges), ranges)
+        out[block] = draw_landmarks(public_seed(seed, block), strategy.landmarks, ranges, moments)
+    return out
+
+
+def taking_part(strategy: FedCG, pooled: Pooled) -> NDArray[np.bool_]:
+    """Return which rows take part: with ``drop-row`` those that lack no block."""
+    if strategy.missing == "drop-row":
+        return np.asarray(np.isfinite(pooled.x).all(axis=1))
+    return np.ones(len(pooled.x), bool)
+
+
+def pooled_kernel(
+    strategy: FedCG, pooled: Pooled, rows: NDArray[np.intp], landmarks: dict[str, Floats]
+) -> Floats:
+    """Return the kernel of rows and landmarks from the definition of the distances."""
+    total = np.zeros((len(rows), strategy.landmarks))
+    for block, columns in pooled.blocks.items():
+        x = pooled.x[np.ix_(rows, columns)]
+        known = np.isfinite(x).all(axis=1)
+        total[known] += _distances(strategy, x[known], landmarks[block])
+    return np.exp(-strategy.gammas_ * total)
+
+
+def centralised_difference(strategy: FedCG, prepared: HybridData) -> float | None:
+    """Return max |f_fed - f_central| over the held-out rows; None if there are none.
+
+    f_fed are the predictions that the hospitals wrote.
+    """
+    pooled = prepared.split(strategy.seed or 0)
+    here = taking_part(strategy, pooled)
+    train, test = (np.flatnonzero(here & part) for part in (pooled.train, ~pooled.train))
+    if not len(test):
+        return None
+    landmarks = pooled_landmarks(strategy, prepared)
+    m = strategy.landmarks
+    y = pooled.y[:, None]
+    if pooled.classes:
+        y = encode_classes(pooled.y, pooled.classes, "the pooled table")
+    gram, right = np.zeros((m, m)), np.zeros((m, y.shape[1]))
+    step = max(1, _CHUNK // m)
+    for start in range(0, len(train), step):
+        part = train[start : start + step]
+        k = pooled_kernel(strategy, pooled, part, landmarks)
+        gram += k.T @ k
+        right += k.T @ y[part]
+    if strategy.penalty == "rkhs":
+        whole = np.hstack(list(landmarks.values()))
+        pairs = np.exp(-strategy.gammas_ * _distances(strategy, whole, whole))
+        gram += strategy.regularization * pairs
+        coefficients = linalg.pinvh(gram) @ right
+    else:
+        gram[np.diag_indices(m)] += strategy.regularization
+        coefficients = linalg.solve(gram, right, assume_a="pos")
+    found = read_predictions(prepared.predictions)
+    worst = 0.0
+    for start in range(0, len(test), step):
+        part = test[start : start + step]
+        central = pooled_kernel(strategy, pooled, part, landmarks) @ coefficients
+        federated = np.array([found[row] for row in part.tolist()])
+        worst = max(worst, float(np.abs(central - federated).max()))
+    return worst
+
+
+def _distances(strategy: FedCG, x: Floats, landmarks: Floats) -> Floats:
+    if strategy.kernel == "rbf":
+        return np.asarray(cdist(x, landmarks, "sqeuclidean"))
+    return np.asarray(cdist(x, landmarks, "cityblock"))
+
+
+def check_reconstruction(strategy: FedCG) -> None:
+    """Refuse to attack what is not shown.
+
+    Raises
+    ------
+    OptionError
+        The protocol does not show the kernel, or it is not one of squared distances.
+    """
+    if strategy.protocol != "naive" or strategy.kernel != "rbf":
+        raise OptionError(
+            "the attack is on the distances that protocol naive shows",
+            remedy="use --protocol naive with --kernel rbf, or leave out --reconstruction",
+        )
+
+
+def reconstruction(strategy: FedCG, prepared: HybridData) -> dict[str, float]:
+    """Return errors of distances between training rows from what protocol naive shows the server.
+
+    Raises
+    ------
+    OptionError
+        See :func:`check_reconstruction`.
+    """
+    check_reconstruction(strategy)
+    pooled = prepared.split(strategy.seed or 0)
+    rows = np.flatnonzero(taking_part(strategy, pooled) & pooled.train)
+    parts = pooled_landmarks(strategy, prepared)
+    columns = np.concatenate([pooled.blocks[block] for block in parts])
+    x, landmarks = pooled.x[np.ix_(rows, columns)], np.hstack(list(parts.values()))
+    found = reconstruction_errors(x, landmarks, seed=strategy.seed or 0)
+    return {f"reconstruction_{name}": error for name, error in found.items()}
+
+
+def read_predictions(folder: Path) -> dict[int, list[float]]:
+    """Return row -> outputs from the files that simulated hospitals wrote."""
+    found = {}
+    for file in sorted(folder.glob("partition-*.csv")):
+        with file.open(newline="") as lines:
+            reader = csv.reader(lines)
+            outputs = sum(name.startswith("output_") for name in next(reader))
+            for row in reader:
+                found[int(row[0])] = [float(cell) for cell in row[1 : 1 + outputs]]
+    return found

@@ -1,0 +1,260 @@
+"""Tables with labels to tell classes or predict numbers, split, scaled, and dealt for every run."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.seeding import derive_seed
+from fedkern_flwr.tables import Table
+
+from ..run.data import Prepared, TableSettings, hold_out
+
+Floats = NDArray[np.float64]
+Task = Literal["auto", "classification", "regression"]
+
+_MOST_CLASSES = 20  # whole numbers with more values than that are taken for a regression
+
+
+@dataclass(frozen=True)
+class LabelledSettings(TableSettings):
+    """What the labels of a table are.
+
+    Attributes
+    ----------
+    task : {"auto", "classification", "regression"}
+        Auto: classes when the labels are at most 20 whole numbers.
+    positive : float or None
+        Class that is told from all others.
+    resplit : bool
+        Whether every run has a split of its own.
+    train_rows : int or None
+        Learn from a random choice of so many rows.
+    """
+
+    task: Task = "auto"
+    positive: float | None = None
+    resplit: bool = False
+    train_rows: int | None = None
+
+
+class Scaled(Protocol):
+    """One split of a table."""
+
+    @property
+    def scaling(self) -> Mapping[str, Any]:
+        """How it was scaled, plain values."""
+
+
+S = TypeVar("S", bound=LabelledSettings)
+D = TypeVar("D", bound=Scaled)
+
+
+class DealtData(Prepared, Generic[S, D]):
+    """A table ready to be dealt, once or anew for every run.
+
+    Parameters
+    ----------
+    settings : LabelledSettings
+    """
+
+    def __init__(self, settings: S) -> None:
+        self.settings = settings
+        self._splits: dict[int, D] = {}
+        self._folder: Any = None
+
+    def start(self) -> dict[str, Any]:
+        """Return nothing: the method needs no more."""
+        return {}
+
+    def scaling_json(self) -> str:
+        """Return the ranges of the columns and of the labels."""
+        return json.dumps(dict(self.split(self.settings.seed).scaling))
+
+    @property
+    def predictions(self) -> Path:
+        """Folder to which simulated parties write, gone with this object."""
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="fedkern-")
+        return Path(self._folder.name)
+
+    def split(self, seed: int) -> D:
+        """Return the split of a run."""
+        if not self.settings.resplit:
+            seed = self.settings.seed
+        if seed not in self._splits:
+            self._splits.clear()  # one at a time: tables may be large
+            self._splits[seed] = self.deal(seed)
+        return self._splits[seed]
+
+    @abstractmethod
+    def deal(self, seed: int) -> D:
+        """Load the table, split, scale and deal it."""
+
+
+def part_rows(
+    settings: LabelledSettings, table: Table, seed: int
+) -> tuple[Table, NDArray[np.bool_]]:
+    """Return training and held-out rows as one table, and which of them are for training.
+
+    Raises
+    ------
+    TableError
+        There are no labels.
+    """
+    if table.y is None:
+        raise TableError("the data has no labels", remedy="name them with --label")
+    if table.x_test is None or table.y_test is None:
+        return table, hold_out_evenly(settings, table, seed)
+    return pool_rows(table), np.arange(table.rows + len(table.y_test)) < table.rows
+
+
+def labelled_rows(
+    settings: LabelledSettings, table: Table, train: NDArray[np.bool_], seed: int
+) -> NDArray[np.intp]:
+    """Return the rows that have a label, of those for training the choice that is asked for.
+
+    Raises
+    ------
+    OptionError
+        Fewer than one is asked for.
+    """
+    assert table.y is not None
+    keep = np.isfinite(table.y)
+    if settings.train_rows is not None:
+        if settings.train_rows < 1:
+            raise OptionError(f"train-rows is {settings.train_rows}", remedy="use at least 1")
+        rng = np.random.default_rng(derive_seed(seed, "training rows"))
+        mine = np.flatnonzero(train & keep)
+        keep &= ~train
+        keep[rng.permutation(mine)[: settings.train_rows]] = True
+    return np.flatnonzero(keep)
+
+
+def pool_rows(table: Table) -> Table:
+    """Return a table whose held-out rows stand below the others."""
+    assert table.y is not None
+    assert table.x_test is not None
+    assert table.y_test is not None
+    site = None
+    if table.site is not None:  # held-out rows of a data set have no sites: dealt in turn
+        site = np.concatenate([table.site, np.resize(table.site, len(table.y_test))])
+    return replace(
+        table,
+        x=np.concatenate([table.x, table.x_test]),
+        y=np.concatenate([table.y, table.y_test]),
+        ids=None,
+        site=site,
+        x_test=None,
+        y_test=None,
+    )
+
+
+def scale(
+    settings: LabelledSettings, table: Table, train: NDArray[np.bool_]
+) -> tuple[Floats, Floats, tuple[float, ...], dict[str, Any]]:
+    """Scale features to [0, 1] and the labels of a regression to [-1, 1] by the training rows.
+
+    Returns
+    -------
+    (ndarray, ndarray, tuple, dict)
+        Features, clipped and NaN where they are missing; labels; the classes, empty for a
+        regression; how it was scaled, plain values.
+
+    Raises
+    ------
+    TableError
+        No label, or a column without a value.
+    """
+    assert table.y is not None
+    classes, _ = read_task(settings, table)
+    x, y = (np.where(np.isfinite(v), v, np.nan) for v in (table.x, table.y))
+    if not np.isfinite(y[train]).any():
+        raise TableError("no training row has a label", remedy="hold out fewer rows")
+    low, high = (bound.reduce(x[train], axis=0) for bound in (np.fmin, np.fmax))
+    empty = np.isnan(low)
+    if empty.any():
+        raise TableError(
+            f"column {table.columns[int(np.argmax(empty))]!r} is empty in all training rows"
+            + (f" ({int(empty.sum())} columns are)" if empty.sum() > 1 else ""),
+            remedy="leave it out",
+        )
+    span = np.where(high > low, high - low, 1.0)
+    x = np.clip((x - low) / span, 0.0, 1.0)
+    middle, half = 0.0, 1.0
+    if settings.positive is not None:
+        y = np.where(np.isnan(y), np.nan, y == settings.positive)
+    elif not classes:
+        least, most = float(np.nanmin(y[train])), float(np.nanmax(y[train]))
+        middle, half = (least + most) / 2.0, (most - least) / 2.0 or 1.0
+        y = (y - middle) / half
+    scaling = {
+        "columns": list(table.columns),
+        "x_min": low.tolist(),
+        "x_max": high.tolist(),
+        "y_middle": middle,
+        "y_half_range": half,
+        "classes": list(classes),
+    }
+    return x, y, classes, scaling
+
+
+def constant_columns(x: Floats, columns: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a note that names columns without variation, if there are any."""
+    constant = np.ptp(np.nan_to_num(x), axis=0) == 0.0
+    names = [c for c, flat in zip(columns, constant, strict=True) if flat]
+    return (f"constant in the training rows: {', '.join(names[:10])}",) if names else ()
+
+
+def hold_out_evenly(settings: LabelledSettings, table: Table, seed: int) -> NDArray[np.bool_]:
+    """Return which rows are for training; the same share of every class is held out."""
+    hold_out(table, settings.test_size, seed)  # refuses shares that cannot be
+    classes, _ = read_task(settings, table)
+    assert table.y is not None
+    groups = np.zeros(table.rows)
+    if settings.positive is not None:
+        groups = (table.y == settings.positive).astype(np.float64)
+    elif classes:
+        groups = table.y
+    rng = np.random.default_rng(derive_seed(seed, "held-out rows"))
+    train = np.ones(table.rows, bool)
+    for group in np.unique(groups[np.isfinite(groups)]):
+        rows = rng.permutation(np.flatnonzero(groups == group))
+        train[rows[: round(settings.test_size * len(rows))]] = False
+    return train
+
+
+def read_task(
+    settings: LabelledSettings, table: Table
+) -> tuple[tuple[float, ...], tuple[str, ...]]:
+    """Return the classes, none for a regression, and notes for the user."""
+    if settings.task not in get_args(Task):
+        raise OptionError(f"there is no task {settings.task!r}", remedy="see --help")
+    assert table.y is not None
+    y = table.y if table.y_test is None else np.concatenate([table.y, table.y_test])
+    values = np.unique(y[np.isfinite(y)])
+    if not len(values):
+        raise TableError("no row has a label", remedy="choose another label")
+    if settings.positive is not None:
+        if settings.task == "regression" or settings.positive not in values:
+            raise OptionError(
+                f"there is no class {settings.positive:g} to tell from the others",
+                remedy="choose one of the labels",
+            )
+        return (0.0, 1.0), ()
+    whole = bool((values == np.rint(values)).all()) and len(values) <= _MOST_CLASSES
+    if settings.task == "regression" or (settings.task == "auto" and not whole):
+        return (), ()
+    if len(values) < 2:
+        raise TableError("the label is constant", remedy="choose a label that varies")
+    note = (f"{len(values)} classes",) if settings.task == "auto" else ()
+    return tuple(values.tolist()), note

@@ -1,0 +1,211 @@
+"""The online methods: clients predict each row of their stream before they learn it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkern_flwr.errors import OptionError
+
+from ... import strategies
+from ...strategies import PhaseStrategy
+from ..lab.references.hindsight import server_regret
+from ..run import plots
+from ..run.entries import Entry, average, mean
+from ..run.format import figure, milli
+from ..run.options import DATA, RUN, Option
+from ..run.splits import Split
+from .base import Config, Family
+from .common import (
+    COSTS,
+    DROP,
+    ENGINE,
+    RAY_ADDRESS,
+    RESULT,
+    SECURE,
+    TIMEOUT,
+    Column,
+    cost_rows,
+    drawn,
+    failure_rows,
+    held_out,
+    seed,
+    server_row,
+    source,
+)
+from .online_data import DataSettings, Missing, Streams, prepare
+
+_COLUMNS = {
+    "mse": Column(
+        ("MSE (10⁻³)",),
+        lambda s: [milli(s["metrics"]["mse"])],
+        rank=lambda s: s["metrics"]["mse"],
+        values=drawn("mse", 1e-3),
+        reading="MSE: squared error of the predictions, each made before the label was known; mean "
+        "over clients, samples and feature draws. Labels are scaled to [0, 1].",
+    ),
+    "mse_std": Column(("std (draws)",), lambda s: [milli(s["metrics"]["mse_std"])]),
+    "regret": Column(
+        ("regret", "std (clients)"),
+        lambda s: [figure(s["metrics"]["regret_mean"]), figure(s["metrics"]["regret_std"])],
+        rank=lambda s: s["metrics"]["regret_mean"],
+        values=drawn("regret_mean"),
+        reading="Regret: a client's summed squared error above that of its best kernel in "
+        "hindsight; mean and standard deviation over clients. PerFedAvg has no kernels and "
+        "therefore no regret.",
+    ),
+    **COSTS,
+}
+
+
+class OnlineFamily(Family[DataSettings, Streams]):
+    """POF-MKL and the methods it is compared with."""
+
+    strategies = (
+        strategies.POFMKL,
+        strategies.OFSKL,
+        strategies.OFMKLAvg,
+        strategies.VMKOFL,
+        strategies.EMKOFL,
+        strategies.PerFedAvg,
+        strategies.LocalOnly,
+    )
+    settings = DataSettings
+    run_options = ("secure", "hindsight")
+    draws = "feature draws"
+    app, deployable = "pof_mkl", ("pof-mkl",)
+    deployed_defaults = {"samples_per_round": 50, "checkpoint_every": 2}  # noqa: RUF012
+    columns = _COLUMNS
+
+    def parameters(self) -> list[Option]:
+        """Return the options of a run that are not the strategy's."""
+        return [
+            *source("nyc-weather"),
+            Option("sites", str | None, None, "Sites to keep, separated by commas.", DATA),
+            Option("missing", Missing, "error", "Rows with missing values.", DATA),
+            Option(
+                "clients",
+                int | None,
+                None,
+                "K, number of clients (default: 10, or one a site).",
+                DATA,
+            ),
+            Option("split", Split, "iid", "How rows are dealt.", DATA),
+            Option("site_share", float, 1.0, "Share of a client's rows from its own site.", DATA),
+            Option("alpha", float, 0.5, "Concentration of the Dirichlet split.", DATA),
+            held_out(0.0),
+            Option(
+                "rounds",
+                int | None,
+                None,
+                "T, samples per client (default: 500, or what there is).",
+                RUN,
+            ),
+            Option("runs", int, 1, "Feature draws averaged.", RUN),
+            ENGINE,
+            RAY_ADDRESS,
+            seed("split and features"),
+            SECURE,
+            DROP,
+            TIMEOUT,
+            Option(
+                "hindsight",
+                bool,
+                False,
+                "Also the server's regret against the best kernel in hindsight (pools the data).",
+                RUN,
+            ),
+            *RESULT,
+        ]
+
+    def prepare(self, settings: DataSettings) -> Streams:
+        """Load, scale and deal the data."""
+        return prepare(settings)
+
+    def predict(
+        self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
+    ) -> tuple[int, int]:
+        """Refuse: what a simulated client has learnt ends with it."""
+        raise OptionError(
+            f"a model of {config['method']} belongs to its clients, who predict with weights of "
+            "their own",
+            remedy="hold rows out with --test-size",
+        )
+
+    def measure(self, strategy: PhaseStrategy, prepared: Streams, config: Config) -> dict[str, Any]:
+        """Return the server's regret where it was asked for."""
+        if not config.get("hindsight"):
+            return {}
+        return {"server_regret": server_regret(strategy, prepared)}
+
+    def summarise(self, entry: Entry) -> dict[str, Any]:
+        """Average the draws round by round; ``mse_std`` is the standard deviation over draws."""
+        results = entry.results
+        errors = [result["metrics"]["mse"] for result in results]
+        history = [
+            {
+                "round": rows[0]["round"],
+                "mse": mean([row["mse"] for row in rows]),
+                "regret": mean([row["regret"] for row in rows]),
+                "survivors": min(row["survivors"] for row in rows),
+            }
+            for rows in zip(*(r["history"] for r in results), strict=True)
+        ]
+        return average(
+            results,
+            metrics={"mse_std": float(np.std(errors, ddof=len(errors) > 1))},
+            history=history,
+            survivors=results[-1]["history"][-1]["survivors"],
+        )
+
+    def size(self, facts: Mapping[str, Any]) -> str:
+        """Return the numbers of clients and of samples per client."""
+        return f"{facts['clients']} clients x {facts['rounds']} samples"
+
+    def rows(self, result: Mapping[str, Any]) -> list[list[str]]:
+        """Return errors, regrets, costs and who took part."""
+        metrics, config = result["metrics"], result["config"]
+        rows = [
+            ["MSE (10⁻³)", milli(metrics["mse"], 3)],
+            ["  std over clients (10⁻³)", milli(metrics["mse_client_std"], 3)],
+            ["regret per client, mean", figure(metrics["regret_mean"], 3)],
+            ["regret per client, std", figure(metrics["regret_std"], 3)],
+        ]
+        if config["runs"] > 1:
+            rows.insert(1, ["  std over feature draws (10⁻³)", milli(metrics["mse_std"], 3)])
+        if "test_mse" in metrics:
+            rows.insert(2, ["MSE on held-out rows (10⁻³)", milli(metrics["test_mse"], 3)])
+        if "regret_to_bound" in metrics:
+            share = f"{100 * metrics['regret_to_bound']:.1f} %"
+            rows.append(["  largest share of Theorem 1's bound", share])
+        if metrics.get("server_regret") is not None:
+            rows.append(["server's regret", figure(metrics["server_regret"], 1)])
+        rows += cost_rows(result)
+        present = f"{result['survivors']} of {config['clients']}"
+        rows += [["clients in the last round", present], server_row(result)]
+        if rounds_lost := sum(row["survivors"] == 0 for row in result["history"]):
+            rows.append(["rounds lost: too few for a sum", str(rounds_lost)])
+        return rows + failure_rows(result)
+
+    def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
+        """Draw the error and the average regret over time."""
+        history = summary["history"]
+        made = {
+            "mse_plot": plots.plot_sweep(
+                {label: [(row["round"], row["mse"], 0.0) for row in history]},
+                folder / "mean_squared_error.png",
+                title="Prediction error so far",
+                xlabel="samples per client t",
+                ylabel="error (MSE) of the first t predictions",
+            )
+        }
+        if history[0]["regret"] is not None:
+            made["regret_plot"] = plots.plot_average_regret(
+                {label: [(row["round"], row["regret"]) for row in history]},
+                folder / "average_regret.png",
+                title="Average regret of the clients",
+            )
+        return made

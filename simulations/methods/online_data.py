@@ -1,0 +1,225 @@
+"""Data of the online methods: every client has a stream of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.scaling import Scaling
+from fedkern_flwr.tables import Table, drop_constant_columns
+
+from ...clients import OnlineKernelClient
+from ...strategies import PhaseStrategy
+from ..run.data import Prepared, TableSettings, hold_out
+from ..run.splits import Split, split_rows
+
+DEFAULT_ROUNDS, DEFAULT_CLIENTS = 500, 10
+
+Missing = Literal["error", "drop-row"]
+
+
+@dataclass(frozen=True)
+class DataSettings(TableSettings):
+    """Which rows go to which client; those held out are dealt evenly for a last evaluation.
+
+    Attributes
+    ----------
+    missing : {"error", "drop-row"}
+        What to do with rows that hold missing values.
+    sites : tuple of str
+        Sites to keep; all when empty.
+    clients : int or None
+        K; by default the number of sites for ``split="site"``, else 10.
+    rounds : int or None
+        T, samples per client; by default 500, or fewer when there are not so many rows.
+    split : {"iid", "site", "dirichlet"}
+        How rows are dealt.
+    site_share : float
+        Share of a client's rows that comes from its own site (``split="site"``).
+    alpha : float
+        Concentration of ``split="dirichlet"``.
+    """
+
+    missing: Missing = "error"
+    sites: tuple[str, ...] = ()
+    clients: int | None = None
+    rounds: int | None = None
+    split: Split = "iid"
+    site_share: float = 1.0
+    alpha: float = 0.5
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """Read the settings; on the command line ``sites`` is one text with commas."""
+        sites = values["sites"] or ()
+        if isinstance(sites, str):
+            sites = tuple(site.strip() for site in sites.split(",") if site.strip())
+        return super().from_values({**values, "sites": tuple(sites)})
+
+    def describe(self) -> str:
+        """Return who gets what, for the caption of a table."""
+        return f"{self.clients} clients, {self.rounds} samples each, split {self.split}"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The rows of one client."""
+
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    x_test: NDArray[np.float64]
+    y_test: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TableClients:
+    """A ``client_fn``: builds the client of a node from its shard.
+
+    Attributes
+    ----------
+    shards : tuple of Shard
+        By partition.
+    columns : tuple of str
+        Names of the features.
+    state_dir : path or None
+        Where the simulated nodes keep private state for a resumed run.
+    """
+
+    shards: tuple[Shard, ...]
+    columns: tuple[str, ...]
+    state_dir: Path | None = None
+
+    def __call__(self, context: Context) -> OnlineKernelClient:
+        """Build the client of a node."""
+        partition = int(context.node_config["partition-id"])
+        return OnlineKernelClient(context, **self.arguments(partition), state_dir=self.state_dir)
+
+    def arguments(self, partition: int) -> dict[str, Any]:
+        """Return the table of a node."""
+        shard = self.shards[partition]
+        return {**vars(shard), "columns": self.columns}
+
+    def deployed(self, partition: int) -> dict[str, Any]:
+        """Return what the files and the configuration of a deployed node say."""
+        return self.arguments(partition)
+
+
+@dataclass(frozen=True)
+class Streams(Prepared):
+    """Data ready for an online method."""
+
+    clients: TableClients
+    scaling: Scaling
+    rounds: int
+    notes: tuple[str, ...]
+
+    @property
+    def num_clients(self) -> int:
+        """Number K of clients."""
+        return len(self.clients.shards)
+
+    def client_fn(self, strategy: PhaseStrategy, state_dir: Path | None = None) -> TableClients:
+        """Return what builds the client of a node; all methods have the same."""
+        return replace(self.clients, state_dir=state_dir)
+
+    def start(self) -> dict[str, Any]:
+        """Return the number of samples per client."""
+        return {"num_rounds": self.rounds}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the numbers of clients and of samples per client."""
+        return {"clients": self.num_clients, "rounds": self.rounds}
+
+    def scaling_json(self) -> str:
+        """Return the scaling."""
+        return self.scaling.to_json()
+
+
+def prepare(settings: DataSettings) -> Streams:
+    """Load, scale and deal the data.
+
+    Columns that are constant are dropped, x is min-max scaled and divided by the largest row norm,
+    y is scaled to [0, 1]. In a simulation the scaling uses all rows; a deployment declares it.
+
+    Raises
+    ------
+    TableError, OptionError
+        See :func:`load_data` and :func:`split_rows`.
+    """
+    table = settings.load(settings.missing)
+    if settings.sites:
+        table = _keep_sites(table, settings.sites)
+    table = drop_constant_columns(table)
+    scaling = Scaling.fit(table)
+    table = scaling.apply(table)
+    table, x_test, y_test = hold_out(table, settings.test_size, settings.seed)
+    clients = _number_of_clients(table, settings)
+    rounds, notes = _number_of_rounds(table, clients, settings)
+    parts = split_rows(
+        table,
+        settings.split,
+        clients,
+        settings.seed,
+        rounds,
+        settings.site_share,
+        settings.alpha,
+    )
+    assert table.y is not None
+    test = np.array_split(np.arange(len(y_test)), clients)
+    shards = tuple(
+        Shard(
+            np.ascontiguousarray(table.x[rows]),
+            np.ascontiguousarray(table.y[rows]),
+            x_test[held],
+            y_test[held],
+        )
+        for rows, held in zip(parts, test, strict=True)
+    )
+    return Streams(TableClients(shards, table.columns), scaling, rounds, (*table.notes, *notes))
+
+
+def _keep_sites(table: Table, sites: Sequence[str]) -> Table:
+    if table.site is None:
+        raise TableError("the data has no sites to choose from", remedy="leave out --sites")
+    names = np.asarray(table.site).astype(str)
+    unknown = sorted(set(sites) - set(names))
+    if unknown:
+        raise TableError(
+            f"{len(unknown)} of the sites asked for are not in the data",
+            remedy=f"the data has {len(set(names))} sites",
+        )
+    return table.take(np.flatnonzero(np.isin(names, list(sites))))
+
+
+def _number_of_clients(table: Table, settings: DataSettings) -> int:
+    if settings.clients is not None:
+        return settings.clients
+    if settings.split == "site" and table.site is not None:
+        return int(np.unique(table.site).size)
+    return DEFAULT_CLIENTS
+
+
+def _number_of_rounds(
+    table: Table, clients: int, settings: DataSettings
+) -> tuple[int, tuple[str, ...]]:
+    if settings.rounds is not None:
+        if settings.rounds < 1:
+            raise OptionError(f"rounds is {settings.rounds}", remedy="use at least 1")
+        return settings.rounds, ()
+    available = table.rows // max(1, clients)
+    if settings.split == "site" and table.site is not None:
+        _, counts = np.unique(table.site, return_counts=True)
+        owners = np.bincount(np.arange(max(1, clients)) % len(counts), minlength=len(counts))
+        available = int(min(counts[owners > 0] // owners[owners > 0]))
+    if available >= DEFAULT_ROUNDS or available < 1:
+        return DEFAULT_ROUNDS, ()
+    return available, (
+        f"{available} rounds instead of {DEFAULT_ROUNDS}: the data has no more rows",
+    )

@@ -1,0 +1,275 @@
+"""Data of Secure Gram and FedCFK: users' ratings, dealt to nodes of one user or of many."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.interactions import Interactions, hold_out_latest, hold_out_random
+from fedkern_flwr.online import check_choice
+from fedkern_flwr.seeding import derive_seed
+
+from ...clients import GramClient
+from ...strategies import FedCFK, PhaseStrategy, SecureGram
+from ..engines.ray import ClientFn
+from ..run.data import Prepared, Settings
+from ..run.datasets import read_interactions
+
+HoldOut = Literal["random", "time"]
+_CLIENTS = 20
+
+
+@dataclass(frozen=True)
+class RatingSettings(Settings):
+    """Which ratings are used, which of them are held out, and how many users a node has.
+
+    Attributes
+    ----------
+    test_size : float
+        Share of the positive ratings held out.
+    user, item, rating, time : str or None
+        Columns, see :func:`fedkern_flwr.interactions.load_interactions`.
+    min_rating : float or None
+        Least rating that counts as positive; all by default.
+    hold_out : {"random", "time"}
+        Random ratings, or the latest.
+    clients, users_per_client : int or None
+        Number of nodes (default: 20), or users of each.
+    resplit : bool
+        Whether every run holds out others.
+    rounds : int or None
+        Of merge max.
+    """
+
+    adjustable: ClassVar[frozenset[str]] = frozenset({"clients"})
+
+    test_size: float = 0.1
+    user: str | None = None
+    item: str | None = None
+    rating: str | None = None
+    time: str | None = None
+    min_rating: float | None = None
+    hold_out: HoldOut = "random"
+    clients: int | None = None
+    users_per_client: int | None = None
+    resplit: bool = False
+    rounds: int | None = None
+
+    def describe(self) -> str:
+        """Return who gets what, for the caption of a table."""
+        if self.users_per_client is not None:
+            return f"nodes of {self.users_per_client} users"
+        return f"{self.clients or _CLIENTS} nodes"
+
+    def read(self) -> Interactions:
+        """Load the ratings and keep the positive ones.
+
+        Raises
+        ------
+        TableError, OptionError
+        """
+        found = read_interactions(
+            self.data, user=self.user, item=self.item, rating=self.rating, time=self.time
+        )
+        return found.positive(self.min_rating)
+
+
+def deal_users(settings: RatingSettings, users: int) -> list[slice]:
+    """Return the users of each node, in order.
+
+    Raises
+    ------
+    OptionError
+        Both numbers are given, or there are not enough users.
+    """
+    clients, each = settings.clients, settings.users_per_client
+    if clients is not None and each is not None:
+        raise OptionError(
+            "both clients and users-per-client are given", remedy="leave one of them out"
+        )
+    for name, value in (("clients", clients), ("users-per-client", each)):
+        if value is not None and value < 1:
+            raise OptionError(f"{name} is {value}", remedy="use at least 1")
+    if each is not None:
+        return [slice(k, min(k + each, users)) for k in range(0, users, each)]
+    clients = min(_CLIENTS, users) if clients is None else clients
+    if clients > users:
+        raise OptionError(f"{clients} clients for {users} users", remedy="use fewer clients")
+    ends = np.linspace(0, users, clients + 1).astype(int).tolist()
+    return [slice(a, b) for a, b in pairwise(ends)]
+
+
+@dataclass(frozen=True)
+class PooledRatings:
+    """One split of all users' positive ratings.
+
+    Attributes
+    ----------
+    train, test : csr_array of int, shape (users, items)
+    """
+
+    train: csr_array
+    test: csr_array
+
+
+@dataclass(frozen=True)
+class RatingClients:
+    """A ``client_fn``: nodes of one user or of many.
+
+    Attributes
+    ----------
+    train : csr_array, shape (users, items)
+    test : csr_array or None
+        None where nothing is recommended.
+    parts : list of slice
+        Users of each node.
+    users, items : tuple of str
+        Their names.
+    merge, request : str
+        What the nodes take part in.
+    seed : int
+        Of noisy requests.
+    state_dir : Path or None
+    """
+
+    train: csr_array
+    test: csr_array | None
+    parts: list[slice]
+    users: tuple[str, ...]
+    items: tuple[str, ...]
+    merge: Any
+    request: Any
+    seed: int
+    state_dir: Path | None
+
+    @property
+    def recommendations(self) -> Path | None:
+        """Folder to which nodes write what they recommend to their users, if there is one."""
+        if self.test is None or self.state_dir is None:
+            return None
+        return self.state_dir / "recommendations"
+
+    def __call__(self, context: Context) -> GramClient:
+        """Build the client of a node."""
+        partition, folder = int(context.node_config["partition-id"]), self.recommendations
+        return GramClient(
+            context,
+            **self.arguments(partition),
+            noise_seed=derive_seed(self.seed, "noisy requests", partition),
+            recommendations=None if folder is None else folder / f"partition-{partition}.csv",
+            state_dir=self.state_dir,
+        )
+
+    def arguments(self, partition: int) -> dict[str, Any]:
+        """Return ratings and options of a node."""
+        part = self.parts[partition]
+        return {
+            "x": self.train[part],
+            "x_test": None if self.test is None else self.test[part],
+            "users": self.users[part],
+            "items": self.items,
+            "merge": self.merge,
+            "request": self.request,
+        }
+
+    def deployed(self, partition: int) -> dict[str, Any]:
+        """Return what the files and the configuration of a deployed node say."""
+        return self.arguments(partition)
+
+
+class RatingData(Prepared):
+    """Ratings ready to be dealt, once or anew for every run.
+
+    Parameters
+    ----------
+    settings : RatingSettings
+    """
+
+    def __init__(self, settings: RatingSettings) -> None:
+        check_choice("hold-out", settings.hold_out, get_args(HoldOut))
+        self.settings = settings
+        self.ratings = settings.read()
+        self.parts = deal_users(settings, self.ratings.users)
+        self.notes = (f"{self.ratings.rows} positive ratings",)
+        self._split: tuple[int, PooledRatings] | None = None
+        self.split(settings.seed)  # refuses shares that cannot be
+
+    @property
+    def num_clients(self) -> int:
+        """Number of nodes."""
+        return len(self.parts)
+
+    def split(self, seed: int) -> PooledRatings:
+        """Return the ratings of a run, to learn from and held out."""
+        if not self.settings.resplit:
+            seed = self.settings.seed
+        if self._split is None or self._split[0] != seed:
+            share, ratings = self.settings.test_size, self.ratings
+            if self.settings.hold_out == "time":
+                held = hold_out_latest(ratings, share)
+            else:
+                held = hold_out_random(ratings, share, seed)
+            pooled = PooledRatings(ratings.matrix(~held), ratings.matrix(held))
+            self._split = seed, pooled
+        return self._split[1]
+
+    def pooled(self, seed: int) -> PooledRatings:
+        """Return all ratings of a run in one place."""
+        return self.split(seed)
+
+    def variant(self, strategy: PhaseStrategy) -> Hashable:
+        """Return what the clients depend on: the split, and the kind of run."""
+        assert isinstance(strategy, SecureGram)
+        seed = (strategy.seed or 0) if self.settings.resplit else self.settings.seed
+        return seed, strategy.merge, getattr(strategy, "request", "full")
+
+    def client_fn(self, strategy: PhaseStrategy, state_dir: Path | None = None) -> ClientFn:
+        """Return what builds the nodes."""
+        assert isinstance(strategy, SecureGram)
+        recommends = isinstance(strategy, FedCFK)
+        pooled = self.split(strategy.seed or 0)
+        everything = pooled.train if recommends else pooled.train + pooled.test
+        return RatingClients(
+            everything,
+            pooled.test if recommends else None,
+            self.parts,
+            self.ratings.user_ids,
+            self.ratings.item_ids,
+            strategy.merge,
+            strategy.request if isinstance(strategy, FedCFK) else "full",
+            strategy.seed or 0,
+            state_dir,
+        )
+
+    def start(self) -> dict[str, Any]:
+        """Return the number of rounds."""
+        return {"num_rounds": self.settings.rounds or 1}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the numbers of users, items and nodes."""
+        return {
+            "users": self.ratings.users,
+            "items": self.ratings.items,
+            "ratings": self.ratings.rows,
+            "clients": self.num_clients,
+        }
+
+    def scaling_json(self) -> str:
+        """Return the names of the items."""
+        return json.dumps({"items": list(self.ratings.item_ids)})
+
+
+def rows_of(parts: list[slice], partitions: list[int]) -> NDArray[np.intp]:
+    """Return the users of some nodes."""
+    rows = [np.arange(parts[p].start, parts[p].stop) for p in partitions]
+    return np.concatenate(rows) if rows else np.zeros(0, np.intp)

@@ -1,0 +1,411 @@
+"""FedCFK: a kernel recommender on the users' devices."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.gram import unpack
+from fedkern_flwr.gram_plan import RANKING, disjoint_cohorts, drawn_rounds
+from fedkern_flwr.interactions import has_header, load_interactions
+from fedkern_flwr.item_kernel import ItemKernel
+from fedkern_flwr.ranking import top_items
+from fedkern_flwr.secure_sum import check_cohort
+from fedkern_flwr.tables import listing
+
+from ... import strategies
+from ...strategies import FedCFK, PhaseStrategy, SecureGram
+from ..lab.references.cf_komd import cf_komd, pooled_kernel, rank_all
+from ..lab.references.merge_rounds import merge_rounds
+from ..run.entries import Entry, average
+from ..run.format import figure
+from ..run.options import DATA, RUN, Option
+from .base import Config, Family
+from .common import (
+    COSTS,
+    DROP,
+    ENGINE,
+    RAY_ADDRESS,
+    RESULT,
+    TIMEOUT,
+    Column,
+    cost_rows,
+    drawn,
+    failure_rows,
+    held_out,
+    range_cells,
+    scientific,
+    seed,
+    server_row,
+    to_pooled,
+)
+from .new_rows import read_model
+from .rating_data import HoldOut, RatingData, RatingSettings, rows_of
+
+
+def _mean(name: str) -> Callable[[Mapping[str, Any]], list[str]]:
+    def cells(summary: Mapping[str, Any]) -> list[str]:
+        return [figure(summary["metrics"].get(name), 3)]
+
+    return cells
+
+
+_COLUMNS = {
+    "auc": Column(
+        ("AUC", "range"),
+        range_cells("auc", 3),
+        rank=lambda s: -(s["metrics"].get("auc") or 0.0),
+        paper=lambda value: figure(value, 3),
+        values=drawn("auc"),
+        higher_is_better=True,
+        reading="AUC, nDCG@100 and recall@100: of the ratings held out, among the items that a "
+        "user has not rated before; means over users with ratings in both parts, and their range "
+        "over repetitions.",
+    ),
+    "ndcg": Column(
+        ("nDCG@100",),
+        _mean("ndcg@100"),
+        paper=lambda value: figure(value, 3),
+        values=drawn("ndcg@100"),
+        higher_is_better=True,
+    ),
+    "recall": Column(
+        ("recall@100",),
+        _mean("recall@100"),
+        paper=lambda value: figure(value, 3),
+        values=drawn("recall@100"),
+        higher_is_better=True,
+    ),
+    "items": Column(("items",), lambda s: [figure(s["metrics"].get("items"), 0)]),
+    "users": Column(
+        ("users",),
+        lambda s: [figure(s["metrics"].get("rows"), 0)],
+        reading="Users: those whose ratings are in the kernel; all get recommendations.",
+    ),
+    "difference": to_pooled(
+        "To pooled: largest difference of these figures from those of CF-KOMD on pooled data with "
+        "the same users and items in the kernel."
+    ),
+    "kernel-error": Column(
+        ("error after the last round",), lambda s: [scientific(s["metrics"]["kernel_error"])]
+    ),
+    "exact-from": Column(("exact from round",), lambda s: [figure(s["metrics"]["exact_from"], 0)]),
+    **COSTS,
+}
+
+
+class RecommenderFamily(Family[RatingSettings, RatingData]):
+    """FedCFK."""
+
+    strategies = (strategies.FedCFK,)
+    references = {"cf-komd": cf_komd, "merge-rounds": merge_rounds}  # noqa: RUF012
+    settings = RatingSettings
+    left_out = "they rated no item of the kernel"
+    draws = "repetitions"
+    app, deployable = "fed_cfk", ("fed-cfk",)
+    dealt_by_nodes = ("clients", "users_per_client")
+    columns = _COLUMNS
+
+    def parameters(self) -> list[Option]:
+        """Return the options of a run that are not the strategy's."""
+        return [
+            *ratings_source(),
+            *ratings_dealt(),
+            held_out(0.1),
+            Option("hold_out", HoldOut, "random", "Hold out random ratings, or the latest.", DATA),
+            *common_options("split, nodes that take part and noisy requests"),
+        ]
+
+    def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
+        """Deal the users to the nodes."""
+        return {"clients": nodes, "users_per_client": None}
+
+    def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the configuration of a run; refuse what contradicts itself."""
+        refuse_plain(values)
+        return super().config(name, values)
+
+    def check(self, config: Config) -> None:
+        """Refuse options that cannot work before any data is read."""
+        super().check(config)
+        check_rounds(config)
+
+    def check_data(self, config: Config, prepared: RatingData) -> None:
+        """Refuse options that cannot work with so many nodes.
+
+        Raises
+        ------
+        OptionError, SmallCohortError
+        """
+        super().check_data(config, prepared)
+        check_cohorts(FedCFK(**config["options"]), prepared.num_clients)
+
+    def prepare(self, settings: RatingSettings) -> RatingData:
+        """Load the ratings and hold some out."""
+        return RatingData(settings)
+
+    def measure(
+        self, strategy: PhaseStrategy, prepared: RatingData, config: Config
+    ) -> dict[str, Any]:
+        """Return the difference from CF-KOMD on pooled data with the same users in the kernel."""
+        assert isinstance(strategy, FedCFK)
+        if strategy.merge == "max" or strategy.request == "noisy":
+            return {}
+        pooled = prepared.split(strategy.seed or 0)
+        users = rows_of(prepared.parts, strategy.survivors_)
+        kernel = pooled_kernel(pooled.train[users], strategy.items_, strategy.dot_kernel_)
+        found = rank_all(
+            kernel,
+            pooled,
+            rows_of(prepared.parts, strategy.judged_),
+            strategy.regularization,
+            subtract_mean=strategy.subtract_mean,
+        )
+        if not found:
+            return {}
+        worst = max(abs(found[name] - strategy.metrics_[name]) for name in RANKING)
+        return {"centralised_difference": worst}
+
+    def predict(
+        self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
+    ) -> tuple[int, int]:
+        """Recommend to the users of a file, of one or of many, with the kernel of a run.
+
+        The columns are those of the run. Items that the run did not know are ignored; a warning
+        tells how many rows name them.
+
+        Parameters
+        ----------
+        folder : Path
+            Folder of the run.
+        config : mapping
+            The run's configuration.
+        data : Path
+            Ratings of the users; those of at least the run's ``min_rating`` count as positive.
+        id_column : None
+            There is none.
+        out : Path
+            CSV file: user, rank, item and score of at most 100 items that the user did not rate.
+
+        Returns
+        -------
+        (int, int)
+            Users recommended to, and users left out, who like none of the kernel's items.
+
+        Raises
+        ------
+        TableError
+            The ratings cannot be used, or nobody likes an item of the kernel.
+        OptionError
+            A column of record ids is named.
+        CheckpointError
+            The folder has no model.
+        """
+        if id_column is not None:
+            raise OptionError("ratings have no ids of records", remedy="leave out --id")
+        arrays, meta, scaling = read_model(folder, config["method"])
+        names, items, own = tuple(scaling["items"]), arrays["items"], config["data"]
+        run_columns = [own[n] or n for n in _COLUMNS_READ if n != "rating" or own[n]]
+        found = load_interactions(
+            data,
+            **({n: own[n] for n in _COLUMNS_READ} if has_header(data) else {}),
+            timed=False,
+            catalogue=names,
+            unknown="drop",
+            column_remedy=f"give the columns of the run: {listing(run_columns)}",
+        )
+        likes, least = np.ones(found.rows, np.bool_), own["min_rating"]
+        if least is not None:
+            if not found.rated:
+                raise TableError(
+                    f"{data.name} has no ratings, the run counts those of at least {least:g}",
+                    remedy="add them",
+                )
+            likes = found.rating >= least
+        strategy = FedCFK.of_model(meta)
+        kernel = ItemKernel.of_gram(
+            unpack(arrays["gram"], len(items)),
+            items,
+            len(names),
+            int(meta["rows"]),
+            strategy._kernel(int(meta["rows"])),
+        )
+        text, made = io.StringIO(), 0
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(("user", "rank", "item", "score"))
+        order = np.argsort(found.user, kind="stable")
+        ends = np.cumsum(np.bincount(found.user, minlength=found.users))
+        for user, rows in zip(found.user_ids, np.split(order, ends[:-1]), strict=True):
+            liked = np.sort(found.item[rows[likes[rows]]])
+            if not np.isin(liked, items).any():
+                continue
+            made += 1
+            scores = kernel.scores(
+                liked, meta["regularization"], subtract_mean=meta["subtract_mean"]
+            )
+            best = top_items(scores, np.union1d(found.item[rows], kernel.missing), _TOP).tolist()
+            writer.writerows(
+                (user, rank, names[i], f"{scores[i]:.9g}") for rank, i in enumerate(best, start=1)
+            )
+        if not made:
+            raise TableError(
+                f"{data.name} names no item of the kernel"
+                if least is None
+                else f"{data.name} rates no item of the kernel {least:g} or more",
+                remedy="give ratings of the items that it was made of",
+            )
+        for note in found.notes:
+            logging.getLogger("fedkern_flwr").warning(note)
+        write_atomically(out, text.getvalue().encode(), private=True)
+        return made, found.users - made
+
+    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
+        """Return how many nodes were summed."""
+        assert isinstance(strategy, FedCFK)
+        return {"survivors": len(strategy.survivors_)}
+
+    def summarise(self, entry: Entry) -> dict[str, Any]:
+        """Average the repetitions; the history is that of the first."""
+        first = entry.results[0]
+        survivors = first["survivors"]
+        return average(entry.results, metrics={}, history=first["history"], survivors=survivors)
+
+    def size(self, facts: Mapping[str, Any]) -> str:
+        """Return the numbers of users, items and nodes."""
+        return f"{facts['users']} users on {facts['clients']} nodes, {facts['items']} items"
+
+    def rows(self, result: Mapping[str, Any]) -> list[list[str]]:
+        """Return how good the recommendations are, what they cost and who saw what."""
+        metrics = result["metrics"]
+        rows = [
+            [name, figure(metrics[key], 4)]
+            for key, name in zip(RANKING, ("AUC", "nDCG@100", "recall@100"), strict=True)
+            if metrics.get(key) is not None
+        ]
+        if metrics.get("evaluated_users") is not None:
+            rows.append(["users judged", figure(metrics["evaluated_users"], 0)])
+        if metrics.get("centralised_difference") is not None:
+            rows.append(
+                ["largest difference to pooled", scientific(metrics["centralised_difference"])]
+            )
+        rows += [*kernel_rows(result), *cost_rows(result), server_row(result)]
+        return rows + failure_rows(result)
+
+    def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
+        """Draw nothing: a run has one figure of each kind."""
+        return {}
+
+
+_TOP = 100
+
+
+def ratings_source() -> list[Option]:
+    """Return the options that name the ratings."""
+    return [
+        Option(
+            "data",
+            str,
+            "nyc-flights",
+            "Built-in ratings, or a u.data, ratings.dat, .inter, .csv, .tsv or .parquet file.",
+            DATA,
+        ),
+        *(
+            Option(name, str | None, None, f"Column of {what} (.csv, .tsv, .parquet).", DATA)
+            for name, what in _COLUMNS_OF.items()
+        ),
+        Option("min_rating", float | None, None, "Least positive rating (default: all).", DATA),
+    ]
+
+
+_COLUMNS_OF = {"user": "users", "item": "items", "rating": "ratings", "time": "times"}
+_COLUMNS_READ = ("user", "item", "rating")  # of a file of users to recommend to
+
+
+def ratings_dealt() -> list[Option]:
+    """Return the options that say who has which users."""
+    return [
+        Option("clients", int | None, None, "Nodes (default: 20).", DATA),
+        Option("users_per_client", int | None, None, "Users of each node, instead.", DATA),
+    ]
+
+
+def common_options(seeded: str) -> list[Option]:
+    """Return the options of every run of these methods."""
+    return [
+        Option("rounds", int | None, None, "Rounds of --merge max.", RUN),
+        Option("resplit", bool, False, "A split of its own for every repetition.", RUN),
+        Option("runs", int, 1, "Repetitions, with other nodes that take part.", RUN),
+        ENGINE,
+        RAY_ADDRESS,
+        Option("secure", bool | None, None, "Secure sums: always; --no-secure is refused.", RUN),
+        seed(seeded),
+        DROP,
+        TIMEOUT,
+        *RESULT,
+    ]
+
+
+def refuse_plain(values: Mapping[str, Any]) -> None:
+    """Refuse a run without secure sums.
+
+    Raises
+    ------
+    OptionError
+    """
+    if values["secure"] is False:
+        raise OptionError(
+            "this method has secure sums only: a node's products are its ratings",
+            remedy="leave out --no-secure",
+        )
+
+
+def check_cohorts(strategy: SecureGram, nodes: int) -> None:
+    """Refuse sums that so many nodes cannot make, before anything is made.
+
+    Raises
+    ------
+    OptionError, SmallCohortError
+    """
+    if nodes < 2:
+        raise OptionError("a single client has nobody to sum with", remedy="use more clients")
+    everybody, share = range(nodes), strategy.participation
+    if strategy.merge == "max":
+        cohorts = drawn_rounds(everybody, share, 1, 0)
+    else:
+        cohorts = disjoint_cohorts(everybody, share, strategy.cohorts_, 0)
+    if isinstance(strategy, FedCFK):
+        cohorts.append(list(everybody))  # who sum how good the recommendations are
+    for members in cohorts:
+        check_cohort(len(members), strategy.threshold, strategy.min_cohort)
+
+
+def check_rounds(config: Config) -> None:
+    """Refuse rounds that make no sense.
+
+    Raises
+    ------
+    OptionError
+    """
+    rounds = config["data"]["rounds"]
+    if rounds is not None and config["options"].get("merge") != "max":
+        raise OptionError("rounds is for merge max", remedy="add --merge max")
+    if rounds is not None and rounds < 1:
+        raise OptionError(f"rounds is {rounds}", remedy="use at least 1")
+
+
+def kernel_rows(result: Mapping[str, Any]) -> list[list[str]]:
+    """Return the rows of a run's table about the matrix."""
+    metrics = result["metrics"]
+    return [
+        ["items in the matrix", f"{metrics['items']:g} of {metrics['catalogue']:g}"],
+        ["rows summed", figure(metrics["rows"], 0)],
+        ["nodes summed", figure(metrics["clients"], 0)],
+    ]

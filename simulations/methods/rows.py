@@ -1,0 +1,279 @@
+"""Methods of rows: every client has rows of its own; any registered method, ours or another's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.method import Method, MethodClient
+from fedkern_flwr.registered import client_of, find_method, registered
+from fedkern_flwr.scaling import ranges_to_json
+from fedkern_flwr.tables import Table, drop_constant_columns, load_table
+
+from ...strategies import PhaseStrategy
+from ..run.data import Prepared, TableSettings
+from ..run.datasets import BUILTIN
+from ..run.entries import Entry, average
+from ..run.format import figure
+from ..run.options import DATA, RUN, Option
+from ..run.splits import Split, split_rows
+from .base import Config, Family
+from .common import (
+    COSTS,
+    DROP,
+    ENGINE,
+    RAY_ADDRESS,
+    RESULT,
+    TIMEOUT,
+    Column,
+    cost_rows,
+    failure_rows,
+    held_out,
+    seed,
+    server_row,
+    source,
+)
+
+Missing = Literal["error", "drop-row"]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RowSettings(TableSettings):
+    """Which rows go to which client.
+
+    Attributes
+    ----------
+    missing : {"error", "drop-row"}
+        What to do with rows that hold missing values.
+    clients : int
+        Number of clients.
+    split : {"iid", "site", "dirichlet"}
+        How rows are dealt.
+    alpha : float
+        Concentration of ``split="dirichlet"``.
+    """
+
+    missing: Missing = "error"
+    clients: int = 5
+    split: Split = "iid"
+    alpha: float = 0.5
+
+    def describe(self) -> str:
+        """Return who gets what, for the caption of a table."""
+        return f"{self.clients} clients, split {self.split}"
+
+    def table(self) -> Table:
+        """Load the table, which may have labels or none."""
+        if self.data in BUILTIN or self.target is not None:
+            return self.load(self.missing)
+        return load_table(
+            self.data,
+            label=self.label,
+            id_column=self.id_column,
+            site_column=self.site_column,
+            missing=self.missing,
+            labelled=False,
+        )
+
+
+@dataclass(frozen=True)
+class RowClients:
+    """A ``client_fn``: builds the client of a node from its rows.
+
+    Attributes
+    ----------
+    kind : type of MethodClient
+    tables : tuple of dict
+        Arguments of each client.
+    state_dir : path or None
+        Where the simulated nodes keep private state; what they write goes beside it.
+    """
+
+    kind: type[MethodClient]
+    tables: tuple[dict[str, Any], ...]
+    state_dir: Path | None = None
+
+    def __call__(self, context: Context) -> MethodClient:
+        """Build the client of a node."""
+        partition = int(context.node_config["partition-id"])
+        results = None
+        if self.state_dir is not None:
+            results = self.state_dir.parent / "nodes" / str(partition)
+        return self.kind(
+            context,
+            **self.tables[partition],
+            state_dir=self.state_dir,
+            results=results,
+            draw=scatter_plot(),
+        )
+
+    def deployed(self, partition: int) -> dict[str, Any]:
+        """Return what the files and the configuration of a deployed node say."""
+        return {**self.tables[partition], "results": "results"}
+
+
+@dataclass(frozen=True)
+class RowData(Prepared):
+    """Tables ready for a method of rows."""
+
+    tables: tuple[dict[str, Any], ...]
+    ranges: str
+    notes: tuple[str, ...]
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients."""
+        return len(self.tables)
+
+    def client_fn(self, strategy: PhaseStrategy, state_dir: Path | None = None) -> RowClients:
+        """Return what builds the clients of a method."""
+        return RowClients(client_of(type(cast("Method", strategy))), self.tables, state_dir)
+
+    def variant(self, strategy: PhaseStrategy) -> str:
+        """Return the method: each has clients of its own."""
+        return strategy.method
+
+    def start(self) -> dict[str, Any]:
+        """Return nothing: the method needs no more."""
+        return {}
+
+    def facts(self) -> dict[str, Any]:
+        """Return how many rows each client has."""
+        held = [len(table["x_test"]) for table in self.tables]
+        return {"rows": [len(table["x"]) for table in self.tables], "held_out_rows": held}
+
+    def scaling_json(self) -> str:
+        """Return the ranges of the columns."""
+        return self.ranges
+
+
+class RowsFamily(Family[RowSettings, RowData]):
+    """Methods of rows that are registered, see :mod:`fedkern_flwr.registered`."""
+
+    strategies = tuple(find_method(name) for name in registered())
+    settings = RowSettings
+    left_out = "they lack a value"
+    app, deployable = "method", tuple(registered())
+    columns = {  # noqa: RUF012
+        "figures": Column(("figures",), lambda s: [_figures(s)], reading="Figures: see its page."),
+        **COSTS,
+    }
+
+    def parameters(self) -> list[Option]:
+        """Return the options of a run that are not the strategy's."""
+        return [
+            *source("iris"),
+            Option("missing", Missing, "error", "Rows with missing values.", DATA),
+            Option("clients", int, 5, "Number of clients.", DATA),
+            Option("split", Split, "iid", "How rows are dealt.", DATA),
+            Option("alpha", float, 0.5, "Concentration of the Dirichlet split.", DATA),
+            held_out(0.0),
+            Option("runs", int, 1, "Runs averaged, each with a seed of its own.", RUN),
+            ENGINE,
+            RAY_ADDRESS,
+            seed("split and method"),
+            DROP,
+            TIMEOUT,
+            *RESULT,
+        ]
+
+    def check_data(self, config: Config, prepared: RowData) -> None:
+        """Refuse a table without labels where the method needs them."""
+        super().check_data({**config, "secure": True}, prepared)
+        if find_method(config["method"]).labels_of_row and "y" not in prepared.tables[0]:
+            raise TableError("the data has no labels", remedy="name them with --label")
+
+    def prepare(self, settings: RowSettings) -> RowData:
+        """Load the table, hold rows out, scale the features to [0, 1], deal the rows.
+
+        The ranges are those of the training rows; a deployment declares them.
+        """
+        if not 0.0 <= settings.test_size < 1.0:
+            raise OptionError(f"test-size is {settings.test_size}", remedy="use a share in [0, 1)")
+        table = drop_constant_columns(settings.table())
+        x_test, y_test = table.x[:0], None if table.y is None else table.y[:0]
+        if table.x_test is not None and table.y_test is not None:
+            x_test, y_test = table.x_test, table.y_test
+        elif settings.test_size:
+            order = np.random.default_rng([settings.seed, 1]).permutation(table.rows)
+            held, kept = np.split(order, [round(settings.test_size * table.rows)])
+            held, kept = np.sort(held), np.sort(kept)
+            x_test, y_test = table.x[held], None if table.y is None else table.y[held]
+            table = table.take(kept)
+        low, high = table.x.min(axis=0), table.x.max(axis=0)
+        width = np.where(high > low, high - low, 1.0)
+        x, x_test = (np.clip((part - low) / width, 0.0, 1.0) for part in (table.x, x_test))
+        parts = split_rows(
+            table, settings.split, settings.clients, settings.seed, alpha=settings.alpha
+        )
+        tests = np.array_split(np.arange(len(x_test)), len(parts))
+        dealt = []
+        for rows, held in zip(parts, tests, strict=True):
+            own: dict[str, Any] = {"x": x[rows], "x_test": x_test[held], "columns": table.columns}
+            if table.y is not None and y_test is not None:
+                own |= {"y": table.y[rows], "y_test": y_test[held]}
+            if table.ids is not None:
+                own["ids"] = [str(name) for name in np.asarray(table.ids)[rows]]
+            dealt.append(own)
+        ranges = ranges_to_json(table.columns, low, low + width, clip=True)
+        return RowData(tuple(dealt), ranges, table.notes)
+
+    def summarise(self, entry: Entry) -> dict[str, Any]:
+        """Average the runs; the history is that of the first."""
+        first = entry.results[0]
+        return average(
+            entry.results,
+            metrics={},
+            history=first["history"],
+            survivors=first["survivors"],
+        )
+
+    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
+        """Return how many clients there were at the end."""
+        return {"survivors": len(strategy.active_nodes())}
+
+    def size(self, facts: Mapping[str, Any]) -> str:
+        """Return the numbers of clients and rows."""
+        rows = f"{sum(facts['rows'])} rows"
+        held = sum(facts["held_out_rows"])
+        return f"{len(facts['rows'])} clients, {rows}" + (f" and {held} held out" if held else "")
+
+    def rows(self, result: Mapping[str, Any]) -> list[list[str]]:
+        """Return the metrics, what they cost and who saw what."""
+        shown = find_method(result["method"]).shows
+        metrics = {k: v for k, v in result["metrics"].items() if isinstance(v, (int, float))}
+        ordered = [*(n for n in shown if n in metrics), *(n for n in metrics if n not in shown)]
+        rows = [[shown.get(name, name), _written(metrics[name])] for name in ordered]
+        return [*rows, *cost_rows(result), server_row(result), *failure_rows(result)]
+
+    def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
+        """Return the plots that the simulated nodes drew of their own rows."""
+        found = sorted((folder.parent / "nodes").glob("*/*.png"))
+        return {f"node_{path.parent.name}_{path.stem}": path for path in found}
+
+
+def scatter_plot() -> Callable[..., object] | None:
+    """Return what draws a node's scatter plot, where there is Matplotlib."""
+    if find_spec("matplotlib") is None:
+        return None
+    from ..run.scatter import plot_scatter
+
+    return plot_scatter
+
+
+def _figures(summary: Mapping[str, Any]) -> str:
+    found = summary["metrics"].items()
+    return ", ".join(f"{k} {_written(v)}" for k, v in found if isinstance(v, (int, float)))
+
+
+def _written(value: float) -> str:
+    return str(value) if isinstance(value, int) else figure(value, 4)

@@ -1,0 +1,120 @@
+"""An entry of an experiment: one method, the results of its draws and their average."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Concatenate
+
+import numpy as np
+
+from fedkern_flwr.errors import OptionError
+
+LARGEST_SEED = 2**62
+
+#: Metrics and history of a draw.
+Outcome = tuple[dict[str, Any], list[dict[str, Any]]]
+#: A method that needs all data in one place, to compare with: called with what
+#: :meth:`~fedkern_flwr.simulations.run.data.Prepared.pooled` returns and, as keywords, ``seed``,
+#: ``progress`` (called with steps done and steps in all) and the options of the entry.
+Reference = Callable[Concatenate[Any, ...], Outcome]
+
+
+@dataclass
+class Entry:
+    """One method in an experiment.
+
+    Attributes
+    ----------
+    label : str
+        How tables and plots call it.
+    method : str
+        Name of the method.
+    options : dict
+        Options of its strategy, or of the reference.
+    results : list of dict
+        One result per draw, filled by ``run_entries``.
+    reference : callable or None
+        Called instead of running a strategy.
+    """
+
+    label: str
+    method: str
+    options: dict[str, Any] = field(default_factory=dict)
+    results: list[dict[str, Any]] = field(default_factory=list)
+    reference: Reference | None = None
+
+
+def draw_label(entry: Entry, draw: int, runs: int) -> str:
+    """Return how progress bars call a draw."""
+    return entry.label if runs == 1 else f"{entry.label}, draw {draw + 1} of {runs}"
+
+
+def check_seed(seed: int, runs: int = 1) -> None:
+    """Refuse a seed that cannot travel, for any of the draws.
+
+    Raises
+    ------
+    OptionError
+    """
+    if not 0 <= seed <= LARGEST_SEED - runs:
+        raise OptionError(f"seed is {seed}", remedy="use a whole number from 0 to 2^62")
+
+
+def average(
+    results: Sequence[Mapping[str, Any]],
+    *,
+    metrics: Mapping[str, Any],
+    history: list[dict[str, Any]],
+    survivors: int,
+) -> dict[str, Any]:
+    """Average the results of an entry's draws.
+
+    Parameters
+    ----------
+    results : sequence of dict
+        One per draw.
+    metrics : dict
+        Metrics beyond the means over the draws.
+    history : list of dict
+        The history of the entry, which each family averages in its own way.
+    survivors : int
+        Clients that answered to the end.
+
+    Returns
+    -------
+    dict
+        ``metrics``, ``history``, ``exchanges``, ``bytes_up``, ``bytes_down``, ``seconds`` (means
+        per draw), ``survivors``, ``failures``, ``privacy`` (of the first draw).
+    """
+    means = {n: mean([r["metrics"].get(n) for r in results]) for n in results[0]["metrics"]}
+    return {
+        "metrics": {**means, **metrics},
+        "history": history,
+        **{
+            name: mean([r[name] for r in results])
+            for name in ("exchanges", "bytes_up", "bytes_down", "seconds")
+        },
+        "survivors": survivors,
+        "failures": _add_failures(r["failures"] for r in results),
+        "privacy": results[0]["privacy"],
+    }
+
+
+def mean(values: Sequence[Any]) -> Any:
+    """Return the mean, a whole number where it is one of whole numbers; None if one is missing."""
+    numbers = [value for value in values if value is not None]
+    if len(numbers) < len(values) or not numbers:
+        return None
+    result = float(np.mean(numbers))
+    return int(result) if result.is_integer() and isinstance(numbers[0], int) else result
+
+
+def _add_failures(all_failures: Iterable[Any]) -> dict[str, dict[str, int]]:
+    total: dict[str, dict[str, int]] = {}
+    for failures in all_failures:
+        for partition, reasons in failures.items():
+            counts = total.setdefault(partition, {})
+            for reason, count in reasons.items():
+                counts[reason] = counts.get(reason, 0) + count
+    return total

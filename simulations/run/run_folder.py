@@ -1,0 +1,177 @@
+"""The folder that a run leaves: settings, results, model, plots, checkpoint."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.errors import CheckpointError, OptionError, TableError
+from fedkern_flwr.model_file import save_model
+from fedkern_flwr.private_files import make_private_folder
+
+from ...strategies import PhaseStrategy
+
+ARTIFACTS = {"model": "model.npz", "scaling": "scaling.json"}
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Files of a run.
+
+    Attributes
+    ----------
+    path : Path
+        ``config.json`` (what was asked for), ``draws.json`` (results of finished feature draws),
+        ``checkpoint-<draw>.npz``, ``private_state/`` (what the simulated nodes keep to themselves),
+        ``result.json``, ``model.npz``, ``scaling.json``, ``plots/``.
+    """
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, config: dict[str, Any]) -> RunFolder:
+        """Make the folder of a new run.
+
+        Raises
+        ------
+        OptionError
+            The folder holds an unfinished run or something else, or cannot be written.
+        """
+        folder = cls(path)
+        if path.exists() and not folder.may_be_used:
+            raise OptionError(
+                f"{path} is not empty and not the folder of a run",
+                remedy="choose another --out",
+            )
+        if folder.unfinished:
+            raise OptionError(
+                f"{path} holds an unfinished run",
+                remedy=f"go on with --resume {path}, or choose another --out",
+            )
+        try:
+            make_private_folder(path)
+            folder.forget_progress()
+            folder._write("config.json", config)
+        except OSError as error:
+            raise OptionError(
+                f"{path} cannot be written ({error.strerror})", remedy="choose another --out"
+            ) from None
+        for name in ("result.json", *ARTIFACTS.values()):  # of an earlier run, with other options
+            (path / name).unlink(missing_ok=True)
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> tuple[RunFolder, dict[str, Any]]:
+        """Open the folder of a run that broke off; return it with the run's settings.
+
+        Raises
+        ------
+        CheckpointError
+            There is no such run.
+        """
+        folder = cls(path)
+        if not (path / "config.json").is_file():
+            raise CheckpointError(
+                f"{path} is not the folder of a run", remedy="name the folder given as --out"
+            )
+        return folder, folder._read("config.json")
+
+    @property
+    def may_be_used(self) -> bool:
+        """Whether the folder is empty or that of an earlier run."""
+        if not self.path.is_dir():
+            return False
+        if not any(self.path.iterdir()):
+            return True
+        try:
+            return {"method", "data", "options"} <= set(self._read("config.json"))
+        except (CheckpointError, TypeError):
+            return False
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a run was started here and has no result."""
+        progress = any(self.path.glob("checkpoint-*.npz")) or (self.path / "draws.json").exists()
+        return progress and not (self.path / "result.json").exists()
+
+    @property
+    def state_dir(self) -> Path:
+        """Folder of the simulated nodes' private state."""
+        return self.path / "private_state"
+
+    @property
+    def plots(self) -> Path:
+        """Folder of the plots."""
+        return self.path / "plots"
+
+    def draws(self) -> list[dict[str, Any]]:
+        """Return the results of the draws that are finished."""
+        return list(self._read("draws.json")) if (self.path / "draws.json").is_file() else []
+
+    def save_draws(self, draws: list[dict[str, Any]]) -> None:
+        """Save the results of the draws that are finished."""
+        self._write("draws.json", draws)
+
+    def result(self) -> dict[str, Any] | None:
+        """Return the result of a finished run."""
+        return self._read("result.json") if (self.path / "result.json").is_file() else None
+
+    def save_result(self, result: dict[str, Any]) -> None:
+        """Save the result; the run is finished."""
+        self.tidy()
+        self._write("result.json", result)
+
+    def save_model(self, strategy: PhaseStrategy, scaling: str) -> None:
+        """Save the model of a strategy and the scaling of its data."""
+        save_model(self.path / ARTIFACTS["model"], strategy.method, *strategy.model())
+        write_atomically(self.path / ARTIFACTS["scaling"], scaling.encode())
+
+    def tidy(self) -> None:
+        """Keep only the last private state of each simulated node."""
+        for session in self.state_dir.glob("*"):
+            newest: dict[str, tuple[int, Path]] = {}
+            for file in session.glob("*.state"):
+                owner, _, number = file.stem.rpartition("-")
+                found = (int(number), file)
+                stale = min(newest.get(owner, found), found)
+                newest[owner] = max(newest.get(owner, found), found)
+                if stale != newest[owner]:
+                    stale[1].unlink()
+
+    def forget_progress(self) -> None:
+        """Remove what only an unfinished run needs."""
+        for file in (*self.path.glob("checkpoint-*.npz"), self.path / "draws.json"):
+            file.unlink(missing_ok=True)
+        for file in self.state_dir.glob("*/partition-*"):
+            file.unlink()
+
+    def _write(self, name: str, value: Any) -> None:
+        text = json.dumps(value, indent=2, allow_nan=False)
+        write_atomically(self.path / name, f"{text}\n".encode())
+
+    def _read(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_text())
+        except (OSError, ValueError):
+            raise CheckpointError(
+                f"{self.path / name} is damaged", remedy="start the run anew"
+            ) from None
+
+
+def open_json_target(target: str) -> Path | None:
+    """Check where the JSON goes before hours are spent: None for standard output.
+
+    Raises
+    ------
+    TableError
+        The folder of the file does not exist.
+    """
+    if target == "-":
+        return None
+    path = Path(target)
+    if path.is_dir() or not path.resolve().parent.is_dir():
+        raise TableError(f"--json {target} cannot be written", remedy="name a file in a folder")
+    return path
