@@ -28,6 +28,7 @@ from ..run.data import Prepared, Settings
 from ..run.entries import Entry
 from ..run.folders import make_folder
 from ..run.provenance import code_digest, file_digest, provenance
+from .references import references_of
 
 #: Called with (steps done, steps in all) of a cell.
 CellProgress = Callable[[int, int], None]
@@ -177,8 +178,9 @@ def run_alike(
     """
     first = cells[0]
     own, prepared = family_with(first.settings), _prepare(first.settings)
+    known = references_of(own)
     entries = [
-        Entry(str(k), cell.method, dict(cell.options), reference=own.references.get(cell.method))
+        Entry(str(k), cell.method, dict(cell.options), reference=known.get(cell.method))
         for k, cell in enumerate(cells)
     ]
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..engines import Engine
+from ..methods.references import summarise_reference
 from ..methods.registry import family_with
 from ..run.entries import Entry, draw_label
 from ..run.format import milli
 from .cells import Cell, Record
 from .paired import PairedDifference, paired_differences
 from .presets import Preset, Section
-from .references.summary import summarise_reference
+from .references import references_of
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Comparison:
     summaries : dict
         Label -> what the family's :meth:`~Family.summarise` returns, with what it keeps of all
         draws as ``draws``; of a reference method what
-        :func:`~fedkern_flwr.simulations.lab.references.summary.summarise_reference` returns.
+        :func:`~fedkern_flwr.simulations.methods.references.summarise_reference` returns.
     facts : dict
         What the data decided, see :meth:`Prepared.facts`.
     notes : tuple of str
@@ -106,7 +107,7 @@ def _cells(
 ) -> list[Cell]:
     settings = section.settings(dataset, label)
     # A reference is computed the same way whatever the engine.
-    reference = method in family_with(settings).references
+    reference = method in references_of(family_with(settings))
     engine: Engine = "in-process" if reference else chosen.engine
     return [
         Cell(settings, method, options, seed + draw, draw == 0 and not reference, engine)
@@ -122,7 +123,7 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
     for label, cells in part.cells.items():
         records = [record_of(cell) for cell in cells]
         family, method = family_with(cells[0].settings), cells[0].method
-        reference = family.references.get(method)
+        reference = references_of(family).get(method)
         entry = Entry(label, method, dict(cells[0].options), reference=reference)
         entry.results = [record["result"] for record in records]
         if reference is None:

@@ -15,7 +15,7 @@ from fedkern_flwr.summing import SummingStrategy
 from ...strategies import PhaseStrategy
 from ..engines import DropOut
 from ..run.data import Prepared, Settings
-from ..run.entries import Entry, Reference, check_seed
+from ..run.entries import Entry, check_seed
 from ..run.options import Option, options
 from .common import Column, per_draw
 
@@ -36,9 +36,6 @@ class Family(ABC, Generic[S, P]):
     ----------
     strategies : tuple of type
         The strategies of the family.
-    references : dict
-        Methods to compare with that need all data in one place, by name; no command runs them
-        alone. The family's :class:`Prepared` has :meth:`~Prepared.pooled` data for them.
     settings : type of Settings
         The settings of its data; each field is one of the :meth:`parameters`.
     run_options : tuple of str
@@ -62,7 +59,6 @@ class Family(ABC, Generic[S, P]):
     """
 
     strategies: ClassVar[tuple[type[PhaseStrategy], ...]]
-    references: ClassVar[Mapping[str, Reference]] = {}
     settings: type[S]
     run_options: ClassVar[tuple[str, ...]] = ()
     draws: ClassVar[str] = "draws"

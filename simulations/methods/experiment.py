@@ -16,9 +16,9 @@ from fedkern_flwr.errors import OptionError
 from ...strategies import PhaseStrategy
 from ..engines import Audit, DropOut, Engine, SimulationStep, simulate_all
 from ..engines.delays import first_fault
-from ..lab.references.summary import run_reference
 from ..run.data import Prepared
 from ..run.entries import Entry, draw_label
+from .references import run_reference
 from .registry import family, method
 
 __all__ = ["Entry", "checkpoint_file", "run_entries", "summarise", "versions"]

@@ -16,7 +16,6 @@ from fedkern_flwr.vertical import MissingRows
 
 from ... import strategies
 from ...strategies import PhaseStrategy, SecureGram
-from ..lab.references.vertical import svc
 from ..run.entries import Entry, average
 from ..run.format import figure
 from ..run.options import DATA, RUN, Option
@@ -71,7 +70,6 @@ class GramFamily(Family[GramSettings, RatingData | InstanceData]):
     """Secure Gram."""
 
     strategies = (strategies.SecureGram,)
-    references = {"svc": svc}  # noqa: RUF012
     settings = GramSettings
     run_options = ("learner", "cost")
     draws = "runs"

@@ -18,7 +18,6 @@ from fedkern_flwr.vertical import MissingRows
 from ...clients import GramClient
 from ...strategies import PhaseStrategy, SecureGram
 from ..engines.ray import ClientFn
-from ..lab.references.pooled import PooledSplit, pool
 from ..run.datasets import BUILTIN_INTERACTIONS
 from .labelled_data import (
     DealtData,
@@ -30,6 +29,7 @@ from .labelled_data import (
     read_task,
     scale,
 )
+from .pooled import PooledSplit, pool
 from .rating_data import RatingData, RatingSettings
 
 Floats = NDArray[np.float64]

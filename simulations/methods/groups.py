@@ -42,7 +42,7 @@ from .common import (
     to_pooled,
 )
 from .groups_data import HierarchicalData, HierarchicalSettings
-from .groups_oracle import REFERENCES, pooled_optimum
+from .groups_oracle import pooled_optimum
 from .labelled_data import Task
 
 DEFAULT_ROUNDS = 200
@@ -114,7 +114,6 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
     """HierarchicalSVM."""
 
     strategies = (strategies.HierarchicalSVM,)
-    references = REFERENCES
     settings = HierarchicalSettings
     draws = "runs"
     app, deployable = "hierarchical_svm", ("hierarchical-svm",)

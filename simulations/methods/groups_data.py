@@ -22,7 +22,6 @@ from ...strategies import HierarchicalSVM, PhaseStrategy
 from ..engines.delays import DelayLaw, GroupDelays
 from ..engines.faults import Plan
 from ..engines.ray import ClientFn
-from ..lab.references.pooled import PooledSplit, pool
 from ..run.random_labels import RANDOM_LABELS, random_labels
 from ..run.splits import Split, split_rows
 from .labelled_data import (
@@ -35,6 +34,7 @@ from .labelled_data import (
     read_task,
     scale,
 )
+from .pooled import PooledSplit, pool
 from .vertical_data import alignment_key
 
 Floats = NDArray[np.float64]

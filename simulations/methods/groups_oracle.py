@@ -15,10 +15,10 @@ from fedkern_flwr.linear_model import LOSS_OF
 from fedkern_flwr.local_solvers import Loss
 from fedkern_flwr.online import check_choice
 
-from ..lab.references.pooled import PooledSplit, error_of
-from ..run.entries import Outcome, Reference
+from ..run.entries import Outcome
+from .pooled import PooledSplit, error_of
 
-__all__ = ["REFERENCES", "Optimum", "linear_svm", "pooled_optimum"]
+__all__ = ["Optimum", "linear_svm", "pooled_optimum"]
 
 Floats = NDArray[np.float64]
 FeatureMap = Callable[[Floats], Floats]
@@ -140,7 +140,3 @@ def linear_svm(
     found: dict[str, Any] = {"objective": best.objective, "centralised_objective": best.objective}
     history = [{"round": 1, "test_error": error_of(best.metrics)}]
     return {**best.metrics, **found}, history
-
-
-#: The references of the family.
-REFERENCES: Mapping[str, Reference] = {"linear-svm": linear_svm}

@@ -12,7 +12,6 @@ from fedkern_flwr.errors import OptionError
 
 from ... import strategies
 from ...strategies import PhaseStrategy
-from ..lab.references.hindsight import server_regret
 from ..run import plots
 from ..run.entries import Entry, average, mean
 from ..run.format import figure, milli
@@ -36,6 +35,7 @@ from .common import (
     server_row,
     source,
 )
+from .hindsight import server_regret
 from .online_data import DataSettings, Missing, Streams, prepare
 
 _COLUMNS = {

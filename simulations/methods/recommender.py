@@ -23,8 +23,6 @@ from fedkern_flwr.tables import listing
 
 from ... import strategies
 from ...strategies import FedCFK, PhaseStrategy, SecureGram
-from ..lab.references.cf_komd import cf_komd, pooled_kernel, rank_all
-from ..lab.references.merge_rounds import merge_rounds
 from ..run.entries import Entry, average
 from ..run.format import figure
 from ..run.options import DATA, RUN, Option
@@ -49,6 +47,7 @@ from .common import (
 )
 from .new_rows import read_model
 from .rating_data import HoldOut, RatingData, RatingSettings, rows_of
+from .recommender_oracle import pooled_kernel, rank_all
 
 
 def _mean(name: str) -> Callable[[Mapping[str, Any]], list[str]]:
@@ -106,7 +105,6 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
     """FedCFK."""
 
     strategies = (strategies.FedCFK,)
-    references = {"cf-komd": cf_komd, "merge-rounds": merge_rounds}  # noqa: RUF012
     settings = RatingSettings
     left_out = "they rated no item of the kernel"
     draws = "repetitions"

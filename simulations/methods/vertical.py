@@ -11,8 +11,6 @@ from fedkern_flwr.vertical import MissingRows
 
 from ... import strategies
 from ...strategies import FDSKL, PhaseStrategy
-from ..lab.references.pooled import error_of
-from ..lab.references.vertical import REFERENCES
 from ..run import plots
 from ..run.entries import Entry, average
 from ..run.format import figure
@@ -39,6 +37,7 @@ from .common import (
     to_pooled,
 )
 from .labelled_data import Task
+from .pooled import error_of
 from .vertical_data import VerticalData, VerticalSettings
 from .vertical_oracle import centralised_difference
 
@@ -77,7 +76,6 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
     """FDSKL."""
 
     strategies = (strategies.FDSKL,)
-    references = REFERENCES
     settings = VerticalSettings
     draws = "runs"
     app, deployable = "fdskl", ("fdskl",)

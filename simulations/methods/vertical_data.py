@@ -18,7 +18,6 @@ from fedkern_flwr.vertical import ACTIVE, PASSIVE, MissingRows
 from ...clients import VerticalKernelClient
 from ...strategies import FDSKL, PhaseStrategy
 from ..engines.ray import ClientFn
-from ..lab.references.pooled import PooledSplit, pool
 from .labelled_data import (
     DealtData,
     LabelledSettings,
@@ -29,6 +28,7 @@ from .labelled_data import (
     read_task,
     scale,
 )
+from .pooled import PooledSplit, pool
 
 Floats = NDArray[np.float64]
 

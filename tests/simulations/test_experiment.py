@@ -10,8 +10,8 @@ import pytest
 
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.simulations.lab.presets import NAMES, preset
-from fedkern_flwr.simulations.lab.references.hindsight import server_regret
 from fedkern_flwr.simulations.methods.experiment import Entry, run_entries, summarise
+from fedkern_flwr.simulations.methods.hindsight import server_regret
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
 from fedkern_flwr.simulations.methods.registry import METHODS, options
 from fedkern_flwr.simulations.run.datasets import BUILTIN, BUILTIN_INTERACTIONS

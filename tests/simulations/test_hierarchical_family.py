@@ -13,11 +13,11 @@ from fedkern_flwr.linear_model import model_rows
 from fedkern_flwr.simulations import DropOut, simulate
 from fedkern_flwr.simulations.engines.delays import DelayLaw, GroupDelays, first_fault
 from fedkern_flwr.simulations.engines.faults import Delivery
-from fedkern_flwr.simulations.lab.references.pooled import PooledSplit
 from fedkern_flwr.simulations.methods.experiment import Entry, run_entries, summarise
 from fedkern_flwr.simulations.methods.groups import HierarchicalFamily
 from fedkern_flwr.simulations.methods.groups_data import HierarchicalData, HierarchicalSettings
 from fedkern_flwr.simulations.methods.groups_oracle import linear_svm, pooled_optimum
+from fedkern_flwr.simulations.methods.pooled import PooledSplit
 from fedkern_flwr.simulations.run.random_labels import random_labels
 from fedkern_flwr.strategies import HierarchicalSVM
 

@@ -21,10 +21,10 @@ from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.lab import presets
 from fedkern_flwr.simulations.lab.comparison import plan
 from fedkern_flwr.simulations.lab.presets.online import weather
+from fedkern_flwr.simulations.lab.references import REFERENCES
 from fedkern_flwr.simulations.lab.references import dsg as vertical_dsg
-from fedkern_flwr.simulations.lab.references.summary import summarise_reference
 from fedkern_flwr.simulations.lab.references.vertical import (
-    REFERENCES,
+    VERTICAL,
     PooledSplit,
     boosting,
     dsg,
@@ -35,6 +35,7 @@ from fedkern_flwr.simulations.lab.references.vertical import (
 from fedkern_flwr.simulations.methods.experiment import run_entries
 from fedkern_flwr.simulations.methods.online import OnlineFamily
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
+from fedkern_flwr.simulations.methods.references import summarise_reference
 from fedkern_flwr.simulations.methods.registry import METHODS
 from fedkern_flwr.simulations.run.entries import Entry
 
@@ -68,7 +69,7 @@ def mean_label(pooled, *, seed, progress, shift=0.0):
 
 @pytest.fixture
 def fake(monkeypatch):
-    monkeypatch.setattr(OnlineFamily, "references", {"mean-label": mean_label})
+    monkeypatch.setitem(REFERENCES, OnlineFamily, {"mean-label": mean_label})
     monkeypatch.setattr(Streams, "pooled", lambda self, seed: np.full(3, float(seed)))
 
 
@@ -156,7 +157,7 @@ def test_compare_shows_references_and_their_costs_as_nothing(tmp_path, monkeypat
 
 
 def test_references_are_no_methods_of_the_command_line():
-    assert not REFERENCES.keys() & METHODS.keys()
+    assert not VERTICAL.keys() & METHODS.keys()
 
 
 # -- the references
@@ -221,12 +222,12 @@ def test_errors_of_a_regression_are_in_units_of_the_label(reference, options):
     assert history[-1]["test_error"] == metrics["test_rmse"]
 
 
-@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize("name", VERTICAL)
 def test_the_seed_decides(name):
     data, options = split("wine"), QUICK_DSG if name == "dsg" else {}
 
     def run(seed):
-        metrics, history = REFERENCES[name](
+        metrics, history = VERTICAL[name](
             data, seed=seed, progress=lambda done, total: None, **options
         )
         errors = [row["test_error"] for row in history]
@@ -273,13 +274,13 @@ def test_the_logistic_loss_is_refused_for_a_regression():
             reference(split("diabetes"), **GIVEN, loss="logistic")
 
 
-@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize("name", VERTICAL)
 def test_data_that_nothing_can_be_learnt_from_is_refused(name):
     data = split("wine")
     with pytest.raises(OptionError, match="no rows are held out"):
-        REFERENCES[name](replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0]), **GIVEN)
+        VERTICAL[name](replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0]), **GIVEN)
     with pytest.raises(TableError, match="all training rows have the same label"):
-        REFERENCES[name](replace(data, y=np.ones_like(data.y)), **GIVEN)
+        VERTICAL[name](replace(data, y=np.ones_like(data.y)), **GIVEN)
 
 
 def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):

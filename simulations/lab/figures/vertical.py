@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from ...methods.pooled import error_of
 from ...run import plots
 from ...run.entries import Entry
 from ...run.report import FigureBlock
 from ..comparison import Comparison
 from ..error_plots import plot_error_boxes, plot_error_time
-from ..references.pooled import error_of
 from ..topologies import SERVER_NOTE, plot_topologies
 from .common import DrawAcross, DrawFigure, Styles, traffic
 

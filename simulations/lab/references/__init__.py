@@ -1,1 +1,32 @@
-"""Methods to compare with that need all data in one place."""
+"""Methods to compare with that need all data in one place, for each family; no command runs them.
+
+A family's :class:`Prepared` has :meth:`~Prepared.pooled` data for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...methods.base import Family
+from ...methods.gram import GramFamily
+from ...methods.groups import HierarchicalFamily
+from ...methods.groups_oracle import linear_svm
+from ...methods.recommender import RecommenderFamily
+from ...methods.vertical import VerticalFamily
+from ...run.entries import Reference
+from . import vertical
+from .cf_komd import cf_komd
+from .merge_rounds import merge_rounds
+
+REFERENCES: dict[type[Family[Any, Any]], Mapping[str, Reference]] = {
+    VerticalFamily: vertical.VERTICAL,
+    GramFamily: {"svc": vertical.svc},
+    RecommenderFamily: {"cf-komd": cf_komd, "merge-rounds": merge_rounds},
+    HierarchicalFamily: {"linear-svm": linear_svm},
+}
+
+
+def references_of(family: Family[Any, Any]) -> Mapping[str, Reference]:
+    """Return the methods by name that a family's are compared with."""
+    return REFERENCES.get(type(family), {})

@@ -37,8 +37,8 @@ from fedkern_flwr.losses import LOSSES, Loss
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.seeding import derive_seed
 
+from ...methods.pooled import PooledSplit, error_of
 from ...run.entries import Outcome
-from .pooled import PooledSplit, error_of
 
 Floats = NDArray[np.float64]
 

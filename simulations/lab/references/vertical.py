@@ -24,11 +24,11 @@ from fedkern_flwr.errors import OptionError
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.seeding import derive_seed
 
+from ...methods.pooled import PooledSplit, error_of
 from ...run.entries import Outcome, Reference
 from .dsg import dsg
-from .pooled import PooledSplit, error_of
 
-__all__ = ["REFERENCES", "PooledSplit", "boosting", "dsg", "kernel_ridge", "linear", "svc"]
+__all__ = ["PooledSplit", "boosting", "dsg", "kernel_ridge", "linear", "svc"]
 
 Progress = Callable[[int, int], None]
 LinearLoss = Literal["square", "logistic", "squared-hinge"]
@@ -325,7 +325,7 @@ def _scikit_learn(module: str) -> Any:
 
 
 #: The references of families of vertical methods.
-REFERENCES: Mapping[str, Reference] = {
+VERTICAL: Mapping[str, Reference] = {
     "svc": svc,
     "kernel-ridge": kernel_ridge,
     "linear": linear,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ...methods.common import per_draw
-from ...run.data import Prepared
-from ...run.entries import Entry, average, draw_label, mean
+from ..run.data import Prepared
+from ..run.entries import Entry, average, draw_label, mean
+from .common import per_draw
 
 _SEEN = "all data of all parties: it is pooled"
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from fedkern_flwr.random_features import FeatureMap
 
-from ....strategies import PhaseStrategy
-from ....strategies.kernel_online import KernelOnlineStrategy
-from ...methods.online_data import Streams
+from ...strategies import PhaseStrategy
+from ...strategies.kernel_online import KernelOnlineStrategy
+from .online_data import Streams
 
 _CHUNK = 512  # rows at a time: memory 512 * N * 2D numbers
 
