@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..methods.experiment import versions
-from ..run import plots
+from ..run import drawing
 from ..run.provenance import provenance
 from ..run.report import Block, FactsBlock, TableBlock, TextBlock, write_report
 from .comparison import (
@@ -85,7 +85,7 @@ def _blocks(
 ) -> list[Block]:
     """Return the blocks of a preset, from what was compared to the settings."""
     blocks: list[Block] = [TextBlock("What was compared", [chosen.text])]
-    styles = plots.assign_styles(entry[0] for entry in chosen.entries)
+    styles = drawing.assign_styles(entry[0] for entry in chosen.entries)
     reading: list[str] = []
     seen: list[Block] = []
     audited: list[list[str]] = []
@@ -120,7 +120,7 @@ def _blocks(
 
 
 def _results(
-    folder: Path, chosen: Preset, comparison: Comparison, styles: Mapping[str, plots.Style]
+    folder: Path, chosen: Preset, comparison: Comparison, styles: Mapping[str, drawing.Style]
 ) -> list[Block]:
     section, dataset = comparison.section, comparison.dataset
     blocks: list[Block] = [

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..run import plots
-from ..run.plots import Style
+from ..run import drawing
+from ..run.drawing import Style
 
 __all__ = ["plot_error_boxes", "plot_error_time"]
 
@@ -56,13 +56,13 @@ def plot_error_time(
     OptionError
         If matplotlib is not installed.
     """
-    figure = plots._figure(3.2)
+    figure = drawing.new_figure(3.2)
     axes = figure.add_subplot()
-    looks = plots._complete(styles, curves)
+    looks = drawing.complete_styles(styles, curves)
     labels, times, errors = {}, [], []
     for name, points in curves.items():
         kept = sorted(p for p in points if math.isfinite(p[0]) and math.isfinite(p[1]))
-        labels[name] = plots._clean(name) if kept else f"{plots._clean(name)} (n/a)"
+        labels[name] = drawing.clean_name(name) if kept else f"{drawing.clean_name(name)} (n/a)"
         xs = [max(seconds, _LEAST_SECONDS) for seconds, _, _ in kept]
         means = [mean for _, mean, _ in kept]
         stds = [std if math.isfinite(std) else 0.0 for _, _, std in kept]
@@ -74,7 +74,7 @@ def plot_error_time(
                 color=looks[name].colour,
                 marker=looks[name].marker,
                 markersize=_POINT,
-                markeredgecolor=plots._INK,
+                markeredgecolor=drawing.INK,
                 markeredgewidth=0.7,
                 elinewidth=1.1,
                 capsize=3,
@@ -85,23 +85,23 @@ def plot_error_time(
             if any(stds):
                 low, high = np.subtract(means, stds), np.add(means, stds)
                 axes.fill_between(xs, low, high, color=looks[name].colour, alpha=0.16, linewidth=0)
-            plots._line(axes, xs, means, looks[name])
+            drawing.draw_line(axes, xs, means, looks[name])
         times += xs
         errors += means
     if times:
-        plots._scale_x(axes, times, log_from=_LOG_TIME)
+        drawing.scale_x(axes, times, log_from=_LOG_TIME)
         least, most = min(errors), max(errors)
         if least > 0 and most > _LOG_ERROR * least:
             axes.set_yscale("log", nonpositive="clip")
             axes.set_ylim(least / 1.3, most * 1.3)
-            plots._ticks_of_log(axes.yaxis, least, most)
+            drawing.ticks_of_log(axes.yaxis, least, most)
         else:
             axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
     else:
-        plots._say_no_data(axes)
-    plots._finish(axes, title, "training time (s)", ylabel)
-    plots._legend_below(figure, labels, looks)
-    return plots._save(figure, path)
+        drawing.say_no_data(axes)
+    drawing.finish_axes(axes, title, "training time (s)", ylabel)
+    drawing.legend_below(figure, labels, looks)
+    return drawing.save_figure(figure, path)
 
 
 def plot_error_boxes(
@@ -141,9 +141,9 @@ def plot_error_boxes(
     OptionError
         If matplotlib is not installed.
     """
-    figure = plots._figure(1.15 + 0.36 * max(len(errors), 1))
+    figure = drawing.new_figure(1.15 + 0.36 * max(len(errors), 1))
     axes = figure.add_subplot()
-    looks = plots._complete(styles, errors)
+    looks = drawing.complete_styles(styles, errors)
     drawn = {n: [e for e in values if math.isfinite(e)] for n, values in errors.items()}
     every = [error for values in drawn.values() for error in values]
     low, high = (min(every), max(every)) if every else (0.0, 1.0)
@@ -151,7 +151,7 @@ def plot_error_boxes(
     axes.set_xlim(max(low - margin, 0.0) if low >= 0 else low - margin, high + margin)
     for place, (name, values) in enumerate(drawn.items()):
         if not values:
-            plots._value_at(axes, axes.get_xlim()[0], place, "n/a")
+            drawing.value_at(axes, axes.get_xlim()[0], place, "n/a")
             continue
         colour = looks[name].colour
         first, median, third = np.percentile(values, (25, 50, 75))
@@ -162,7 +162,7 @@ def plot_error_boxes(
             third - first,
             left=first,
             height=0.52,
-            facecolor=plots._tint(colour),
+            facecolor=drawing.tint(colour),
             edgecolor=colour,
             linewidth=1.0,
         )
@@ -177,9 +177,9 @@ def plot_error_boxes(
             marker="o",
             markersize=_DOT,
             markerfacecolor="white",
-            markeredgecolor=plots._INK,
+            markeredgecolor=drawing.INK,
             markeredgewidth=0.6,
         )
-    plots._name_rows(axes, list(errors))
-    plots._finish(axes, title, xlabel, "", grid="x")
-    return plots._save(figure, path)
+    drawing.name_rows(axes, list(errors))
+    drawing.finish_axes(axes, title, xlabel, "", grid="x")
+    return drawing.save_figure(figure, path)

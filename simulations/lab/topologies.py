@@ -14,7 +14,7 @@ from pathlib import Path
 from fedkern_flwr import links
 from fedkern_flwr.links import Link, LinkCost
 
-from ..run import plots
+from ..run import drawing
 
 __all__ = [
     "COLUMNS",
@@ -69,7 +69,7 @@ _LABELS = {
     "two trees": "two trees (FDSKL)",
     _MASKED: "masked star (ours)",
 }
-_DASHES: dict[str, plots.Dash] = {"ring": "--", "tree": ":", "two trees": "-."}
+_DASHES: dict[str, drawing.Dash] = {"ring": "--", "tree": ":", "two trees": "-."}
 
 
 @dataclass(frozen=True)
@@ -190,9 +190,9 @@ def plot_topologies(
     # Star, ring and tree coincide in places; through the gaps of one the other shows.
     looks = {
         topology: replace(style, dash=_DASHES.get(topology, "-"))
-        for topology, style in plots.assign_styles(_LABELS).items()
+        for topology, style in drawing.assign_styles(_LABELS).items()
     }
-    figure = plots._figure(0.7 + 2.3 * len(sizes))
+    figure = drawing.new_figure(0.7 + 2.3 * len(sizes))
     grid = figure.subplots(len(sizes), 2, sharex=True, sharey="row", squeeze=False)
     for size, (direct, server) in zip(sizes, grid, strict=True):
         for axes, where in ((direct, "between the parties"), (server, "through the server")):
@@ -206,16 +206,16 @@ def plot_topologies(
                     and (cost := row.direct if axes is direct else row.server)
                 ]
                 xs, ys = [q for q, _ in points], [seconds for _, seconds in points]
-                plots._line(axes, xs, ys, looks[topology])
-            plots._finish(axes, f"{size_text(size)}, {where}", "", "")
+                drawing.draw_line(axes, xs, ys, looks[topology])
+            drawing.finish_axes(axes, f"{size_text(size)}, {where}", "", "")
             axes.title.set_fontsize(9)
         direct.set_ylabel("time of a sum (s)")
     for axes in grid[-1]:
         axes.set_xticks(parties, [str(q) for q in parties])
         axes.set_xlabel("parties")
-    figure.suptitle(SERVER_NOTE, fontsize=8, color=plots._SOFT)
-    plots._legend_below(figure, _LABELS, looks)
-    return plots._save(figure, path)
+    figure.suptitle(SERVER_NOTE, fontsize=8, color=drawing.SOFT)
+    drawing.legend_below(figure, _LABELS, looks)
+    return drawing.save_figure(figure, path)
 
 
 def size_text(size: float) -> str:

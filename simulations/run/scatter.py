@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from . import plots
+from . import drawing
 
 _MOST_CLASSES = 7
 
@@ -36,12 +36,12 @@ def plot_scatter(
     OptionError
         If matplotlib is not installed.
     """
-    figure = plots._figure(4.2)
+    figure = drawing.new_figure(4.2)
     axes = figure.add_subplot()
     classes = [None] if labels is None else np.unique(labels).tolist()
     if len(classes) > _MOST_CLASSES:
         classes = [None]
-    styles = plots.assign_styles(map(str, classes))
+    styles = drawing.assign_styles(map(str, classes))
     for value in classes:
         chosen = points if value is None else points[labels == value]
         style = styles[str(value)]
@@ -56,7 +56,7 @@ def plot_scatter(
             label=None if value is None else f"{value:g}",
         )
     title = f"{len(points)} rows of this node"
-    plots._finish(axes, title, "component 1", "component 2")
+    drawing.finish_axes(axes, title, "component 1", "component 2")
     if len(classes) > 1:
         axes.legend(title="label", frameon=False, fontsize=8)
-    return plots._save(figure, path)
+    return drawing.save_figure(figure, path)

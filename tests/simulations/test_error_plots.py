@@ -17,7 +17,7 @@ from fedkern_flwr.simulations.lab.comparison import Comparison
 from fedkern_flwr.simulations.lab.error_plots import plot_error_boxes, plot_error_time
 from fedkern_flwr.simulations.lab.figures.vertical import FIGURES
 from fedkern_flwr.simulations.lab.presets.online import weather
-from fedkern_flwr.simulations.run import plots
+from fedkern_flwr.simulations.run import drawing
 from fedkern_flwr.simulations.run.entries import Entry
 
 HOSTILE = ["_hidden", r"$\frac{", "x" * 300, ""]
@@ -27,13 +27,13 @@ HOSTILE = ["_hidden", r"$\frac{", "x" * 300, ""]
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Collect the figures that are drawn."""
     figures: list[Figure] = []
-    make = plots._figure
+    make = drawing.new_figure
 
     def remember(height: float) -> Figure:
         figures.append(make(height))
         return figures[-1]
 
-    monkeypatch.setattr(plots, "_figure", remember)
+    monkeypatch.setattr(drawing, "new_figure", remember)
     return figures
 
 

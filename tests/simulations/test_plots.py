@@ -19,9 +19,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.simulations.run import plots
+from fedkern_flwr.simulations.run import drawing, plots
+from fedkern_flwr.simulations.run.drawing import assign_styles
 from fedkern_flwr.simulations.run.plots import (
-    assign_styles,
     plot_average_regret,
     plot_bytes,
     plot_mse_bars,
@@ -42,13 +42,13 @@ HOSTILE = ["_hidden", r"$\frac{", "<b>&amp;\n\x00\x1b--></b>", "x" * 300, ""]
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Collect the figures that are drawn."""
     figures: list[Figure] = []
-    make = plots._figure
+    make = drawing.new_figure
 
     def remember(height: float) -> Figure:
         figures.append(make(height))
         return figures[-1]
 
-    monkeypatch.setattr(plots, "_figure", remember)
+    monkeypatch.setattr(plots, "new_figure", remember)
     return figures
 
 

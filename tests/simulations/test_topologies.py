@@ -19,7 +19,7 @@ from fedkern_flwr.simulations.lab.topologies import (
     table_rows,
     topology_rows,
 )
-from fedkern_flwr.simulations.run import plots
+from fedkern_flwr.simulations.run import drawing
 
 
 def test_every_topology_stands_in_every_block() -> None:
@@ -52,8 +52,10 @@ def test_the_figure_shows_both_ways_with_units_and_says_what_flower_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures: list[Figure] = []
-    save = plots._save
-    monkeypatch.setattr(plots, "_save", lambda f, path: (figures.append(f), save(f, path))[1])
+    save = drawing.save_figure
+    monkeypatch.setattr(
+        drawing, "save_figure", lambda f, path: (figures.append(f), save(f, path))[1]
+    )
     png = plot_topologies(tmp_path / "links.png", (4, 16), (1e4, 1e8))
     assert png.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert png.with_suffix(".svg").exists()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ...run import plots
+from ...run import drawing, plots
 from ...run.report import Block, FigureBlock
 from ..comparison import Comparison
 
-Styles = Mapping[str, plots.Style]
+Styles = Mapping[str, drawing.Style]
 #: Called with the comparison, the path of the figure without its end ``-<name>.png``, and the
 #: styles of the entries.
 DrawFigure = Callable[[Comparison, Path, Styles], Block]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...run import plots
+from ...run import drawing, plots
 from ...run.report import FigureBlock
 from ..comparison import Comparison
 from .common import DrawFigure, Styles, traffic
@@ -37,7 +37,7 @@ def _participation(comparison: Comparison, stem: Path, _: Styles) -> FigureBlock
 def _kernel_error(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
     """Error of the normalised kernel over rounds (Figure 1)."""
     curves: dict[str, list[tuple[float, float, float]]] = {}
-    looks: dict[str, plots.Style] = {}
+    looks: dict[str, drawing.Style] = {}
     for label, summary in comparison.summaries.items():
         exact = summary["metrics"].get("exact_from")
         name = label if exact is None else f"{label} (exact from round {exact:g})"
