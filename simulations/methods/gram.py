@@ -36,9 +36,7 @@ from .common import (
 )
 from .gram_data import GramSettings, InstanceData, prepare_gram
 from .gram_learner import Learner, Machine, choose_machine
-from .labelled_data import Task
-from .rating_data import RatingData, rows_of
-from .recommender import (
+from .gram_options import (
     check_cohorts,
     check_rounds,
     common_options,
@@ -47,6 +45,8 @@ from .recommender import (
     ratings_source,
     refuse_plain,
 )
+from .labelled_data import Task
+from .rating_data import RatingData, rows_of
 
 _COLUMNS = {
     "accuracy": accuracy(4),

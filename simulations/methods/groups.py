@@ -41,12 +41,13 @@ from .common import (
     source,
     to_pooled,
 )
-from .groups_data import HierarchicalData, HierarchicalSettings
+from .groups_data import HierarchicalData
+from .groups_options import GROUPS, USERS, count_users, read_numbers
 from .groups_oracle import pooled_optimum
+from .groups_settings import HierarchicalSettings
 from .labelled_data import Task
 
 DEFAULT_ROUNDS = 200
-_USERS, _GROUPS = 20, 2
 _CLOSE = 1e-3  # relative distance from the pooled optimum that counts as reached
 _CURVES = {
     "primal": "primal residual",
@@ -127,9 +128,9 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         return [
             *source("breast-cancer"),
             Option("missing", MissingRows, "error", "Rows that lack a value.", DATA),
-            Option("users", int | None, None, f"N, all users (default: {_USERS}).", DATA),
+            Option("users", int | None, None, f"N, all users (default: {USERS}).", DATA),
             Option("clients", int | None, None, "The same as --users.", DATA),
-            Option("groups", int | None, None, f"S, groups (default: {_GROUPS}).", DATA),
+            Option("groups", int | None, None, f"S, groups (default: {GROUPS}).", DATA),
             Option(
                 "group_sizes",
                 str | None,
@@ -176,7 +177,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
         """Make a node per group an agent, in a vertical split one the label owner, others users."""
-        groups = int(values.get("groups") or _GROUPS)
+        groups = int(values.get("groups") or GROUPS)
         if values.get("group_sizes"):
             groups = len(str(values["group_sizes"]).split(","))
         agents = groups if values.get("architecture") == "hierarchical" else 0
@@ -203,7 +204,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         sizes = read_numbers("group-sizes", values["group_sizes"], int)
         steps = read_numbers("step-sizes", values["step_sizes"], float)
         given = {"group_sizes": sizes, "step_sizes": steps}
-        return super().config(name, {**values, **given, **_count_users(values, sizes)})
+        return super().config(name, {**values, **given, **count_users(values, sizes)})
 
     def check(self, config: Config) -> None:
         """Refuse options that cannot work before any data is read."""
@@ -382,44 +383,3 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
                 ylabel="gap, relative to the objective" if "duality gap" in curves else "residuals",
             )
         }
-
-
-def read_numbers(name: str, text: str | None, kind: Callable[[str], Any]) -> list[Any] | None:
-    """Read numbers separated by commas.
-
-    Raises
-    ------
-    OptionError
-    """
-    if text is None:
-        return None
-    try:
-        return [kind(number) for number in text.split(",")]
-    except ValueError:
-        raise OptionError(
-            f"{name} is {text!r}", remedy="give numbers separated by commas, such as 10,10"
-        ) from None
-
-
-def _count_users(values: Mapping[str, Any], sizes: list[int] | None) -> dict[str, int]:
-    """Return the numbers of users and groups, which may be named in several ways.
-
-    Raises
-    ------
-    OptionError
-        They contradict each other.
-    """
-    users, clients, groups = (values[name] for name in ("users", "clients", "groups"))
-    if None not in (users, clients) and users != clients:
-        raise OptionError(f"{users} users are not {clients} clients", remedy="leave out --clients")
-    users = clients if users is None else users
-    if sizes is not None and groups not in (None, len(sizes)):
-        raise OptionError(
-            f"{len(sizes)} group sizes are not {groups} groups", remedy="leave out --groups"
-        )
-    if users is None:
-        users = _USERS if sizes is None else sum(sizes)
-    if groups is None:
-        layers = values["architecture"] == "hierarchical"
-        groups = len(sizes) if sizes is not None else _GROUPS if layers else 1
-    return {"users": users, "groups": groups}

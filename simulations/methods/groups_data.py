@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.errors import OptionError
 from fedkern_flwr.groups import AGENT, OWNER, USER
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.tables import Table
-from fedkern_flwr.vertical import MissingRows
 
 from ...clients import SVMClient
 from ...strategies import HierarchicalSVM, PhaseStrategy
@@ -23,10 +22,10 @@ from ..engines.delays import DelayLaw, GroupDelays
 from ..engines.faults import Plan
 from ..engines.ray import ClientFn
 from ..run.random_labels import RANDOM_LABELS, random_labels
-from ..run.splits import Split, split_rows
+from .groups_settings import HierarchicalSettings
+from .groups_users import deal_rows, group_of
 from .labelled_data import (
     DealtData,
-    LabelledSettings,
     constant_columns,
     labelled_rows,
     part_rows,
@@ -38,82 +37,6 @@ from .pooled import PooledSplit, pool
 from .vertical_data import alignment_key
 
 Floats = NDArray[np.float64]
-Partition = Literal["horizontal", "vertical"]
-
-
-@dataclass(frozen=True)
-class HierarchicalSettings(LabelledSettings):
-    """Which users are in which group, and who holds what.
-
-    Horizontal: every user holds rows with their labels. Vertical: every group holds a block of
-    columns, dealt in order, its users rows of it; a label owner holds the labels.
-
-    Attributes
-    ----------
-    test_size : float
-        Share of each class's rows held out; they are dealt to the users as well.
-    missing : {"error", "drop-row"}
-        What to do with rows that lack a value: refuse the table, or leave them out.
-    partition : {"horizontal", "vertical"}
-    users : int
-        N, users of all groups.
-    groups : int
-        S; users are dealt to them evenly, in order.
-    group_sizes : tuple of int or None
-        Users of each group, instead of ``groups``.
-    split : {"iid", "site", "dirichlet"}
-        How rows are dealt to users in a horizontal split.
-    alpha : float
-        Concentration of ``split="dirichlet"``.
-    delay : str or None
-        How long replies of a group's users are held back, see :class:`DelayLaw`.
-    rounds : int or None
-        Largest number of iterations, 200 by default.
-    """
-
-    test_size: float = 0.3
-    missing: MissingRows = "error"
-    partition: Partition = "horizontal"
-    users: int = 20
-    groups: int = 2
-    group_sizes: tuple[int, ...] | None = None
-    split: Split = "iid"
-    alpha: float = 0.5
-    delay: str | None = None
-    rounds: int | None = None
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Number of users of each group.
-
-        Raises
-        ------
-        OptionError
-            Users cannot be dealt to groups like that.
-        """
-        sizes = self.group_sizes
-        if sizes is None:
-            if not 1 <= self.groups <= self.users:
-                raise OptionError(
-                    f"{self.users} users cannot be dealt to {self.groups} groups",
-                    remedy="use at least one group, and at least as many users",
-                )
-            each, more = divmod(self.users, self.groups)
-            sizes = tuple(each + (g < more) for g in range(self.groups))
-        if min(sizes) < 1 or sum(sizes) != self.users:
-            listed = ", ".join(map(str, sizes))
-            raise OptionError(
-                f"groups of {listed} users are not {self.users} users",
-                remedy="use positive sizes that add up to --users, or leave out --users",
-            )
-        return sizes
-
-    def describe(self) -> str:
-        """Return who is in which group, for the caption of a table."""
-        sizes = self.sizes
-        if max(sizes) - min(sizes) > 1:
-            return f"groups of {', '.join(map(str, sizes))} users"
-        return f"{self.users} users in {len(sizes)} group{'s' * (len(sizes) > 1)}"
 
 
 @dataclass(frozen=True)
@@ -381,47 +304,3 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
             for g, size in enumerate(sizes)
         )
         return tuple(np.array_split(columns, len(sizes))), holders
-
-
-def group_of(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the group of each user."""
-    return tuple(np.repeat(np.arange(len(sizes)), sizes).tolist())
-
-
-def deal_rows(
-    settings: HierarchicalSettings,
-    table: Table,
-    train: NDArray[np.bool_],
-    users: int,
-    seed: int,
-) -> NDArray[np.intp]:
-    """Return to which of so many users each row goes; every user gets rows to learn from.
-
-    Raises
-    ------
-    OptionError, TableError
-        There are too few rows or users.
-    """
-    if train.sum() < users:
-        raise TableError(
-            f"{int(train.sum())} training rows cannot be dealt to {users} users",
-            remedy="use fewer users, or hold out fewer rows",
-        )
-    kind = settings.split
-    if kind == "site" and table.site is not None:
-        sites = len(np.unique(table.site[train]))
-        if sites > users:
-            raise OptionError(
-                f"the rows come from {sites} sites, {users} users cannot hold them all",
-                remedy="use more users, or another --split",
-            )
-    holder = np.empty(table.rows, np.intp)
-    rows, held_out = np.flatnonzero(train), np.flatnonzero(~train)
-    for user, mine in enumerate(
-        split_rows(table.take(rows), kind, users, seed, alpha=settings.alpha)
-    ):
-        holder[rows[mine]] = user
-    rng = np.random.default_rng(derive_seed(seed, "held-out rows of users"))
-    for user, mine in enumerate(np.array_split(rng.permutation(held_out), users)):
-        holder[mine] = user  # whoever judges a row, the sum is the same
-    return holder

@@ -20,7 +20,8 @@ from fedkern_flwr.linear_model import outputs
 from ...clients import SVMClient
 from ...strategies import HierarchicalSVM
 from ..engines import InProcessGrid
-from .groups_data import HierarchicalClients, HierarchicalData, HierarchicalSettings
+from .groups_data import HierarchicalClients, HierarchicalData
+from .groups_settings import HierarchicalSettings
 from .hybrid_oracle import read_predictions
 from .new_rows import read_model, read_rows, write_rows
 

@@ -20,10 +20,12 @@ from fedkern_flwr.simulations.lab.attacks.gram import (
     peel_profiles,
     raised_items,
     rare_profiles,
+    sparse_profile,
+)
+from fedkern_flwr.simulations.lab.attacks.gram_rows import (
     requested_items_auc,
     rows_by_known,
     rows_up_to_rotation,
-    sparse_profile,
 )
 from fedkern_flwr.strategies import FedCFK, SecureGram
 

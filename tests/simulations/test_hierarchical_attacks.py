@@ -23,7 +23,7 @@ from fedkern_flwr.secure_sum import party as party_module
 from fedkern_flwr.seeding import uniform
 from fedkern_flwr.simulations import Transcript, simulate
 from fedkern_flwr.simulations.engines.faults import Delivery, Fault
-from fedkern_flwr.simulations.lab.attacks.gram import rows_by_known, rows_up_to_rotation
+from fedkern_flwr.simulations.lab.attacks.gram_rows import rows_by_known, rows_up_to_rotation
 from fedkern_flwr.simulations.lab.attacks.groups import SVMRun
 from fedkern_flwr.simulations.lab.attacks.groups_inference import (
     changes,

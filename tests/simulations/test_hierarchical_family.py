@@ -15,8 +15,9 @@ from fedkern_flwr.simulations.engines.delays import DelayLaw, GroupDelays, first
 from fedkern_flwr.simulations.engines.faults import Delivery
 from fedkern_flwr.simulations.methods.experiment import Entry, run_entries, summarise
 from fedkern_flwr.simulations.methods.groups import HierarchicalFamily
-from fedkern_flwr.simulations.methods.groups_data import HierarchicalData, HierarchicalSettings
+from fedkern_flwr.simulations.methods.groups_data import HierarchicalData
 from fedkern_flwr.simulations.methods.groups_oracle import linear_svm, pooled_optimum
+from fedkern_flwr.simulations.methods.groups_settings import HierarchicalSettings
 from fedkern_flwr.simulations.methods.pooled import PooledSplit
 from fedkern_flwr.simulations.run.random_labels import random_labels
 from fedkern_flwr.strategies import HierarchicalSVM

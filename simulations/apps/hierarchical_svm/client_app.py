@@ -67,7 +67,8 @@ def deployed_client(context: Context) -> SVMClient:
 def simulated_clients(partitions: int, config: tuple[tuple[str, Any], ...]) -> Any:
     """Deal a public data set to the nodes of a simulation: users, then agents, then the owner."""
     # not needed by a deployed node
-    from fedkern_flwr.simulations.methods.groups_data import HierarchicalData, HierarchicalSettings
+    from fedkern_flwr.simulations.methods.groups_data import HierarchicalData
+    from fedkern_flwr.simulations.methods.groups_settings import HierarchicalSettings
     from fedkern_flwr.strategies import HierarchicalSVM
 
     run = dict(config)

@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from .distances import (
-    DistanceRecovery,
-    Trilateration,
-    correlation,
-    distances_by_quadric,
-    distances_by_svd,
-    distances_from_kernel,
-    relative_error,
-    trilaterate,
-    trilaterate_secret_widths,
-    trilaterate_unknown_width,
-)
+from .distances import DistanceRecovery, distances_by_quadric, distances_by_svd
 from .edm_completion import (
     COMPLETIONS,
     Completion,
@@ -22,6 +11,7 @@ from .edm_completion import (
     reconstruction_errors,
     soft_impute,
 )
+from .errors import correlation, relative_error
 from .gradient_inversion import Inversion, invert_gradient
 from .gram import (
     Peeling,
@@ -31,20 +21,13 @@ from .gram import (
     peel_profiles,
     raised_items,
     rare_profiles,
-    requested_items_auc,
-    rows_by_known,
-    rows_up_to_rotation,
     sparse_profile,
 )
-from .hybrid import (
-    SERVER,
-    Finding,
-    HybridRun,
-    Insider,
-    Insiders,
-    Matrix,
-    Score,
-    attack_matrix,
+from .gram_rows import requested_items_auc, rows_by_known, rows_up_to_rotation
+from .hybrid import HybridRun
+from .hybrid_insiders import SERVER, Insider, Insiders, Matrix
+from .hybrid_matrix import Finding, Score, attack_matrix, score
+from .hybrid_rows import (
     gradient_of_others,
     gram_of_products,
     labels_of_residual,
@@ -52,7 +35,6 @@ from .hybrid import (
     row_of_gradient,
     rows_along_spread,
     rows_in_box,
-    score,
 )
 from .membership import area_under_curve, leverage, membership
 from .seen import MaskedVector
@@ -63,6 +45,13 @@ from .transcripts import (
     invert,
     invert_sum,
     observe,
+)
+from .trilateration import (
+    Trilateration,
+    distances_from_kernel,
+    trilaterate,
+    trilaterate_secret_widths,
+    trilaterate_unknown_width,
 )
 from .vertical import Hop, OthersPhases, VerticalRun
 from .vertical_inference import (

@@ -27,8 +27,10 @@ from scipy.spatial.distance import cdist
 
 from fedkern_flwr.errors import OptionError
 
-from .distances import distances_by_svd, relative_error, trilaterate
+from .distances import distances_by_svd
+from .errors import relative_error
 from .gradient_inversion import Floats
+from .trilateration import trilaterate
 
 Mask = NDArray[np.bool_]
 

@@ -60,11 +60,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import eigh
 from scipy.optimize import linprog
-from scipy.stats import rankdata
-
-from fedkern_flwr.errors import OptionError
 
 from .gradient_inversion import Floats
+from .gram_rows import rounding_floor
 
 Profiles = NDArray[np.int8]
 
@@ -170,29 +168,6 @@ def raised_items(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]
     return np.asarray((np.asarray(after) > np.asarray(before)).any(axis=1))
 
 
-def requested_items_auc(requests: NDArray[np.bool_], positives: NDArray[np.bool_]) -> float:
-    """Rate the guess that the items a user asks for most often are its positives.
-
-    Parameters
-    ----------
-    requests : ndarray of bool, shape (t, m)
-        What a user asked for each time.
-    positives : ndarray of bool, shape (m,)
-        The truth, to rate the guess.
-
-    Returns
-    -------
-    float
-        Area under the ROC curve: 0.5 tells nothing, as asking for all of K does.
-    """
-    own = int(positives.sum())
-    others = len(positives) - own
-    if not own or not others:
-        raise OptionError("needs items of both kinds")
-    ranks = rankdata(requests.sum(axis=0))
-    return float((ranks[positives].sum() - own * (own + 1) / 2) / (own * others))
-
-
 # -- profiles in the range of a kernel
 
 
@@ -217,7 +192,7 @@ def sparse_profile(kernel: NDArray[Any], item: int) -> Profiles | None:
     counts = np.asarray(kernel, np.float64)
     values, vectors = eigh(counts)
     support = np.flatnonzero(counts[item] > _PRESENT)
-    outside = vectors[support][:, values < _floor(values)].T
+    outside = vectors[support][:, values < rounding_floor(values)].T
     _, size, right = np.linalg.svd(outside, full_matrices=False)
     system = right[size > _BINARY]
     bounds = [(float(j == item), 1.0) for j in support]
@@ -356,15 +331,10 @@ def binary_vector(
     return None
 
 
-def _floor(values: Floats) -> float:
-    """Return the eigenvalue below which there is only rounding."""
-    return 10.0 * len(values) * float(np.finfo(np.float64).eps) * max(float(values[-1]), 1.0)
-
-
 def _precision(kernel: Floats) -> Floats:
     """Return the inverse of a kernel, huge outside its range."""
     values, vectors = eigh(kernel)
-    inside = values > _floor(values)
+    inside = values > rounding_floor(values)
     inverse = np.full(len(values), _OUTSIDE)
     inverse[inside] = 1.0 / values[inside]
     return np.asarray((vectors * inverse) @ vectors.T)
@@ -425,42 +395,3 @@ def _settling(spread: Floats) -> tuple[NDArray[np.intp], Floats, Floats]:
 
 
 # -- real rows
-
-
-def rows_up_to_rotation(gram: Floats) -> Floats:
-    """Compute rows from their inner products, but for a rotation or reflection.
-
-    Parameters
-    ----------
-    gram : ndarray, shape (n, n)
-        X X^T.
-
-    Returns
-    -------
-    ndarray, shape (n, d)
-        d is the rank.
-    """
-    values, vectors = eigh(gram)
-    seen = values > _floor(values)
-    return np.asarray((vectors[:, seen] * np.sqrt(values[seen]))[:, ::-1])
-
-
-def rows_by_known(gram: Floats, known: NDArray[np.intp], records: Floats) -> Floats:
-    """Compute rows from their inner products with known rows.
-
-    Parameters
-    ----------
-    gram : ndarray, shape (n, n)
-        X X^T.
-    known : ndarray of int, shape (k,)
-        Which rows are known.
-    records : ndarray, shape (k, d)
-        They.
-
-    Returns
-    -------
-    ndarray, shape (n, d)
-        Exact if the known rows span all d dimensions, else what is in their span. With d - 1
-        independent ones what is missing is known but for its sign, the same for all rows.
-    """
-    return np.asarray(np.linalg.lstsq(records, gram[known], rcond=None)[0].T)

@@ -39,7 +39,7 @@ from fedkern_flwr.errors import OptionError
 from fedkern_flwr.frequencies import Kernel
 
 from .gradient_inversion import Floats
-from .hybrid import independent_axes
+from .hybrid_rows import independent_axes
 from .phases import Phases
 from .vertical import Hop
 

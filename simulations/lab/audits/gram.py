@@ -24,7 +24,8 @@ from fedkern_flwr.wire.sums import Roster
 from ....strategies import FedCFK
 from ....strategies.gram_release import SAFER_ROWS_PER_ITEM
 from ...methods.gram_data import InstanceData
-from ..attacks.gram import peel_profiles, rows_up_to_rotation
+from ..attacks.gram import peel_profiles
+from ..attacks.gram_rows import rows_up_to_rotation
 from ..attacks.seen import masked_vectors, read_messages
 from .evidence import CHOICES, Sheet, Subject
 from .plan import Plan, Recorded, Variant

@@ -14,15 +14,10 @@ from fedkern_flwr.errors import OptionError
 from fedkern_flwr.least_squares import unpack_equations
 from fedkern_flwr.wire import hybrid as wire
 
-from ..attacks.hybrid import (
-    SERVER,
-    HybridRun,
-    Insiders,
-    Matrix,
-    attack_matrix,
-    gradient_of_others,
-    gram_of_products,
-)
+from ..attacks.hybrid import HybridRun
+from ..attacks.hybrid_insiders import SERVER, Insiders, Matrix
+from ..attacks.hybrid_matrix import attack_matrix
+from ..attacks.hybrid_rows import gradient_of_others, gram_of_products
 from ..attacks.membership import membership
 from ..attacks.seen import MaskedVector
 from .evidence import Sheet, Subject

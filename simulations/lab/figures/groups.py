@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ...methods.groups_data import HierarchicalSettings
+from ...methods.groups_settings import HierarchicalSettings
 from ...run import plots
 from ...run.entries import Entry
 from ...run.report import FigureBlock

@@ -7,7 +7,7 @@ from typing import Any
 from fedkern_flwr.errors import TableError
 
 from ...methods.gram_data import GramSettings
-from ...methods.groups_data import HierarchicalSettings
+from ...methods.groups_settings import HierarchicalSettings
 from ...methods.hybrid_data import HybridSettings
 from ...methods.vertical_data import VerticalSettings
 from .base import Builder, Contender, Preset, Section, choose, data_file

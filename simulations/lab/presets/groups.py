@@ -13,7 +13,7 @@ from typing import Any
 
 from fedkern_flwr.errors import TableError
 
-from ...methods.groups_data import HierarchicalSettings
+from ...methods.groups_settings import HierarchicalSettings
 from ...run.random_labels import RANDOM_LABELS
 from .base import Builder, Contender, Preset, Section, choose, data_file, is_there
 

@@ -1,0 +1,91 @@
+"""What is said of the data of HierarchicalSVM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.vertical import MissingRows
+
+from ..run.splits import Split
+from .labelled_data import (
+    LabelledSettings,
+)
+
+Partition = Literal["horizontal", "vertical"]
+
+
+@dataclass(frozen=True)
+class HierarchicalSettings(LabelledSettings):
+    """Which users are in which group, and who holds what.
+
+    Horizontal: every user holds rows with their labels. Vertical: every group holds a block of
+    columns, dealt in order, its users rows of it; a label owner holds the labels.
+
+    Attributes
+    ----------
+    test_size : float
+        Share of each class's rows held out; they are dealt to the users as well.
+    missing : {"error", "drop-row"}
+        What to do with rows that lack a value: refuse the table, or leave them out.
+    partition : {"horizontal", "vertical"}
+    users : int
+        N, users of all groups.
+    groups : int
+        S; users are dealt to them evenly, in order.
+    group_sizes : tuple of int or None
+        Users of each group, instead of ``groups``.
+    split : {"iid", "site", "dirichlet"}
+        How rows are dealt to users in a horizontal split.
+    alpha : float
+        Concentration of ``split="dirichlet"``.
+    delay : str or None
+        How long replies of a group's users are held back, see :class:`DelayLaw`.
+    rounds : int or None
+        Largest number of iterations, 200 by default.
+    """
+
+    test_size: float = 0.3
+    missing: MissingRows = "error"
+    partition: Partition = "horizontal"
+    users: int = 20
+    groups: int = 2
+    group_sizes: tuple[int, ...] | None = None
+    split: Split = "iid"
+    alpha: float = 0.5
+    delay: str | None = None
+    rounds: int | None = None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of users of each group.
+
+        Raises
+        ------
+        OptionError
+            Users cannot be dealt to groups like that.
+        """
+        sizes = self.group_sizes
+        if sizes is None:
+            if not 1 <= self.groups <= self.users:
+                raise OptionError(
+                    f"{self.users} users cannot be dealt to {self.groups} groups",
+                    remedy="use at least one group, and at least as many users",
+                )
+            each, more = divmod(self.users, self.groups)
+            sizes = tuple(each + (g < more) for g in range(self.groups))
+        if min(sizes) < 1 or sum(sizes) != self.users:
+            listed = ", ".join(map(str, sizes))
+            raise OptionError(
+                f"groups of {listed} users are not {self.users} users",
+                remedy="use positive sizes that add up to --users, or leave out --users",
+            )
+        return sizes
+
+    def describe(self) -> str:
+        """Return who is in which group, for the caption of a table."""
+        sizes = self.sizes
+        if max(sizes) - min(sizes) > 1:
+            return f"groups of {', '.join(map(str, sizes))} users"
+        return f"{self.users} users in {len(sizes)} group{'s' * (len(sizes) > 1)}"
