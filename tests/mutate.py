@@ -5,7 +5,8 @@
     python tests/mutate.py --only 'sums-*' --table mutations.md
 
 ``mutations.toml`` has the list: a name, the promise that it breaks, and in ``file`` the text to
-``find`` and what to ``replace`` it with; ``tests`` are those that should fail, files first of all.
+``find`` and what to ``replace`` it with; ``tests`` are files, at times after the one test of them
+that is the quickest to fail.
 The tree is copied for every fault, so the one at hand is never changed, whatever interrupts this.
 ``--control`` runs the same tests without any fault: what fails then says nothing.
 Ends with 1 if a fault survives or does not apply.
@@ -17,6 +18,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,7 +34,7 @@ ROOMS = ("strategies", "clients", "simulations")
 SKIPPED = shutil.ignore_patterns(".*", "build", "*.egg-info", "_build")
 MARKS = "not (ray or app or packaging or deployment or long)"
 LONGEST = 300  # seconds; a fault that makes tests wait for ever is noticed too
-FOUND = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+FOUND = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
 
 
 def run(tests: list[str], fault: dict[str, Any] | None = None) -> str:
@@ -67,6 +69,7 @@ def run(tests: list[str], fault: dict[str, Any] | None = None) -> str:
 
 def main() -> int:
     """Make the faults one after the other and print what became of each."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="*", metavar="GLOB", help="names of the faults to make")
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
@@ -89,8 +92,11 @@ def main() -> int:
                 table.write(f"| {fault['name']} | `{fault['file']}` | {told} | {seconds:.0f} |\n")
         return told.startswith("killed")
 
-    with ThreadPoolExecutor(chosen.jobs) as pool:
-        killed = list(pool.map(one, faults))
+    if chosen.jobs == 1:  # in this thread: an interruption ends the tests and removes the copy
+        killed = list(map(one, faults))
+    else:
+        with ThreadPoolExecutor(chosen.jobs) as pool:
+            killed = list(pool.map(one, faults))
     print(f"{sum(killed)} of {len(killed)} killed")
     return 0 if all(killed) else 1
 
