@@ -202,12 +202,14 @@ def test_a_party_that_forgets_the_survivors_is_noticed(make_run: Any) -> None:
 
 
 def test_sums_without_self_masks_are_never_unmasked(make_run: Any, refused: Any) -> None:
-    run, running = begin(make_run, receiver=0, self_masks=False)
-    every, none = running.cohort.pack(range(6)), running.cohort.pack([])
-    request = Unmask(cohort=0, index=1, alive=every, dead=none, shares=b"", voters=b"", votes=b"")
-    text = "a sum without self masks is never unmasked"
-    refused(run.party(1).unmask, request, text=text, party="partition 1")
-    assert run.server.unmask_sections([running]) == {}
+    for receiver in (0, None):
+        run, running = begin(make_run, receiver=receiver, self_masks=False)
+        every, none = running.cohort.pack(range(6)), running.cohort.pack([])
+        what = {"cohort": 0, "index": 1, "shares": b"", "voters": b"", "votes": b""}
+        request = Unmask(alive=every, dead=none, **what)
+        text = "a sum without self masks is never unmasked"
+        refused(run.party(1).unmask, request, text=text, party="partition 1")
+        assert run.server.unmask_sections([running]) == {}
 
 
 def test_only_open_sums_are_unmasked(make_run: Any, refused: Any) -> None:

@@ -452,6 +452,7 @@ def test_a_receiver_in_the_coalition_learns_the_sum_only(
 
 def test_the_server_alone_sees_a_padded_sum(make_run: Any, assert_uniform: Any) -> None:
     """A sum with a receiver stays closed to the server, and to all clients but the receiver."""
+    pads = set()
     for options in ({"receiver": 1}, {"receiver": 1, "self_masks": False}):
         run = make_run(4, threshold=3)
         running = run.order(LONG, **options)
@@ -466,6 +467,8 @@ def test_the_server_alone_sees_a_padded_sum(make_run: Any, assert_uniform: Any) 
         pad = run.party(1).state.open[0, 1].pad
         add_streams(left, [(pad, True)], cipher=running.cipher)
         assert is_open(left)  # negative control
+        pads.add(pad)
+    assert len(pads) == 2  # none that the server could know
 
 
 def test_masks_of_one_kind_would_be_opened(
