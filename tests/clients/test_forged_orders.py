@@ -219,6 +219,8 @@ class Node:
         self.client.context.state = copy.deepcopy(self.state)
         if "#" in order.name and self.case.phase.startswith("gram"):  # bound to the request
             order = replace(order, name=bind(order.name.partition("#")[0], request))
+        if getattr(request, "scorer", -1) != getattr(self.request, "scorer", -1):
+            order = replace(order, name=f"scores/{request.scorer}", receiver=request.scorer)
         sections = [order if s == self.order else s for s in self.sections]
         arrays, scalars = attach(sections)
         try:

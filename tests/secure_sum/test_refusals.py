@@ -1079,3 +1079,16 @@ def test_a_total_beyond_the_bound_is_never_given_out(make_run: Any, refused: Any
     run.unmask(running)
     refused(running.total, text="larger than 3 vectors within the bound can be")
     refused(running.total, text="gradient is closed")
+
+
+def test_a_total_that_more_parties_could_have_is_none_of_the_survivors(
+    make_run: Any, refused: Any
+) -> None:
+    run = make_run(5, threshold=3)
+    running = run.order(1, Encoding.integers(100))
+    for p in range(3):
+        upload = run.contribute(running, p, [100])
+        noise = (upload.masked[0] + np.uint64(1),) if p == 1 else upload.masked
+        run.take(p, replaced(upload, masked=noise))
+    run.unmask(running)
+    refused(running.total, text="larger than 3 vectors within the bound can be")

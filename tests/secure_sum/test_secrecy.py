@@ -655,12 +655,13 @@ def test_a_retry_for_somebody_else_is_refused(make_run: Any, kind: str) -> None:
         retry(make_run, BARE, second, bypass=False)
 
 
-def test_another_receiver_with_the_same_parties_is_refused_too(make_run: Any) -> None:
+@pytest.mark.parametrize("again", ["a#1", "a#2"])
+def test_another_receiver_with_the_same_parties_is_refused_too(make_run: Any, again: str) -> None:
     run = make_run(3)
     values = {p: [p] for p in run.members}
-    run.sum(values, receiver=0, self_masks=False)
-    with pytest.raises(SumError, match="was summed before and would be repeated"):
-        run.sum(values, receiver=1, self_masks=False)
+    run.sum(values, receiver=0, self_masks=False, name="a#1")
+    with pytest.raises(SumError, match="a was summed before and would be repeated"):
+        run.sum(values, receiver=1, self_masks=False, name=again)
 
 
 @pytest.mark.parametrize("kind", SOMEBODY_ELSE)
