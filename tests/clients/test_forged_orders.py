@@ -25,6 +25,7 @@ from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.sums import ClientSums, load_state, store_state
 from fedkern_flwr.secure_sum.membership import Cohort
 from fedkern_flwr.wire import sums
+from fedkern_flwr.wire.hierarchical import FLAT_SUM
 from fedkern_flwr.wire.sections import attach, detach
 
 # -- what is forged
@@ -297,6 +298,9 @@ def answers(case: Case, found: Any) -> dict[str, str]:
     said["again, masked otherwise"] = node.ask(
         replace(again, self_masks=not again.self_masks), later
     )
+    if case.phase == "svm-local" and node.order.receiver >= 0:
+        flat = replace(again, name=FLAT_SUM, receiver=-1)
+        said["again, in one layer"] = node.ask(flat, replace(later, agent=-1, sealed=b""))
     if len(members) > 2:
         fewer = [m for m in members if m != others[-1]]
         cohort = node.regroup(fewer)
