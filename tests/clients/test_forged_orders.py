@@ -215,14 +215,17 @@ class Node:
         orders = [s for s in self.sections if isinstance(s, sums.Order)]
         self.order = next(o for o in orders if o.name.startswith(case.name))
 
-    def ask(self, order: sums.Order, request: Any) -> str:
-        """Return the text of the refusal, nothing if it is answered."""
+    def ask(self, order: sums.Order | None, request: Any) -> str:
+        """Return the text of the refusal, nothing if it is answered; maybe without the order."""
         self.client.context.state = copy.deepcopy(self.state)
-        if "#" in order.name and self.case.phase.startswith("gram"):  # bound to the request
+        if order is None:
+            pass
+        elif "#" in order.name and self.case.phase.startswith("gram"):  # bound to the request
             order = replace(order, name=bind(order.name.partition("#")[0], request))
-        if getattr(request, "scorer", -1) != getattr(self.request, "scorer", -1):
+        elif getattr(request, "scorer", -1) != getattr(self.request, "scorer", -1):
             order = replace(order, name=f"scores/{request.scorer}", receiver=request.scorer)
-        sections = [order if s == self.order else s for s in self.sections]
+        changed = [order if s == self.order else s for s in self.sections]
+        sections = [section for section in changed if section is not None]
         arrays, scalars = attach(sections)
         try:
             out, _, metrics = self.client.fit(
@@ -230,7 +233,9 @@ class Node:
             )
         except (ProtocolError, SumError) as error:
             return str(error)
-        assert any(s.phase == "sum-upload" for s in detach(out, metrics, party="")[2])
+        assert order is None or any(
+            s.phase == "sum-upload" for s in detach(out, metrics, party="")[2]
+        )
         return ""
 
     def accept(self) -> None:
@@ -289,6 +294,8 @@ def answers(case: Case, found: Any) -> dict[str, str]:
     said = {what: node.ask(o, node.request) for what, o in forgeries(node.order, case, members)}
     for what, change in case.requests.items():
         said[what] = node.ask(node.order, change(node.request))
+    if "in plain" in case.requests:
+        said["in plain, unordered"] = node.ask(None, case.requests["in plain"](node.request))
     node.accept()
     again = replace(node.order, index=node.order.index + 1)
     later = replace(node.request, round=node.request.round + 1)
