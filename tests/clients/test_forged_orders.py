@@ -308,6 +308,8 @@ def answers(case: Case, found: Any) -> dict[str, str]:
     if case.phase == "svm-local" and node.order.receiver >= 0:
         flat = replace(again, name=FLAT_SUM, receiver=-1)
         said["again, in one layer"] = node.ask(flat, replace(later, agent=-1, sealed=b""))
+    if case.phase == "ranges-deviations":
+        said["again, elsewhere"] = node.ask(again, replace(later, mean=later.mean + 1.0))
     if len(members) > 2:
         fewer = [m for m in members if m != others[-1]]
         cohort = node.regroup(fewer)
