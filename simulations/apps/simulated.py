@@ -11,9 +11,9 @@ from flwr.app import Context
 
 from fedkern_flwr.node.client import PhaseClient
 
-from ..run.data import Prepared
 from ..engines.ray import ClientFn
 from ..methods.registry import family, method
+from ..run.data import Prepared
 from .server import make_strategy
 
 
