@@ -86,6 +86,12 @@ class Site:
         config = {**app.config, **self.run_keys(self.config), **self.run_keys(run or {})}
         return app.client_app.make_client(Context(1, 1, node, RecordDict(), config))
 
+    def stranger(self, nodes: int, **run: Any) -> Any:
+        """Build the client of a node whose configuration names neither table nor role."""
+        app, node = self.modules(), {"partition-id": 0, "num-partitions": nodes}
+        config = {**app.config, **self.run_keys(run)}
+        return app.client_app.make_client(Context(1, 1, node, RecordDict(), config))
+
     def run_keys(self, config: dict[str, Any]) -> dict[str, Any]:
         """Return keys of a run as the app declares them."""
         named = ((key if key in "C" else key.replace("_", "-"), v) for key, v in config.items())

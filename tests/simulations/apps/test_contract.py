@@ -13,7 +13,6 @@ from app_sites import Site
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.errors import FedKernError, ProtocolError
-from fedkern_flwr.guard.policy import is_simulated
 from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.simulations.deployment.run_config import app_folder
@@ -308,8 +307,7 @@ def test_simulated_nodes_get_public_data_and_predict_with_a_saved_model(
         what = {"predict": saved} if step == "second" else {"model": saved}
         if "partition" in own and step == "second":
             more["partition"] = own["partition"]
-        grid = site.run([{}] * count, **{**own, **what, **more})
-        assert all(is_simulated(context) for context in grid.contexts.values())
+        site.run([{}] * count, **{**own, **what, **more})
         if rows:
             found = [
                 np.loadtxt(path, delimiter=",", skiprows=1, usecols=1)
@@ -320,6 +318,12 @@ def test_simulated_nodes_get_public_data_and_predict_with_a_saved_model(
     if rows:
         assert outputs[0].shape == (rows,)
         np.testing.assert_allclose(outputs[0], outputs[1], rtol=0.0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", [*SIMULATED, "ranges", "align"])
+def test_a_node_that_names_nothing_is_one_of_a_simulation(name: str, make_site: Make) -> None:
+    count, own = SIMULATED.get(name, (3, {}, 0))[:2]
+    assert make_site(name).stranger(count, **own).simulated is True
 
 
 @pytest.mark.parametrize(
