@@ -132,7 +132,7 @@ class Node:
         how["id_column"] = self.config.get("id-column")
         if "classes" in self.keys:
             how["classes"] = read_classes(str(self.config.get("classes", "")))[0]
-        return self.own_table(path, **how)
+        return _read(self.own_table, str(path), tuple(sorted(how.items())))
 
     def tables(self, **how: Any) -> tuple[Table, Table | None]:
         """Read the table and, if there are any, the rows held out, which have the same columns.
@@ -152,6 +152,11 @@ class Node:
     def whole(self, table: Table, key: str = "data", **how: bool) -> Table:
         """Return the rows that lack nothing, as the run says; see :func:`whole_rows`."""
         return whole_rows(table, self.config[key], self.run["missing"], **how)
+
+
+@lru_cache  # of this module: a client that Ray sends to its workers has no cache of its own
+def _read(own_table: Callable[..., Any], path: str, how: tuple[tuple[str, Any], ...]) -> Any:
+    return own_table(path, **dict(how))
 
 
 def rows(table: Table, held: Table | None, *names: str) -> dict[str, Any]:
@@ -188,11 +193,11 @@ def client_maker(
         What builds the client of a node that has neither table nor role; or the method whose public
         data is dealt to such nodes.
     """
-    read, every = lru_cache(own_table), (*keys, *_COMMON)
+    every = (*keys, *_COMMON)
 
     def make_client(context: Context) -> PhaseClient:
         if context.node_config.keys() & {"data", "role"}:
-            node = Node(context, read, every)
+            node = Node(context, own_table, every)
             own = arguments(node)
             return client(context, **{**node.settings(), **own})
         run = context.run_config

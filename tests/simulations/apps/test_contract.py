@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from app_sites import Site
+from flwr.clientapp import ClientApp
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.errors import FedKernError, ProtocolError
 from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.simulations import InProcessGrid
-from fedkern_flwr.simulations.deployment.run_config import app_folder
 from fedkern_flwr.strategies import FDSKL, POFMKL, FedCFK, FedCG, HierarchicalSVM
 
 Make = Callable[[str], Site]
@@ -384,13 +384,8 @@ def test_a_run_that_predicts_has_time_outs_and_permissions_of_its_own(
     assert heard[0].keys() - {"missing", "threshold"} <= set(given)
 
 
-@pytest.mark.parametrize("app", ["align", "fdskl", "fed_cfk", "method", "ranges", "pof_mkl"])
-def test_an_app_is_a_folder_with_one_file_to_change(app: str) -> None:
-    folder = app_folder(app)
-    files = {path.name for path in folder.iterdir() if path.name != "__pycache__"}
-    assert files == {
-        *("LICENSE", "README.md", "pyproject.toml"),
-        *("client_app.py", "own_table.py", "server_app.py"),
-    }
-    assert "CHANGE THIS" in (folder / "own_table.py").read_text()
-    assert "own_table.py" in (folder / "README.md").read_text()
+@pytest.mark.parametrize("app", [*STRATEGIES, "align", "method", "ranges"])
+def test_clients_travel_to_the_workers_of_a_simulation(app: str, import_app: Any) -> None:
+    pickle = pytest.importorskip("ray.cloudpickle")
+    found = import_app(app, "own_table", "client_app").client_app.app
+    assert isinstance(pickle.loads(pickle.dumps(found)), ClientApp)

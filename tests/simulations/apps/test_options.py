@@ -195,3 +195,15 @@ def test_a_centre_gives_no_labels(
     text = {"data": hospital["data"], "label_column": "state", "classes": "ok,bad"}
     assert "y" in given(site, 0)
     assert not given(site, 2, **text).keys() & {"y", "y_test"}
+
+
+@pytest.mark.parametrize("app", METHODS)
+def test_an_app_is_a_folder_with_one_file_to_change(app: str) -> None:
+    folder = app_folder(app)
+    files = {path.name for path in folder.iterdir() if path.name != "__pycache__"}
+    assert files == {
+        *("LICENSE", "README.md", "pyproject.toml"),
+        *("client_app.py", "own_table.py", "server_app.py"),
+    }
+    assert "CHANGE THIS" in (folder / "own_table.py").read_text()
+    assert "own_table.py" in (folder / "README.md").read_text()
