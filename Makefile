@@ -63,19 +63,20 @@ docs: $(VENV)/.docs
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 
-# The stamps are older than the sources after every change: the package is installed anew.
+# The stamps are older than the sources after every change: the package is installed anew. What an
+# earlier build has left goes first; the links of a strict editable install in build/ stay.
 $(VENV)/.simulation: $(VENV)/bin/pip $(SOURCES)
-	rm -rf build
+	rm -rf build/lib build/bdist*
 	$(BIN)/pip install --quiet '.[simulation]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/bin/pip $(SOURCES)
-	rm -rf build
+	rm -rf build/lib build/bdist*
 	$(BIN)/pip install --quiet '.[dev]'
 	touch $@
 
 $(VENV)/.docs: $(VENV)/bin/pip $(SOURCES)
-	rm -rf build
+	rm -rf build/lib build/bdist*
 	$(BIN)/pip install --quiet '.[docs]'
 	touch $@
 

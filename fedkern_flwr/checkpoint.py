@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from .errors import CheckpointError
 from .private_files import create_file, make_private_folder
 
+#: Version of what the checkpoint of a run holds; 1 was that of release 0.1, which did not say so.
+VERSION = 2
 _META = "meta_json"
 #: What reading a damaged archive raises.
 _DAMAGE = (

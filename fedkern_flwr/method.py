@@ -30,7 +30,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from .errors import CheckpointError, EngineError, FedKernError
+from .errors import EngineError, FedKernError
 from .flower_compat import is_simulated
 from .node.answering import AnsweringClient, answers
 from .node.method_client import MethodClient, contributes
@@ -176,22 +176,6 @@ class Method(SummingStrategy):
     def cohorts(self) -> list[list[int]] | None:
         """Return None: sums are over everybody."""
         return None
-
-    def restore(self) -> tuple[Arrays, dict[str, Any]] | None:
-        """Load the checkpoint when the run is to be resumed.
-
-        Raises
-        ------
-        CheckpointError
-            It is missing, damaged, of a run with other options or of an earlier release.
-        """
-        found = super().restore()
-        if found is not None and "log" not in found[1] and not self.confirmed:
-            raise CheckpointError(
-                f"{self.checkpoint} was written by an earlier release",
-                remedy="resume with that release, or start anew",
-            )
-        return found
 
     def model(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the model's arrays, and the options and columns that belong to them."""

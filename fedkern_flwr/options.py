@@ -58,7 +58,7 @@ class Declared:
         OptionError
             Another type, none of the choices, or out of bounds.
         """
-        kinds = _members(self.type)
+        kinds = members(self.type)
         value = value.item() if isinstance(value, np.generic) else value
         if value is None and type(None) in kinds:
             return None
@@ -141,7 +141,7 @@ def declared(cls: Any) -> dict[str, Declared]:
         for name, value in vars(base).items():
             if isinstance(value, Declared) and name not in found:
                 object.__setattr__(value, "type", hints[name])
-                odd = [k for k in _members(hints[name]) if get_origin(k) is not Literal]
+                odd = [k for k in members(hints[name]) if get_origin(k) is not Literal]
                 if name in _TAKEN or not set(odd) <= {int, float, str, bool, type(None)}:
                     raise TypeError(
                         f"{cls.__name__} cannot have an option {name} of type {hints[name]}: an "
@@ -164,7 +164,8 @@ def describe(cls: type) -> str:
     return "\n".join(lines)
 
 
-def _members(kind: Any) -> tuple[Any, ...]:
+def members(kind: Any) -> tuple[Any, ...]:
+    """Return the types that a union is of, or the one that is none."""
     if get_origin(kind) in (Union, types.UnionType):
-        return tuple(part for member in get_args(kind) for part in _members(member))
+        return tuple(part for member in get_args(kind) for part in members(member))
     return (kind,)

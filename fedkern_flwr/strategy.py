@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from .checkpoint import load_arrays, save_arrays
+from .checkpoint import VERSION, load_arrays, save_arrays
 from .errors import CheckpointError, CohortError, OptionError, RefusedError
 from .exchange import (
     Failure,
@@ -341,6 +341,7 @@ class PhaseStrategy(Strategy):
 
     def _shared_state(self, number: int) -> dict[str, Any]:
         return {
+            "version": VERSION,
             "options": self.options(),
             "session": self._session,
             "round": number,
@@ -369,11 +370,16 @@ class PhaseStrategy(Strategy):
         Raises
         ------
         CheckpointError
-            The checkpoint is missing, damaged or of a run with other options.
+            The checkpoint is missing, damaged, of another version or of a run with other options.
         """
         if not self.resume or self.checkpoint is None:
             return None
         arrays, meta = load_arrays(self.checkpoint)
+        if "options" in meta and meta.get("version") != VERSION:
+            raise CheckpointError(
+                f"{self.checkpoint} was written by another version of fedkern-flwr",
+                remedy="resume with that version, or start anew",
+            )
         if meta.get("options") != self.options():
             raise CheckpointError(
                 f"{self.checkpoint} belongs to a run with other options",

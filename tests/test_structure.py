@@ -31,13 +31,13 @@ def folder(package: str) -> Path:
 
 
 def sources() -> dict[str, Path]:
-    """Module name -> file, for the core and the three rooms; apps are bundles of their own."""
+    """Module name -> file, for the core and the three rooms; an app is a bundle of its own."""
     found: dict[str, Path] = {}
     for package in (PACKAGE, *(f"{PACKAGE}.{room}" for room in ROOMS)):
         root = folder(package)
         for path in sorted(root.rglob("*.py")):
             parts = list(path.relative_to(root).with_suffix("").parts)
-            if "apps" in parts or "__pycache__" in parts:
+            if "apps" in parts[:-2] or "__pycache__" in parts:
                 continue
             name = ".".join([package, *parts]).removesuffix(".__init__")
             found[name] = path

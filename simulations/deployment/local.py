@@ -41,6 +41,9 @@ _LOOK = 8.0  # seconds from one look at the status of a run to the next: each ta
 _QUOTED = 300  # characters of a log in an error
 _FINISHED = "finished"
 _SWIFT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}  # seconds; Flower's default is 1
+#: What the command line of Flower, SuperLink and SuperNodes start.
+_PROGRAMS = ("flwr", *(f"flower-{name}" for name in ("superlink", "supernode", "superexec")))
+_PROGRAMS += ("flwr-serverapp", "flwr-clientapp")
 _REFUSED = ("Failed to activate SuperNode", "Exit Code: 304", "Exit Code: 305")
 
 Say = Callable[[str], None]
@@ -78,6 +81,7 @@ class LocalDeployment:
         shutil.rmtree(home, ignore_errors=True)
         make_private_folder(home)
         path = f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}"
+        refuse_missing(path)
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # all share a machine
         own = {"FLWR_HOME": str(home), "PATH": path, **_SWIFT}
         self.environment = {**os.environ, **ENVIRONMENT, **threads, **own}
@@ -127,7 +131,7 @@ class LocalDeployment:
         head = f'[superlink]\ndefault = "{CONNECTION}"\n[superlink.{CONNECTION}]\n'
         home = Path(self.environment["FLWR_HOME"])
         write_atomically(home / "config.toml", (head + "".join(lines)).encode(), private=True)
-        command: list[str | Path] = [_BIN / "flower-superlink", "--host", _HOST]
+        command: list[str | Path] = ["flower-superlink", "--host", _HOST]
         command += ["--port", str(port), "--enable-supernode-auth"]
         command += ["--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.pem"]
         command += ["--ssl-keyfile", keys / "server.key"]
@@ -171,7 +175,7 @@ class LocalDeployment:
     def start_node(self, number: int, key: Path | None = None) -> None:
         """Start a SuperNode, by default with its own key."""
         folder = self.node_folder(number)
-        command: list[str | Path] = [_BIN / "flower-supernode", "--superlink", self.address]
+        command: list[str | Path] = ["flower-supernode", "--superlink", self.address]
         command += ["--root-certificates", self.folder / "keys" / "ca.crt"]
         command += ["--auth-supernode-private-key", key or self.key(number)]
         command += ["--host", _HOST, "--port", str(free_port())]
@@ -300,7 +304,7 @@ class LocalDeployment:
     def _flwr(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         try:
             return subprocess.run(
-                [str(part) for part in (_BIN / "flwr", *arguments)],
+                ["flwr", *map(str, arguments)],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -326,6 +330,21 @@ def refuse_running(pids: Path) -> None:
         raise OptionError(
             f"the deployment in {pids.parent} is still running",
             remedy=f"stop it with: kill $(cat {pids})",
+        )
+
+
+def refuse_missing(path: str) -> None:
+    """Refuse to start where a program of Flower's is not found: nodes would wait for it silently.
+
+    Raises
+    ------
+    OptionError
+    """
+    missing = [name for name in _PROGRAMS if shutil.which(name, path=path) is None]
+    if missing:
+        raise OptionError(
+            f"{', '.join(missing)} not found beside {Path(sys.executable).name} or on the path",
+            remedy="pip install flwr into the environment of this command",
         )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_origin, get_type_hints
 
-from fedkern_flwr.options import declared
+from fedkern_flwr.options import declared, members
 
 from ...strategies import PhaseStrategy
 
@@ -44,9 +44,30 @@ class Option:
     panel: str = METHOD
     flag: str = ""
 
+    def kinds(self) -> set[Any]:
+        """Return the types that a value may have."""
+        return set(members(self.type))
+
+    def takes_text(self) -> bool:
+        """Tell whether a value may be a text."""
+        return any(kind is str or get_origin(kind) is Literal for kind in self.kinds())
+
 
 def options(strategy: type[PhaseStrategy]) -> list[Option]:
-    """Return the options of a strategy, its own first, then those of its base classes."""
+    """Return the options of a strategy that a command has."""
+    hidden = strategy.fixed | _OF_THE_RUN
+    return [o for o in _every(strategy) if o.name not in hidden]
+
+
+def accepted(strategy: type[PhaseStrategy]) -> list[Option]:
+    """Return what the constructor of a strategy takes: options, and what every run has."""
+    own = inspect.signature(strategy.__init__).parameters
+    more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
+    return [o for o in _every(strategy) if o.name in own or (more and o.name not in strategy.fixed)]
+
+
+def _every(strategy: type[PhaseStrategy]) -> list[Option]:
+    """Return all options, a strategy's own first, then those of its base classes."""
     found: dict[str, Option] = {
         name: Option(name, one.type, one.default, one.help)
         for name, one in declared(strategy).items()
@@ -60,7 +81,7 @@ def options(strategy: type[PhaseStrategy]) -> list[Option]:
             name = parameter.name
             if parameter.kind is parameter.KEYWORD_ONLY and name not in found:
                 found[name] = Option(name, hints[name], parameter.default, texts.get(name, ""))
-    return [o for o in found.values() if o.name not in strategy.fixed | _OF_THE_RUN]
+    return list(found.values())
 
 
 def _descriptions(cls: type) -> dict[str, str]:

@@ -268,6 +268,7 @@ def test_requests_out_of_turn_are_refused(nodes: Nodes) -> None:
     for hop in (0, 1):
         with pytest.raises(ProtocolError):
             nodes.hop(hop, 0)  # never again in this session
+    assert not nodes.kept(0).seed  # nor is anything drawn
     with pytest.raises(ProtocolError, match="a session that this node has not opened"):
         nodes.send(1, wire.TagsRequest(session="other", round=9, received=nodes.lists[1]))
 

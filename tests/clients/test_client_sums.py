@@ -320,6 +320,16 @@ def test_the_end_of_a_run_erases_everything_even_with_sections() -> None:
         run.ask(2, work(), [running.order])
 
 
+def test_a_resumed_run_repeats_no_round_that_was_answered(tmp_path: Any) -> None:
+    """Whatever its server says: with other survivors the difference would show single parties."""
+    run = Run(state_dir=tmp_path)
+    run.client(0).note_answered(SESSION, 4)
+    run.ask(0, DescribeRequest(session=SESSION, method="m", resume_round=2, secure=True))
+    with pytest.raises(ProtocolError, match=r"round 4 has been done already \(last round 4\)"):
+        run.client(0).open_round(SESSION, 4, 0)
+    run.client(0).open_round(SESSION, 5, 0)
+
+
 def test_a_handler_that_fails_leaves_no_trace_of_its_sum() -> None:
     class Failing(Client):
         def work(self, request: PhaseMessage) -> PhaseMessage:

@@ -25,6 +25,7 @@ from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.sums import ClientSums, load_state, store_state
 from fedkern_flwr.secure_sum.membership import Cohort
 from fedkern_flwr.wire import sums
+from fedkern_flwr.wire.hierarchical import FLAT_SUM
 from fedkern_flwr.wire.sections import attach, detach
 
 # -- what is forged
@@ -214,12 +215,17 @@ class Node:
         orders = [s for s in self.sections if isinstance(s, sums.Order)]
         self.order = next(o for o in orders if o.name.startswith(case.name))
 
-    def ask(self, order: sums.Order, request: Any) -> str:
-        """Return the text of the refusal, nothing if it is answered."""
+    def ask(self, order: sums.Order | None, request: Any) -> str:
+        """Return the text of the refusal, nothing if it is answered; maybe without the order."""
         self.client.context.state = copy.deepcopy(self.state)
-        if "#" in order.name and self.case.phase.startswith("gram"):  # bound to the request
+        if order is None:
+            pass
+        elif "#" in order.name and self.case.phase.startswith("gram"):  # bound to the request
             order = replace(order, name=bind(order.name.partition("#")[0], request))
-        sections = [order if s == self.order else s for s in self.sections]
+        elif getattr(request, "scorer", -1) != getattr(self.request, "scorer", -1):
+            order = replace(order, name=f"scores/{request.scorer}", receiver=request.scorer)
+        changed = [order if s == self.order else s for s in self.sections]
+        sections = [section for section in changed if section is not None]
         arrays, scalars = attach(sections)
         try:
             out, _, metrics = self.client.fit(
@@ -227,7 +233,9 @@ class Node:
             )
         except (ProtocolError, SumError) as error:
             return str(error)
-        assert any(s.phase == "sum-upload" for s in detach(out, metrics, party="")[2])
+        assert order is None or any(
+            s.phase == "sum-upload" for s in detach(out, metrics, party="")[2]
+        )
         return ""
 
     def accept(self) -> None:
@@ -286,6 +294,8 @@ def answers(case: Case, found: Any) -> dict[str, str]:
     said = {what: node.ask(o, node.request) for what, o in forgeries(node.order, case, members)}
     for what, change in case.requests.items():
         said[what] = node.ask(node.order, change(node.request))
+    if "in plain" in case.requests:
+        said["in plain, unordered"] = node.ask(None, case.requests["in plain"](node.request))
     node.accept()
     again = replace(node.order, index=node.order.index + 1)
     later = replace(node.request, round=node.request.round + 1)
@@ -295,6 +305,11 @@ def answers(case: Case, found: Any) -> dict[str, str]:
     said["again, masked otherwise"] = node.ask(
         replace(again, self_masks=not again.self_masks), later
     )
+    if case.phase == "svm-local" and node.order.receiver >= 0:
+        flat = replace(again, name=FLAT_SUM, receiver=-1)
+        said["again, in one layer"] = node.ask(flat, replace(later, agent=-1, sealed=b""))
+    if case.phase == "ranges-deviations":
+        said["again, elsewhere"] = node.ask(again, replace(later, mean=later.mean + 1.0))
     if len(members) > 2:
         fewer = [m for m in members if m != others[-1]]
         cohort = node.regroup(fewer)

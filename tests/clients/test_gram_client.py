@@ -734,6 +734,14 @@ def test_zeros_do_not_hide_that_a_node_is_left_out() -> None:
             server.ask(k, UnmaskRequest(session=SESSION, round=9), asked[k])
 
 
+def test_zeros_do_not_count_among_those_that_a_matrix_must_have() -> None:
+    server = Server()
+    asked = server.openings([server.matrices([0, 1, 3], counted=[0, 1, 2])])
+    for k in (0, 1, 3):
+        with pytest.raises(ProtocolError, match="2 nodes count, at least 3 must"):
+            server.ask(k, UnmaskRequest(session=SESSION, round=9), asked[k])
+
+
 def test_the_set_that_counts_is_that_of_the_sum_that_is_opened() -> None:
     """Another order in between, in which all count, must not stand in for it."""
     server = Server()

@@ -378,10 +378,10 @@ def test_predictions_of_the_server_are_for_the_paper_s_protocols() -> None:
 @pytest.mark.parametrize("own", ["secure", "chain"])
 def test_a_node_shows_its_kernel_and_labels_in_protocol_naive_only(own: Any) -> None:
     """Whatever a request claims the protocol of the run to be."""
-    for claimed in ("naive", own):
+    for claimed, seed in (("naive", 0), (own, 0), (own, -1)):
         place, client = opened(protocol=own, allow_single=True)
         with pytest.raises(ProtocolError, match="protocol"):
-            send(client, about_rows(wire.BlocksRequest, variant=claimed, public_seed=0))
+            send(client, about_rows(wire.BlocksRequest, variant=claimed, public_seed=seed))
         assert not RunState.unpack(SessionState.load(place).payload).begun
     _, client = opened(protocol="naive")
     reply = send(

@@ -207,6 +207,23 @@ def test_iterations_follow_each_other() -> None:
     assert request.round == 3
 
 
+def test_the_plan_of_the_owner_stays_the_same_in_a_run() -> None:
+    """What is counted of two plans that differ by a row would be about that row."""
+    client, nobody = make(**OWNER), np.zeros(0, np.int32)
+    client.fit(**opening())
+
+    def start(number: int, *take: int) -> wire.OwnerRequest:
+        own: Table = {"session": SESSION, "round": number, "rows": 3, "kind": "start"}
+        own |= {"loss": "hinge", "c": 1.0, "tolerance": 0.1, "take": np.array(take, np.int32)}
+        users = {"users": nobody, "agents": nobody, "sizes": nobody, "place": nobody}
+        return wire.OwnerRequest(**own, **users)
+
+    answer(client, start(1, 0, 1, 2))
+    with pytest.raises(ProtocolError, match="the settings of the run have changed"):
+        answer(client, start(2, 1, 2, 3))
+    answer(client, start(2, 0, 1, 2))
+
+
 def test_messages_are_sealed_only_for_chosen_partners() -> None:
     user, agent = make(**USER), make(role="agent")
     assert list(user.choose_partners(local(1, agent=2))) == [2]

@@ -383,6 +383,40 @@ def test_labels_are_used_for_own_rows_only() -> None:
         client._judge(np.array([4]), np.zeros((1, 1)), True, kept)
 
 
+def test_counts_are_of_the_same_held_out_rows_in_a_run_and_of_half_of_them_at_least() -> None:
+    """The difference of two counts is the label of the row in which they differ."""
+
+    def outcome(number: int, rows: Any) -> wire.OutcomeRequest:
+        own = {"session": SESSION, "round": number, "save_as": 0, "delivered": 0}
+        owner, size = np.array([4], np.int32), np.array([len(rows)], np.int32)
+        return wire.OutcomeRequest(
+            **own, scoring=False, count=True, owners=owner, sizes=size, rows=rows
+        )
+
+    place, client = opened(x_test=X + 0.1, y_test=[1, 0, 1, 0], ids_test=list("efgh"))
+    send(client, step(1))
+    order = KeptState.unpack(SessionState.load(place).payload).arrays["order"]
+    held_out = np.flatnonzero((order >= 3) & (order < 7)).astype(np.int32)
+    with pytest.raises(ProtocolError, match="1 of 4 held-out rows are to be counted, which would"):
+        send(client, outcome(2, held_out[:1]))
+    found = send(client, outcome(2, held_out[:3]), wire.OutcomeReply)
+    assert found.counts.sum() == 3
+    with pytest.raises(ProtocolError, match="other held-out rows are to be counted than before"):
+        send(client, outcome(3, held_out[1:]))
+    send(client, outcome(3, held_out[:3]))
+
+
+def test_rows_that_are_learned_from_stay_the_same_in_a_run() -> None:
+    """What validates them is told."""
+    place, client = opened()
+    send(client, step(1))
+    kept = KeptState.unpack(SessionState.load(place).payload)
+    client._check_trained(np.arange(3), kept)
+    client._check_trained(np.arange(3)[::-1], kept)
+    with pytest.raises(ProtocolError, match="other rows are to be learned from than before"):
+        client._check_trained(np.arange(2), kept)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e7])
 def test_scores_that_diverge_are_refused(value: float) -> None:
     text = "partition 4: the iteration has diverged; use a smaller step"

@@ -13,7 +13,7 @@ from fedkern_flwr.clients import serve
 from fedkern_flwr.errors import FedKernError, RefusedError
 from fedkern_flwr.exchange import mark_error, request_messages
 from fedkern_flwr.flower_compat import set_task_identity
-from fedkern_flwr.guard import SumRule
+from fedkern_flwr.guard import NodePolicy, SumRule
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.secure_sum import Encoding, SecureSum
@@ -184,3 +184,18 @@ def test_a_deployed_node_refuses_a_sum_of_two_unless_two_suffice() -> None:
                 run.ask(1, request, sections, kind)
         else:
             assert run.ask(1, request, sections, kind)[1]
+
+
+@pytest.mark.parametrize("least", [27, 28])
+def test_a_node_refuses_a_sum_of_fewer_rows_than_its_owner_allows(least: int) -> None:
+    class Careful(Client):
+        def __init__(self, context: Context) -> None:
+            super().__init__(context, policy=NodePolicy(min_sum_rows=least))
+
+    run = Run()
+    sections = run.server.sections(1, [run.server.order("a", 3, ENCODING)])
+    if least == 27:
+        assert run.ask(1, Work(session=SESSION, round=1), sections, Careful)[1]
+    else:
+        with pytest.raises(RefusedError, match="min_sum_rows = 28: a sum has 27"):
+            run.ask(1, Work(session=SESSION, round=1), sections, Careful)

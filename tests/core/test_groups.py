@@ -104,8 +104,10 @@ def test_single_users() -> None:
     found = read_groups(PARTIES, layers=True)
     with pytest.raises(OptionError, match="group 5 has one user, partition 2"):
         check_single(found, PARTIES, allow_single=False)
-    with pytest.raises(ProtocolError, match=r"partition 2.*does not allow that"):
-        check_single(found, PARTIES, allow_single=True)
+    others = [replace(p, allow_single=p.partition != 2) for p in PARTIES]
+    for parties in (PARTIES, others):
+        with pytest.raises(ProtocolError, match=r"partition 2.*does not allow that"):
+            check_single(found, parties, allow_single=True)
     willing = [replace(p, allow_single=True) for p in PARTIES]
     check_single(found, willing, allow_single=True)
     check_single(read_groups(PARTIES[:3], layers=False), PARTIES[:3], allow_single=False)

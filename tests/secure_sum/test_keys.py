@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from fedkern_flwr.secure_sum.keys import (
     sum_keys,
     sum_label,
 )
+from fedkern_flwr.secure_sum.party_state import order_terms
 from fedkern_flwr.secure_sum.relay import BACKUP, SHARE, seal, unseal
 
 ONE, OTHER = generate_key(), generate_key()
@@ -82,6 +84,14 @@ def test_keys_of_all_sums_pairs_and_purposes_differ() -> None:
 )
 def test_labels_tell_sums_apart(one: Any, other: Any) -> None:
     assert (sum_label(*one) == sum_label(*other)) == (one == other)
+
+
+def test_the_label_holds_what_all_parties_must_have_been_told(make_run: Any) -> None:
+    order = make_run(3).order(3).order
+    others = {"name": "b", "length": 4, "kind": "fixed-point", "bits": 32, "bound": 8.0}
+    others |= {"receiver": 0, "self_masks": False}
+    told = [replace(order, **{field: value}) for field, value in others.items()]
+    assert len({order_terms(order), *map(order_terms, told)}) == 8
 
 
 def test_labels_resist_names_that_look_like_numbers() -> None:

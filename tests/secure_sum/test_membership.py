@@ -217,6 +217,23 @@ def test_a_party_joins_only_what_it_announced(make_run: Any, refused: Any) -> No
         assert not joined(party)
 
 
+@pytest.mark.parametrize("place", [0, 8], ids=["rows", "held-out rows"])
+def test_a_roster_tells_of_the_rows_that_a_party_declared(
+    make_run: Any, refused: Any, place: int
+) -> None:
+    run = make_run(3)
+    party, counts = run.party(0), run.server.roster.counts
+    told = counts[:place] + (9).to_bytes(8, "little") + counts[place + 8 :]
+    refused(
+        party.join,
+        replaced(run.server.roster, counts=told),
+        text="the roster tells of another number of rows of this party",
+        remedy="start the run again",
+        party="partition 0",
+    )
+    assert not joined(party)
+
+
 def test_a_party_that_is_asked_twice_announces_the_same_key(make_run: Any) -> None:
     party = make_run(3).party(0)
     first = party.announce()

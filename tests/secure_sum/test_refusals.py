@@ -202,12 +202,14 @@ def test_a_party_that_forgets_the_survivors_is_noticed(make_run: Any) -> None:
 
 
 def test_sums_without_self_masks_are_never_unmasked(make_run: Any, refused: Any) -> None:
-    run, running = begin(make_run, receiver=0, self_masks=False)
-    every, none = running.cohort.pack(range(6)), running.cohort.pack([])
-    request = Unmask(cohort=0, index=1, alive=every, dead=none, shares=b"", voters=b"", votes=b"")
-    text = "a sum without self masks is never unmasked"
-    refused(run.party(1).unmask, request, text=text, party="partition 1")
-    assert run.server.unmask_sections([running]) == {}
+    for receiver in (0, None):
+        run, running = begin(make_run, receiver=receiver, self_masks=False)
+        every, none = running.cohort.pack(range(6)), running.cohort.pack([])
+        what = {"cohort": 0, "index": 1, "shares": b"", "voters": b"", "votes": b""}
+        request = Unmask(alive=every, dead=none, **what)
+        text = "a sum without self masks is never unmasked"
+        refused(run.party(1).unmask, request, text=text, party="partition 1")
+        assert run.server.unmask_sections([running]) == {}
 
 
 def test_only_open_sums_are_unmasked(make_run: Any, refused: Any) -> None:
@@ -1077,3 +1079,16 @@ def test_a_total_beyond_the_bound_is_never_given_out(make_run: Any, refused: Any
     run.unmask(running)
     refused(running.total, text="larger than 3 vectors within the bound can be")
     refused(running.total, text="gradient is closed")
+
+
+def test_a_total_that_more_parties_could_have_is_none_of_the_survivors(
+    make_run: Any, refused: Any
+) -> None:
+    run = make_run(5, threshold=3)
+    running = run.order(1, Encoding.integers(100))
+    for p in range(3):
+        upload = run.contribute(running, p, [100])
+        noise = (upload.masked[0] + np.uint64(1),) if p == 1 else upload.masked
+        run.take(p, replaced(upload, masked=noise))
+    run.unmask(running)
+    refused(running.total, text="larger than 3 vectors within the bound can be")

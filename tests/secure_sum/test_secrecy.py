@@ -452,6 +452,7 @@ def test_a_receiver_in_the_coalition_learns_the_sum_only(
 
 def test_the_server_alone_sees_a_padded_sum(make_run: Any, assert_uniform: Any) -> None:
     """A sum with a receiver stays closed to the server, and to all clients but the receiver."""
+    pads = set()
     for options in ({"receiver": 1}, {"receiver": 1, "self_masks": False}):
         run = make_run(4, threshold=3)
         running = run.order(LONG, **options)
@@ -466,6 +467,8 @@ def test_the_server_alone_sees_a_padded_sum(make_run: Any, assert_uniform: Any) 
         pad = run.party(1).state.open[0, 1].pad
         add_streams(left, [(pad, True)], cipher=running.cipher)
         assert is_open(left)  # negative control
+        pads.add(pad)
+    assert len(pads) == 2  # none that the server could know
 
 
 def test_masks_of_one_kind_would_be_opened(
@@ -652,12 +655,13 @@ def test_a_retry_for_somebody_else_is_refused(make_run: Any, kind: str) -> None:
         retry(make_run, BARE, second, bypass=False)
 
 
-def test_another_receiver_with_the_same_parties_is_refused_too(make_run: Any) -> None:
+@pytest.mark.parametrize("again", ["a#1", "a#2"])
+def test_another_receiver_with_the_same_parties_is_refused_too(make_run: Any, again: str) -> None:
     run = make_run(3)
     values = {p: [p] for p in run.members}
-    run.sum(values, receiver=0, self_masks=False)
-    with pytest.raises(SumError, match="was summed before and would be repeated"):
-        run.sum(values, receiver=1, self_masks=False)
+    run.sum(values, receiver=0, self_masks=False, name="a#1")
+    with pytest.raises(SumError, match="a was summed before and would be repeated"):
+        run.sum(values, receiver=1, self_masks=False, name=again)
 
 
 @pytest.mark.parametrize("kind", SOMEBODY_ELSE)

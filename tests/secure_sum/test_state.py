@@ -230,6 +230,7 @@ def test_the_state_survives_packing(make_run: Any) -> None:
         assert again.pack() == packed
     assert len({state.pack() for state in states}) == len(states)
     assert states[-1].open[0, 1].alive  # the declared survivors are remembered
+    assert sorted(states[-1].fixed) == ['a "name"', "bare"]  # and how sums were ordered
 
 
 def test_errors_hold_no_values_and_no_keys(make_run: Any) -> None:

@@ -417,3 +417,20 @@ def test_a_folder_whose_deployment_runs_is_refused(tmp_path: Path) -> None:
     finally:
         processes.stop()
     LocalDeployment(tmp_path, [])
+
+
+def test_programs_of_flower_that_are_not_there_are_named_before_anything_waits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A SuperLink without flwr-serverapp takes a run and never begins it."""
+    (tmp_path / "bin").mkdir()
+    for name in ("flwr", "flower-superlink", "flower-supernode", "flower-superexec"):
+        (tmp_path / "bin" / name).touch(mode=0o755)
+    monkeypatch.setattr("fedkern_flwr.simulations.deployment.local._BIN", tmp_path / "bin")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    command = ["deploy-local", "fed-cg", "--nodes", "3", "--out", str(tmp_path / "run")]
+    assert run(command) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note:")]
+    assert len(lines) == 1
+    assert "flwr-serverapp, flwr-clientapp not found beside python" in lines[0]
+    assert "pip install flwr into the environment of this command" in lines[0]

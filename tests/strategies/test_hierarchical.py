@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -635,6 +636,15 @@ def test_the_ring_equals_pairwise_masks() -> None:
     for a, b in zip(traced(one), traced(two), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-8)
     assert one.metrics_["objective"] == pytest.approx(two.metrics_["objective"], rel=1e-10)
+
+
+def test_the_mask_of_a_ring_is_fresh_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the second agent would have the changes of the first one's term."""
+    drawn, draw = list[int](), secrets.token_bytes
+    monkeypatch.setattr(secrets, "token_bytes", lambda n: drawn.append(n) or draw(n))
+    done = fit(horizontal(*blobs(72), [2, 2, 2, 2]), 5, tolerance=1e-12, agent_topology="ring")
+    hops, numbers = done.ledger_.by_phase["svm-ring"], traced(done)[0].size + 5
+    assert drawn.count(8 * numbers) == hops // (4 + 1) == 6
 
 
 def test_leaving_groups_out_changes_nothing_while_all_are_there() -> None:

@@ -192,6 +192,17 @@ def test_another_method_or_length_is_refused(broken_off: Path, streams: Callable
         run(same, streams(broken_off.parent), rounds=ROUNDS - 1)
 
 
+def test_a_checkpoint_of_another_version_is_not_taken_for_one_of_other_options(
+    broken_off: Path, streams: Callable[..., Any]
+) -> None:
+    arrays, meta = load_arrays(broken_off)
+    del meta["version"]  # as release 0.1 wrote it, with options of its own
+    save_arrays(broken_off, arrays, {**meta, "options": {"kernels": 51}})
+    strategy = METHODS["pof-mkl"](checkpoint=broken_off, resume=True)
+    with pytest.raises(CheckpointError, match=r"written by another version of fedkern-flwr; resu"):
+        run(strategy, streams(broken_off.parent))
+
+
 def test_a_missing_checkpoint_is_named(streams: Callable[..., Any], tmp_path: Path) -> None:
     strategy = POFMKL(checkpoint=tmp_path / "none.npz", resume=True)
     with pytest.raises(CheckpointError, match=r"none\.npz does not exist; check the path"):

@@ -3,99 +3,100 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context
-from own_table import own_table, scale  # type: ignore[import-not-found]  # the file beside this one
+import numpy as np
+from own_table import own_table  # type: ignore[import-not-found]  # the file beside this one
 
-from fedkern_flwr.alignment import read_alignment
+from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.clients import VerticalKernelClient, serve
-from fedkern_flwr.errors import OptionError
-from fedkern_flwr.guard.policy import as_simulated
-from fedkern_flwr.node_files import check_predictions, read_classes, read_secret
+from fedkern_flwr.errors import TableError
+from fedkern_flwr.scaling import ranges_to_json, read_ranges
+from fedkern_flwr.simulations.apps.node import Node, client_maker, rows
+from fedkern_flwr.tables import Table
+
+KEYS = (
+    "role",
+    "classes",
+    "label-bound",
+    "alignment-key",
+    "frequency-seed",
+    "frequencies",
+    "topology",
+    "allow-single",
+    "predictions",
+)
 
 
-def deployed_client(context: Context) -> VerticalKernelClient:
-    """Build a party from what the node's configuration names."""
-    node: dict[str, Any] = context.node_config
-    run: dict[str, Any] = context.run_config
-    if node.get("role") not in ("active", "passive"):
-        raise OptionError("this node has no role", remedy='add role="active" or role="passive"')
-    names, classes = read_classes(str(node.get("classes", "")))
-    columns = (node.get("id-column"), node.get("label-column"))
-    active = node["role"] == "active"
-    check_predictions(node, predicting=active and bool(run["predict"]))
-    table = own_table(node["data"], *columns, active, names, run["missing"], active)
-    held = None
-    if "test-data" in node:
-        held = own_table(node["test-data"], *columns, False, names, run["missing"], active)
-    new = not run["predict"] and not run["resume"]
-    table, held = scale(table, held, node.get("ranges"), new=new)
-    return VerticalKernelClient(
-        context,
-        table.x,
-        table.y,
-        ids=table.ids,
-        x_test=held.x if held else None,
-        y_test=held.y if held else None,
-        ids_test=held.ids if held else None,
-        role=node["role"],
-        columns=table.columns,
-        classes=classes or None,
-        label_bound=float(node.get("label-bound", 1.0)),
-        alignment_key=read_alignment(node.get("alignment-key")),
-        frequency_seed=read_secret(node.get("frequency-seed"), "the frequency seed"),
-        frequencies=node.get("frequencies", "private"),
-        topology=node.get("topology", "star"),
-        allow_single=node.get("allow-single", False),
-        predictions=node.get("predictions"),
-        state_dir=node.get("state-dir"),
-        identity_key=node.get("identity-key"),
-        trusted_keys=node.get("trusted-keys"),
-        policy=node.get("policy"),
-    )
+def arguments(node: Node) -> dict[str, Any]:
+    """Read the columns of a party.
+
+    Rows without ids are joined by their order, and none may be dropped. Labels may be missing,
+    which marks rows whose label another party has; an active party may have labels alone.
+    """
+    active = node.role("active", "passive") == "active"
+    if active:
+        node.check_predictions()
+    numbered = "id-column" not in node.config
+    table, held = node.tables(labelled=active, bare=active, missing="keep")
+    table = known(node.whole(table, labels=False, numbered=numbered))
+    if held is not None:
+        held = known(node.whole(held, "test-data", labels=False, numbered=numbered))
+    new = not node.run["predict"] and not node.run["resume"]
+    table, held = scale(table, held, node.config.get("ranges"), new=new)
+    return rows(table, held, "x", "y", "ids")
 
 
-@lru_cache
-def simulated_clients(partitions: int, config: tuple[tuple[str, Any], ...]) -> Any:
-    """Deal the columns of a public data set to the parties of a simulation."""
-    # not needed by a deployed node
-    from fedkern_flwr.simulations.methods.vertical_data import VerticalData, VerticalSettings
-    from fedkern_flwr.strategies import FDSKL
-
-    run = dict(config)
-    if not run["data"]:
-        raise OptionError("this node has no table", remedy="name it in --node-config as data")
-    settings = VerticalSettings(
-        data=run["data"],
-        label=run["label"] or None,
-        parties=partitions,
-        active_parties=run["active-parties"],
-        test_size=float(run["test-size"]),
-        missing=run["missing"],
-        seed=run["seed"],
-    )
-    chosen = {name: run[name] for name in ("frequencies", "topology", "seed")}
-    strategy = FDSKL(**chosen, allow_single=run["allow-single"])
-    data, state_dir = VerticalData(settings), run["state-dir"]
-    clients: Any = data.client_fn(strategy, Path(state_dir) if state_dir else None)
-    if run["predictions"]:
-        clients = replace(clients, predictions=Path(run["predictions"]))
-    return data, clients  # the folder for predictions goes with the data
+def known(table: Table) -> Table:
+    """Return a table whose missing labels are NaN, without labels if all are missing."""
+    if table.y is None:
+        return table
+    there = np.isfinite(table.y)
+    return replace(table, y=np.where(there, table.y, np.nan) if there.any() else None)
 
 
-def make_client(context: Context) -> VerticalKernelClient:
-    """Build the client of one node; Flower asks for it with every message."""
-    node = context.node_config
-    if "data" in node:
-        return deployed_client(context)
-    _, clients = simulated_clients(
-        node["num-partitions"], tuple(sorted(context.run_config.items()))
-    )
-    client: VerticalKernelClient = clients(as_simulated(context))
-    return client
+def scale(
+    table: Table, held: Table | None, ranges: str | None, *, new: bool
+) -> tuple[Table, Table | None]:
+    """Scale each feature to [0, 1] by its range, in the units of the data; values are clipped.
+
+    ``ranges`` names a JSON file, {"column": [least, greatest], ...}. Where there is none yet, a
+    ``new`` run writes that of the table, so that later runs and predictions scale alike. Without
+    ``ranges`` the features must be in [0, 1] already.
+    """
+    if ranges is None:
+        for part in (table, held):
+            if part is not None and not ((part.x >= 0.0) & (part.x <= 1.0)).all():
+                raise TableError(
+                    "there are values beyond 0 and 1",
+                    remedy="name a file of ranges; it is written if there is none",
+                )
+        return table, held
+    if not table.columns:
+        return table, held
+    if new:
+        write_ranges(table, Path(ranges))
+    low, high, _ = read_ranges(table.columns, ranges)
+
+    def scaled(part: Table) -> Table:
+        return replace(part, x=np.clip((part.x - low) / (high - low), 0.0, 1.0))
+
+    return scaled(table), held and scaled(held)
 
 
+def write_ranges(table: Table, path: Path) -> None:
+    """Write the least and the greatest value of each column, unless there is a file already."""
+    try:
+        if not path.exists():
+            low, high = table.x.min(axis=0), table.x.max(axis=0)
+            text = ranges_to_json(table.columns, low, np.where(high > low, high, low + 1.0))
+            write_atomically(path, text.encode(), private=True)
+    except OSError:
+        raise TableError(
+            "the file of ranges cannot be written", remedy="name one in a folder of this user"
+        ) from None
+
+
+make_client = client_maker(VerticalKernelClient, arguments, own_table, keys=KEYS, simulated="fdskl")
 app = serve(make_client)

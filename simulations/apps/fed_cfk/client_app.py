@@ -2,81 +2,103 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context
-from own_ratings import own_ratings  # type: ignore[import-not-found]  # the file beside this one
+import numpy as np
+from numpy.typing import NDArray
+from own_table import own_table  # type: ignore[import-not-found]  # the file beside this one
 
 from fedkern_flwr.clients import GramClient, serve
-from fedkern_flwr.errors import OptionError
-from fedkern_flwr.guard.policy import as_simulated
+from fedkern_flwr.errors import TableError
+from fedkern_flwr.interactions import Interactions, read_catalogue
+from fedkern_flwr.simulations.apps.node import Node, client_maker
+
+logger = logging.getLogger("flwr")
+
+_ROLES = ("user", "item", "rating")
 
 
-def deployed_client(context: Context) -> GramClient:
-    """Build a node from what its configuration names."""
-    node: dict[str, Any] = context.node_config
-    if "catalogue" not in node:
-        raise OptionError(
-            "this node has no catalogue",
-            remedy="name the public list of all items in --node-config as catalogue",
+def arguments(node: Node) -> dict[str, Any]:
+    """Read what the users of a node like, in the order of the public catalogue of all items."""
+    config = node.config
+    catalogue = node.need(
+        "catalogue",
+        "catalogue",
+        "name the public list of all items in --node-config as catalogue",
+    )
+    data = node.need("data", "ratings", "name them in --node-config as data")
+    columns = tuple((role, config.get(f"{role}-column")) for role in _ROLES)
+    least = float(config["min-rating"]) if "min-rating" in config else None
+    return own_ratings(data, config.get("test-data"), catalogue, columns, least)
+
+
+@lru_cache  # a process reads its ratings once
+def own_ratings(
+    data: str,
+    test_data: str | None,
+    catalogue: str,
+    columns: tuple[tuple[str, str | None], ...],
+    min_rating: float | None,
+) -> dict[str, Any]:
+    """Read the ratings of a node's users, of one or of many.
+
+    Ratings of at least ``min_rating`` count, all by default. A user without any stays. Users of
+    ``test_data`` who are not in ``data`` are left out.
+
+    Raises
+    ------
+    TableError
+        A file cannot be used, or ratings name items that are not in the catalogue.
+    OptionError
+        Columns are named for a file without header.
+    """
+    items = read_catalogue(catalogue)
+    how = {
+        **dict(columns),
+        "timed": False,
+        "catalogue": items,
+        "column_remedy": "add a header, or name the column as {role}-column",
+    }
+    known = own_table(data, **how)
+    users, train = known.user_ids, known.matrix(likes(known, min_rating, data))
+    found = {"x": train, "x_test": None, "users": users, "items": items}
+    if test_data is None:
+        return found
+    held = own_table(test_data, allow_empty=True, **how)
+    row_of = {name: row for row, name in enumerate(users)}
+    rows = np.array([row_of.get(name, -1) for name in held.user_ids], np.intp)
+    strangers = int((rows < 0).sum())
+    if strangers:
+        logger.warning("%d users of the test data have no ratings, they are left out", strangers)
+    held = replace(held, user=rows[held.user], user_ids=users)
+    test = held.matrix(likes(held, min_rating, test_data) & (held.user >= 0))
+    both = train.multiply(test).nnz
+    if both:
+        raise TableError(
+            f"{both} ratings are in the data and in the test data",
+            remedy="hold them out of the data",
         )
-    columns = tuple(node.get(f"{role}-column") for role in ("user", "item", "rating"))
-    least = float(node["min-rating"]) if "min-rating" in node else None
-    ratings = own_ratings(node["data"], node["catalogue"], node.get("test-data"), columns, least)
-    return GramClient(
-        context,
-        ratings.train,
-        x_test=ratings.test,
-        items=ratings.items,
-        users=ratings.users,
-        merge=node.get("merge", "disjoint"),
-        request=node.get("request", "full"),
-        recommendations=node.get("recommendations"),
-        top=int(node.get("top", 100)),
-        state_dir=node.get("state-dir"),
-        identity_key=node.get("identity-key"),
-        trusted_keys=node.get("trusted-keys"),
-        policy=node.get("policy"),
-    )
+    return {**found, "x_test": test}
 
 
-@lru_cache
-def simulated_clients(partitions: int, config: tuple[tuple[str, Any], ...]) -> Any:
-    """Deal the users of public ratings to the nodes of a simulation."""
-    # not needed by a deployed node
-    from fedkern_flwr.simulations.methods.rating_data import RatingData, RatingSettings
-    from fedkern_flwr.strategies import FedCFK
-
-    run = dict(config)
-    if not run["data"]:
-        raise OptionError("this node has no ratings", remedy="name them in --node-config as data")
-    settings = RatingSettings(
-        data=run["data"],
-        user=run["user"] or None,
-        item=run["item"] or None,
-        rating=run["rating"] or None,
-        time=run["time"] or None,
-        min_rating=float(run["min-rating"]) or None,
-        hold_out=run["hold-out"],
-        test_size=float(run["test-size"]),
-        clients=partitions,
-        seed=run["seed"],
-    )
-    strategy = FedCFK(merge=run["merge"], request=run["request"], seed=run["seed"])
-    state_dir = run["state-dir"]
-    return RatingData(settings).client_fn(strategy, Path(state_dir) if state_dir else None)
+def likes(found: Interactions, min_rating: float | None, path: str) -> NDArray[np.bool_]:
+    """Return which ratings count as positive."""
+    if min_rating is None:
+        return np.ones(found.rows, np.bool_)
+    if not found.rated:
+        raise TableError(f"{Path(path).name} has no ratings", remedy="leave out min-rating")
+    return found.rating >= min_rating
 
 
-def make_client(context: Context) -> GramClient:
-    """Build the client of one node; Flower asks for it with every message."""
-    node = context.node_config
-    if "data" in node:
-        return deployed_client(context)
-    clients = simulated_clients(node["num-partitions"], tuple(sorted(context.run_config.items())))
-    client: GramClient = clients(as_simulated(context))
-    return client
-
-
+make_client = client_maker(
+    GramClient,
+    arguments,
+    own_table,
+    keys=("merge", "request", "recommendations", "top"),
+    simulated="fed-cfk",
+)
 app = serve(make_client)

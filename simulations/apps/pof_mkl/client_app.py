@@ -2,72 +2,46 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from flwr.app import Context
-from own_table import (  # type: ignore[import-not-found]  # the file beside this one
-    held_out,
-    own_table,
-    read_scaling,
-    scale,
-)
+from own_table import own_table  # type: ignore[import-not-found]  # the file beside this one
 
 from fedkern_flwr.clients import OnlineKernelClient, serve
-from fedkern_flwr.errors import OptionError
-from fedkern_flwr.guard.policy import as_simulated
+from fedkern_flwr.errors import TableError
 from fedkern_flwr.scaling import Scaling
-from fedkern_flwr.tables import Table, drop_constant_columns
+from fedkern_flwr.simulations.apps.node import Node, client_maker, rows
 
 
-def deployed_client(context: Context) -> OnlineKernelClient:
-    """Build a client from what the node's configuration names."""
-    node: dict[str, Any] = context.node_config
-    columns = (node.get("label-column", node.get("label")), node.get("id-column"))
-    scaling = read_scaling(node.get("scaling"))
-    held = held_out(node["test-data"], *columns) if "test-data" in node else None
-    table = scale(own_table(node["data"], *columns), held, scaling)
-    return OnlineKernelClient(
-        context,
-        table.x,
-        table.y,
-        x_test=table.x_test,
-        y_test=table.y_test,
-        ids_test=held.ids if held else None,
-        columns=table.columns,
-        label_range=(scaling.y_min, scaling.y_max) if scaling else (0.0, 1.0),
-        predictions=node.get("predictions"),
-        keep_weights=True,
-        state_dir=node.get("state-dir"),
-        identity_key=node.get("identity-key"),
-        trusted_keys=node.get("trusted-keys"),
-        policy=node.get("policy"),
-    )
+def arguments(node: Node) -> dict[str, Any]:
+    """Read the stream of a client, and rows that it predicts and does not learn from.
+
+    Rows are brought into the unit ball and labels into [0, 1] by the public ranges that all nodes
+    agreed on, held-out values clipped; without such a file the table must be scaled already.
+    """
+    table, held = node.tables()
+    found: dict[str, Any] = {"keep_weights": True, "ids_test": held.ids if held else None}
+    if held is not None:
+        table = replace(table, x_test=held.x, y_test=held.y)
+    if "scaling" in node.config:
+        scaling = read_scaling(node.config["scaling"])
+        table = scaling.apply(table)
+        found["label_range"] = (scaling.y_min, scaling.y_max)
+    return {**rows(table, None, "x", "y"), "x_test": table.x_test, "y_test": table.y_test, **found}
 
 
-@lru_cache
-def simulated_tables(data: str, split: Any, clients: int, rows: int, seed: int) -> list[Table]:
-    """Deal a public data set to the clients of a simulation."""
-    from fedkern_flwr.simulations.run.datasets import load_data  # not needed by a deployed node
-    from fedkern_flwr.simulations.run.splits import split_rows
-
-    if not data:
-        raise OptionError("this node has no table", remedy="name it in --node-config as data")
-    table = drop_constant_columns(load_data(data))
-    table = Scaling.fit(table).apply(table)
-    return [table.take(part) for part in split_rows(table, split, clients, seed, rows)]
+def read_scaling(path: str) -> Scaling:
+    """Read a file of public ranges."""
+    try:
+        return Scaling.from_json(Path(path).read_text())
+    except (OSError, UnicodeDecodeError):
+        raise TableError(
+            "the file of the scaling cannot be read", remedy="check its path"
+        ) from None
 
 
-def make_client(context: Context) -> OnlineKernelClient:
-    """Build the client of one node; Flower asks for it with every message."""
-    node: dict[str, Any] = context.node_config
-    if "data" in node:
-        return deployed_client(context)
-    run: dict[str, Any] = context.run_config
-    clients, rows = node["num-partitions"], run["num-rounds"]
-    tables = simulated_tables(run["data"], run["split"], clients, rows, run["seed"])
-    table = tables[node["partition-id"]]
-    return OnlineKernelClient(as_simulated(context), table.x, table.y, columns=table.columns)
-
-
+make_client = client_maker(
+    OnlineKernelClient, arguments, own_table, keys=("predictions",), simulated="pof-mkl"
+)
 app = serve(make_client)

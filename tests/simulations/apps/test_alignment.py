@@ -5,25 +5,21 @@ from __future__ import annotations
 import csv
 import hashlib
 import hmac
-import importlib
 import json
-import sys
-import tomllib
-from collections.abc import Iterator
-from importlib.resources import files
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from flwr.app import Context, RecordDict
+from app_sites import Site
 
 from fedkern_flwr.alignment import hash_ids
 from fedkern_flwr.landmarks import draw_landmarks
 from fedkern_flwr.model_file import load_model
-from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.simulations.engines import RecordingGrid, Transcript
 
 ROWS, LANDMARKS, SECRET = 90, 12, "c3" * 32
@@ -49,19 +45,19 @@ def write(path: Path, names: list[str], cells: list[list[Any]]) -> None:
         csv.writer(file).writerows([names, *cells])
 
 
-class Hospitals:
+class Hospitals(Site):
     """Two hospitals and two centres; the model and what the server saw."""
 
-    def __init__(self, folder: Path, key: str = SECRET) -> None:
-        rng = np.random.default_rng(8)
-        self.folder, self.key = folder, bytes.fromhex(key)
+    app = "fed_cg"
+    config = {"landmarks": LANDMARKS, "missing": "drop-row", "allow_single": True}  # noqa: RUF012
+
+    def build(self, rng: np.random.Generator) -> None:
         self.x = rng.random((ROWS, 6))
         self.y = np.where(self.x.sum(axis=1) > 3.0, 1.0, 0.0)
         self.ids = [f"patient-{k:04d}" for k in rng.permutation(9000)[:ROWS]]
-        (folder / "key").write_text(key)
+        (self.folder / "key").write_text(SECRET)
         for block, seed in SEEDS.items():
-            (folder / f"{block}.seed").write_text(seed.hex())
-        self.nodes = []
+            (self.folder / f"{block}.seed").write_text(seed.hex())
         for number, (name, held) in enumerate(HELD.items()):
             hospital, order = number < 2, rng.permutation(list(held))
             own = COLUMNS[name]
@@ -70,34 +66,28 @@ class Hospitals:
                 [self.ids[k], *self.x[k, places].tolist(), *([self.y[k]] if hospital else [])]
                 for k in order
             ]
-            write(folder / name, ["who", *own, *(["ill"] if hospital else [])], cells)
+            write(self.folder / name, ["who", *own, *(["ill"] if hospital else [])], cells)
             block = "clinical" if hospital else name.partition(".")[0]
-            node: dict[str, Any] = {"role": "hospital" if hospital else "centre", "block": block}
-            node |= {"data": str(folder / name), "id-column": "who"}
-            node |= {"alignment-key": str(folder / "key")}
-            node |= {"landmark-seed": str(folder / f"{block}.seed"), "allow-single": True}
-            node |= {"label-column": "ill", "classes": "0,1"} if hospital else {}
-            self.nodes.append(node)
+            labels = {"label_column": "ill", "classes": "0,1"} if hospital else {}
+            self.add(
+                role="hospital" if hospital else "centre",
+                block=block,
+                data=self.folder / name,
+                id_column="who",
+                alignment_key=self.folder / "key",
+                landmark_seed=self.folder / f"{block}.seed",
+                allow_single=True,
+                **labels,
+            )
 
-    def run(self, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], Transcript]:
-        """Run the app in process; return its result and the server's transcript."""
-        place = Path(str(files("fedkern_flwr.simulations"))) / "apps" / "fed_cg"
-        monkeypatch.syspath_prepend(place)
-        for name in ("own_table", "client_app", "server_app"):
-            monkeypatch.delitem(sys.modules, name, raising=False)
-        with (place / "pyproject.toml").open("rb") as file:
-            config = tomllib.load(file)["tool"]["flwr"]["app"]["config"]
-        told = self.folder / "result.json"
-        config |= {"data": "", "landmarks": LANDMARKS, "missing": "drop-row"}
-        config |= {"allow-single": True, "result": str(told), "model": str(self.folder / "m.npz")}
-        inner = InProcessGrid(importlib.import_module("client_app").app, len(self.nodes))
-        for context, node in zip(inner.contexts.values(), self.nodes, strict=True):
-            context.node_config.update(node)
-            context.run_config.update(config)
-        transcript = Transcript()
-        grid = RecordingGrid(inner, transcript)
-        server = importlib.import_module("server_app").app
-        server(grid, Context(1, 1, {}, RecordDict(), config))
+    def seen(self) -> tuple[dict[str, Any], Transcript]:
+        """Run the app; return its result and the server's transcript."""
+        told, transcript = self.folder / "result.json", Transcript()
+        self.run(
+            result=told,
+            model=self.folder / "m.npz",
+            wrap=lambda grid: RecordingGrid(grid, transcript),
+        )
         return json.loads(told.read_text()), transcript
 
     def known_to_all(self) -> list[int]:
@@ -136,9 +126,13 @@ def guesses(name: str, session: str) -> Iterator[bytes]:
         yield hash_ids([name], key, session).tobytes()
 
 
-def test_rows_are_joined_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hospitals = Hospitals(tmp_path)
-    result, _ = hospitals.run(monkeypatch)
+@pytest.fixture
+def hospitals(tmp_path: Path, import_app: Callable[..., SimpleNamespace]) -> Hospitals:
+    return Hospitals(tmp_path, import_app)
+
+
+def test_rows_are_joined_and_counted(hospitals: Hospitals, tmp_path: Path) -> None:
+    result, _ = hospitals.seen()
     known = hospitals.known_to_all()
     wards, matched = result["matched"]["hospitals"], result["matched"]
     for ward, held in (("0", range(45)), ("1", range(45, 80))):
@@ -152,24 +146,19 @@ def test_rows_are_joined_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     np.testing.assert_allclose(arrays["coefficients"][:, 0], hospitals.coefficients(), atol=1e-7)
 
 
-def test_no_id_and_no_guessable_hash_of_one_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hospitals = Hospitals(tmp_path)
-    seen, session = everything(hospitals.run(monkeypatch)[1])
+def test_no_id_and_no_guessable_hash_of_one_is_seen(hospitals: Hospitals) -> None:
+    seen, session = everything(hospitals.seen()[1])
     assert session
     assert len(seen) > 10_000
     for name in hospitals.ids:
         assert not any(guess in seen for guess in guesses(name, session))
     # the pseudonyms are there: whoever has the parties' key finds them
     joined = [hospitals.ids[k] for k in hospitals.known_to_all()]
-    assert all(hash_ids([n], hospitals.key, session).tobytes() in seen for n in joined)
+    assert all(hash_ids([n], bytes.fromhex(SECRET), session).tobytes() in seen for n in joined)
 
 
-def test_with_a_key_that_can_be_guessed_every_id_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hospitals = Hospitals(tmp_path, key="00" * 32)
-    seen, session = everything(hospitals.run(monkeypatch)[1])
+def test_with_a_key_that_can_be_guessed_every_id_is_found(hospitals: Hospitals) -> None:
+    (hospitals.folder / "key").write_text("00" * 32)
+    seen, session = everything(hospitals.seen()[1])
     found = [n for n in hospitals.ids if any(guess in seen for guess in guesses(n, session))]
     assert len(found) == len(set().union(*map(set, HELD.values())))

@@ -1,0 +1,212 @@
+"""The nodes of every app: a client from what a node's configuration names.
+
+An app says which keys its client takes as they are, and what it reads besides. Nothing is imported
+here that a deployed node does not need: every message starts a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+
+from fedkern_flwr.alignment import read_alignment
+from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.guard.policy import as_simulated
+from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node_files import check_predictions, read_classes, read_secret, whole_rows
+from fedkern_flwr.tables import Table
+
+MakeClient = Callable[[Context], PhaseClient]
+
+#: Keys that the clients of all methods take.
+_COMMON = ("state-dir", "identity-key", "trusted-keys", "policy")
+#: How the values of some keys are read; the others are taken as they are.
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "alignment-key": read_alignment,
+    "landmark-seed": partial(read_secret, name="the landmark seed"),
+    "frequency-seed": partial(read_secret, name="the frequency seed"),
+    "classes": lambda text: read_classes(str(text))[1] or None,
+    "label-bound": float,
+    "top": int,
+    "results": Path,
+}
+
+
+class Node:
+    """A deployed node: what its configuration names.
+
+    Parameters
+    ----------
+    context : Context
+        The node's.
+    own_table : callable
+        Reads a file of the node's, see ``own_table.py`` of the app.
+    keys : sequence of str
+        Keys that its client takes as arguments of the same name.
+
+    Attributes
+    ----------
+    config, run : dict
+        The configuration of the node, and that of the run.
+    """
+
+    def __init__(
+        self, context: Context, own_table: Callable[..., Any], keys: Sequence[str]
+    ) -> None:
+        self.config: dict[str, Any] = dict(context.node_config)
+        self.run: dict[str, Any] = dict(context.run_config)
+        self.own_table, self.keys = own_table, keys
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments of the client that the configuration states.
+
+        Raises
+        ------
+        OptionError
+            A file cannot be read.
+        """
+        given = {key: self.config[key] for key in self.keys if key in self.config}
+        return {
+            key.replace("-", "_"): _READERS[key](value) if key in _READERS else value
+            for key, value in given.items()
+        }
+
+    def need(self, key: str, lacks: str, remedy: str) -> Any:
+        """Return the value of a key that must be there.
+
+        Raises
+        ------
+        OptionError
+        """
+        if key not in self.config:
+            raise OptionError(f"this node has no {lacks}", remedy=remedy)
+        return self.config[key]
+
+    def role(self, *roles: str) -> str:
+        """Return what the node is.
+
+        Raises
+        ------
+        OptionError
+            It says nothing, or something else.
+        """
+        role = str(self.config.get("role"))
+        if role not in roles:
+            words = [f'role="{name}"' for name in roles]
+            raise OptionError("this node has no role", remedy=f"add {' or '.join(words)}")
+        return role
+
+    def check_predictions(self) -> None:
+        """Refuse to predict test data with a saved model where no file is named for that.
+
+        Raises
+        ------
+        OptionError
+        """
+        check_predictions(self.config, predicting=bool(self.run["predict"]))
+
+    def table(self, key: str = "data", **how: Any) -> Any:
+        """Read a table; None if there are no rows held out.
+
+        Parameters
+        ----------
+        key : str
+            ``data``, or ``test-data``, which may lack labels.
+        **how
+            See :func:`fedkern_flwr.tables.load_table`.
+
+        Raises
+        ------
+        TableError, OptionError
+        """
+        if key == "test-data":
+            how["labelled"] = False
+            if key not in self.config:
+                return None
+        path = self.need(key, "table", "name it in --node-config as data")
+        how["label"] = self.config.get("label-column", self.config.get("label"))
+        how["id_column"] = self.config.get("id-column")
+        if "classes" in self.keys:
+            how["classes"] = read_classes(str(self.config.get("classes", "")))[0]
+        return _read(self.own_table, str(path), tuple(sorted(how.items())))
+
+    def tables(self, **how: Any) -> tuple[Table, Table | None]:
+        """Read the table and, if there are any, the rows held out, which have the same columns.
+
+        Raises
+        ------
+        TableError, OptionError
+        """
+        table, held = self.table(**how), self.table("test-data", **how)
+        if held is not None and held.columns != table.columns:
+            raise TableError(
+                "the test data does not have the columns of the data, in this order",
+                remedy="bring them to the same columns",
+            )
+        return table, held
+
+    def whole(self, table: Table, key: str = "data", **how: bool) -> Table:
+        """Return the rows that lack nothing, as the run says; see :func:`whole_rows`."""
+        return whole_rows(table, self.config[key], self.run["missing"], **how)
+
+
+@lru_cache  # of this module: a client that Ray sends to its workers has no cache of its own
+def _read(own_table: Callable[..., Any], path: str, how: tuple[tuple[str, Any], ...]) -> Any:
+    return own_table(path, **dict(how))
+
+
+def rows(table: Table, held: Table | None, *names: str) -> dict[str, Any]:
+    """Return ``x``, ``y`` or ``ids`` of a table as arguments of a client, and of rows held out."""
+    found = {name: getattr(table, name) for name in names}
+    if "x" in names:
+        found["columns"] = table.columns
+    if held is not None:
+        found |= {f"{name}_test": getattr(held, name) for name in names}
+    return found
+
+
+def client_maker(
+    client: Callable[..., PhaseClient],
+    arguments: Callable[[Node], dict[str, Any]],
+    own_table: Callable[..., Any],
+    *,
+    keys: Sequence[str],
+    simulated: MakeClient | str,
+) -> MakeClient:
+    """Return what builds the client of a node; Flower asks for it with every message.
+
+    Parameters
+    ----------
+    client : callable
+        The client's class.
+    arguments : callable
+        Returns what the client takes beside the ``keys``: what is in the node's files.
+    own_table : callable
+        Reads one of them; a process reads each once.
+    keys : sequence of str
+        Keys of the node's configuration that are arguments of the client.
+    simulated : callable or str
+        What builds the client of a node that has neither table nor role; or the method whose public
+        data is dealt to such nodes.
+    """
+    every = (*keys, *_COMMON)
+
+    def make_client(context: Context) -> PhaseClient:
+        if context.node_config.keys() & {"data", "role"}:
+            node = Node(context, own_table, every)
+            own = arguments(node)
+            return client(context, **{**node.settings(), **own})
+        run = context.run_config
+        if not run.get("data", run.get("rows")):
+            raise OptionError("this node has no table", remedy="name it in --node-config as data")
+        if not isinstance(simulated, str):
+            return simulated(as_simulated(context))
+        from .simulated import simulated_client
+
+        return simulated_client(simulated, as_simulated(context))
+
+    return make_client

@@ -1,0 +1,149 @@
+"""The server of every app: runs a method, logs the result, saves the model; or predicts with one.
+
+A key of ``[tool.flwr.app.config]`` that is called as an option of the method, with hyphens, is that
+option.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.model_file import load_model, save_model
+from fedkern_flwr.reporting import errors_reported, log_result, write_result
+
+from ...strategies import PhaseStrategy
+from ..run.options import Option, accepted
+
+logger = logging.getLogger("flwr")  # what `flwr log` shows
+
+Config = Mapping[str, Any]
+Kind = type[Any]  # of strategies: bases of theirs lack what is asked for here
+
+#: Values that stand for an option's default where nothing, 0 or false is a value of its own.
+_UNSET = {"seed": None, "min_support": -1, "preconditioner_rank": -1, "coef0": 1.0}
+#: Options of a run that predicts; the others are the model's.
+_PREDICTING = ("node_timeout", "attempts", "allow_single", "threshold", "missing")
+_SWITCH = {"on": True, "off": False}
+
+
+def server_app(method: Kind | Callable[[Config], Kind], *, agreed: Sequence[str] = ()) -> ServerApp:
+    """Return the server of an app.
+
+    Parameters
+    ----------
+    method : type of PhaseStrategy, or callable
+        The method; or what finds it by the configuration of the run.
+    agreed : sequence of str (default: ())
+        Options by which nodes read their tables: a model must have been made with those of the run.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        config: Config = context.run_config
+        with errors_reported(config["result"]):
+            kind = method if isinstance(method, type) else method(config)
+            if config.get("predict"):
+                strategy = _predict(kind, grid, config, agreed)
+            else:
+                strategy = _fit(kind, grid, config)
+            log_result(strategy.result())
+            write_result(config["result"], strategy.result())
+
+    return app
+
+
+def make_strategy(method: Kind, config: Config) -> Any:
+    """Build a strategy from the configuration of a run.
+
+    Raises
+    ------
+    OptionError
+        An option is none that the method takes.
+    """
+    return method(**read_options(method, config))
+
+
+def read_options(method: type[PhaseStrategy], config: Config) -> dict[str, Any]:
+    """Return the options of a method that the configuration of a run has.
+
+    Raises
+    ------
+    OptionError
+    """
+    named = {key.replace("-", "_"): value for key, value in config.items()}
+    found = {o.name: read_option(o, named[o.name]) for o in accepted(method) if o.name in named}
+    try:
+        return {**found, **dict(json.loads(config.get("options", "{}")))}
+    except ValueError:
+        raise OptionError(
+            "options is no JSON object", remedy="""write options = '{"components": 3}'"""
+        ) from None
+
+
+def read_option(option: Option, value: Any) -> Any:
+    """Return an option's value from that of its key, which has one type only.
+
+    Nothing, 0 and false stand for a default that is found out in the run; ``auto``, ``on`` and
+    ``off`` are None, true and false; a text with commas is a sequence of numbers.
+
+    Raises
+    ------
+    OptionError
+    """
+    name, kinds = option.name, option.kinds()
+    unset = value == _UNSET[name] if name in _UNSET else not value
+    if unset and option.default in (None, "auto"):
+        return option.default
+    if isinstance(value, str) and bool in kinds:
+        if value not in ("auto", *_SWITCH):
+            raise _wrong(name, value, "use auto, on or off")
+        return _SWITCH.get(value, option.default)
+    if isinstance(value, str) and not option.takes_text():
+        try:
+            return tuple(map(float, value.split(",")))
+        except ValueError:
+            raise _wrong(name, value, "write numbers separated by commas") from None
+    return float(value) if type(value) is int and float in kinds else value
+
+
+def _wrong(name: str, value: Any, remedy: str) -> OptionError:
+    return OptionError(f"{name.replace('_', '-')} is {value!r}", remedy=remedy)
+
+
+def _fit(method: Kind, grid: Grid, config: Config) -> Any:
+    """Run the method and save its model."""
+    strategy = make_strategy(method, config)
+    rounds = {"num_rounds": config["num-rounds"]} if "num-rounds" in config else {}
+    strategy.start(grid=grid, timeout=float(config["timeout"]), **rounds)
+    # of a method with an option called model the file has another name
+    if file := config.get("saved-model", config.get("model")):
+        save_model(file, strategy.method, *strategy.model())
+        logger.info("model saved: %s", file)
+    return strategy
+
+
+def _predict(method: Kind, grid: Grid, config: Config, agreed: Sequence[str]) -> Any:
+    """Have the nodes predict held-out rows with a saved model."""
+    arrays, meta = load_model(config["predict"], method.method)
+    given = read_options(method, config)
+    strategy = method.of_model(
+        meta, **{n: given[n] for n in _PREDICTING if n in given.keys() - meta}
+    )
+    for name in agreed:
+        if (made := meta[name]) != given[name]:
+            raise OptionError(
+                f"the model is one of {name} {made}", remedy=f'add {name}="{made}" to --run-config'
+            )
+    model = {"arrays": arrays, "meta": meta}
+    taken = {name: model[name] for name in model if name in signature(strategy.predict).parameters}
+    strategy.predict(grid, **taken, timeout=float(config["timeout"]))
+    return strategy

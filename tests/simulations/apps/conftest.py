@@ -1,0 +1,52 @@
+"""Sites of all apps, and lines with which they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from app_sites import Site
+from other_sites import SITES
+
+from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.simulations.apps import node
+
+
+@pytest.fixture
+def make_site(tmp_path: Path, import_app: Callable[..., SimpleNamespace]) -> Callable[..., Site]:
+    """Return a function that makes a site by its name."""
+    return lambda name: SITES[name](tmp_path, import_app)
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Return what tells with which arguments a site builds the client of a node."""
+    real = node.client_maker
+
+    def maker(client: Any, *arguments: Any, **more: Any) -> Any:
+        return real(lambda context, **found: found, *arguments, **more)
+
+    def found(site: Site, *arguments: Any, **more: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(node, "client_maker", maker)
+            return site.client(*arguments, **more)
+
+    return found
+
+
+@pytest.fixture
+def refusal() -> Callable[..., str]:
+    """Return what runs something that is refused and returns the line."""
+
+    def refused(do: Callable[..., Any], *arguments: Any, **more: Any) -> str:
+        with pytest.raises(FedKernError) as error:
+            do(*arguments, **more)
+        text = str(error.value)
+        assert "\n" not in text
+        assert not any(secret in text for secret in ("p0", "s3cret", "film-", "007"))
+        return text
+
+    return refused

@@ -1,0 +1,236 @@
+"""What the apps of parties with columns, hospitals and groups promise beside the contract."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from app_sites import FDSKLSite, HorizontalSite, write
+
+from fedkern_flwr.model_file import load_model
+
+Make = Callable[[str], Any]
+Refusal = Callable[..., str]
+
+
+# -- FDSKL
+
+
+class LabelsAloneSite(FDSKLSite):
+    """The active party has no columns."""
+
+    def build(self, rng: np.random.Generator) -> None:
+        super().build(rng)
+        nothing = slice(0, 0)
+        self.write("known0.csv", self.train, nothing, self.words[self.train])
+        self.write("new0.csv", self.new, nothing)
+        del self.nodes[0]["ranges"]
+
+    def expected(self, grid: Any, saved: Path, first: int = 1) -> dict[str, float]:
+        return super().expected(grid, saved, first)
+
+
+def test_an_active_party_may_have_labels_and_no_columns(
+    tmp_path: Path, import_app: Callable[..., SimpleNamespace]
+) -> None:
+    site, saved = LabelsAloneSite(tmp_path, import_app), tmp_path / "model.npz"
+    grid = site.run(model=saved)
+    first = site.written()
+    assert first == pytest.approx(site.expected(grid, saved), rel=0, abs=1e-6)
+    site.run(predict=saved)
+    assert site.written() == pytest.approx(first, rel=0, abs=1e-9)
+
+
+def test_rows_that_come_later_are_predicted_alone(make_site: Make, tmp_path: Path) -> None:
+    site, saved = make_site("fdskl"), tmp_path / "model.npz"
+    expected = site.expected(site.run(model=saved), saved)
+    site.written()
+    for row in site.new[:2]:
+        later = site.write(f"later{row}.csv", [row], slice(0, 2))
+        site.nodes[0]["test-data"] = str(later)
+        site.run(predict=saved)
+        name = str(site.ids[row])
+        assert site.written() == pytest.approx({name: expected[name]}, rel=0, abs=1e-6)
+
+
+def test_two_active_parties_stream_and_predict_the_same_again(
+    make_site: Make, tmp_path: Path
+) -> None:
+    site, saved = make_site("fdskl two"), tmp_path / "model.npz"
+    site.run(model=saved)
+    first = site.written()
+    assert set(first) == set(site.ids[site.new])
+    assert len(set(first.values())) == len(first)
+    site.run(predict=saved)
+    assert site.written() == pytest.approx(first, rel=0, abs=1e-9)
+
+
+def test_ranges_are_written_once_and_kept(
+    make_site: Make, tmp_path: Path, refusal: Refusal, given: Callable[..., dict[str, Any]]
+) -> None:
+    """A party may scale by its own rows; what it learned from is what it predicts with."""
+    site, path, saved = make_site("fdskl"), tmp_path / "own" / "r.json", tmp_path / "model.npz"
+    site.nodes[2]["ranges"] = str(path)
+    for run in ({"predict": saved}, {"resume": True}):
+        assert "the file of ranges cannot be read" in refusal(site.client, 2, run=run)
+        assert not path.exists()
+    site.run(model=saved)
+    assert path.stat().st_mode & 0o077 == 0
+    written = json.loads(path.read_text())
+    assert written["e"] == [site.units[:, 4].min(), site.units[:, 4].max()]
+    first = site.written()
+    # later there are more rows, with larger values; one of them is new
+    far = np.vstack([site.units[:, 4:], [[500.0, 900.0]]])
+    names, key = np.array(["e", "f"]), np.array([*site.ids, "new"])
+    np.savez(tmp_path / "all.npz", X=far, key=key, feature_names=names)
+    site.run(predict=saved)
+    assert site.written() == pytest.approx(first, rel=0, abs=1e-9)
+    assert given(site, 2)["x"][-1].tolist() == [1.0, 1.0]  # clipped
+    assert json.loads(path.read_text()) == written
+
+
+def test_constant_columns_have_a_range(
+    make_site: Make, tmp_path: Path, given: Callable[..., dict[str, Any]]
+) -> None:
+    site, path = make_site("fdskl"), tmp_path / "same.json"
+    site.units[:, 2] = 7.0
+    site.write("known1.csv", site.train, slice(2, 4))
+    x = given(site, 1, ranges=str(path), test_data=None)["x"]
+    assert json.loads(path.read_text())["c"] == [7.0, 8.0]
+    assert x[:, 0].tolist() == [0.0] * 42
+
+
+def test_a_party_that_is_alone_with_the_active_one_must_allow_it(
+    make_site: Make, refusal: Refusal
+) -> None:
+    site = make_site("fdskl")
+    nodes = site.nodes[:2]
+    assert "partition 1 alone has columns beside partition 0" in refusal(site.run, nodes)
+    assert "partition 1" in refusal(site.run, nodes, allow_single=True)
+    policy = site.folder / "policy.toml"
+    policy.write_text("min_parties = 2\n")
+    for node in nodes:
+        node["policy"] = str(policy)
+    nodes[1]["allow-single"] = True
+    site.run(nodes, allow_single=True)
+    assert len(site.written()) == 18
+
+
+# -- FedCG
+
+
+def test_holders_of_a_block_must_scale_it_alike(make_site: Make, refusal: Refusal) -> None:
+    site = make_site("fed-cg")
+    wide = site.folder / "wide.json"
+    wide.write_text(json.dumps({c: [0, 100] for c in "ab"}))
+    text = refusal(site.run, site.changed(1, ranges=str(wide)))
+    assert "partition 1" in text
+    assert "2 columns that differ" in text
+
+
+# -- HierarchicalSVM
+
+
+@pytest.mark.parametrize("model", ["linear", "rbf"])
+def test_another_user_predicts_later_rows_without_labels(
+    make_site: Make, tmp_path: Path, model: str
+) -> None:
+    from fedkern_flwr.linear_model import outputs
+
+    site, saved = make_site("horizontal"), tmp_path / "model.npz"
+    option = {"rbf": {"model": "rbf"}}.get(model, {})
+    run_with_option_model(site, saved, **option)
+    expected = outputs(*load_model(saved), site.units)
+    assert list(site.written().values()) == pytest.approx(expected[site.new, 0], abs=1e-12)
+    rows = np.arange(40, 60)
+    new = site.write("later.csv", rows, slice(0, 6), ids=False)
+    site.nodes = site.changed(0, test_data=None, predictions=None)
+    out = str(tmp_path / "predictions-later.csv")
+    nodes = site.changed(3, test_data=str(new), predictions=out)
+    for node in nodes:
+        node.pop("state-dir")
+    site.run(nodes, predict=saved)
+    assert list(site.written().values()) == pytest.approx(expected[rows, 0], abs=1e-12)
+
+
+def run_with_option_model(site: HorizontalSite, saved: Path, **option: str) -> None:
+    """Run with an option that is called as the file is elsewhere."""
+    site.run(**{"saved-model": str(saved)}, num_rounds=5, **option)
+
+
+def test_the_label_owner_predicts_rows_of_other_files_with_parts_that_nodes_kept(
+    make_site: Make, tmp_path: Path
+) -> None:
+    site, saved = make_site("vertical"), tmp_path / "model.npz"
+    for k in range(4):
+        del site.nodes[k]["state-dir"]  # users keep nothing
+    site.run(model=saved)
+    expected = site.written()
+    ids, new, known = site.ids, site.new, site.train[0]
+    later = [ids[known], *ids[new[5:]], "new"]
+    site.nodes[-1]["test-data"] = str(write(tmp_path / "later.csv", ["key"], later))
+    fresh = np.array([25.0, 70.0, 33.0, 41.0, 52.0, 66.0])
+    for user, columns in ((1, slice(0, 3)), (2, slice(3, 6))):
+        heads = ["key", *"abcdef"[columns]]
+        more = write(tmp_path / f"more{user}.csv", heads, ["new"], *([v] for v in fresh[columns]))
+        site.nodes[user]["test-data"] = str(more)
+    rest = site.train[1:]  # else it comes twice
+    site.write("labels.csv", rest, slice(0, 0), site.words[rest])
+    site.run(predict=saved, partition="vertical")
+    found = site.written()
+    assert list(found) == later
+    for name in ids[new[5:]]:
+        assert found[name] == pytest.approx(expected[name], abs=1e-9)
+    design = np.column_stack([site.units[new], np.ones(18)])  # the model, from what it predicted
+    weights = np.linalg.lstsq(design, np.array([expected[n] for n in ids[new]]), rcond=None)[0]
+    assert found["new"] == pytest.approx(float(np.append(fresh, 1.0) @ weights), abs=1e-6)
+    one = float(np.append(site.units[known], 1.0) @ weights)
+    assert found[ids[known]] == pytest.approx(one, abs=1e-6)
+
+
+def test_a_vertical_split_that_cannot_predict_says_why_in_a_line(
+    make_site: Make, tmp_path: Path, refusal: Refusal
+) -> None:
+    site, saved = make_site("vertical"), tmp_path / "model.npz"
+    site.run(model=saved, num_rounds=3)
+    site.written()
+
+    def line(number: int, **change: Any) -> str:
+        nodes = site.changed(number, **change)
+        return refusal(site.run, nodes, predict=saved, partition="vertical")
+
+    assert line(4, state_dir=None).endswith(
+        "partition 4: this agent has no folder with its part of the model; give it the state-dir "
+        "that it had when the model was made"
+    )
+    assert "partition 6: this owner kept no part of the model; give it the state-dir" in line(
+        6, state_dir=str(tmp_path / "state5")
+    )
+    unknown = write(tmp_path / "unknown.csv", ["key"], ["nobody", site.ids[site.new[0]]])
+    assert "group 0 does not hold 1 of the 2 held-out rows; check ids" in line(
+        6, test_data=str(unknown)
+    )
+    assert site.written() == {}
+    (part,) = (tmp_path / "state5").glob("*/partition-5.model")
+    whole = part.read_bytes()
+    part.write_bytes(whole[:100])
+    assert "partition 5: the part of the model that this agent kept is damaged" in line(5)
+    part.write_bytes(whole)
+    swapped = [dict(node) for node in site.nodes]
+    for k in range(4):
+        swapped[k]["group"] = 1 - swapped[k]["group"]
+    text = refusal(site.run, swapped, predict=saved, partition="vertical")
+    assert "the nodes have other columns, groups or classes than the model" in text
+    text = refusal(site.run, predict=saved)  # by which nodes read their tables
+    assert 'the model is one of partition vertical; add partition="vertical" to --run' in text
+
+
+def test_an_agent_needs_no_table(make_site: Make) -> None:
+    site = make_site("horizontal")
+    assert site.client(4).role == "agent"
+    assert site.client(4).simulated is False

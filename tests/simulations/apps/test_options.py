@@ -1,0 +1,209 @@
+"""Every option of a method is a key of its app, every key of a node reaches its client."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from app_sites import Site
+
+from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.registered import find_method
+from fedkern_flwr.simulations.apps.server import make_strategy, read_options
+from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
+from fedkern_flwr.simulations.methods.registry import family, options
+from fedkern_flwr.simulations.run.options import Option, accepted
+from fedkern_flwr.strategies import (
+    FDSKL,
+    POFMKL,
+    AlignIds,
+    ColumnRanges,
+    FedCFK,
+    FedCG,
+    HierarchicalSVM,
+)
+
+METHODS: dict[str, Any] = {
+    "align": AlignIds,
+    "fdskl": FDSKL,
+    "fed_cfk": FedCFK,
+    "fed_cg": FedCG,
+    "hierarchical_svm": HierarchicalSVM,
+    "method": find_method("kernel-pca"),
+    "pof_mkl": POFMKL,
+    "ranges": ColumnRanges,
+}
+#: What is no option of a method: of every run, and of the nodes of a simulation.
+OF_RUN = {"timeout", "result", "num-rounds", "model", "saved-model", "predict"}
+SIMULATED = {
+    "align": {"rows", "share", "seed", "folder"},
+    "ranges": {"data", "label", "split", "seed", "files"},
+    "method": {"method", "options"},
+}
+#: Options whose key has values that mean something else than their default.
+UNSET = {"preconditioner_rank": -1, "min_support": -1, "coef0": 1.0}
+
+
+@pytest.mark.parametrize("app", METHODS)
+def test_every_option_is_a_key_and_every_key_is_read(app: str) -> None:
+    method, keys = METHODS[app], declared(app_folder(app))
+    if app != "method":  # it takes them as JSON
+        assert {o.name.replace("_", "-") for o in options(method)} <= set(keys)
+    simulated = SIMULATED.get(app)
+    if simulated is None:
+        own = {f.name.replace("_", "-") for f in fields(family(method.method).settings)}
+        simulated = {"state-dir", "predictions", *own}
+        simulated |= {"hospitals", "groups"} & set(keys)
+    known = {o.name.replace("_", "-") for o in accepted(method)}
+    assert set(keys) <= known | OF_RUN | simulated
+
+
+@pytest.mark.parametrize("app", METHODS)
+def test_the_defaults_of_an_app_are_those_of_its_method(app: str) -> None:
+    method, keys = METHODS[app], declared(app_folder(app))
+    seed = {"seed": 0} if "seed" in {o.name for o in accepted(method)} else {}
+    made, usual = make_strategy(method, keys), method(**seed)
+    assert vars(made).keys() == vars(usual).keys()
+    others = {"pof_mkl": {"samples_per_round", "checkpoint_every"}, "method": set()}
+    for name, value in vars(usual).items():
+        if not name.startswith("_") and not name.endswith("_") and name not in others.get(app, ()):
+            assert str(getattr(made, name)) == str(value), name
+
+
+def another(option: Option, usual: Any) -> tuple[Any, Any]:
+    """Return another value of a key, and the option's value that it stands for."""
+    kinds = option.kinds()
+    choices = [c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)]
+    if isinstance(usual, bool):
+        return not usual, not usual
+    if isinstance(usual, str):
+        if bool in kinds:
+            return "off", False
+        if choices:
+            chosen = next(choice for choice in choices if choice != usual)
+            return chosen, chosen
+        return ("/a/b.npz", "/a/b.npz") if option.takes_text() else ("1, 0.5,2", (1.0, 0.5, 2.0))
+    if isinstance(usual, float):
+        return 7, 7.0  # whole numbers are taken
+    return usual + 3, usual + 3
+
+
+@pytest.mark.parametrize("app", METHODS)
+def test_every_option_of_an_app_reaches_the_method(app: str) -> None:
+    method, keys = METHODS[app], declared(app_folder(app))
+    for option in accepted(method):
+        key = option.name.replace("_", "-")
+        if key not in keys:
+            continue
+        given, expected = another(option, keys[key])
+        found = read_options(method, {**keys, key: given})[option.name]
+        assert (found, type(found)) == (expected, type(expected)), key
+        if option.default is None:
+            unset = UNSET.get(option.name, type(keys[key])())
+            if option.name != "seed":
+                assert read_options(method, {**keys, key: unset})[option.name] is None, key
+        if option.name in UNSET:  # 0 is a value of its own
+            assert read_options(method, {**keys, key: 0})[option.name] == 0
+
+
+@pytest.mark.parametrize(
+    ("app", "given", "text"),
+    [
+        ("pof_mkl", {"secure": "perhaps"}, "secure is 'perhaps'; use auto, on or off"),
+        ("fed_cfk", {"drop-outs": "yes"}, "drop-outs is 'yes'; use auto, on or off"),
+        ("fed_cfk", {"coefficients": "0, x"}, "coefficients is '0, x'; write numbers separated by"),
+        ("hierarchical_svm", {"step-sizes": "5;20"}, "step-sizes is '5;20'; write numbers sepa"),
+        ("fed_cg", {"solver": "svd"}, "solver is 'svd'"),
+        ("method", {"options": "components=3"}, "options is no JSON object; write options"),
+        ("method", {"options": '{"components": 0}'}, "components is 0; use at least 1"),
+    ],
+)
+def test_a_wrong_option_is_one_line(
+    app: str, given: dict[str, Any], text: str, refusal: Callable[..., str]
+) -> None:
+    keys = {**declared(app_folder(app)), **given}
+    assert text in refusal(make_strategy, METHODS[app], keys)
+
+
+# -- what a node says
+
+
+def node_keys(app: str) -> set[str]:
+    """Return the keys of the node configuration that the README of an app explains."""
+    table = (app_folder(app) / "README.md").read_text().split("| key")[1].split("\n\n")[0]
+    rows = [row.split("|")[1] for row in table.splitlines()[2:]]
+    return {key for row in rows for key in re.findall(r"`([a-z-]+)`", row)}
+
+
+#: Values of keys that the first node of a site does not have; a wrong column is refused.
+VALUES: dict[str, Any] = {
+    "allow-single": True,
+    "block": "other",
+    "classes": "bad,ok,perhaps",
+    "frequencies": "shared",
+    "group": 1,
+    "label-bound": 2,
+    "merge": "max",
+    "product": "orthogonal",
+    "protocol": "naive",
+    "request": "noisy",
+    "top": 7.0,
+    "topology": "tree",
+}
+OTHERS = {"fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "fed-cfk", "ranges", "align"}
+
+
+@pytest.mark.parametrize("name", [*sorted(OTHERS), "kernel-pca"])
+def test_every_key_of_the_readme_reaches_the_client(
+    name: str, make_site: Callable[[str], Site], given: Callable[..., dict[str, Any]]
+) -> None:
+    """Without it, or with it, the client gets something else, or the node is refused."""
+    site = make_site(name)
+    number = len(site.nodes) - 1 if name == "vertical" else 0
+    if name == "fed-cfk":
+        number = 1  # a file with a header
+
+    def found(**change: Any) -> str:
+        try:
+            return repr(given(site, number, **change))
+        except FedKernError as error:
+            return f"refused: {error}"
+
+    usual = found()
+    assert not usual.startswith("refused")
+    keys = node_keys(site.app) - {"partition-id", "num-partitions"}
+    assert {"data", "state-dir", "identity-key", "trusted-keys", "policy"} <= keys
+    if name == "vertical":
+        keys -= {"group", "product", "predictions"}  # of users
+    for key in keys:
+        change = None if key in site.nodes[number] else VALUES.get(key, "other")
+        if key == "data":
+            change = "gone.csv"
+        if (name, key) in {("ranges", "id-column"), ("horizontal", "alignment-key")}:
+            change = "other"
+        assert found(**{key: change}) != usual, key
+
+
+def test_a_centre_gives_no_labels(
+    make_site: Callable[[str], Site], given: Callable[..., dict[str, Any]]
+) -> None:
+    site = make_site("fed-cg")
+    hospital = site.nodes[0]
+    text = {"data": hospital["data"], "label_column": "state", "classes": "ok,bad"}
+    assert "y" in given(site, 0)
+    assert not given(site, 2, **text).keys() & {"y", "y_test"}
+
+
+@pytest.mark.parametrize("app", METHODS)
+def test_an_app_is_a_folder_with_one_file_to_change(app: str) -> None:
+    folder = app_folder(app)
+    files = {path.name for path in folder.iterdir() if path.name != "__pycache__"}
+    assert files == {
+        *("LICENSE", "README.md", "pyproject.toml"),
+        *("client_app.py", "own_table.py", "server_app.py"),
+    }
+    assert "CHANGE THIS" in (folder / "own_table.py").read_text()
+    assert "own_table.py" in (folder / "README.md").read_text()
