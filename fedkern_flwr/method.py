@@ -255,11 +255,16 @@ class Method(SummingStrategy):
             nonlocal arrays
             if step.metrics:
                 self.history_.append({"round": step.number, **step.metrics})
-                result.train_metrics_clientapp[step.number] = _numbers(self.history_[-1])
+                enter(step.number, self.history_[-1])
             if step.arrays is not None:
                 arrays = step.arrays
                 if evaluate_fn is not None:
                     judge(step.number, ArrayRecord(list(arrays)))
+
+        def enter(number: int, row: Mapping[str, Any]) -> None:
+            result.train_metrics_clientapp[number] = _numbers(row)
+            if tests := _tests(row):
+                result.evaluate_metrics_clientapp[number] = tests
 
         def judge(number: int, record: ArrayRecord) -> None:
             if evaluate_fn is not None and (metrics := evaluate_fn(number, record)) is not None:
@@ -269,10 +274,9 @@ class Method(SummingStrategy):
         result.arrays = ArrayRecord(list(arrays))
         last = max([1, *result.train_metrics_clientapp])
         if not self.history_:
-            result.train_metrics_clientapp[last] = _numbers(self.metrics_)
-        tests = {name: v for name, v in self.metrics_.items() if name.startswith("test_")}
-        if tests:
-            result.evaluate_metrics_clientapp[last] = _numbers(tests)
+            enter(last, self.metrics_)
+        elif tests := _tests(self.metrics_):
+            result.evaluate_metrics_clientapp[last] = tests
         if self.model_:
             result.arrays = ArrayRecord({n: Array(np.asarray(a)) for n, a in self.model_.items()})
             judge(last, result.arrays)
@@ -326,6 +330,10 @@ class Method(SummingStrategy):
         if secure:
             with contextlib.suppress(FedKernError):
                 self.finish(run.grid, number=run.number + 1, timeout=run.timeout)
+
+
+def _tests(row: Mapping[str, Any]) -> MetricRecord:
+    return _numbers({name: value for name, value in row.items() if name.startswith("test_")})
 
 
 def _numbers(row: Mapping[str, Any]) -> MetricRecord:

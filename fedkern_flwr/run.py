@@ -71,7 +71,7 @@ class Run:
         self._asked = 0  # number of the last exchange that clients keep a state of
         self.tell: Callable[[Round], None] = lambda step: None
         self._counts_exchanges = True  # whether the progress is that of exchanges
-        self._deliveries: dict[int, list[RunningSum]] = {}
+        self._deliveries: dict[int, list[Deliver]] = {}
         self._failures: dict[int, Failure] = {}
         self._outcome = Outcome()  # of the exchange at hand
         self._log: list[tuple[str, dict[str, Any]]] | None = []  # results since the last Save
@@ -93,8 +93,9 @@ class Run:
             try:
                 value = self._take(step)
             except LostState as lost:
-                for receiver in list(self._deliveries):
-                    self._close(self._deliveries.pop(receiver))
+                for receiver, waiting in self._deliveries.items():
+                    self._close(one.sum for one in waiting if not one.keep)
+                    self._deliveries[receiver] = [one for one in waiting if one.keep]
                 send = _throw(rounds, lost)
                 continue
             except SumError as lost:
@@ -108,8 +109,9 @@ class Run:
         method, show = self.method, self.method.on_round
         if isinstance(step, Round):
             self._counts_exchanges = False
-            if show is not None and step.metrics:
-                show(step.number, max(method.planned, step.number), method.history_[-1])
+            row = method.history_[-1] if step.metrics else {}
+            if show is not None and step.number and (row or step.arrays is None):
+                show(step.number, max(method.planned, step.number), row)
         elif isinstance(step, (Sum, Ask)) and self._counts_exchanges and show is not None:
             show(self.number, max(method.planned, self.number), {})
 
@@ -125,7 +127,7 @@ class Run:
             self.tell(step)
             return None if step.save is None else self._save(step.save)
         if isinstance(step, Deliver):
-            self._deliveries.setdefault(step.receiver, []).append(step.sum)
+            self._deliveries.setdefault(step.receiver, []).append(step)
             return None
         name = step.name if isinstance(step, Sum) else step.what
         if self._replay:
@@ -331,7 +333,7 @@ class Run:
                 continue
             if final:
                 method.accept(node)
-            self._close(self._deliveries.pop(partition, ()))
+            self._close(one.sum for one in self._deliveries.pop(partition, ()))
             found[partition] = answer
         if final and any(detail.startswith("StateError") for detail in details):
             self._close(running)
@@ -355,7 +357,7 @@ class Run:
             sections: dict[int, list[PhaseMessage]] = {}
             for partition in partitions:
                 own: list[PhaseMessage] = [
-                    s.delivery() for s in self._deliveries.get(partition, ())
+                    one.sum.delivery() for one in self._deliveries.get(partition, ())
                 ]
                 if method.sums is not None:
                     own += method.sums.sections(partition, list(running))

@@ -171,10 +171,13 @@ class Deliver:
         Of :attr:`Answers.running`.
     receiver : int
         The partition that it belongs to.
+    keep : bool (default: False)
+        Whether it stays on its way when the generator is told of a :class:`LostState`.
     """
 
     sum: RunningSum
     receiver: int
+    keep: bool = False
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,7 @@ class Round:
         From 1 on; 0 is before the first.
     metrics : mapping
         Its row of the history, whose ``round`` is the number unless it says another; none
-        without.
+        without. Without metrics and arrays the progress alone is told.
     arrays : sequence of ndarray, optional
         The model after it, with which Flower's ``evaluate_fn`` is called.
     save : Save, optional
@@ -223,7 +226,7 @@ class Round:
 class LostState(CohortError):
     """Thrown into the generator: a client has forgotten what the question needs; ask again.
 
-    What was on its way to clients is withdrawn.
+    What was on its way to clients is withdrawn, but for what is to be kept.
     """
 
 
