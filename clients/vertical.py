@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -33,29 +33,29 @@ from fedkern_flwr.frequencies import (
 from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.labels import count_outcomes
-from fedkern_flwr.node.client import Handler, PhaseClient
+from fedkern_flwr.method import AnsweringClient, answers
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.online import check_choice
 from fedkern_flwr.phase_training import fit, outputs
 from fedkern_flwr.phases import cosines
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.vertical import ACTIVE, PASSIVE, chunks, name_sum
-from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
+from fedkern_flwr.vertical import ACTIVE, LARGEST_OUTPUT, PASSIVE, chunks, name_sum
+from fedkern_flwr.wire import DescribeRequest, columns_digest
 from fedkern_flwr.wire import vertical as wire
 
 from .party_table import Floats, Ids
 from .phase_store import PhaseStore
+from .trees import make_hops
 from .vertical_table import VerticalTable
 
 Topology = Literal["star", "tree"]
 TOPOLOGIES = ("star", "tree")
 _ROOT_2 = np.sqrt(2.0)
-_LARGEST = 1e6  # an output beyond it has diverged; also the bound of sums of outputs
 _PINNED = ("kernel", "gamma", "phase_bits", "topology", "public_seed", "capacity")
 
 
-class VerticalKernelClient(PhaseClient):
+class VerticalKernelClient(AnsweringClient):
     """A party of FDSKL.
 
     All parties hold columns of the same rows, in any order. Active parties also hold labels, of all
@@ -190,36 +190,26 @@ class VerticalKernelClient(PhaseClient):
 
     # -- phases
 
-    def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
-        """Return the phases that this client answers."""
-        return {
-            "vertical-step": (wire.StepRequest, self.take_step),
-            "vertical-hops": (wire.HopsRequest, self.send_hops),
-            "vertical-train": (wire.TrainRequest, self.train),
-            "vertical-outcome": (wire.OutcomeRequest, self.predict_rows),
-        }
-
     def own_rows(self) -> OwnRows:
         """Return the rows of the table."""
         return self.table.own_rows()
 
     def describe(self, request: DescribeRequest) -> wire.VerticalDescribeReply:
         """Tell who this is; see the message."""
-        table = self.table
+        table, known = self.table, (request.session, self.alignment_key)
         table.order_seed = request.order_seed
-        table.check_ids(request.session, self.alignment_key)
+        table.check_ids(*known)
         state = self.open_session(request.session)
-        kept = KeptState.unpack(state.payload)
-        digest = table.digest()
+        kept, digest = KeptState.unpack(state.payload), table.digest()
         if "gamma" in kept.settings and kept.settings.get("table") != digest:
             raise TableError(
                 "its table is not the one with which this run began",
                 remedy="bring that table back, or start the run anew",
                 party=self.name,
             )
+        ids = table.pseudonyms(*known)
         kept.settings["table"] = digest
-        kept.arrays["order"] = table.order(request.session, self.alignment_key).astype(np.int32)
-        kept.arrays["names"] = table.pseudonyms(request.session, self.alignment_key)[:, 0].copy()
+        kept.arrays |= {"order": table.order(*known).astype(np.int32), "names": ids[:, 0].copy()}
         state.payload = kept.pack()
         state.store(self.context)
         return wire.VerticalDescribeReply(
@@ -239,84 +229,91 @@ class VerticalKernelClient(PhaseClient):
             labelled=table.labelled,
             named=table.identified,
             allow_single=self.allow_single,
-            ids=table.pseudonyms(request.session, self.alignment_key),
+            ids=ids,
         )
 
+    def answer(self, request: Any, method: Any) -> Any:
+        """Take up the settings and what has come along before a handler is called."""
+        self.session = request.session
+        if isinstance(request, wire.PhasesRequest):
+            self._begin(request)
+        elif "gamma" not in self.kept.settings:
+            raise StateError(
+                "it knows nothing of this run", remedy="it is told again", party=self.name
+            )
+        self._take_delivered(request)
+        return method(request)
+
+    @answers(wire.StepRequest)
     def take_step(self, request: wire.StepRequest) -> wire.StepReply:
         """Finish an iteration, score the next batch, contribute phases for a third."""
-        state, kept = self.begin(request)
-        self._take_phases(request, kept)
         if request.finish and self.role == ACTIVE:
-            self._finish_iteration(request, kept)
+            self._finish_iteration(request)
         if request.score:
-            self._contribute_scores("scores", request.scorer, request.score_rows, kept)
-            kept.settings["scored"] = request.score
-        self._send_phases(request, kept)
-        self.end(state, request, kept)
-        return wire.StepReply(round=request.round)
+            self._contribute_scores("scores", request.scorer, request.score_rows)
+            self.kept.settings["scored"] = request.score
+        self._send_phases(request)
+        return wire.StepReply()
 
+    @answers(wire.HopsRequest)
     def send_hops(self, request: wire.HopsRequest) -> wire.HopsReply:
         """Take part in a sum over two trees (Algorithm 3); see :mod:`.trees`."""
-        from .trees import make_hops
-
         if request.topology != "tree":
             raise ProtocolError(
                 "hops leave a node in runs with topology 'tree' only", party=self.name
             )
-        state, kept = self.begin(request)
-        self.note_rows("hops", kept.arrays["order"][request.rows], each=True)
-        reply = make_hops(self, request, kept)
-        self.end(state, request, kept)
-        return reply
+        self.note_rows("hops", self.places(request.rows), each=True)
+        return make_hops(self, request)
 
+    @answers(wire.TrainRequest)
     def train(self, request: wire.TrainRequest) -> wire.TrainReply:
         """Fit the model here, from the phases of all rows; predict the held-out ones."""
-        state, kept = self._go_on(request)
-        self._check_trained(request.rows, kept)
-        self._take_phases(request, kept)
-        table, upto = self.table, int(kept.settings["upto"])
+        self._check_trained(request.rows)
+        kept, upto = self.kept, int(self.kept.settings["upto"])
         chosen = fit(
             request.loss,  # type: ignore[arg-type]
-            self.store(kept).read(request.rows, upto),
-            self._targets(request.rows, kept),
-            classes=len(table.classes),
+            self.store().read(request.rows, upto),
+            self._targets(request.rows),
+            classes=len(self.table.classes),
             seed=request.seed,
             multiples=request.multiples.tolist(),
             regularizations=request.regularizations.tolist(),
         )
         kept.arrays["alpha"] = chosen.weights / np.sqrt(upto)
         kept.settings["multiple"] = chosen.multiple
-        counts = self._judge(request.tests, self._scores(request.tests, kept), request.count, kept)
+        counts = self._judge(request.tests, self._scores(request.tests), request.count)
         score = chosen.scores.get((chosen.multiple, chosen.regularization), -1.0)
         if score >= 0.0:
-            rows = kept.arrays["order"][request.rows]
-            told = self.figures("validation", rows, np.array([score]), alone=True, users=True)
+            rows, found = self.places(request.rows), np.array([score])
+            told = self.figures("validation", rows, found, alone=True, users=True)
             score = float(told[0]) if told.any() else -1.0
-        self.end(state, request, kept)
         return wire.TrainReply(
-            round=request.round,
             multiple=chosen.multiple,
             regularization=chosen.regularization,
             score=float(score),
             counts=counts,
         )
 
+    @answers(wire.OutcomeRequest)
     def predict_rows(self, request: wire.OutcomeRequest) -> wire.OutcomeReply:
         """Predict this party's held-out rows, or score those of all for their owners."""
-        state, kept = self._go_on(request)
-        self._take_phases(request, kept)
-        ends = np.cumsum(request.sizes)
-        counts = np.zeros(0)
+        ends, counts = np.cumsum(request.sizes), np.zeros(0)
         for owner, size, end in zip(request.owners.tolist(), request.sizes, ends, strict=True):
             rows = request.rows[end - size : end]
             if request.scoring and size:
-                self._contribute_scores("outcome", owner, rows, kept)
+                self._contribute_scores("outcome", owner, rows)
             elif owner == self.partition and size:
-                counts = self._judge(
-                    rows, self._summed(f"outcome/{owner}", rows, kept), request.count, kept
-                )
-        self.end(state, request, kept)
-        return wire.OutcomeReply(round=request.round, counts=counts)
+                # what came from all owners, or this party's own where it is alone
+                scores = self._delivered.get(f"outcome/{owner}")
+                scores = self._scores(rows) if scores is None else scores.reshape(size, -1)
+                counts = self._judge(rows, scores, request.count)
+        return wire.OutcomeReply(counts=counts)
+
+    def close_round(self, state: SessionState, *done: Any) -> None:
+        """Keep the state; on disk as well, if there is a place and the request says so."""
+        super().close_round(state, *done)
+        if self._request.save_as:
+            self._save(state, self._request.save_as)
 
     def forget(self, state: SessionState) -> bytes:
         """Erase the phases and all else at the end of a run."""
@@ -325,7 +322,7 @@ class VerticalKernelClient(PhaseClient):
 
     # -- what the phases share
 
-    def begin(self, request: wire.PhasesRequest) -> tuple[SessionState, KeptState]:
+    def _begin(self, request: wire.PhasesRequest) -> None:
         """Take up the settings of a run, which stay as they are in the first request.
 
         Raises
@@ -333,12 +330,12 @@ class VerticalKernelClient(PhaseClient):
         ProtocolError
             The run is not of the kind that this node takes part in, or has changed.
         """
-        state, self.session = self.open_round(request.session, request.round, 0), request.session
         shared = request.public_seed >= 0
-        found = {"frequencies": "shared" if shared else "private", "topology": request.topology}
-        for option, value in found.items():
+        for option, value, default in (
+            ("frequencies", "shared" if shared else "private", "private"),
+            ("topology", request.topology, "star"),
+        ):
             if getattr(self, option) != value:
-                default = {"frequencies": "private", "topology": "star"}[option]
                 raise ProtocolError(
                     f"this node takes part in runs with {option} {getattr(self, option)!r} only, "
                     f"not {value!r}",
@@ -346,14 +343,15 @@ class VerticalKernelClient(PhaseClient):
                     + ("" if value == default else ", knowing what that shows"),
                     party=self.name,
                 )
-        kept = KeptState.unpack(state.payload)
-        if "gamma" not in kept.settings:
+        kept, settings = self.kept, self.kept.settings
+        asked = {name: getattr(request, name) for name in _PINNED}
+        if "gamma" not in settings:
             if request.model:
-                self._remember(request, kept)
+                self._remember(request, asked)
             else:
                 kept.seed = self.frequency_seed or kept.seed or secrets.token_bytes(SEED_BYTES)
-            kept.settings |= {name: getattr(request, name) for name in _PINNED}
-        if any(kept.settings[name] != getattr(request, name) for name in _PINNED):
+            settings |= asked
+        if any(settings[name] != value for name, value in asked.items()):
             raise ProtocolError(
                 "the settings of the run have changed",
                 remedy="resume it with the options and the number of rounds it began with",
@@ -361,29 +359,12 @@ class VerticalKernelClient(PhaseClient):
             )
         if self.role == PASSIVE and self.partition in request.owners:
             raise ProtocolError("phases are for parties with labels", party=self.name)
-        owners = {*kept.settings.get("owners", ()), *request.owners.tolist()}
-        kept.settings["owners"] = sorted(owners)
+        settings["owners"] = sorted({*settings.get("owners", ()), *request.owners.tolist()})
         announced = self.table.announced_rows
         if len(request.rows) and not 0 <= request.rows.min() <= request.rows.max() < announced:
             raise ProtocolError("rows are asked for that were not announced", party=self.name)
-        return state, kept
 
-    def end(self, state: SessionState, request: wire.VerticalRequest, kept: KeptState) -> None:
-        """Keep the state; on disk as well, if that is asked for and there is a place."""
-        self.close_round(state, request.round, kept.pack(), 0)
-        if request.save_as:
-            self._save(state, request.save_as)
-
-    def _go_on(self, request: wire.VerticalRequest) -> tuple[SessionState, KeptState]:
-        state, self.session = self.open_round(request.session, request.round, 0), request.session
-        kept = KeptState.unpack(state.payload)
-        if "gamma" not in kept.settings:
-            raise StateError(
-                "it knows nothing of this run", remedy="it is told again", party=self.name
-            )
-        return state, kept
-
-    def _remember(self, request: wire.PhasesRequest, kept: KeptState) -> None:
+    def _remember(self, request: wire.PhasesRequest, asked: Mapping[str, Any]) -> None:
         """Take up what this party kept of the run that made a model."""
         path = self.state_path(request.model, f"-round-{request.model_round}.state")
         if path is None or not path.is_file():
@@ -393,27 +374,34 @@ class VerticalKernelClient(PhaseClient):
                 party=self.name,
             )
         old = KeptState.unpack(path.read_bytes())
-        if any(old.settings.get(name) != getattr(request, name) for name in _PINNED):
+        if any(old.settings.get(name) != value for name, value in asked.items()):
             raise ProtocolError(
                 "the settings are not those of the run that made the model", party=self.name
             )
-        kept.seed = old.seed
+        self.kept.seed = old.seed
         if self.role == ACTIVE and "alpha" in old.arrays:
-            kept.arrays["alpha"] = old.arrays["alpha"]
-            kept.settings["multiple"] = old.settings.get("multiple", 1)
+            self.kept.arrays["alpha"] = old.arrays["alpha"]
+            self.kept.settings["multiple"] = old.settings.get("multiple", 1)
+
+    @property
+    def _delivered(self) -> Mapping[str, NDArray[Any]]:
+        """Totals of sums that belong to this party, of the message at hand."""
+        return {} if self.sums is None else self.sums.delivered
+
+    def places(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return which rows of the table announced rows are."""
+        return np.asarray(self.kept.arrays["order"][rows])
 
     # -- phases of this party's columns
 
-    def directions(
-        self, kept: KeptState, owner: int, first: int, upto: int
-    ) -> tuple[Floats, Floats]:
+    def directions(self, owner: int, first: int, upto: int) -> tuple[Floats, Floats]:
         """Return the components of an owner's directions, and this party's part of their offsets.
 
         Returns
         -------
         (ndarray, ndarray), shapes (upto - first, d) and (upto - first,)
         """
-        settings, seed = kept.settings, kept.seed
+        settings, seed = self.kept.settings, self.kept.seed
         law = settings["kernel"], settings["gamma"]
         offsets = draw_offsets(seed, owner, upto, *law)[first:]
         if settings["public_seed"] >= 0:
@@ -421,68 +409,84 @@ class VerticalKernelClient(PhaseClient):
         omega = draw_directions(seed, owner, upto, self.table.features, *law)
         return omega[first:], offsets
 
-    def features_at(self, kept: KeptState, rows: NDArray[Any]) -> Floats:
+    def features_at(self, rows: NDArray[Any]) -> Floats:
         """Return the features of announced rows, shape (n, d)."""
-        return self.table.features_of(kept.arrays["order"][rows])
+        return self.table.features_of(self.places(rows))
 
-    def note_pending(self, request: wire.PhasesRequest, kept: KeptState) -> None:
+    def store(self) -> PhaseStore:
+        """Return the file of phases that this party has received."""
+        rows, settings = self.table.announced_rows, self.kept.settings
+        capacity, bits = int(settings["capacity"]), int(settings["phase_bits"])
+        return PhaseStore(self.state_dir, self.session, self.partition, rows, capacity, bits)
+
+    def note_pending(self, request: wire.PhasesRequest) -> None:
         """Remember, at an owner, which phases have been asked for."""
         if self.partition not in request.owners:
             return
-        place = request.owners.tolist().index(self.partition)
-        kept.arrays["pending rows"], kept.arrays["pending cuts"] = request.rows, request.cuts
-        kept.arrays["pending known"] = request.known[place]
-        kept.settings["pending upto"] = int(request.upto[place])
-        kept.settings["collection"] = request.collection
+        place, kept = request.owners.tolist().index(self.partition), self.kept
+        kept.arrays |= {
+            "pending rows": request.rows,
+            "pending cuts": request.cuts,
+            "pending known": request.known[place],
+        }
+        kept.settings |= {
+            "pending upto": int(request.upto[place]),
+            "collection": request.collection,
+        }
 
-    def store(self, kept: KeptState) -> PhaseStore:
-        """Return the file of phases that this party has received."""
-        rows = self.table.announced_rows
-        capacity, bits = int(kept.settings["capacity"]), int(kept.settings["phase_bits"])
-        return PhaseStore(self.state_dir, self.session, self.partition, rows, capacity, bits)
+    def note_taken(self) -> None:
+        """Note that the pending phases have arrived."""
+        settings = self.kept.settings
+        settings |= {"taken": settings["collection"], "upto": settings["pending upto"]}
+        for name in ("pending rows", "pending cuts", "pending known"):
+            del self.kept.arrays[name]
 
-    def _send_phases(self, request: wire.StepRequest, kept: KeptState) -> None:
+    def _phase_sums(
+        self,
+        owner: int,
+        rows: NDArray[Any],
+        cuts: NDArray[np.int32],
+        known: NDArray[np.int32],
+        upto: int,
+    ) -> Iterator[tuple[slice, str]]:
+        """Yield the chunks of rows of an owner's phases and the names of their sums."""
+        names = np.asarray(self.kept.arrays["names"][rows])
+        for number, part in enumerate(chunks(cuts)):
+            yield part, name_sum(owner, number, names[part], known[part], upto)
+
+    def _send_phases(self, request: wire.StepRequest) -> None:
         """Contribute this party's part of the phases that owners lack."""
         if not len(request.rows):
             return
-        self.note_pending(request, kept)
-        x = self.features_at(kept, request.rows)
-        orders = {} if self.sums is None else self.sums.orders
-        circle = Encoding.circle(int(kept.settings["phase_bits"]))
-        self._check_phases(request)
-        for place, owner in enumerate(request.owners.tolist()):
-            upto, all_known = int(request.upto[place]), request.known[place]
-            first = int(all_known.min())
-            omega, offsets = self.directions(kept, owner, first, upto)
-            for number, part in enumerate(chunks(request.cuts)):
-                known = all_known[part]
-                name = name_sum(owner, number, self._names(kept, request.rows[part]), known, upto)
-                if name not in orders:
-                    continue
-                length = int((upto - known).sum())
-                rule = SumRule(circle, receiver=owner, everybody=True, length=length)
-                self.sums.check(name, rule)  # type: ignore[union-attr]
-                here = x[part] @ omega.T
-                here += offsets
-                if known.max() > first:
-                    here = here[np.arange(first, upto) >= known[:, None]]
-                held = kept.arrays["order"][request.rows[part]]
-                self.note_rows(f"phases/{owner}", held, each=True)
-                self.sums.contribute(name, here.reshape(-1))  # type: ignore[union-attr]
-
-    def _check_phases(self, request: wire.StepRequest) -> None:
-        """Refuse phases before the first or after the last that there are."""
+        self.note_pending(request)
+        rows, sums = request.rows, self.sums
+        x, circle = self.features_at(rows), Encoding.circle(int(self.kept.settings["phase_bits"]))
         for known, upto in zip(request.known, request.upto.tolist(), strict=True):
             if not 0 <= int(known.min()) <= int(known.max()) <= upto:
                 raise ProtocolError("phases are asked for that there are not", party=self.name)
+        for known, owner, upto in zip(
+            request.known, request.owners.tolist(), request.upto.tolist(), strict=True
+        ):
+            first = int(known.min())
+            omega, offsets = self.directions(owner, first, upto)
+            for part, name in self._phase_sums(owner, rows, request.cuts, known, upto):
+                if sums is None or name not in sums.orders:
+                    continue
+                length = int((upto - known[part]).sum())
+                sums.check(name, SumRule(circle, receiver=owner, everybody=True, length=length))
+                here = x[part] @ omega.T
+                here += offsets
+                if known[part].max() > first:
+                    here = here[np.arange(first, upto) >= known[part][:, None]]
+                self.note_rows(f"phases/{owner}", self.places(rows[part]), each=True)
+                sums.contribute(name, here.reshape(-1))
 
-    def _names(self, kept: KeptState, rows: NDArray[Any]) -> NDArray[np.uint64]:
-        """Return the first halves of the pseudonyms of announced rows."""
-        return np.asarray(kept.arrays["names"][rows])
-
-    def _take_phases(self, request: wire.VerticalRequest, kept: KeptState) -> None:
-        """Keep phases that came with a request; those that came before are not taken again."""
-        settings = kept.settings
+    def _take_delivered(self, request: wire.VerticalRequest) -> None:
+        """Keep what came with a request; phases that came before are not taken again."""
+        kept, settings = self.kept, self.kept.settings
+        scores = self._delivered.get(f"scores/{self.partition}")
+        if scores is not None:  # for the iteration that a request finishes, this one or a later one
+            kept.arrays["scores"] = scores
         if not request.delivered or settings.get("taken", 0) >= request.delivered:
             return
         if settings.get("collection") != request.delivered:
@@ -491,107 +495,86 @@ class VerticalKernelClient(PhaseClient):
                 remedy="they are sent again",
                 party=self.name,
             )
-        store, upto = self.store(kept), settings["pending upto"]
-        rows, known = kept.arrays["pending rows"], kept.arrays["pending known"]
-        for number, part in enumerate(chunks(kept.arrays["pending cuts"])):
-            names = self._names(kept, rows[part])
-            name = name_sum(self.partition, number, names, known[part], upto)
-            phases = self.sums.delivered.get(name)  # type: ignore[union-attr]
-            if phases is not None:
-                store.take(rows[part], known[part], upto, phases)
-        self.note_taken(kept)
-
-    def note_taken(self, kept: KeptState) -> None:
-        """Note that the pending phases have arrived."""
-        kept.settings |= {
-            "taken": kept.settings["collection"],
-            "upto": kept.settings["pending upto"],
-        }
-        for name in ("pending rows", "pending cuts", "pending known"):
-            del kept.arrays[name]
+        store, upto = self.store(), int(settings["pending upto"])
+        rows, cuts, known = (kept.arrays[f"pending {name}"] for name in ("rows", "cuts", "known"))
+        for part, name in self._phase_sums(self.partition, rows, cuts, known, upto):
+            if name in self._delivered:
+                store.take(rows[part], known[part], upto, self._delivered[name])
+        self.note_taken()
 
     # -- the function
 
-    def _alpha(self, kept: KeptState) -> Floats:
-        return kept.arrays.get("alpha", np.zeros((0, self.table.y.shape[1])))
+    @property
+    def _alpha(self) -> Floats:
+        return self.kept.arrays.get("alpha", np.zeros((0, self.table.y.shape[1])))
 
-    def _targets(self, rows: NDArray[Any], kept: KeptState) -> Floats:
+    def _targets(self, rows: NDArray[Any]) -> Floats:
         """Return the targets of labelled rows, in units of the bound."""
-        places = kept.arrays["order"][rows]
+        places = self.places(rows)
         if len(places) and places.max() >= self.table.rows:
             raise ProtocolError("rows are named that have no label here", party=self.name)
         return np.asarray(self.table.y[places] / self.table.label_bound)
 
-    def _scores(self, rows: NDArray[Any], kept: KeptState) -> Floats:
+    def _scores(self, rows: NDArray[Any]) -> Floats:
         """Return this party's part of f at rows, shape (n, k)."""
-        alpha = self._alpha(kept)
+        alpha = self._alpha
         if not len(alpha) or not len(rows):
             return np.zeros((len(rows), self.table.y.shape[1]))
-        phases = self.store(kept).read(rows, len(alpha))
+        phases = self.store().read(rows, len(alpha))
         weights = alpha * np.sqrt(len(alpha))
-        return outputs(phases, weights, int(kept.settings.get("multiple", 1)))
+        return outputs(phases, weights, int(self.kept.settings.get("multiple", 1)))
 
-    def _contribute_scores(
-        self, what: str, receiver: int, rows: NDArray[Any], kept: KeptState
-    ) -> None:
+    def _contribute_scores(self, what: str, receiver: int, rows: NDArray[Any]) -> None:
         name = f"{what}/{receiver}"
         if self.sums is None or name not in self.sums.orders:
             raise ProtocolError("scores are asked for outside a secure sum", party=self.name)
-        if what == "scores" and receiver not in kept.settings.get("owners", ()):
+        if what == "scores" and receiver not in self.kept.settings.get("owners", ()):
             raise refusal("scores for a party that learns nothing", self.name)
-        rule = SumRule(Encoding.fixed_point(_LARGEST), receiver=receiver, everybody=True)
-        self.sums.check(name, rule)
-        self.note_rows(name, kept.arrays["order"][rows], each=True)
+        encoding = Encoding.fixed_point(LARGEST_OUTPUT)
+        self.sums.check(name, SumRule(encoding, receiver=receiver, everybody=True))
+        self.note_rows(name, self.places(rows), each=True)
         if self.role == ACTIVE:
-            self.sums.contribute(name, self._bounded(self._scores(rows, kept)).reshape(-1))
+            self.sums.contribute(name, self._bounded(self._scores(rows)).reshape(-1))
         else:
             self.sums.contribute_nothing(name)
 
-    def _summed(self, name: str, rows: NDArray[Any], kept: KeptState) -> Floats:
-        """Return f at rows: what came from all owners, or this party's own where it is alone."""
-        if self.sums is not None and name in self.sums.delivered:
-            return np.asarray(self.sums.delivered[name].reshape(len(rows), -1))
-        return self._scores(rows, kept)
-
-    def _finish_iteration(self, request: wire.StepRequest, kept: KeptState) -> None:
+    def _finish_iteration(self, request: wire.StepRequest) -> None:
         """Make the coefficients of an iteration, shrink the older ones (Algorithm 1)."""
-        if kept.settings.get("finished", 0) >= request.finish:
+        kept, settings = self.kept, self.kept.settings
+        scores = kept.arrays.pop("scores", None)
+        if settings.get("finished", 0) >= request.finish:
             return
-        alpha, new = self._alpha(kept), []
+        alpha, new = self._alpha, []
         if request.leader == self.partition:
             rows, have = request.finish_rows, len(alpha)
-            phases = self.store(kept).read(rows, have + request.directions)
-            features = cosines(phases)
+            features = cosines(self.store().read(rows, have + request.directions))
             features *= features.dtype.type(_ROOT_2)
-            name = f"scores/{self.partition}"
-            if self.sums is not None and name in self.sums.delivered:
-                scores = self.sums.delivered[name].reshape(len(rows), -1)
-            elif kept.settings.get("scored", 0) >= request.finish:
+            if scores is None and settings.get("scored", 0) >= request.finish:
                 raise ProtocolError("the sum of the scores is missing", party=self.name)
-            else:
+            if scores is None:
                 scores = features[:, :have] @ alpha.astype(features.dtype)
             made = new_coefficients(
                 request.loss,  # type: ignore[arg-type]
-                self._bounded(np.asarray(scores, np.float64)),
-                self._targets(rows, kept),
+                self._bounded(np.asarray(scores, np.float64).reshape(len(rows), -1)),
+                self._targets(rows),
                 features[:, have:],
                 request.rate,
             )
             new.append(made)
         kept.arrays["alpha"] = np.concatenate([alpha * request.decay, *new])
-        kept.settings["finished"] = request.finish
+        settings["finished"] = request.finish
 
     def _bounded(self, scores: Floats) -> Floats:
-        if not np.abs(scores).max(initial=0.0) < _LARGEST:
+        if not np.abs(scores).max(initial=0.0) < LARGEST_OUTPUT:
             raise RefusedError(  # counted: a server could ask with ever other steps
                 "the iteration has diverged", remedy="use a smaller step", party=self.name
             )
         return scores
 
-    def _judge(self, rows: NDArray[Any], scores: Floats, count: bool, kept: KeptState) -> Floats:
+    def _judge(self, rows: NDArray[Any], scores: Floats, count: bool) -> Floats:
         """Write predictions of held-out rows; return how good they are, if that is asked for."""
         table = self.table
-        tests = kept.arrays["order"][rows] - table.rows
+        tests = self.places(rows) - table.rows
         if len(tests) and not 0 <= tests.min() <= tests.max() < table.tests:
             raise ProtocolError("rows are named that are not held out here", party=self.name)
         predictions = scores * table.label_bound
@@ -599,30 +582,35 @@ class VerticalKernelClient(PhaseClient):
             table.write_predictions(self.predictions, tests, predictions)
         if not count or not table.labelled or not len(rows):
             return np.zeros(0)
-        self._check_counted(tests, kept)
+        self._check_counted(tests)
         counts = count_outcomes(
             predictions, table.y_test[tests], len(table.classes), table.label_bound
         )
         told = self.figures("outcomes", tests, counts, alone=True)
         return told if told.any() else told[:0]
 
-    def _check_trained(self, rows: NDArray[Any], kept: KeptState) -> None:
+    # -- the same rows as before
+
+    def _fixed(self, name: str, rows: NDArray[Any]) -> bool:
+        """Tell whether rows are those of the first time; which they were is remembered."""
+        digest = hashlib.sha256(np.sort(rows).astype("<i8").tobytes()).hexdigest()
+        return bool(self.kept.settings.setdefault(name, digest) == digest)
+
+    def _check_trained(self, rows: NDArray[Any]) -> None:
         """Refuse to learn from few or other rows than before: what validates them is told."""
         among, least = range(self.table.announced_rows), self.policy.min_own_rows
         check_selection(rows, among, least=least, party=self.name)
-        digest = hashlib.sha256(np.sort(rows).astype("<i8").tobytes()).hexdigest()
-        if kept.settings.setdefault("trained", digest) != digest:
+        if not self._fixed("trained", rows):
             raise refusal("other rows are to be learned from than before", self.name)
 
-    def _check_counted(self, tests: NDArray[Any], kept: KeptState) -> None:
+    def _check_counted(self, tests: NDArray[Any]) -> None:
         """Refuse to count few or other rows than before: what is counted of one row is its label.
 
         Raises
         ------
         ProtocolError
         """
-        digest = hashlib.sha256(np.sort(tests).astype("<i8").tobytes()).hexdigest()
-        if kept.settings.setdefault("counted", digest) != digest:
+        if not self._fixed("counted", tests):
             raise ProtocolError(
                 "other held-out rows are to be counted than before", party=self.name
             )

@@ -25,6 +25,7 @@ logger = logging.getLogger("fedkern_flwr")
 ACTIVE, PASSIVE = "active", "passive"
 MissingRows = Literal["error", "drop-row"]
 MISSING_ROWS = ("error", "drop-row")
+LARGEST_OUTPUT = 1e6  # beyond it an iteration has diverged; the bound of sums of outputs
 
 
 @dataclass(frozen=True)
