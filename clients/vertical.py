@@ -304,8 +304,8 @@ class VerticalKernelClient(AnsweringClient):
                 self._contribute_scores("outcome", owner, rows)
             elif owner == self.partition and size:
                 # what came from all owners, or this party's own where it is alone
-                scores = self._delivered.get(f"outcome/{owner}")
-                scores = self._scores(rows) if scores is None else scores.reshape(size, -1)
+                total = self._delivered.get(f"outcome/{owner}")
+                scores = self._scores(rows) if total is None else total.reshape(size, -1)
                 counts = self._judge(rows, scores, request.count)
         return wire.OutcomeReply(counts=counts)
 
@@ -506,7 +506,7 @@ class VerticalKernelClient(AnsweringClient):
 
     @property
     def _alpha(self) -> Floats:
-        return self.kept.arrays.get("alpha", np.zeros((0, self.table.y.shape[1])))
+        return np.asarray(self.kept.arrays.get("alpha", np.zeros((0, self.table.y.shape[1]))))
 
     def _targets(self, rows: NDArray[Any]) -> Floats:
         """Return the targets of labelled rows, in units of the bound."""

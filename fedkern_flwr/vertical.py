@@ -118,6 +118,15 @@ def name_sum(
     return f"phases/{owner}/{number}#{digest.hexdigest()[:32]}"
 
 
+def rows_digest(parties: Sequence[VerticalDescribeReply]) -> str:
+    """Return a digest of which rows, features and outputs each party has, in this session."""
+    digest = hashlib.sha256()
+    for party in parties:
+        sizes = (party.partition, party.rows, party.features, party.outputs)
+        digest.update(repr(sizes).encode() + party.ids.tobytes())
+    return digest.hexdigest()
+
+
 def check_parties(parties: Sequence[VerticalDescribeReply]) -> None:
     """Refuse partitions that clash and pseudonyms that come twice.
 
