@@ -22,7 +22,7 @@ from fedkern_flwr.wire import vertical as wire
 
 from .fdskl_options import VerticalOptions
 from .fdskl_paper import TreePhases
-from .fdskl_phases import Need, Phases, Work, held_out_rows
+from .fdskl_phases import Need, Phases, held_out_rows
 from .fdskl_privacy import WARNINGS, seen_by
 from .fdskl_streaming import Descent
 
@@ -234,7 +234,7 @@ class FDSKL(VerticalOptions):
             self.regularization_ = float(meta["metrics"]["regularization"])
             return dict(meta["metrics"])
         phases, need = self._phases(), Need(np.arange(self.plan_.total), self.upto_)
-        yield from phases.advance(need, Work(save_as=_KEPT))
+        yield from phases.advance(need, save_as=_KEPT)
         yield self._save(phases, _KEPT)
         reply = yield from phases.train(
             owner,

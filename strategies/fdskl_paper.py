@@ -6,7 +6,8 @@ target of the attacks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.trees import Tree, make_trees
 from fedkern_flwr.wire import vertical as wire
 
-from .fdskl_phases import Collection, Need, Phases, Work
+from .fdskl_phases import Collection, Need, Phases
 
 Sealed = NDArray[np.uint8]
 
@@ -38,7 +39,7 @@ class TreePhases(Phases):
         kept = kept_party(parties, owner, seed)
         return kept, make_trees(parties, owner, kept, derive_seed(seed, "trees", owner))
 
-    def _advance(self, need: Need | None, work: Work) -> Steps:
+    def _advance(self, need: Need | None, work: Mapping[str, Any]) -> Steps:
         for part in self.collections(need) if need is not None else ():
             rows = part.need.rows
             for owner, upto in part.need.upto.items():
@@ -46,7 +47,7 @@ class TreePhases(Phases):
                 yield from self._sum(owner, wanted)
                 self.note(wanted, owner)
         if work:
-            yield from self.step(None, work)
+            yield from self.step(None, **work)
 
     def _sum(self, owner: int, wanted: Collection) -> Steps:
         kept, trees = self.trees(owner)

@@ -6,7 +6,7 @@ A party that has lost its phases gets all of them again; they are counted from n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,7 +22,7 @@ Rows = NDArray[np.int64]
 _CHUNK = 1 << 22  # phases of a sum
 _MESSAGE = 256 << 20  # bytes of phases in a message
 _NO_ROWS = np.zeros(0, np.int64)
-NOTHING = np.zeros(0, np.int32)
+_NOTHING = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Collection:
 
 @dataclass(frozen=True)
 class Iteration:
-    """An iteration of streaming; number 0 is none.
+    """An iteration of streaming.
 
     Attributes
     ----------
@@ -77,36 +77,15 @@ class Iteration:
         gamma_t and 1 - gamma_t lambda.
     """
 
-    number: int = 0
-    leader: int = -1
-    rows: Rows = field(default_factory=lambda: _NO_ROWS)
-    directions: int = 0
-    rate: float = 0.0
-    decay: float = 0.0
+    number: int
+    leader: int
+    rows: Rows
+    directions: int
+    rate: float
+    decay: float
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a step does beside collecting phases.
-
-    Attributes
-    ----------
-    finish, score : Iteration
-        The iterations to finish, and to score.
-    save_as : int
-        Number under which the parties keep their state; 0 for not.
-    """
-
-    finish: Iteration = field(default_factory=Iteration)
-    score: Iteration = field(default_factory=Iteration)
-    save_as: int = 0
-
-    def __bool__(self) -> bool:
-        """Tell whether there is any."""
-        return bool(self.finish.number or self.score.number or self.save_as)
-
-
-IDLE = Work()
+_NONE = Iteration(0, -1, _NO_ROWS, 0, 0.0, 0.0)
 
 
 @dataclass(kw_only=True)
@@ -155,10 +134,10 @@ class Phases:
     def advance(
         self,
         need: Need | None = None,
-        work: Work = IDLE,
         again: Callable[[], Need] | None = None,
+        **work: Any,
     ) -> Steps:
-        """Collect phases and do other work of a step: one exchange where all answer.
+        """Collect phases and do other work of a :meth:`step`: one exchange where all answer.
 
         ``again`` returns the phases to collect anew, if a party has lost them.
 
@@ -190,20 +169,43 @@ class Phases:
             self._waiting.pop(partition, None)
         return answers
 
-    def _advance(self, need: Need | None, work: Work) -> Steps:
+    def _advance(self, need: Need | None, work: Mapping[str, Any]) -> Steps:
         *parts, last = self.collections(need) if need is not None else [None]
         for part in parts:
             yield from self.step(part)
         if last is not None or work:
-            yield from self.step(last, work)
+            yield from self.step(last, **work)
 
-    def step(self, wanted: Collection | None, work: Work = IDLE) -> Steps:
-        """Collect phases and do other work in one exchange, if all answer."""
-        everybody = wanted is not None or work.score.number or work.save_as
+    def step(
+        self,
+        wanted: Collection | None,
+        *,
+        finish: Iteration = _NONE,
+        score: Iteration = _NONE,
+        save_as: int = 0,
+    ) -> Steps:
+        """Collect phases, finish an iteration, score another, have states kept: one exchange."""
+        everybody = wanted is not None or score.number or save_as
         parties = self.plan.parties if everybody else self.plan.actives
-        scored = {work.score.leader: work.score.rows}
-        terms = [*self._phase_terms(wanted), *self._score_terms("scores", scored)]
-        requests = {p: self._request(p, wanted, work) for p in parties}
+        scores = self._score_terms("scores", {score.leader: score.rows})
+        terms = [*self._phase_terms(wanted), *scores]
+        requests = {
+            p: wire.StepRequest(
+                **self.fields(p, wanted),
+                save_as=save_as,
+                loss=self.loss,
+                finish=finish.number,
+                leader=finish.leader,
+                score=score.number,
+                scorer=score.leader,
+                directions=finish.directions,
+                rate=finish.rate,
+                decay=finish.decay,
+                finish_rows=self.positions(p, finish.rows if finish.leader == p else _NO_ROWS),
+                score_rows=self.positions(p, score.rows),
+            )
+            for p in parties
+        }
         answers: Answers = yield from self.ask(requests, wire.StepReply, terms)
         for name, running in answers.running.items():
             # an iteration needs its scores, whoever has lost phases in between
@@ -301,7 +303,7 @@ class Phases:
         found = {**self.settings, "delivered": self._waiting.get(partition, 0)}
         if wanted is None:
             known = np.zeros((0, 0), np.int32)
-            nothing = dict.fromkeys(("owners", "upto", "rows", "cuts"), NOTHING)
+            nothing = dict.fromkeys(("owners", "upto", "rows", "cuts"), _NOTHING)
             return {**found, **nothing, "collection": 0, "known": known}
         owners = sorted(wanted.need.upto)
         return {
@@ -313,24 +315,6 @@ class Phases:
             "rows": self.positions(partition, wanted.need.rows),
             "cuts": wanted.cuts,
         }
-
-    def _request(self, partition: int, wanted: Collection | None, work: Work) -> wire.StepRequest:
-        finish, score = work.finish, work.score
-        leads = finish.leader == partition
-        return wire.StepRequest(
-            **self.fields(partition, wanted),
-            save_as=work.save_as,
-            loss=self.loss,
-            finish=finish.number,
-            leader=finish.leader,
-            score=score.number,
-            scorer=score.leader,
-            directions=finish.directions,
-            rate=finish.rate,
-            decay=finish.decay,
-            finish_rows=self.positions(partition, finish.rows if leads else _NO_ROWS),
-            score_rows=self.positions(partition, score.rows),
-        )
 
     # -- sums, of whole cohorts and for single parties
 

@@ -8,6 +8,7 @@ before it ends, and they overlap.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from fedkern_flwr.doubly_stochastic import StepSchedule, draw_batch, step_size
 from fedkern_flwr.method import Steps
 from fedkern_flwr.vertical import VerticalPlan
 
-from .fdskl_phases import Iteration, Need, Phases, Rows, Work
+from .fdskl_phases import Iteration, Need, Phases, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +60,7 @@ class Descent:
         return np.asarray(own.start + drawn)
 
     def iteration(self, number: int) -> Iteration:
-        """Return an iteration; none for number 0."""
-        if not number:
-            return Iteration()
+        """Return an iteration."""
         rate = step_size(self.step, self.schedule, self.regularization, number)
         return Iteration(
             number=number,
@@ -95,13 +94,15 @@ class Descent:
         """
         finish, score = t - self.lag, t - 1 if self.lag == 2 else 0
         need = self.need(t, t) if t <= last else tested if finish == last else None
-        work = Work(
-            finish=self.iteration(finish if finish > done else 0),
-            score=self.iteration(score if done < score <= last else 0),
-            save_as=save_as if finish == last else 0,
-        )
+        work: dict[str, Any] = {}
+        if finish > done:
+            work["finish"] = self.iteration(finish)
+        if done < score <= last:
+            work["score"] = self.iteration(score)
+        if finish == last and save_as:
+            work["save_as"] = save_as
 
         def again() -> Need:
             return self.need(max(finish, done + 1), min(t - 1, last))
 
-        yield from phases.advance(need, work, again if t > done + 1 else None)
+        yield from phases.advance(need, again if t > done + 1 else None, **work)
