@@ -13,7 +13,7 @@ import pytest
 from flwr.app import Context
 
 from fedkern_flwr.clients import VerticalKernelClient
-from fedkern_flwr.clients import trees as trees_module
+from fedkern_flwr.clients import fdskl_paper as trees_module
 from fedkern_flwr.secure_sum import party as party_module
 from fedkern_flwr.secure_sum import running_sum
 from fedkern_flwr.simulations import simulate

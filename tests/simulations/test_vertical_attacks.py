@@ -21,7 +21,7 @@ from scipy.stats import chi2
 from sklearn.datasets import load_breast_cancer
 
 from fedkern_flwr import trees
-from fedkern_flwr.clients import VerticalKernelClient, vertical
+from fedkern_flwr.clients import VerticalKernelClient, fdskl
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.frequencies import draw_directions, public_frequency_seed
 from fedkern_flwr.method import Ask
@@ -127,8 +127,8 @@ def no_model(_: str, phases: np.ndarray, targets: np.ndarray, **__: Any) -> Fitt
 def run(where: Split, strategy: FDSKL, rounds: int = 4) -> Recorded:
     insiders, transcript, counted = VerticalInsiders(), Transcript(), Audit()
     client_fn = insiders.watch(where.client_fn)
-    learn = vertical.fit if strategy.features <= LEARNED else no_model
-    with mock.patch.object(vertical, "fit", learn):
+    learn = fdskl.fit if strategy.features <= LEARNED else no_model
+    with mock.patch.object(fdskl, "fit", learn):
         simulate(
             strategy,
             client_fn,

@@ -18,13 +18,13 @@ from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
 from fedkern_flwr.wire import vertical as wire
 
 if TYPE_CHECKING:
-    from .vertical import VerticalKernelClient
+    from .fdskl_columns import ColumnsClient
 
 Floats = NDArray[np.float64]
 _T1, _T2 = 0, 1
 
 
-def make_hops(client: VerticalKernelClient, request: wire.HopsRequest) -> wire.HopsReply:
+def make_hops(client: ColumnsClient, request: wire.HopsRequest) -> wire.HopsReply:
     """Add this party's parts to what its children sent; seal them for its parents, or keep them.
 
     Raises
@@ -33,7 +33,7 @@ def make_hops(client: VerticalKernelClient, request: wire.HopsRequest) -> wire.H
         What a child sealed was changed, or has another size.
     """
     if request.owners.tolist() != [request.receiver]:
-        raise ProtocolError("a tree has one receiver", party=client.name)
+        raise client.wrong("a tree has one receiver")
     known, upto = request.known[0], int(request.upto[0])
     first = int(known.min(initial=upto))
     omega, offsets = client.directions(request.receiver, first, upto)
@@ -41,7 +41,7 @@ def make_hops(client: VerticalKernelClient, request: wire.HopsRequest) -> wire.H
     received = [part.tobytes() for part in request.received]
     children = (request.firsts.tolist(), request.seconds.tolist())
     if len(received) != sum(map(len, children)):
-        raise ProtocolError("what its children sent is missing", party=client.name)
+        raise client.wrong("what its children sent is missing")
     sums: list[Floats | None] = [None, None]
     for tree in (_T1, _T2):
         if not root and request.parents[tree] < 0:
@@ -73,7 +73,7 @@ def make_hops(client: VerticalKernelClient, request: wire.HopsRequest) -> wire.H
 
 
 def _keep(
-    client: VerticalKernelClient,
+    client: ColumnsClient,
     request: wire.HopsRequest,
     sums: list[Floats | None],
     first: int,
