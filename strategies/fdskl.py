@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedkern_flwr import vertical
 from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.labels import counts_length, outcome_metrics
-from fedkern_flwr.method import Round, Rounds, Save
+from fedkern_flwr.method import Round, Rounds, Save, option
 from fedkern_flwr.phase_training import MULTIPLES, REGULARIZATIONS
 from fedkern_flwr.strategy import Arrays, at_least, logger
 from fedkern_flwr.vertical import check_alone, make_plan, rows_digest
@@ -68,6 +68,12 @@ class FDSKL(VerticalOptions):
     described = wire.VerticalDescribeReply
     default_rounds = 200
     whole_cohorts = True
+
+    allow_single: bool = option(
+        False,
+        "Let an active party learn the phases of the only other party with columns.",
+        of_model=False,
+    )
 
     def _reset(self) -> None:
         super()._reset()

@@ -94,11 +94,6 @@ class VerticalOptions(Method):
         least=1,
         of_model=False,
     )
-    allow_single: bool = option(
-        False,
-        "Let an active party learn the phases of the only other party with columns.",
-        of_model=False,
-    )
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
