@@ -406,11 +406,11 @@ def test_rows_that_are_learned_from_stay_the_same_in_a_run() -> None:
     """What validates them is told."""
     place, client = opened()
     send(client, step(1))
-    kept = KeptState.unpack(SessionState.load(place).payload)
-    client._check_trained(np.arange(3), kept)
-    client._check_trained(np.arange(3)[::-1], kept)
+    client.kept = KeptState.unpack(SessionState.load(place).payload)
+    client._check_trained(np.arange(3))
+    client._check_trained(np.arange(3)[::-1])
     with pytest.raises(ProtocolError, match="other rows are to be learned from than before"):
-        client._check_trained(np.arange(2), kept)
+        client._check_trained(np.arange(2))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e7])
