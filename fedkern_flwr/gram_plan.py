@@ -6,8 +6,6 @@ other.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -19,7 +17,6 @@ from .errors import OptionError
 from .gram_values import entry_bound, smallest_ring
 from .secure_sum import Encoding
 from .seeding import derive_seed
-from .wire import PhaseMessage
 
 Merge = Literal["disjoint", "max"]
 GramEncoding = Literal["counts", "fixed-point"]
@@ -154,18 +151,6 @@ def shows_few(
     """
     missing = set(counted) - set(summed)
     return bool(missing) and (len(missing) < 2 or sum(rows[p] for p in missing) < least)
-
-
-def bind(name: str, request: PhaseMessage) -> str:
-    """Return the name of a sum to which nodes contribute only if all were asked the same.
-
-    The masks of a sum depend on its name: a server that tells nodes different things, such as other
-    items or another set of nodes that count, gets a sum that cannot be opened.
-    """
-    digest = hashlib.sha256(json.dumps(sorted(request.scalars().items()), default=repr).encode())
-    for array in request.arrays():
-        digest.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
-    return f"{name}#{digest.hexdigest()[:32]}"
 
 
 def combine(known: NDArray[Any] | None, fresh: NDArray[Any], rule: Merge) -> NDArray[Any]:
