@@ -127,6 +127,12 @@ class Method(SummingStrategy):
             setattr(self, name, found.check(common.pop(name, found.default)))
         super().__init__(**common)
 
+    def fill_in(self, **defaults: Any) -> None:
+        """Set options that were not given."""
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+
     def _reset(self) -> None:
         super()._reset()
         self.run_seed, self.num_rounds, self.planned = 0, 1, 1

@@ -185,11 +185,11 @@ class FedCFK(SecureGram):
         cohort = self.sums.membership.cohorts[everybody]
         if "judged" in self.saved_meta_:
             self.judged_ = self.saved_meta_["judged"]
-            return self.saved_meta_["ranking"]
+            return dict(self.saved_meta_["ranking"])
         if len(set(cohort.members) - self.spent_) < cohort.threshold:
             logger.warning("the recommendations are not judged again: nodes have answered before")
             return {}
-        sums = yield from self.summed(
+        sums = yield from self.sum_over(
             wire.RANKING_SUM,
             len(RANKING) + 1,
             {everybody: ranking_encoding(self._most_users)},
@@ -285,7 +285,7 @@ class FedCFK(SecureGram):
         shapes = {"items": (items,), "gram": (items * (items + 1) // 2,)}
         check_model(self.method, arrays, meta, shapes)
 
-    def _predict(self) -> Steps:
+    def _predict(self) -> Rounds:
         kernel, nothing = self.item_kernel(), np.zeros(0, np.int32)
         request = wire.PredictRequest(
             **self._kernel_fields(kernel), wanted=nothing, products=kernel.products

@@ -97,8 +97,7 @@ class GramRelease(Method):
         at_least("cohorts", cohorts, 1)
         self.cohorts_ = cohorts
         counts, disjoint = self.encoding == "counts", self.merge == "disjoint"
-        if self.fraction_bits is None:
-            self.fraction_bits = 0 if counts else _FRACTION_BITS
+        self.fill_in(fraction_bits=0 if counts else _FRACTION_BITS)
         check_values(self.encoding, self.bound, self.fraction_bits)
         for name, given in (
             ("cohorts", cohorts > 1),
@@ -116,8 +115,7 @@ class GramRelease(Method):
                     f"{name} is for encoding counts: real features have no support",
                     remedy="leave it out",
                 )
-        if self.min_support is None:
-            self.min_support = _MIN_SUPPORT if disjoint and counts else 0
+        self.fill_in(min_support=_MIN_SUPPORT if disjoint and counts else 0)
         if self.drop_outs is False and (not disjoint or self.threshold is not None):
             what = "a threshold is given" if disjoint else "merge max draws nodes"
             raise OptionError(f"{what}, and all must answer", remedy="leave out drop_outs")
@@ -173,7 +171,7 @@ class GramRelease(Method):
 
     # -- sums
 
-    def summed(
+    def sum_over(
         self,
         name: str,
         length: int,
@@ -224,7 +222,7 @@ class GramRelease(Method):
         self._matrix_encodings()  # refuses what has no room, before anything is released
         if not self.counts_items:
             return
-        sums = yield from self.summed(
+        sums = yield from self.sum_over(
             wire.COUNTS_SUM,
             self.catalogue_,
             {c: counts_encoding(len(m), self._most_rows(m)) for c, m in enumerate(self._members)},
@@ -303,7 +301,7 @@ class GramRelease(Method):
         for number, chosen in enumerate(together, start=1):
             sums = {}
             try:
-                sums = yield from self.summed(
+                sums = yield from self.sum_over(
                     wire.GRAM_SUM,
                     length,
                     chosen,
@@ -407,7 +405,7 @@ class GramRelease(Method):
         new, kept = sizes[0], len(self.items_)
         public = {**self._public(0), "rows": largest, "self_masks": False}
         request = wire.CrossRequest(**public, new_items=new, items=self.items_)
-        sums = yield from self.summed(
+        sums = yield from self.sum_over(
             wire.CROSS_SUM,
             new * (kept + 1),
             {0: matrix_encoding(len(present), largest, self.bound, self.fraction_bits)},

@@ -89,8 +89,7 @@ class SecureGram(GramRelease):
         for name, kernels in _KERNELS_WITH.items():
             if getattr(self, name) not in (None, ()) and self.kernel not in kernels:
                 raise OptionError(f"{name} is not for kernel {self.kernel}", remedy="leave it out")
-        self.degree = 2 if self.degree is None else self.degree
-        self.coef0 = 1.0 if self.coef0 is None else self.coef0
+        self.fill_in(degree=2, coef0=1.0)
         binary = self.encoding == "counts" and self.bound == 1
         if self._kernel(1).needs_binary and not binary:  # makes it: refuses what cannot be
             raise OptionError(
