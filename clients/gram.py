@@ -24,9 +24,8 @@ from fedkern_flwr.gram_plan import (
     MERGES,
     Merge,
     check_values,
-    counts_encoding,
-    matrix_encoding,
     ranking_encoding,
+    ring_of,
 )
 from fedkern_flwr.gram_values import count_values, quantise
 from fedkern_flwr.guard import SumRule, refusal
@@ -298,14 +297,9 @@ class GramClient(AnsweringClient):
 
     def _open_session(self, request: DescribeRequest) -> None:
         """Remember what this node has helped to open, whatever the server says of the session."""
-        before = SessionState.load(self.context)
         super()._open_session(request)
         state = SessionState.load(self.context)
         path = self.state_path(request.session, ".released")
-        if before.session == request.session:
-            state.payload = before.payload
-            if not request.resume_round:
-                state.round = before.round
         if path is not None and path.is_file():
             state.payload, self.restored = path.read_bytes(), True
         self._keep(state, Released.unpack(state.payload))
@@ -388,25 +382,15 @@ class GramClient(AnsweringClient):
                 )
         noisy = getattr(request, "request", "full") != "full"  # noisy requests differ between nodes
         self._sum_name = what if noisy else bind(what, request)
-        masks = request.self_masks and what != wire.CROSS_SUM
-        if what == wire.RANKING_SUM:
-            ring = ranking_encoding(self.x.shape[0])
-        else:
+        ranking, masks = what == wire.RANKING_SUM, request.self_masks and what != wire.CROSS_SUM
+        if not ranking:
             rows = self.sums.rows(self._sum_name)
             if (request.parties, request.rows) != (len(rows), max(rows)):
                 raise refusal("the encoding of a sum", self.name)
             check_values(request.encoding, request.bound, request.fraction_bits)
             self.check_declared("bound", self.bound, 1.0, request.bound)
-            ring = (
-                counts_encoding(request.parties, request.rows)
-                if what == wire.COUNTS_SUM
-                else matrix_encoding(
-                    request.parties, request.rows, request.bound, request.fraction_bits
-                )
-            )
-        self.sums.check(
-            self._sum_name, SumRule(ring, self_masks=masks, wider=what == wire.RANKING_SUM)
-        )
+        ring = ranking_encoding(self.x.shape[0]) if ranking else ring_of(request)
+        self.sums.check(self._sum_name, SumRule(ring, self_masks=masks, wider=ranking))
 
     @property
     def _sums(self) -> ClientSums:

@@ -17,6 +17,7 @@ from .errors import OptionError
 from .gram_values import entry_bound, smallest_ring
 from .secure_sum import Encoding
 from .seeding import derive_seed
+from .wire import gram as wire
 
 Merge = Literal["disjoint", "max"]
 GramEncoding = Literal["counts", "fixed-point"]
@@ -53,6 +54,21 @@ def counts_encoding(parties: int, rows: int) -> Encoding:
 def ranking_encoding(rows: int) -> Encoding:
     """Return the ring of ranking metrics, each between 0 and 1 for each of ``rows`` users."""
     return Encoding.fixed_point(float(max(1, rows)))
+
+
+def ring_of(request: wire.SumRequest | wire.RecommendRequest) -> Encoding:
+    """Return the ring of the sum that a request asks for.
+
+    Raises
+    ------
+    OptionError
+        None has room.
+    """
+    if isinstance(request, wire.RecommendRequest):
+        return ranking_encoding(request.rows)
+    if isinstance(request, wire.CountsRequest):
+        return counts_encoding(request.parties, request.rows)
+    return matrix_encoding(request.parties, request.rows, request.bound, request.fraction_bits)
 
 
 def check_values(encoding: str, bound: float, fraction_bits: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,14 +19,14 @@ from fedkern_flwr.errors import (
     TableError,
 )
 from fedkern_flwr.gram import packed_columns
-from fedkern_flwr.gram_plan import RANKING, ranking_encoding
+from fedkern_flwr.gram_plan import RANKING
 from fedkern_flwr.item_kernel import ItemKernel, compact
 from fedkern_flwr.method import Ask, Rounds, Steps, option
 from fedkern_flwr.model_file import check_model
 from fedkern_flwr.recommending import Request, are_positions
 from fedkern_flwr.run import FINAL
 from fedkern_flwr.strategy import Arrays, logger
-from fedkern_flwr.wire import DescribeReply, PhaseMessage
+from fedkern_flwr.wire import DescribeReply
 from fedkern_flwr.wire import gram as wire
 
 from .secure_gram import SecureGram
@@ -145,12 +146,9 @@ class FedCFK(SecureGram):
         if isinstance(answer, wire.AskReply) and not are_positions(answer.wanted, len(self.items_)):
             raise ProtocolError("it asks for rows that are not there")
 
-    @property
-    def _most_users(self) -> int:
-        return max(party.rows for party in self.parties_.values())
-
-    def _kernel_fields(self, kernel: ItemKernel) -> dict[str, Any]:
-        """Return the fields of a request that carry a kernel, all but its products."""
+    def _kernel_fields(self) -> dict[str, Any]:
+        """Return the fields of a request that carry a kernel, whole."""
+        kernel = self.item_kernel()
         return {
             "request": self.request,
             "kernel": self.kernel,
@@ -160,12 +158,14 @@ class FedCFK(SecureGram):
             "users": self.rows_,
             "regularization": self.regularization,
             "subtract_mean": self.subtract_mean,
-            "rows": self._most_users,
+            "rows": max(party.rows for party in self.parties_.values()),
             "self_masks": self.self_masks,
             "items": self.items_,
             "coefficients": np.array(self.coefficients),
             "mean": kernel.mean,
             "squares": compact(kernel.squares),
+            "wanted": np.zeros(0, np.int32),
+            "products": kernel.products,
         }
 
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
@@ -192,7 +192,7 @@ class FedCFK(SecureGram):
         sums = yield from self.sum_over(
             wire.RANKING_SUM,
             len(RANKING) + 1,
-            {everybody: ranking_encoding(self._most_users)},
+            [everybody],
             self._offers,
             wire.RecommendReply,
         )
@@ -204,21 +204,19 @@ class FedCFK(SecureGram):
         yield from self.save("used", judged=self.judged_, ranking=ranking)
         return ranking
 
-    def _offers(self, cohort: int) -> PhaseMessage | dict[int, PhaseMessage]:
+    def _offers(self, cohort: int) -> wire.RecommendRequest | dict[int, wire.RecommendRequest]:
         """Return the whole kernel for all, or each node's rows of it."""
         assert self.sums is not None
-        kernel, nothing = self.item_kernel(), np.zeros(0, np.int32)
-        public, whole = self._kernel_fields(kernel), kernel.products
+        whole = wire.RecommendRequest(**self._kernel_fields())
         if self.request == "full":
-            return wire.RecommendRequest(**public, wanted=nothing, products=whole)
-        found: dict[int, PhaseMessage] = {}
+            return whole
+        found = {}
         for partition in self.sums.membership.cohorts[cohort].members:
             wanted = [item for items in self.asked_.get(partition, ()) for item in items]
             rows = np.flatnonzero(np.isin(self.items_, wanted))
-            block = np.ascontiguousarray(packed_columns(whole, len(self.items_), rows).T)
-            found[partition] = wire.RecommendRequest(
-                **public, wanted=rows.astype(np.int32), products=block.ravel()
-            )
+            block = np.ascontiguousarray(packed_columns(whole.products, len(self.items_), rows).T)
+            some = rows.astype(np.int32)
+            found[partition] = replace(whole, wanted=some, products=block.ravel())
         return found
 
     # -- recommendations with a kernel that was saved
@@ -286,10 +284,7 @@ class FedCFK(SecureGram):
         check_model(self.method, arrays, meta, shapes)
 
     def _predict(self) -> Rounds:
-        kernel, nothing = self.item_kernel(), np.zeros(0, np.int32)
-        request = wire.PredictRequest(
-            **self._kernel_fields(kernel), wanted=nothing, products=kernel.products
-        )
+        request = wire.PredictRequest(**self._kernel_fields())
         found = yield Ask(request, reply=wire.PredictReply, least=0)
         silent = [p.partition for p in self.parties_.values() if p.partition not in found.replies]
         if silent:

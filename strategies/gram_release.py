@@ -21,15 +21,13 @@ from fedkern_flwr.gram_plan import (
     Merge,
     check_values,
     combine,
-    counts_encoding,
     disjoint_cohorts,
     drawn_rounds,
-    matrix_encoding,
+    ring_of,
     shows_few,
     supported,
 )
 from fedkern_flwr.method import Ask, Method, Round, Steps, Term, option
-from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.strategy import at_least, logger
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import gram as wire
@@ -37,6 +35,7 @@ from fedkern_flwr.wire import gram as wire
 #: Below so many rows per item a matrix of counts has been taken apart: all 943 users of MovieLens
 #: 100k at 0.7, a third of 12 at 1.25, none of 300 and more at 1.2. No ratio is proven to be safe.
 SAFER_ROWS_PER_ITEM = 2
+Request = wire.SumRequest | wire.RecommendRequest
 _MIN_SUPPORT = 5
 _FRACTION_BITS = 20
 
@@ -175,12 +174,11 @@ class GramRelease(Method):
         self,
         name: str,
         length: int,
-        encodings: Mapping[int, Encoding],
-        request: Callable[[int], PhaseMessage | Mapping[int, PhaseMessage]],
+        cohorts: Iterable[int],
+        request: Callable[[int], Request | Mapping[int, Request]],
         reply: type[PhaseMessage],
         *,
         unfit: Callable[[int, Sequence[int]], str] = lambda cohort, who: "",
-        self_masks: bool | None = None,
     ) -> Steps:
         """Sum vectors over cohorts at once; what too few have answered is repeated.
 
@@ -194,38 +192,40 @@ class GramRelease(Method):
         assert self.sums is not None
         asked: dict[int, PhaseMessage] = {}
         terms = []
-        for cohort, encoding in encodings.items():
-            one, bound = request(cohort), False
-            if isinstance(one, PhaseMessage):
+        for cohort in cohorts:
+            own, bound = request(cohort), False
+            if isinstance(own, PhaseMessage):
                 members = self.sums.membership.cohorts[cohort].members
-                one, bound = dict.fromkeys(members, one), True
-            asked |= one
+                own, bound = dict.fromkeys(members, own), True
+            asked |= own
+            one = next(iter(own.values()))
             terms.append(
                 Term(
                     name=name,
                     length=length,
-                    encoding=encoding,
+                    encoding=ring_of(one),
                     cohort=cohort,
-                    self_masks=self.self_masks if self_masks is None else self_masks,
+                    self_masks=one.self_masks,
                     bound=bound,
                     unfit=partial(unfit, cohort),
                     label=str(cohort),
                 )
             )
         found = yield Ask(asked, reply=reply, sums=terms, until="enough")
-        return {c: (found.contributors[str(c)], found.totals[str(c)]) for c in encodings}
+        return {int(c): (found.contributors[c], total) for c, total in found.totals.items()}
 
     def sum_counts(self) -> Steps:
         """Find the items that enough rows have."""
         self.items_ = np.arange(self.catalogue_, dtype=np.int32)
         self.counts_ = np.zeros(self.catalogue_, np.int64)
-        self._matrix_encodings()  # refuses what has no room, before anything is released
+        for cohort in range(len(self._members)):
+            ring_of(self._matrix_request(0, cohort))  # refused if it has no room, before any sum
         if not self.counts_items:
             return
         sums = yield from self.sum_over(
             wire.COUNTS_SUM,
             self.catalogue_,
-            {c: counts_encoding(len(m), self._most_rows(m)) for c, m in enumerate(self._members)},
+            range(len(self._members)),
             lambda cohort: wire.CountsRequest(**self._public(cohort), merge=self.merge),
             wire.CountsReply,
         )
@@ -273,31 +273,14 @@ class GramRelease(Method):
             )
         logger.warning("%s; %s", few, remedy)  # without numbers, so that it is shown once
 
-    def _matrix_encodings(self) -> dict[int, Encoding]:
-        """Return the ring of each cohort's matrix.
-
-        Raises
-        ------
-        OptionError
-            None has room.
-        """
-        return {
-            c: matrix_encoding(
-                len(members), self._most_rows(members), self.bound, self.fraction_bits
-            )
-            for c, members in enumerate(self._members)
-        }
-
     def sum_matrices(self) -> Steps:
         """Sum K over the cohorts at once, or round by round with merge max."""
         length = packed_size(len(self.items_)) + self._sums_supports * len(self.items_)
-        encodings = self._matrix_encodings()
         packed: NDArray[Any] | None = None
         everybody: set[int] = set()
         few = np.zeros(len(self.items_), bool)
-        together = (
-            [encodings] if self.merge == "disjoint" else [{c: encodings[c]} for c in encodings]
-        )
+        everyone = range(len(self._members))
+        together = [everyone] if self.merge == "disjoint" else [[c] for c in everyone]
         for number, chosen in enumerate(together, start=1):
             sums = {}
             try:
@@ -408,10 +391,9 @@ class GramRelease(Method):
         sums = yield from self.sum_over(
             wire.CROSS_SUM,
             new * (kept + 1),
-            {0: matrix_encoding(len(present), largest, self.bound, self.fraction_bits)},
+            [0],
             lambda cohort: request,
             wire.CrossReply,
-            self_masks=False,
         )
         total = sums[0][1] * 4.0**-self.fraction_bits
         return total[: new * kept].reshape(new, kept), total[new * kept :]
