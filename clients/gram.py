@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import secrets
 from collections.abc import Collection, Iterator, Sequence
@@ -35,8 +33,15 @@ from fedkern_flwr.node.answering import AnsweringClient, answers
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.online import check_choice
-from fedkern_flwr.ranking import rank_metrics, top_items
-from fedkern_flwr.recommending import REQUESTS, Request, are_positions, superset
+from fedkern_flwr.ranking import rank_metrics
+from fedkern_flwr.recommending import (
+    REQUESTS,
+    Request,
+    are_positions,
+    best_items,
+    superset,
+    write_recommendations,
+)
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire import gram as wire
 from fedkern_flwr.wire.sections import Section
@@ -154,7 +159,7 @@ class GramClient(AnsweringClient):
         self.bound = bound
         self.x = self._rows(x, "x")
         self.x_test = None if x_test is None else self._rows(x_test, "x_test")
-        self.x_new = None if x_new is None else self._rows(x_new, "x_new")
+        self.x_new = self.x[:, :0] if x_new is None else self._rows(x_new, "x_new")
         self.items = None if items is None else tuple(map(str, items))
         self.users = None if users is None else tuple(users)
         self.merge, self.request, self.noise_seed = merge, request, noise_seed
@@ -164,7 +169,7 @@ class GramClient(AnsweringClient):
         rows, columns = self.x.shape
         if self.x_test is not None and self.x_test.shape != (rows, columns):
             raise self._bad(f"x_test has shape {self.x_test.shape}, x {self.x.shape}")
-        if self.x_new is not None and self.x_new.shape[0] != rows:
+        if self.x_new.shape[0] != rows:
             raise self._bad(f"x_new has {self.x_new.shape[0]} rows, x {rows}")
         for what, names, size in (("items", self.items, columns), ("users", self.users, rows)):
             if names is not None and (len(names) != size or len(set(names)) < size):
@@ -187,7 +192,7 @@ class GramClient(AnsweringClient):
             role=self.role,
             rows=self.x.shape[0],
             features=self.x.shape[1],
-            test_rows=0 if self.x_new is None else self.x_new.shape[1],
+            test_rows=self.x_new.shape[1],
             columns="" if self.items is None else columns_digest(self.items),
             restored=self.restored,
         )
@@ -239,10 +244,10 @@ class GramClient(AnsweringClient):
     @answers(wire.CrossRequest)
     def sum_cross(self, request: wire.CrossRequest) -> wire.CrossReply:
         """Sum the products of new items with those of a finished run, and their squares."""
-        here = 0 if self.x_new is None else self.x_new.shape[1]
-        if self.x_new is None or here != request.new_items:
+        new_items = self.x_new.shape[1]
+        if not new_items or new_items != request.new_items:
             raise self._bad(
-                f"{request.new_items} new items are asked for, this node has {here}",
+                f"{request.new_items} new items are asked for, this node has {new_items}",
                 "give all nodes the same new items as x_new",
             )
         old = _dense(self._encode_kept(request))
@@ -475,24 +480,12 @@ class GramClient(AnsweringClient):
         size = kept * (kept + 1) // 2 if self.request == "full" else len(wanted) * kept
         if request.products.size != size or not are_positions(wanted, kept):
             raise self._refuse("its kernel has the wrong size")
-        kernel = DotKernel(
-            request.kernel,
-            degree=request.degree,
-            gamma=request.gamma,
-            coef0=request.coef0,
-            coefficients=tuple(request.coefficients.tolist()),
-        )
-        noisy = self.request == "noisy"
-        return ItemKernel(
-            kernel,
-            items,
-            self.x.shape[1],
-            request.users,
-            request.mean,
-            request.squares,
-            request.products.reshape(-1, kept) if noisy else request.products,
-            wanted if noisy else None,
-        )
+        numbers = request.degree, request.gamma, request.coef0
+        kernel = DotKernel(request.kernel, *numbers, tuple(request.coefficients.tolist()))
+        known = kernel, items, self.x.shape[1], request.users, request.mean, request.squares
+        if self.request == "full":
+            return ItemKernel(*known, request.products)
+        return ItemKernel(*known, request.products.reshape(-1, kept), wanted)
 
     def _liked(self, x: Rows, row: int) -> NDArray[np.intp]:
         """Return the items of a row that are not zero, ascending."""
@@ -513,24 +506,11 @@ class GramClient(AnsweringClient):
             )
             yield row, liked, scores
             if self.recommendations is not None:
-                lines += self._lines(row, scores, np.union1d(liked, kernel.missing))
+                user = row if self.users is None else self.users[row]
+                excluded = np.union1d(liked, kernel.missing)
+                lines += best_items(user, scores, excluded, self.top, self.items)
         if self.recommendations is not None:
-            text = io.StringIO()
-            writer = csv.writer(text, lineterminator="\n")
-            writer.writerow(("user", "rank", "item", "score"))
-            writer.writerows(lines)
-            write_atomically(self.recommendations, text.getvalue().encode(), private=True)
-
-    def _lines(
-        self, row: int, scores: NDArray[np.float64], excluded: NDArray[np.intp]
-    ) -> list[tuple[Any, ...]]:
-        user = row if self.users is None else self.users[row]
-        best = top_items(scores, excluded, self.top).tolist()
-        names = best if self.items is None else [self.items[i] for i in best]
-        return [
-            (user, rank, name, f"{scores[i]:.9g}")
-            for rank, (i, name) in enumerate(zip(best, names, strict=True), start=1)
-        ]
+            write_recommendations(self.recommendations, lines)
 
     def _bad(self, problem: str, remedy: str = "pass matrices that fit") -> TableError:
         return TableError(problem, remedy=remedy, party=self.name)

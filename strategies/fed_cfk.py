@@ -35,6 +35,8 @@ _NOISY_WARNING = (
     "request noisy is the paper's: a user asks for the rows of most of its items and of some "
     "others, and after a few requests the server can tell them apart"
 )
+#: What recommendations depend on besides the kernel.
+_USED = ("regularization", "subtract_mean")
 
 
 class FedCFK(SecureGram):
@@ -64,6 +66,8 @@ class FedCFK(SecureGram):
 
     method, title = "fed-cfk", "FedCFK"
     fixed: ClassVar[frozenset[str]] = SecureGram.fixed | {"encoding", "bound", "fraction_bits"}
+    of_kernel: ClassVar[tuple[str, ...]] = (*SecureGram.of_kernel, *_USED)
+    of_models: ClassVar[frozenset[str]] = SecureGram.of_models | {"names"}
 
     kernel: KernelName = option("cosine", "The kernel between items.")
     regularization: float = option(0.1, "lambda.", above=0.0)
@@ -258,7 +262,10 @@ class FedCFK(SecureGram):
             No node writes recommendations.
         CohortError, ProtocolError
         """
-        self._check_kernel(arrays, meta)
+        self.check_same(meta, (*_USED, "kernel"))
+        items = arrays.get("items", np.zeros(0)).size
+        shapes = {"items": (items,), "gram": (items * (items + 1) // 2,)}
+        check_model(self.method, arrays, meta, shapes)
         self.begin()
         self._load(arrays, meta)
         self._predicting, self.run_seed = True, int(meta["seed"])
@@ -272,16 +279,6 @@ class FedCFK(SecureGram):
             return (yield from self._predict())
 
         self.conduct(grid, rounds, timeout=timeout)
-
-    def _check_kernel(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
-        self.check_model(meta)
-        if any(meta.get(name) != getattr(self, name) for name in (*_USED, "kernel")):
-            raise CheckpointError(
-                "the kernel was made with other options", remedy="use FedCFK.of_model(meta)"
-            )
-        items = arrays.get("items", np.zeros(0)).size
-        shapes = {"items": (items,), "gram": (items * (items + 1) // 2,)}
-        check_model(self.method, arrays, meta, shapes)
 
     def _predict(self) -> Rounds:
         request = wire.PredictRequest(**self._kernel_fields())
@@ -299,25 +296,3 @@ class FedCFK(SecureGram):
                 "no node writes recommendations", remedy="name recommendations in --node-config"
             )
         return {"items": len(self.items_), "users": users}
-
-    @classmethod
-    def of_model(cls, meta: Mapping[str, Any], **more: Any) -> FedCFK:
-        """Return a strategy with the options of a kernel that was saved.
-
-        Raises
-        ------
-        CheckpointError
-            It is not a model of this method.
-        """
-        cls.check_model(meta)
-        if not {"names", *_USED} <= set(meta):
-            raise CheckpointError(
-                "the model says too little of itself", remedy="bring the file that the run saved"
-            )
-        made = super().of_model(meta, **{name: meta[name] for name in _USED}, **more)
-        assert isinstance(made, FedCFK)
-        return made
-
-
-#: What recommendations depend on besides the kernel.
-_USED = ("regularization", "subtract_mean")

@@ -299,8 +299,10 @@ class GramRelease(Method):
             present: set[int] = set()
             for cohort, (who, total) in sums.items():
                 present |= set(who) & set(self._counted[cohort])
-                fresh, supports = self._parted(total)
-                few |= (supports > 0) & (supports < self.min_support)
+                fresh, supports = np.split(total, [packed_size(len(self.items_))])
+                if self.min_support > 1:  # nodes that dropped out may leave an item with too few
+                    supports = supports if supports.size else packed_diagonal(fresh, len(few))
+                    few |= (supports > 0) & (supports < self.min_support)
                 packed = combine(packed, fresh, self.merge)
             everybody |= present
             self.survivors_, self.rows_ = sorted(everybody), self._rows_of(everybody)
@@ -337,19 +339,6 @@ class GramRelease(Method):
     def _sums_supports(self) -> bool:
         """Whether supports are summed with the matrix; of zeros and ones they are its diagonal."""
         return self.min_support > 1 and self.bound != 1
-
-    def _parted(self, total: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the packed matrix, and in how many of its rows each item is.
-
-        Nodes that dropped out after the counts may have left an item with too few.
-        """
-        kept = len(self.items_)
-        packed = total[: packed_size(kept)]
-        if self._sums_supports:
-            return packed, total[packed_size(kept) :]
-        if self.min_support < 2:
-            return packed, np.zeros(kept, np.int64)
-        return packed, packed_diagonal(packed, kept)
 
     def too_few(self, cohort: int, who: Sequence[int]) -> str:
         """Say what is wrong with the nodes in a sum of matrices; empty if nothing is."""
@@ -402,17 +391,14 @@ class GramRelease(Method):
         chosen = set(partitions)
         return sum(p.rows for p in self.parties_.values() if p.partition in chosen)
 
-    def _most_rows(self, members: Sequence[int]) -> int:
-        return max(p.rows for p in self.parties_.values() if p.partition in set(members))
-
     def _public(self, cohort: int) -> dict[str, Any]:
         """Return the fields of every request for a sum of a cohort."""
-        members = self._members[cohort]
+        members = set(self._members[cohort])
         return {
             "encoding": self.encoding,
             "bound": self.bound,
             "fraction_bits": self.fraction_bits,
-            "rows": self._most_rows(members),
+            "rows": max(p.rows for p in self.parties_.values() if p.partition in members),
             "parties": len(members),
             "self_masks": self.self_masks,
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -73,6 +73,12 @@ class SecureGram(GramRelease):
     method, title = "secure-gram", "Secure Gram"
     labels_of_row: ClassVar[int] = 0
     fixed: ClassVar[frozenset[str]] = frozenset({"checkpoint_every", "max_missed", "min_clients"})
+    #: Options that a model must be used with.
+    of_kernel: ClassVar[tuple[str, ...]] = ("kernel", "encoding", "bound", "fraction_bits")
+    #: What else a model must say of itself.
+    of_models: ClassVar[frozenset[str]] = frozenset(
+        {"merge", "seed", "largest", "rows", "survivors", "catalogue"}
+    )
 
     kernel: KernelName = option(
         "linear", "The kernel that ``kernel_`` returns; ``series`` is sum_d a_d K^d."
@@ -282,13 +288,7 @@ class SecureGram(GramRelease):
         CohortError, ProtocolError, TableError
         """
         arrays, meta = model
-        self.check_model(meta)
-        for name in ("encoding", "bound", "fraction_bits"):
-            if meta[name] != getattr(self, name):
-                raise CheckpointError(
-                    f"the model has {name} {meta[name]}, not {getattr(self, name)}",
-                    remedy="make the strategy with of_model",
-                )
+        self.check_same(meta, ("encoding", "bound", "fraction_bits"))
         if meta["merge"] == "max":
             raise CheckpointError(
                 "the model is a maximum of sums, new products would be sums",
@@ -307,8 +307,23 @@ class SecureGram(GramRelease):
         products, squares = found
         return products, squares
 
+    def check_same(self, meta: Mapping[str, Any], names: Sequence[str]) -> None:
+        """Refuse a model of another method, or one made with other options.
+
+        Raises
+        ------
+        CheckpointError
+        """
+        self.check_model(meta)
+        for name in names:
+            if meta[name] != getattr(self, name):
+                raise CheckpointError(
+                    f"the model has {name} {meta[name]}, not {getattr(self, name)}",
+                    remedy="make the strategy with of_model",
+                )
+
     @classmethod
-    def of_model(cls, meta: Mapping[str, Any], **more: Any) -> SecureGram:
+    def of_model(cls, meta: Mapping[str, Any], **more: Any) -> Self:
         """Return a strategy with the options of a model that was saved.
 
         Raises
@@ -317,7 +332,7 @@ class SecureGram(GramRelease):
             It is not a model of this method.
         """
         cls.check_model(meta)
-        chosen = {name: meta[name] for name in _UNITS}
+        chosen = {name: meta[name] for name in cls.of_kernel}
         for name, kernels in _KERNELS_WITH.items():
             if meta["kernel"] in kernels:
                 chosen[name] = meta[name]
@@ -331,15 +346,17 @@ class SecureGram(GramRelease):
         ------
         CheckpointError
         """
-        if meta.get("method") != cls.method or not set(_OF_MODELS) <= set(meta):
+        if meta.get("method") != cls.method:
             raise CheckpointError(
                 f"the model is one of {meta.get('method') or 'another method'}",
                 remedy=f"give a model of {cls.method}",
             )
+        if not {*cls.of_kernel, *cls.of_models} <= set(meta):
+            raise CheckpointError(
+                "the model says too little of itself", remedy="bring the file that the run saved"
+            )
 
 
-_UNITS = ("kernel", "encoding", "bound", "fraction_bits")
-_OF_MODELS = (*_UNITS, "merge", "seed", "largest", "rows", "survivors", "catalogue")
 _KERNELS_WITH: dict[str, tuple[str, ...]] = {
     "degree": ("poly", "conjunctive", "disjunctive"),
     "gamma": ("rbf", "poly"),
