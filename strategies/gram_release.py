@@ -125,7 +125,7 @@ class GramRelease(Method):
         self.items_: NDArray[np.int32] = np.zeros(0, np.int32)
         self.counts_: NDArray[np.int64] = np.zeros(0, np.int64)
         self.survivors_: list[int] = []
-        self.rows_, self.catalogue_ = 0, 0
+        self.rows_, self.catalogue_, self.error_bound_ = 0, 0, 0.0
         self._members: list[list[int]] = []
         self._counted: list[list[int]] = []
         self._least_rows = 0.0  # in a matrix

@@ -103,10 +103,6 @@ class SecureGram(GramRelease):
                 remedy="use encoding counts with bound 1",
             )
 
-    def _reset(self) -> None:
-        super()._reset()
-        self.error_bound_ = 0.0
-
     # -- what a method tells about itself
 
     def _kernel(self, rows: int) -> DotKernel:

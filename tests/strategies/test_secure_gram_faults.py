@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message
 
-from fedkern_flwr.checkpoint import load_arrays
+from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.clients import GramClient
 from fedkern_flwr.errors import CheckpointError, CohortError, FedKernError, SumError
 from fedkern_flwr.gram_plan import disjoint_cohorts
@@ -516,6 +516,18 @@ def test_a_checkpoint_fits_one_run_only(network: Network) -> None:
             network.fit(**where(network, **change), resume=True)
     (network.folder / "run.npz").write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match=r"run.npz is damaged or not one of ours"):
+        network.fit(**where(network), resume=True)
+
+
+def test_a_checkpoint_of_an_earlier_release_is_refused(network: Network) -> None:
+    """It holds what is saved beside the numbers of the run, and no log."""
+    network.fit(**where(network))
+    file = network.folder / "run.npz"
+    arrays, meta = load_arrays(file)
+    flat = {name.removeprefix("s/"): array for name, array in arrays.items()}
+    meta |= meta.pop("saved")
+    save_arrays(file, flat, {k: v for k, v in meta.items() if k != "log"})
+    with pytest.raises(CheckpointError, match=r"written by an earlier release; resume with that "):
         network.fit(**where(network), resume=True)
 
 
