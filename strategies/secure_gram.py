@@ -311,12 +311,11 @@ class SecureGram(GramRelease):
         CheckpointError
         """
         self.check_model(meta)
-        for name in names:
-            if meta[name] != getattr(self, name):
-                raise CheckpointError(
-                    f"the model has {name} {meta[name]}, not {getattr(self, name)}",
-                    remedy="make the strategy with of_model",
-                )
+        if any(meta[name] != getattr(self, name) for name in names):
+            raise CheckpointError(
+                "the model was made with other options",
+                remedy=f"use {type(self).__name__}.of_model(meta)",
+            )
 
     @classmethod
     def of_model(cls, meta: Mapping[str, Any], **more: Any) -> Self:
