@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
@@ -100,6 +100,11 @@ class Method(SummingStrategy):
     #: all who take part have answered that round or a later one. They keep their states in the same
     #: rounds. What was answered after it is the method's to skip: it has no log of answers.
     confirmed: ClassVar[bool] = False
+    #: Whether its clients open a sum of their rows once in a run, and remember that: a run that
+    #: broke off while one was opened goes on without those who opened it, in ``spent_``.
+    opens_once: ClassVar[bool] = False
+    #: Whether the progress is that of replies, ``planned`` in all: with few exchanges of many.
+    counts_replies: ClassVar[bool] = False
     #: The client that belongs to it, or where it is: "package.module:Class".
     client: ClassVar[type[MethodClient] | str] = ""
     #: Metrics that tables show: name -> what it is.
@@ -122,6 +127,12 @@ class Method(SummingStrategy):
             setattr(self, name, found.check(common.pop(name, found.default)))
         super().__init__(**common)
 
+    def fill_in(self, **defaults: Any) -> None:
+        """Set options that were not given."""
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+
     def _reset(self) -> None:
         super()._reset()
         self.run_seed, self.num_rounds, self.planned = 0, 1, 1
@@ -131,6 +142,8 @@ class Method(SummingStrategy):
         self.saved_: Arrays = {}
         self.saved_meta_: dict[str, Any] = {}
         self.kept_: int | None = None
+        self.spent_: set[int] = set()
+        self._seen = 0  # replies
 
     # -- what a method adds
 
@@ -200,6 +213,21 @@ class Method(SummingStrategy):
             ],
             "never_leaves_the_client": ["rows", "labels", "own terms of the sums"],
         }
+
+    def on_reply(self) -> Callable[[int, Message], None] | None:
+        """Take the sections of secure sums out of replies as they arrive, and show progress."""
+        take = super().on_reply()
+        if not self.counts_replies:
+            return take
+
+        def seen(node: int, message: Message) -> None:
+            if take is not None:
+                take(node, message)
+            self._seen += 1
+            if self.on_round is not None:
+                self.on_round(self._seen, max(self._seen, self.planned), {})
+
+        return seen
 
     # -- Flower's interface
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -35,6 +35,13 @@ class Term:
         The partition that alone can open it, by default the server.
     self_masks : bool (default: True)
         Without them the whole cohort must contribute, and the sum opens by itself.
+    bound : bool (default: False)
+        Whether only those who were asked the same can contribute, see
+        :func:`fedkern_flwr.wire.sums.bind`.
+    unfit : callable, optional
+        Of ``enough``: who contributed -> why the sum must not be opened, empty if it may be.
+    label : str
+        Under which its total comes, by default its name.
     """
 
     name: str
@@ -43,6 +50,14 @@ class Term:
     cohort: int = 0
     receiver: int | None = None
     self_masks: bool = True
+    bound: bool = False
+    unfit: Callable[[Sequence[int]], str] = lambda who: ""
+    label: str = ""
+
+    @property
+    def key(self) -> str:
+        """Under which its total comes."""
+        return self.label or self.name
 
 
 @dataclass(frozen=True)
@@ -112,8 +127,9 @@ class Ask:
         Partitions that are asked, by default all.
     until : {"each", "enough", "once"}
         ``each``: whoever did not answer is asked again, alone; of the sums those that lack
-        somebody, with all who stand in them. ``enough``: the exchange is repeated with all, and
-        with new sums, until these can be opened. ``once``: whoever answers; of a sum that cannot be
+        somebody, with all who stand in them. ``enough``: of the sums those that cannot be opened
+        are repeated, with all who stand in them, until all can be, which are then opened together.
+        ``once``: whoever answers; of a sum that cannot be
         opened nothing is released, and the generator has the ``SumError``, which ends the run
         unless it is caught.
     least : int, optional
@@ -150,6 +166,8 @@ class Answers:
         Name -> sum that is somebody else's, to be delivered; see :class:`Deliver`.
     survivors : dict
         Name -> how many contributed to a sum.
+    contributors : dict
+        Name -> their partitions.
     failures : dict
         Partition -> why it did not answer, where it was asked ``once``.
     """
@@ -158,6 +176,7 @@ class Answers:
     totals: dict[str, NDArray[Any]] = field(default_factory=dict)
     running: dict[str, RunningSum] = field(default_factory=dict)
     survivors: dict[str, int] = field(default_factory=dict)
+    contributors: dict[str, list[int]] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
 
 
