@@ -100,6 +100,9 @@ class Method(SummingStrategy):
     #: all who take part have answered that round or a later one. They keep their states in the same
     #: rounds. What was answered after it is the method's to skip: it has no log of answers.
     confirmed: ClassVar[bool] = False
+    #: Whether a run that is resumed may open a sum again: what the clients add is the same each
+    #: time, and what another set of them would show is said by the method.
+    reopens: ClassVar[bool] = False
     #: The client that belongs to it, or where it is: "package.module:Class".
     client: ClassVar[type[MethodClient] | str] = ""
     #: Metrics that tables show: name -> what it is.

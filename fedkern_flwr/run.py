@@ -18,8 +18,20 @@ from numpy.typing import NDArray
 from .errors import CheckpointError, CohortError, ProtocolError, SumError
 from .exchange import Failure, Outcome, read_reply, request_messages
 from .guard.counting import too_many
+from .overlap import FINAL, Overlap
 from .secure_sum import Encoding, RunningSum
-from .steps import Answers, Ask, Deliver, LostState, Round, Save, Step, Sum, Term
+from .steps import (
+    Answers,
+    Ask,
+    Deliver,
+    LostState,
+    Overlapping,
+    Round,
+    Save,
+    Step,
+    Sum,
+    Term,
+)
 from .strategy import count_failures, logger
 from .wire import PhaseMessage
 from .wire.method import MethodReply, MethodRequest, pack, unpack
@@ -31,15 +43,6 @@ Arrays = dict[str, NDArray[Any]]
 Rounds = Generator[Step, Any, Mapping[str, Any] | None]
 Steps = Generator[Step, Any, Any]  # a part of them, which may return anything
 
-#: Errors of clients after which another attempt is no use.
-FINAL = (
-    "ProtocolError:",
-    "RefusedError:",
-    "OptionError:",
-    "TableError:",
-    "SumError:",
-    "CheckpointError:",
-)
 ROUNDING = 1e-9
 _LOGS = "their logs say where"
 _MISSING = "not all parties answered"
@@ -69,6 +72,7 @@ class Run:
         self.method, self.grid, self.timeout = method, grid, timeout
         self.number = 0
         self._asked = 0  # number of the last exchange that clients keep a state of
+        self._attempt = 0  # how often the question at hand has been asked before
         self.tell: Callable[[Round], None] = lambda step: None
         self._counts_exchanges = True  # whether the progress is that of exchanges
         self._deliveries: dict[int, list[RunningSum]] = {}
@@ -127,6 +131,8 @@ class Run:
         if isinstance(step, Deliver):
             self._deliveries.setdefault(step.receiver, []).append(step.sum)
             return None
+        if isinstance(step, Overlapping):
+            return Overlap(self.method, self.grid, self.timeout)
         name = step.name if isinstance(step, Sum) else step.what
         if self._replay:
             known, value = self._replay.pop(0)
@@ -206,16 +212,20 @@ class Run:
         CohortError
             Not all have answered in the end.
         """
+        self._attempt = 0
         if step.until == "each":
             return self._each(step)
+        if step.until == "tried":
+            return Answers(self._exchange(self._requests(step), step, step.running))
         return self._once(step) if step.until == "once" else self._enough(step)
 
     def _each(self, step: Ask) -> Answers:
         found: dict[int, Any] = {}
         whole: dict[str, RunningSum] = {}
         requests = self._requests(step)
-        for _ in range(self.method.attempts):
-            running = self._order([term for term in step.sums if term.name not in whole])
+        for attempt in range(self.method.attempts):
+            self._attempt = attempt
+            running = self._order([term for term in step.sums if term.key not in whole])
             summed = {p for one in running.values() for p in one.cohort.members}
             waiting = {p: r for p, r in requests.items() if p not in found or p in summed}
             found = {p: reply for p, reply in found.items() if p not in waiting}
@@ -333,7 +343,8 @@ class Run:
                 method.accept(node)
             self._close(self._deliveries.pop(partition, ()))
             found[partition] = answer
-        if final and any(detail.startswith("StateError") for detail in details):
+        lost = any(detail.startswith("StateError") for detail in details)
+        if lost and final and step.until != "tried":
             self._close(running)
             raise LostState(
                 f"a client has forgotten what the question needs: {self._failed()}",
@@ -366,7 +377,9 @@ class Run:
 
     def _addressed(self, request: PhaseMessage) -> PhaseMessage:
         """Fill in what only the run knows."""
-        known = {"session": self.method.session, "round": self.number}
+        known: dict[str, Any] = {"session": self.method.session, "round": self.number}
+        if self._attempt:
+            known["attempt"] = self._attempt
         names = {field.name for field in fields(request)}
         return replace(request, **{k: v for k, v in known.items() if k in names})
 
@@ -391,7 +404,7 @@ class Run:
 
     def _order(self, terms: Sequence[Term]) -> dict[str, RunningSum]:
         return {
-            term.name: self._sums.order(
+            term.key: self._sums.order(
                 term.name,
                 term.length,
                 term.encoding,
@@ -406,7 +419,7 @@ class Run:
         self, step: Ask, replies: dict[int, Any], running: dict[str, RunningSum]
     ) -> Answers:
         """Open what is the server's; keep what is to be delivered."""
-        masked = [running[term.name] for term in step.sums if term.self_masks]
+        masked = [running[term.key] for term in step.sums if term.self_masks]
         if masked:
             self.number += step.number is None
             self._mark(masked)
@@ -416,12 +429,12 @@ class Run:
             self._sums.unmask_sections(bare)
         found = Answers(replies)
         for term in step.sums:
-            one = running[term.name]
-            found.survivors[term.name] = len(one.survivors)
+            one = running[term.key]
+            found.survivors[term.key] = len(one.survivors)
             if term.receiver is None:
-                found.totals[term.name] = self._sums.total(one)
+                found.totals[term.key] = self._sums.total(one)
             else:
-                found.running[term.name] = one
+                found.running[term.key] = one
         return found
 
     def _close(self, sums: Iterable[RunningSum]) -> None:
@@ -476,7 +489,7 @@ class Run:
         opened = max((party.opened for party in parties), default=0)
         self._again = list(opening.get("among", ()))
         known = opening["asked"] if self._again else int(meta["round"])
-        if opened > known or meta["log"] is None:
+        if (opened > known and not method.reopens) or meta["log"] is None:
             raise CheckpointError(
                 "the run broke off while a sum was being opened, and it may not be summed again",
                 remedy="start anew, with all of the clients",

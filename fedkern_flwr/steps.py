@@ -35,6 +35,8 @@ class Term:
         The partition that alone can open it, by default the server.
     self_masks : bool (default: True)
         Without them the whole cohort must contribute, and the sum opens by itself.
+    label : str
+        Under which its total comes, by default its name.
     """
 
     name: str
@@ -43,6 +45,12 @@ class Term:
     cohort: int = 0
     receiver: int | None = None
     self_masks: bool = True
+    label: str = ""
+
+    @property
+    def key(self) -> str:
+        """Under which its total comes."""
+        return self.label or self.name
 
 
 @dataclass(frozen=True)
@@ -110,12 +118,15 @@ class Ask:
         Secure sums that ride on it: the generator receives :class:`Answers` with their totals.
     among : sequence of int, optional
         Partitions that are asked, by default all.
-    until : {"each", "enough", "once"}
+    running : sequence of RunningSum
+        Of ``tried``: sums that the generator has ordered, and opens or closes, by itself.
+    until : {"each", "enough", "once", "tried"}
         ``each``: whoever did not answer is asked again, alone; of the sums those that lack
         somebody, with all who stand in them. ``enough``: the exchange is repeated with all, and
         with new sums, until these can be opened. ``once``: whoever answers; of a sum that cannot be
         opened nothing is released, and the generator has the ``SumError``, which ends the run
-        unless it is caught.
+        unless it is caught. ``tried``: whoever answers, nobody at worst, and what comes of it is
+        the generator's to judge.
     least : int, optional
         Of ``each`` without sums: so many answers will do when all attempts are over, by default
         all. Of ``once``: so many must answer, by default the method's ``min_clients``.
@@ -130,7 +141,8 @@ class Ask:
     reply: type[Any] | Mapping[int, type[Any]] | None = None
     sums: Sequence[Term] = ()
     among: Sequence[int] | None = None
-    until: Literal["each", "enough", "once"] = "each"
+    running: Sequence[RunningSum] = ()
+    until: Literal["each", "enough", "once", "tried"] = "each"
     least: int | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     number: int | None = None
@@ -227,4 +239,12 @@ class LostState(CohortError):
     """
 
 
-Step = Sum | Ask | Deliver | Save | Round
+@dataclass(frozen=True)
+class Overlapping:
+    """Have messages under way while others are asked; the generator receives an ``Overlap``.
+
+    See :mod:`fedkern_flwr.overlap`.
+    """
+
+
+Step = Sum | Ask | Deliver | Save | Round | Overlapping
