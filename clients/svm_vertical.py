@@ -65,15 +65,18 @@ class NodeOfColumns(SVMNode):
 
     @answers(wire.VisitRequest)
     def multiply(self, request: wire.VisitRequest) -> wire.VisitReply:
-        """Contribute X^T m to the group's weights, and the outputs of the last visit's weights."""
+        """Contribute X^T m to the group's weights, and the outputs of the last visit's weights.
+
+        Where others failed to answer it is asked again for the sum that they are in.
+        """
         own, found, width = self.kept.settings, self.kept.arrays, request.width
-        agent, owner = int(own["agent"]), int(own["owner"])
+        agent, owner, orders = int(own["agent"]), int(own["owner"]), self.ordered.orders
         if request.coordinates:
             place = ("columns", request.weights_round)
             mean, deviation = self.unseal(agent, request.coordinates, (2, -1), *place)
             found |= {"mean": mean, "deviation": deviation}
         x, learned = (self._columns() - found["mean"]) / found["deviation"], self._learned
-        if request.message:
+        if request.message and wire.GROUP_SUM in orders:
             source = agent if self.product == "orthogonal" else owner
             place = ("message", request.message_round)
             message = self.unseal(source, request.message, (-1, width), *place)
@@ -81,8 +84,8 @@ class NodeOfColumns(SVMNode):
             to_agent, _ = visit(x[learned], message, None)
             self.note_rows(wire.GROUP_SUM, self._held(learned))
             self.ordered.contribute(wire.GROUP_SUM, to_agent.ravel() / own["rows"])
-        if request.weights:
-            name = wire.JUDGED_SUM if request.judge else wire.OUTPUT_SUM
+        name = wire.JUDGED_SUM if request.judge else wire.OUTPUT_SUM
+        if request.weights and name in orders:
             self.check(name, owner)
             counted = slice(None) if request.judge else learned
             shape = (self.table.features, width)
