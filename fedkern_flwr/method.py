@@ -105,6 +105,9 @@ class Method(SummingStrategy):
     opens_once: ClassVar[bool] = False
     #: Whether the progress is that of replies, ``planned`` in all: with few exchanges of many.
     counts_replies: ClassVar[bool] = False
+    #: Whether a run that is resumed may open a sum again: what the clients add is the same each
+    #: time, and what another set of them would show is said by the method.
+    reopens: ClassVar[bool] = False
     #: The client that belongs to it, or where it is: "package.module:Class".
     client: ClassVar[type[MethodClient] | str] = ""
     #: Metrics that tables show: name -> what it is.

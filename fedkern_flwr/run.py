@@ -18,8 +18,20 @@ from numpy.typing import NDArray
 from .errors import CheckpointError, CohortError, ProtocolError, SumError
 from .exchange import Failure, Outcome, read_reply, request_messages
 from .guard.counting import too_many
+from .overlap import FINAL, Overlap
 from .secure_sum import Encoding, RunningSum
-from .steps import Answers, Ask, Deliver, LostState, Round, Save, Step, Sum, Term
+from .steps import (
+    Answers,
+    Ask,
+    Deliver,
+    LostState,
+    Overlapping,
+    Round,
+    Save,
+    Step,
+    Sum,
+    Term,
+)
 from .strategy import count_failures, logger
 from .wire import PhaseMessage
 from .wire.method import MethodReply, MethodRequest, pack, unpack
@@ -32,15 +44,6 @@ Arrays = dict[str, NDArray[Any]]
 Rounds = Generator[Step, Any, Mapping[str, Any] | None]
 Steps = Generator[Step, Any, Any]  # a part of them, which may return anything
 
-#: Errors of clients after which another attempt is no use.
-FINAL = (
-    "ProtocolError:",
-    "RefusedError:",
-    "OptionError:",
-    "TableError:",
-    "SumError:",
-    "CheckpointError:",
-)
 ROUNDING = 1e-9
 _LOGS = "their logs say where"
 _MISSING = "not all parties answered"
@@ -70,6 +73,7 @@ class Run:
         self.method, self.grid, self.timeout = method, grid, timeout
         self.number = 0
         self._asked = 0  # number of the last exchange that clients keep a state of
+        self._attempt = 0  # how often the question at hand has been asked before
         self.tell: Callable[[Round], None] = lambda step: None
         self._counts_exchanges = True  # whether the progress is that of exchanges
         self._deliveries: dict[int, list[Deliver]] = {}
@@ -132,6 +136,8 @@ class Run:
         if isinstance(step, Deliver):
             self._deliveries.setdefault(step.receiver, []).append(step)
             return None
+        if isinstance(step, Overlapping):
+            return Overlap(self.method, self.grid, self.timeout)
         name = step.name if isinstance(step, Sum) else step.what
         if self._replay:
             known, value = self._replay.pop(0)
@@ -211,15 +217,19 @@ class Run:
         CohortError
             Not all have answered in the end.
         """
+        self._attempt = 0
         if step.until == "each":
             return self._each(step)
+        if step.until == "tried":
+            return Answers(self._exchange(self._requests(step), step, step.running))
         return self._once(step) if step.until == "once" else self._enough(step)
 
     def _each(self, step: Ask) -> Answers:
         found: dict[int, Any] = {}
         whole: dict[str, RunningSum] = {}
         requests = self._requests(step)
-        for _ in range(self.method.attempts):
+        for attempt in range(self.method.attempts):
+            self._attempt = attempt
             running = self._order(step, requests, whole)
             summed = {p for one in running.values() for p in one.cohort.members}
             waiting = {p: r for p, r in requests.items() if p not in found or p in summed}
@@ -353,7 +363,8 @@ class Run:
                 method.accept(node)
             self._close(one.sum for one in self._deliveries.pop(partition, ()))
             found[partition] = answer
-        if final and any(detail.startswith("StateError") for detail in details):
+        lost = any(detail.startswith("StateError") for detail in details)
+        if lost and final and step.until != "tried":
             self._close(running)
             raise LostState(
                 f"a client has forgotten what the question needs: {self._failed()}",
@@ -389,7 +400,9 @@ class Run:
 
     def _addressed(self, request: PhaseMessage, number: int) -> PhaseMessage:
         """Fill in what only the run knows."""
-        known = {"session": self.method.session, "round": number}
+        known: dict[str, Any] = {"session": self.method.session, "round": number}
+        if self._attempt:
+            known["attempt"] = self._attempt
         names = {field.name for field in fields(request)}
         return replace(request, **{k: v for k, v in known.items() if k in names})
 
@@ -512,7 +525,7 @@ class Run:
             opened = 0
         self._again = list(opening.get("among", ()))
         known = opening["asked"] if self._again else int(meta["round"])
-        if opened > known or meta["log"] is None:
+        if (opened > known and not method.reopens) or meta["log"] is None:
             raise CheckpointError(
                 "the run broke off while a sum was being opened, and it may not be summed again",
                 remedy="start anew, with all of the clients",

@@ -125,13 +125,16 @@ class Ask:
         Secure sums that ride on it: the generator receives :class:`Answers` with their totals.
     among : sequence of int, optional
         Partitions that are asked, by default all.
-    until : {"each", "enough", "once"}
+    running : sequence of RunningSum
+        Of ``tried``: sums that the generator has ordered, and opens or closes, by itself.
+    until : {"each", "enough", "once", "tried"}
         ``each``: whoever did not answer is asked again, alone; of the sums those that lack
         somebody, with all who stand in them. ``enough``: of the sums those that cannot be opened
         are repeated, with all who stand in them, until all can be, which are then opened together.
         ``once``: whoever answers; of a sum that cannot be
         opened nothing is released, and the generator has the ``SumError``, which ends the run
-        unless it is caught.
+        unless it is caught. ``tried``: whoever answers, nobody at worst, and what comes of it is
+        the generator's to judge.
     least : int, optional
         Of ``each`` without sums: so many answers will do when all attempts are over, by default
         all. Of ``once``: so many must answer, by default the method's ``min_clients``.
@@ -146,7 +149,8 @@ class Ask:
     reply: type[Any] | Mapping[int, type[Any]] | None = None
     sums: Sequence[Term] = ()
     among: Sequence[int] | None = None
-    until: Literal["each", "enough", "once"] = "each"
+    running: Sequence[RunningSum] = ()
+    until: Literal["each", "enough", "once", "tried"] = "each"
     least: int | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     number: int | None = None
@@ -249,4 +253,12 @@ class LostState(CohortError):
     """
 
 
-Step = Sum | Ask | Deliver | Save | Round
+@dataclass(frozen=True)
+class Overlapping:
+    """Have messages under way while others are asked; the generator receives an ``Overlap``.
+
+    See :mod:`fedkern_flwr.overlap`.
+    """
+
+
+Step = Sum | Ask | Deliver | Save | Round | Overlapping
