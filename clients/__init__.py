@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
     from .alignment import AlignmentClient
     from .column_ranges import RangesClient
+    from .fdskl import VerticalKernelClient
     from .gram import GramClient
     from .hierarchical import SVMClient
     from .hybrid import HybridKernelClient
     from .kernel_pca import KernelPCAClient
     from .online import OnlineKernelClient
     from .serving import serve
-    from .vertical import VerticalKernelClient
 
 __all__ = [
     "AlignmentClient",
@@ -43,7 +43,7 @@ _MODULES = {
     "PhaseClient": "fedkern_flwr.node.client",
     "RangesClient": "column_ranges",
     "SVMClient": "hierarchical",
-    "VerticalKernelClient": "vertical",
+    "VerticalKernelClient": "fdskl",
     "serve": "serving",
 }
 

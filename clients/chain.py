@@ -35,6 +35,10 @@ Floats = NDArray[np.float64]
 
 def make_hops(client: HybridKernelClient, request: wire.ChainRequest) -> wire.ChainReply:
     """Answer a request: one hop for each hospital that it names."""
+    if client.protocol != "chain":
+        raise ProtocolError(
+            "partial products leave a node in protocol 'chain' only", party=client.name
+        )
     sent: list[NDArray[np.uint8]] = []
     residual = np.zeros((0, 1))
     for k, hospital in enumerate(request.hospitals.tolist()):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,25 +21,31 @@ from fedkern_flwr.gram import cross_gram, local_gram, local_support
 from fedkern_flwr.gram_plan import (
     MERGES,
     Merge,
-    bind,
     check_values,
-    counts_encoding,
-    matrix_encoding,
     ranking_encoding,
+    ring_of,
 )
 from fedkern_flwr.gram_values import count_values, quantise
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.item_kernel import ItemKernel
-from fedkern_flwr.node.client import Handler, PhaseClient
+from fedkern_flwr.node.answering import AnsweringClient, answers
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.online import check_choice
-from fedkern_flwr.ranking import rank_metrics, top_items
-from fedkern_flwr.recommending import REQUESTS, Request, are_positions, superset
-from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
+from fedkern_flwr.ranking import rank_metrics
+from fedkern_flwr.recommending import (
+    REQUESTS,
+    Request,
+    are_positions,
+    best_items,
+    superset,
+    write_recommendations,
+)
+from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire import gram as wire
 from fedkern_flwr.wire.sections import Section
+from fedkern_flwr.wire.sums import bind
 
 Rows = NDArray[Any] | sparse.csr_array
 
@@ -68,16 +72,16 @@ class Released:
     asked: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, state: SessionState) -> Released:
-        """Read from a node's state."""
-        return cls(**json.loads(state.payload)) if state.payload else cls()
+    def unpack(cls, data: bytes) -> Released:
+        """Rebuild from :meth:`pack`; an empty one from nothing."""
+        return cls(**json.loads(data)) if data else cls()
 
     def pack(self) -> bytes:
         """Return as bytes."""
         return json.dumps(vars(self)).encode()
 
 
-class GramClient(PhaseClient):
+class GramClient(AnsweringClient):
     """A node that holds rows of a matrix whose columns all nodes share.
 
     A row is a user's ratings of all items, or a feature of all instances: of a table whose columns
@@ -126,9 +130,11 @@ class GramClient(PhaseClient):
     MB.
     """
 
+    state_class = Released
     labels_of_row: ClassVar[int] = 0
     #: A node may hold a single user, whom the other nodes' users hide.
     records: ClassVar[bool] = False
+    _sum_name = ""  # of the order at hand
 
     def __init__(
         self,
@@ -153,7 +159,7 @@ class GramClient(PhaseClient):
         self.bound = bound
         self.x = self._rows(x, "x")
         self.x_test = None if x_test is None else self._rows(x_test, "x_test")
-        self.x_new = None if x_new is None else self._rows(x_new, "x_new")
+        self.x_new = self.x[:, :0] if x_new is None else self._rows(x_new, "x_new")
         self.items = None if items is None else tuple(map(str, items))
         self.users = None if users is None else tuple(users)
         self.merge, self.request, self.noise_seed = merge, request, noise_seed
@@ -163,7 +169,7 @@ class GramClient(PhaseClient):
         rows, columns = self.x.shape
         if self.x_test is not None and self.x_test.shape != (rows, columns):
             raise self._bad(f"x_test has shape {self.x_test.shape}, x {self.x.shape}")
-        if self.x_new is not None and self.x_new.shape[0] != rows:
+        if self.x_new.shape[0] != rows:
             raise self._bad(f"x_new has {self.x_new.shape[0]} rows, x {rows}")
         for what, names, size in (("items", self.items, columns), ("users", self.users, rows)):
             if names is not None and (len(names) != size or len(set(names)) < size):
@@ -173,17 +179,6 @@ class GramClient(PhaseClient):
                 )
 
     # -- phases
-
-    def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
-        """Return the phases that this client answers."""
-        return {
-            "gram-counts": (wire.CountsRequest, self.sum_counts),
-            "gram-matrix": (wire.MatrixRequest, self.sum_matrix),
-            "gram-cross": (wire.CrossRequest, self.sum_cross),
-            "gram-ask": (wire.AskRequest, self.ask),
-            "gram-recommend": (wire.RecommendRequest, self.recommend),
-            "gram-predict": (wire.PredictRequest, self.predict),
-        }
 
     def own_rows(self) -> OwnRows:
         """Return the rows of the table."""
@@ -197,37 +192,33 @@ class GramClient(PhaseClient):
             role=self.role,
             rows=self.x.shape[0],
             features=self.x.shape[1],
-            test_rows=0 if self.x_new is None else self.x_new.shape[1],
+            test_rows=self.x_new.shape[1],
             columns="" if self.items is None else columns_digest(self.items),
             restored=self.restored,
         )
 
+    def answer(self, request: Any, method: Any) -> Any:
+        """Check the order of a sum before a handler is called."""
+        if type(request) in _SUMS:
+            self._check_order(request, _SUMS[type(request)])
+        return method(request)
+
+    @answers(wire.CountsRequest)
     def sum_counts(self, request: wire.CountsRequest) -> wire.CountsReply:
         """Sum in how many rows each item is."""
-        state, sums = self._open(request, wire.COUNTS_SUM, request.merge)
-        kept = Released.of(state)
-        if kept.counted or wire.GRAM_SUM in kept.asked:
+        if self.kept.counted or wire.GRAM_SUM in self.kept.asked:
             raise self._refuse("item counts come before the matrix")
-        name = bind(wire.COUNTS_SUM, request)
-        self._check_sizes(sums, name, request)
-        encoding = counts_encoding(request.parties, request.rows)
-        sums.check(name, SumRule(encoding, self_masks=request.self_masks))
-        members = _members(sums, name)
-        if not request.self_masks and wire.COUNTS_SUM not in kept.asked:
-            kept.survivors = members
-        self._ask_once(state, kept, wire.COUNTS_SUM, request, members)
-        sums.contribute(name, local_support(self._encode(self.x, request)))
-        self._close(state, request.round)
-        return wire.CountsReply(round=request.round)
+        if not request.self_masks and wire.COUNTS_SUM not in self.kept.asked:
+            self.kept.survivors = self._cohort
+        self._ask_once(wire.COUNTS_SUM, request)
+        self._sums.contribute(self._sum_name, local_support(self._encode(self.x, request)))
+        return wire.CountsReply()
 
+    @answers(wire.MatrixRequest)
     def sum_matrix(self, request: wire.MatrixRequest) -> wire.MatrixReply:
         """Sum the Gram matrix of the items that are kept."""
-        state, sums = self._open(request, wire.GRAM_SUM, request.merge)
-        name = bind(wire.GRAM_SUM, request)
-        encoding = self._matrix_ring(sums, name, request)
-        sums.check(name, SumRule(encoding, self_masks=request.self_masks))
-        kept, order = Released.of(state), sums.order(name)
-        cohort = sums.party.state.cohorts[order.cohort]
+        order, kept = self._sums.order(self._sum_name), self.kept
+        cohort = self._sums.party.state.cohorts[order.cohort]
         counted = cohort.unpack(request.counted)
         if len(counted) < cohort.threshold:
             raise self._refuse(f"{len(counted)} nodes count, at least {cohort.threshold} must")
@@ -235,45 +226,41 @@ class GramClient(PhaseClient):
             if len(counted) < len(cohort.members):
                 raise self._refuse("a sum that does without opening is of all nodes")
             self._check_summed(kept, counted)
-        self._ask_once(state, kept, wire.GRAM_SUM, request, _members(sums, name))
+        self._ask_once(wire.GRAM_SUM, request)
         if self.partition in counted:
             values = self._encode_kept(request)
-            vector: NDArray[Any] = local_gram(values, encoding.bits)
+            vector: NDArray[Any] = local_gram(values, order.bits)
             if request.supports:
                 vector = np.concatenate([vector, local_support(values).astype(vector.dtype)])
-            sums.contribute(name, vector, overwrite=True)
+            self._sums.contribute(self._sum_name, vector, overwrite=True)
         elif wire.COUNTS_SUM in kept.opened:
             raise self._refuse("its rows are left out, and they were counted")
         else:
-            sums.contribute_nothing(name)
+            self._sums.contribute_nothing(self._sum_name)
         if request.self_masks:
             kept.counted[f"{order.cohort}/{order.index}"] = request.counted.hex()
-        self._close(state, request.round, kept)
-        return wire.MatrixReply(round=request.round)
+        return wire.MatrixReply()
 
+    @answers(wire.CrossRequest)
     def sum_cross(self, request: wire.CrossRequest) -> wire.CrossReply:
         """Sum the products of new items with those of a finished run, and their squares."""
-        state, sums = self._open(request, wire.CROSS_SUM, None)
-        if self.x_new is None or self.x_new.shape[1] != request.new_items:
+        new_items = self.x_new.shape[1]
+        if not new_items or new_items != request.new_items:
             raise self._bad(
-                f"{request.new_items} new items are asked for, this node has "
-                f"{0 if self.x_new is None else self.x_new.shape[1]}",
+                f"{request.new_items} new items are asked for, this node has {new_items}",
                 "give all nodes the same new items as x_new",
             )
-        name = bind(wire.CROSS_SUM, request)
-        encoding = self._matrix_ring(sums, name, request)
-        sums.check(name, SumRule(encoding))
         old = _dense(self._encode_kept(request))
         new = _dense(self._encode(self.x_new, request))
-        products = cross_gram(new, old).ravel()
         squares = np.einsum("ij,ij->j", new, new)
-        sums.contribute(name, np.concatenate([products, squares]))
-        self._close(state, request.round)
-        return wire.CrossReply(round=request.round)
+        self._sums.contribute(
+            self._sum_name, np.concatenate([cross_gram(new, old).ravel(), squares])
+        )
+        return wire.CrossReply()
 
+    @answers(wire.AskRequest)
     def ask(self, request: wire.AskRequest) -> wire.AskReply:
         """Ask for more rows of the kernel than the users need, and for not all that they need."""
-        state = self.open_round(request.session, request.round, 0)
         if self.request != "noisy":
             raise self._refuse(
                 "noisy requests show what a user likes, and this node makes none",
@@ -286,79 +273,48 @@ class GramClient(PhaseClient):
             superset(np.flatnonzero(np.isin(items, self._liked(self.x, row))), len(items), rng)
             for row in range(self.x.shape[0])
         ]
-        self._close(state, request.round)
-        return wire.AskReply(
-            round=request.round, wanted=np.unique(np.concatenate(wanted)).astype(np.int32)
-        )
+        return wire.AskReply(wanted=np.unique(np.concatenate(wanted)).astype(np.int32))
 
+    @answers(wire.RecommendRequest)
     def recommend(self, request: wire.RecommendRequest) -> wire.RecommendReply:
         """Rank all items for each user; sum how good the ranks of held-out items are."""
-        state, sums = self._open(request, wire.RANKING_SUM, None)
-        name = wire.RANKING_SUM  # noisy requests differ between nodes
-        if request.request == "full":
-            name = bind(name, request)
-        ranks = ranking_encoding(self.x.shape[0])
-        sums.check(name, SumRule(ranks, self_masks=request.self_masks, wider=True))
-        self._ask_once(state, Released.of(state), wire.RANKING_SUM, request, _members(sums, name))
-        kernel = self._item_kernel(request)
-        totals, lines = np.zeros(4), []
-        for row in range(self.x.shape[0]):
-            liked = self._liked(self.x, row)
-            scores = kernel.scores(
-                liked, request.regularization, subtract_mean=request.subtract_mean
-            )
+        self._ask_once(wire.RANKING_SUM, request)
+        totals = np.zeros(4)
+        for row, liked, scores in self._rank(request, self._item_kernel(request)):
             if self.x_test is not None and len(liked):
                 found = rank_metrics(scores, self._liked(self.x_test, row), liked)
                 if found is not None:
                     totals += (*found, 1.0)
-            if self.recommendations is not None:
-                lines += self._lines(row, scores, np.union1d(liked, kernel.missing))
-        if self.recommendations is not None:
-            _write(self.recommendations, lines)
-        rows = np.arange(self.x.shape[0])
-        sums.contribute(name, self.figures("ranking", rows, totals, total=name, users=True))
-        self._close(state, request.round)
-        return wire.RecommendReply(round=request.round)
+        told = self.figures(
+            "ranking", np.arange(self.x.shape[0]), totals, total=self._sum_name, users=True
+        )
+        self._sums.contribute(self._sum_name, told)
+        return wire.RecommendReply()
 
+    @answers(wire.PredictRequest)
     def predict(self, request: wire.PredictRequest) -> wire.PredictReply:
         """Rank all items for each user with a kernel that was saved; nothing is summed."""
-        state = self.open_round(request.session, request.round, 0)
-        kernel, users = self._item_kernel(request), 0
-        if self.recommendations is not None:
-            lines = []
-            for row in range(self.x.shape[0]):
-                liked = self._liked(self.x, row)
-                scores = kernel.scores(
-                    liked, request.regularization, subtract_mean=request.subtract_mean
-                )
-                lines += self._lines(row, scores, np.union1d(liked, kernel.missing))
-            _write(self.recommendations, lines)
-            users = self.x.shape[0]
-        self._close(state, request.round)
-        return wire.PredictReply(round=request.round, users=users)
+        ranked = self._rank(request, self._item_kernel(request))
+        users = 0 if self.recommendations is None else sum(1 for _ in ranked)
+        return wire.PredictReply(users=users)
 
     # -- what is released once
 
     def _open_session(self, request: DescribeRequest) -> None:
         """Remember what this node has helped to open, whatever the server says of the session."""
-        before = SessionState.load(self.context)
         super()._open_session(request)
         state = SessionState.load(self.context)
         path = self.state_path(request.session, ".released")
-        if before.session == request.session:
-            state.payload = before.payload
-            if not request.resume_round:
-                state.round = before.round
         if path is not None and path.is_file():
             state.payload, self.restored = path.read_bytes(), True
-        self._keep(state, Released.of(state))
+        self._keep(state, Released.unpack(state.payload))
 
     def _open_sums(self, session: str, sections: list[Section]) -> ClientSums | None:
         """Read the sections of a request: each sum of a release is opened once."""
         sums = super()._open_sums(session, sections)
         if sums is not None and sums.opened:
             state = SessionState.load(self.context)
-            kept = Released.of(state)
+            kept = Released.unpack(state.payload)
             for full, place in sums.opened.items():
                 name = full.partition("#")[0]
                 key = full if name == wire.GRAM_SUM and self.merge == "max" else name
@@ -403,33 +359,56 @@ class GramClient(PhaseClient):
         if counted and not set(summed) <= set(kept.survivors):
             raise self._refuse("nodes count that are not in the item counts")
 
-    def _open(
-        self, request: wire.GramRequest, name: str, merge: str | None
-    ) -> tuple[SessionState, ClientSums]:
-        """Return the node's state and sums; refuse what this node does not take part in."""
-        state = self.open_round(request.session, request.round, 0)
+    def close_round(
+        self, state: SessionState, number: int, payload: bytes, checkpoint_every: int
+    ) -> None:
+        """Remember on disk what was asked, before the answer leaves."""
+        if self.kept.asked != Released.unpack(state.payload).asked:
+            self._keep(state, self.kept)
+        super().close_round(state, number, payload, checkpoint_every)
+
+    def _check_order(self, request: Any, what: str) -> None:
+        """Refuse a sum that this node does not take part in, or whose ring does not follow.
+
+        The ring follows from the roster and this node's own bound.
+        """
         if self.sums is None:
             raise self._refuse("this node sums its rows securely only")
-        if merge is not None and merge != self.merge:
-            raise self._refuse(
-                f"the run has merge {merge}, this node takes part in {self.merge} only",
-                f'run with merge "{self.merge}", or give the node merge="{merge}"',
-            )
-        if merge == "disjoint" and name in Released.of(state).opened:
-            raise self._refuse(
-                f"the rows of this node are counted in this release already ({name})",
-                "start a new run",
-            )
-        return state, self.sums
+        if isinstance(request, (wire.CountsRequest, wire.MatrixRequest)):
+            if request.merge != self.merge:
+                raise self._refuse(
+                    f"the run has merge {request.merge}, this node takes part in {self.merge} only",
+                    f'run with merge "{self.merge}", or give the node merge="{request.merge}"',
+                )
+            if self.merge == "disjoint" and what in self.kept.opened:
+                raise self._refuse(
+                    f"the rows of this node are counted in this release already ({what})",
+                    "start a new run",
+                )
+        noisy = getattr(request, "request", "full") != "full"  # noisy requests differ between nodes
+        self._sum_name = what if noisy else bind(what, request)
+        ranking, masks = what == wire.RANKING_SUM, request.self_masks and what != wire.CROSS_SUM
+        if not ranking:
+            rows = self.sums.rows(self._sum_name)
+            if (request.parties, request.rows) != (len(rows), max(rows)):
+                raise refusal("the encoding of a sum", self.name)
+            check_values(request.encoding, request.bound, request.fraction_bits)
+            self.check_declared("bound", self.bound, 1.0, request.bound)
+        ring = ranking_encoding(self.x.shape[0]) if ranking else ring_of(request)
+        self.sums.check(self._sum_name, SumRule(ring, self_masks=masks, wider=ranking))
 
-    def _ask_once(
-        self,
-        state: SessionState,
-        kept: Released,
-        name: str,
-        request: wire.SumRequest | wire.RecommendRequest,
-        members: list[int],
-    ) -> None:
+    @property
+    def _sums(self) -> ClientSums:
+        assert self.sums is not None
+        return self.sums
+
+    @property
+    def _cohort(self) -> list[int]:
+        """Nodes that are asked to contribute to the sum at hand."""
+        order = self._sums.order(self._sum_name)
+        return sorted(self._sums.party.state.cohorts[order.cohort].members)
+
+    def _ask_once(self, what: str, request: wire.SumRequest | wire.RecommendRequest) -> None:
         """Refuse a second sum of the same rows in one release.
 
         Sums without self masks are open as soon as all nodes have contributed: a request may come
@@ -439,19 +418,13 @@ class GramClient(PhaseClient):
         ------
         ProtocolError
         """
-        if request.self_masks and name not in kept.asked:
+        kept = self.kept
+        if request.self_masks and what not in kept.asked:
             return
-        digest = bind(f"{members}", replace(request, round=0))
-        before = request.self_masks or name in kept.opened
-        if before or kept.asked.setdefault(name, digest) != digest:
-            raise self._refuse(f"a second {name} of the same rows in one release")
-        self._keep(state, kept)
-
-    def _close(self, state: SessionState, number: int, kept: Released | None = None) -> None:
-        state.round = number
-        if kept is not None:
-            state.payload = kept.pack()
-        state.store(self.context)
+        digest = bind(f"{self._cohort}", replace(request, round=0))
+        before = request.self_masks or what in kept.opened
+        if before or kept.asked.setdefault(what, digest) != digest:
+            raise self._refuse(f"a second {what} of the same rows in one release")
 
     # -- pieces
 
@@ -488,18 +461,6 @@ class GramClient(PhaseClient):
             raise self._refuse(f"it names items that are not among {self.x.shape[1]}")
         return items
 
-    def _check_sizes(self, sums: ClientSums, name: str, request: wire.SumRequest) -> None:
-        """Refuse a sum whose ring does not follow from the roster and this node's own bound."""
-        rows = sums.rows(name)
-        if (request.parties, request.rows) != (len(rows), max(rows)):
-            raise refusal("the encoding of a sum", self.name)
-        check_values(request.encoding, request.bound, request.fraction_bits)
-        self.check_declared("bound", self.bound, 1.0, request.bound)
-
-    def _matrix_ring(self, sums: ClientSums, name: str, request: wire.SumRequest) -> Any:
-        self._check_sizes(sums, name, request)
-        return matrix_encoding(request.parties, request.rows, request.bound, request.fraction_bits)
-
     def _encode(self, x: Rows, request: wire.SumRequest) -> Rows:
         """Return the whole numbers that are summed."""
         try:
@@ -519,24 +480,12 @@ class GramClient(PhaseClient):
         size = kept * (kept + 1) // 2 if self.request == "full" else len(wanted) * kept
         if request.products.size != size or not are_positions(wanted, kept):
             raise self._refuse("its kernel has the wrong size")
-        kernel = DotKernel(
-            request.kernel,
-            degree=request.degree,
-            gamma=request.gamma,
-            coef0=request.coef0,
-            coefficients=tuple(request.coefficients.tolist()),
-        )
-        noisy = self.request == "noisy"
-        return ItemKernel(
-            kernel,
-            items,
-            self.x.shape[1],
-            request.users,
-            request.mean,
-            request.squares,
-            request.products.reshape(-1, kept) if noisy else request.products,
-            wanted if noisy else None,
-        )
+        numbers = request.degree, request.gamma, request.coef0
+        kernel = DotKernel(request.kernel, *numbers, tuple(request.coefficients.tolist()))
+        known = kernel, items, self.x.shape[1], request.users, request.mean, request.squares
+        if self.request == "full":
+            return ItemKernel(*known, request.products)
+        return ItemKernel(*known, request.products.reshape(-1, kept), wanted)
 
     def _liked(self, x: Rows, row: int) -> NDArray[np.intp]:
         """Return the items of a row that are not zero, ascending."""
@@ -545,16 +494,23 @@ class GramClient(PhaseClient):
         part = slice(x.indptr[row], x.indptr[row + 1])
         return np.sort(x.indices[part][x.data[part] != 0]).astype(np.intp)
 
-    def _lines(
-        self, row: int, scores: NDArray[np.float64], excluded: NDArray[np.intp]
-    ) -> list[tuple[Any, ...]]:
-        user = row if self.users is None else self.users[row]
-        best = top_items(scores, excluded, self.top).tolist()
-        names = best if self.items is None else [self.items[i] for i in best]
-        return [
-            (user, rank, name, f"{scores[i]:.9g}")
-            for rank, (i, name) in enumerate(zip(best, names, strict=True), start=1)
-        ]
+    def _rank(
+        self, request: wire.RecommendRequest, kernel: ItemKernel
+    ) -> Iterator[tuple[int, NDArray[np.intp], NDArray[np.float64]]]:
+        """Yield (row, items that it likes, scores of all) of each user; then write the best."""
+        lines = []
+        for row in range(self.x.shape[0]):
+            liked = self._liked(self.x, row)
+            scores = kernel.scores(
+                liked, request.regularization, subtract_mean=request.subtract_mean
+            )
+            yield row, liked, scores
+            if self.recommendations is not None:
+                user = row if self.users is None else self.users[row]
+                excluded = np.union1d(liked, kernel.missing)
+                lines += best_items(user, scores, excluded, self.top, self.items)
+        if self.recommendations is not None:
+            write_recommendations(self.recommendations, lines)
 
     def _bad(self, problem: str, remedy: str = "pass matrices that fit") -> TableError:
         return TableError(problem, remedy=remedy, party=self.name)
@@ -564,18 +520,13 @@ class GramClient(PhaseClient):
         return ProtocolError(problem, remedy=remedy, party=self.name)
 
 
-def _members(sums: ClientSums, name: str) -> list[int]:
-    """Return the nodes that are asked to contribute to a sum."""
-    return sorted(sums.party.state.cohorts[sums.order(name).cohort].members)
-
-
 def _dense(x: Rows) -> NDArray[Any]:
     return x if isinstance(x, np.ndarray) else x.toarray()
 
 
-def _write(path: Path, lines: list[tuple[Any, ...]]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("user", "rank", "item", "score"))
-    writer.writerows(lines)
-    write_atomically(path, text.getvalue().encode(), private=True)
+_SUMS: dict[type[wire.GramRequest], str] = {
+    wire.CountsRequest: wire.COUNTS_SUM,
+    wire.MatrixRequest: wire.GRAM_SUM,
+    wire.CrossRequest: wire.CROSS_SUM,
+    wire.RecommendRequest: wire.RANKING_SUM,
+}

@@ -6,8 +6,6 @@ other.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -19,7 +17,7 @@ from .errors import OptionError
 from .gram_values import entry_bound, smallest_ring
 from .secure_sum import Encoding
 from .seeding import derive_seed
-from .wire import PhaseMessage
+from .wire import gram as wire
 
 Merge = Literal["disjoint", "max"]
 GramEncoding = Literal["counts", "fixed-point"]
@@ -56,6 +54,21 @@ def counts_encoding(parties: int, rows: int) -> Encoding:
 def ranking_encoding(rows: int) -> Encoding:
     """Return the ring of ranking metrics, each between 0 and 1 for each of ``rows`` users."""
     return Encoding.fixed_point(float(max(1, rows)))
+
+
+def ring_of(request: wire.SumRequest | wire.RecommendRequest) -> Encoding:
+    """Return the ring of the sum that a request asks for.
+
+    Raises
+    ------
+    OptionError
+        None has room.
+    """
+    if isinstance(request, wire.RecommendRequest):
+        return ranking_encoding(request.rows)
+    if isinstance(request, wire.CountsRequest):
+        return counts_encoding(request.parties, request.rows)
+    return matrix_encoding(request.parties, request.rows, request.bound, request.fraction_bits)
 
 
 def check_values(encoding: str, bound: float, fraction_bits: int) -> None:
@@ -154,18 +167,6 @@ def shows_few(
     """
     missing = set(counted) - set(summed)
     return bool(missing) and (len(missing) < 2 or sum(rows[p] for p in missing) < least)
-
-
-def bind(name: str, request: PhaseMessage) -> str:
-    """Return the name of a sum to which nodes contribute only if all were asked the same.
-
-    The masks of a sum depend on its name: a server that tells nodes different things, such as other
-    items or another set of nodes that count, gets a sum that cannot be opened.
-    """
-    digest = hashlib.sha256(json.dumps(sorted(request.scalars().items()), default=repr).encode())
-    for array in request.arrays():
-        digest.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
-    return f"{name}#{digest.hexdigest()[:32]}"
 
 
 def combine(known: NDArray[Any] | None, fresh: NDArray[Any], rule: Merge) -> NDArray[Any]:

@@ -93,11 +93,10 @@ def check_parties(parties: Sequence[Any]) -> None:
     check_partitions(parties)
     for party in parties:
         if party.role not in ROLES or party.group < -1 or (party.role != OWNER and party.group < 0):
-            raise ProtocolError(
+            raise _misfit(
+                party.partition,
                 "it is neither a user nor an agent of a group, nor the label owner",
-                remedy="set role and group in the node's configuration",
-                party=f"partition {party.partition}",
-                phase="describe",
+                "set role and group in the node's configuration",
             )
     if not any(p.role == USER for p in parties):
         raise CohortError(
@@ -115,31 +114,27 @@ def check_horizontal(parties: Sequence[SVMDescribeReply]) -> SVMDescribeReply:
     users = [p for p in parties if p.role == USER]
     owner = next((p for p in parties if p.role == OWNER), None)
     if owner is not None:
-        raise ProtocolError(
+        raise _misfit(
+            owner.partition,
             "it is a label owner, and in a horizontal split users have their labels",
-            remedy="leave it out, or choose partition vertical",
-            party=f"partition {owner.partition}",
-            phase="describe",
+            "leave it out, or choose partition vertical",
         )
     check_columns(users)
     first = users[0]
     for party in users:
-        name = f"partition {party.partition}"
         if not party.rows or not party.outputs:
-            raise ProtocolError(
+            raise _misfit(
+                party.partition,
                 "it has no rows with labels to learn from",
-                remedy="give every user rows and labels",
-                party=name,
-                phase="describe",
+                "give every user rows and labels",
             )
         task = (party.outputs, party.classes, party.labels, party.label_bound)
         if task != (first.outputs, first.classes, first.labels, first.label_bound):
-            raise ProtocolError(
+            raise _misfit(
+                party.partition,
                 f"its labels differ from those of partition {first.partition} in number of "
                 "outputs, classes or bound",
-                remedy="declare the same classes or the same label bound at all users",
-                party=name,
-                phase="describe",
+                "declare the same classes or the same label bound at all users",
             )
     return first
 
@@ -167,11 +162,10 @@ def check_single(
                 remedy="form larger groups, or allow it with --allow-single",
             )
         if not next(p for p in parties if p.partition == alone).allow_single:
-            raise ProtocolError(
+            raise _misfit(
+                alone,
                 "its agent would see its model, and it does not allow that",
-                remedy="form larger groups, or set allow_single at this node",
-                party=f"partition {alone}",
-                phase="describe",
+                "form larger groups, or set allow_single at this node",
             )
 
 
@@ -193,36 +187,28 @@ def check_vertical(
         )
     owner = owners[0]
     if not owner.rows or not owner.outputs:
-        raise ProtocolError(
-            "it is the label owner and has no labels",
-            remedy="give it ids and labels",
-            party=f"partition {owner.partition}",
-            phase="describe",
+        raise _misfit(
+            owner.partition, "it is the label owner and has no labels", "give it ids and labels"
         )
     known = {p.partition: p for p in parties}
     for group in groups:
         users = [known[user] for user in group.users]
         check_columns(users)
         for party in users:
-            name = f"partition {party.partition}"
             if party.outputs:
-                raise ProtocolError(
+                raise _misfit(
+                    party.partition,
                     "it has labels, and in a vertical split the label owner alone has them",
-                    remedy="leave its labels out, or choose partition horizontal",
-                    party=name,
-                    phase="describe",
+                    "leave its labels out, or choose partition horizontal",
                 )
             if not party.features:
-                raise ProtocolError(
-                    "it has no columns", remedy="give it features", party=name, phase="describe"
-                )
+                raise _misfit(party.partition, "it has no columns", "give it features")
             if party.product != product:
-                raise ProtocolError(
+                raise _misfit(
+                    party.partition,
                     f"this node takes part in runs with product {party.product!r} only, not "
                     f"{product!r}",
-                    remedy=f"start it with product={product!r}",
-                    party=name,
-                    phase="describe",
+                    f"start it with product={product!r}",
                 )
     return owner
 
@@ -285,11 +271,10 @@ def match_rows(
     for party in known.values():
         name = f"partition {party.partition}"
         if not party.named:
-            raise ProtocolError(
+            raise _misfit(
+                party.partition,
                 "its rows have no ids to join them by",
-                remedy="give label owner and users ids and an alignment key",
-                party=name,
-                phase="describe",
+                "give label owner and users ids and an alignment key",
             )
         if repeated := count_duplicates(party.ids):
             raise TableError(f"{repeated} duplicate ids", remedy="keep one row per id", party=name)
@@ -336,3 +321,8 @@ def match_rows(
         {user: number[where].astype(np.int32) for user, where in held.items()},
         int((~keep).sum()),
     )
+
+
+def _misfit(partition: int, problem: str, remedy: str) -> ProtocolError:
+    name = f"partition {partition}"
+    return ProtocolError(problem, remedy=remedy, party=name, phase="describe")

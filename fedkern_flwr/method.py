@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
@@ -100,6 +100,14 @@ class Method(SummingStrategy):
     #: all who take part have answered that round or a later one. They keep their states in the same
     #: rounds. What was answered after it is the method's to skip: it has no log of answers.
     confirmed: ClassVar[bool] = False
+    #: Whether its clients open a sum of their rows once in a run, and remember that: a run that
+    #: broke off while one was opened goes on without those who opened it, in ``spent_``.
+    opens_once: ClassVar[bool] = False
+    #: Whether the progress is that of replies, ``planned`` in all: with few exchanges of many.
+    counts_replies: ClassVar[bool] = False
+    #: Whether a run that is resumed may open a sum again: what the clients add is the same each
+    #: time, and what another set of them would show is said by the method.
+    reopens: ClassVar[bool] = False
     #: The client that belongs to it, or where it is: "package.module:Class".
     client: ClassVar[type[MethodClient] | str] = ""
     #: Metrics that tables show: name -> what it is.
@@ -122,6 +130,12 @@ class Method(SummingStrategy):
             setattr(self, name, found.check(common.pop(name, found.default)))
         super().__init__(**common)
 
+    def fill_in(self, **defaults: Any) -> None:
+        """Set options that were not given."""
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+
     def _reset(self) -> None:
         super()._reset()
         self.run_seed, self.num_rounds, self.planned = 0, 1, 1
@@ -131,6 +145,8 @@ class Method(SummingStrategy):
         self.saved_: Arrays = {}
         self.saved_meta_: dict[str, Any] = {}
         self.kept_: int | None = None
+        self.spent_: set[int] = set()
+        self._seen = 0  # replies
 
     # -- what a method adds
 
@@ -201,6 +217,21 @@ class Method(SummingStrategy):
             "never_leaves_the_client": ["rows", "labels", "own terms of the sums"],
         }
 
+    def on_reply(self) -> Callable[[int, Message], None] | None:
+        """Take the sections of secure sums out of replies as they arrive, and show progress."""
+        take = super().on_reply()
+        if not self.counts_replies:
+            return take
+
+        def seen(node: int, message: Message) -> None:
+            if take is not None:
+                take(node, message)
+            self._seen += 1
+            if self.on_round is not None:
+                self.on_round(self._seen, max(self._seen, self.planned), {})
+
+        return seen
+
     # -- Flower's interface
 
     def start(
@@ -255,11 +286,16 @@ class Method(SummingStrategy):
             nonlocal arrays
             if step.metrics:
                 self.history_.append({"round": step.number, **step.metrics})
-                result.train_metrics_clientapp[step.number] = _numbers(self.history_[-1])
+                enter(step.number, self.history_[-1])
             if step.arrays is not None:
                 arrays = step.arrays
                 if evaluate_fn is not None:
                     judge(step.number, ArrayRecord(list(arrays)))
+
+        def enter(number: int, row: Mapping[str, Any]) -> None:
+            result.train_metrics_clientapp[number] = _numbers(row)
+            if tests := _tests(row):
+                result.evaluate_metrics_clientapp[number] = tests
 
         def judge(number: int, record: ArrayRecord) -> None:
             if evaluate_fn is not None and (metrics := evaluate_fn(number, record)) is not None:
@@ -269,10 +305,9 @@ class Method(SummingStrategy):
         result.arrays = ArrayRecord(list(arrays))
         last = max([1, *result.train_metrics_clientapp])
         if not self.history_:
-            result.train_metrics_clientapp[last] = _numbers(self.metrics_)
-        tests = {name: v for name, v in self.metrics_.items() if name.startswith("test_")}
-        if tests:
-            result.evaluate_metrics_clientapp[last] = _numbers(tests)
+            enter(last, self.metrics_)
+        elif tests := _tests(self.metrics_):
+            result.evaluate_metrics_clientapp[last] = tests
         if self.model_:
             result.arrays = ArrayRecord({n: Array(np.asarray(a)) for n, a in self.model_.items()})
             judge(last, result.arrays)
@@ -326,6 +361,10 @@ class Method(SummingStrategy):
         if secure:
             with contextlib.suppress(FedKernError):
                 self.finish(run.grid, number=run.number + 1, timeout=run.timeout)
+
+
+def _tests(row: Mapping[str, Any]) -> MetricRecord:
+    return _numbers({name: value for name, value in row.items() if name.startswith("test_")})
 
 
 def _numbers(row: Mapping[str, Any]) -> MetricRecord:

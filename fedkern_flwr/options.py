@@ -121,7 +121,7 @@ def option(
     Parameters
     ----------
     default : object
-        Its default.
+        Its default. None may be given for any type: the constructor puts in what it stands for.
     help : str
         What it is.
     least, most, above, below : float
@@ -140,8 +140,9 @@ def declared(cls: Any) -> dict[str, Declared]:
     for base in cls.__mro__:
         for name, value in vars(base).items():
             if isinstance(value, Declared) and name not in found:
-                object.__setattr__(value, "type", hints[name])
-                odd = [k for k in members(hints[name]) if get_origin(k) is not Literal]
+                kind = hints[name] if value.default is not None else hints[name] | None
+                object.__setattr__(value, "type", kind)
+                odd = [k for k in members(kind) if get_origin(k) is not Literal]
                 if name in _TAKEN or not set(odd) <= {int, float, str, bool, type(None)}:
                     raise TypeError(
                         f"{cls.__name__} cannot have an option {name} of type {hints[name]}: an "

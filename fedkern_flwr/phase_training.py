@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,7 +166,7 @@ def minimise(
         targets,
         np.full((len(targets), 1), 1.0 / len(targets)),
         regularization,
-        _Factored(_factor(equations, _LARGEST_CURVATURE[loss], regularization)),
+        _factored(_factor(equations, _LARGEST_CURVATURE[loss], regularization)),
         _solve(equations, regularization) if start is None else start,
         tolerance,
         iterations,
@@ -349,7 +349,7 @@ def _cross_validate(
                     targets[~held],
                     shares,
                     value,
-                    _Scaled(np.sqrt(_LARGEST_CURVATURE[loss] * values + value)),
+                    _scaled(np.sqrt(_LARGEST_CURVATURE[loss] * values + value)),
                     np.zeros_like(side) if weights is None else weights,
                     _SEARCH_TOLERANCE,
                     _ITERATIONS,
@@ -380,7 +380,7 @@ def _hold_out(
             targets,
             shares,
             value,
-            _Factored(_factor(train, _LARGEST_CURVATURE[loss], value)),
+            _factored(_factor(train, _LARGEST_CURVATURE[loss], value)),
             models[-1] if models else _solve(train, value),
             _SEARCH_TOLERANCE,
             _ITERATIONS,
@@ -468,46 +468,30 @@ def _solve(equations: _Equations, regularization: float) -> Floats:
     return np.asarray(linalg.cho_solve((factor, True), (2.0 / equations.rows) * equations.right))
 
 
-class _Coordinates(Protocol):
-    """Coordinates v of the weights in which no curvature of the objective exceeds one."""
-
-    def of(self, weights: Floats) -> Floats: ...
-
-    def weights(self, v: Floats) -> Floats: ...
-
-    def slope(self, slope: Floats) -> Floats: ...
-
-
 @dataclass(frozen=True)
-class _Factored:
-    """v = C^T w with C C^T = c/n Z^T Z + lambda I."""
+class _Coordinates:
+    """Coordinates v of the weights in which no curvature of the objective exceeds one.
 
-    factor: Floats
+    ``slope`` turns the gradient in w into that in v.
+    """
 
-    def of(self, weights: Floats) -> Floats:
-        return np.asarray(self.factor.T @ weights)
-
-    def weights(self, v: Floats) -> Floats:
-        return np.asarray(linalg.solve_triangular(self.factor, v, lower=True, trans="T"))
-
-    def slope(self, slope: Floats) -> Floats:
-        return np.asarray(linalg.solve_triangular(self.factor, slope, lower=True))
+    of: Callable[[Floats], Any]
+    weights: Callable[[Floats], Any]
+    slope: Callable[[Floats], Any]
 
 
-@dataclass(frozen=True)
-class _Scaled:
-    """v = D w: the same where Z^T Z is diagonal."""
+def _factored(factor: Floats) -> _Coordinates:
+    """Return v = C^T w with C C^T = c/n Z^T Z + lambda I."""
+    return _Coordinates(
+        lambda w: factor.T @ w,
+        lambda v: linalg.solve_triangular(factor, v, lower=True, trans="T"),
+        lambda slope: linalg.solve_triangular(factor, slope, lower=True),
+    )
 
-    scales: Floats
 
-    def of(self, weights: Floats) -> Floats:
-        return self.scales * weights
-
-    def weights(self, v: Floats) -> Floats:
-        return v / self.scales
-
-    def slope(self, slope: Floats) -> Floats:
-        return slope / self.scales
+def _scaled(scales: Floats) -> _Coordinates:
+    """Return v = D w: the same where Z^T Z is diagonal."""
+    return _Coordinates(lambda w: scales * w, lambda v: v / scales, lambda slope: slope / scales)
 
 
 def _descend(
@@ -552,7 +536,7 @@ def _descend(
             f"the {loss} loss stopped at a gradient of {largest:.1e} after {found.nit} steps",
             remedy="use a larger regularization or tolerance, or more iterations",
         )
-    return coordinates.weights(found.x.reshape(start.shape))
+    return np.asarray(coordinates.weights(found.x.reshape(start.shape)))
 
 
 def _check(phases: Phases, targets: Floats, loss: Loss) -> None:

@@ -1,11 +1,18 @@
-"""Which rows of the kernel a user asks the server for: all of them, or the paper's superset."""
+"""What a user asks for, all rows of the kernel or the paper's superset, and what it gets."""
 
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .checkpoint import write_atomically
+from .ranking import top_items
 
 Request = Literal["full", "noisy"]
 REQUESTS: tuple[str, ...] = get_args(Request)
@@ -41,3 +48,25 @@ def are_positions(wanted: NDArray[Any], rows: int) -> bool:
     if not len(wanted):
         return True
     return bool(wanted[0] >= 0 and wanted[-1] < rows and (np.diff(wanted) > 0).all())
+
+
+def best_items(
+    user: Any,
+    scores: NDArray[np.float64],
+    excluded: NDArray[Any],
+    top: int,
+    names: Sequence[str] | None,
+) -> list[tuple[Any, ...]]:
+    """Return (user, rank, item, score) of the items with the highest scores, some left out."""
+    return [
+        (user, rank, i if names is None else names[i], f"{scores[i]:.9g}")
+        for rank, i in enumerate(top_items(scores, excluded, top).tolist(), start=1)
+    ]
+
+
+def write_recommendations(path: Path, lines: Iterable[tuple[Any, ...]]) -> None:
+    """Write what :func:`best_items` returned as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([("user", "rank", "item", "score"), *lines])
+    write_atomically(path, text.getvalue().encode(), private=True)

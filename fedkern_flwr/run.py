@@ -18,11 +18,24 @@ from numpy.typing import NDArray
 from .errors import CheckpointError, CohortError, ProtocolError, SumError
 from .exchange import Failure, Outcome, read_reply, request_messages
 from .guard.counting import too_many
+from .overlap import FINAL, Overlap
 from .secure_sum import Encoding, RunningSum
-from .steps import Answers, Ask, Deliver, LostState, Round, Save, Step, Sum, Term
+from .steps import (
+    Answers,
+    Ask,
+    Deliver,
+    LostState,
+    Overlapping,
+    Round,
+    Save,
+    Step,
+    Sum,
+    Term,
+)
 from .strategy import count_failures, logger
 from .wire import PhaseMessage
 from .wire.method import MethodReply, MethodRequest, pack, unpack
+from .wire.sums import bind
 
 if TYPE_CHECKING:
     from .method import Method
@@ -31,15 +44,6 @@ Arrays = dict[str, NDArray[Any]]
 Rounds = Generator[Step, Any, Mapping[str, Any] | None]
 Steps = Generator[Step, Any, Any]  # a part of them, which may return anything
 
-#: Errors of clients after which another attempt is no use.
-FINAL = (
-    "ProtocolError:",
-    "RefusedError:",
-    "OptionError:",
-    "TableError:",
-    "SumError:",
-    "CheckpointError:",
-)
 ROUNDING = 1e-9
 _LOGS = "their logs say where"
 _MISSING = "not all parties answered"
@@ -69,9 +73,10 @@ class Run:
         self.method, self.grid, self.timeout = method, grid, timeout
         self.number = 0
         self._asked = 0  # number of the last exchange that clients keep a state of
+        self._attempt = 0  # how often the question at hand has been asked before
         self.tell: Callable[[Round], None] = lambda step: None
         self._counts_exchanges = True  # whether the progress is that of exchanges
-        self._deliveries: dict[int, list[RunningSum]] = {}
+        self._deliveries: dict[int, list[Deliver]] = {}
         self._failures: dict[int, Failure] = {}
         self._outcome = Outcome()  # of the exchange at hand
         self._log: list[tuple[str, dict[str, Any]]] | None = []  # results since the last Save
@@ -93,11 +98,12 @@ class Run:
             try:
                 value = self._take(step)
             except LostState as lost:
-                for receiver in list(self._deliveries):
-                    self._close(self._deliveries.pop(receiver))
+                for receiver, waiting in self._deliveries.items():
+                    self._close(one.sum for one in waiting if not one.keep)
+                    self._deliveries[receiver] = [one for one in waiting if one.keep]
                 send = _throw(rounds, lost)
                 continue
-            except SumError as lost:
+            except (CohortError, SumError) as lost:
                 send = _throw(rounds, lost)
                 continue
             send = _send(rounds, value)
@@ -106,10 +112,13 @@ class Run:
     def _show(self, step: Step) -> None:
         """Call ``on_round`` with each round, or with each exchange of methods that tell of none."""
         method, show = self.method, self.method.on_round
+        if method.counts_replies:
+            return
         if isinstance(step, Round):
             self._counts_exchanges = False
-            if show is not None and step.metrics:
-                show(step.number, max(method.planned, step.number), method.history_[-1])
+            row = method.history_[-1] if step.metrics else {}
+            if show is not None and step.number and (row or step.arrays is None):
+                show(step.number, max(method.planned, step.number), row)
         elif isinstance(step, (Sum, Ask)) and self._counts_exchanges and show is not None:
             show(self.number, max(method.planned, self.number), {})
 
@@ -125,8 +134,10 @@ class Run:
             self.tell(step)
             return None if step.save is None else self._save(step.save)
         if isinstance(step, Deliver):
-            self._deliveries.setdefault(step.receiver, []).append(step.sum)
+            self._deliveries.setdefault(step.receiver, []).append(step)
             return None
+        if isinstance(step, Overlapping):
+            return Overlap(self.method, self.grid, self.timeout)
         name = step.name if isinstance(step, Sum) else step.what
         if self._replay:
             known, value = self._replay.pop(0)
@@ -206,16 +217,20 @@ class Run:
         CohortError
             Not all have answered in the end.
         """
+        self._attempt = 0
         if step.until == "each":
             return self._each(step)
+        if step.until == "tried":
+            return Answers(self._exchange(self._requests(step), step, step.running))
         return self._once(step) if step.until == "once" else self._enough(step)
 
     def _each(self, step: Ask) -> Answers:
         found: dict[int, Any] = {}
         whole: dict[str, RunningSum] = {}
         requests = self._requests(step)
-        for _ in range(self.method.attempts):
-            running = self._order([term for term in step.sums if term.name not in whole])
+        for attempt in range(self.method.attempts):
+            self._attempt = attempt
+            running = self._order(step, requests, whole)
             summed = {p for one in running.values() for p in one.cohort.members}
             waiting = {p: r for p, r in requests.items() if p not in found or p in summed}
             found = {p: reply for p, reply in found.items() if p not in waiting}
@@ -233,7 +248,8 @@ class Run:
         raise self._gave_up(step)
 
     def _once(self, step: Ask) -> Answers:
-        method, requests, running = self.method, self._requests(step), self._order(step.sums)
+        method, requests = self.method, self._requests(step)
+        running = self._order(step, requests)
         replies = self._exchange(requests, step, list(running.values()), final=False)
         phase = next(iter(requests.values())).phase
         method.require(len(replies), self.number, phase, self._failures, step.least)
@@ -255,27 +271,41 @@ class Run:
         return found
 
     def _enough(self, step: Ask) -> Answers:
-        """Ask all, with new sums, until enough have contributed to each."""
-        problem = ""
-        for _ in range(self.method.attempts):
-            requests, running = self._requests(step), self._order(step.sums)
-            replies = self._exchange(requests, step, list(running.values()))
-            problem = self._too_few(running.values())
-            if not problem:
-                return self._opened(step, replies, running)
-            self._close(running.values())
+        """Ask all, and again with new sums those whose sum has too few, until all have enough.
+
+        Nothing of a sum that is repeated has been opened, nor will it be.
+        """
+        method, problem = self.method, _MISSING
+        replies: dict[int, Any] = {}
+        whole: dict[str, RunningSum] = {}
+        for attempt in range(method.attempts):
+            here = {p: r for p, r in self._requests(step).items() if p in self._partitions()}
+            running = self._order(step, here, whole)
+            summed = {p for one in running.values() for p in one.cohort.members}
+            waiting = {p: r for p, r in here.items() if p in summed and p not in method.spent_}
+            replies |= self._exchange(waiting, step, list(running.values())) if waiting else {}
+            terms = {term.key: term for term in step.sums}
+            for key, one in running.items():
+                found = self._too_few(one) or terms[key].unfit(one.uploaded)
+                if found:
+                    problem = found
+                    logger.warning("%s: %s (attempt %d)", terms[key].name, found, attempt + 1)
+                    self._close([one])
+                else:
+                    whole[key] = one
+            if len(whole) == len(step.sums):
+                return self._opened(step, replies, whole)
         raise self._gave_up(step, problem)
 
-    def _too_few(self, sums: Iterable[RunningSum]) -> str:
-        """Return why a sum cannot be opened, if one cannot."""
-        for one in sums:
-            if self._again and set(one.uploaded) != set(self._again):
-                return "those whose sum was being opened when the run broke off did not all answer"
-            try:
-                one.check_survivors(self.method.min_cohort)
-            except SumError as error:
-                self.method.blame(one, error, self.number)
-                return f"{error.party}: {error.problem}" if error.party else error.problem
+    def _too_few(self, one: RunningSum) -> str:
+        """Return why a sum cannot be opened, if it cannot."""
+        if self._again and set(one.uploaded) != set(self._again):
+            return "those whose sum was being opened when the run broke off did not all answer"
+        try:
+            one.check_survivors(self.method.min_cohort)
+        except SumError as error:
+            self.method.blame(one, error, self.number)
+            return f"{error.party}: {error.problem}" if error.party else error.problem
         return ""
 
     # -- exchanges
@@ -331,9 +361,10 @@ class Run:
                 continue
             if final:
                 method.accept(node)
-            self._close(self._deliveries.pop(partition, ()))
+            self._close(one.sum for one in self._deliveries.pop(partition, ()))
             found[partition] = answer
-        if final and any(detail.startswith("StateError") for detail in details):
+        lost = any(detail.startswith("StateError") for detail in details)
+        if lost and final and step.until != "tried":
             self._close(running)
             raise LostState(
                 f"a client has forgotten what the question needs: {self._failed()}",
@@ -355,18 +386,23 @@ class Run:
             sections: dict[int, list[PhaseMessage]] = {}
             for partition in partitions:
                 own: list[PhaseMessage] = [
-                    s.delivery() for s in self._deliveries.get(partition, ())
+                    one.sum.delivery() for one in self._deliveries.get(partition, ())
                 ]
                 if method.sums is not None:
                     own += method.sums.sections(partition, list(running))
                 sections[node_of[partition]] = own
             yield from request_messages(
-                self._addressed(request), sections, group_id=str(self.number), sections=sections
+                self._addressed(request, self.number),
+                sections,
+                group_id=str(self.number),
+                sections=sections,
             )
 
-    def _addressed(self, request: PhaseMessage) -> PhaseMessage:
+    def _addressed(self, request: PhaseMessage, number: int) -> PhaseMessage:
         """Fill in what only the run knows."""
-        known = {"session": self.method.session, "round": self.number}
+        known: dict[str, Any] = {"session": self.method.session, "round": number}
+        if self._attempt:
+            known["attempt"] = self._attempt
         names = {field.name for field in fields(request)}
         return replace(request, **{k: v for k, v in known.items() if k in names})
 
@@ -389,24 +425,34 @@ class Run:
 
     # -- sums
 
-    def _order(self, terms: Sequence[Term]) -> dict[str, RunningSum]:
+    def _order(
+        self, step: Ask, requests: Mapping[int, PhaseMessage], without: Iterable[str] = ()
+    ) -> dict[str, RunningSum]:
+        """Order the sums of the next exchange, but for some."""
         return {
-            term.name: self._sums.order(
-                term.name,
+            term.key: self._sums.order(
+                self._bound(step, term, requests) if term.bound else term.name,
                 term.length,
                 term.encoding,
                 cohort=term.cohort,
                 receiver=term.receiver,
                 self_masks=term.self_masks,
             )
-            for term in terms
+            for term in step.sums
+            if term.key not in without
         }
+
+    def _bound(self, step: Ask, term: Term, requests: Mapping[int, PhaseMessage]) -> str:
+        members = self._sums.membership.cohorts[term.cohort].members
+        asked = [requests[p] for p in members if p in requests]
+        number = self.number + 1 if step.number is None else step.number
+        return bind(term.name, self._addressed(asked[0], number)) if asked else term.name
 
     def _opened(
         self, step: Ask, replies: dict[int, Any], running: dict[str, RunningSum]
     ) -> Answers:
         """Open what is the server's; keep what is to be delivered."""
-        masked = [running[term.name] for term in step.sums if term.self_masks]
+        masked = [running[term.key] for term in step.sums if term.self_masks]
         if masked:
             self.number += step.number is None
             self._mark(masked)
@@ -416,12 +462,13 @@ class Run:
             self._sums.unmask_sections(bare)
         found = Answers(replies)
         for term in step.sums:
-            one = running[term.name]
-            found.survivors[term.name] = len(one.survivors)
+            one = running[term.key]
+            found.survivors[term.key] = len(one.survivors)
+            found.contributors[term.key] = list(one.survivors)
             if term.receiver is None:
-                found.totals[term.name] = self._sums.total(one)
+                found.totals[term.key] = self._sums.total(one)
             else:
-                found.running[term.name] = one
+                found.running[term.key] = one
         return found
 
     def _close(self, sums: Iterable[RunningSum]) -> None:
@@ -435,17 +482,16 @@ class Run:
 
     def _gave_up(self, step: Ask, problem: str = _MISSING) -> CohortError:
         """Return the error with which a run ends for want of answers."""
-        method = self.method
+        method, phase = self.method, next(iter(self._requests(step).values())).phase
+        failed = self._failed() or "replies without their sums"
+        text = f"{problem}, {method.attempts} times in a row: {failed}"
+        if step.until == "enough" and method.summed and not method.checkpoint:
+            return method.broken(text, phase)  # which says what another run would show
         again = "resume from the checkpoint" if method.resumable else "start again"
         remedy = f"mend it and {again}, with more attempts if it answers at times"
         if step.until != "enough":
             remedy += "; a model of fewer rows is never made"
-        return CohortError(
-            f"{problem}, {method.attempts} times in a row: "
-            f"{self._failed() or 'replies without their sums'}",
-            remedy=remedy,
-            phase=next(iter(self._requests(step).values())).phase,
-        )
+        return CohortError(text, remedy=remedy, phase=phase)
 
     def _failed(self) -> str:
         """Return the first who did not answer, and why."""
@@ -474,9 +520,12 @@ class Run:
             return
         opening, parties = meta.get("opening") or {}, method.parties_.values()
         opened = max((party.opened for party in parties), default=0)
+        if method.opens_once:
+            method.spent_ = {p.partition for p in parties if p.answered > int(meta["number"])}
+            opened = 0
         self._again = list(opening.get("among", ()))
         known = opening["asked"] if self._again else int(meta["round"])
-        if opened > known or meta["log"] is None:
+        if (opened > known and not method.reopens) or meta["log"] is None:
             raise CheckpointError(
                 "the run broke off while a sum was being opened, and it may not be summed again",
                 remedy="start anew, with all of the clients",
@@ -540,7 +589,7 @@ class Run:
     def _mark(self, sums: Sequence[RunningSum]) -> None:
         """Note in the checkpoint whose sums are about to be opened: they may not be over others."""
         method = self.method
-        if method.checkpoint is None or method.confirmed:
+        if method.checkpoint is None or method.confirmed or method.opens_once:
             return
         arrays, meta = self._written
         if not meta:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -35,6 +35,13 @@ class Term:
         The partition that alone can open it, by default the server.
     self_masks : bool (default: True)
         Without them the whole cohort must contribute, and the sum opens by itself.
+    bound : bool (default: False)
+        Whether only those who were asked the same can contribute, see
+        :func:`fedkern_flwr.wire.sums.bind`.
+    unfit : callable, optional
+        Of ``enough``: who contributed -> why the sum must not be opened, empty if it may be.
+    label : str
+        Under which its total comes, by default its name.
     """
 
     name: str
@@ -43,6 +50,14 @@ class Term:
     cohort: int = 0
     receiver: int | None = None
     self_masks: bool = True
+    bound: bool = False
+    unfit: Callable[[Sequence[int]], str] = lambda who: ""
+    label: str = ""
+
+    @property
+    def key(self) -> str:
+        """Under which its total comes."""
+        return self.label or self.name
 
 
 @dataclass(frozen=True)
@@ -110,12 +125,16 @@ class Ask:
         Secure sums that ride on it: the generator receives :class:`Answers` with their totals.
     among : sequence of int, optional
         Partitions that are asked, by default all.
-    until : {"each", "enough", "once"}
+    running : sequence of RunningSum
+        Of ``tried``: sums that the generator has ordered, and opens or closes, by itself.
+    until : {"each", "enough", "once", "tried"}
         ``each``: whoever did not answer is asked again, alone; of the sums those that lack
-        somebody, with all who stand in them. ``enough``: the exchange is repeated with all, and
-        with new sums, until these can be opened. ``once``: whoever answers; of a sum that cannot be
+        somebody, with all who stand in them. ``enough``: of the sums those that cannot be opened
+        are repeated, with all who stand in them, until all can be, which are then opened together.
+        ``once``: whoever answers; of a sum that cannot be
         opened nothing is released, and the generator has the ``SumError``, which ends the run
-        unless it is caught.
+        unless it is caught. ``tried``: whoever answers, nobody at worst, and what comes of it is
+        the generator's to judge.
     least : int, optional
         Of ``each`` without sums: so many answers will do when all attempts are over, by default
         all. Of ``once``: so many must answer, by default the method's ``min_clients``.
@@ -130,7 +149,8 @@ class Ask:
     reply: type[Any] | Mapping[int, type[Any]] | None = None
     sums: Sequence[Term] = ()
     among: Sequence[int] | None = None
-    until: Literal["each", "enough", "once"] = "each"
+    running: Sequence[RunningSum] = ()
+    until: Literal["each", "enough", "once", "tried"] = "each"
     least: int | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     number: int | None = None
@@ -150,6 +170,8 @@ class Answers:
         Name -> sum that is somebody else's, to be delivered; see :class:`Deliver`.
     survivors : dict
         Name -> how many contributed to a sum.
+    contributors : dict
+        Name -> their partitions.
     failures : dict
         Partition -> why it did not answer, where it was asked ``once``.
     """
@@ -158,6 +180,7 @@ class Answers:
     totals: dict[str, NDArray[Any]] = field(default_factory=dict)
     running: dict[str, RunningSum] = field(default_factory=dict)
     survivors: dict[str, int] = field(default_factory=dict)
+    contributors: dict[str, list[int]] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
 
 
@@ -171,10 +194,13 @@ class Deliver:
         Of :attr:`Answers.running`.
     receiver : int
         The partition that it belongs to.
+    keep : bool (default: False)
+        Whether it stays on its way when the generator is told of a :class:`LostState`.
     """
 
     sum: RunningSum
     receiver: int
+    keep: bool = False
 
 
 @dataclass(frozen=True)
@@ -207,7 +233,7 @@ class Round:
         From 1 on; 0 is before the first.
     metrics : mapping
         Its row of the history, whose ``round`` is the number unless it says another; none
-        without.
+        without. Without metrics and arrays the progress alone is told.
     arrays : sequence of ndarray, optional
         The model after it, with which Flower's ``evaluate_fn`` is called.
     save : Save, optional
@@ -223,8 +249,16 @@ class Round:
 class LostState(CohortError):
     """Thrown into the generator: a client has forgotten what the question needs; ask again.
 
-    What was on its way to clients is withdrawn.
+    What was on its way to clients is withdrawn, but for what is to be kept.
     """
 
 
-Step = Sum | Ask | Deliver | Save | Round
+@dataclass(frozen=True)
+class Overlapping:
+    """Have messages under way while others are asked; the generator receives an ``Overlap``.
+
+    See :mod:`fedkern_flwr.overlap`.
+    """
+
+
+Step = Sum | Ask | Deliver | Save | Round | Overlapping

@@ -52,6 +52,8 @@ class SummingStrategy(PhaseStrategy):
     labels_of_row: ClassVar[int] = 1
     #: Whether the method sums nothing: its clients have keys to seal messages for each other.
     relays_only: ClassVar[bool] = False
+    #: Whether all sums of the method are over whole cohorts, without self masks.
+    whole_cohorts: ClassVar[bool] = False
 
     def __init__(self, *, threshold: int | None = None, min_cohort: int = 2, **common: Any) -> None:
         super().__init__(**common)
@@ -101,9 +103,9 @@ class SummingStrategy(PhaseStrategy):
             out["cohorts"] = [
                 {
                     "parties": len(cohort.members),
-                    "threshold": cohort.threshold,
+                    "threshold": len(cohort.members) if self.whole_cohorts else cohort.threshold,
                     "masks_per_party": len(cohort.neighbours[cohort.members[0]]),
-                    "shares_to_open": cohort.share_threshold,
+                    **({} if self.whole_cohorts else {"shares_to_open": cohort.share_threshold}),
                 }
                 for cohort in cohorts
             ]

@@ -25,6 +25,7 @@ logger = logging.getLogger("fedkern_flwr")
 ACTIVE, PASSIVE = "active", "passive"
 MissingRows = Literal["error", "drop-row"]
 MISSING_ROWS = ("error", "drop-row")
+LARGEST_OUTPUT = 1e6  # beyond it an iteration has diverged; the bound of sums of outputs
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,15 @@ def name_sum(
     digest = hashlib.sha256(np.ascontiguousarray(names, "<u8").tobytes())
     digest.update(np.ascontiguousarray(known, "<i4").tobytes() + b"%d" % upto)
     return f"phases/{owner}/{number}#{digest.hexdigest()[:32]}"
+
+
+def rows_digest(parties: Sequence[VerticalDescribeReply]) -> str:
+    """Return a digest of which rows, features and outputs each party has, in this session."""
+    digest = hashlib.sha256()
+    for party in parties:
+        sizes = (party.partition, party.rows, party.features, party.outputs)
+        digest.update(repr(sizes).encode() + party.ids.tobytes())
+    return digest.hexdigest()
 
 
 def check_parties(parties: Sequence[VerticalDescribeReply]) -> None:

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
 
-from fedkern_flwr.doubly_stochastic import STEP_SCHEDULES, StepSchedule
-from fedkern_flwr.errors import CheckpointError, EngineError, FedKernError, OptionError
-from fedkern_flwr.frequencies import FREQUENCIES, KERNELS, Frequencies, Kernel
-from fedkern_flwr.least_squares import check_regularization
-from fedkern_flwr.losses import LOSSES, Loss
-from fedkern_flwr.online import check_choice
-from fedkern_flwr.product_kernel import check_gamma
+from fedkern_flwr import vertical
+from fedkern_flwr.errors import CheckpointError, OptionError
+from fedkern_flwr.labels import counts_length, outcome_metrics
+from fedkern_flwr.method import Round, Rounds, Save, option
+from fedkern_flwr.phase_training import MULTIPLES, REGULARIZATIONS
 from fedkern_flwr.strategy import Arrays, at_least, logger
-from fedkern_flwr.vertical import MISSING_ROWS, MissingRows
+from fedkern_flwr.vertical import check_alone, make_plan, rows_digest
+from fedkern_flwr.wire import DescribeReply
+from fedkern_flwr.wire import vertical as wire
 
-from .fdskl_one_shot import train_once
+from .fdskl_options import VerticalOptions
+from .fdskl_paper import TreePhases
+from .fdskl_phases import Need, Phases, held_out_rows
 from .fdskl_privacy import WARNINGS, seen_by
-from .fdskl_steps import Steps
-from .fdskl_streaming import iterate
-from .vertical_base import Need, VerticalStrategy
+from .fdskl_streaming import Descent
 
-Schedule = Literal["one-shot", "streaming"]
-Topology = Literal["star", "tree"]
-
-_FEATURES = 2000
 _BASE_SHARE = 4.0  # the widths tried begin at 1 / (this times the number of columns)
-#: Steps that learn fast and stayed stable, measured with r = 16 on two data sets.
-_STEP: dict[str, float] = {"square": 0.5, "logistic": 4.0, "smooth-hinge": 2.0}
+_KEPT = 1  # the parties keep what belongs to a one-shot run under this number
+_OF_MODEL = ("schedule", "loss", "kernel", "frequencies", "phase_bits", "topology", "missing")
 
 
-class FDSKL(VerticalStrategy):
+class FDSKL(VerticalOptions):
     """FDSKL: kernel learning over columns that different parties hold.
 
     f(x) = sum_j alpha_j sqrt(2) cos(omega_j^T x + b_j) with random directions omega of a Gaussian
@@ -45,50 +40,8 @@ class FDSKL(VerticalStrategy):
     all of them at once and trains alone: four exchanges. Streaming is the paper's doubly stochastic
     gradient in blocks of rows and directions.
 
-    Parameters
-    ----------
-    schedule : {"one-shot", "streaming"} (default: "one-shot")
-        All phases at once, or an iteration per exchange.
-    features : int, optional
-        Of one-shot: R, directions in all, by default 2000.
-    directions : int, optional
-        Of streaming: r, new directions per iteration, by default 16; 1 is the paper's.
-    batch : int, optional
-        Of streaming: B, rows per iteration, by default 64; 1 is the paper's.
-    step : float, optional
-        Of streaming: gamma, by default 0.5 for the square loss, 4 for logistic and 2 for smooth
-        hinge, and r / 16 of that with fewer than 16 directions.
-    step_schedule : {"constant", "diminishing"}, optional
-        Of streaming: gamma_t = gamma, which is the default, or gamma / (1 + gamma lambda t).
-    loss : {"square", "logistic", "smooth-hinge"}, optional
-        Loss of each output (Table 1), by default smooth hinge for classes and square for numbers.
-    kernel : {"rbf", "laplacian"} (default: "rbf")
-        exp(-gamma d) of squared Euclidean or of absolute distances d.
-    gamma : float, optional
-        Width; by default chosen by cross-validation at the active party (one-shot), or 1 / number
-        of columns (streaming).
-    regularization : float, optional
-        lambda; by default chosen by cross-validation (one-shot), or 1e-4 (streaming).
-    frequencies : {"private", "shared"} (default: "private")
-        Each party draws its part of the directions from a secret of its own, or all from a seed
-        that everybody knows (the paper's mode).
-    phase_bits : {16, 32} (default: 16)
-        Bits of a phase that travels, 16 or 32.
-    topology : {"star", "tree"} (default: "star")
-        One masked sum, or the paper's two trees with real-valued masks.
-    missing : {"error", "drop-row"} (default: "error")
-        Rows that some party does not hold: refuse the run, or leave them out.
-    evaluate_every : int, optional
-        Of streaming: iterations from one evaluation on held-out rows to the next; by default only
-        the last model is evaluated.
-    allow_single : bool (default: False)
-        Let an active party learn the phases of the only other party with columns.
-    attempts : int (default: 5)
-        An exchange that somebody failed to answer is repeated so often in all.
-    checkpoint_every : int (default: 50)
-        Of streaming: iterations from one checkpoint to the next.
-    **common
-        Options of :class:`~fedkern_flwr.strategies.whole_cohort.WholeCohortStrategy`.
+    Flower's ``num_rounds`` (200) are T, iterations of the streaming schedule; the model never
+    leaves the active parties, so there are no arrays and no ``evaluate_fn``.
 
     Attributes
     ----------
@@ -96,6 +49,14 @@ class FDSKL(VerticalStrategy):
         Who holds which rows.
     gamma_, multiple_, regularization_ : float, int, float
         Width that the directions were drawn for, what multiplies their phases, and lambda.
+    outputs_, classes_, label_bound_
+        What the active parties have labels of.
+    leaders : tuple of int
+        The active parties that have rows to learn from.
+    upto_ : dict
+        Owner -> how many directions its model has.
+    model_of : (str, int)
+        Of predictions: session and step of the run that made the model.
 
     References
     ----------
@@ -103,144 +64,45 @@ class FDSKL(VerticalStrategy):
     Data", KDD 2020.
     """
 
-    method: ClassVar[str] = "fdskl"
-    title: ClassVar[str] = "FDSKL"
-    fixed: ClassVar[frozenset[str]] = VerticalStrategy.fixed - {"checkpoint_every"}
+    method, title = "fdskl", "FDSKL"
+    described = wire.VerticalDescribeReply
+    default_rounds = 200
+    whole_cohorts = True
 
-    def __init__(
-        self,
-        *,
-        schedule: Schedule = "one-shot",
-        features: int | None = None,
-        directions: int | None = None,
-        batch: int | None = None,
-        step: float | None = None,
-        step_schedule: StepSchedule | None = None,
-        loss: Loss | None = None,
-        kernel: Kernel = "rbf",
-        gamma: float | None = None,
-        regularization: float | None = None,
-        frequencies: Frequencies = "private",
-        phase_bits: int = 16,
-        topology: Topology = "star",
-        missing: MissingRows = "error",
-        evaluate_every: int | None = None,
-        **common: Any,
-    ) -> None:
-        check_choice("schedule", schedule, ("one-shot", "streaming"))
-        if loss is not None:
-            check_choice("loss", loss, LOSSES)
-        check_choice("kernel", kernel, KERNELS)
-        check_choice("frequencies", frequencies, FREQUENCIES)
-        check_choice("topology", topology, ("star", "tree"))
-        check_choice("missing", missing, MISSING_ROWS)
-        if phase_bits not in (16, 32):
-            raise OptionError(f"phase_bits is {phase_bits}", remedy="use 16 or 32")
-        given = {
-            "directions": directions,
-            "batch": batch,
-            "step": step,
-            "step_schedule": step_schedule,
-            "evaluate_every": evaluate_every,
-        }
-        _check_schedule(schedule, features, given)
-        for name, number in (("features", features), ("directions", directions), ("batch", batch)):
-            if number is not None:
-                at_least(name, number, 1)
-        if evaluate_every is not None:
-            at_least("evaluate_every", evaluate_every, 1)
-        if gamma is not None:
-            check_gamma(gamma)
-        if regularization is not None:
-            check_regularization(regularization)
-        if step is not None and not 0.0 < step < np.inf:
-            raise OptionError(f"step is {step}", remedy="use a positive number")
-        if step_schedule is not None:
-            check_choice("step_schedule", step_schedule, STEP_SCHEDULES)
-        self.schedule, self.loss, self.kernel = schedule, loss, kernel
-        self.features = _FEATURES if features is None else features
-        self.directions = 16 if directions is None else directions
-        self.batch = 64 if batch is None else batch
-        self.step_length, self.step_schedule = step, step_schedule
-        self.gamma, self.regularization = gamma, regularization
-        self.frequencies, self.topology = frequencies, topology
-        self.evaluate_every = evaluate_every
-        super().__init__(phase_bits=phase_bits, missing=missing, **common)
-        largest = step or _STEP[loss or "smooth-hinge"] * min(1.0, self.directions / 16.0)
-        if schedule == "streaming" and largest * self.chosen_regularization >= 1.0:
-            raise OptionError(
-                f"step {largest:g} times regularization {self.chosen_regularization:g} is not "
-                "below 1",
-                remedy="use a smaller step",
-            )
+    allow_single: bool = option(
+        False,
+        "Let an active party learn the phases of the only other party with columns.",
+        of_model=False,
+    )
 
     def _reset(self) -> None:
         super()._reset()
+        self.outputs_, self.label_bound_ = 0, 1.0
         self.gamma_, self.multiple_, self.regularization_ = 0.0, 1, 0.0
-        self.capacity = 0
+        self.model_of: tuple[str, int] = ("", 0)
         self.leaders: tuple[int, ...] = ()
-        self.counting, self.evaluated = True, np.zeros(2)  # seconds and bytes of evaluations
+        self.capacity = 0
         self.upto_: dict[int, int] = {}
 
     # -- what a method tells about itself
 
-    @property
-    def chosen_loss(self) -> Loss:
-        """The loss, which depends on the labels by default."""
-        return self.loss or ("smooth-hinge" if self.classes_ else "square")
-
-    @property
-    def chosen_regularization(self) -> float:
-        """Lambda of streaming."""
-        return 1e-4 if self.regularization is None else self.regularization
-
-    @property
-    def chosen_step(self) -> float:
-        """Gamma of streaming; fewer new directions are noisier and stand smaller steps."""
-        if self.step_length is not None:
-            return self.step_length
-        return _STEP[self.chosen_loss] * min(1.0, self.directions / 16.0)
-
-    @property
-    def chosen_step_schedule(self) -> StepSchedule:
-        """The schedule of step sizes."""
-        return self.step_schedule or "constant"
-
-    def options(self) -> dict[str, Any]:
-        """Return the options that determine the model."""
-        names = (
-            "schedule",
-            "loss",
-            "kernel",
-            "gamma",
-            "regularization",
-            "frequencies",
-            "phase_bits",
-            "topology",
-            "missing",
-        )
-        found = {**super().options(), **{name: getattr(self, name) for name in names}}
-        if self.schedule == "one-shot":
-            found["features"] = self.features
-        else:
-            found |= {
-                "directions": self.directions,
-                "batch": self.batch,
-                "step": self.step_length,
-                "step_schedule": self.chosen_step_schedule,
-            }
-        return {**found, "seed": self.run_seed}
+    def summary(self) -> None:
+        """Log the configuration, and what the paper's modes give away."""
+        for mode in (self.frequencies, self.topology):
+            if mode in WARNINGS:
+                logger.warning(WARNINGS[mode])
+        super().summary()
 
     def model(self) -> tuple[Arrays, dict[str, Any]]:
         """Return what a prediction needs to know; the coefficients stay with the active parties."""
         meta = {
             **self.options(),
             "session": self.model_of[0] or self.session,
-            "step": self.model_of[1] or self.first_step,
+            "step": self.model_of[1] or self.kept_ or 0,
             "drawn_for": self.gamma_,
             "multiple": self.multiple_,
             "capacity": self.capacity,
-            "columns": self.features_in_all if self.parties_ else 0,
+            "columns": self._columns,
             "leaders": list(self.leaders),
             "actives": list(self.plan_.actives),
             "upto": {str(k): v for k, v in self.upto_.items()},
@@ -252,11 +114,91 @@ class FDSKL(VerticalStrategy):
 
     def privacy(self) -> dict[str, Any]:
         """Return what is seen by whom."""
-        return {**self.whole_sums_privacy(), **seen_by(self)}
+        actives = self.plan_.actives
+        holders = {p.partition for p in self.parties_.values() if p.features}
+        seen = seen_by(
+            one_shot=self.schedule == "one-shot",
+            shared=self.frequencies == "shared",
+            tree=self.topology == "tree",
+            ordered=self.order_seed >= 0,
+            alone=any(len(holders - {active}) == 1 for active in actives),
+            several=len(actives) > 1,
+        )
+        return {**self.sums_privacy(), **seen}
 
-    def settings(self) -> dict[str, Any]:
-        """Return the fields of a request that say how phases are made."""
-        return {
+    def matched(self) -> dict[str, Any]:
+        """Return whose rows were matched."""
+        return self.plan_.report() if self.plan_.actives else {}
+
+    # -- parties
+
+    def begin(self, config: ConfigRecord | None = None) -> None:
+        """Forget the last run; a seed that is given orders the rows as well."""
+        super().begin(config)
+        at_least("seed", self.run_seed, 0)
+        if self.seed is not None or (config is not None and config.get("seed") is not None):
+            self.order_seed = self.run_seed
+
+    def check_parties(self, parties: Sequence[Any]) -> None:
+        """Refuse partitions that clash and ids that come twice."""
+        vertical.check_parties(parties)
+
+    def cohorts(self) -> list[list[int]] | None:
+        """Match the rows; all sums are over everybody."""
+        parties = self._described
+        self.plan_ = make_plan(parties, self.missing, predict=bool(self.model_of[0]))
+        check_alone(self.plan_, parties, allow_single=self.allow_single)
+        first = next(p for p in parties if p.partition == self.plan_.actives[0])
+        self.outputs_, self.classes_ = first.outputs, first.classes
+        self.label_bound_ = first.label_bound
+        return None
+
+    @property
+    def _described(self) -> list[Any]:
+        return list(self.parties_.values())
+
+    @property
+    def _columns(self) -> int:
+        """Number of columns of all parties."""
+        return sum(party.features for party in self.parties_.values())
+
+    def _choose_leaders(self) -> None:
+        """Find the active parties that have rows to learn from: they lead iterations in turn."""
+        plan = self.plan_
+        self.leaders = tuple(a for a in plan.actives if plan.train[a].stop > plan.train[a].start)
+        if self.schedule == "one-shot" and len(plan.actives) > 1:
+            raise OptionError(
+                f"schedule one-shot trains at one active party, there are {len(plan.actives)}",
+                remedy="use --schedule streaming, or let one party have the labels",
+            )
+        if self.chosen_loss != "square" and not self.classes_:
+            raise OptionError(
+                f"loss {self.loss} is for classes, the labels are numbers",
+                remedy="use --loss square, or name the classes at the active parties",
+            )
+
+    def _width(self) -> float:
+        if self.gamma is not None:
+            return self.gamma
+        return 1.0 / (max(1, self._columns) * (_BASE_SHARE if self.schedule == "one-shot" else 1.0))
+
+    # -- a run
+
+    def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
+        """Fit the model at the active parties and judge it on their held-out rows."""
+        self._choose_leaders()
+        self.gamma_ = self._width()
+        if self.saved_meta_ and self.saved_meta_["rows"] != rows_digest(self._described):
+            raise CheckpointError(
+                f"the rows of the parties are not those of the run of {self.checkpoint}",
+                remedy="bring back the tables of that run, or start anew",
+            )
+        return (yield from self._train() if self.schedule == "one-shot" else self._descend())
+
+    def _phases(self) -> Phases:
+        kind = TreePhases if self.topology == "tree" else Phases
+        settings = {
+            "session": self.session,
             "kernel": self.kernel,
             "gamma": self.gamma_,
             "phase_bits": self.phase_bits,
@@ -266,65 +208,137 @@ class FDSKL(VerticalStrategy):
             "model_round": self.model_of[1],
             "capacity": self.capacity,
         }
+        return kind(
+            plan=self.plan_,
+            settings=settings,
+            loss=self.chosen_loss,
+            outputs=self.outputs_,
+            seed=self.run_seed,
+            attempts=self.attempts,
+            number=int(self.saved_meta_.get("collection", 0)),
+        )
 
-    # -- Flower's interface
+    def _save(self, phases: Phases, kept: int, **meta: Any) -> Save:
+        known = {"rows": rows_digest(self._described), "collection": phases.number}
+        return Save({}, {**known, **meta}, kept=kept)
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord | None = None,
-        num_rounds: int = 200,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
-        """Fit the model at the active parties and judge it on their held-out rows.
+    def _metrics(self, counts: Sequence[NDArray[np.float64]]) -> dict[str, float]:
+        """Return the metrics of held-out rows from what the active parties counted."""
+        found = [c for c in counts if len(c) == counts_length(self.outputs_, self.classes_)]
+        if not found:
+            self.note_untold()
+            return {}
+        return outcome_metrics(np.sum(found, axis=0), self.classes_, self.label_bound_)
 
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid, of any engine.
-        initial_arrays : ArrayRecord, optional
-            Not used: the model never leaves the active parties.
-        num_rounds : int (default: 200)
-            T, iterations of the streaming schedule.
-        timeout : float (default: 3600)
-            Seconds to wait for the replies of one exchange.
-        train_config : ConfigRecord, optional
-            ``seed`` is the run's seed for strategies that have none of their own.
-        evaluate_config, evaluate_fn : optional
-            Not used.
+    def _train(self) -> Rounds:
+        """Collect all phases, have the active party train; note what it chose, how good it is."""
+        owner, meta = self.plan_.actives[0], self.saved_meta_
+        self.capacity, self.planned = self.features or 0, 2
+        self.upto_ = {owner: self.capacity}
+        if "metrics" in meta:
+            self.multiple_ = int(meta["multiple"])
+            self.regularization_ = float(meta["metrics"]["regularization"])
+            return dict(meta["metrics"])
+        phases, need = self._phases(), Need(np.arange(self.plan_.total), self.upto_)
+        yield from phases.advance(need, save_as=_KEPT)
+        yield self._save(phases, _KEPT)
+        reply = yield from phases.train(
+            owner,
+            need,
+            save_as=_KEPT,
+            multiples=MULTIPLES if self.gamma is None else (1,),
+            regularizations=(
+                REGULARIZATIONS if self.regularization is None else (self.regularization,)
+            ),
+        )
+        self.multiple_, self.regularization_ = reply.multiple, reply.regularization
+        factor = reply.multiple if self.kernel == "laplacian" else reply.multiple**2
+        metrics = {"gamma": self.gamma_ * factor, "regularization": reply.regularization}
+        if reply.score >= 0.0:
+            metrics["validation_score"] = reply.score
+        if found := self._metrics([reply.counts]):
+            self.history_.append({"round": 1, **found})
+        metrics |= found
+        yield self._save(phases, _KEPT, metrics=metrics, multiple=reply.multiple)
+        return metrics
 
-        Returns
-        -------
-        Result
-            No arrays; metrics per evaluation.
+    def _descend(self) -> Rounds:
+        """Run the iterations from where the checkpoint stands; evaluate on the way if asked to."""
+        descent = self.descent()
+        most = self.planned = self.num_rounds
+        self.capacity = max(descent.upto(most).values())
+        self.regularization_ = self.chosen_regularization
+        meta, phases = self.saved_meta_, self._phases()
+        done, metrics = int(meta.get("iteration", 0)), dict(meta.get("metrics", {}))
+        spent = np.array(meta.get("evaluated", (0.0, 0.0)))  # seconds and bytes of evaluations
+        self.upto_ = descent.upto(done)
+        yield Round(0)
+        while done < most:
+            every = self.checkpoint_every if self.checkpoint is not None else None
+            last = min(_next(done, every), _next(done, self.evaluate_every), most)
+            judged = last == most or (self.evaluate_every and not last % self.evaluate_every)
+            tested = Need(held_out_rows(self.plan_), descent.upto(last)) if judged else None
+            tested = tested if self.plan_.test_rows else None
+            keeps = last == most or self.checkpoint is not None
+            for t in range(done + 1, last + descent.lag + 1):
+                before = self._spent
+                yield from descent.advance(phases, t, done, last, tested, last if keeps else 0)
+                if done < t - descent.lag < last:
+                    yield Round(t - descent.lag)
+            done, self.upto_, row = last, descent.upto(last), dict[str, Any]()
+            if judged:
+                metrics = {"gamma": self.gamma_, "regularization": self.regularization_}
+            if tested is not None:
+                counts = yield from phases.judge(tested, count=True)
+                spent += self._spent - before  # that of the exchange that asked for their phases
+                found = self._metrics(counts)
+                metrics |= found
+                row = self._row(found, self._spent - spent) if found else {}
+            state = {"iteration": done, "metrics": metrics, "evaluated": spent.tolist()}
+            yield Round(done, row, save=self._save(phases, done, **state) if keeps else None)
+        return metrics
+
+    def descent(self) -> Descent:
+        """Return the iterations of streaming, of the run at hand."""
+        return Descent(
+            plan=self.plan_,
+            leaders=self.leaders,
+            seed=self.run_seed,
+            batch=self.batch or 0,
+            directions=self.directions or 0,
+            step=self.chosen_step,
+            schedule=self.step_schedule or "constant",
+            regularization=self.chosen_regularization,
+        )
+
+    @property
+    def _spent(self) -> NDArray[np.float64]:
+        """Seconds and uploaded bytes of the run so far."""
+        return np.array([self.ledger_.seconds, self.ledger_.bytes_up])
+
+    def _row(self, found: Mapping[str, float], spent: NDArray[np.float64]) -> dict[str, Any]:
+        """Return the row of the history of an evaluation."""
+        seconds, bytes_up = spent.tolist()
+        error = found.get("test_rmse", 1.0 - found.get("test_accuracy", 1.0))
+        return {**found, "test_error": error, "bytes_up": int(bytes_up), "seconds": seconds}
+
+    # -- predictions with a model that was saved
+
+    @classmethod
+    def of_model(cls, meta: Mapping[str, Any], **more: Any) -> FDSKL:
+        """Return a strategy with the options of a model that was saved.
 
         Raises
         ------
-        CohortError, ProtocolError, TableError, SumError, EngineError, CheckpointError, OptionError
-            The run cannot start or go on. A checkpoint, if one was written, stays.
+        CheckpointError
+            It is not a model of this method.
         """
-        at_least("num_rounds", num_rounds, 1)
-        result = Result()
-        restored = self._open(grid, train_config)
-        try:
-            steps = Steps(self, grid, timeout)
-            if self.schedule == "one-shot":
-                train_once(self, steps, restored)
-            else:
-                iterate(self, steps, num_rounds, restored)
-            for row in self.history_:
-                numbers = {k: v for k, v in row.items() if k != "round"}
-                result.evaluate_metrics_clientapp[row["round"]] = MetricRecord(numbers)
-        except EngineError:
-            raise  # nobody can be reached any more
-        except FedKernError:
-            self._part(grid, timeout)
-            raise
-        self._part(grid, timeout)
-        return result
+        if meta.get("method") != cls.method or not {*_OF_MODEL, "upto", "seed"} <= set(meta):
+            raise CheckpointError(
+                f"the model is one of {meta.get('method') or 'another method'}",
+                remedy=f"give a model of {cls.method}",
+            )
+        return cls(**{name: meta[name] for name in _OF_MODEL}, **{"seed": meta["seed"], **more})
 
     def predict(self, grid: Grid, meta: Mapping[str, Any], *, timeout: float = 3600) -> None:
         """Have the active parties predict their held-out rows with a model that was saved.
@@ -347,141 +361,27 @@ class FDSKL(VerticalStrategy):
         CohortError, ProtocolError, TableError, OptionError
             See :meth:`start`.
         """
-        self._open(grid, None, of=meta)
-        try:
-            owners = tuple(meta["leaders"])
-            actives, allowed = set(self.leaders), set(meta["actives"])
-            same = self.features_in_all == meta["columns"]
-            if not same or not set(owners) <= actives <= allowed:  # who was passive stays so
+        self.begin()
+        self.model_of = (str(meta["session"]), int(meta["step"]))
+
+        def rounds(parties: Sequence[DescribeReply]) -> Rounds:
+            self.leaders = tuple(meta["leaders"])
+            actives, allowed = set(self.plan_.actives), set(meta["actives"])
+            same = self._columns == meta["columns"]
+            if not same or not set(self.leaders) <= actives <= allowed:  # who was passive stays so
                 raise CheckpointError(
                     "the parties are not those of the model",
                     remedy="bring the parties that the model was made with",
                 )
-            self.counting, self.leaders = False, owners
-            steps, upto = Steps(self, grid, timeout), self.upto_
-            steps.advance(Need(steps.test_rows(), upto))
-            steps.judge(upto)
-        finally:
-            self._part(grid, timeout)
+            self.gamma_, self.capacity = float(meta["drawn_for"]), int(meta["capacity"])
+            self.upto_ = {int(k): int(v) for k, v in meta["upto"].items()}
+            phases, need = self._phases(), Need(held_out_rows(self.plan_), self.upto_)
+            yield from phases.advance(need)
+            yield from phases.judge(need, count=False)
+            return {}
 
-    @classmethod
-    def of_model(cls, meta: Mapping[str, Any], **more: Any) -> FDSKL:
-        """Return a strategy with the options of a model that was saved.
-
-        Raises
-        ------
-        CheckpointError
-            It is not a model of this method.
-        """
-        names = ("schedule", "loss", "kernel", "frequencies", "phase_bits", "topology", "missing")
-        if meta.get("method") != cls.method or not {*names, "upto", "seed"} <= set(meta):
-            raise CheckpointError(
-                f"the model is one of {meta.get('method') or 'another method'}",
-                remedy=f"give a model of {cls.method}",
-            )
-        return cls(**{name: meta[name] for name in names}, **{"seed": meta["seed"], **more})
-
-    # -- a run
-
-    def _open(
-        self,
-        grid: Grid,
-        config: ConfigRecord | None,
-        *,
-        of: Mapping[str, Any] | None = None,
-    ) -> tuple[Arrays, dict[str, Any]] | None:
-        """Begin or take up a run: parties, plan, width."""
-        self._reset()
-        if of is not None:
-            self.model_of = (str(of["session"]), int(of["step"]))
-        seed = self.seed if config is None else config.get("seed", self.seed)
-        chosen = self.seed if self.seed is not None else seed
-        self.run_seed = int(chosen or 0)  # type: ignore[arg-type]
-        at_least("seed", self.run_seed, 0)
-        if chosen is not None:
-            self.order_seed = self.run_seed
-        for name in ("frequencies", "topology"):
-            if getattr(self, name) in WARNINGS:
-                logger.warning(WARNINGS[getattr(self, name)])
-        self.summary()
-        restored = None if of is not None else self.restore()
-        self.gather(grid, resume_round=int(restored[1]["saved"]) if restored else 0, secure=True)
-        self._choose_leaders()
-        self.gamma_ = self._width()
-        if of is not None:
-            self.gamma_, self.capacity = float(of["drawn_for"]), int(of["capacity"])
-            self.upto_ = {int(k): int(v) for k, v in of["upto"].items()}
-        if restored:
-            if restored[1].get("rows") != self.rows_digest():
-                raise CheckpointError(
-                    f"the rows of the parties are not those of the run of {self.checkpoint}",
-                    remedy="bring back the tables of that run, or start anew",
-                )
-            self.step = int(restored[1]["round"])
-            self.first_step = int(restored[1]["saved"])
-            self.collection = int(restored[1]["collection"])
-            if self.sums is not None and restored[1].get("sums"):
-                self.sums.go_on(restored[1]["sums"])
-        return restored
-
-    def _choose_leaders(self) -> None:
-        """Find the active parties that have rows to learn from: they lead iterations in turn."""
-        plan = self.plan_
-        self.leaders = plan.actives
-        if self.model_of[0]:
-            return
-        self.leaders = tuple(a for a in plan.actives if plan.train[a].stop > plan.train[a].start)
-        if self.schedule == "one-shot" and len(plan.actives) > 1:
-            raise OptionError(
-                f"schedule one-shot trains at one active party, there are {len(plan.actives)}",
-                remedy="use --schedule streaming, or let one party have the labels",
-            )
-        if self.chosen_loss != "square" and not self.classes_:
-            raise OptionError(
-                f"loss {self.loss} is for classes, the labels are numbers",
-                remedy="use --loss square, or name the classes at the active parties",
-            )
-
-    def _width(self) -> float:
-        if self.gamma is not None:
-            return self.gamma
-        columns = max(1, self.features_in_all)
-        return 1.0 / (columns * (_BASE_SHARE if self.schedule == "one-shot" else 1.0))
-
-    def _part(self, grid: Grid, timeout: float) -> None:
-        """Let whoever is left erase the run's secrets."""
-        with contextlib.suppress(FedKernError):
-            self.finish(grid, number=self.step + 1, timeout=timeout)
-
-    def save(self, stage: str, saved: int, **meta: Any) -> None:
-        """Write a checkpoint, if one was asked for; the parties kept their state as ``saved``."""
-        if self.checkpoint is None:
-            return
-        self.write_checkpoint(
-            self.step,
-            {},
-            {
-                "stage": stage,
-                "saved": saved,
-                "collection": self.collection,
-                "rows": self.rows_digest(),
-                "sums": self.sums.progress() if self.sums is not None else {},
-                **meta,
-            },
-        )
+        self.conduct(grid, rounds, timeout=timeout)
 
 
-def _check_schedule(
-    schedule: str, features: int | None, given: Mapping[str, object | None]
-) -> None:
-    if schedule == "streaming" and features is not None:
-        raise OptionError(
-            "features is for schedule one-shot",
-            remedy="leave it out: streaming makes rounds times directions",
-        )
-    for name, value in given.items():
-        if schedule == "one-shot" and value is not None:
-            raise OptionError(
-                f"{name} is for schedule streaming",
-                remedy="add schedule streaming, or leave it out",
-            )
+def _next(done: int, every: int | None) -> int:
+    return done + every - done % every if every else 1 << 62

@@ -7,110 +7,102 @@ before it ends, and they overlap.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .fdskl_steps import Steps
-from .vertical_base import Need
+from fedkern_flwr.doubly_stochastic import StepSchedule, draw_batch, step_size
+from fedkern_flwr.method import Steps
+from fedkern_flwr.vertical import VerticalPlan
 
-if TYPE_CHECKING:
-    from .fdskl import FDSKL
+from .fdskl_phases import Iteration, Need, Phases, Rows
 
 
-def iterate(
-    run: FDSKL, steps: Steps, rounds: int, restored: tuple[Any, dict[str, Any]] | None
-) -> None:
-    """Run the iterations from where the checkpoint stands; evaluate on the way where asked to.
+@dataclass(frozen=True, kw_only=True)
+class Descent:
+    """The iterations of a run.
 
-    Raises
-    ------
-    CohortError
-        Somebody did not answer, ``attempts`` times in a row.
+    Attributes
+    ----------
+    plan : VerticalPlan
+        Who holds which rows.
+    leaders : tuple of int
+        The active parties that take turns.
+    seed : int
+        Of the batches.
+    batch, directions, step, schedule, regularization
+        Options of :class:`~fedkern_flwr.strategies.FDSKL`.
     """
-    run.capacity = max(steps.upto(rounds).values())
-    done = 0
-    if restored:
-        done = int(restored[1]["iteration"])
-        run.metrics_ = restored[1]["metrics"]
-        run.upto_, run.evaluated = steps.upto(done), np.array(restored[1]["evaluated"])
-        run.regularization_ = run.chosen_regularization
-    while done < rounds:
-        kept = run.checkpoint_every if run.checkpoint is not None else None
-        last = min(_next(done, kept), _next(done, run.evaluate_every), rounds)
-        judged = last == rounds or (run.evaluate_every and not last % run.evaluate_every)
-        tested = Need(steps.test_rows(), steps.upto(last)) if judged else None
-        if not run.plan_.test_rows:
-            tested = None
-        _iterate(run, steps, done, last, rounds, tested)
-        done = last
-        run.upto_ = steps.upto(done)
-        if judged:
-            _judge(run, steps, done)
-        evaluated = run.evaluated.tolist()
-        state = {"iteration": done, "metrics": run.metrics_, "evaluated": evaluated}
-        run.save("iterating", run.first_step, **state)
 
+    plan: VerticalPlan
+    leaders: tuple[int, ...]
+    seed: int
+    batch: int
+    directions: int
+    step: float
+    schedule: StepSchedule
+    regularization: float
 
-def _spent(run: FDSKL) -> NDArray[np.float64]:
-    """Return the seconds and uploaded bytes of the run so far."""
-    return np.array([run.ledger_.seconds, run.ledger_.bytes_up])
+    @property
+    def lag(self) -> int:
+        """How many exchanges after its own phases are asked for an iteration is finished."""
+        return 1 if len(self.leaders) == 1 else 2
 
+    def leader(self, number: int) -> int:
+        """Return the active party whose batch an iteration takes, in turn."""
+        return self.leaders[(number - 1) % len(self.leaders)]
 
-def _next(done: int, every: int | None) -> int:
-    return done + every - done % every if every else 1 << 62
+    def rows(self, number: int) -> Rows:
+        """Return the rows of an iteration's batch."""
+        own = self.plan.train[self.leader(number)]
+        drawn = draw_batch(self.seed, number, own.stop - own.start, self.batch)
+        return np.asarray(own.start + drawn)
 
-
-def _iterate(
-    run: FDSKL, steps: Steps, done: int, last: int, rounds: int, tested: Need | None
-) -> None:
-    """Run iterations done + 1 to last; at the end the parties keep their state.
-
-    The exchange that ends the last one may ask for the phases of the held-out rows.
-    """
-    lag = 1 if len(run.leaders) == 1 else 2
-    for t in range(done + 1, last + lag + 1):
-        finish = t - lag if t - lag > done else 0
-        score = t - 1 if lag == 2 and done < t - 1 <= last else 0
-        need, saving = None, t == last + lag
-        if t <= last:
-            need = steps.need(t, t)
-        before = _spent(run)
-        if saving:
-            need = tested
-        keeping = saving and (last == rounds or run.checkpoint is not None)
-        if keeping:
-            run.first_step = run.step + 1
-
-        def again(first: int = max(t - lag, done + 1), newest: int = min(t - 1, last)) -> Need:
-            return steps.need(first, newest)
-
-        steps.advance(
-            need,
-            finish=finish,
-            score=score,
-            save_as=run.first_step if keeping else 0,
-            again=again if t > done + 1 else None,
+    def iteration(self, number: int) -> Iteration:
+        """Return an iteration."""
+        rate = step_size(self.step, self.schedule, self.regularization, number)
+        return Iteration(
+            number=number,
+            leader=self.leader(number),
+            rows=self.rows(number),
+            directions=self.directions,
+            rate=rate,
+            decay=1.0 - rate * self.regularization,
         )
-        if saving and tested is not None:
-            run.evaluated += _spent(run) - before
-        if finish and run.on_round is not None:
-            run.on_round(finish, rounds, {})
 
+    def upto(self, number: int) -> dict[int, int]:
+        """Return how many directions each owner has after an iteration."""
+        count = len(self.leaders)
+        return {
+            owner: self.directions * ((number + count - 1 - k) // count)
+            for k, owner in enumerate(self.leaders)
+        }
 
-def _judge(run: FDSKL, steps: Steps, done: int) -> None:
-    """Let the active parties predict their held-out rows; enter the metrics in the history."""
-    run.regularization_ = run.chosen_regularization
-    run.metrics_ = {"gamma": run.gamma_, "regularization": run.chosen_regularization}
-    if not run.plan_.test_rows:
-        return
-    before = _spent(run)
-    found = steps.judge(run.upto_)
-    run.evaluated += _spent(run) - before
-    run.metrics_ |= found
-    if found:
-        seconds, bytes_up = (_spent(run) - run.evaluated).tolist()
-        error = found.get("test_rmse", 1.0 - found.get("test_accuracy", 1.0))
-        spent = {"bytes_up": int(bytes_up), "seconds": seconds}
-        run.history_.append({"round": done, **found, "test_error": error, **spent})
+    def need(self, first: int, last: int) -> Need:
+        """Return the phases that iterations need."""
+        rows = [self.rows(number) for number in range(first, last + 1)]
+        return Need(np.unique(np.concatenate(rows)), self.upto(last))
+
+    def advance(
+        self, phases: Phases, t: int, done: int, last: int, tested: Need | None, save_as: int
+    ) -> Steps:
+        """Take an exchange of iterations ``done`` + 1 to ``last``.
+
+        The t-th asks for the phases of iteration t and finishes the one that is due. The last of
+        them asks for those of held-out rows, and has the parties keep their state.
+        """
+        finish, score = t - self.lag, t - 1 if self.lag == 2 else 0
+        need = self.need(t, t) if t <= last else tested if finish == last else None
+        work: dict[str, Any] = {}
+        if finish > done:
+            work["finish"] = self.iteration(finish)
+        if done < score <= last:
+            work["score"] = self.iteration(score)
+        if finish == last and save_as:
+            work["save_as"] = save_as
+
+        def again() -> Need:
+            return self.need(max(finish, done + 1), min(t - 1, last))
+
+        yield from phases.advance(need, again if t > done + 1 else None, **work)

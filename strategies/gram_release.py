@@ -1,130 +1,122 @@
-"""What Secure Gram releases: item counts, then an exact Gram matrix, by rules that hide rows."""
+"""What Secure Gram releases: item counts, then an exact Gram matrix, by rules that hide rows.
+
+Which nodes may be left in a sum is the method's own rule, see :meth:`GramRelease.too_few`: the
+diagonal of the matrix counts the items once more, so the nodes that dropped out between counts and
+matrix must be none or many, however many are left.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import CheckpointError, CohortError, OptionError, ProtocolError, SumError
-from fedkern_flwr.flower_compat import is_simulated
 from fedkern_flwr.gram import packed_diagonal, packed_size, unpack
 from fedkern_flwr.gram_plan import (
-    MERGES,
     GramEncoding,
     Merge,
     check_values,
     combine,
-    counts_encoding,
     disjoint_cohorts,
     drawn_rounds,
-    matrix_encoding,
+    ring_of,
     shows_few,
     supported,
 )
-from fedkern_flwr.online import check_choice
-from fedkern_flwr.secure_sum import Encoding, RunningSum
-from fedkern_flwr.strategy import at_least, logger, within
+from fedkern_flwr.method import Ask, Method, Round, Steps, Term, option
+from fedkern_flwr.strategy import at_least, logger
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire import gram as wire
-
-from .repeated_sums import RepeatedSumsStrategy
 
 #: Below so many rows per item a matrix of counts has been taken apart: all 943 users of MovieLens
 #: 100k at 0.7, a third of 12 at 1.25, none of 300 and more at 1.2. No ratio is proven to be safe.
 SAFER_ROWS_PER_ITEM = 2
+Request = wire.SumRequest | wire.RecommendRequest
 _MIN_SUPPORT = 5
 _FRACTION_BITS = 20
 
 
-class GramRelease(RepeatedSumsStrategy):
-    """Base class of strategies that release a Gram matrix.
+class GramRelease(Method):
+    """Base class of methods that release a Gram matrix.
 
     Parameters
     ----------
-    min_support : int, optional
-        Items that fewer rows have are left out before K is summed, by default 5; 0 keeps all. Only
-        for counts.
     cohorts : int (default: 1)
         Disjoint sets of nodes whose sums are released one by one and added up.
-    merge : {"disjoint", "max"} (default: "disjoint")
-        Each row is summed once; or the paper's entrywise maximum over rounds of random nodes.
-    participation : float (default: 1.0)
-        Share of the nodes that take part, of each round with merge max.
-    encoding : {"counts", "fixed-point"} (default: "counts")
-        Whole numbers from 0, or real features rounded to multiples of 2^-fraction_bits.
-    bound : float (default: 1.0)
-        Public bound on the absolute value of a cell.
-    fraction_bits : int, optional
-        Of fixed-point, by default 20.
-    rows_per_item : float (default: 0.0)
-        Keep only so many items, those that most rows have, that every released sum has so many rows
-        for each. Only for counts.
-    allow_recovery : bool, optional
-        Whether to sum a matrix of fewer than two rows per item, from which rows can be computed. By
-        default only in simulations.
-    drop_outs : bool, optional
-        Whether a sum goes on without nodes that drop out: it is then opened in an exchange of its
-        own. Without, all nodes must answer; an exchange is repeated until they do. By default in
-        simulations, with merge max, and where a threshold is given.
-    **common
-        Options of :class:`~fedkern_flwr.strategies.repeated_sums.RepeatedSumsStrategy`.
     """
 
-    def __init__(
-        self,
-        *,
-        min_support: int | None = None,
-        cohorts: int = 1,
-        merge: Merge = "disjoint",
-        participation: float = 1.0,
-        encoding: GramEncoding = "counts",
-        bound: float = 1.0,
-        fraction_bits: int | None = None,
-        rows_per_item: float = 0.0,
-        allow_recovery: bool | None = None,
-        drop_outs: bool | None = None,
-        **common: Any,
-    ) -> None:
-        check_choice("merge", merge, MERGES)
+    opens_once = True
+    counts_replies = True
+
+    min_support: int = option(
+        None,
+        "Items that fewer rows have are left out before K is summed, by default 5; 0 keeps all. "
+        "Only for counts.",
+        least=0,
+    )
+    merge: Merge = option(
+        "disjoint",
+        "Each row is summed once; or the paper's entrywise maximum over rounds of random nodes.",
+    )
+    participation: float = option(
+        1.0, "Share of the nodes that take part, of each round with merge max.", above=0.0, most=1.0
+    )
+    encoding: GramEncoding = option(
+        "counts",
+        "Whole numbers from 0, or real features rounded to multiples of 2^-fraction_bits.",
+    )
+    bound: float = option(1.0, "Public bound on the absolute value of a cell.")
+    fraction_bits: int = option(None, "Of fixed-point, by default 20.")
+    rows_per_item: float = option(
+        0.0,
+        "Keep only so many items, those that most rows have, that every released sum has so many "
+        "rows for each. Only for counts.",
+        least=0.0,
+    )
+    allow_recovery: bool | None = option(
+        None,
+        "Whether to sum a matrix of fewer than two rows per item, from which rows can be computed. "
+        "By default only in simulations.",
+        of_model=False,
+    )
+    drop_outs: bool | None = option(
+        None,
+        "Whether a sum goes on without nodes that drop out: it is then opened in an exchange of "
+        "its own. Without, all nodes must answer; an exchange is repeated until they do. By "
+        "default in simulations, with merge max, and where a threshold is given.",
+        of_model=False,
+    )
+
+    def __init__(self, *, cohorts: int = 1, **options: Any) -> None:
+        super().__init__(**options)
         at_least("cohorts", cohorts, 1)
-        within("participation", participation, 0.0, 1.0, open_low=True)
-        if fraction_bits is None:
-            fraction_bits = _FRACTION_BITS if encoding == "fixed-point" else 0
-        check_values(encoding, bound, fraction_bits)
-        suppressing = {
-            "cohorts": cohorts > 1,
-            "min_support": min_support,
-            "rows_per_item": rows_per_item,
-        }
-        for name, asked in suppressing.items():
-            if merge == "max" and asked:
+        self.cohorts_ = cohorts
+        counts, disjoint = self.encoding == "counts", self.merge == "disjoint"
+        self.fill_in(fraction_bits=0 if counts else _FRACTION_BITS)
+        check_values(self.encoding, self.bound, self.fraction_bits)
+        for name, given in (
+            ("cohorts", cohorts > 1),
+            ("min_support", self.min_support),
+            ("rows_per_item", self.rows_per_item),
+        ):
+            if given and not disjoint:
                 raise OptionError(
                     f"{name} is for merge disjoint: the paper's rounds are drawn at random and "
                     "suppress nothing",
                     remedy="leave it out",
                 )
-        at_least("rows_per_item", rows_per_item, 0.0)
-        for name, value in (("min_support", min_support), ("rows_per_item", rows_per_item)):
-            if value and encoding != "counts":
+            if given and name != "cohorts" and not counts:
                 raise OptionError(
                     f"{name} is for encoding counts: real features have no support",
                     remedy="leave it out",
                 )
-        if min_support is None:
-            min_support = _MIN_SUPPORT if merge == "disjoint" and encoding == "counts" else 0
-        at_least("min_support", min_support, 0)
-        self.min_support, self.cohorts_, self.merge = min_support, cohorts, merge
-        self.participation, self.encoding = participation, encoding
-        self.bound, self.fraction_bits = float(bound), fraction_bits
-        self.rows_per_item, self.allow_recovery = rows_per_item, allow_recovery
-        super().__init__(**common)
-        self.drop_outs = drop_outs
-        if drop_outs is False and (merge == "max" or self.threshold is not None):
-            what = "merge max draws nodes" if merge == "max" else "a threshold is given"
+        self.fill_in(min_support=_MIN_SUPPORT if disjoint and counts else 0)
+        if self.drop_outs is False and (not disjoint or self.threshold is not None):
+            what = "a threshold is given" if disjoint else "merge max draws nodes"
             raise OptionError(f"{what}, and all must answer", remedy="leave out drop_outs")
 
     def _reset(self) -> None:
@@ -133,22 +125,17 @@ class GramRelease(RepeatedSumsStrategy):
         self.items_: NDArray[np.int32] = np.zeros(0, np.int32)
         self.counts_: NDArray[np.int64] = np.zeros(0, np.int64)
         self.survivors_: list[int] = []
-        self.rows_, self.catalogue_ = 0, 0
-        self.run_seed, self.rounds = 0, 1
+        self.rows_, self.catalogue_, self.error_bound_ = 0, 0, 0.0
         self._members: list[list[int]] = []
         self._counted: list[list[int]] = []
         self._least_rows = 0.0  # in a matrix
-        self.self_masks = True  # of sums: without them all must contribute
 
-    def save_counts(self) -> None:
-        """Called when the counts are known; here nothing happens."""
-
-    def choose_masks(self, grid: Grid) -> None:
-        """Decide whether sums go on without nodes that drop out."""
-        chosen = self.drop_outs
-        if chosen is None:
-            chosen = is_simulated(grid) or self.merge == "max" or self.threshold is not None
-        self.self_masks = chosen
+    @property
+    def self_masks(self) -> bool:
+        """Whether sums go on without nodes that drop out."""
+        if self.drop_outs is None:
+            return self.simulated or self.merge == "max" or self.threshold is not None
+        return self.drop_outs
 
     @property
     def counts_items(self) -> bool:
@@ -158,21 +145,19 @@ class GramRelease(RepeatedSumsStrategy):
     def cohorts(self) -> list[list[int]] | None:
         """Draw who sums with whom."""
         parties = list(self.parties_.values())
+        partitions = [party.partition for party in parties]
         self.catalogue_ = parties[0].features
         if not self._members:
-            partitions = [party.partition for party in parties]
-            draw = (
-                drawn_rounds(partitions, self.participation, self.rounds, self.run_seed)
+            self._members = (
+                drawn_rounds(partitions, self.participation, self.num_rounds, self.run_seed)
                 if self.merge == "max"
                 else disjoint_cohorts(partitions, self.participation, self.cohorts_, self.run_seed)
             )
-            self._members = draw
-        if not set().union(*self._members) <= {party.partition for party in parties}:
-            raise CheckpointError(
-                "the nodes are not those of the model",
-                remedy="bring the nodes that the model was made with",
-            )
-        self.spent = {p.partition for p in parties if p.answered > self.step}
+        if not set().union(*self._members) <= set(partitions):
+            raise _other_nodes()
+        self._counted = self._counted or [*self._members, *self.more_cohorts()]
+        phases = 2 * (1 + self.counts_items) * max(1, len(self._members))
+        self.planned = phases * max(map(len, self._members))
         return [*self._members, *self.more_cohorts()]
 
     def more_cohorts(self) -> list[list[int]]:
@@ -183,36 +168,69 @@ class GramRelease(RepeatedSumsStrategy):
         """Return the thresholds of the sums: the option is that of matrices."""
         return [self.threshold if k < len(self._members) else None for k in range(cohorts)]
 
-    def after_round(self, grid: Grid, timeout: float) -> None:
-        """Called when K has a new round; here nothing happens."""
+    # -- sums
 
-    def sum_counts(self, grid: Grid, timeout: float) -> None:
+    def sum_over(
+        self,
+        name: str,
+        length: int,
+        cohorts: Iterable[int],
+        request: Callable[[int], Request | Mapping[int, Request]],
+        reply: type[PhaseMessage],
+        *,
+        unfit: Callable[[int, Sequence[int]], str] = lambda cohort, who: "",
+    ) -> Steps:
+        """Sum vectors over cohorts at once; what too few have answered is repeated.
+
+        A cohort is asked one request, to which its sum is bound, or each node one of its own.
+
+        Returns
+        -------
+        dict
+            Cohort -> (partitions in the sum, total).
+        """
+        assert self.sums is not None
+        asked: dict[int, PhaseMessage] = {}
+        terms = []
+        for cohort in cohorts:
+            own, bound = request(cohort), False
+            if isinstance(own, PhaseMessage):
+                members = self.sums.membership.cohorts[cohort].members
+                own, bound = dict.fromkeys(members, own), True
+            asked |= own
+            one = next(iter(own.values()))
+            terms.append(
+                Term(
+                    name=name,
+                    length=length,
+                    encoding=ring_of(one),
+                    cohort=cohort,
+                    self_masks=one.self_masks,
+                    bound=bound,
+                    unfit=partial(unfit, cohort),
+                    label=str(cohort),
+                )
+            )
+        found = yield Ask(asked, reply=reply, sums=terms, until="enough")
+        return {int(c): (found.contributors[c], total) for c, total in found.totals.items()}
+
+    def sum_counts(self) -> Steps:
         """Find the items that enough rows have."""
         self.items_ = np.arange(self.catalogue_, dtype=np.int32)
         self.counts_ = np.zeros(self.catalogue_, np.int64)
-        self._matrix_encodings()  # refuses what has no room, before anything is released
+        for cohort in range(len(self._members)):
+            ring_of(self._matrix_request(0, cohort))  # refused if it has no room, before any sum
         if not self.counts_items:
             return
-
-        def ask(cohort: int, there: set[int]) -> Iterable[tuple[PhaseMessage, set[int]]]:
-            yield wire.CountsRequest(**self._public(cohort), merge=self.merge), there
-
-        encodings = {
-            c: counts_encoding(len(members), self._most_rows(members))
-            for c, members in enumerate(self._members)
-        }
-        sums = self.sum_over(
-            grid,
+        sums = yield from self.sum_over(
             wire.COUNTS_SUM,
             self.catalogue_,
-            encodings,
-            ask,
+            range(len(self._members)),
+            lambda cohort: wire.CountsRequest(**self._public(cohort), merge=self.merge),
             wire.CountsReply,
-            timeout,
-            self_masks=self.self_masks,
         )
-        self._counted[: len(encodings)] = [list(sums[c].survivors) for c in encodings]
-        totals = [self.total(sums[c]) for c in encodings]
+        self._counted[: len(sums)] = [who for who, _ in sums.values()]
+        totals = [total for _, total in sums.values()]
         self.counts_ = np.sum(totals, axis=0)
         self.items_ = supported(totals, self.min_support)
         if self.rows_per_item:
@@ -220,21 +238,20 @@ class GramRelease(RepeatedSumsStrategy):
             best = np.argsort(-self.counts_[self.items_], kind="stable")[:most]
             self.items_ = np.sort(self.items_[best])
         if not len(self.items_):
+            each = len(totals) > 1
             raise ProtocolError(
-                f"no item is in {self.min_support} rows"
-                + (" of every cohort" if len(totals) > 1 else ""),
-                remedy="lower min_support" + (", or use fewer cohorts" if len(totals) > 1 else ""),
+                f"no item is in {self.min_support} rows{' of every cohort' if each else ''}",
+                remedy=f"lower min_support{', or use fewer cohorts' if each else ''}",
             )
-        self.save_counts()
 
-    def check_recovery(self, grid: Grid) -> None:
+    def check_recovery(self) -> None:
         """Warn of matrices from which rows can be computed; refuse them in a deployment.
 
         Raises
         ------
         OptionError
         """
-        allowed = is_simulated(grid) if self.allow_recovery is None else self.allow_recovery
+        allowed = self.simulated if self.allow_recovery is None else self.allow_recovery
         least = max(self.rows_per_item, 0 if allowed else SAFER_ROWS_PER_ITEM)
         self._least_rows = least * len(self.items_)
         rows = min(map(self._rows_of, self._counted[: len(self._members)]))
@@ -256,78 +273,44 @@ class GramRelease(RepeatedSumsStrategy):
             )
         logger.warning("%s; %s", few, remedy)  # without numbers, so that it is shown once
 
-    def _matrix_encodings(self) -> dict[int, Encoding]:
-        """Return the ring of each cohort's matrix.
-
-        Raises
-        ------
-        OptionError
-            None has room.
-        """
-        return {
-            c: matrix_encoding(
-                len(members), self._most_rows(members), self.bound, self.fraction_bits
-            )
-            for c, members in enumerate(self._members)
-        }
-
-    def sum_matrices(self, grid: Grid, timeout: float) -> None:
+    def sum_matrices(self) -> Steps:
         """Sum K over the cohorts at once, or round by round with merge max."""
         length = packed_size(len(self.items_)) + self._sums_supports * len(self.items_)
-        encodings = self._matrix_encodings()
-        total: NDArray[Any] | None = None
+        packed: NDArray[Any] | None = None
         everybody: set[int] = set()
         few = np.zeros(len(self.items_), bool)
-        together = [list(encodings)] if self.merge == "disjoint" else [[c] for c in encodings]
-        for number, cohorts in enumerate(together, start=1):
-
-            def ask(
-                cohort: int, there: set[int], number: int = number
-            ) -> Iterable[tuple[PhaseMessage, set[int]]]:
-                assert self.sums is not None
-                members = self.sums.membership.cohorts[cohort]
-                yield (
-                    wire.MatrixRequest(
-                        **self._public(cohort),
-                        merge=self.merge,
-                        number=number,
-                        counted=members.pack(self._counted[cohort]),
-                        supports=self._sums_supports,
-                        items=self.items_,
-                    ),
-                    there,
-                )
-
-            chosen = {c: encodings[c] for c in cohorts}
+        everyone = range(len(self._members))
+        together = [everyone] if self.merge == "disjoint" else [[c] for c in everyone]
+        for number, chosen in enumerate(together, start=1):
+            sums = {}
             try:
-                sums = self.sum_over(
-                    grid,
+                sums = yield from self.sum_over(
                     wire.GRAM_SUM,
                     length,
                     chosen,
-                    ask,
+                    partial(self._matrix_request, number),
                     wire.MatrixReply,
-                    timeout,
-                    self._too_few,
-                    self_masks=self.self_masks,
+                    unfit=self.too_few,
                 )
             except (CohortError, SumError) as error:
                 if self.merge == "disjoint":
                     raise
                 logger.warning("round %d is lost: %s", number, error)
-                self._enter(number, everybody, [])
-                continue
-            present: list[int] = []
-            for cohort in cohorts:
-                present += sorted(set(sums[cohort].survivors) & set(self._counted[cohort]))
-                fresh, supports = self._parted(self.total(sums[cohort]))
-                few |= (supports > 0) & (supports < self.min_support)
-                total = combine(total, fresh, self.merge)
-            everybody |= set(present)
-            self.gram_ = unpack(total, len(self.items_))  # type: ignore[arg-type]
-            self._enter(number, everybody, present)
-            self.after_round(grid, timeout)
-        if total is None:
+            present: set[int] = set()
+            for cohort, (who, total) in sums.items():
+                present |= set(who) & set(self._counted[cohort])
+                fresh, supports = np.split(total, [packed_size(len(self.items_))])
+                if self.min_support > 1:  # nodes that dropped out may leave an item with too few
+                    supports = supports if supports.size else packed_diagonal(fresh, len(few))
+                    few |= (supports > 0) & (supports < self.min_support)
+                packed = combine(packed, fresh, self.merge)
+            everybody |= present
+            self.survivors_, self.rows_ = sorted(everybody), self._rows_of(everybody)
+            yield Round(number, {"clients": len(present), "rows": self._rows_of(present)})
+            if packed is not None and sums:
+                self.gram_ = unpack(packed, len(self.items_))
+                yield from self.after_round()
+        if packed is None:
             raise self.broken("no round could be opened", wire.MatrixRequest.phase)
         if few.any():
             logger.warning(
@@ -337,35 +320,32 @@ class GramRelease(RepeatedSumsStrategy):
             )
             self.gram_, self.items_ = self.gram_[np.ix_(~few, ~few)], self.items_[~few]
 
+    def after_round(self) -> Steps:
+        """Do what a method does when K has a new round; here nothing."""
+        yield from ()
+
+    def _matrix_request(self, number: int, cohort: int) -> wire.MatrixRequest:
+        assert self.sums is not None
+        return wire.MatrixRequest(
+            **self._public(cohort),
+            merge=self.merge,
+            number=number,
+            counted=self.sums.membership.cohorts[cohort].pack(self._counted[cohort]),
+            supports=self._sums_supports,
+            items=self.items_,
+        )
+
     @property
     def _sums_supports(self) -> bool:
         """Whether supports are summed with the matrix; of zeros and ones they are its diagonal."""
         return self.min_support > 1 and self.bound != 1
 
-    def _parted(self, total: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the packed matrix, and in how many of its rows each item is.
-
-        Nodes that dropped out after the counts may have left an item with too few.
-        """
-        kept = len(self.items_)
-        packed = total[: packed_size(kept)]
-        if self._sums_supports:
-            return packed, total[packed_size(kept) :]
-        if self.min_support < 2:
-            return packed, np.zeros(kept, np.int64)
-        return packed, packed_diagonal(packed, kept)
-
-    def _enter(self, number: int, everybody: set[int], present: Sequence[int]) -> None:
-        self.survivors_, self.rows_ = sorted(everybody), self._rows_of(everybody)
-        self.history_.append(
-            {"round": number, "clients": len(present), "rows": self._rows_of(present)}
-        )
-
-    def _too_few(self, cohort: int, running: RunningSum) -> str:
-        """Say what is wrong with the survivors of a sum of matrices; empty if nothing is."""
+    def too_few(self, cohort: int, who: Sequence[int]) -> str:
+        """Say what is wrong with the nodes in a sum of matrices; empty if nothing is."""
+        assert self.sums is not None
         counted = self._counted[cohort]
-        summed = set(counted) & set(running.uploaded)
-        least = max(running.cohort.threshold, self.min_cohort)
+        summed = set(counted) & set(who)
+        least = max(self.sums.membership.cohorts[cohort].threshold, self.min_cohort)
         if len(summed) < least:
             return f"{len(summed)} nodes with item counts are left, at least {least} must be"
         if self._rows_of(summed) < self._least_rows:
@@ -383,17 +363,11 @@ class GramRelease(RepeatedSumsStrategy):
             )
         return ""
 
-    def sum_cross(
-        self, grid: Grid, largest: int, timeout: float
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        parties = {party.partition: party for party in self.parties_.values()}
-        present = [parties[p] for p in self.survivors_ if p in parties]
-        rows = sum(party.rows for party in present)
-        if rows != self.rows_ or present[0].features != self.catalogue_:
-            raise CheckpointError(
-                "the nodes are not those of the model",
-                remedy="bring the nodes that the model was made with",
-            )
+    def sum_cross(self, largest: int) -> Steps:
+        """Return the products of new items with those of K, and their squares."""
+        present = [p for p in self.parties_.values() if p.partition in self.survivors_]
+        if sum(p.rows for p in present) != self.rows_ or present[0].features != self.catalogue_:
+            raise _other_nodes()
         sizes = sorted({party.test_rows for party in present})
         if len(sizes) > 1 or not sizes[0]:
             raise ProtocolError(
@@ -401,43 +375,37 @@ class GramRelease(RepeatedSumsStrategy):
                 remedy="give all nodes the same new items",
             )
         new, kept = sizes[0], len(self.items_)
-
-        def ask(cohort: int, there: set[int]) -> Iterable[tuple[PhaseMessage, set[int]]]:
-            public = {**self._public(cohort), "rows": largest, "self_masks": False}
-            yield wire.CrossRequest(**public, new_items=new, items=self.items_), there
-
-        encoding = matrix_encoding(len(present), largest, self.bound, self.fraction_bits)
-        sums = self.sum_over(
-            grid,
+        public = {**self._public(0), "rows": largest, "self_masks": False}
+        request = wire.CrossRequest(**public, new_items=new, items=self.items_)
+        sums = yield from self.sum_over(
             wire.CROSS_SUM,
             new * (kept + 1),
-            {0: encoding},
-            ask,
+            [0],
+            lambda cohort: request,
             wire.CrossReply,
-            timeout,
-            self_masks=False,
         )
-        total = self.total(sums[0]) * 4.0**-self.fraction_bits
+        total = sums[0][1] * 4.0**-self.fraction_bits
         return total[: new * kept].reshape(new, kept), total[new * kept :]
 
     def _rows_of(self, partitions: Iterable[int]) -> int:
         chosen = set(partitions)
         return sum(p.rows for p in self.parties_.values() if p.partition in chosen)
 
-    def _most_rows(self, members: Sequence[int]) -> int:
-        chosen = set(members)
-        return max(p.rows for p in self.parties_.values() if p.partition in chosen)
-
     def _public(self, cohort: int) -> dict[str, Any]:
         """Return the fields of every request for a sum of a cohort."""
-        members = self._members[cohort]
+        members = set(self._members[cohort])
         return {
-            "session": self._session,
-            "round": self.step,
             "encoding": self.encoding,
             "bound": self.bound,
             "fraction_bits": self.fraction_bits,
-            "rows": self._most_rows(members),
+            "rows": max(p.rows for p in self.parties_.values() if p.partition in members),
             "parties": len(members),
             "self_masks": self.self_masks,
         }
+
+
+def _other_nodes() -> CheckpointError:
+    return CheckpointError(
+        "the nodes are not those of the model",
+        remedy="bring the nodes that the model was made with",
+    )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .hierarchical_svm import HierarchicalSVM
+from .hierarchical_options import SVMOptions
 
 _SIZES = "who belongs to which group, with how many rows and columns"
 _DECLARED = (
@@ -13,7 +12,7 @@ _DECLARED = (
 )
 
 
-def seen_by(strategy: HierarchicalSVM) -> dict[str, Any]:
+def seen_by(strategy: SVMOptions) -> dict[str, Any]:
     """Return what server, agents and users see."""
     if strategy.partition == "vertical":
         return {
@@ -83,16 +82,16 @@ def seen_by(strategy: HierarchicalSVM) -> dict[str, Any]:
     return found
 
 
-def predictions_seen_by(strategy: HierarchicalSVM) -> dict[str, Any]:
+def predictions_seen_by(partition: str, sums: dict[str, Any]) -> dict[str, Any]:
     """Return what is seen when rows are predicted with a saved model."""
-    if strategy.partition == "horizontal":
+    if partition == "horizontal":
         return {
             "protocol": "predictions stay at the users",
             "server_sees": [_SIZES, "how many rows each user predicted"],
             "user_sees": ["the model"],
         }
     return {
-        **strategy.whole_sums_privacy(),
+        **sums,
         "server_sees": [
             _SIZES,
             "pseudonyms of the rows, and which users hold them",
@@ -103,7 +102,7 @@ def predictions_seen_by(strategy: HierarchicalSVM) -> dict[str, Any]:
     }
 
 
-def warnings_of(strategy: HierarchicalSVM) -> list[str]:
+def warnings_of(strategy: SVMOptions) -> list[str]:
     """Return what the chosen modes give away, a line each."""
     found = []
     if strategy.consensus == "paper":
@@ -128,14 +127,3 @@ def warnings_of(strategy: HierarchicalSVM) -> list[str]:
             "lost_groups leave-out shows the server about what a lost group had contributed"
         )
     return found
-
-
-def warning_of_groups(strategy: HierarchicalSVM) -> str:
-    """Return what small groups give away, nothing if there are none."""
-    small = [group for group in strategy.groups_ if group.agent >= 0 and len(group.users) <= 2]
-    if not small or strategy.partition == "vertical":
-        return ""
-    return (
-        f"{len(small)} groups have one or two users: agents or partners see gradients of single "
-        "users; form larger groups"
-    )

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from fedkern_flwr.dot_kernels import KERNELS, DotKernel, KernelName
-from fedkern_flwr.errors import (
-    CheckpointError,
-    EngineError,
-    FedKernError,
-    OptionError,
-)
+from fedkern_flwr.dot_kernels import DotKernel, KernelName
+from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.gram import pack, unpack
 from fedkern_flwr.gram_values import quantisation_error
-from fedkern_flwr.online import check_choice
+from fedkern_flwr.method import Rounds, Save, Steps, option
 from fedkern_flwr.strategy import Arrays, at_least, logger
+from fedkern_flwr.wire import DescribeReply
 
 from .gram_release import SAFER_ROWS_PER_ITEM, GramRelease
 
@@ -38,22 +32,12 @@ class SecureGram(GramRelease):
 
     A row is a user (a feature), a column an item (an instance). The server gets the sum and derives
     any kernel that is a function of dot products; the matrix is an input of scikit-learn's
-    ``kernel="precomputed"``.
+    ``kernel="precomputed"``. ``num_rounds`` are the rounds of merge max.
 
     Parameters
     ----------
-    kernel : {"linear", "poly", "rbf", "cosine", "conjunctive", "disjunctive", "series"}
-        The kernel that ``kernel_`` returns, by default linear; ``series`` is sum_d a_d K^d.
-    degree : int, optional
-        Of poly, conjunctive and disjunctive, by default 2.
-    gamma : float, optional
-        Of rbf and poly, by default 1 / number of rows summed.
-    coef0 : float, optional
-        Of poly, by default 1.
     coefficients : sequence of float, optional
         Of series: a_0, a_1, ..., none negative.
-    **common
-        Options of :class:`~fedkern_flwr.strategies.gram_release.GramRelease`.
 
     Attributes
     ----------
@@ -86,43 +70,38 @@ class SecureGram(GramRelease):
     Data", ESANN 2021, section 2.
     """
 
-    method: ClassVar[str] = "secure-gram"
+    method, title = "secure-gram", "Secure Gram"
     labels_of_row: ClassVar[int] = 0
-    title: ClassVar[str] = "Secure Gram"
     fixed: ClassVar[frozenset[str]] = frozenset({"checkpoint_every", "max_missed", "min_clients"})
+    #: Options that a model must be used with.
+    of_kernel: ClassVar[tuple[str, ...]] = ("kernel", "encoding", "bound", "fraction_bits")
+    #: What else a model must say of itself.
+    of_models: ClassVar[frozenset[str]] = frozenset(
+        {"merge", "seed", "largest", "rows", "survivors", "catalogue"}
+    )
 
-    def __init__(
-        self,
-        *,
-        kernel: KernelName = "linear",
-        degree: int | None = None,
-        gamma: float | None = None,
-        coef0: float | None = None,
-        coefficients: Sequence[float] | None = None,
-        **common: Any,
-    ) -> None:
-        check_choice("kernel", kernel, KERNELS)
-        given = {"degree": degree, "gamma": gamma, "coef0": coef0, "coefficients": coefficients}
-        for name, value in given.items():
-            if value is not None and kernel not in _KERNELS_WITH[name]:
-                raise OptionError(f"{name} is not for kernel {kernel}", remedy="leave it out")
-        self.kernel, self.gamma = kernel, gamma
-        self.degree = 2 if degree is None else degree
-        self.coef0 = 1.0 if coef0 is None else coef0
+    kernel: KernelName = option(
+        "linear", "The kernel that ``kernel_`` returns; ``series`` is sum_d a_d K^d."
+    )
+    degree: int = option(None, "Of poly, conjunctive and disjunctive, by default 2.")
+    gamma: float | None = option(
+        None, "Of rbf and poly, by default 1 / number of rows summed.", above=0.0
+    )
+    coef0: float = option(None, "Of poly, by default 1.")
+
+    def __init__(self, *, coefficients: Sequence[float] | None = None, **options: Any) -> None:
+        super().__init__(**options)
         self.coefficients = tuple(float(a) for a in coefficients or ())
-        self._kernel(1)  # refuses what cannot be
-        super().__init__(**common)
+        for name, kernels in _KERNELS_WITH.items():
+            if getattr(self, name) not in (None, ()) and self.kernel not in kernels:
+                raise OptionError(f"{name} is not for kernel {self.kernel}", remedy="leave it out")
+        self.fill_in(degree=2, coef0=1.0)
         binary = self.encoding == "counts" and self.bound == 1
-        if kernel in ("conjunctive", "disjunctive") and not binary:
+        if self._kernel(1).needs_binary and not binary:  # makes it: refuses what cannot be
             raise OptionError(
-                f"kernel {kernel} is for zeros and ones",
+                f"kernel {self.kernel} is for zeros and ones",
                 remedy="use encoding counts with bound 1",
             )
-
-    def _reset(self) -> None:
-        super()._reset()
-        self.error_bound_ = 0.0
-        self._stage = ""  # what the run that is taken up had done
 
     # -- what a method tells about itself
 
@@ -154,26 +133,11 @@ class SecureGram(GramRelease):
 
     def options(self) -> dict[str, Any]:
         """Return the options that determine the model."""
-        names = (
-            "kernel",
-            "degree",
-            "gamma",
-            "coef0",
-            "min_support",
-            "rows_per_item",
-            "merge",
-            "participation",
-            "encoding",
-            "bound",
-            "fraction_bits",
-        )
         return {
             **super().options(),
-            **{name: getattr(self, name) for name in names},
             "coefficients": list(self.coefficients),
             "cohorts": self.cohorts_,
-            "rounds": self.rounds,
-            "seed": self.run_seed,
+            "rounds": self.num_rounds,
         }
 
     def model(self) -> tuple[Arrays, dict[str, Any]]:
@@ -211,86 +175,83 @@ class SecureGram(GramRelease):
             "never_leaves_the_client": ["rows", "names of rows"],
         }
 
-    # -- Flower's interface
+    # -- the run
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord | None = None,
-        num_rounds: int = 1,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
-        """Sum the Gram matrix; the result is in ``gram_``, ``items_`` and ``kernel_``.
+    def begin(self, config: ConfigRecord | None = None) -> None:
+        """Forget the last run; take the seed of the next."""
+        super().begin(config)
+        at_least("seed", self.run_seed, 0)
 
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid, of any engine.
-        initial_arrays : ArrayRecord, optional
-            Not used.
-        num_rounds : int (default: 1)
-            Rounds with merge max.
-        timeout : float (default: 3600)
-            Seconds to wait for the replies of one exchange.
-        train_config : ConfigRecord, optional
-            ``seed`` is the run's seed for strategies that have none of their own.
-        evaluate_config, evaluate_fn : optional
-            Not used.
-
-        Returns
-        -------
-        Result
-            No arrays; metrics per round.
+    def summary(self) -> None:
+        """Log the configuration, and what the paper's scheme gives away.
 
         Raises
         ------
-        CohortError, ProtocolError, TableError, SumError, EngineError, CheckpointError, OptionError
-            The run cannot start or go on; nothing is released that is not exact. A checkpoint, if
-            one was written, stays.
+        OptionError
+            Several rounds of a sum over every row once.
         """
-        at_least("num_rounds", num_rounds, 1)
-        if num_rounds > 1 and self.merge == "disjoint":
+        if self.num_rounds > 1 and self.merge == "disjoint":
             raise OptionError(
-                f"num_rounds is {num_rounds}, and merge disjoint sums every row once",
+                f"num_rounds is {self.num_rounds}, and merge disjoint sums every row once",
                 remedy="leave it out, or use merge max",
             )
-        result = Result()
-        self._reset()
-        self.rounds = num_rounds
-        config = ConfigRecord() if train_config is None else train_config
-        self.run_seed = self.seed if self.seed is not None else int(config.get("seed", 0))  # type: ignore[arg-type]
-        at_least("seed", self.run_seed, 0)
         if self.merge == "max":
             logger.warning(_MAX_WARNING)
-        self.summary()
-        self._open(grid)
-        try:
-            self._release(grid, timeout)
-            self.use(grid, timeout)
-        except EngineError:
-            raise  # nobody can be reached any more
-        except FedKernError:
-            with contextlib.suppress(FedKernError):  # whoever is left erases its secrets
-                self.finish_sums(grid, number=self.step + 1, timeout=timeout)
-            raise
-        self.finish_sums(grid, number=self.step + 1, timeout=timeout)
-        for row in self.history_:
-            numbers = {k: v for k, v in row.items() if k != "round"}
-            result.train_metrics_clientapp[row["round"]] = MetricRecord(numbers)
-        return result
+        super().summary()
 
-    def use(self, grid: Grid, timeout: float) -> None:
-        """Do with K what a method does with it; here nothing."""
+    def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
+        """Sum the counts, then the Gram matrix, and use it; or go on from a checkpoint."""
+        known = self.saved_meta_ or {"stage": ""}
+        if known["stage"] and known["tables"] != self._tables:
+            raise CheckpointError(
+                f"the tables of the nodes are not those of the run of {self.checkpoint}",
+                remedy="bring back the tables of that run, or start anew",
+            )
+        if known["stage"]:
+            self._counted = known["counted"]
+            self.items_, self.counts_ = self.saved_["items"], self.saved_["counts"]
+        if known["stage"] not in ("", "counts"):
+            self._load(self.saved_, known)
+        else:
+            if not known["stage"]:
+                yield from self.sum_counts()
+                yield from self.save("counts")
+            self.check_recovery()
+            yield from self.sum_matrices()
+            yield from self.save("gram")
+        if self.encoding == "fixed-point":
+            self.error_bound_ = quantisation_error(self.rows_, self.bound, self.fraction_bits)
+        metrics = {
+            "items": len(self.items_),
+            "catalogue": self.catalogue_,
+            "rows": self.rows_,
+            "clients": len(self.survivors_),
+        }
+        return {**metrics, **(yield from self.use())}
 
-    def progress(self) -> dict[str, Any]:
-        """Return what else a checkpoint holds, as JSON."""
+    def use(self) -> Steps:
+        """Do with K what a method does with it, return metrics; here nothing."""
+        yield from ()
         return {}
 
-    def take_up(self, meta: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`progress` returned."""
+    def save(self, stage: str, **more: Any) -> Steps:
+        """Keep what a run is resumed from: the items that are kept, or the model."""
+        if self.checkpoint is None or (stage == "counts" and not self.counts_items):
+            return
+        arrays, meta = ({"items": self.items_}, {}) if stage == "counts" else self.model()
+        known = {"stage": stage, "counted": self._counted, "tables": self._tables}
+        yield Save({**arrays, "counts": self.counts_}, {**meta, **known, **more})
+
+    @property
+    def _tables(self) -> list[list[Any]]:
+        """Sizes of the nodes' tables."""
+        return [[p.partition, p.rows, p.features, p.columns] for p in self.parties_.values()]
+
+    def _load(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+        self.items_ = np.asarray(arrays["items"], np.int32)
+        self.gram_ = unpack(np.asarray(arrays["gram"], np.int64), len(self.items_))
+        self.survivors_, self.rows_ = list(meta["survivors"]), int(meta["rows"])
+        self.catalogue_ = int(meta["catalogue"])
 
     def cross(
         self, grid: Grid, model: tuple[Mapping[str, Any], Mapping[str, Any]], timeout: float = 3600
@@ -322,31 +283,42 @@ class SecureGram(GramRelease):
             The model is not one of this method, or of other nodes.
         CohortError, ProtocolError, TableError
         """
-        self._reset()
         arrays, meta = model
-        self.check_model(meta)
-        for name in ("encoding", "bound", "fraction_bits"):
-            if meta[name] != getattr(self, name):
-                raise CheckpointError(
-                    f"the model has {name} {meta[name]}, not {getattr(self, name)}",
-                    remedy="make the strategy with of_model",
-                )
+        self.check_same(meta, ("encoding", "bound", "fraction_bits"))
         if meta["merge"] == "max":
             raise CheckpointError(
                 "the model is a maximum of sums, new products would be sums",
                 remedy="give a model of merge disjoint",
             )
+        self.begin()
         self._load(arrays, meta)
         self._members = self._counted = [list(self.survivors_)]
-        try:
-            self.gather(grid, secure=True)
-            return self.sum_cross(grid, int(meta["largest"]), timeout)
-        finally:
-            with contextlib.suppress(FedKernError):
-                self.finish_sums(grid, number=self.step + 1, timeout=timeout)
+        found: list[Any] = []
+
+        def rounds(parties: Sequence[DescribeReply]) -> Rounds:
+            found.extend((yield from self.sum_cross(int(meta["largest"]))))
+            return {}
+
+        self.conduct(grid, rounds, timeout=timeout)
+        products, squares = found
+        return products, squares
+
+    def check_same(self, meta: Mapping[str, Any], names: Sequence[str]) -> None:
+        """Refuse a model of another method, or one made with other options.
+
+        Raises
+        ------
+        CheckpointError
+        """
+        self.check_model(meta)
+        if any(meta[name] != getattr(self, name) for name in names):
+            raise CheckpointError(
+                "the model was made with other options",
+                remedy=f"use {type(self).__name__}.of_model(meta)",
+            )
 
     @classmethod
-    def of_model(cls, meta: Mapping[str, Any], **more: Any) -> SecureGram:
+    def of_model(cls, meta: Mapping[str, Any], **more: Any) -> Self:
         """Return a strategy with the options of a model that was saved.
 
         Raises
@@ -355,7 +327,7 @@ class SecureGram(GramRelease):
             It is not a model of this method.
         """
         cls.check_model(meta)
-        chosen = {name: meta[name] for name in _UNITS}
+        chosen = {name: meta[name] for name in cls.of_kernel}
         for name, kernels in _KERNELS_WITH.items():
             if meta["kernel"] in kernels:
                 chosen[name] = meta[name]
@@ -369,89 +341,17 @@ class SecureGram(GramRelease):
         ------
         CheckpointError
         """
-        if meta.get("method") != cls.method or not set(_OF_MODELS) <= set(meta):
+        if meta.get("method") != cls.method:
             raise CheckpointError(
                 f"the model is one of {meta.get('method') or 'another method'}",
                 remedy=f"give a model of {cls.method}",
             )
-
-    # -- set-up
-
-    def _open(self, grid: Grid) -> None:
-        """Begin a run, or take one up."""
-        self.choose_masks(grid)
-        restored = self.restore()
-        if restored is not None:
-            arrays, meta = restored
-            self._stage, self.metrics_ = meta["stage"], meta["metrics"]
-            self.take_up(meta)
-            self.step = int(meta["round"])
-            self._members = meta["members"]
-            self._counted = meta["counted"]
-            self.items_, self.counts_ = arrays["items"], arrays["counts"]
-            if meta["stage"] != "counts":
-                self._load(arrays, meta)
-        self.gather(grid, resume_round=self.step, secure=True)
-        if restored is not None and restored[1]["tables"] != self._tables():
+        if not {*cls.of_kernel, *cls.of_models} <= set(meta):
             raise CheckpointError(
-                f"the tables of the nodes are not those of the run of {self.checkpoint}",
-                remedy="bring back the tables of that run, or start anew",
+                "the model says too little of itself", remedy="bring the file that the run saved"
             )
-        if not self._counted:
-            self._counted = [*self._members, *self.more_cohorts()]
-        phases = 2 * (1 + self.counts_items) * max(1, len(self._members))
-        self.expect(phases * max(map(len, self._members)))
-
-    def _tables(self) -> list[list[Any]]:
-        """Return the sizes of the nodes' tables."""
-        return [[p.partition, p.rows, p.features, p.columns] for p in self.parties_.values()]
-
-    def _load(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        self.items_ = np.asarray(arrays["items"], np.int32)
-        self.gram_ = unpack(np.asarray(arrays["gram"], np.int64), len(self.items_))
-        self.survivors_, self.rows_ = list(meta["survivors"]), int(meta["rows"])
-        self.catalogue_ = int(meta["catalogue"])
-
-    def save_counts(self) -> None:
-        """Write a checkpoint of the items kept."""
-        self._save("counts")
-
-    def _save(self, stage: str) -> None:
-        if self.checkpoint is None:
-            return
-        arrays, meta = ({"items": self.items_}, {}) if stage == "counts" else self.model()
-        more = {
-            "stage": stage,
-            "members": self._members,
-            "counted": self._counted,
-            "tables": self._tables(),
-            "metrics": self.metrics_,
-            **self.progress(),
-        }
-        self.write_checkpoint(self.step, {**arrays, "counts": self.counts_}, {**meta, **more})
-
-    # -- one sum, repeated if too few answered
-
-    def _release(self, grid: Grid, timeout: float) -> None:
-        """Sum the counts, then the Gram matrix; or take them from a checkpoint."""
-        if self._stage in ("", "counts"):
-            if not self._stage:
-                self.sum_counts(grid, timeout)
-            self.check_recovery(grid)
-            self.sum_matrices(grid, timeout)
-            self._save("gram")
-        if self.encoding == "fixed-point":
-            self.error_bound_ = quantisation_error(self.rows_, self.bound, self.fraction_bits)
-        self.metrics_ |= {
-            "items": len(self.items_),
-            "catalogue": self.catalogue_,
-            "rows": self.rows_,
-            "clients": len(self.survivors_),
-        }
 
 
-_UNITS = ("kernel", "encoding", "bound", "fraction_bits")
-_OF_MODELS = (*_UNITS, "merge", "seed", "largest", "rows", "survivors", "catalogue")
 _KERNELS_WITH: dict[str, tuple[str, ...]] = {
     "degree": ("poly", "conjunctive", "disjunctive"),
     "gamma": ("rbf", "poly"),

@@ -9,10 +9,11 @@ from typing import Any, ClassVar, TypeVar
 
 from flwr.app import Context
 
+from ..errors import ProtocolError
 from ..wire import PhaseMessage
 from .client import Handler, PhaseClient
 from .failures import NoReplyError
-from .kept_state import KeptState
+from .kept_state import KeptState, NotKeptError
 
 Answer = TypeVar("Answer", bound=Callable[..., Any])
 
@@ -74,7 +75,14 @@ class AnsweringClient(PhaseClient):
             every = getattr(request, "checkpoint_every", 0)
             state = self.open_round(request.session, request.round, every)
             self.kept = self.state_class.unpack(state.payload)
-            reply: Any = self.answer(request, method)
+            try:
+                reply: Any = self.answer(request, method)
+            except NotKeptError as missing:
+                raise ProtocolError(
+                    f"what the request needs was never asked for in this run: {missing.args[0]}",
+                    remedy="run the same release on both sides; start again, or resume",
+                    party=self.name,
+                ) from None
             if not isinstance(reply, PhaseMessage):
                 raise NoReplyError(method, reply)
             self.close_round(state, request.round, self.kept.pack(), every)

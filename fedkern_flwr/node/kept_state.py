@@ -10,6 +10,17 @@ from numpy.typing import NDArray
 from ..checkpoint import pack_arrays, unpack_arrays
 
 
+class NotKeptError(KeyError):
+    """What a request needs has not been asked for in this run, or is forgotten."""
+
+
+class _Kept(dict[str, Any]):
+    """A dictionary that says so."""
+
+    def __missing__(self, name: str) -> Any:
+        raise NotKeptError(name)
+
+
 @dataclass(repr=False)  # its text would show the secret
 class KeptState:
     """State of a run.
@@ -27,6 +38,10 @@ class KeptState:
     settings: dict[str, Any] = field(default_factory=dict)
     seed: bytes = b""
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Have what is missing be told apart from a mistake of the code."""
+        self.settings, self.arrays = _Kept(self.settings), _Kept(self.arrays)
 
     def pack(self) -> bytes:
         """Return the state as bytes."""

@@ -1,36 +1,17 @@
 """Messages of Secure Gram and FedCFK: nodes that hold rows of a matrix whose columns are items.
 
 A row is a user's ratings, or a feature of all instances; a column is an item, or an instance.
-What is summed travels in secure sums, named here.
+What is summed travels in secure sums, named here; session and number of the exchange are filled in
+as a request is sent, the number of a reply by the client's base.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
-from .message import PhaseMessage, array
-
-__all__ = [
-    "COUNTS_SUM",
-    "CROSS_SUM",
-    "GRAM_SUM",
-    "RANKING_SUM",
-    "AskReply",
-    "AskRequest",
-    "CountsReply",
-    "CountsRequest",
-    "CrossReply",
-    "CrossRequest",
-    "MatrixReply",
-    "MatrixRequest",
-    "PredictReply",
-    "PredictRequest",
-    "RecommendReply",
-    "RecommendRequest",
-]
+from .message import Message, array
 
 #: Rows that are not zero, per item.
 COUNTS_SUM = "item counts"
@@ -41,223 +22,121 @@ CROSS_SUM = "cross products"
 #: Summed AUC, nDCG and recall of users, and how many they are.
 RANKING_SUM = "ranking metrics"
 
-
-@dataclass(frozen=True, kw_only=True)
-class GramRequest(PhaseMessage):
-    """What every request carries.
-
-    Attributes
-    ----------
-    session : str
-    round : int
-        Number of the exchange, so that duplicates are noticed.
-    """
-
-    session: str
-    round: int
+Items = NDArray[Any]
+Reals = NDArray[Any]
+Products = NDArray[Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+class GramRequest(Message):
+    """What every request of the method carries."""
+
+    session: str = ""
+    round: int = 0  # grows with every exchange, so that duplicates are noticed
+
+
+class GramReply(Message):
+    """What every reply of the method carries."""
+
+    round: int = 0
+
+
 class SumRequest(GramRequest):
-    """What every request for a sum of products carries.
+    """What every request for a sum of products carries."""
 
-    Attributes
-    ----------
-    encoding : {"counts", "fixed-point"}
-        Whole numbers from 0, or real ones that are rounded to multiples of 2^-fraction_bits.
-    bound : float
-        Public bound on the absolute value of a cell.
-    fraction_bits : int
-    rows : int
-        Most rows of a node; with the bound it decides the ring.
-    parties : int
-        Nodes in the cohort, likewise.
-    self_masks : bool
-        Whether the sum can do without nodes that drop out; it is opened in an exchange of its own.
-    """
-
+    # "counts", whole numbers from 0, or "fixed-point", real ones that are rounded to multiples of
+    # 2^-fraction_bits.
     encoding: str
-    bound: float
+    bound: float  # public, on the absolute value of a cell
     fraction_bits: int
-    rows: int
-    parties: int
+    rows: int  # most rows of a node; with the bound it decides the ring
+    parties: int  # nodes in the cohort, likewise
+    # Whether the sum can do without nodes that drop out; it is opened in an exchange of its own.
     self_masks: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class CountsRequest(SumRequest):
-    """Server to node: sum how many rows have each item.
+class CountsRequest(SumRequest, phase="gram-counts"):
+    """Sum how many rows have each item."""
 
-    Attributes
-    ----------
-    merge : {"disjoint", "max"}
-    """
+    merge: str  # "disjoint" or "max"
 
-    phase = "gram-counts"
+
+class CountsReply(GramReply, phase="gram-counts"):
+    """The node's counts are in the sum."""
+
+
+class MatrixRequest(SumRequest, phase="gram-matrix"):
+    """Sum the Gram matrix of some items."""
+
+    # Whether each row is summed once ("disjoint"), or the entrywise maximum of many sums is kept
+    # ("max").
     merge: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class CountsReply(PhaseMessage):
-    """Node to server: its counts are in the sum."""
-
-    phase = "gram-counts"
-    round: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class MatrixRequest(SumRequest):
-    """Server to node: sum the Gram matrix of some items.
-
-    Attributes
-    ----------
-    merge : {"disjoint", "max"}
-        Whether each row is summed once, or the entrywise maximum of many sums is kept.
-    number : int
-        Number of the round with merge max, else 1.
-    counted : bytes
-        The nodes of the cohort whose rows are summed, a bit each, the same for all. Who missed the
-        item counts adds zeros, for its masks.
-    supports : bool
-        Whether the rows that have each item are counted again, after the matrix.
-    items : ndarray of int32, shape (items,)
-        The items, ascending.
-    """
-
-    phase = "gram-matrix"
-    merge: str
-    number: int
+    number: int  # of the round with merge max, else 1
+    # The nodes of the cohort whose rows are summed, a bit each, the same for all. Who missed the
+    # item counts adds zeros, for its masks.
     counted: bytes
-    supports: bool
-    items: NDArray[Any] = array("items", dtype="index")
+    supports: bool  # whether the rows that have each item are counted again, after the matrix
+    items: Items = array("items", dtype="index")  # ascending
 
 
-@dataclass(frozen=True, kw_only=True)
-class MatrixReply(PhaseMessage):
-    """Node to server: its matrix is in the sum."""
-
-    phase = "gram-matrix"
-    round: int
+class MatrixReply(GramReply, phase="gram-matrix"):
+    """The node's matrix is in the sum."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CrossRequest(SumRequest):
-    """Server to node: sum the products of the node's new items with the old ones.
+class CrossRequest(SumRequest, phase="gram-cross"):
+    """Sum the products of the node's new items with the old ones."""
 
-    Attributes
-    ----------
-    new_items : int
-        How many there must be.
-    items : ndarray of int32, shape (items,)
-        The old items, ascending.
-    """
-
-    phase = "gram-cross"
-    new_items: int
-    items: NDArray[Any] = array("items", dtype="index")
+    new_items: int  # how many there must be
+    items: Items = array("items", dtype="index")  # the old ones, ascending
 
 
-@dataclass(frozen=True, kw_only=True)
-class CrossReply(PhaseMessage):
-    """Node to server: its products are in the sum."""
-
-    phase = "gram-cross"
-    round: int
+class CrossReply(GramReply, phase="gram-cross"):
+    """The node's products are in the sum."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AskRequest(GramRequest):
-    """Server to node: which rows of the kernel does it want? The paper's noisy request.
+class AskRequest(GramRequest, phase="gram-ask"):
+    """Which rows of the kernel does the node want? The paper's noisy request."""
 
-    Attributes
-    ----------
-    items : ndarray of int32, shape (items,)
-        The items of the kernel, ascending.
-    """
-
-    phase = "gram-ask"
-    items: NDArray[Any] = array("items", dtype="index")
+    items: Items = array("items", dtype="index")  # of the kernel, ascending
 
 
-@dataclass(frozen=True, kw_only=True)
-class AskReply(PhaseMessage):
-    """Node to server: positions among the items of the kernel, ascending."""
+class AskReply(GramReply, phase="gram-ask"):
+    """What the node asks for."""
 
-    phase = "gram-ask"
-    round: int
-    wanted: NDArray[Any] = array("wanted", dtype="index")
+    wanted: Items = array("wanted", dtype="index")  # positions among the items, ascending
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecommendRequest(GramRequest):
-    """Server to node: the kernel. Rank the items for each user, on the device.
+class RecommendRequest(GramRequest, phase="gram-recommend"):
+    """The kernel. Rank the items for each user, on the device."""
 
-    Attributes
-    ----------
-    request : {"full", "noisy"}
-        Whether ``products`` is the whole packed matrix, or some rows of it one after the other.
-    kernel, degree, gamma, coef0 : str, int, float, float
-        The kernel, see :class:`fedkern_flwr.dot_kernels.DotKernel`.
-    users : int
-        Users in the sum.
-    regularization : float
-    subtract_mean : bool
-    rows : int
-        Most users of a node.
-    self_masks : bool
-        See :class:`SumRequest`.
-    items : ndarray of int32, shape (items,)
-        The items of the kernel, ascending.
-    coefficients : ndarray, shape (terms,)
-        Of kernel ``series``.
-    mean : ndarray, shape (items,)
-        Mean of each row of the kernel.
-    squares : ndarray, shape (items,)
-        Diagonal of the Gram matrix.
-    wanted : ndarray of int32, shape (wanted,)
-        Positions of the rows among ``items``; empty if all are there.
-    products : ndarray, shape (products,)
-        The Gram matrix.
-    """
-
-    phase = "gram-recommend"
+    # "full" or "noisy": whether ``products`` is the whole packed matrix, or some rows of it one
+    # after the other.
     request: str
-    kernel: str
+    kernel: str  # this and the next three: see :class:`fedkern_flwr.dot_kernels.DotKernel`
     degree: int
     gamma: float
     coef0: float
-    users: int
+    users: int  # in the sum
     regularization: float
     subtract_mean: bool
-    rows: int
-    self_masks: bool = True
-    items: NDArray[Any] = array("items", dtype="index")
-    coefficients: NDArray[Any] = array("terms", dtype="float64")
-    mean: NDArray[Any] = array("items", dtype="float64")
-    squares: NDArray[Any] = array("items", dtype="ring")
-    wanted: NDArray[Any] = array("wanted", dtype="index")
-    products: NDArray[Any] = array("products", dtype="ring")
+    rows: int  # most users of a node
+    self_masks: bool = True  # see :class:`SumRequest`
+    items: Items = array("items", dtype="index")  # of the kernel, ascending
+    coefficients: Reals = array("terms", dtype="float64")  # of kernel "series"
+    mean: Reals = array("items", dtype="float64")  # of each row of the kernel
+    squares: Products = array("items", dtype="ring")  # diagonal of the Gram matrix
+    wanted: Items = array("wanted", dtype="index")  # positions of the rows; empty if all are there
+    products: Products = array("products", dtype="ring")  # the Gram matrix
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecommendReply(PhaseMessage):
-    """Node to server: its users have their recommendations, and its metrics are in the sum."""
-
-    phase = "gram-recommend"
-    round: int
+class RecommendReply(GramReply, phase="gram-recommend"):
+    """The node's users have their recommendations, and its metrics are in the sum."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictRequest(RecommendRequest):
-    """Server to node: a kernel that was saved. Rank the items for each user; nothing is summed."""
-
-    phase = "gram-predict"
+class PredictRequest(RecommendRequest, phase="gram-predict"):
+    """A kernel that was saved. Rank the items for each user; nothing is summed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictReply(PhaseMessage):
-    """Node to server: how many users have recommendations, 0 if the node writes none."""
+class PredictReply(GramReply, phase="gram-predict"):
+    """The node is done."""
 
-    phase = "gram-predict"
-    round: int
-    users: int
+    users: int  # that have recommendations, 0 if the node writes none

@@ -9,56 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from .describe import DescribeReply
-from .message import PhaseMessage, array, arrays
+from .message import Message, array, arrays
 
-__all__ = [
-    "AGENTS_SUM",
-    "EVALUATION_SUM",
-    "FLAT_SUM",
-    "GROUP_SUM",
-    "JUDGED_SUM",
-    "OUTPUT_SUM",
-    "PREDICTED_SUM",
-    "STATISTICS_SUM",
-    "AgentReply",
-    "AgentRequest",
-    "BlockReply",
-    "BlockRequest",
-    "ChainReply",
-    "ChainRequest",
-    "ColumnsReply",
-    "ColumnsRequest",
-    "ContributeReply",
-    "ContributeRequest",
-    "EvaluateReply",
-    "EvaluateRequest",
-    "LocalReply",
-    "LocalRequest",
-    "MultiplierReply",
-    "MultiplierRequest",
-    "OwnerReply",
-    "OwnerRequest",
-    "PadReply",
-    "PadRequest",
-    "PredictReply",
-    "PredictRequest",
-    "RecallReply",
-    "RecallRequest",
-    "RingReply",
-    "RingRequest",
-    "SVMDescribeReply",
-    "SaveReply",
-    "SaveRequest",
-    "StatisticsReply",
-    "StatisticsRequest",
-    "VisitReply",
-    "VisitRequest",
-    "WriteReply",
-    "WriteRequest",
-]
+Floats = NDArray[np.float64]
+Index = NDArray[np.int32]
+Bytes = NDArray[np.uint8]
 
 #: Means and mean squares of the columns, over all users.
 STATISTICS_SUM = "column statistics"
@@ -80,683 +39,356 @@ EVALUATION_SUM = "evaluation"
 
 @dataclass(frozen=True, kw_only=True)
 class SVMDescribeReply(DescribeReply):
-    """What a node tells about itself.
+    """What a node tells about itself."""
 
-    Attributes
-    ----------
-    group : int
-        The group that it belongs to, from 0; -1 for the label owner.
-    outputs : int
-        k, columns of the targets; 0 without labels.
-    classes : int
-        Number of classes, 0 for regression or without labels.
-    labels : str
-        Digest of the names of the classes.
-    label_bound : float
-        Declared bound of the targets of a regression.
-    labelled : bool
-        Whether the held-out rows have labels.
-    named : bool
-        Whether its rows have ids; else they are numbered.
-    allow_single : bool
-        Whether the agent may learn the model of this user alone.
-    product : str
-        The kind of matrix products in which a user of a vertical split takes part.
-    ids : ndarray of uint64, shape (rows + test_rows, 2) or (0, 2)
-        In a vertical split: keyed hashes of the ids, each part sorted.
-    """
-
-    group: int
-    outputs: int
-    classes: int
-    labels: str
-    label_bound: float
-    labelled: bool
-    named: bool
-    allow_single: bool
-    product: str
+    group: int  # the group that it belongs to, from 0; -1 for the label owner
+    outputs: int  # k, columns of the targets; 0 without labels
+    classes: int  # 0 for regression or without labels
+    labels: str  # digest of the names of the classes
+    label_bound: float  # declared, of the targets of a regression
+    labelled: bool  # whether the held-out rows have labels
+    named: bool  # whether its rows have ids; else they are numbered
+    allow_single: bool  # whether the agent may learn the model of this user alone
+    product: str  # the kind of matrix products in which a user of a vertical split takes part
+    # In a vertical split: keyed hashes of the ids of (rows + test_rows), each part sorted.
     ids: NDArray[Any] = array("ids", "words", dtype="ring")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SVMRequest(PhaseMessage):
-    """What every request carries.
+class SVMRequest(Message):
+    """What every request carries."""
 
-    Attributes
-    ----------
-    session : str
-    round : int
-        Number of the iteration at the receiver, so that duplicates are noticed.
-    attempt : int
-        How often it has been asked before.
-    """
-
-    session: str
-    round: int
-    attempt: int = 0
+    session: str = ""
+    round: int = 0
+    attempt: int = 0  # how often it has been asked before
 
 
-@dataclass(frozen=True, kw_only=True)
-class SVMReply(PhaseMessage):
-    """What every reply carries: the number of the iteration."""
-
-    round: int
+class IterationRequest(SVMRequest):
+    """``round`` is the iteration after the receiver's last one, or that one again."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StatisticsRequest(SVMRequest):
-    """To users: contribute to the means of the columns.
-
-    Attributes
-    ----------
-    loss : {"hinge", "logistic", "squared"}
-    c : float
-        C.
-    features : int
-        Random Fourier frequencies, 0 for the columns as they are.
-    gamma : float
-        Width of the kernel; 0 without features.
-    feature_seed : int
-        Seed of the frequencies.
-    rows : int
-        Rows to learn from at all users together.
-    raw : bool
-        Whether it is about the columns before random features are made of them.
-    partners : ndarray of int32
-        Parties with which this user will exchange sealed messages.
-    raw_mean, raw_deviation : ndarray, shapes (d,), or empty
-        By which columns are standardised before random features are made of them.
-    """
-
-    phase = "svm-statistics"
-    loss: str
-    c: float
-    features: int
-    gamma: float
-    feature_seed: int
-    rows: int
-    raw: bool
-    partners: NDArray[Any] = array("partners", dtype="index")
-    raw_mean: NDArray[Any] = array("raw columns", dtype="float64")
-    raw_deviation: NDArray[Any] = array("raw columns", dtype="float64")
+class StepRequest(SVMRequest):
+    """``round`` grows from exchange to exchange; the receiver may have missed some."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StatisticsReply(SVMReply):
+class SVMReply(Message):
+    """What every reply carries: the number of the request; often the upload to a sum besides."""
+
+    round: int = 0
+
+
+# -- rows at users
+
+
+class FeaturesRequest(SVMRequest):
+    """What a model is linear in."""
+
+    features: int  # random Fourier frequencies, 0 for the columns as they are
+    gamma: float  # width of the kernel; 0 without features
+    feature_seed: int  # of the frequencies
+    # By which columns are standardised before random features are made of them, or empty.
+    raw_mean: Floats = array("raw columns", dtype="float64")
+    raw_deviation: Floats = array("raw columns", dtype="float64")
+
+
+class StatisticsRequest(FeaturesRequest, phase="svm-statistics"):
+    """To users: contribute to the means of the columns."""
+
+    loss: str  # "hinge", "logistic" or "squared"
+    c: float  # C
+    rows: int  # to learn from, at all users together
+    raw: bool  # whether it is about the columns before random features are made of them
+    # Parties with which this user will exchange sealed messages.
+    partners: Index = array("partners", dtype="index")
+
+
+class StatisticsReply(SVMReply, phase="svm-statistics"):
     """Carries the upload."""
 
-    phase = "svm-statistics"
+
+class SolveRequest(IterationRequest):
+    """To users: solve the local problem, contribute."""
+
+    rho: float  # penalty of this iteration; eta of a chain
+    # Model whose loss is counted, shape (k, d + 1) or (0, 0).
+    judged: Floats = array("judged outputs", "judged width", dtype="float64")
+    # Coordinates and penalties of the coefficients, with the first iteration; else empty.
+    mean: Floats = array("columns", dtype="float64")
+    deviation: Floats = array("columns", dtype="float64")
+    ridge: Floats = array("coefficients", dtype="float64")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalRequest(SVMRequest):
-    """To users: take over the center of the last iteration, solve the local problem, contribute.
+class LocalRequest(SolveRequest, phase="svm-local"):
+    """Take over the center of the last iteration first."""
 
-    Attributes
-    ----------
-    agent : int
-        Partition that opens the sum, -1 for the server.
-    rho : float
-        Penalty of this iteration.
-    relaxation : float
-    sealed : bytes
-        The center, sealed by the agent; empty if it comes plain or is zero.
-    center : ndarray, shape (k, d + 1) or (0, 0)
-        The center where the server makes it.
-    judged : ndarray, shape (k, d + 1) or (0, 0)
-        Model whose loss is counted.
-    mean, deviation, ridge : ndarray, shapes (d,), (d,), (d + 1,), or empty
-        Coordinates, with the first iteration.
-    """
-
-    phase = "svm-local"
-    agent: int
-    rho: float
+    agent: int  # partition that opens the sum, -1 for the server
     relaxation: float
-    sealed: bytes
-    center: NDArray[Any] = array("outputs", "width", dtype="float64")
-    judged: NDArray[Any] = array("judged outputs", "judged width", dtype="float64")
-    mean: NDArray[Any] = array("columns", dtype="float64")
-    deviation: NDArray[Any] = array("columns", dtype="float64")
-    ridge: NDArray[Any] = array("coefficients", dtype="float64")
+    sealed: bytes  # the center, sealed by the agent; empty if it comes plain or is zero
+    # The center where the server makes it, shape (k, d + 1), else (0, 0).
+    center: Floats = array("outputs", "width", dtype="float64")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalReply(SVMReply):
+class LocalReply(SVMReply, phase="svm-local"):
     """Carries the upload."""
 
-    phase = "svm-local"
 
+class ChainRequest(SolveRequest, phase="svm-chain"):
+    """Take over the neighbours' models first."""
 
-@dataclass(frozen=True, kw_only=True)
-class ChainRequest(SVMRequest):
-    """To users in a chain: take over the neighbours' models, solve, contribute.
-
-    Attributes
-    ----------
-    rho : float
-        eta, the penalty.
-    left, right : int
-        Partitions of the neighbours, -1 at the ends.
-    from_left, from_right : bytes
-        Their models of the last iteration, sealed.
-    users : int
-    judged, mean, deviation, ridge
-        See :class:`LocalRequest`.
-    """
-
-    phase = "svm-chain"
-    rho: float
-    left: int
+    left: int  # partitions of the neighbours, -1 at the ends
     right: int
-    from_left: bytes
+    from_left: bytes  # their models of the last iteration, sealed
     from_right: bytes
     users: int
-    judged: NDArray[Any] = array("judged outputs", "judged width", dtype="float64")
-    mean: NDArray[Any] = array("columns", dtype="float64")
-    deviation: NDArray[Any] = array("columns", dtype="float64")
-    ridge: NDArray[Any] = array("coefficients", dtype="float64")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChainReply(SVMReply):
-    """Carries the upload and the model, sealed for each neighbour."""
+class ChainReply(SVMReply, phase="svm-chain"):
+    """The model, sealed for each neighbour."""
 
-    phase = "svm-chain"
     to_left: bytes
     to_right: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgentRequest(SVMRequest):
-    """To agents: combine the group's sum with the global model, contribute to the next.
+class AgentRequest(IterationRequest, phase="svm-agent"):
+    """To agents: combine the group's sum with the global model, contribute to the next."""
 
-    Attributes
-    ----------
-    advance : bool
-        Whether the group has finished an iteration, whose sum is delivered with this request; else
-        the agent contributes what it has.
-    consensus : {"exact", "paper"}
-    rho, sigma, next_sigma : float
-        Penalties of this iteration, and sigma of the next.
-    relaxation : float
-    all_users, groups : int
-        N and S.
-    plain : bool
-        Whether this is the only agent, whose term is the total.
-    self_masks : bool
-        Whether the sum may lose agents.
-    ring : bool
-        Whether the terms are summed around the ring instead.
-    outputs, width : int
-        Shape of a model.
-    users : ndarray of int32
-        Users of the group.
-    center : ndarray, shape (k, d + 1)
-        The global model; of ``paper`` the sum of all z_k.
-    """
-
-    phase = "svm-agent"
+    # Whether the group has finished an iteration, whose sum is delivered with this request; else
+    # the agent contributes what it has.
     advance: bool
-    consensus: str
-    rho: float
+    consensus: str  # "exact" or "paper"
+    rho: float  # penalties of this iteration, and sigma of the next
     sigma: float
     next_sigma: float
     relaxation: float
-    all_users: int
-    groups: int
-    plain: bool
-    self_masks: bool
-    ring: bool
-    outputs: int
+    all_users: int  # N
+    groups: int  # S
+    plain: bool  # whether this is the only agent, whose term is the total
+    self_masks: bool  # whether the sum may lose agents
+    ring: bool  # whether the terms are summed around the ring instead
+    outputs: int  # shape of a model
     width: int
-    users: NDArray[Any] = array("users", dtype="index")
-    center: NDArray[Any] = array("outputs", "width", dtype="float64")
+    users: Index = array("users", dtype="index")  # of the group
+    # The global model, shape (k, d + 1); of "paper" the sum of all z_k.
+    center: Floats = array("outputs", "width", dtype="float64")
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgentReply(SVMReply):
-    """Carries the upload.
+class AgentReply(SVMReply, phase="svm-agent"):
+    """The new center, sealed for each user in turn."""
 
-    Attributes
-    ----------
-    sealed : bytes
-        The new center, sealed for each user in turn.
-    term : tuple of ndarray
-        The only agent's contribution.
-    """
-
-    phase = "svm-agent"
     sealed: bytes
-    term: tuple[NDArray[Any], ...] = arrays("numbers", dtype="float64")
+    term: tuple[Floats, ...] = arrays("numbers", dtype="float64")  # the only agent's contribution
 
 
-@dataclass(frozen=True, kw_only=True)
-class RingRequest(SVMRequest):
-    """To an agent: add your term to what went round the ring so far, and seal it for the next.
+class RingRequest(SVMRequest, phase="svm-ring"):
+    """To an agent: add your term to what went round the ring so far, and seal it for the next."""
 
-    Attributes
-    ----------
-    first : bool
-        Whether this agent begins: it adds a mask of its own.
-    last : bool
-        Whether it has come round: the agent takes its mask off and tells the total.
-    source, destination : int
-        Partitions; ``source`` -1 where it begins, ``destination`` -1 where it ends.
-    groups : int
-        S.
-    bound : float
-        Public bound of the terms.
-    sealed : bytes
-        What went round so far.
-    """
-
-    phase = "svm-ring"
-    first: bool
-    last: bool
-    source: int
-    destination: int
-    groups: int
-    bound: float
-    sealed: bytes
+    first: bool  # whether this agent begins: it adds a mask of its own
+    last: bool  # whether it has come round: the agent takes its mask off and tells the total
+    source: int  # partition, -1 where it begins
+    destination: int  # partition, -1 where it ends
+    groups: int  # S
+    bound: float  # public, of the terms
+    sealed: bytes  # what went round so far
 
 
-@dataclass(frozen=True, kw_only=True)
-class RingReply(SVMReply):
+class RingReply(SVMReply, phase="svm-ring"):
     """What goes on round the ring, or the total."""
 
-    phase = "svm-ring"
     sealed: bytes
-    term: tuple[NDArray[Any], ...] = arrays("numbers", dtype="float64")
+    term: tuple[Floats, ...] = arrays("numbers", dtype="float64")
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluateRequest(SVMRequest):
-    """To users: judge the model on rows to learn from and on held-out rows.
+class EvaluateRequest(SVMRequest, phase="svm-evaluate"):
+    """To users: judge the model on rows to learn from and on held-out rows."""
 
-    Attributes
-    ----------
-    self_masks : bool
-        Whether the sum may lose users.
-    model : ndarray, shape (k, d + 1)
-    """
-
-    phase = "svm-evaluate"
-    self_masks: bool
-    model: NDArray[Any] = array("outputs", "width", dtype="float64")
+    self_masks: bool  # whether the sum may lose users
+    model: Floats = array("outputs", "width", dtype="float64")  # shape (k, d + 1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluateReply(SVMReply):
+class EvaluateReply(SVMReply, phase="svm-evaluate"):
     """Carries the upload."""
 
-    phase = "svm-evaluate"
 
-
-@dataclass(frozen=True, kw_only=True)
-class SaveRequest(SVMRequest):
+class SaveRequest(SVMRequest, phase="svm-save"):
     """Keep the state on disk under the number of this round."""
 
-    phase = "svm-save"
 
-
-@dataclass(frozen=True, kw_only=True)
-class SaveReply(SVMReply):
+class SaveReply(SVMReply, phase="svm-save"):
     """It is kept."""
 
-    phase = "svm-save"
+
+class PadRequest(SVMRequest, phase="svm-pad"):
+    """To whom sums belong: contribute the pad to the sums of this exchange."""
+
+
+class PadReply(SVMReply, phase="svm-pad"):
+    """Carries the uploads."""
 
 
 # -- vertical splits
 
 
-@dataclass(frozen=True, kw_only=True)
-class ColumnsRequest(SVMRequest):
-    """To users of a vertical split: contribute to the statistics of the group's columns.
+class PlanRequest(StepRequest):
+    """To users of a vertical split: which rows they have."""
 
-    Attributes
-    ----------
-    agent, owner : int
-        Partitions that open the group's sums, and the sums of outputs.
-    rows, all_rows : int
-        Rows of the plan to learn from, and with those held out, which follow them.
-    standardised : bool
-        Whether columns are brought to variance 1; they are centred in any case.
-    take : ndarray of int32, shape (m,)
-        Positions of the plan's rows among those that the user announced.
-    place : ndarray of int32, shape (m,)
-        Their numbers in the plan.
-    """
-
-    phase = "svm-columns"
-    agent: int
+    agent: int  # partitions that open the group's sums, and the sums of outputs
     owner: int
-    rows: int
-    all_rows: int
-    standardised: bool
-    take: NDArray[Any] = array("rows", dtype="index")
-    place: NDArray[Any] = array("rows", dtype="index")
+    # Positions of the plan's rows among those that the user announced, and their numbers in the
+    # plan.
+    take: Index = array("rows", dtype="index")
+    place: Index = array("rows", dtype="index")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ColumnsReply(SVMReply):
-    """Carries the upload.
+class ColumnsRequest(PlanRequest, phase="svm-columns"):
+    """Contribute to the statistics of the group's columns."""
 
-    Attributes
-    ----------
-    orthogonal : bytes
-        With orthogonal products: the vectors, sealed for the agent.
-    """
-
-    phase = "svm-columns"
-    orthogonal: bytes
+    rows: int  # of the plan, to learn from
+    all_rows: int  # with those held out, which follow them
+    standardised: bool  # whether columns are brought to variance 1; they are centred in any case
 
 
-@dataclass(frozen=True, kw_only=True)
-class PadRequest(SVMRequest):
-    """To whom sums belong: contribute the pad to the sums of this exchange."""
+class ColumnsReply(SVMReply, phase="svm-columns"):
+    """Carries the upload."""
 
-    phase = "svm-pad"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PadReply(SVMReply):
-    """Carries the uploads."""
-
-    phase = "svm-pad"
+    orthogonal: bytes  # with orthogonal products: the vectors, sealed for the agent
 
 
-@dataclass(frozen=True, kw_only=True)
-class VisitRequest(SVMRequest):
-    """To users of a vertical split: multiply a message and the last weights with the rows.
+class VisitRequest(StepRequest, phase="svm-visit"):
+    """To users of a vertical split: multiply a message and the last weights with the rows."""
 
-    Attributes
-    ----------
-    width : int
-        Columns of messages and weights.
-    message_round, weights_round : int
-        Steps in which message and weights, or coordinates, were sealed.
-    coordinates : bytes
-        Means and deviations of the columns, sealed by the agent; once.
-    message : bytes
-        The label owner's message at the user's rows, sealed; empty if only the weights count.
-    weights : bytes
-        The group's weights, sealed by the agent; empty in the first visit.
-    judge : bool
-        Whether outputs are those of the model, for held-out rows as well.
-    """
-
-    phase = "svm-visit"
-    width: int
-    message_round: int
+    width: int  # columns of messages and weights
+    message_round: int  # steps in which message and weights, or coordinates, were sealed
     weights_round: int
-    coordinates: bytes
+    coordinates: bytes  # means and deviations of the columns, sealed by the agent; once
+    # The label owner's message at the user's rows, sealed; empty if only the weights count.
     message: bytes
-    weights: bytes
-    judge: bool
+    weights: bytes  # the group's weights, sealed by the agent; empty in the first visit
+    judge: bool  # whether outputs are those of the model, for held-out rows as well
 
 
-@dataclass(frozen=True, kw_only=True)
-class VisitReply(SVMReply):
+class VisitReply(SVMReply, phase="svm-visit"):
     """Carries the uploads."""
 
-    phase = "svm-visit"
 
+class BlockRequest(StepRequest, phase="svm-block"):
+    """To agents of a vertical split: open the group's sum and pass it on to the users."""
 
-@dataclass(frozen=True, kw_only=True)
-class BlockRequest(SVMRequest):
-    """To agents of a vertical split: open the group's sum and pass it on to the users.
-
-    Attributes
-    ----------
-    kind : {"columns", "weights", "model", "again"}
-        Statistics of the columns; weights; weights of the model; or what was opened last.
-    rows : int
-        Rows to learn from.
-    standardised : bool
-        See :class:`ColumnsRequest`.
-    users : ndarray of int32
-        Users of the group.
-    """
-
-    phase = "svm-block"
+    # "columns", "weights", "model" or "again": statistics of the columns; weights; weights of the
+    # model; or what was opened last.
     kind: str
-    rows: int
-    standardised: bool
-    users: NDArray[Any] = array("users", dtype="index")
+    rows: int  # to learn from
+    standardised: bool  # see ColumnsRequest
+    users: Index = array("users", dtype="index")  # of the group
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlockReply(SVMReply):
+class BlockReply(SVMReply, phase="svm-block"):
     """What was opened, sealed for each user in turn."""
 
-    phase = "svm-block"
     sealed: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class MultiplierRequest(SVMRequest):
-    """To agents, with orthogonal products: mask the owner's message for the users.
+class MultiplierRequest(StepRequest, phase="svm-multiplier"):
+    """To agents, with orthogonal products: mask the owner's message for the users."""
 
-    Attributes
-    ----------
-    owner, message_round : int
-        Who sealed the message, and in which step.
-    width : int
-        Columns of the message.
-    first : bool
-        Whether the users' orthogonal vectors come with this request.
-    users, sizes : ndarray of int32
-        Users of the group, and rows to learn from of each.
-    sealed : ndarray of uint8
-        The message at each user's rows in turn, sealed by the owner for this agent.
-    vectors : ndarray of uint8
-        What the users sealed, one after the other.
-    lengths : ndarray of int32
-        Bytes of ``vectors`` from each user.
-    """
-
-    phase = "svm-multiplier"
-    owner: int
+    owner: int  # who sealed the message, and in which step
     message_round: int
-    width: int
-    first: bool
-    users: NDArray[Any] = array("users", dtype="index")
-    sizes: NDArray[Any] = array("users", dtype="index")
-    sealed: NDArray[Any] = array("sealed", dtype="byte")
-    vectors: NDArray[Any] = array("vectors", dtype="byte")
-    lengths: NDArray[Any] = array("lengths", dtype="index")
+    width: int  # columns of the message
+    first: bool  # whether the users' orthogonal vectors come with this request
+    users: Index = array("users", dtype="index")  # of the group
+    sizes: Index = array("users", dtype="index")  # rows to learn from of each
+    # The message at each user's rows in turn, sealed by the owner for this agent.
+    sealed: Bytes = array("sealed", dtype="byte")
+    vectors: Bytes = array("vectors", dtype="byte")  # what the users sealed, one after the other
+    lengths: Index = array("lengths", dtype="index")  # bytes of ``vectors`` from each user
 
 
-@dataclass(frozen=True, kw_only=True)
-class MultiplierReply(SVMReply):
+class MultiplierReply(SVMReply, phase="svm-multiplier"):
     """The masked message for each user in turn, sealed."""
 
-    phase = "svm-multiplier"
-    sealed: NDArray[Any] = array("sealed", dtype="byte")
+    sealed: Bytes = array("sealed", dtype="byte")
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnerRequest(SVMRequest):
-    """To the label owner of a vertical split: take the outputs, make the next message.
+class OwnerRequest(StepRequest, phase="svm-owner"):
+    """To the label owner of a vertical split: take the outputs, make the next message."""
 
-    Attributes
-    ----------
-    kind : {"start", "first", "step", "last", "again", "judge"}
-        Make the first message; the second, before any outputs; the next one; the model whatever the
-        gap is; seal the last one once more; judge the outputs of the model.
-    loss : str
-    c : float
-        C.
-    tolerance : float
-        Relative duality gap at which the message is that of the model.
-    rows : int
-        Rows to learn from.
-    take : ndarray of int32
-        Positions of the plan's rows among those that the owner announced; with ``start``.
-    users, agents, sizes : ndarray of int32
-        Users, for whom the parts of the message are sealed: their agents with orthogonal products,
-        else -1; rows to learn from of each.
-    place : ndarray of int32
-        Numbers of these rows in the plan, user by user.
-    """
-
-    phase = "svm-owner"
+    # "start": make the first message; "first": the second, before any outputs; "step": the next
+    # one; "last": the model whatever the gap is; "again": seal the last one once more; "judge": the
+    # outputs of the model.
     kind: str
     loss: str
-    c: float
-    tolerance: float
-    rows: int
-    take: NDArray[Any] = array("taken", dtype="index")
-    users: NDArray[Any] = array("users", dtype="index")
-    agents: NDArray[Any] = array("users", dtype="index")
-    sizes: NDArray[Any] = array("users", dtype="index")
-    place: NDArray[Any] = array("placed", dtype="index")
+    c: float  # C
+    tolerance: float  # relative duality gap at which the message is that of the model
+    rows: int  # to learn from
+    # All else with "start". Positions of the plan's rows among those that the owner announced.
+    take: Index = array("taken", dtype="index")
+    users: Index = array("users", dtype="index")
+    # For whom the part of each user is sealed: its agent with orthogonal products, else -1.
+    agents: Index = array("users", dtype="index")
+    sizes: Index = array("users", dtype="index")  # rows to learn from of each
+    place: Index = array("placed", dtype="index")  # their numbers in the plan, user by user
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnerReply(SVMReply):
-    """The next message, and how far the run is.
+class OwnerReply(SVMReply, phase="svm-owner"):
+    """The next message, and how far the run is."""
 
-    Attributes
-    ----------
-    model : bool
-        Whether the message is that of the model.
-    objective, bound : float
-        Of the present model, and a lower bound of the optimum; 0 while they are not known.
-    sealed : ndarray of uint8
-        The message at each user's rows in turn, sealed.
-    counts : ndarray of float64
-        Outcomes on held-out rows, with ``judge``.
-    """
-
-    phase = "svm-owner"
-    model: bool
-    objective: float
-    bound: float
-    sealed: NDArray[Any] = array("sealed", dtype="byte")
-    counts: NDArray[Any] = array("counts", dtype="float64")
+    model: bool = False  # whether the message is that of the model
+    objective: float = 0.0  # of the present model; 0 while it is not known
+    bound: float = 0.0  # a lower bound of the optimum, likewise
+    sealed: Bytes = array("sealed", dtype="byte")  # the message at each user's rows in turn
+    counts: Floats = array("counts", dtype="float64")  # outcomes on held-out rows, with "judge"
 
 
 # -- predictions with a model that was saved
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictRequest(SVMRequest):
-    """To users of a horizontal split: predict the held-out rows with a model, and write them.
+class PredictRequest(FeaturesRequest, StepRequest, phase="svm-predict"):
+    """To users of a horizontal split: predict the held-out rows with a model, and write them."""
 
-    Attributes
-    ----------
-    features : int
-        Random Fourier frequencies, 0 for the columns as they are.
-    gamma : float
-        Width of the kernel; 0 without features.
-    feature_seed : int
-        Seed of the frequencies.
-    weights, bias : ndarray, shapes (k, d) or (k, 2 D), and (k,)
-    raw_mean, raw_deviation : ndarray, shapes (d,), or empty
-        By which columns are standardised before random features are made of them.
-    """
-
-    phase = "svm-predict"
-    features: int
-    gamma: float
-    feature_seed: int
-    weights: NDArray[Any] = array("outputs", "width", dtype="float64")
-    bias: NDArray[Any] = array("outputs", dtype="float64")
-    raw_mean: NDArray[Any] = array("raw columns", dtype="float64")
-    raw_deviation: NDArray[Any] = array("raw columns", dtype="float64")
+    # Shapes (k, d) or (k, 2 D), and (k,).
+    weights: Floats = array("outputs", "width", dtype="float64")
+    bias: Floats = array("outputs", dtype="float64")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictReply(SVMReply):
-    """How many rows the user has predicted, 0 if it holds none out."""
+class PredictReply(SVMReply, phase="svm-predict"):
+    """What the user has done."""
 
-    phase = "svm-predict"
-    samples: int
+    samples: int  # rows that it predicted, 0 if it holds none out
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecallRequest(SVMRequest):
-    """To agents of a vertical split: pass the group's part of a model on to the users.
+class RecallRequest(StepRequest, phase="svm-recall"):
+    """To agents of a vertical split: pass the group's part of a model on to the users."""
 
-    Attributes
-    ----------
-    model : str
-        Session of the run that made the model.
-    users : ndarray of int32
-        Users of the group.
-    """
-
-    phase = "svm-recall"
-    model: str
-    users: NDArray[Any] = array("users", dtype="index")
+    model: str  # session of the run that made the model
+    users: Index = array("users", dtype="index")  # of the group
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecallReply(SVMReply):
+class RecallReply(SVMReply, phase="svm-recall"):
     """Means and deviations of the columns, and the weights, sealed for each user in turn."""
 
-    phase = "svm-recall"
     sealed: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContributeRequest(SVMRequest):
-    """To users of a vertical split: contribute to the outputs of new rows.
+class ContributeRequest(PlanRequest, phase="svm-contribute"):
+    """To users of a vertical split: contribute to the outputs of new rows."""
 
-    Attributes
-    ----------
-    agent, owner : int
-        Partitions of the group's agent, and of the label owner.
-    rows, width : int
-        Rows of the plan, and outputs of each.
-    sealed_round : int
-        Step in which the agent sealed its part.
-    sealed : bytes
-        See :class:`RecallReply`.
-    take, place : ndarray of int32, shape (m,)
-        See :class:`ColumnsRequest`.
-    """
-
-    phase = "svm-contribute"
-    agent: int
-    owner: int
-    rows: int
-    width: int
-    sealed_round: int
-    sealed: bytes
-    take: NDArray[Any] = array("rows", dtype="index")
-    place: NDArray[Any] = array("rows", dtype="index")
+    rows: int  # of the plan
+    width: int  # outputs of each
+    sealed_round: int  # step in which the agent sealed its part
+    sealed: bytes  # see RecallReply
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContributeReply(SVMReply):
+class ContributeReply(SVMReply, phase="svm-contribute"):
     """Carries the upload."""
 
-    phase = "svm-contribute"
+
+class WriteRequest(StepRequest, phase="svm-write"):
+    """To the label owner: open the outputs of its held-out rows, and write them."""
+
+    model: str  # session of the run that made the model
+    # Positions of the plan's rows among those that the owner announced.
+    take: Index = array("taken", dtype="index")
 
 
-@dataclass(frozen=True, kw_only=True)
-class WriteRequest(SVMRequest):
-    """To the label owner: open the outputs of its held-out rows, and write them.
+class WriteReply(SVMReply, phase="svm-write"):
+    """What the owner has done."""
 
-    Attributes
-    ----------
-    model : str
-        Session of the run that made the model.
-    take : ndarray of int32
-        Positions of the plan's rows among those that the owner announced.
-    """
-
-    phase = "svm-write"
-    model: str
-    take: NDArray[Any] = array("taken", dtype="index")
-
-
-@dataclass(frozen=True, kw_only=True)
-class WriteReply(SVMReply):
-    """How many rows are predicted."""
-
-    phase = "svm-write"
-    samples: int
+    samples: int  # rows that are predicted

@@ -9,6 +9,8 @@ Bit sets are little-endian bytes, a bit per member of the cohort in ascending or
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +35,7 @@ __all__ = [
     "Upload",
     "Vote",
     "VoteRequest",
+    "bind",
 ]
 
 
@@ -282,3 +285,15 @@ class SumReply(PhaseMessage):
     """A reply that only carries sections."""
 
     phase = "sum-reply"
+
+
+def bind(name: str, request: PhaseMessage) -> str:
+    """Return the name of a sum to which nodes contribute only if all were asked the same.
+
+    The masks of a sum depend on its name: a server that tells nodes different things, such as other
+    items or another set of nodes that count, gets a sum that cannot be opened.
+    """
+    digest = hashlib.sha256(json.dumps(sorted(request.scalars().items()), default=repr).encode())
+    for array in request.arrays():
+        digest.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
+    return f"{name}#{digest.hexdigest()[:32]}"

@@ -8,291 +8,141 @@ shall have. A sum per owner and chunk of rows holds what is missing, row by row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
 from .describe import DescribeReply
-from .message import PhaseMessage, array, arrays
+from .message import Message, array, arrays
 
-__all__ = [
-    "HopsReply",
-    "HopsRequest",
-    "OutcomeReply",
-    "OutcomeRequest",
-    "StepReply",
-    "StepRequest",
-    "TrainReply",
-    "TrainRequest",
-    "VerticalDescribeReply",
-]
+Floats = NDArray[Any]
+Bytes = NDArray[Any]
+Index = NDArray[Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerticalDescribeReply(DescribeReply):
-    """What a party tells about itself; ``rows`` are those with labels to learn from.
+class VerticalDescribeReply(DescribeReply, Message):
+    """What a party tells about itself; ``rows`` are those with labels to learn from."""
 
-    Attributes
-    ----------
-    others : int
-        Rows of which it has features only.
-    outputs : int
-        k, columns of the targets; 0 at a passive party.
-    classes : int
-        Number of classes, 0 for regression or at a passive party.
-    labels : str
-        Digest of the names of the classes.
-    label_bound : float
-        Declared bound of the targets of a regression.
-    labelled : bool
-        Whether the held-out rows have labels.
-    named : bool
-        Whether its rows have ids; else they are numbered.
-    allow_single : bool
-        Whether an active party may learn the phases of this party alone.
-    ids : ndarray of uint64, shape (rows + test_rows + others, 2)
-        Keyed hashes of the ids in this order, each part sorted.
-    """
-
-    others: int
-    outputs: int
-    classes: int
-    labels: str
-    label_bound: float
-    labelled: bool
-    named: bool
-    allow_single: bool
+    others: int  # rows of which it has features only
+    outputs: int  # k, columns of the targets; 0 at a passive party
+    classes: int  # 0 for regression or at a passive party
+    labels: str  # digest of the names of the classes
+    label_bound: float  # declared, of the targets of a regression
+    labelled: bool  # whether the held-out rows have labels
+    named: bool  # whether its rows have ids; else they are numbered
+    allow_single: bool  # whether an active party may learn the phases of this party alone
+    # Keyed hashes of the ids of (rows + test_rows + others), each part sorted.
     ids: NDArray[Any] = array("ids", "words", dtype="ring")
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerticalRequest(PhaseMessage):
-    """What every request of the method carries.
+class VerticalRequest(Message):
+    """What every request of the method carries."""
 
-    Attributes
-    ----------
-    session : str
-    round : int
-        Number of the step; grows with every exchange, so that duplicates are noticed.
-    save_as : int
-        Number under which the party keeps its state on disk, to resume or to predict; 0 for not.
-    delivered : int
-        Number of the set of phases whose sums come with this request; 0 if there are none.
-    """
-
-    session: str
-    round: int
-    save_as: int
-    delivered: int
+    session: str = ""
+    round: int = 0  # grows with every exchange, so that duplicates are noticed
+    # Number under which the party keeps its state on disk, to resume or to predict; 0 for not.
+    save_as: int = 0
+    # Number of the last set of phases whose sums came with this request or before; 0 for none.
+    delivered: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerticalReply(PhaseMessage):
-    """What every reply of the method carries: the number of the step."""
+class VerticalReply(Message):
+    """What every reply of the method carries."""
 
-    round: int
+    round: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class PhasesRequest(VerticalRequest):
-    """All that a party needs to compute its part of phases.
-
-    Attributes
-    ----------
-    kernel : {"rbf", "laplacian"}
-    gamma : float
-        Width that the directions are drawn for.
-    phase_bits : {16, 32}
-    topology : {"star", "tree"}
-    public_seed : int
-        Seed of directions that all parties know; -1 for private ones.
-    model, model_round : str, int
-        For predictions: session and number of the state of the run that made the model; empty and
-        0 else.
-    capacity : int
-        Directions that an owner may get at most.
-    collection : int
-        Number of the set of phases asked for; the same when the step is repeated.
-    owners, upto : ndarray of int32, shape (owners,)
-    known : ndarray of int32, shape (owners, rows)
-    rows : ndarray of int32, shape (rows,)
-    cuts : ndarray of int32, shape (cuts,)
-        Where the chunks of rows end, one sum per owner each.
-    """
+    """All that a party needs to compute its part of phases."""
 
     kernel: str
-    gamma: float
-    phase_bits: int
+    gamma: float  # width that the directions are drawn for
+    phase_bits: int  # 16 or 32
     topology: str
-    public_seed: int
-    model: str
-    model_round: int
-    capacity: int
-    collection: int
-    owners: NDArray[Any] = array("owners", dtype="index")
-    upto: NDArray[Any] = array("owners", dtype="index")
-    known: NDArray[Any] = array("owners", "rows", dtype="index")
-    rows: NDArray[Any] = array("rows", dtype="index")
-    cuts: NDArray[Any] = array("cuts", dtype="index")
+    public_seed: int  # of directions that all parties know; -1 for private ones
+    model: str  # for predictions: session and number of the state of the run that made the model
+    model_round: int  # else empty and 0
+    capacity: int  # directions that an owner may get at most
+    collection: int  # number of the set of phases asked for; the same when the step is repeated
+    owners: Index = array("owners", dtype="index")
+    upto: Index = array("owners", dtype="index")
+    known: Index = array("owners", "rows", dtype="index")
+    rows: Index = array("rows", dtype="index")
+    cuts: Index = array("cuts", dtype="index")  # where chunks of rows end: a sum per owner each
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepRequest(PhasesRequest):
-    """Go on by a step: finish an iteration, score the next batch, collect phases for a third.
+class StepRequest(PhasesRequest, phase="vertical-step"):
+    """Go on by a step: finish an iteration, score the next batch, collect phases for a third."""
 
-    Attributes
-    ----------
-    loss : {"square", "logistic", "smooth-hinge"}
-    finish : int
-        Iteration to finish with what came with this request; 0 for none.
-    score : int
-        Iteration whose batch is to be scored by all owners, for its leader; 0 for none.
-    leader, scorer : int
-        Partitions whose batches these are; -1 for none.
-    directions : int
-        r, directions that the leader gets a coefficient of.
-    rate : float
-        gamma_t.
-    decay : float
-        1 - gamma_t lambda.
-    finish_rows, score_rows : ndarray of int32
-        The batches.
-    """
-
-    phase = "vertical-step"
     loss: str
-    finish: int
-    leader: int
-    score: int
-    scorer: int
-    directions: int
-    rate: float
-    decay: float
-    finish_rows: NDArray[Any] = array("finished", dtype="index")
-    score_rows: NDArray[Any] = array("scored", dtype="index")
+    finish: int  # iteration to finish with what came with this request; 0 for none
+    leader: int  # partition whose batch it takes; -1 for none
+    score: int  # iteration whose batch all owners score for its leader; 0 for none
+    scorer: int  # that leader; -1 for none
+    directions: int  # r, of which the leader gets a coefficient each
+    rate: float  # gamma_t
+    decay: float  # 1 - gamma_t lambda
+    finish_rows: Index = array("finished", dtype="index")  # the batches
+    score_rows: Index = array("scored", dtype="index")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepReply(VerticalReply):
-    """See :class:`StepRequest`."""
-
-    phase = "vertical-step"
+class StepReply(VerticalReply, phase="vertical-step"):
+    """The step is done; what it contributes is in the sums."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HopsRequest(PhasesRequest):
-    """Topology tree (Algorithm 3): add this party's part to what its children sent, pass it on.
+class HopsRequest(PhasesRequest, phase="vertical-hops"):
+    """Topology tree (Algorithm 3): add this party's part to what its children sent, pass it on."""
 
-    Attributes
-    ----------
-    receiver : int
-        The owner at the root of both trees; the only entry of ``owners``.
-    kept : int
-        l', the party whose b stays in the phase.
-    firsts, seconds : ndarray of int32
-        Children in T1 and in T2.
-    parents : ndarray of int32, shape (2,)
-        Parents in T1 and T2; -1 where the party does not send now, or in that tree.
-    received : tuple of ndarray of uint8
-        What the children sealed, those of T1 first.
-    """
-
-    phase = "vertical-hops"
-    receiver: int
-    kept: int
-    firsts: NDArray[Any] = array("firsts", dtype="index")
-    seconds: NDArray[Any] = array("seconds", dtype="index")
-    parents: NDArray[Any] = array("trees", dtype="index")
-    received: tuple[NDArray[Any], ...] = arrays("bytes", dtype="byte")
+    receiver: int  # the owner at the root of both trees; the only entry of ``owners``
+    kept: int  # l', the party whose b stays in the phase
+    firsts: Index = array("firsts", dtype="index")  # children in T1
+    seconds: Index = array("seconds", dtype="index")  # children in T2
+    # Of both trees; -1 where the party does not send now, or in that tree.
+    parents: Index = array("trees", dtype="index")
+    received: tuple[Bytes, ...] = arrays("bytes", dtype="byte")  # sealed by the children, T1 first
 
 
-@dataclass(frozen=True, kw_only=True)
-class HopsReply(VerticalReply):
+class HopsReply(VerticalReply, phase="vertical-hops"):
     """What is sealed for the parent in T1, and for that in T2; empty where there is none."""
 
-    phase = "vertical-hops"
-    sealed: tuple[NDArray[Any], ...] = arrays("bytes", dtype="byte")
+    sealed: tuple[Bytes, ...] = arrays("bytes", dtype="byte")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainRequest(VerticalRequest):
-    """Fit a model to all phases at once; the last of them come with this request.
+class TrainRequest(VerticalRequest, phase="vertical-train"):
+    """Fit a model to all phases at once; the last of them come with this request."""
 
-    Attributes
-    ----------
-    loss : {"square", "logistic", "smooth-hinge"}
-    seed : int
-        Of the folds of the cross-validation.
-    multiples : ndarray of int32
-        Multiples of the phases to choose from.
-    regularizations : ndarray of float64
-        lambda to choose from.
-    count : bool
-        Whether to tell how good predictions of the held-out rows are.
-    rows, tests : ndarray of int32
-        Rows to learn from, and those held out.
-    """
-
-    phase = "vertical-train"
     loss: str
-    seed: int
-    count: bool
-    multiples: NDArray[Any] = array("multiples", dtype="index")
-    regularizations: NDArray[Any] = array("regularizations", dtype="float64")
-    rows: NDArray[Any] = array("rows", dtype="index")
-    tests: NDArray[Any] = array("tests", dtype="index")
+    seed: int  # of the folds of the cross-validation
+    count: bool  # whether to tell how good predictions of the held-out rows are
+    multiples: Index = array("multiples", dtype="index")  # of the phases, to choose from
+    regularizations: Floats = array("regularizations", dtype="float64")  # lambda to choose from
+    rows: Index = array("rows", dtype="index")  # to learn from
+    tests: Index = array("tests", dtype="index")  # held out
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainReply(VerticalReply):
-    """What was chosen, not the model.
+class TrainReply(VerticalReply, phase="vertical-train"):
+    """What was chosen, not the model."""
 
-    Attributes
-    ----------
-    multiple : int
-    regularization : float
-    score : float
-        Accuracy or root mean squared error of the cross-validation, -1 without one.
-    counts : ndarray of float64
-        See :class:`OutcomeReply`.
-    """
-
-    phase = "vertical-train"
     multiple: int
     regularization: float
-    score: float
-    counts: NDArray[Any] = array("counts", dtype="float64")
+    score: float  # accuracy or root mean squared error of the cross-validation, -1 without one
+    counts: Floats = array("counts", dtype="float64")  # see OutcomeReply
 
 
-@dataclass(frozen=True, kw_only=True)
-class OutcomeRequest(VerticalRequest):
-    """Predict held-out rows with what came with this request.
+class OutcomeRequest(VerticalRequest, phase="vertical-outcome"):
+    """Predict held-out rows with what came with this request."""
 
-    Attributes
-    ----------
-    scoring : bool
-        Whether to add scores of the rows to sums for their owners now, and predict later; where
-        there is one owner it predicts at once.
-    count : bool
-        Whether to tell how good the predictions are.
-    owners, sizes : ndarray of int32, shape (owners,)
-        Whose held-out rows, and how many.
-    rows : ndarray of int32, shape (rows,)
-        These rows, one owner after the other.
-    """
-
-    phase = "vertical-outcome"
+    # Whether to add scores of the rows to sums for their owners now, and predict later; where there
+    # is one owner it predicts at once.
     scoring: bool
-    count: bool
-    owners: NDArray[Any] = array("owners", dtype="index")
-    sizes: NDArray[Any] = array("owners", dtype="index")
-    rows: NDArray[Any] = array("rows", dtype="index")
+    count: bool  # whether to tell how good the predictions are
+    owners: Index = array("owners", dtype="index")  # whose held-out rows
+    sizes: Index = array("owners", dtype="index")  # how many
+    rows: Index = array("rows", dtype="index")  # these rows, one owner after the other
 
 
-@dataclass(frozen=True, kw_only=True)
-class OutcomeReply(VerticalReply):
-    """``counts``: of this party's held-out rows (see ``count_outcomes``), empty if not asked."""
+class OutcomeReply(VerticalReply, phase="vertical-outcome"):
+    """How good the predictions are."""
 
-    phase = "vertical-outcome"
-    counts: NDArray[Any] = array("counts", dtype="float64")
+    # Of this party's held-out rows (see ``count_outcomes``), empty if not asked.
+    counts: Floats = array("counts", dtype="float64")

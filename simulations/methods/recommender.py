@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.gram import unpack
 from fedkern_flwr.gram_plan import RANKING
 from fedkern_flwr.interactions import has_header, load_interactions
 from fedkern_flwr.item_kernel import ItemKernel
-from fedkern_flwr.ranking import top_items
+from fedkern_flwr.recommending import best_items, write_recommendations
 from fedkern_flwr.tables import listing
 
 from ... import strategies
@@ -239,9 +236,7 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
             int(meta["rows"]),
             strategy._kernel(int(meta["rows"])),
         )
-        text, made = io.StringIO(), 0
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(("user", "rank", "item", "score"))
+        lines, made = [], 0
         order = np.argsort(found.user, kind="stable")
         ends = np.cumsum(np.bincount(found.user, minlength=found.users))
         for user, rows in zip(found.user_ids, np.split(order, ends[:-1]), strict=True):
@@ -252,10 +247,8 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
             scores = kernel.scores(
                 liked, meta["regularization"], subtract_mean=meta["subtract_mean"]
             )
-            best = top_items(scores, np.union1d(found.item[rows], kernel.missing), _TOP).tolist()
-            writer.writerows(
-                (user, rank, names[i], f"{scores[i]:.9g}") for rank, i in enumerate(best, start=1)
-            )
+            excluded = np.union1d(found.item[rows], kernel.missing)
+            lines += best_items(user, scores, excluded, _TOP, names)
         if not made:
             raise TableError(
                 f"{data.name} names no item of the kernel"
@@ -265,7 +258,7 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
             )
         for note in found.notes:
             logging.getLogger("fedkern_flwr").warning(note)
-        write_atomically(out, text.getvalue().encode(), private=True)
+        write_recommendations(out, lines)
         return made, found.users - made
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class _Twin:
 
     def kept(self, owner: int) -> int:
         """Return l', the party whose b stays in the phase in topology tree."""
-        from ...strategies.vertical_tree import kept_party
+        from ...strategies.fdskl_paper import kept_party
 
         return kept_party(range(len(self.pooled.parts)), owner, self.seed)
 
@@ -101,21 +101,22 @@ def centralised_difference(strategy: FDSKL, prepared: VerticalData) -> float | N
 
 def _one_shot(twin: _Twin, train: NDArray[np.intp], test: NDArray[np.intp]) -> Floats:
     strategy, owner = twin.strategy, twin.strategy.plan_.actives[0]
-    phases = twin.phases(train, owner, strategy.features)
+    phases = twin.phases(train, owner, strategy.capacity)
     targets, multiple = twin.targets[train], strategy.multiple_
     value = strategy.regularization_
     if strategy.chosen_loss == "square":
         weights = solve_square(phases, targets, value, multiple)
     else:
         weights = minimise(strategy.chosen_loss, phases, targets, value, multiple)
-    return outputs(twin.phases(test, owner, strategy.features), weights, multiple)
+    return outputs(twin.phases(test, owner, strategy.capacity), weights, multiple)
 
 
 def _streaming(twin: _Twin, train: NDArray[np.intp], test: NDArray[np.intp]) -> Floats:
     """Keep f of all rows up to date: n r cosines per iteration."""
     strategy, pooled, seed = twin.strategy, twin.pooled, twin.seed
+    descent = strategy.descent()
     batches = {a: twin.announced(train[pooled.owner[train] == a]) for a in strategy.leaders}
-    rows, directions = np.concatenate([train, test]), strategy.directions
+    rows, directions = np.concatenate([train, test]), descent.directions
     place = np.full(len(pooled.y), -1)
     place[rows] = np.arange(len(rows))
     f, targets = np.zeros((len(rows), twin.targets.shape[1])), twin.targets
@@ -123,13 +124,13 @@ def _streaming(twin: _Twin, train: NDArray[np.intp], test: NDArray[np.intp]) -> 
     for t in range(1, sum(strategy.upto_.values()) // directions + 1):
         leader = strategy.leaders[(t - 1) % len(strategy.leaders)]
         own = batches[leader]
-        batch = own[draw_batch(seed, t, len(own), strategy.batch)]
+        batch = own[draw_batch(seed, t, len(own), descent.batch)]
         first = done[leader]
         done[leader] += directions
         angles = twin.angles(rows, leader, first, done[leader])
         features = np.sqrt(2.0) * np.cos(angles)
-        regularization = strategy.chosen_regularization
-        rate = step_size(strategy.chosen_step, strategy.chosen_step_schedule, regularization, t)
+        regularization = descent.regularization
+        rate = step_size(descent.step, descent.schedule, regularization, t)
         here = place[batch]
         made = new_coefficients(strategy.chosen_loss, f[here], targets[batch], features[here], rate)
         f = f * (1.0 - rate * regularization) + features @ made

@@ -23,12 +23,12 @@ from fedkern_flwr.errors import (
     TableError,
 )
 from fedkern_flwr.gram import packed_size, unpack
-from fedkern_flwr.gram_plan import bind, counts_encoding, matrix_encoding, ranking_encoding
+from fedkern_flwr.gram_plan import counts_encoding, matrix_encoding, ranking_encoding
 from fedkern_flwr.secure_sum import Encoding, RunningSum, SecureSum
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire import gram as wire
 from fedkern_flwr.wire.sections import Section, attach, detach
-from fedkern_flwr.wire.sums import FinishRequest, Order, Unmask, UnmaskRequest
+from fedkern_flwr.wire.sums import FinishRequest, Order, Unmask, UnmaskRequest, bind
 
 SESSION = "5e" * 8
 ITEMS = 4

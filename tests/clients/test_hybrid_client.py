@@ -412,8 +412,6 @@ def test_landmarks_that_everybody_knows_are_for_the_paper_s_protocols() -> None:
 
 
 def test_hops_are_made_in_a_chain_only() -> None:
-    _, client = opened()
-    send(client, about_rows(wire.DistancesRequest, stops=np.array([0], np.int32)))
     hop = about_rows(
         wire.ChainRequest,
         2,
@@ -424,7 +422,14 @@ def test_hops_are_made_in_a_chain_only() -> None:
         vector=np.ones((5, 1)),
         received=(np.zeros(0, np.uint8),),
     )
-    with pytest.raises(KeyError):
+    _, client = opened()
+    send(client, about_rows(wire.DistancesRequest, stops=np.array([0], np.int32)))
+    text = "partition 4: partial products leave a node in protocol 'chain' only"
+    with pytest.raises(ProtocolError, match=text) as caught:
+        send(client, hop)
+    assert "\n" not in str(caught.value)
+    _, client = opened(protocol="chain")
+    with pytest.raises(StateError, match="partition 4: it has not the whole kernel of this run"):
         send(client, hop)
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkern_flwr.clients.phase_store import PhaseStore
+from fedkern_flwr.clients.fdskl_store import PhaseStore
 from fedkern_flwr.errors import StateError
 
 ROWS, CAPACITY = 9, 12

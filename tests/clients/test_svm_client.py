@@ -185,26 +185,66 @@ def test_requests_without_masks_are_never_answered() -> None:
         ),
     ]
     for request in requests:
-        with pytest.raises((FedKernError, AssertionError)):
+        with pytest.raises(ProtocolError, match="leave this node in secure sums only") as caught:
             answer(client, request)
+        assert "\n" not in str(caught.value)
+        assert "partition 4: " in str(caught.value)
+
+
+def visit(**fields: Any) -> wire.VisitRequest:
+    common: Table = {"width": 1, "message_round": 1, "weights_round": 1, "judge": False}
+    common |= {"coordinates": b"", "message": b"m", "weights": b""}
+    return wire.VisitRequest(session=SESSION, round=2, **{**common, **fields})
+
+
+def owner_request(kind: str) -> wire.OwnerRequest:
+    empty = dict.fromkeys(("take", "users", "agents", "sizes", "place"), np.zeros(0, np.int32))
+    common: Table = {"loss": "hinge", "c": 1.0, "tolerance": 0.1, "rows": 4}
+    return wire.OwnerRequest(session=SESSION, round=2, kind=kind, **common, **empty)
+
+
+OUT_OF_TURN: dict[str, tuple[Table, Any]] = {
+    "agent": (COLUMNS, visit()),
+    "rows": (OWNER, owner_request("step")),
+    "model": (OWNER, owner_request("again")),
+    "bias": (OWNER, owner_request("judge")),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_TURN)
+def test_requests_out_of_turn_are_refused_in_one_line(name: str) -> None:
+    table, request = OUT_OF_TURN[name]
+    client = make(**table)
+    client.fit(**opening())
+    text = "partition 4: what the request needs was never asked for in this run: "
+    with pytest.raises(ProtocolError, match=text) as caught:
+        answer(client, request)
+    assert "\n" not in str(caught.value)
+    assert "; run the same release on both sides" in str(caught.value)
 
 
 def test_iterations_follow_each_other() -> None:
     client = make(**USER)
     client.fit(**opening())
-    request = wire.SaveRequest(session=SESSION, round=3)
-    state, kept, repeated = client.begin(wire.SVMRequest(session=SESSION, round=1))
-    assert not repeated
-    client.end(state, 1, kept)
-    assert client.begin(wire.SVMRequest(session=SESSION, round=1))[2]
-    assert not client.begin(wire.SVMRequest(session=SESSION, round=2))[2]
+
+    def begins(kind: type[wire.SVMRequest], number: int, last: int = 1) -> bool:
+        """Tell whether a node whose last iteration was ``last`` takes it for a repetition."""
+        client._request = kind(session=SESSION, round=number)
+        state = client.open_session(SESSION)
+        state.round = last
+        state.store(client.context)
+        client.open_round(SESSION, number, 0)
+        return client.repeated
+
+    assert not begins(wire.IterationRequest, 1, last=0)
+    assert begins(wire.IterationRequest, 1)
+    assert not begins(wire.IterationRequest, 2)
     for number in (0, 3):
         with pytest.raises(StateError, match=f"iteration {number} does not follow iteration 1"):
-            client.begin(wire.SVMRequest(session=SESSION, round=number))
-    assert not client.begin(wire.SVMRequest(session=SESSION, round=3), gaps=True)[2]
+            begins(wire.IterationRequest, number)
+    assert not begins(wire.StepRequest, 3)
     with pytest.raises(StateError):
-        client.begin(wire.SVMRequest(session=SESSION, round=0), gaps=True)
-    assert request.round == 3
+        begins(wire.StepRequest, 0)
 
 
 def test_the_plan_of_the_owner_stays_the_same_in_a_run() -> None:

@@ -260,6 +260,13 @@ def step(number: int = 1, **more: Any) -> wire.StepRequest:
     return wire.StepRequest(**{**fields, **more})
 
 
+def outcome(number: int) -> wire.OutcomeRequest:
+    nothing = np.zeros(0, np.int32)
+    fields: Table = {"scoring": False, "count": True}
+    fields |= {"owners": nothing, "sizes": nothing, "rows": nothing}
+    return wire.OutcomeRequest(session=SESSION, round=number, **fields)
+
+
 def phases(rows: Any, owner: int = 4, upto: int = 4) -> Table:
     return {
         "collection": 1,
@@ -345,18 +352,7 @@ def test_phases_never_leave_a_node_but_in_secure_sums() -> None:
 
 def test_what_comes_before_the_first_step_is_told_again() -> None:
     _, client = opened()
-    nothing = np.zeros(0, np.int32)
-    request = wire.OutcomeRequest(
-        session=SESSION,
-        round=1,
-        save_as=0,
-        delivered=0,
-        scoring=False,
-        count=True,
-        owners=nothing,
-        sizes=nothing,
-        rows=nothing,
-    )
+    request = outcome(1)
     with pytest.raises(StateError, match="partition 4: it knows nothing of this run; it is told"):
         send(client, request)
     send(client, step(2))
@@ -373,14 +369,14 @@ def test_labels_are_used_for_own_rows_only() -> None:
     """Rows that are held out, or whose label is elsewhere, are not learned from."""
     place, client = opened()
     send(client, step(1))
-    kept = KeptState.unpack(SessionState.load(place).payload)
+    client.kept = KeptState.unpack(SessionState.load(place).payload)
     for row in (3, 4):
         with pytest.raises(ProtocolError, match="partition 4: rows are named that have no label"):
-            client._targets(np.array([row]), kept)
+            client._targets(np.array([row]))
     with pytest.raises(ProtocolError, match="partition 4: rows are named that are not held out he"):
-        client._judge(np.array([0]), np.zeros((1, 1)), True, kept)
+        client._judge(np.array([0]), np.zeros((1, 1)), True)
     with pytest.raises(ProtocolError, match="partition 4: rows are named that are not held out he"):
-        client._judge(np.array([4]), np.zeros((1, 1)), True, kept)
+        client._judge(np.array([4]), np.zeros((1, 1)), True)
 
 
 def test_counts_are_of_the_same_held_out_rows_in_a_run_and_of_half_of_them_at_least() -> None:
@@ -410,11 +406,11 @@ def test_rows_that_are_learned_from_stay_the_same_in_a_run() -> None:
     """What validates them is told."""
     place, client = opened()
     send(client, step(1))
-    kept = KeptState.unpack(SessionState.load(place).payload)
-    client._check_trained(np.arange(3), kept)
-    client._check_trained(np.arange(3)[::-1], kept)
+    client.kept = KeptState.unpack(SessionState.load(place).payload)
+    client._check_trained(np.arange(3))
+    client._check_trained(np.arange(3)[::-1])
     with pytest.raises(ProtocolError, match="other rows are to be learned from than before"):
-        client._check_trained(np.arange(2), kept)
+        client._check_trained(np.arange(2))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e7])
@@ -452,8 +448,8 @@ def test_a_run_draws_a_secret_of_its_own() -> None:
 def test_in_shared_runs_offsets_stay_secret() -> None:
     place, client = opened(frequencies="shared", frequency_seed=bytes(32))
     send(client, step(1, public_seed=9))
-    kept = KeptState.unpack(SessionState.load(place).payload)
-    omega, offsets = client.directions(kept, 2, 1, 5)
+    client.kept = KeptState.unpack(SessionState.load(place).payload)
+    omega, offsets = client.directions(2, 1, 5)
     public = draw_directions(public_frequency_seed(9, 4), 2, 5, 2, "rbf", 0.5)
     np.testing.assert_array_equal(omega, public[1:])
     np.testing.assert_array_equal(offsets, draw_offsets(bytes(32), 2, 5, "rbf", 0.5)[1:])
@@ -462,8 +458,8 @@ def test_in_shared_runs_offsets_stay_secret() -> None:
 def test_the_end_of_a_run_erases_everything_but_what_was_saved(tmp_path: Path) -> None:
     place, client = opened(state_dir=tmp_path, frequency_seed=b"\x5a" * 32)
     send(client, step(1, save_as=1))
-    kept = KeptState.unpack(SessionState.load(place).payload)
-    store = client.store(kept)
+    client.kept = KeptState.unpack(SessionState.load(place).payload)
+    store = client.store()
     store.take(np.array([0]), np.array([0]), 4, np.arange(4, dtype=np.uint32))
     assert store.path.is_file()
     (saved,) = tmp_path.rglob("*.state")
@@ -473,8 +469,8 @@ def test_the_end_of_a_run_erases_everything_but_what_was_saved(tmp_path: Path) -
     assert saved.is_file()
     assert not SessionState.load(place).payload
     assert "5a5a" not in repr(place.state)
-    with pytest.raises(StateError):
-        client._go_on(step(3))
+    with pytest.raises(StateError, match="it knows nothing of this run"):
+        send(client, outcome(3))
 
 
 def test_a_table_must_not_change_in_a_run(tmp_path: Path) -> None:
@@ -534,10 +530,10 @@ def written(tmp_path: Path, scores: list[list[float]], **more: Any) -> list[dict
     client = make(place, predictions=path, **tests)
     describe(client)
     send(client, step(1))
-    kept = KeptState.unpack(SessionState.load(place).payload)
-    places = kept.arrays["order"]
+    client.kept = KeptState.unpack(SessionState.load(place).payload)
+    places = client.kept.arrays["order"]
     rows = np.array([int(np.flatnonzero(places == client.table.rows + k)[0]) for k in range(2)])
-    counts = client._judge(rows, np.array(scores), True, kept)
+    counts = client._judge(rows, np.array(scores), True)
     assert not len(counts)  # no labels, no counts
     assert path.stat().st_mode & 0o777 == 0o600
     with path.open(newline="") as file:

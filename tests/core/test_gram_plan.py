@@ -17,7 +17,6 @@ from fedkern_flwr.errors import OptionError
 from fedkern_flwr.gram_plan import (
     ENCODINGS,
     MERGES,
-    bind,
     check_values,
     combine,
     counts_encoding,
@@ -29,6 +28,7 @@ from fedkern_flwr.gram_plan import (
     supported,
 )
 from fedkern_flwr.wire import gram as wire
+from fedkern_flwr.wire.sums import bind
 
 # -- rings
 

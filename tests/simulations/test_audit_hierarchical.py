@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from fedkern_flwr.clients import SVMClient, svm_agent
-from fedkern_flwr.clients import hierarchical as client_module
+from fedkern_flwr.clients import SVMClient, svm_node
 from fedkern_flwr.secure_sum import party as party_module
 from fedkern_flwr.secure_sum import running_sum
 from fedkern_flwr.simulations import simulate
@@ -157,10 +156,16 @@ def test_what_parties_get_of_others_is_sealed_or_padded(name: str) -> None:
 # -- mutations that must be seen
 
 
+def kinds(end: str) -> list[Any]:
+    """Return the messages of the method whose names end so."""
+    found = [kind for name, kind in vars(wire).items() if name.endswith(end)]
+    return [kind for kind in found if kind.phase]
+
+
 def test_fields_that_are_not_declared_count_as_plain() -> None:
     """So that what is added to a reply is noticed: this is all that may be plain."""
     plain = set()
-    replies = [getattr(wire, name) for name in wire.__all__ if name.endswith("Reply")]
+    replies = kinds("Reply")
     assert len(replies) >= 13
     for reply in replies:
         for field in fields(reply):
@@ -172,7 +177,7 @@ def test_fields_that_are_not_declared_count_as_plain() -> None:
 
 def test_bytes_in_requests_are_sealed() -> None:
     """Whatever is passed on from another party."""
-    requests = [getattr(wire, name) for name in wire.__all__ if name.endswith("Request")]
+    requests = kinds("Request")
     found = {
         (request.phase, field.name)
         for request in requests
@@ -204,9 +209,8 @@ def test_messages_that_are_not_sealed_are_seen(name: str, monkeypatch: pytest.Mo
     def read(secret: bytes, sealed: bytes, *place: Any) -> bytes:
         return sealed[28:]
 
-    for module in (client_module, svm_agent):
-        monkeypatch.setattr(module, "seal_message", bare)
-        monkeypatch.setattr(module, "unseal_message", read)
+    monkeypatch.setattr(svm_node, "seal_message", bare)
+    monkeypatch.setattr(svm_node, "unseal_message", read)
     seen = watch(name)
     for way, keys in zip(("up", "down"), SEALED.get(name, USUAL), strict=True):
         tested = 0

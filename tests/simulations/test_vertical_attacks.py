@@ -6,7 +6,7 @@ test could fail.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from scipy.stats import chi2
 from sklearn.datasets import load_breast_cancer
 
 from fedkern_flwr import trees
-from fedkern_flwr.clients import VerticalKernelClient, vertical
+from fedkern_flwr.clients import VerticalKernelClient, fdskl
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.frequencies import draw_directions, public_frequency_seed
+from fedkern_flwr.method import Ask
 from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.phase_training import Fitted
 from fedkern_flwr.secure_sum import Encoding, SecureSum
@@ -126,8 +127,8 @@ def no_model(_: str, phases: np.ndarray, targets: np.ndarray, **__: Any) -> Fitt
 def run(where: Split, strategy: FDSKL, rounds: int = 4) -> Recorded:
     insiders, transcript, counted = VerticalInsiders(), Transcript(), Audit()
     client_fn = insiders.watch(where.client_fn)
-    learn = vertical.fit if strategy.features <= LEARNED else no_model
-    with mock.patch.object(vertical, "fit", learn):
+    learn = fdskl.fit if strategy.features <= LEARNED else no_model
+    with mock.patch.object(fdskl, "fit", learn):
         simulate(
             strategy,
             client_fn,
@@ -646,7 +647,8 @@ def part_of_f(seen: VerticalRun, owner: int, viewer: int, rows: np.ndarray) -> n
 def test_all_fields_of_the_messages_are_declared() -> None:
     """So that what is added to a reply is noticed: this is all that the server may read."""
     plain, down = set(), {}
-    for message in (getattr(wire, name) for name in wire.__all__):
+    kinds = [m for name, m in vars(wire).items() if name.endswith(("Request", "Reply"))]
+    for message in (kind for kind in kinds if kind.phase):
         for name in (each.name for each in fields(message)):
             if message.__name__.endswith("Reply"):
                 if audit._kind("up", message.phase, name) == "plain":
@@ -711,8 +713,10 @@ def test_the_server_links_rows_of_runs_with_one_seed_by_their_order() -> None:
 class Hops(FDSKL):
     """Asks nodes of a star for the hops of a tree."""
 
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "topology": "star"}
+    def _phases(self) -> Any:
+        phases = super()._phases()
+        phases.settings = {**phases.settings, "topology": "star"}
+        return phases
 
 
 def test_a_node_of_a_star_makes_no_hops_of_a_tree() -> None:
@@ -775,9 +779,12 @@ def only_one_looks(party: int, monkeypatch: pytest.MonkeyPatch) -> None:
 class SomeOwners(FDSKL):
     """Names a passive party as an owner of phases."""
 
-    def collections(self, need: Any, bits: int) -> Iterable[Any]:
-        self._known[CLINIC] = np.zeros(self.plan_.total, np.int32)
-        return super().collections(replace(need, upto={**need.upto, CLINIC: 16}), bits)
+    def _phases(self) -> Any:
+        phases: Any = super()._phases()
+        collections = phases.collections
+        phases._known[CLINIC] = np.zeros(self.plan_.total, np.int32)
+        phases.collections = lambda need: collections(replace(need, upto={**need.upto, CLINIC: 16}))
+        return phases
 
 
 def test_a_passive_party_takes_no_phases() -> None:
@@ -805,8 +812,15 @@ def test_a_node_sums_with_all_parties_only() -> None:
 )
 def test_a_run_keeps_its_settings(setting: dict[str, Any]) -> None:
     class Changes(FDSKL):
-        def settings(self) -> dict[str, Any]:
-            return {**super().settings(), **(setting if self.step > 3 else {})}
+        def _phases(self) -> Any:
+            phases: Any = super()._phases()
+            fields = phases.fields
+
+            def changed(*asked: Any) -> dict[str, Any]:
+                return {**fields(*asked), **(setting if phases.number > 3 else {})}
+
+            phases.fields = changed
+            return phases
 
     with pytest.raises(ProtocolError, match="settings of the run have changed"):
         fit(kind=Changes, schedule="streaming", gamma=0.5)
@@ -865,9 +879,16 @@ def test_two_runs_without_frequency_seeds_have_other_directions() -> None:
 class Shifts(FDSKL):
     """Names the same row again and again to all passive parties but one."""
 
-    def positions(self, partition: int, rows: Any) -> Any:
-        found = super().positions(partition, rows)
-        return np.full_like(found, found[0]) if partition >= LABORATORY else found
+    def _phases(self) -> Any:
+        phases: Any = super()._phases()
+        positions = phases.positions
+
+        def shifted(partition: int, rows: Any) -> Any:
+            found = positions(partition, rows)
+            return np.full_like(found, found[0]) if partition >= LABORATORY and len(rows) else found
+
+        phases.positions = shifted
+        return phases
 
 
 def test_a_server_cannot_ask_different_parties_for_different_rows() -> None:
@@ -889,22 +910,21 @@ class Counts(FDSKL):
 
     asked: dict[int, np.ndarray]
 
-    def _part(self, grid: Any, timeout: float) -> None:
+    def rounds(self, parties: Any) -> Any:
+        metrics = yield from super().rounds(parties)
         self.asked, where = {}, self.plan_.test[ACTIVE]
         for row in range(where.start, where.stop):
-            self.next_step()
-            position = self.positions(ACTIVE, np.array([row]))
+            position = self._phases().positions(ACTIVE, np.array([row]))
             request = wire.OutcomeRequest(
-                **self.step_fields(ACTIVE, 0),
                 scoring=False,
                 count=True,
                 owners=np.array([ACTIVE], np.int32),
                 sizes=np.ones(1, np.int32),
                 rows=position,
             )
-            reply = self.ask_parties(grid, {ACTIVE: request}, wire.OutcomeReply, timeout)
-            self.asked[int(position[0])] = reply[ACTIVE].counts.reshape(2, 2)
-        super()._part(grid, timeout)
+            answers = yield Ask({ACTIVE: request}, reply=wire.OutcomeReply)
+            self.asked[int(position[0])] = answers.replies[ACTIVE].counts.reshape(2, 2)
+        return metrics
 
 
 def test_a_server_cannot_have_single_rows_counted() -> None:

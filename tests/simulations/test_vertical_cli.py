@@ -637,7 +637,7 @@ def test_a_run_that_was_killed_is_resumed_with_the_same_model(capsys):
 def reached(out: str) -> int:
     """Return the iteration of the run's last checkpoint."""
     try:
-        return int(load_arrays(Path(out) / "checkpoint-0.npz")[1]["iteration"])
+        return int(load_arrays(Path(out) / "checkpoint-0.npz")[1]["saved"]["iteration"])
     except CheckpointError:
         return 0
 

@@ -25,8 +25,8 @@ from fedkern_flwr.clients import (
     VerticalKernelClient,
     serve,
 )
+from fedkern_flwr.clients.fdskl_table import VerticalTable
 from fedkern_flwr.clients.party_table import PartyTable
-from fedkern_flwr.clients.vertical_table import VerticalTable
 from fedkern_flwr.errors import (
     CohortError,
     FedKernError,

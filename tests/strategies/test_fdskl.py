@@ -24,7 +24,7 @@ from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.phase_training import MULTIPLES, REGULARIZATIONS
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
 from fedkern_flwr.simulations.engines.ray import as_client
-from fedkern_flwr.strategies import FDSKL, vertical_base
+from fedkern_flwr.strategies import FDSKL, fdskl_phases
 
 KEY = b"a secret of the data's owners"
 SEED = 11
@@ -624,8 +624,8 @@ def test_phases_in_many_sums_and_messages_are_the_same_phases(
         options |= {"schedule": schedule, "batch": 12, "directions": 2}
     whole = parties(problem.tables())
     first = whole.fit(10, **options)
-    monkeypatch.setattr(vertical_base, "_CHUNK", 70)
-    monkeypatch.setattr(vertical_base, "_MESSAGE", 700)
+    monkeypatch.setattr(fdskl_phases, "_CHUNK", 70)
+    monkeypatch.setattr(fdskl_phases, "_MESSAGE", 700)
     cut = parties(problem.tables())
     second = cut.fit(10, **options)
     assert second.ledger_.exchanges > first.ledger_.exchanges

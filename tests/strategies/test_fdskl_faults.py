@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message
 
+from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.errors import CheckpointError, CohortError, FedKernError, ProtocolError
 from fedkern_flwr.node.kept_state import KeptState
@@ -536,6 +537,18 @@ def test_a_checkpoint_fits_one_run_only(case: Callable[[str], Case]) -> None:
         network.fit(**where, resume=True)
     network.state = True
     expected.check(network.fit(**where, resume=True), network)
+
+
+def test_checkpoints_of_0_1_are_refused_in_a_line(case: Callable[[str], Case]) -> None:
+    expected, network = case("one-shot"), case("one-shot").make()
+    where: Table = {**expected.options, "checkpoint": network.folder / "run.npz"}
+    network.fit(**where)
+    arrays, meta = load_arrays(where["checkpoint"])
+    meta |= {"stage": "trained", "saved": 1, **meta["saved"]}
+    old = {k: v for k, v in meta.items() if k not in ("log", "version")}
+    save_arrays(where["checkpoint"], arrays, old)
+    with pytest.raises(CheckpointError, match=r"written by another version of fedkern-flwr; "):
+        network.fit(**where, resume=True)
 
 
 def fewer_rows(tables: list[Table]) -> None:

@@ -417,7 +417,7 @@ def test_default_width_of_the_kernel_and_other_seeds() -> None:
         meta = strategy.model()[1]
         assert meta["gamma"] == pytest.approx(1 / 4)
         assert meta["feature_seed"] == seed
-        models.append(strategy.model_)
+        models.append(strategy.coefficients_)
     assert np.abs(models[0] - models[1]).max() > 1e-3
 
 
@@ -464,7 +464,7 @@ def test_group_numbers_need_not_follow_each_other() -> None:
 
     strategy = fit((client_fn, count), 5, tolerance=1e-12)
     again = fit((fn, count), 5, tolerance=1e-12)
-    np.testing.assert_allclose(strategy.model_, again.model_, atol=1e-10)
+    np.testing.assert_allclose(strategy.coefficients_, again.coefficients_, atol=1e-10)
 
 
 def test_role_and_group_come_from_the_node_configuration() -> None:
@@ -481,7 +481,7 @@ def test_role_and_group_come_from_the_node_configuration() -> None:
         return SVMClient(context)
 
     one, other = fit((client_fn, count), 4), fit((fn, count), 4)
-    np.testing.assert_array_equal(one.model_, other.model_)
+    np.testing.assert_array_equal(one.coefficients_, other.coefficients_)
 
 
 # -- the paper's consensus, one layer, the chain
@@ -578,7 +578,7 @@ def test_one_layer_and_one_group_have_the_same_fixed_point() -> None:
     best = pooled("linear", standard(x), y)[0]
     assert one.metrics_["objective"] == pytest.approx(best, rel=1e-4)
     assert two.metrics_["objective"] == pytest.approx(best, rel=1e-4)
-    np.testing.assert_allclose(one.model_, two.model_, atol=2e-2)
+    np.testing.assert_allclose(one.coefficients_, two.coefficients_, atol=2e-2)
 
 
 def plain_chain(x: Array, y: Array, users: int, iterations: int, eta: float) -> list[Array]:
@@ -675,9 +675,9 @@ def test_serialised_messages_give_identical_results(name: str) -> None:
     options = MODES[name]
     nodes = horizontal(x, y, [2, 2, 2], agents="architecture" not in options, tests=6)
     one, two = (fit(nodes, 5, serialise=how, **options) for how in (False, True))
-    np.testing.assert_array_equal(one.model_, two.model_)
+    np.testing.assert_array_equal(one.coefficients_, two.coefficients_)
     assert one.metrics_ == two.metrics_
-    assert np.abs(one.model_).max() > 0.1
+    assert np.abs(one.coefficients_).max() > 0.1
 
 
 @pytest.mark.parametrize("product", ["local", "orthogonal"])
@@ -695,7 +695,7 @@ def test_a_run_can_be_repeated_to_the_last_bit_and_reports_progress() -> None:
     models = []
     for _ in range(2):
         result = simulate(strategy, *horizontal(x, y, [2, 2]), num_rounds=4)
-        models.append(strategy.model_)
+        models.append(strategy.coefficients_)
         assert set(result.train_metrics_clientapp) == {1, 2, 3, 4}
         weights, bias = result.arrays.to_numpy_ndarrays()
         np.testing.assert_array_equal(weights, strategy.model()[0]["weights"])
@@ -1040,10 +1040,10 @@ BAD_OPTIONS: dict[str, tuple[Table, str]] = {
     "rho": ({"rho": -1.0}, "rho is -1.0; use a positive number"),
     "sigma": ({"sigma": np.inf}, "sigma is inf; use a positive number"),
     "tolerance": ({"tolerance": np.nan}, "tolerance is nan; use a positive number"),
-    "bound": ({"bound": 0}, "bound is 0; use a positive number"),
+    "bound": ({"bound": 0}, "bound is 0.0; use a positive number"),
     "step sizes": ({"step_sizes": (1.0, 0.0)}, "step size 1 is 0.0; use a positive number"),
-    "relaxation": ({"relaxation": 2.0}, r"relaxation is 2.0; use a number in \[1, 2\)"),
-    "under-relaxation": ({"relaxation": 0.9}, r"relaxation is 0.9; use a number in \[1, 2\)"),
+    "relaxation": ({"relaxation": 2.0}, r"relaxation is 2.0; use a value in \[1, 2\)"),
+    "under-relaxation": ({"relaxation": 0.9}, r"relaxation is 0.9; use a value in \[1, 2\)"),
     "staleness": ({"staleness": -1}, "staleness is -1"),
     "features": ({"model": "rbf", "features": 0}, "features is 0"),
     "gamma": ({"model": "rbf", "gamma": 0.0}, "gamma is 0.0"),

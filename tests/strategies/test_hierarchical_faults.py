@@ -206,8 +206,10 @@ def check(network: Callable[[str], Network]) -> Callable[..., None]:
             _QUIET[name, rounds] = strategy, quiet.predictions()
         right, predictions = _QUIET[name, rounds]
         rtol = 1e-5 if name == "orthogonal" else 1e-12  # whose vectors are drawn anew
-        np.testing.assert_allclose(found.last.model_, right.model_, rtol=rtol, atol=1e-12)
-        assert right.model_.size or predictions
+        np.testing.assert_allclose(
+            found.last.coefficients_, right.coefficients_, rtol=rtol, atol=1e-12
+        )
+        assert right.coefficients_.size or predictions
         np.testing.assert_allclose(found.predictions(), predictions, rtol=100 * rtol)
         assert found.last.metrics_ == pytest.approx(right.metrics_, rel=rtol)
         mine, theirs = ([r.get("objective", -1.0) for r in s.history_] for s in (found.last, right))
@@ -445,7 +447,7 @@ def check_remaining(strategy: HierarchicalSVM, network: Network, lost: set[int])
 
     best = SVC(kernel="linear", C=1.0, tol=1e-9).fit(z, y)
     right = objective(best.coef_[0], best.intercept_[0])
-    model = strategy.model_[0]
+    model = strategy.coefficients_[0]
     assert objective(model[:-1], model[-1]) == pytest.approx(right, rel=5e-3)
     assert strategy.metrics_["objective"] == pytest.approx(right, rel=5e-3)
     zall = (x - mean) / deviation

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message
 
-from fedkern_flwr.checkpoint import load_arrays
+from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.clients import GramClient
 from fedkern_flwr.errors import CheckpointError, CohortError, FedKernError, SumError
 from fedkern_flwr.gram_plan import disjoint_cohorts
@@ -240,7 +240,7 @@ def test_when_one_node_drops_out_after_the_counts_the_matrix_is_asked_for_again(
 def test_when_one_node_stays_away_nothing_is_opened(node: int, network: Network) -> None:
     record = Transcript()
     gone = FaultPlan([(node, "gram-matrix", None, Fault("vanished"))])
-    text = r"phase gram-matrix: 1 node dropped out after the item counts, .*, 3 times in a row; "
+    text = r"phase gram-matrix: 1 node dropped out after the item counts, .*, 3 times in a row: "
     with pytest.raises(CohortError, match=text) as caught:
         network.fit(gone, transcript=record)
     assert "mend the clients and start again with all of them" in str(caught.value)
@@ -344,7 +344,7 @@ def test_a_run_that_broke_off_before_anything_was_opened_ends_with_the_exact_mat
 ) -> None:
     with pytest.raises(PowerCutError):
         network.fit(cut(phase, number), **where(network))
-    assert load_arrays(network.folder / "run.npz")[1]["stage"] == "counts"
+    assert load_arrays(network.folder / "run.npz")[1]["saved"]["stage"] == "counts"
     strategy = network.fit(**where(network), resume=True)
     network.check(strategy)
     quiet = network.fit()
@@ -374,7 +374,7 @@ def test_a_run_that_was_resumed_may_be_resumed_again(network: Network) -> None:
     with pytest.raises(PowerCutError):
         network.fit(cut("unmask"), **where(network), resume=True)
     drop = At([1, 2], "gram-matrix", Fault("vanished"), [1, 2])
-    with pytest.raises(CohortError, match="mend the clients and resume from the checkpoint"):
+    with pytest.raises(CohortError, match="mend it and resume from the checkpoint"):
         network.fit(drop, attempts=2, min_support=5, threshold=5, **where(network, resume=True))
     options = where(network, resume=True)
     network.check(network.fit(threshold=5, **options))
@@ -431,11 +431,9 @@ def test_a_node_that_has_answered_refuses_by_itself(network: Network) -> None:
     record = Transcript()
 
     class Forgetful(SecureGram):
-        def cohorts(self) -> list[list[int]] | None:
-            found = super().cohorts()
-            self.spent = set()
-            self.step += 7
-            return found
+        def rounds(self, parties: Any) -> Any:
+            self.spent_ = set()
+            return super().rounds(parties)
 
     try:
         strategy = network.fit(**where(network), resume=True, transcript=record, kind=Forgetful)
@@ -518,6 +516,17 @@ def test_a_checkpoint_fits_one_run_only(network: Network) -> None:
             network.fit(**where(network, **change), resume=True)
     (network.folder / "run.npz").write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match=r"run.npz is damaged or not one of ours"):
+        network.fit(**where(network), resume=True)
+
+
+def test_a_checkpoint_of_an_earlier_release_is_refused(network: Network) -> None:
+    """It says no version."""
+    network.fit(**where(network))
+    file = network.folder / "run.npz"
+    arrays, meta = load_arrays(file)
+    del meta["version"]
+    save_arrays(file, arrays, meta)
+    with pytest.raises(CheckpointError, match="written by another version of fedkern-flwr; resume"):
         network.fit(**where(network), resume=True)
 
 

@@ -39,7 +39,9 @@ from .groups_insiders import SVMInsiders
 from .seen import MaskedVector, masked_vectors, read_messages
 
 _KINDS: list[type[PhaseMessage]] = [
-    kind for name in wire.__all__ if isinstance(kind := getattr(wire, name), type)
+    kind
+    for kind in vars(wire).values()
+    if isinstance(kind, type) and issubclass(kind, PhaseMessage) and kind.phase
 ]
 _REQUESTS = {kind.phase: kind for kind in _KINDS if kind.__name__.endswith("Request")}
 _REPLIES = {kind.phase: kind for kind in _KINDS if kind.__name__.endswith("Reply")}

@@ -43,15 +43,18 @@ class SVMInsiders(Watcher[SVMInsider]):
 
     def listen(self, client: Any, insider: SVMInsider) -> None:
         """Have a client note what it keeps and what it unseals."""
-        end, unseal = client.end, client.unseal
+        close, unseal = client.close_round, client.unseal
 
-        def ended(state: Any, number: int, kept: Any) -> None:
-            end(state, number, kept)
-            insider.steps.append((number, {k: np.array(v) for k, v in kept.arrays.items()}))
+        def closed(state: Any, number: int, *rest: Any) -> None:
+            close(state, number, *rest)
+            kept = client.kept
+            if kept.settings.get("done") == number:
+                arrays = {k: np.array(v) for k, v in kept.arrays.items()}
+                insider.steps.append((number, arrays))
 
-        def opened(other: int, sealed: bytes, *place: str | int) -> Floats:
-            found: Floats = unseal(other, sealed, *place)
-            insider.opened.append((other, place, found))
+        def opened(other: int, sealed: bytes, shape: tuple[int, ...], *place: str | int) -> Floats:
+            found: Floats = unseal(other, sealed, shape, *place)
+            insider.opened.append((other, (client.session, *place), found.ravel()))
             return found
 
-        client.end, client.unseal = ended, opened
+        client.close_round, client.unseal = closed, opened

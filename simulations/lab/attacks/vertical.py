@@ -184,8 +184,9 @@ class VerticalRun:
 
     def own_directions(self, party: int, owner: int, count: int) -> tuple[Floats, Floats]:
         """Return omega and b of a party, from its secret: shapes (R, d) and (R,)."""
-        insider = self.insiders.parties[party]
-        found: tuple[Floats, Floats] = insider.client.directions(insider.kept, owner, 0, count)
+        found: tuple[Floats, Floats] = (
+            self.insiders.parties[party].again().directions(owner, 0, count)
+        )
         return found
 
     def public_directions(self, parties: Sequence[int], owner: int, count: int) -> Floats | None:
@@ -222,7 +223,7 @@ class VerticalRun:
         rows, first = np.unique(np.concatenate([r for r, _ in whole])[::-1], return_index=True)
         phases = np.concatenate([p for _, p in whole])[::-1][first]
         omega, offsets = self.own_directions(viewer, viewer, count)
-        own = insider.client.features_at(insider.kept, rows) @ omega.T + offsets
+        own = insider.again().features_at(rows) @ omega.T + offsets
         turn = 2.0 * np.pi
         step = turn / 2.0**self.settings.phase_bits
         return OthersPhases(

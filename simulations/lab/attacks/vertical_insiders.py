@@ -26,6 +26,11 @@ class VerticalInsider(Watched):
     kept: Any = None
     phases: list[tuple[NDArray[np.int32], NDArray[Any]]] = field(default_factory=list)
 
+    def again(self) -> Any:
+        """Return its client as it was during the run."""
+        self.client.kept = self.kept
+        return self.client
+
 
 class VerticalInsiders(Watcher[VerticalInsider]):
     """Watches all parties of one run in this process.
@@ -43,16 +48,16 @@ class VerticalInsiders(Watcher[VerticalInsider]):
 
     def listen(self, client: Any, insider: VerticalInsider) -> None:
         """Have a client note the phases that it received, and its state."""
-        note_taken, end = client.note_taken, client.end
+        note_taken, close_round = client.note_taken, client.close_round
 
-        def taken(kept: Any) -> None:
-            rows, upto = kept.arrays["pending rows"], int(kept.settings["pending upto"])
+        def taken() -> None:
+            rows, upto = client.kept.arrays["pending rows"], client.kept.settings["pending upto"]
             if upto:
-                insider.phases.append((rows.copy(), np.array(client.store(kept).read(rows, upto))))
-            note_taken(kept)
+                insider.phases.append((rows.copy(), np.array(client.store().read(rows, int(upto)))))
+            note_taken()
 
-        def ended(state: Any, request: Any, kept: Any) -> None:
-            insider.kept = kept
-            end(state, request, kept)
+        def closed(state: Any, *done: Any) -> None:
+            insider.kept = client.kept
+            close_round(state, *done)
 
-        client.note_taken, client.end = taken, ended
+        client.note_taken, client.close_round = taken, closed

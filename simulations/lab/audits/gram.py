@@ -243,14 +243,14 @@ def _complete(values: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def _spy(strategy: Any, released: list[Any]) -> None:
     """Keep the sums that the server opens: their name, whose they are, and the total."""
-    total = strategy.total
+    known = strategy.sum_over
 
-    def opened(running: Any) -> Any:
-        found = total(running)
-        released.append((running.order.name, tuple(running.survivors), np.array(found)))
+    def summed(name: str, *args: Any, **more: Any) -> Any:
+        found = yield from known(name, *args, **more)
+        released.extend((name, tuple(who), np.array(total)) for who, total in found.values())
         return found
 
-    strategy.total = opened
+    strategy.sum_over = summed
 
 
 PLAN = Plan(

@@ -13,21 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import ProtocolError
-from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
 from fedkern_flwr.wire import vertical as wire
 
 if TYPE_CHECKING:
-    from .vertical import VerticalKernelClient
+    from .fdskl_columns import ColumnsClient
 
 Floats = NDArray[np.float64]
 _T1, _T2 = 0, 1
 
 
-def make_hops(
-    client: VerticalKernelClient, request: wire.HopsRequest, kept: KeptState
-) -> wire.HopsReply:
+def make_hops(client: ColumnsClient, request: wire.HopsRequest) -> wire.HopsReply:
     """Add this party's parts to what its children sent; seal them for its parents, or keep them.
 
     Raises
@@ -36,21 +33,21 @@ def make_hops(
         What a child sealed was changed, or has another size.
     """
     if request.owners.tolist() != [request.receiver]:
-        raise ProtocolError("a tree has one receiver", party=client.name)
+        raise client.wrong("a tree has one receiver")
     known, upto = request.known[0], int(request.upto[0])
     first = int(known.min(initial=upto))
-    omega, offsets = client.directions(kept, request.receiver, first, upto)
+    omega, offsets = client.directions(request.receiver, first, upto)
     root = client.partition == request.receiver
     received = [part.tobytes() for part in request.received]
     children = (request.firsts.tolist(), request.seconds.tolist())
     if len(received) != sum(map(len, children)):
-        raise ProtocolError("what its children sent is missing", party=client.name)
+        raise client.wrong("what its children sent is missing")
     sums: list[Floats | None] = [None, None]
     for tree in (_T1, _T2):
         if not root and request.parents[tree] < 0:
             continue
         if tree == _T1:
-            x = client.features_at(kept, request.rows)
+            x = client.features_at(request.rows)
             here = x @ omega.T + offsets
             own = here[np.arange(first, upto) >= known[:, None]]
         else:
@@ -61,8 +58,8 @@ def make_hops(
             own = own + _read(text, len(own), f"partition {child}")
         sums[tree] = own
     if root:
-        _keep(client, request, kept, sums, first)
-        return wire.HopsReply(round=request.round, sealed=())
+        _keep(client, request, sums, first)
+        return wire.HopsReply(sealed=())
     sealed = []
     for tree, total in enumerate(sums):
         text = b""
@@ -72,31 +69,30 @@ def make_hops(
             plain = np.ascontiguousarray(total, "<f8").tobytes()
             text = seal_message(client.pair_secret(parent), plain, *place)
         sealed.append(np.frombuffer(text, np.uint8))
-    return wire.HopsReply(round=request.round, sealed=tuple(sealed))
+    return wire.HopsReply(sealed=tuple(sealed))
 
 
 def _keep(
-    client: VerticalKernelClient,
+    client: ColumnsClient,
     request: wire.HopsRequest,
-    kept: KeptState,
     sums: list[Floats | None],
     first: int,
 ) -> None:
     """Take T2's sum from T1's, which leaves omega^T x + b, and keep its phase."""
-    settings = kept.settings
+    settings = client.kept.settings
     if settings.get("taken", 0) >= request.collection:
         return
     masked, masks = sums
     assert masked is not None
     assert masks is not None
-    client.note_pending(request, kept)
+    client.note_pending(request)
     known, upto = request.known[0], int(request.upto[0])
     wide = np.broadcast_to(masks, (len(known), upto - first))
     lacking = np.arange(first, upto) >= known[:, None]
     circle = Encoding.circle(int(settings["phase_bits"]))
     phases = circle.encode(masked - wide[lacking], 1, name="phases")
-    client.store(kept).take(request.rows, known, upto, phases)
-    client.note_taken(kept)
+    client.store().take(request.rows, known, upto, phases)
+    client.note_taken()
 
 
 def _place(

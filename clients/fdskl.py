@@ -1,0 +1,337 @@
+"""The client of FDSKL: a party with columns of the rows, and labels if it is active."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import ArrayLike, NDArray
+
+from fedkern_flwr.alignment import AlignmentKey, check_alignment_key
+from fedkern_flwr.doubly_stochastic import new_coefficients
+from fedkern_flwr.errors import OptionError, RefusedError
+from fedkern_flwr.frequencies import FREQUENCIES, Frequencies, check_frequency_seed
+from fedkern_flwr.guard import SumRule, check_selection, refusal
+from fedkern_flwr.labels import count_outcomes
+from fedkern_flwr.method import answers
+from fedkern_flwr.online import check_choice
+from fedkern_flwr.phase_training import fit, outputs
+from fedkern_flwr.phases import cosines
+from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.vertical import ACTIVE, LARGEST_OUTPUT, PASSIVE
+from fedkern_flwr.wire import vertical as wire
+
+from .fdskl_columns import ColumnsClient
+from .fdskl_table import VerticalTable
+from .party_table import Floats, Ids
+
+Topology = Literal["star", "tree"]
+TOPOLOGIES = ("star", "tree")
+_ROOT_2 = np.sqrt(2.0)
+
+
+class VerticalKernelClient(ColumnsClient):
+    """A party of FDSKL.
+
+    All parties hold columns of the same rows, in any order. Active parties also hold labels, of all
+    rows or of some.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+        The node's context.
+    x : array, shape (n, d), optional
+        The party's columns, scaled as the kernel needs them (such as to [0, 1]); None at an active
+        party that has labels only.
+    y : array, shape (n,) or (n, k), optional
+        Labels; NaN where another active party has the label. A party with labels is active.
+    ids : sequence of length n, optional
+        Record ids. Without them all parties bring their rows in the same order.
+    x_test, y_test, ids_test : arrays, optional
+        Held-out rows: predicted by the active party and, if labelled, counted. A passive party may
+        as well bring them with the others.
+    role : {"active", "passive"}, optional
+        What this party is meant to be; by default active if there are labels.
+    columns : sequence of str, optional
+        Names of the features.
+    classes : sequence of float, optional
+        All classes of a classification; without them y holds the targets of a regression.
+    label_bound : float (default: 1.0)
+        Bound of abs(y) in a regression, the same at all active parties.
+    alignment_key : bytes or AlignmentTags, optional
+        Secret of all parties, not of the server: joins ids. Or what each has of one align run.
+    frequency_seed : bytes, optional
+        Secret of 32 bytes of this party alone, from which its directions are drawn. Without it a
+        run draws a new one.
+    frequencies : {"private", "shared"} (default: "private")
+        The only kind of runs in which this node takes part. ``shared`` draws directions that all
+        parties and the server know.
+    topology : {"star", "tree"} (default: "star")
+        The same of sums. ``tree`` masks with real numbers in [0, 2 pi), as the paper does.
+    predictions : path, optional
+        CSV file that an active party writes for its held-out rows: id, outputs, predicted class.
+    **common
+        Options of :class:`~fedkern_flwr.node.client.PhaseClient`; ``allow_single`` here also lets
+        an active party learn the phases of this party alone.
+
+    Raises
+    ------
+    TableError
+        Wrong shapes, NaN, duplicate ids, unknown classes.
+    OptionError
+        Labels at a passive party, none at an active one, a key that is too short.
+
+    Notes
+    -----
+    Memory: about 100 MB above the table and, at an active party, what training needs (see
+    :mod:`fedkern_flwr.phase_training`); phases lie in a file.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        x: ArrayLike | None = None,
+        y: ArrayLike | None = None,
+        *,
+        ids: Ids | None = None,
+        x_test: ArrayLike | None = None,
+        y_test: ArrayLike | None = None,
+        ids_test: Ids | None = None,
+        role: Literal["active", "passive"] | None = None,
+        columns: Sequence[str] | None = None,
+        classes: Sequence[float] | None = None,
+        label_bound: float = 1.0,
+        alignment_key: AlignmentKey | None = None,
+        frequency_seed: bytes | None = None,
+        frequencies: Frequencies = "private",
+        topology: Topology = "star",
+        predictions: str | Path | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(context, **common)
+        check_choice("frequencies", frequencies, FREQUENCIES)
+        check_choice("topology", topology, TOPOLOGIES)
+        self._check_role(role, y, y_test)
+        self.role = ACTIVE if y is not None else PASSIVE  # type: ignore[misc]
+        if frequency_seed is not None:
+            check_frequency_seed(frequency_seed)
+        if not 0.0 < label_bound < np.inf:
+            raise OptionError(f"label_bound is {label_bound}", remedy="use a positive number")
+        self.frequencies, self.topology = frequencies, topology
+        self.frequency_seed, self.alignment_key = frequency_seed, alignment_key
+        self.predictions = None if predictions is None else Path(predictions)
+        self.table = VerticalTable(
+            self.name,
+            x,
+            y,
+            ids,
+            x_test,
+            y_test,
+            ids_test,
+            columns=columns,
+            classes=classes or (),
+            label_bound=1.0 if classes else label_bound,
+        )
+        if alignment_key is not None:
+            check_alignment_key(alignment_key)
+        elif self.table.identified:
+            raise OptionError(
+                "ids are joined by keyed hashes, and there is no alignment key",
+                remedy="give all parties the same alignment_key, or pass no ids and the rows in "
+                "the same order",
+                party=self.name,
+            )
+
+    def _check_role(self, role: str | None, y: object, y_test: object) -> None:
+        if role is not None:
+            check_choice("role", role, (ACTIVE, PASSIVE))
+        if role == PASSIVE and (y is not None or y_test is not None):
+            raise OptionError(
+                "a passive party has labels",
+                remedy="leave them out, or make it an active party",
+                party=self.name,
+            )
+        if y is None and (role == ACTIVE or y_test is not None):
+            raise OptionError(
+                "an active party has no labels to learn from",
+                remedy="give it labels, or make it a passive party",
+                party=self.name,
+            )
+
+    # -- phases
+
+    @answers(wire.StepRequest)
+    def take_step(self, request: wire.StepRequest) -> wire.StepReply:
+        """Finish an iteration, score the next batch, contribute phases for a third."""
+        if request.finish and self.role == ACTIVE:
+            self._finish_iteration(request)
+        if request.score:
+            self._contribute_scores("scores", request.scorer, request.score_rows)
+            self.kept.settings["scored"] = request.score
+        self._send_phases(request)
+        return wire.StepReply()
+
+    @answers(wire.TrainRequest)
+    def train(self, request: wire.TrainRequest) -> wire.TrainReply:
+        """Fit the model here, from the phases of all rows; predict the held-out ones."""
+        self._check_trained(request.rows)
+        kept, upto = self.kept, int(self.kept.settings["upto"])
+        chosen = fit(
+            request.loss,  # type: ignore[arg-type]
+            self.store().read(request.rows, upto),
+            self._targets(request.rows),
+            classes=len(self.table.classes),
+            seed=request.seed,
+            multiples=request.multiples.tolist(),
+            regularizations=request.regularizations.tolist(),
+        )
+        kept.arrays["alpha"] = chosen.weights / np.sqrt(upto)
+        kept.settings["multiple"] = chosen.multiple
+        counts = self._judge(request.tests, self._scores(request.tests), request.count)
+        score = chosen.scores.get((chosen.multiple, chosen.regularization), -1.0)
+        if score >= 0.0:
+            rows, found = self.places(request.rows), np.array([score])
+            told = self.figures("validation", rows, found, alone=True, users=True)
+            score = float(told[0]) if told.any() else -1.0
+        return wire.TrainReply(
+            multiple=chosen.multiple,
+            regularization=chosen.regularization,
+            score=float(score),
+            counts=counts,
+        )
+
+    @answers(wire.OutcomeRequest)
+    def predict_rows(self, request: wire.OutcomeRequest) -> wire.OutcomeReply:
+        """Predict this party's held-out rows, or score those of all for their owners."""
+        ends, counts = np.cumsum(request.sizes), np.zeros(0)
+        for owner, size, end in zip(request.owners.tolist(), request.sizes, ends, strict=True):
+            rows = request.rows[end - size : end]
+            if request.scoring and size:
+                self._contribute_scores("outcome", owner, rows)
+            elif owner == self.partition and size:
+                # what came from all owners, or this party's own where it is alone
+                total = self._delivered.get(f"outcome/{owner}")
+                scores = self._scores(rows) if total is None else total.reshape(size, -1)
+                counts = self._judge(rows, scores, request.count)
+        return wire.OutcomeReply(counts=counts)
+
+    # -- the function
+
+    @property
+    def _alpha(self) -> Floats:
+        return np.asarray(self.kept.arrays.get("alpha", np.zeros((0, self.table.y.shape[1]))))
+
+    def _targets(self, rows: NDArray[Any]) -> Floats:
+        """Return the targets of labelled rows, in units of the bound."""
+        places = self.places(rows)
+        if len(places) and places.max() >= self.table.rows:
+            raise self.wrong("rows are named that have no label here")
+        return np.asarray(self.table.y[places] / self.table.label_bound)
+
+    def _scores(self, rows: NDArray[Any]) -> Floats:
+        """Return this party's part of f at rows, shape (n, k)."""
+        alpha = self._alpha
+        if not len(alpha) or not len(rows):
+            return np.zeros((len(rows), self.table.y.shape[1]))
+        phases = self.store().read(rows, len(alpha))
+        weights = alpha * np.sqrt(len(alpha))
+        return outputs(phases, weights, int(self.kept.settings.get("multiple", 1)))
+
+    def _contribute_scores(self, what: str, receiver: int, rows: NDArray[Any]) -> None:
+        name = f"{what}/{receiver}"
+        if self.sums is None or name not in self.sums.orders:
+            raise self.wrong("scores are asked for outside a secure sum")
+        if what == "scores" and receiver not in self.kept.settings.get("owners", ()):
+            raise refusal("scores for a party that learns nothing", self.name)
+        encoding = Encoding.fixed_point(LARGEST_OUTPUT)
+        self.sums.check(name, SumRule(encoding, receiver=receiver, everybody=True))
+        self.note_rows(name, self.places(rows), each=True)
+        if self.role == ACTIVE:
+            self.sums.contribute(name, self._bounded(self._scores(rows)).reshape(-1))
+        else:
+            self.sums.contribute_nothing(name)
+
+    def _finish_iteration(self, request: wire.StepRequest) -> None:
+        """Make the coefficients of an iteration, shrink the older ones (Algorithm 1)."""
+        kept, settings = self.kept, self.kept.settings
+        scores = kept.arrays.pop("scores", None)
+        if settings.get("finished", 0) >= request.finish:
+            return
+        alpha, new = self._alpha, []
+        if request.leader == self.partition:
+            rows, have = request.finish_rows, len(alpha)
+            features = cosines(self.store().read(rows, have + request.directions))
+            features *= features.dtype.type(_ROOT_2)
+            if scores is None and settings.get("scored", 0) >= request.finish:
+                raise self.wrong("the sum of the scores is missing")
+            if scores is None:
+                scores = features[:, :have] @ alpha.astype(features.dtype)
+            made = new_coefficients(
+                request.loss,  # type: ignore[arg-type]
+                self._bounded(np.asarray(scores, np.float64).reshape(len(rows), -1)),
+                self._targets(rows),
+                features[:, have:],
+                request.rate,
+            )
+            new.append(made)
+        kept.arrays["alpha"] = np.concatenate([alpha * request.decay, *new])
+        settings["finished"] = request.finish
+
+    def _bounded(self, scores: Floats) -> Floats:
+        if not np.abs(scores).max(initial=0.0) < LARGEST_OUTPUT:
+            raise RefusedError(  # counted: a server could ask with ever other steps
+                "the iteration has diverged", remedy="use a smaller step", party=self.name
+            )
+        return scores
+
+    def _judge(self, rows: NDArray[Any], scores: Floats, count: bool) -> Floats:
+        """Write predictions of held-out rows; return how good they are, if that is asked for."""
+        table = self.table
+        tests = self.places(rows) - table.rows
+        if len(tests) and not 0 <= tests.min() <= tests.max() < table.tests:
+            raise self.wrong("rows are named that are not held out here")
+        predictions = scores * table.label_bound
+        if self.predictions is not None and len(rows):
+            table.write_predictions(self.predictions, tests, predictions)
+        if not count or not table.labelled or not len(rows):
+            return np.zeros(0)
+        self._check_counted(tests)
+        counts = count_outcomes(
+            predictions, table.y_test[tests], len(table.classes), table.label_bound
+        )
+        told = self.figures("outcomes", tests, counts, alone=True)
+        return told if told.any() else told[:0]
+
+    # -- the same rows as before
+
+    def _fixed(self, name: str, rows: NDArray[Any]) -> bool:
+        """Tell whether rows are those of the first time; which they were is remembered."""
+        digest = hashlib.sha256(np.sort(rows).astype("<i8").tobytes()).hexdigest()
+        return bool(self.kept.settings.setdefault(name, digest) == digest)
+
+    def _check_trained(self, rows: NDArray[Any]) -> None:
+        """Refuse to learn from few or other rows than before: what validates them is told."""
+        among, least = range(self.table.announced_rows), self.policy.min_own_rows
+        check_selection(rows, among, least=least, party=self.name)
+        if not self._fixed("trained", rows):
+            raise refusal("other rows are to be learned from than before", self.name)
+
+    def _check_counted(self, tests: NDArray[Any]) -> None:
+        """Refuse to count few or other rows than before: what is counted of one row is its label.
+
+        Raises
+        ------
+        ProtocolError
+        """
+        if not self._fixed("counted", tests):
+            raise self.wrong("other held-out rows are to be counted than before")
+        if 2 * len(tests) < self.table.tests:
+            raise self.wrong(
+                f"{len(tests)} of {self.table.tests} held-out rows are to be counted, which "
+                "would tell too much of them",
+                remedy="check the ids: most of these rows are not held by all parties",
+            )

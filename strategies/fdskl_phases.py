@@ -1,0 +1,353 @@
+"""Steps of FDSKL: phases for their owners, and what the parties do with them.
+
+A party that has lost its phases gets all of them again; they are counted from nothing then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Steps, Term
+from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.vertical import LARGEST_OUTPUT, VerticalPlan, chunks, name_sum
+from fedkern_flwr.wire import vertical as wire
+
+Rows = NDArray[np.int64]
+
+_CHUNK = 1 << 22  # phases of a sum
+_MESSAGE = 256 << 20  # bytes of phases in a message
+_NO_ROWS = np.zeros(0, np.int64)
+_NOTHING = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True)
+class Need:
+    """Phases that the owners shall have.
+
+    Attributes
+    ----------
+    rows : ndarray of int64, shape (n,)
+        Rows of the plan, ascending.
+    upto : dict
+        Owner -> how many of its directions.
+    """
+
+    rows: Rows
+    upto: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Collection:
+    """A set of phases that is asked for at once.
+
+    Attributes
+    ----------
+    number : int
+    need : Need
+    known : dict
+        Owner -> how many phases it has of each row.
+    cuts : ndarray of int32
+        Ends of the chunks of rows.
+    """
+
+    number: int
+    need: Need
+    known: Mapping[int, NDArray[np.int32]]
+    cuts: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """An iteration of streaming.
+
+    Attributes
+    ----------
+    number, leader : int
+        The leader is the active party whose batch it takes.
+    rows : ndarray of int64
+        The batch, rows of the plan.
+    directions : int
+        r, which the leader gets.
+    rate, decay : float
+        gamma_t and 1 - gamma_t lambda.
+    """
+
+    number: int
+    leader: int
+    rows: Rows
+    directions: int
+    rate: float
+    decay: float
+
+
+_NONE = Iteration(0, -1, _NO_ROWS, 0, 0.0, 0.0)
+
+
+@dataclass(kw_only=True)
+class Phases:
+    """Which phases the owners have, and the exchanges that bring them more.
+
+    Attributes
+    ----------
+    plan : VerticalPlan
+        Who holds which rows.
+    settings : mapping
+        Fields of a request that say how phases are made.
+    loss : str
+    outputs : int
+        Columns of the targets.
+    seed : int
+        Of the run.
+    attempts : int
+        How often phases that were lost are sent again.
+    number : int
+        Of the last collection.
+    """
+
+    #: Bits of a phase on its way, where they are not those of the settings.
+    bits: ClassVar[int] = 0
+
+    plan: VerticalPlan
+    settings: Mapping[str, Any]
+    loss: str
+    outputs: int
+    seed: int
+    attempts: int
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        """Begin without phases."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Note that no owner has any phases."""
+        self._known = {a: np.zeros(self.plan.total, np.int32) for a in self.plan.actives}
+        self._waiting: dict[int, int] = {}  # owner -> number of the collection on its way
+
+    # -- exchanges
+
+    def advance(
+        self,
+        need: Need | None = None,
+        again: Callable[[], Need] | None = None,
+        **work: Any,
+    ) -> Steps:
+        """Collect phases and do other work of a :meth:`step`: one exchange where all answer.
+
+        ``again`` returns the phases to collect anew, if a party has lost them.
+
+        Raises
+        ------
+        CohortError
+            Somebody did not answer, or lost its phases, ``attempts`` times in a row.
+        """
+        yield from self.insist(lambda: self._advance(need, work), again)
+
+    def insist(self, steps: Callable[[], Steps], again: Callable[[], Need] | None = None) -> Steps:
+        """Take steps until no party has lost what they need; ``again`` as in :meth:`advance`."""
+        for _ in range(self.attempts):
+            try:
+                return (yield from steps())
+            except LostState as error:
+                lost = error
+                self.forget()
+                if again is not None:
+                    yield from self.advance(again())
+        raise lost
+
+    def ask(
+        self, requests: Mapping[int, Any], reply: type[Any], sums: Sequence[Term] = ()
+    ) -> Steps:
+        """Ask parties; what waits for them comes along."""
+        answers = yield Ask(requests, reply=reply, sums=sums)
+        for partition in requests:
+            self._waiting.pop(partition, None)
+        return answers
+
+    def _advance(self, need: Need | None, work: Mapping[str, Any]) -> Steps:
+        *parts, last = self.collections(need) if need is not None else [None]
+        for part in parts:
+            yield from self.step(part)
+        if last is not None or work:
+            yield from self.step(last, **work)
+
+    def step(
+        self,
+        wanted: Collection | None,
+        *,
+        finish: Iteration = _NONE,
+        score: Iteration = _NONE,
+        save_as: int = 0,
+    ) -> Steps:
+        """Collect phases, finish an iteration, score another, have states kept: one exchange."""
+        everybody = wanted is not None or score.number or save_as
+        parties = self.plan.parties if everybody else self.plan.actives
+        scores = self._score_terms("scores", {score.leader: score.rows})
+        terms = [*self._phase_terms(wanted), *scores]
+        requests = {
+            p: wire.StepRequest(
+                **self.fields(p, wanted),
+                save_as=save_as,
+                loss=self.loss,
+                finish=finish.number,
+                leader=finish.leader,
+                score=score.number,
+                scorer=score.leader,
+                directions=finish.directions,
+                rate=finish.rate,
+                decay=finish.decay,
+                finish_rows=self.positions(p, finish.rows if finish.leader == p else _NO_ROWS),
+                score_rows=self.positions(p, score.rows),
+            )
+            for p in parties
+        }
+        answers: Answers = yield from self.ask(requests, wire.StepReply, terms)
+        for name, running in answers.running.items():
+            # an iteration needs its scores, whoever has lost phases in between
+            yield Deliver(running, running.order.receiver, keep=name.startswith("scores/"))
+        if wanted is not None:
+            for owner in wanted.need.upto:
+                self._waiting[owner] = wanted.number
+                self.note(wanted, owner)
+
+    def judge(self, need: Need, *, count: bool) -> Steps:
+        """Let the active parties predict their held-out rows; return what each counted."""
+        return (yield from self.insist(lambda: self._judge(count), lambda: need))
+
+    def train(
+        self,
+        owner: int,
+        need: Need,
+        *,
+        save_as: int,
+        multiples: Sequence[int],
+        regularizations: Sequence[float],
+    ) -> Steps:
+        """Let the owner learn from all of its rows, and predict; return its reply."""
+
+        def train() -> Steps:
+            request = wire.TrainRequest(
+                save_as=save_as,
+                delivered=self._waiting.get(owner, 0),
+                loss=self.loss,
+                seed=self.seed,
+                count=True,
+                multiples=np.array(multiples, np.int32),
+                regularizations=np.array(regularizations),
+                rows=self.positions(owner, _range(self.plan.train[owner])),
+                tests=self.positions(owner, _range(self.plan.test[owner])),
+            )
+            answers: Answers = yield from self.ask({owner: request}, wire.TrainReply)
+            return answers.replies[owner]
+
+        return (yield from self.insist(train, lambda: need))
+
+    def _judge(self, count: bool) -> Steps:
+        plan = self.plan
+        tests = {a: _range(plan.test[a]) for a in plan.actives}
+        tests = {a: rows for a, rows in tests.items() if len(rows)}
+        rows = np.concatenate([*tests.values()])
+        several = len(plan.actives) > 1
+        for scoring in (True, False) if several else (False,):
+            requests = {
+                p: wire.OutcomeRequest(
+                    delivered=self._waiting.get(p, 0),
+                    scoring=scoring,
+                    count=count,
+                    owners=np.array([*tests], np.int32),
+                    sizes=np.array([len(own) for own in tests.values()], np.int32),
+                    rows=self.positions(p, rows),
+                )
+                for p in (plan.parties if scoring else plan.actives)
+            }
+            terms = self._score_terms("outcome", tests) if scoring else []
+            answers = yield from self.ask(requests, wire.OutcomeReply, terms)
+            for running in answers.running.values():
+                yield Deliver(running, running.order.receiver)
+        return [reply.counts for reply in answers.replies.values()]
+
+    # -- what is asked for
+
+    def collections(self, need: Need) -> list[Collection]:
+        """Return what is asked for in one exchange each, so that no message is too large."""
+        width, bits = max(need.upto.values()), self.bits or self.settings["phase_bits"]
+        step = max(1, _MESSAGE * 8 // bits // max(1, width * len(need.upto)))
+        chunk = max(1, _CHUNK // max(1, width))
+        return [
+            self.collection(need.rows[start : start + step], need.upto, chunk)
+            for start in range(0, max(1, len(need.rows)), step)
+        ]
+
+    def collection(self, rows: Rows, upto: Mapping[int, int], chunk: int) -> Collection:
+        """Return a set of phases, so many rows in a sum."""
+        self.number += 1
+        cuts = np.array([*range(chunk, len(rows), chunk), len(rows)], np.int32)
+        known = {owner: self._known[owner][rows] for owner in upto}
+        return Collection(self.number, Need(rows, upto), known, cuts)
+
+    def note(self, wanted: Collection, owner: int) -> None:
+        """Note which phases an owner has."""
+        self._known[owner][wanted.need.rows] = wanted.need.upto[owner]
+
+    def positions(self, partition: int, rows: Rows) -> NDArray[np.int32]:
+        """Return the positions of rows of the plan among those that a party announced."""
+        return np.ascontiguousarray(self.plan.rows[partition][rows], np.int32)
+
+    def fields(self, partition: int, wanted: Collection | None) -> dict[str, Any]:
+        """Return the fields of a request that say which phases a party shall contribute to."""
+        found = {**self.settings, "delivered": self._waiting.get(partition, 0)}
+        if wanted is None:
+            known = np.zeros((0, 0), np.int32)
+            nothing = dict.fromkeys(("owners", "upto", "rows", "cuts"), _NOTHING)
+            return {**found, **nothing, "collection": 0, "known": known}
+        owners = sorted(wanted.need.upto)
+        return {
+            **found,
+            "collection": wanted.number,
+            "owners": np.array(owners, np.int32),
+            "upto": np.array([wanted.need.upto[o] for o in owners], np.int32),
+            "known": np.stack([wanted.known[o] for o in owners]),
+            "rows": self.positions(partition, wanted.need.rows),
+            "cuts": wanted.cuts,
+        }
+
+    # -- sums, of whole cohorts and for single parties
+
+    def _phase_terms(self, wanted: Collection | None) -> Iterator[Term]:
+        if wanted is None:
+            return
+        circle = Encoding.circle(self.settings["phase_bits"])
+        names = self.plan.names[wanted.need.rows]
+        for owner, upto in wanted.need.upto.items():
+            for number, part in enumerate(chunks(wanted.cuts)):
+                known = wanted.known[owner][part]
+                if length := int((upto - known).sum()):
+                    name = name_sum(owner, number, names[part], known, upto)
+                    yield self._term(name, length, circle, owner)
+
+    def _score_terms(self, what: str, rows: Mapping[int, Rows]) -> list[Term]:
+        bound = Encoding.fixed_point(LARGEST_OUTPUT)
+        return [
+            self._term(f"{what}/{leader}", len(batch) * self.outputs, bound, leader)
+            for leader, batch in rows.items()
+            if len(batch)
+        ]
+
+    def _term(self, name: str, length: int, encoding: Encoding, receiver: int) -> Term:
+        return Term(
+            name=name, length=length, encoding=encoding, receiver=receiver, self_masks=False
+        )
+
+
+def held_out_rows(plan: VerticalPlan) -> Rows:
+    """Return all held-out rows of a plan."""
+    return np.concatenate([_range(part) for part in plan.test.values()])
+
+
+def _range(part: slice) -> Rows:
+    return np.arange(part.start, part.stop)

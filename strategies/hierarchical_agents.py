@@ -1,0 +1,263 @@
+"""Agents combine: the total of their terms, in a masked sum or round a ring, and what it shows."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from fedkern_flwr.consensus import Floats, Residuals, balance, global_center, growth
+from fedkern_flwr.errors import CohortError
+from fedkern_flwr.groups import Group
+from fedkern_flwr.method import Deliver, Round, Steps
+from fedkern_flwr.overlap import Overlap
+from fedkern_flwr.secure_sum import RunningSum
+from fedkern_flwr.strategy import logger
+from fedkern_flwr.wire import hierarchical as wire
+
+from .hierarchical_progress import Live, Progress
+from .hierarchical_rows import Judged, RowRounds
+
+_GROUP_STATISTICS, _AGENT_STATISTICS = 3, 5
+
+
+class AgentRounds(RowRounds):
+    """The exchanges with the agents."""
+
+    _post: Overlap
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._run = Progress({}, np.zeros((0, 0)))
+
+    @property
+    def _model(self) -> Floats:
+        """The global model at hand."""
+        run = self._run
+        return np.asarray(run.center / len(run.live)) if self.consensus == "paper" else run.center
+
+    # -- groups
+
+    def _order_group(self, one: Live) -> RunningSum:
+        """Begin the next sum of a group."""
+        one.stage, one.sum = (
+            "ordered",
+            self._order(wire.GROUP_SUM, _GROUP_STATISTICS, one.cohort, receiver=one.group.agent),
+        )
+        return one.sum
+
+    def _order(self, name: str, statistics: int, cohort: int, **more: Any) -> RunningSum:
+        assert self.sums is not None
+        length = self.shape_[0] * self.shape_[1] + statistics
+        how = {"self_masks": False, **more}
+        return self.sums.order(name, length, self.encoding, cohort=cohort, **how)
+
+    def _close(self, one: Live) -> None:
+        if one.sum is not None and self.sums is not None:
+            self.sums.close(one.sum)
+        one.stage, one.sum = "", None
+
+    def _lose_agent(self, group: Group, *, stop: bool = False) -> None:
+        self._lose(group, f"its agent, partition {group.agent}, did not answer", stop=stop)
+
+    def _lose(self, group: Group, why: str, *, stop: bool = False) -> None:
+        """Go on without a group, or end the run.
+
+        Raises
+        ------
+        CohortError
+        """
+        run, number = self._run, group.number
+        if stop or self.losing == "stop" or len(run.live) <= max(2, self.least_agents):
+            remedy = (
+                f"mend it and {'resume from the checkpoint' if self.resumable else 'start again'}"
+            )
+            if self.losing == "stop" and len(self.groups_) > 2:
+                remedy += ", or go on without the group with --lost-groups leave-out"
+            problem = f"group {number} cannot go on: {why}"
+            raise CohortError(problem, remedy=remedy, phase=wire.LocalRequest.phase)
+        logger.warning("group %d is left out from here on: %s", number, why)
+        self._close(run.live.pop(number))
+        self._post.forget(group.members)
+        self.left_out_ = sorted({*self.left_out_, *group.members})
+        run.lost[number], run.best = why, None  # the best model was judged on its rows as well
+
+    # -- agents
+
+    def _sigma(self, done: int, factor: float) -> float:
+        if self.sigma is not None:
+            return self.sigma
+        first = float(np.mean([self.first_rho(group.number) for group in self.groups_]))
+        grown = growth(self.chosen_schedule, done, factor)
+        return first * grown * len(self.users_) / len(self.groups_)
+
+    def _combine(self, advancing: set[int], ordering: set[int]) -> Steps:
+        """Have all agents contribute their terms, those of advancing groups after a new center.
+
+        Those of ``ordering`` groups contribute their pad to their groups' next sums.
+        """
+        run = self._run
+        run.tick += 1
+        self.step = run.tick
+        run.rho = self.rho_of(min(run.live), run.live[min(run.live)].done, run.factors[0])
+        for number in advancing:
+            one = run.live[number]
+            assert one.sum is not None
+            yield Deliver(one.sum, one.group.agent)
+            one.stage, one.sum = "", None
+        alone = len(self.groups_) == 1
+        total: RunningSum | None = None
+        found: dict[int, wire.AgentReply] = {}
+        for attempt in range(self.attempts):
+            if attempt and total is not None and self.sums is not None:
+                self.sums.close(total)
+            if not (self.ring or alone):
+                masks, cohort = self.losing == "leave-out", 1 + len(self.groups_)
+                total = self._order(wire.AGENTS_SUM, _AGENT_STATISTICS, cohort, self_masks=masks)
+            sums = [] if total is None else [total]
+            for number in sorted(ordering & set(run.live)):
+                one = run.live[number]
+                if attempt:
+                    self._close(one)
+                sums.append(self._order_group(one))
+            requests = self._agent_requests(advancing, attempt)
+            answers = yield self.question(requests, wire.AgentReply, running=sums, until="tried")
+            found = answers.replies
+            agents = {one.group.agent for one in run.live.values()}
+            padded = all(
+                one.sum is not None and one.group.agent in one.sum.uploaded
+                for one in map(run.live.__getitem__, run.at("ordered"))
+            )
+            whole = total is None or agents <= set(total.uploaded)
+            if padded and whole and set(found) == agents:
+                break
+        for one in list(run.live.values()):
+            if one.group.agent not in found:
+                self._lose_agent(one.group)
+        advancing &= set(run.live)
+        run.advances += bool(advancing)
+        for number, one in run.live.items():
+            if number in advancing:
+                one.done += 1
+                one.judged = one.judging
+            if number in advancing | ordering:
+                one.sealed = found[one.group.agent].sealed
+        if self.ring:
+            yield from self._take((yield from self._go_round()), advancing)
+        elif total is None:
+            yield from self._take(np.concatenate(next(iter(found.values())).term), advancing)
+        elif not total.order.self_masks:
+            assert self.sums is not None
+            self.sums.unmask_sections([total])
+            yield from self._take(self.sums.total(total), advancing)
+        else:
+            run.masked, run.advanced = total, advancing
+
+    def _agent_requests(self, advancing: set[int], attempt: int) -> dict[int, wire.AgentRequest]:
+        run = self._run
+        after = min(one.done + (number in advancing) for number, one in run.live.items())
+        return {
+            one.group.agent: wire.AgentRequest(
+                attempt=attempt,
+                advance=number in advancing,
+                consensus=self.consensus,
+                rho=self.rho_of(number, one.done, run.factors[0]),
+                sigma=self._sigma(run.slowest, run.factors[0]),
+                next_sigma=self._sigma(after, run.factors[1]),
+                relaxation=self.chosen_relaxation,
+                all_users=len(self.users_),
+                groups=len(run.live),
+                plain=len(self.groups_) == 1,
+                self_masks=self.losing == "leave-out",
+                ring=self.ring,
+                outputs=self.shape_[0],
+                width=self.shape_[1],
+                users=np.array(one.group.users, np.int32),
+                center=run.center,
+            )
+            for number, one in run.live.items()
+        }
+
+    def _take(self, total: Floats, advancing: set[int]) -> Steps:
+        """Make the global model from the agents' total, and note how far the run is."""
+        run, before = self._run, self._model
+        numbers = self.shape_[0] * self.shape_[1]
+        terms, own = total[:numbers].reshape(self.shape_), total[numbers:]
+        if self.consensus == "paper":
+            run.center = terms
+        else:
+            sigma, ridge = self._sigma(run.slowest, run.factors[1]), self.coordinates.ridge()
+            run.center = global_center(terms, sigma, len(run.live), ridge)
+        self.trace_.append((time.monotonic() - run.started, run.slowest, self._model))
+        if advancing:
+            run.models[run.advances] = self._model
+            loss, primal, size, dual, pull = own.tolist()
+            run.residuals = Residuals(primal, size, dual, pull * self.rows_)
+            yield from self._record(loss, float(np.linalg.norm(self._model - before)))
+
+    def _record(self, loss: float, change: float) -> Steps:
+        run, slowest = self._run, self._run.slowest
+        primal, dual = run.residuals.relative
+        if slowest <= (self.history_[-1]["round"] if self.history_ else 0):
+            return
+        row: dict[str, Any] = {"primal": primal, "dual": dual}
+        row |= {"consensus_difference": change, "rho": run.rho}
+        judged = {one.judged for one in run.live.values()}
+        number = judged.pop() if len(judged) == 1 else None
+        if number is not None and number in run.models:
+            model = run.models[number]
+            row["objective"] = objective = self.objective_of(model, loss)
+            alike = not self.staleness  # else few models are judged, and not the last
+            if alike and (run.best is None or objective < run.best.objective):
+                run.best = Judged(objective, model)
+        known = [k for one in run.live.values() for k in (one.judged, one.judging) if k is not None]
+        oldest = min([*known, run.advances - 1])
+        run.models = {k: model for k, model in run.models.items() if k >= oldest}
+        if self.chosen_schedule == "balanced":
+            now = run.factors[1]
+            run.factors = (now, now * balance(primal, dual, slowest))
+        yield Round(slowest, row)
+
+    # -- the ring
+
+    def _go_round(self) -> Steps:
+        """Sum the agents' terms around the ring, past those that do not answer.
+
+        Raises
+        ------
+        CohortError
+            The first agent does not answer, or an agent must not be lost.
+        """
+        ring = [one.group for one in self._run.live.values()]
+        inputs: list[tuple[int, bytes]] = [(-1, b"")]
+        first, k = ring[0], 0
+        while k < len(ring):
+            group = ring[k]
+            reply = yield from self._hop(group, inputs[k], ring[(k + 1) % len(ring)].agent, k == 0)
+            if reply is None:
+                self._lose_agent(group, stop=k == 0)  # the first has the mask
+                del ring[k], inputs[k]
+                k -= 1  # the one before seals for another
+                continue
+            inputs[k + 1 :] = [(group.agent, reply.sealed)]
+            k += 1
+        ended = yield from self._hop(first, inputs[k], -1, False)
+        if ended is None or len(ended.term) != 1:
+            self._lose_agent(first, stop=True)
+        return ended.term[0]
+
+    def _hop(self, group: Group, source: tuple[int, bytes], to: int, first: bool) -> Steps:
+        """Let an agent take its turn; return nothing if it does not answer."""
+        request = wire.RingRequest(
+            first=first,
+            last=to < 0,
+            source=source[0],
+            destination=to,
+            groups=len(self.groups_),
+            bound=self.bound,
+            sealed=source[1],
+        )
+        asked = {group.agent: request}
+        answers = yield self.question(asked, wire.RingReply, least=0)
+        return answers.replies.get(group.agent)

@@ -1,0 +1,439 @@
+"""Options of HierarchicalSVM, what follows from them, and who is there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from fedkern_flwr import groups
+from fedkern_flwr.consensus import Consensus, Floats, RhoSchedule, growth, initial_rho
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.groups import DEFAULT_BOUND, Group
+from fedkern_flwr.linear_model import LOSS_OF, MODELS, Model
+from fedkern_flwr.local_solvers import Loss
+from fedkern_flwr.method import Ask, Method, Save, Steps, Term, option
+from fedkern_flwr.online import check_choice
+from fedkern_flwr.orthogonal_product import Product
+from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.strategy import Arrays, logger
+from fedkern_flwr.vertical import MissingRows
+from fedkern_flwr.wire import hierarchical as wire
+
+Partition = Literal["horizontal", "vertical"]
+Architecture = Literal["hierarchical", "centralised", "chain"]
+_FEATURES, _RELAXATION, _RESIDUAL, _GAP = 500, 1.7, 0.01, 1e-3
+USERS = 0  # cohort of all users, and of the label owner; the groups follow, then the agents
+
+
+class SVMOptions(Method):
+    """Options of HierarchicalSVM.
+
+    Parameters
+    ----------
+    model : {"linear", "rbf", "logistic", "ridge"} (default: "linear")
+        Linear SVM, SVM on random Fourier features of a Gaussian kernel, logistic or ridge
+        regression. More than two classes: one model per class against the rest.
+    step_sizes : sequence of float, optional
+        First rho of each group.
+    checkpoint_every : int (default: 10)
+        Iterations from one checkpoint to the next.
+    **options
+        The others, and those of :class:`~fedkern_flwr.method.Method`.
+    """
+
+    method, title = "hierarchical-svm", "HierarchicalSVM"
+    described = wire.SVMDescribeReply
+    default_rounds = 200
+    reopens = True
+    fixed: ClassVar[frozenset[str]] = frozenset(
+        {"min_clients", "max_missed", "threshold", "min_cohort"}
+    )
+
+    partition: Partition = option(
+        "horizontal",
+        "Users hold rows; or the users of a group rows of its block of columns.",
+    )
+    architecture: Architecture = option(
+        "hierarchical",
+        "Two layers; all users around the server, one exchange an iteration; or each user with its "
+        'two neighbours (the paper\'s "fully distributed").',
+    )
+    consensus: Consensus = option(
+        "exact",
+        "Two-block ADMM, which reaches the pooled optimum; or our reading of the paper's equation "
+        "11, which does not.",
+    )
+    C: float = option(1.0, "Weight of the losses.", above=0.0)
+    rho: float | None = option(
+        None, "First penalty of the users, by default C where it rises and 3 C otherwise.", above=0
+    )
+    sigma: float | None = option(
+        None, "Penalty of the agents, by default rho times users per group.", above=0.0
+    )
+    rho_schedule: RhoSchedule | None = option(
+        None,
+        "The penalty grows 20 times within 40 iterations, which is the default; or follows the "
+        "residuals; or stays, which is the default where rho or step_sizes are given.",
+    )
+    relaxation: float | None = option(
+        None,
+        "Over-relaxation in [1, 2), by default 1.7; with consensus paper 1.",
+        least=1.0,
+        below=2.0,
+    )
+    scale: Literal["standard", "none"] = option(
+        "standard",
+        "The model penalises the weights of columns that are brought to mean 0 and variance 1, or "
+        "of the columns as they are; random features are made of them. Means and variances of all "
+        "users' rows are summed securely.",
+    )
+    features: int | None = option(
+        None, "Of rbf: number D of random frequencies, by default 500.", least=1
+    )
+    gamma: float | None = option(
+        None, "Of rbf: width, by default 1 / number of columns.", above=0.0
+    )
+    agent_topology: Literal["pairwise", "ring"] = option(
+        "pairwise",
+        "Agents' terms are summed with pairwise masks, or passed round a ring of at least three.",
+    )
+    product: Product = option(
+        "local",
+        "Of vertical splits: the multiplier goes to the user; or the paper's secure matrix "
+        "product.",
+    )
+    staleness: int = option(
+        0,
+        "D: how many iterations a group may be ahead of the slowest. 0 is synchronous.",
+        least=0,
+    )
+    tolerance: float | None = option(
+        None,
+        "The run ends when the relative primal and dual residuals are at most that, by default "
+        "0.01, where the objective is about 1e-3 from the optimum; in a vertical split the "
+        "relative duality gap, by default 1e-3.",
+        above=0.0,
+    )
+    lost_groups: Literal["stop", "leave-out"] | None = option(
+        None,
+        "What to do with a group whose agent or user does not answer. Stop is the default; the "
+        "ring leaves out.",
+    )
+    missing: MissingRows = option(
+        "error",
+        "Of vertical splits: labelled rows that some group does not hold end the run, or are left "
+        "out.",
+        of_model=False,
+    )
+    bound: float = option(
+        DEFAULT_BOUND,
+        "Public bound on the numbers that are summed.",
+        above=0.0,
+        of_model=False,
+    )
+    allow_single: bool = option(
+        False, "Let agents see the models of users that are alone in their group.", of_model=False
+    )
+
+    def __init__(
+        self,
+        *,
+        model: Model = "linear",
+        step_sizes: Sequence[float] | None = None,
+        checkpoint_every: int = 10,
+        **options: Any,
+    ) -> None:
+        check_choice("model", model, MODELS)
+        self.kind = model
+        self.step_sizes = None if step_sizes is None else tuple(map(float, step_sizes))
+        for k, size in enumerate(self.step_sizes or ()):
+            if not 0.0 < size < np.inf:
+                raise OptionError(f"step size {k} is {size}", remedy="use a positive number")
+        super().__init__(checkpoint_every=checkpoint_every, **options)
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Refuse options that do not go together."""
+        vertical, layers = self.partition == "vertical", self.architecture == "hierarchical"
+        paper, chain = self.consensus == "paper", self.architecture == "chain"
+        leaves, rising = self.lost_groups == "leave-out", self.rho_schedule == "rising"
+        admm = ("rho", "sigma", "rho_schedule", "relaxation", "step_sizes")
+        given = [n for n in (*admm, "features", "gamma") if getattr(self, n) is not None]
+        for_agents = {
+            "consensus paper": paper,
+            "agent_topology ring": self.ring,
+            "staleness": self.staleness > 0,
+            "step_sizes": "step_sizes" in given,
+            "sigma": "sigma" in given,
+            "lost_groups leave-out": leaves,
+        }
+        rules = {
+            f"{n} is for model rbf; add model rbf, or leave it out": self.kind != "rbf"
+            for n in given
+            if n not in admm
+        }
+        rules |= {
+            f"{n} has no meaning in a vertical split; leave it out": vertical
+            for n in given
+            if n in admm
+        }
+        rules |= {
+            "model rbf needs all columns of a row; use fdskl for vertical splits": vertical
+            and self.kind == "rbf",
+            f"architecture {self.architecture} is for horizontal splits; use architecture "
+            "hierarchical": vertical and not layers,
+            "consensus paper and agent_topology ring are for horizontal splits; leave them out: "
+            "agents of a vertical split sum nothing among themselves": vertical
+            and (paper or self.ring),
+            "a vertical split needs every group in every iteration; leave staleness and "
+            "lost_groups out": vertical and (self.staleness > 0 or leaves),
+            "product orthogonal is for vertical splits; use partition vertical": not vertical
+            and self.product == "orthogonal",
+        }
+        rules |= {
+            f"{name} needs agents; use architecture hierarchical": used and not layers
+            for name, used in for_agents.items()
+        }
+        rules |= {
+            "sigma has no meaning in consensus paper; leave it out": paper and "sigma" in given,
+            "relaxation and rho_schedule rising have no meaning in a chain; leave them out": chain
+            and ("relaxation" in given or rising),
+            "rho and step_sizes are both given; give one of them": {"rho", "step_sizes"}
+            <= set(given),
+            "residuals of groups that do not wait cannot be balanced; use another schedule": (
+                self.staleness > 0 and self.chosen_schedule == "balanced"
+            ),
+        }
+        for text, broken in rules.items():
+            if broken:
+                problem, _, remedy = text.partition("; ")
+                raise OptionError(problem, remedy=remedy)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.groups_: tuple[Group, ...] = ()
+        self.row_plan_ = groups.RowPlan(0, 0, np.zeros(0, np.int32), {}, {}, 0)
+        self.trace_: list[tuple[float, int, Floats]] = []
+        self.coefficients_ = np.zeros((0, 0))
+        self.outputs_, self.classes_, self.label_bound_ = 0, 0, 1.0
+        self.step = self.last_saved = 0
+        self.predicting = ""
+
+    # -- what follows from the options
+
+    @property
+    def ring(self) -> bool:
+        """Whether the agents' terms go round a ring."""
+        return self.agent_topology == "ring"
+
+    @property
+    def losing(self) -> str:
+        """What to do with a group that cannot go on."""
+        return self.lost_groups or ("leave-out" if self.ring else "stop")
+
+    @property
+    def loss(self) -> Loss:
+        """The loss of the model."""
+        return LOSS_OF[self.kind]
+
+    @property
+    def frequencies(self) -> int:
+        """D, 0 for models of the columns."""
+        return (self.features or _FEATURES) if self.kind == "rbf" else 0
+
+    @property
+    def columns_(self) -> int:
+        """Columns of the rows; in a vertical split of all groups together."""
+        found = [self.party_of(group.users[0]).features for group in self.groups_]
+        return sum(found) if self.partition == "vertical" else sum(found[:1])
+
+    @property
+    def chosen_gamma(self) -> float:
+        """The width of the kernel, 0 without one."""
+        if self.kind != "rbf":
+            return 0.0
+        return 1.0 / max(1, self.columns_) if self.gamma is None else self.gamma
+
+    @property
+    def chosen_schedule(self) -> RhoSchedule:
+        """How rho changes."""
+        if self.rho_schedule is not None:
+            return self.rho_schedule
+        given = self.rho is not None or self.step_sizes is not None
+        flat = given or self.consensus == "paper" or self.architecture == "chain"
+        return "fixed" if flat else "rising"
+
+    @property
+    def chosen_relaxation(self) -> float:
+        """The over-relaxation."""
+        if self.relaxation is not None:
+            return self.relaxation
+        return 1.0 if self.consensus == "paper" or self.architecture == "chain" else _RELAXATION
+
+    @property
+    def chosen_tolerance(self) -> float:
+        """When the run ends."""
+        if self.tolerance is not None:
+            return self.tolerance
+        return _GAP if self.partition == "vertical" else _RESIDUAL
+
+    def first_rho(self, number: int) -> float:
+        """Return the first rho of a group."""
+        if self.step_sizes is not None:
+            return self.step_sizes[[g.number for g in self.groups_].index(number)]
+        if self.rho is not None:
+            return self.rho
+        return self.C if self.architecture == "chain" else initial_rho(self.chosen_schedule, self.C)
+
+    def rho_of(self, number: int, done: int, factor: float) -> float:
+        """Return rho of a group after so many iterations."""
+        return self.first_rho(number) * growth(self.chosen_schedule, done, factor)
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that determine the model."""
+        return {
+            **super().options(),
+            "model": self.kind,
+            "rho_schedule": self.chosen_schedule,
+            "relaxation": self.chosen_relaxation,
+            "tolerance": self.chosen_tolerance,
+            "step_sizes": None if self.step_sizes is None else list(self.step_sizes),
+            "lost_groups": self.losing,
+        }
+
+    # -- who is there
+
+    @property
+    def users_(self) -> list[int]:
+        """All users, group by group."""
+        return [user for group in self.groups_ for user in group.users]
+
+    def described_parties(self) -> Iterable[Any]:
+        """Return the descriptions of all parties by partition."""
+        return self.parties_.values()
+
+    def party_of(self, partition: int) -> Any:
+        """Return the description of a party."""
+        return next(p for p in self.described_parties() if p.partition == partition)
+
+    @property
+    def least_agents(self) -> int:
+        """How many groups there must be at least where some may be left out."""
+        return 3 if self.ring else max(2, len(self.groups_) // 2 + 1)
+
+    def check_parties(self, parties: Sequence[Any]) -> None:
+        """Refuse nodes that clash."""
+        groups.check_parties(parties)
+
+    def cohorts(self) -> list[list[int]] | None:
+        """Return the sets of nodes that sum: all users, the groups, the agents."""
+        parties, layers = list(self.described_parties()), self.architecture == "hierarchical"
+        self.groups_ = found = groups.read_groups(parties, layers=layers)
+        self._check_groups(len(found))
+        vertical = self.partition == "vertical"
+        first = (
+            groups.check_vertical(parties, found, product=self.product)
+            if vertical
+            else groups.check_horizontal(parties)
+        )
+        groups.check_single(found, parties, allow_single=self.allow_single)
+        small = [group for group in found if group.agent >= 0 and len(group.users) <= 2]
+        if small and not vertical and not self.predicting:
+            logger.warning(
+                "%d groups have one or two users: agents or partners see gradients of single "
+                "users; form larger groups",
+                len(small),
+            )
+        self.outputs_, self.classes_ = first.outputs, first.classes
+        self.label_bound_ = first.label_bound
+        if self.loss != "squared" and not self.classes_:
+            raise OptionError(
+                f"model {self.kind} is for classes, the labels are numbers",
+                remedy="use model ridge, or name the classes at all nodes with labels",
+            )
+        if vertical:
+            self.row_plan_ = groups.match_rows(
+                parties, found, drop=self.missing == "drop-row", held_out=bool(self.predicting)
+            )
+        owner = [first.partition] if vertical else []
+        agents = [group.agent for group in found]
+        sets = [sorted([*self.users_, *owner])]
+        if layers:
+            sets += [group.members for group in found]
+            if self.product == "orthogonal":  # the owner seals its messages for the agents
+                sets.append(sorted([*agents, *owner]))
+            elif not vertical and len(agents) > 1:
+                sets.append(sorted(agents))
+        return sets
+
+    def _check_groups(self, count: int) -> None:
+        if self.ring and count < 3:
+            raise OptionError(
+                f"a ring of {count} agents shows each the other's term",
+                remedy="use at least 3 groups, or agent_topology pairwise",
+            )
+        if self.step_sizes is not None and len(self.step_sizes) != count:
+            raise OptionError(
+                f"{len(self.step_sizes)} step sizes for {count} groups",
+                remedy="give each group one",
+            )
+        if self.losing == "leave-out" and not self.ring and count < 3:
+            raise OptionError(
+                f"of {count} groups none can be left out: the total would be that of one",
+                remedy="use lost_groups stop",
+            )
+
+    def thresholds(self, cohorts: int) -> list[int | None]:
+        """Return the thresholds; where groups may be left out, more than half of the agents."""
+        found: list[int | None] = [None] * cohorts
+        if self.losing == "leave-out":
+            found[-1] = self.least_agents
+        return found
+
+    def nodes_digest(self) -> str:
+        """Return a digest of who is there with how many rows, to be the same after a resume."""
+        digest = hashlib.sha256()
+        for p in self.described_parties():
+            digest.update(
+                repr((p.partition, p.role, p.group, p.rows, p.test_rows, p.features)).encode()
+            )
+        return digest.hexdigest()
+
+    # -- what the splits share
+
+    @property
+    def encoding(self) -> Encoding:
+        """Of all sums."""
+        return Encoding.fixed_point(self.bound)
+
+    def term(self, name: str, length: int, cohort: int = USERS, **more: Any) -> Term:
+        """Return a sum that needs its whole cohort."""
+        return Term(
+            name=name,
+            length=length,
+            encoding=self.encoding,
+            cohort=cohort,
+            self_masks=False,
+            **more,
+        )
+
+    def question(self, requests: Mapping[int, Any], reply: Any, **more: Any) -> Ask:
+        """Return the question of the step at hand."""
+        return Ask(requests, reply=reply, number=self.step, **more)
+
+    def is_due(self, done: int) -> bool:
+        """Tell whether a checkpoint is due after so many iterations."""
+        return self.checkpoint is not None and done - self.last_saved >= self.checkpoint_every
+
+    def save(self, done: int, nodes: Iterable[int], arrays: Arrays, **meta: Any) -> Steps:
+        """Have nodes keep their state under the step at hand; keep the run's if all did."""
+        self.last_saved, asked = done, dict.fromkeys(nodes, wire.SaveRequest())
+        answers = yield self.question(asked, wire.SaveReply, until="tried")
+        if len(answers.replies) < len(asked):
+            logger.warning("no checkpoint of iteration %d: not all nodes kept their state", done)
+            return
+        meta |= {"nodes": self.nodes_digest(), "done": done}
+        yield Save(arrays, meta, kept=self.step)

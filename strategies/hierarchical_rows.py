@@ -1,0 +1,173 @@
+"""What all architectures of a horizontal split share: coordinates, exchanges with all users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedkern_flwr.consensus import Coordinates, Floats, penalty_of
+from fedkern_flwr.labels import counts_length, outcome_metrics
+from fedkern_flwr.linear_model import model_columns
+from fedkern_flwr.method import Steps
+from fedkern_flwr.strategy import Arrays
+from fedkern_flwr.wire import hierarchical as wire
+
+from .hierarchical_options import SVMOptions
+
+_NONE = np.zeros(0)
+
+
+class Judged(NamedTuple):
+    """A model and its objective."""
+
+    objective: float
+    model: Floats
+
+
+class Learned(NamedTuple):
+    """What the iterations came to: whether they converged, the model, the groups left out."""
+
+    converged: bool
+    model: Floats
+    lost: Mapping[int, str] = {}
+
+
+class RowRounds(SVMOptions):
+    """Rounds of a horizontal split.
+
+    Attributes
+    ----------
+    coordinates : Coordinates
+    raw : Coordinates or None
+        By which columns are standardised before random features are made of them.
+    """
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.coordinates = Coordinates.identity(0)
+        self.raw: Coordinates | None = None
+
+    @property
+    def rows_(self) -> int:
+        """Rows to learn from, of all users."""
+        return sum(self.party_of(user).rows for user in self.users_)
+
+    @property
+    def shape_(self) -> tuple[int, int]:
+        """Of a model: outputs, coefficients with the bias."""
+        return self.outputs_, model_columns(self.columns_, self.frequencies) + 1
+
+    def objective_of(self, model: Floats, loss: float) -> float:
+        """Return the objective of a model of so much loss per row."""
+        return penalty_of(model, self.coordinates.ridge()) + self.C * self.rows_ * loss
+
+    # -- exchanges with all users
+
+    def sum_users(self, name: str, length: int, requests: Any, reply: Any) -> Steps:
+        """Sum vectors of all users; repeat it with all of them if somebody did not answer."""
+        sums = [self.term(name, length)]
+        answers = yield self.question(requests, reply, sums=sums)
+        return answers.totals[name], answers.replies
+
+    def measure_columns(self) -> Steps:
+        """Fit the coordinates to what the model is linear in: one exchange, two with features."""
+        standard, width = self.scale == "standard", self.shape_[1] - 1
+        if self.frequencies and standard:
+            self.raw = yield from self._fit(self.columns_, standardised=True, raw=True)
+        plain = not standard or self.frequencies
+        found = yield from self._fit(width, standardised=standard and not self.frequencies)
+        # The users must know of the run even where ADMM runs on columns as they are.
+        bare = self.consensus == "paper" and plain
+        self.coordinates = Coordinates.identity(width) if bare else found
+
+    def _fit(self, columns: int, *, standardised: bool, raw: bool = False) -> Steps:
+        self.step += 1
+        requests = {
+            user: wire.StatisticsRequest(
+                loss=self.loss,
+                c=self.C,
+                features=self.frequencies,
+                gamma=self.chosen_gamma,
+                feature_seed=self.run_seed,
+                rows=self.rows_,
+                raw=raw,
+                partners=np.array(self._partners_of(user), np.int32),
+                raw_mean=_NONE if self.raw is None else self.raw.mean,
+                raw_deviation=_NONE if self.raw is None else self.raw.deviation,
+            )
+            for user in self.users_
+        }
+        name = wire.STATISTICS_SUM + ("#raw" if raw else "")
+        total, _ = yield from self.sum_users(name, 2 * columns, requests, wire.StatisticsReply)
+        return Coordinates.fit(total[:columns], total[columns:], standardised=standardised)
+
+    def _partners_of(self, user: int) -> list[int]:
+        """Return with whom a user exchanges sealed messages."""
+        if self.architecture == "chain":
+            users = self.users_
+            k = users.index(user)
+            return [*users[max(0, k - 1) : k], *users[k + 1 : k + 2]]
+        return [g.agent for g in self.groups_ if g.agent >= 0 and user in g.users]
+
+    def coordinate_fields(self, *, first: bool) -> dict[str, Any]:
+        """Return the fields of a request that carry the coordinates, with the first iteration."""
+        own, none = self.coordinates, (_NONE, _NONE, _NONE)
+        found = (own.mean, own.deviation, own.ridge()) if first else none
+        return dict(zip(("mean", "deviation", "ridge"), found, strict=True))
+
+    def judge(self, model: Floats) -> Steps:
+        """Return the objective of a model and its outcomes on held-out rows: one exchange."""
+        self.step += 1
+        request = wire.EvaluateRequest(self_masks=False, model=model)
+        total, _ = yield from self.sum_users(
+            wire.EVALUATION_SUM,
+            self.judged_numbers,
+            dict.fromkeys(self.users_, request),
+            wire.EvaluateReply,
+        )
+        return self.outcomes(model, total)
+
+    @property
+    def judged_numbers(self) -> int:
+        """How many numbers a user adds when a model is judged."""
+        return 1 + counts_length(self.outputs_, self.classes_)
+
+    def outcomes(self, model: Floats, total: Floats) -> dict[str, Any]:
+        """Return the metrics of a model, of the sum over the users."""
+        counts, classes = total[1:], self.classes_
+        found: dict[str, Any] = {"objective": self.objective_of(model, float(total[0]))}
+        if (counts if classes else counts[:1]).sum() <= 0.5:
+            self.note_untold()
+            return found
+        counts = np.rint(counts) if classes else counts
+        return found | outcome_metrics(counts, classes, self.label_bound_)
+
+    # -- checkpoints
+
+    def save_rows(
+        self, done: int, nodes: Iterable[int], arrays: Arrays, best: Judged | None, **meta: Any
+    ) -> Steps:
+        """Keep the run after an iteration, see :meth:`save`."""
+        own = self.coordinates
+        arrays = {**arrays, "mean": own.mean, "deviation": own.deviation, **self.raw_arrays()}
+        if best is not None:
+            arrays["best"], meta["best"] = best.model, best.objective
+        yield from self.save(done, nodes, arrays, standardised=own.standardised, **meta)
+
+    def take_up(self) -> Judged | None:
+        """Take coordinates from a checkpoint; return the best model so far."""
+        arrays, meta = self.saved_, self.saved_meta_
+        self.coordinates = Coordinates(
+            arrays["mean"], arrays["deviation"], bool(meta["standardised"])
+        )
+        if "raw_mean" in arrays:
+            self.raw = Coordinates(arrays["raw_mean"], arrays["raw_deviation"], True)
+        return Judged(float(meta["best"]), arrays["best"]) if "best" in meta else None
+
+    def raw_arrays(self) -> Arrays:
+        """Return by which columns are standardised before random features, if they are."""
+        if self.raw is None:
+            return {}
+        return {"raw_mean": self.raw.mean, "raw_deviation": self.raw.deviation}
