@@ -61,6 +61,8 @@ class Run:
     ----------
     number : int
         Of the exchange at hand; the clients refuse one that they have answered.
+    over : bool
+        Whether the clients have erased what belongs to the run.
     tell : callable
         Called with each :class:`~fedkern_flwr.steps.Round`.
     """
@@ -68,6 +70,7 @@ class Run:
     def __init__(self, method: Method, grid: Grid, timeout: float) -> None:
         self.method, self.grid, self.timeout = method, grid, timeout
         self.number = 0
+        self.over = False
         self._asked = 0  # number of the last exchange that clients keep a state of
         self.tell: Callable[[Round], None] = lambda step: None
         self._counts_exchanges = True  # whether the progress is that of exchanges
@@ -215,18 +218,19 @@ class Run:
         whole: dict[str, RunningSum] = {}
         requests = self._requests(step)
         for _ in range(self.method.attempts):
-            running = self._order([term for term in step.sums if term.name not in whole])
+            running = self._order([term for term in step.sums if term.key not in whole])
             summed = {p for one in running.values() for p in one.cohort.members}
             waiting = {p: r for p, r in requests.items() if p not in found or p in summed}
             found = {p: reply for p, reply in found.items() if p not in waiting}
             found |= self._exchange(waiting, step, list(running.values()))
-            for name, one in running.items():
+            for key, one in running.items():
                 members = set(one.cohort.members)
                 if len(one.uploaded) == len(members) and members & set(requests) <= set(found):
-                    whole[name] = one
+                    whole[key] = one
                 else:
                     self._sums.close(one)
             if len(found) == len(requests) and len(whole) == len(step.sums):
+                self.over = step.last
                 return self._opened(step, {p: found[p] for p in requests}, whole)
         if step.least is not None and len(found) >= step.least and not step.sums:
             return Answers({p: found[p] for p in requests if p in found})
@@ -300,7 +304,7 @@ class Run:
         phase = next(iter(requests.values())).phase
         outcome = method.run_phase(
             self.grid,
-            self._messages(requests, running),
+            self._messages(requests, running, step),
             phase=phase,
             timeout=self.timeout,
             number=self.number,
@@ -343,7 +347,7 @@ class Run:
         return found
 
     def _messages(
-        self, requests: Mapping[int, PhaseMessage], running: Sequence[RunningSum]
+        self, requests: Mapping[int, PhaseMessage], running: Sequence[RunningSum], step: Ask
     ) -> Iterable[Message]:
         """Return the messages; a request that several are asked is packed once."""
         method = self.method
@@ -357,7 +361,7 @@ class Run:
                 own: list[PhaseMessage] = [
                     s.delivery() for s in self._deliveries.get(partition, ())
                 ]
-                if method.sums is not None:
+                if method.sums is not None and not step.last:
                     own += method.sums.sections(partition, list(running))
                 sections[node_of[partition]] = own
             yield from request_messages(
@@ -391,7 +395,7 @@ class Run:
 
     def _order(self, terms: Sequence[Term]) -> dict[str, RunningSum]:
         return {
-            term.name: self._sums.order(
+            term.key: self._sums.order(
                 term.name,
                 term.length,
                 term.encoding,
@@ -406,7 +410,7 @@ class Run:
         self, step: Ask, replies: dict[int, Any], running: dict[str, RunningSum]
     ) -> Answers:
         """Open what is the server's; keep what is to be delivered."""
-        masked = [running[term.name] for term in step.sums if term.self_masks]
+        masked = [running[term.key] for term in step.sums if term.self_masks]
         if masked:
             self.number += step.number is None
             self._mark(masked)
@@ -416,12 +420,12 @@ class Run:
             self._sums.unmask_sections(bare)
         found = Answers(replies)
         for term in step.sums:
-            one = running[term.name]
-            found.survivors[term.name] = len(one.survivors)
+            one = running[term.key]
+            found.survivors[term.key] = len(one.survivors)
             if term.receiver is None:
-                found.totals[term.name] = self._sums.total(one)
+                found.totals[term.key] = self._sums.total(one)
             else:
-                found.running[term.name] = one
+                found.running[term.key] = one
         return found
 
     def _close(self, sums: Iterable[RunningSum]) -> None:
@@ -443,7 +447,7 @@ class Run:
         return CohortError(
             f"{problem}, {method.attempts} times in a row: "
             f"{self._failed() or 'replies without their sums'}",
-            remedy=remedy,
+            remedy=step.remedy or remedy,
             phase=next(iter(self._requests(step).values())).phase,
         )
 

@@ -35,6 +35,9 @@ class Term:
         The partition that alone can open it, by default the server.
     self_masks : bool (default: True)
         Without them the whole cohort must contribute, and the sum opens by itself.
+    key : str
+        Under which the generator receives it, by default its name: sums over several cohorts may
+        have the same.
     """
 
     name: str
@@ -43,6 +46,11 @@ class Term:
     cohort: int = 0
     receiver: int | None = None
     self_masks: bool = True
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        """Name the key."""
+        object.__setattr__(self, "key", self.key or self.name)
 
 
 @dataclass(frozen=True)
@@ -123,6 +131,11 @@ class Ask:
         Sizes that named dimensions of the replies must have.
     number : int, optional
         Number of the exchange, and of the one that opens its sums; by default the next ones.
+    remedy : str
+        What to do if the run ends for want of answers, by default to start again or to resume.
+    last : bool (default: False)
+        Whether the clients erase what belongs to the run as they answer, see
+        :func:`~fedkern_flwr.method.answers`: nobody need be told that it is over.
     """
 
     what: str | PhaseMessage | Mapping[int, PhaseMessage]
@@ -134,6 +147,8 @@ class Ask:
     least: int | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     number: int | None = None
+    remedy: str = ""
+    last: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,11 +160,11 @@ class Answers:
     replies : dict
         Partition -> reply.
     totals : dict
-        Name -> total of a sum that is the server's.
+        Key -> total of a sum that is the server's.
     running : dict
-        Name -> sum that is somebody else's, to be delivered; see :class:`Deliver`.
+        Key -> sum that is somebody else's, to be delivered; see :class:`Deliver`.
     survivors : dict
-        Name -> how many contributed to a sum.
+        Key -> how many contributed to a sum.
     failures : dict
         Partition -> why it did not answer, where it was asked ``once``.
     """
