@@ -19,7 +19,6 @@ from fedkern_flwr.errors import (
     OptionError,
     ProtocolError,
     StateError,
-    TableError,
 )
 from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.guard.rows import OwnRows
@@ -202,19 +201,10 @@ class HybridKernelClient(AnsweringClient):
         """Tell who this is; see the message."""
         table = self.table
         table.check_ids(request.session, self.alignment_key)
-        state = self.open_session(request.session)
-        kept = RunState.unpack(state.payload)
-        digest = table.digest()
-        if kept.begun and kept.settings.get("table") != digest:
-            raise TableError(
-                "its table is not the one with which this run began",
-                remedy="bring that table back, or start the run anew",
-                party=self.name,
-            )
-        kept.settings["table"] = digest
-        kept.arrays["order"] = table.order(request.session, self.alignment_key).astype(np.int32)
-        state.payload = kept.pack()
-        state.store(self.context)
+        with self.keeping(request.session):
+            self.check_table(table.digest())
+            order = table.order(request.session, self.alignment_key)
+            self.kept.arrays["order"] = order.astype(np.int32)
         return wire.HybridDescribeReply(
             partition=self.partition,
             partitions=self.partitions,
@@ -254,11 +244,11 @@ class HybridKernelClient(AnsweringClient):
             positions, name = _training_positions(request), f"moments/{self.block}"
             self._note(name, positions)
             if self.protocol == "secure":
-                self._sums.check(name, _wider(len(positions)))
+                self.secure_sums.check(name, _wider(len(positions)))
             self._check_share(np.unique(positions))
             plain = moment_sums(self._features(positions), self.table.ranges)
             if self.protocol == "secure":
-                self._sums.contribute(name, plain)
+                self.secure_sums.contribute(name, plain)
                 plain = plain[:0]
         for peer in request.peers.tolist():
             self.kept.seed = self.kept.seed or secrets.token_bytes(_SEED_BYTES)
@@ -275,27 +265,27 @@ class HybridKernelClient(AnsweringClient):
         landmarks = self._landmarks()
         orders = {} if self.sums is None else self.sums.orders
         if "landmark pairs" in orders:
-            self._sums.check("landmark pairs", self._distance_rule())
+            self.secure_sums.check("landmark pairs", self._distance_rule())
             self._note("landmark pairs", _NO_ROWS)
             if request.landmark_pairs:
                 square = partial_distances(landmarks, landmarks, self.kept.settings["kernel"])
                 pairs = square[np.triu_indices(len(square), 1)]
-                self._sums.contribute("landmark pairs", pairs)
+                self.secure_sums.contribute("landmark pairs", pairs)
             else:  # another holder of the block adds it
-                self._sums.contribute_nothing("landmark pairs")
+                self.secure_sums.contribute_nothing("landmark pairs")
         for k, hospital in enumerate(request.hospitals.tolist()):
             rows = request.rows[k][int(request.starts[k]) : int(request.stops[k])]
             name = f"distances/{hospital}#{request.starts[k]}"
             if name not in orders:
                 continue
             rule = self._distance_rule(receiver=hospital)
-            self._sums.check(name, replace(rule, length=len(rows) * self.kept.landmarks))
+            self.secure_sums.check(name, replace(rule, length=len(rows) * self.kept.landmarks))
             if hospital == self.partition:  # adds its own block by itself
-                self._sums.contribute_nothing(name)
+                self.secure_sums.contribute_nothing(name)
             else:
                 self._note(f"distances/{hospital}", rows, each=True)
                 found = self._distances(rows, landmarks)
-                self._sums.contribute(name, found.reshape(-1), overwrite=True)
+                self.secure_sums.contribute(name, found.reshape(-1), overwrite=True)
         return wire.DistancesReply(fingerprint=self._fingerprint())
 
     @answers(wire.EquationsRequest)
@@ -393,14 +383,6 @@ class HybridKernelClient(AnsweringClient):
     def _secure(self) -> bool:
         """Whether values leave in sums only: this node or the run says so."""
         return "secure" in (self.protocol, self.kept.settings.get("protocol"))
-
-    @property
-    def _sums(self) -> Any:
-        if self.sums is None:
-            raise ProtocolError(
-                "values are asked for that leave this node in secure sums only", party=self.name
-            )
-        return self.sums
 
     def _begin(self, request: wire.LandmarksRequest) -> None:
         """Take up the settings of a run; a request that is repeated finds them again."""

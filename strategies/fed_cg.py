@@ -228,14 +228,7 @@ class FedCG(Method):
             penalty=self.penalty,
             sampling=self.sampling,
         )
-        if self.protocol != "secure":
-            return seen
-        sums = self.sums_privacy()
-        for cohort in sums.get("cohorts", []):  # every sum is over its whole cohort
-            cohort["threshold"] = cohort.pop("parties")
-            cohort["parties"] = cohort["threshold"]
-            del cohort["shares_to_open"]
-        return {**sums, **seen}
+        return {**self.whole_sums_privacy(), **seen} if self.protocol == "secure" else seen
 
     def matched(self) -> dict[str, Any]:
         """Return whose rows were matched."""

@@ -29,7 +29,9 @@ class KeptState:
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
 
     def pack(self) -> bytes:
-        """Return the state as bytes."""
+        """Return the state as bytes; an empty one as nothing."""
+        if not (self.settings or self.seed or self.arrays):
+            return b""
         return pack_arrays(self.arrays, {**self.settings, "seed": self.seed.hex()})
 
     @classmethod

@@ -242,17 +242,16 @@ class MethodClient(AnsweringClient):
         self, request: MethodRequest, said: Contribution, method: Callable[..., Any]
     ) -> MethodReply:
         """Check the order, then add the terms to the sum."""
-        if self.sums is None:
-            raise ProtocolError("its terms leave it in secure sums only", party=self.name)
+        sums = self.secure_sums
         given, sizes = unpack(request.plain, request.given, party="server")
         name = sum_name(said.name, held_out=said.held_out)
-        state = self.sums.party.state
-        members = state.cohorts[self.sums.order(name).cohort].members
+        state = sums.party.state
+        members = state.cohorts[sums.order(name).cohort].members
         rows = [state.counts[member][said.held_out] for member in members]
         bound = sum_bound(said.bound, rows if said.per == "row" else [1])
         length = sum(sizes.values())
         rule = SumRule(Encoding.fixed_point(bound), self_masks=True, everybody=True, length=length)
-        asked = self.sums.order(name).bound
+        asked = sums.order(name).bound
         if self.simulated and asked != bound:
             raise ProtocolError(
                 f"Sum({said.name!r}) and its handler state different bounds: {asked:g} and "
@@ -260,7 +259,7 @@ class MethodClient(AnsweringClient):
                 remedy="state the same in both",
                 party=self.name,
             )
-        self.sums.check(name, rule)
+        sums.check(name, rule)
         terms = flatten(method(**given), sizes, said.name)
         if not np.abs(terms).max(initial=0.0) <= bound:
             at = sorted(
@@ -276,7 +275,7 @@ class MethodClient(AnsweringClient):
             )
         if said.held_out:
             terms = self.figures(name, np.arange(len(self.x_test)), terms, total=name)
-        self.sums.contribute(name, terms)
+        sums.contribute(name, terms)
         return MethodReply(round=request.round, given=())
 
     def _tell(self, request: MethodRequest, method: Callable[..., Any]) -> MethodReply:
