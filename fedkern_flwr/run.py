@@ -521,6 +521,11 @@ class Run:
         self._write()
 
     def _write(self) -> None:
+        """Write all of it anew: at any moment there is one whole checkpoint, and none torn.
+
+        Ledger, history and masks change with every entry of the log too. A method whose log grows
+        long yields ``Save``, which begins it anew.
+        """
         method = self.method
         if method.checkpoint is None or self._log is None or self._replay:
             return

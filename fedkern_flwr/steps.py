@@ -93,12 +93,8 @@ class Sum:
 
     def split(self, total: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return the totals by key."""
-        ends = np.cumsum([*self.sizes.values()])[:-1]
-        parts = np.split(total, ends)
-        return {
-            key: part.reshape(shape)
-            for (key, shape), part in zip(self.shapes.items(), parts, strict=True)
-        }
+        parts = split(total, self.sizes)
+        return {key: parts[key].reshape(shape) for key, shape in self.shapes.items()}
 
 
 @dataclass(frozen=True)
@@ -240,6 +236,12 @@ class LostState(CohortError):
 
     What was on its way to clients is withdrawn.
     """
+
+
+def split(numbers: NDArray[np.float64], sizes: Mapping[str, int]) -> dict[str, NDArray[np.float64]]:
+    """Return the numbers of a sum by key, of so many each."""
+    ends = np.cumsum([*sizes.values()])[:-1]
+    return dict(zip(sizes, np.split(numbers, ends), strict=True))
 
 
 Step = Sum | Ask | Deliver | Save | Round

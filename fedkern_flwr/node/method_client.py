@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from ..guard.rows import OwnRows
 from ..private_files import make_private_folder
 from ..run import sum_bound, sum_name
 from ..secure_sum import Encoding
+from ..steps import split
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from ..wire.method import MethodReply, MethodRequest, pack, unpack
 from .answering import Answer, AnsweringClient
@@ -262,9 +263,8 @@ class MethodClient(AnsweringClient):
         sums.check(name, rule)
         terms = flatten(method(**given), sizes, said.name)
         if not np.abs(terms).max(initial=0.0) <= bound:
-            at = sorted(
-                {key for key, part in split(terms, sizes) if not (abs(part) <= bound).all()}
-            )
+            parts = split(terms, sizes).items()
+            at = sorted(key for key, part in parts if not (abs(part) <= bound).all())
             raise self.unfit(
                 SumError(
                     f"{', '.join(at)} of {said.name!r}: beyond the bound of {said.bound:g} per "
@@ -308,14 +308,6 @@ class MethodClient(AnsweringClient):
         if not np.isfinite(table).all():
             raise TableError("NaN or infinite values", remedy="clean the table", party=self.name)
         return table
-
-
-def split(
-    terms: NDArray[np.float64], sizes: Mapping[str, int]
-) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Yield the terms of a sum by key."""
-    ends = np.cumsum([*sizes.values()])[:-1]
-    yield from zip(sizes, np.split(terms, ends), strict=True)
 
 
 def flatten(
