@@ -138,14 +138,10 @@ class HybridKernelClient(LandmarkedParty):
         self.protocol, self.landmark_seed = protocol, landmark_seed
         self.alignment_key = alignment_key
         self.predictions = None if predictions is None else Path(predictions)
+        rows = (x, y, ids, x_test, y_test, ids_test)
         self.table = HybridTable(
             self.name,
-            x,
-            y,
-            ids,
-            x_test,
-            y_test,
-            ids_test,
+            *rows,
             columns=columns,
             ranges=ranges,
             classes=classes or (),
@@ -216,9 +212,8 @@ class HybridKernelClient(LandmarkedParty):
                 self.secure_sums.contribute("landmark pairs", pairs)
             else:  # another holder of the block adds it
                 self.secure_sums.contribute_nothing("landmark pairs")
-        for k, hospital in enumerate(request.hospitals.tolist()):
-            rows = request.rows[k][int(request.starts[k]) : int(request.stops[k])]
-            name = f"distances/{hospital}#{request.starts[k]}"
+        for (hospital, _, start, stop), all_rows in zip(request.parts, request.rows, strict=True):
+            rows, name = all_rows[start:stop], f"distances/{hospital}#{start}"
             if not self._ordered(name):
                 continue
             rule = self._distance_rule(receiver=hospital)
@@ -324,15 +319,15 @@ class HybridKernelClient(LandmarkedParty):
         """Note which rows the request is about; at a hospital a kernel begins at position 0."""
         self._fix_rows(request)
         arrays = self.kept.arrays
-        for k, hospital in enumerate(request.hospitals.tolist()):
+        for (hospital, train, start, stop), rows in zip(request.parts, request.rows, strict=True):
             if request.variant == "chain":
-                arrays[f"rows/{hospital}"] = request.rows[k]
-            if hospital == self.partition and not request.starts[k]:
-                arrays["rows"] = request.rows[k]
+                arrays[f"rows/{hospital}"] = rows
+            if hospital == self.partition and not start:
+                arrays["rows"] = rows
                 self.kept.settings |= {
-                    "train": int(request.trains[k]),
-                    "total": len(request.rows[k]),
-                    "alone": not request.stops[k],
+                    "train": train,
+                    "total": len(rows),
+                    "alone": not stop,
                     "keep_training": request.keep_training,
                     "done": 0,
                 }

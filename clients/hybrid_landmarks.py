@@ -32,6 +32,7 @@ from .hybrid_table import HybridTable
 from .party_table import Floats
 
 _SEED_BYTES = 32
+_SETTINGS = ("kernel", "landmarks", "sampling", "public_seed")
 _ROUNDED = 1.0 + 5e-10  # less than what strategies allow for rounding
 
 
@@ -105,25 +106,15 @@ class LandmarkedParty(AnsweringClient):
                 kept.arrays["moments"] = self._moments(request)
         kept.arrays["gammas"] = request.gammas
         kept.settings |= {
+            **{name: getattr(request, name) for name in _SETTINGS},
             "model": request.model or request.session,
-            "kernel": request.kernel,
-            "landmarks": request.landmarks,
-            "sampling": request.sampling,
             "protocol": request.variant,
-            "public_seed": request.public_seed,
         }
 
     def _fix_rows(self, request: wire.MomentsRequest | wire.LandmarksRequest) -> None:
         """Refuse other rows than before: sums that differ by one patient would show that one."""
         table, party = self.table, self.name
-        for hospital, rows, train, start, stop in zip(
-            request.hospitals.tolist(),
-            request.rows,
-            request.trains.tolist(),
-            request.starts.tolist(),
-            request.stops.tolist(),
-            strict=True,
-        ):
+        for (hospital, train, start, stop), rows in zip(request.parts, request.rows, strict=True):
             if not 0 <= train <= len(rows) or not 0 <= start <= stop <= len(rows):
                 raise refusal("parts of rows that there are not", party)
             if hospital == self.partition:
@@ -144,11 +135,8 @@ class LandmarkedParty(AnsweringClient):
 
     def _check_share(self, rows: NDArray[Any]) -> None:
         """Refuse to stand in a sum with fewer training rows than the node's owner allows."""
-        least = self.policy.min_own_rows
-        among = range(
-            self.table.rows if self.role == HOSPITAL else self.table.rows + self.table.tests
-        )
-        check_selection(rows, among, least=least, party=self.name)
+        last = self.table.rows + (0 if self.role == HOSPITAL else self.table.tests)
+        check_selection(rows, range(last), least=self.policy.min_own_rows, party=self.name)
 
     def _note(self, purpose: str, rows: NDArray[Any], *, each: bool = False) -> None:
         """Note what is made of which announced rows; -1 is a row that is not held."""
@@ -175,9 +163,9 @@ class LandmarkedParty(AnsweringClient):
         for peer in request.peers.tolist():
             self.kept.seed = self.kept.seed or secrets.token_bytes(_SEED_BYTES)
             place = ("landmarks", self.session, self.block, self.partition, peer)
-            secret = seal_message(self.pair_secret(peer), self.kept.seed, *place)
-            sealed.append(np.frombuffer(secret, np.uint8))
-        return wire.MomentsReply(plain=plain, sealed=tuple(sealed))
+            sealed.append(seal_message(self.pair_secret(peer), self.kept.seed, *place))
+        secret = tuple(np.frombuffer(one, np.uint8) for one in sealed)
+        return wire.MomentsReply(plain=plain, sealed=secret)
 
     def _landmark_secret(self, request: wire.LandmarksRequest) -> bytes:
         if request.public_seed >= 0:
@@ -270,8 +258,8 @@ class LandmarkedParty(AnsweringClient):
 
 def _training_positions(request: wire.MomentsRequest | wire.LandmarksRequest) -> NDArray[Any]:
     """Return the positions of all training rows that a request names and this party holds."""
-    named = [r[: int(t)] for r, t in zip(request.rows, request.trains, strict=True)]
-    positions = np.concatenate(named) if named else np.zeros(0, np.int32)
+    named = [r[:train] for (_, train, *_), r in zip(request.parts, request.rows, strict=True)]
+    positions = np.concatenate([np.zeros(0, np.int32), *named])
     return positions[positions >= 0]
 
 
