@@ -264,7 +264,7 @@ def test_requests_out_of_turn_are_refused(nodes: Nodes) -> None:
             nodes.hop(hop, 0)
     nodes.last(0)
     for hop in (0, 1):
-        with pytest.raises(ProtocolError):
+        with pytest.raises(StateError, match="its secret of this run is gone"):
             nodes.hop(hop, 0)  # never again in this session
     assert not nodes.kept(0).seed  # nor is anything drawn
     with pytest.raises(ProtocolError, match="a session that this node has not opened"):
