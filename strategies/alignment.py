@@ -48,7 +48,10 @@ class AlignIds(Method):
     """
 
     method, title = "align", "Align"
-    fixed: ClassVar[frozenset[str]] = frozenset({"seed"})
+    fixed: ClassVar[frozenset[str]] = frozenset(
+        {"seed", "min_clients", "min_cohort", "max_missed", "threshold"}
+        | {"checkpoint", "checkpoint_every", "resume"}
+    )
     relays_only = True
 
     def __init__(self, *, attempts: int = 5, node_timeout: float = 60.0) -> None:
