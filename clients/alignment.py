@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,10 +21,10 @@ from fedkern_flwr.errors import (
     TableError,
 )
 from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.node.client import Handler, PhaseClient
+from fedkern_flwr.method import AnsweringClient, answers
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
-from fedkern_flwr.node.sums import erase_state
+from fedkern_flwr.private_files import can_be_written
 from fedkern_flwr.private_intersection import (
     Exponents,
     blind_ids,
@@ -33,17 +32,17 @@ from fedkern_flwr.private_intersection import (
     multiply_points,
 )
 from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
-from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
+from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire import alignment as wire
 
 logger = logging.getLogger("fedkern_flwr")
 
 
-class AlignmentClient(PhaseClient):
+class AlignmentClient(AnsweringClient):
     """A party of an align run.
 
     It remembers 96 secret bytes and a digest of its ids between two messages; all else is made
-    anew, so that a message may come twice.
+    anew, so that whatever is lost may be asked for again.
 
     Parameters
     ----------
@@ -96,16 +95,8 @@ class AlignmentClient(PhaseClient):
             raise TableError(
                 f"{repeated} duplicate ids", remedy="keep one row per id", party=self.name
             )
-        self._check_file()
-
-    # -- phases
-
-    def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
-        """Return the phases that this client answers."""
-        return {
-            "align-hop": (wire.HopRequest, self.pass_on),
-            "align-tags": (wire.TagsRequest, self.write_tags),
-        }
+        if not can_be_written(self.alignment):  # before any work is done
+            raise self._unwritable()
 
     def choose_partners(self, request: Any) -> Collection[int]:
         """Return its neighbours in the ring."""
@@ -114,6 +105,8 @@ class AlignmentClient(PhaseClient):
     def own_rows(self) -> OwnRows:
         """Return the rows of the table."""
         return OwnRows(ids=self.ids, learned=len(self.ids) - self.tests)
+
+    # -- phases
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
         """Tell how many ids there are."""
@@ -128,11 +121,12 @@ class AlignmentClient(PhaseClient):
             restored=self.restored,
         )
 
+    @answers(wire.HopRequest)
     def pass_on(self, request: wire.HopRequest) -> wire.HopReply:
         """Send the own list to the next party, or multiply another's and pass it on."""
         if not 0 <= request.hop < self.partitions:
             raise ProtocolError(f"there is no hop {request.hop}", party=self.name)
-        exponents = self._exponents(request, draw=request.hop == 0)
+        exponents = self._exponents(draw=request.hop == 0)
         if request.hop == 0:
             order = exponents.order(self.ids)
             points = blind_ids((self.ids[k] for k in order), exponents.blind)
@@ -143,35 +137,26 @@ class AlignmentClient(PhaseClient):
         place = _place(request, request.hop + 1, owner, self.partition, after)
         sealed = seal_message(self.pair_secret(after), points, *place)
         return wire.HopReply(
-            round=request.round,
-            fingerprint=exponents.fingerprint,
-            sealed=np.frombuffer(sealed, np.uint8),
+            fingerprint=exponents.fingerprint, sealed=np.frombuffer(sealed, np.uint8)
         )
 
+    @answers(wire.TagsRequest, last=True)
     def write_tags(self, request: wire.TagsRequest) -> wire.TagsReply:
         """Make tags of the own list, write the file, erase what is secret of the run."""
-        state = self.open_session(request.session)
-        kept = KeptState.unpack(state.payload)
-        if "done" in kept.settings:  # the reply was lost
+        if "done" in self.kept.settings:  # the reply was lost
             tags = self._written(request.session)
         else:
-            exponents = self._exponents(request)
+            exponents = self._exponents()
             with self._naming_errors():
                 points = self._open(request, self.partitions)
                 found = finish_tags(points, exponents.rest, len(self.ids))
             ids = [self.ids[k] for k in exponents.order(self.ids)]
             tags = AlignmentTags.of(request.session, ids, found)
             self._write(tags)
-            kept = KeptState({"done": exponents.fingerprint})
-            state.payload = kept.pack()
-            state.store(self.context)
-        erase_state(self.context)
-        self.sums = None  # or it would be stored again
+            self.kept = KeptState({"done": exponents.fingerprint})
         hashes = hash_ids(self.ids, tags, request.session)
         return wire.TagsReply(
-            round=request.round,
-            fingerprint=str(kept.settings["done"]),
-            ids=hashes[sort_order(hashes)],
+            fingerprint=str(self.kept.settings["done"]), ids=hashes[sort_order(hashes)]
         )
 
     def forget(self, state: SessionState) -> bytes:
@@ -180,7 +165,7 @@ class AlignmentClient(PhaseClient):
 
     # -- pieces
 
-    def _exponents(self, request: wire.AlignRequest, *, draw: bool = False) -> Exponents:
+    def _exponents(self, *, draw: bool = False) -> Exponents:
         """Return the secrets of the run; ``draw`` them if there are none yet.
 
         Raises
@@ -188,24 +173,12 @@ class AlignmentClient(PhaseClient):
         StateError
             They are gone: with other ones nothing would match.
         """
-        state = self.open_session(request.session)
-        kept = KeptState.unpack(state.payload)
-        digest = hashlib.sha256(repr((self.ids, self.tests)).encode()).hexdigest()
-        if not kept.seed:
-            if not draw or kept.settings:
-                raise StateError(
-                    "its secret of this run is gone", remedy="start align again", party=self.name
-                )
-            kept = KeptState({"table": digest}, Exponents.draw().pack())
-            state.payload = kept.pack()
-            state.store(self.context)
-        if kept.settings["table"] != digest:
-            raise TableError(
-                "its table is not the one with which this run began",
-                remedy="bring that table back, or start align again",
-                party=self.name,
-            )
-        return Exponents.unpack(kept.seed)
+        if not self.kept.seed:
+            if not draw or self.kept.settings:
+                raise self._gone("its secret of this run")
+            self.kept.seed = Exponents.draw().pack()
+        self.check_table(hashlib.sha256(repr((self.ids, self.tests)).encode()).hexdigest())
+        return Exponents.unpack(self.kept.seed)
 
     def _open(self, request: wire.AlignRequest, hop: int) -> bytes:
         before, owner = self._neighbour(-1), self._neighbour(-hop)
@@ -228,14 +201,6 @@ class AlignmentClient(PhaseClient):
         """Return the party so many steps further in the ring."""
         return (self.partition + steps) % self.partitions
 
-    def _check_file(self) -> None:
-        """Refuse before any work is done what could not be written at the end."""
-        folder = self.alignment.absolute()
-        while folder != folder.parent and not (folder := folder.parent).exists():
-            pass
-        if self.alignment.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise self._unwritable()
-
     def _write(self, tags: AlignmentTags) -> None:
         try:
             tags.save(self.alignment)
@@ -253,12 +218,13 @@ class AlignmentClient(PhaseClient):
         try:
             tags = AlignmentTags.load(self.alignment)
         except CheckpointError:
-            tags = AlignmentTags.of("", [], [])
+            raise self._gone("the file of this run") from None
         if tags.run != session:
-            raise StateError(
-                "the file of this run is gone", remedy="start align again", party=self.name
-            )
+            raise self._gone("the file of this run")
         return tags
+
+    def _gone(self, what: str) -> StateError:
+        return StateError(f"{what} is gone", remedy="start align again", party=self.name)
 
     def _unwritable(self) -> OptionError:
         return OptionError(

@@ -86,6 +86,6 @@ def label_noise(seed: int, partition: int, rows: int) -> Floats:
 
 def _start(client: HybridKernelClient, product: Floats) -> tuple[Floats, Floats]:
     """Return (K alpha - y, v = K alpha - y + eta); the server is shown v (line 20)."""
-    gradient = product - client.kernel_targets()
+    gradient = product - client.kernel.targets()
     seed = int(client.kept.settings["public_seed"])
     return gradient, gradient + label_noise(seed, client.partition, len(gradient))

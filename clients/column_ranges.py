@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,17 +27,17 @@ from fedkern_flwr.column_ranges import (
 from fedkern_flwr.errors import OptionError, ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.node.client import Handler, PhaseClient, logger
+from fedkern_flwr.method import AnsweringClient, answers
+from fedkern_flwr.node.client import logger
+from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
-from fedkern_flwr.node.sums import erase_state
+from fedkern_flwr.private_files import can_be_written
 from fedkern_flwr.scaling import Scaling, ranges_to_json
-from fedkern_flwr.wire import DescribeRequest, PhaseMessage, columns_digest
+from fedkern_flwr.wire import DescribeRequest, columns_digest
 from fedkern_flwr.wire import ranges as wire
 
-_DIGEST = 32  # bytes
 
-
-class RangesClient(PhaseClient):
+class RangesClient(AnsweringClient):
     """A node that wants ranges of its columns, over the rows of all nodes with the same columns.
 
     Parameters
@@ -115,29 +114,20 @@ class RangesClient(PhaseClient):
                 )
             check_values(self.y[:, None], [LABEL], self.name)
 
-    # -- phases
-
-    def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
-        """Return the phases that this client answers."""
-        return {
-            "ranges-means": (wire.MeansRequest, self.send_means),
-            "ranges-deviations": (wire.DeviationsRequest, self.send_deviations),
-            "ranges-write": (wire.WriteRequest, self.write),
-        }
-
     def own_rows(self) -> OwnRows:
         """Return the rows of the table."""
         part = (self.x,) if self.y is None else (self.x, self.y)
         return OwnRows([part], learned=len(self.x))
 
+    # -- phases
+
     def describe(self, request: DescribeRequest) -> wire.RangesDescribeReply:
         """Tell who this is; refuse to begin where the files cannot be written."""
         for path in (self.ranges, self.scaling):
-            if path is not None and not _writable(path):
+            if path is not None and not can_be_written(path):
                 raise self._unwritable()
-        state = self.open_session(request.session)
-        state.payload = self._digest(request.session)
-        state.store(self.context)
+        with self.keeping(request.session):
+            self.check_table(self._digest(request.session))
         return wire.RangesDescribeReply(
             partition=self.partition,
             partitions=self.partitions,
@@ -151,10 +141,10 @@ class RangesClient(PhaseClient):
             labelled=self.y is not None,
         )
 
+    @answers(wire.MeansRequest)
     def send_means(self, request: wire.MeansRequest) -> wire.MeansReply:
         """Contribute counts, sums and sums of squares."""
-        state = self.open_round(request.session, request.round, 0)
-        x = self._table(state, labels=request.labels)
+        x = self._columns(request)
         self.check_declared("bound", self.bound, DEFAULT_BOUND, request.bound)
         holders, rows = self._check_sum(wire.MEANS_SUM)
         if request.rows != rows:
@@ -166,31 +156,29 @@ class RangesClient(PhaseClient):
                 "those of both",
                 self.block,
             )
-        self._contribute(wire.MEANS_SUM, first_pass(x, request.bound, request.rows))
-        self.close_round(state, request.round, state.payload, 0)
-        return wire.MeansReply(round=request.round)
+        self.secure_sums.contribute(wire.MEANS_SUM, first_pass(x, request.bound, request.rows))
+        return wire.MeansReply()
 
+    @answers(wire.DeviationsRequest)
     def send_deviations(self, request: wire.DeviationsRequest) -> wire.DeviationsReply:
         """Contribute distances from the centre, and their squares."""
-        state = self.open_round(request.session, request.round, 0)
-        x = self._table(state, labels=request.labels)
+        x = self._columns(request)
         self._check_sum(wire.DEVIATIONS_SUM)
         centre = Centre(request.count, request.mean, request.scale)
         if len(centre.mean) != x.shape[1] or not ((centre.count > 0) & (centre.scale > 0.0)).all():
             raise ProtocolError(
                 "what was summed before does not fit the columns of this node", party=self.name
             )
-        self._fix_centre(state, centre)
+        self._fix_centre(centre)
         # never beyond 1 about the true centre; clipped, that about another one tells nothing
         share = np.clip(second_pass(x, centre), -1.0, 1.0)
-        self._contribute(wire.DEVIATIONS_SUM, share)
-        self.close_round(state, request.round, state.payload, 0)
-        return wire.DeviationsReply(round=request.round)
+        self.secure_sums.contribute(wire.DEVIATIONS_SUM, share)
+        return wire.DeviationsReply()
 
+    @answers(wire.WriteRequest, last=True)
     def write(self, request: wire.WriteRequest) -> wire.WriteReply:
         """Write the ranges and erase what belongs to the run; asked again, write them again."""
-        state = self.open_session(request.session)
-        x = self._table(state, labels=request.labels)
+        x = self._columns(request)
         low, high = own_ranges(x) if request.alone else (request.low, request.high)
         if len(low) != x.shape[1] or not (low < high).all():
             raise ProtocolError("the ranges do not fit the columns of this node", party=self.name)
@@ -198,10 +186,8 @@ class RangesClient(PhaseClient):
             self._write_files(low, high, labels=request.labels, clip=request.clip)
         except OSError:
             raise self._unwritable() from None
-        erase_state(self.context)
-        self.sums, state.payload = None, b""  # nothing is left to keep
-        state.store(self.context)
-        return wire.WriteReply(round=request.round)
+        self.kept = KeptState()
+        return wire.WriteReply()
 
     def forget(self, state: SessionState) -> bytes:
         """Forget all."""
@@ -209,39 +195,27 @@ class RangesClient(PhaseClient):
 
     # -- pieces
 
-    def _digest(self, session: str) -> bytes:
+    def _digest(self, session: str) -> str:
         """Return a digest of the table, for this node's eyes only."""
         digest = hashlib.sha256(repr((session, self.columns, self.x.shape)).encode())
         for values in (self.x, self.y):
             digest.update(b"" if values is None else np.ascontiguousarray(values).tobytes())
-        return digest.digest()
+        return digest.hexdigest()
 
-    def _table(self, state: SessionState, *, labels: bool) -> Floats:
-        """Return the columns of the run.
-
-        Raises
-        ------
-        TableError
-            They are others than those with which the run began.
-        """
-        table = state.payload[:_DIGEST]
-        if table and table != self._digest(state.session):  # nothing at the end
-            raise self._bad(
-                "its table is not the one with which this run began",
-                "bring that table back, and start again",
-            )
-        if not labels:
+    def _columns(self, request: wire.RangesRequest) -> Floats:
+        """Return the columns of the run, which are those with which it began."""
+        self.check_table(self._digest(request.session))
+        if not request.labels:
             return self.x
         if self.y is None:
             raise ProtocolError("labels are asked for, and it has none", party=self.name)
         return np.column_stack([self.x, self.y])
 
-    def _fix_centre(self, state: SessionState, centre: Centre) -> None:
+    def _fix_centre(self, centre: Centre) -> None:
         """Refuse a second centre: distances from ever new ones would tell of single values."""
-        digest = hashlib.sha256(np.stack([*vars(centre).values()]).tobytes()).digest()
-        if state.payload[_DIGEST:] not in (b"", digest):
+        digest = hashlib.sha256(np.stack([*vars(centre).values()]).tobytes()).hexdigest()
+        if self.kept.settings.setdefault("centre", digest) != digest:
             raise refusal("another centre than before", self.name)
-        state.payload = state.payload[:_DIGEST] + digest
 
     def _check_bound(self, x: Floats, bound: float) -> None:
         """Refuse values beyond the public bound of the run."""
@@ -257,19 +231,9 @@ class RangesClient(PhaseClient):
 
     def _check_sum(self, name: str) -> tuple[int, int]:
         """Refuse a sum of another kind than the method's; return its parties and their rows."""
-        if self.sums is None:
-            raise ProtocolError(
-                "statistics are asked for without a secure sum",
-                remedy="run the same release of fedkern-flwr on both sides",
-                party=self.name,
-            )
-        self.sums.check(name, SumRule(ENCODING, everybody=True))
-        rows = self.sums.rows(name)
+        self.secure_sums.check(name, SumRule(ENCODING, everybody=True))
+        rows = self.secure_sums.rows(name)
         return len(rows), sum(rows)
-
-    def _contribute(self, name: str, share: Floats) -> None:
-        assert self.sums is not None
-        self.sums.contribute(name, share)
 
     def _write_files(self, low: Floats, high: Floats, *, labels: bool, clip: bool) -> None:
         d = len(self.columns)
@@ -298,11 +262,3 @@ class RangesClient(PhaseClient):
             remedy="name a path in a folder that this node may write to",
             party=self.name,
         )
-
-
-def _writable(path: Path) -> bool:
-    """Tell whether a file can be written, as far as that can be told before."""
-    folder = path.absolute().parent
-    while not folder.exists():
-        folder = folder.parent
-    return not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)

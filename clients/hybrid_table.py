@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .party_table import Floats, Ids, PartyTable
+from .party_table import Floats, PartyTable
 
 
 class HybridTable(PartyTable):
@@ -15,28 +15,16 @@ class HybridTable(PartyTable):
 
     Parameters
     ----------
-    party, x, y, ids, x_test, y_test, ids_test
-        See :class:`~fedkern_flwr.clients.party_table.PartyTable`.
+    *rows
+        Party and rows, see :class:`~fedkern_flwr.clients.party_table.PartyTable`.
     ranges : array, shape (d, 2), or None
         [0, 1] by default.
     **common
         Options of :class:`~fedkern_flwr.clients.party_table.PartyTable`.
     """
 
-    def __init__(
-        self,
-        party: str,
-        x: ArrayLike | None,
-        y: ArrayLike | None,
-        ids: Ids | None,
-        x_test: ArrayLike | None,
-        y_test: ArrayLike | None,
-        ids_test: Ids | None,
-        *,
-        ranges: ArrayLike | None,
-        **common: Any,
-    ) -> None:
-        super().__init__(party, x, y, ids, x_test, y_test, ids_test, **common)
+    def __init__(self, *rows: Any, ranges: ArrayLike | None, **common: Any) -> None:
+        super().__init__(*rows, **common)
         unit = np.tile([0.0, 1.0], (self.features, 1))
         self.ranges = unit if ranges is None else self._numbers(ranges, "ranges")
         self._check_ranges()

@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedkern_flwr.alignment import AlignmentKey, Hashes, count_duplicates, hash_ids, sort_order
+from fedkern_flwr.alignment import (
+    AlignmentKey,
+    Hashes,
+    check_alignment_key,
+    count_duplicates,
+    hash_ids,
+    sort_order,
+)
 from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.errors import TableError
+from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.labels import decide, encode_classes
 
@@ -246,6 +253,19 @@ class PartyTable:
         if len(names) != rows:
             raise self._bad(f"{len(names)} ids for {rows} rows", "give each row an id")
         return names
+
+    def check_key(self, key: AlignmentKey | None, remedy: str) -> None:
+        """Refuse a key that can be guessed, and ids without a key of those who share records.
+
+        Raises
+        ------
+        OptionError
+        """
+        if key is not None:
+            check_alignment_key(key)
+        elif self.identified:
+            problem = "ids are joined by keyed hashes, and there is no alignment key"
+            raise OptionError(problem, remedy=remedy, party=self.party)
 
     def check_ids(self, session: str, key: AlignmentKey | None) -> None:
         """Refuse ids that come twice.

@@ -22,10 +22,8 @@ from .plain_text import LONGEST, plain_line
 from .wire.message import PhaseMessage
 from .wire.sections import Section, attach, detach, section_arrays, section_bytes
 
-MessageType = Literal["train", "evaluate"]
 Reply = TypeVar("Reply", bound=PhaseMessage)
 
-_PREFIX = {"train": "fit", "evaluate": "evaluate"}
 #: Records of a request of ours, beside which a message may carry others, and of its reply.
 CONFIG, PARAMETERS, REPLY = "fitins.config", "fitins.parameters", "fitres.metrics"
 _UPLOADS = "fitres.parameters"
@@ -75,12 +73,9 @@ class Outcome:
     failures: dict[int, Failure] = field(default_factory=dict)
 
 
-def request_content(
-    arrays: ArrayRecord, config: ConfigRecord, message_type: MessageType = "train"
-) -> RecordDict:
+def request_content(arrays: ArrayRecord, config: ConfigRecord) -> RecordDict:
     """Lay records out as Flower's NumPy clients expect them."""
-    prefix = _PREFIX[message_type]
-    return RecordDict({f"{prefix}ins.parameters": arrays, f"{prefix}ins.config": config})
+    return RecordDict({PARAMETERS: arrays, CONFIG: config})
 
 
 def reply_content(arrays: list[NDArray[Any]], scalars: Mapping[str, Any]) -> RecordDict:
@@ -94,7 +89,6 @@ def request_messages(
     *,
     group_id: str,
     arrays: ArrayRecord | None = None,
-    message_type: MessageType = "train",
     sections: Mapping[int, Sequence[PhaseMessage]] | None = None,
 ) -> list[Message]:
     """Address one request to several nodes; the records are packed once and shared.
@@ -109,14 +103,12 @@ def request_messages(
         Name of the exchange, such as the round.
     arrays : ArrayRecord, optional
         The request's arrays when they are packed already.
-    message_type : {"train", "evaluate"} (default: "train")
-        Flower's type of the messages.
     sections : mapping, optional
         Node -> sections that its request carries.
     """
     packed = ArrayRecord(request.arrays()) if arrays is None else arrays
     scalars = request.scalars()
-    shared = request_content(packed, ConfigRecord(dict(scalars)), message_type)
+    shared = request_content(packed, ConfigRecord(dict(scalars)))
     messages = []
     for node in nodes:
         content = shared
@@ -127,10 +119,8 @@ def request_messages(
                 first = len(packed)
                 named = {str(first + k): Array(value) for k, value in enumerate(more)}
                 record = ArrayRecord({**packed, **named})
-            content = request_content(record, ConfigRecord({**scalars, **extra}), message_type)
-        messages.append(
-            Message(content, dst_node_id=node, message_type=message_type, group_id=group_id)
-        )
+            content = request_content(record, ConfigRecord({**scalars, **extra}))
+        messages.append(Message(content, dst_node_id=node, message_type="train", group_id=group_id))
     return messages
 
 
@@ -207,11 +197,8 @@ def read_reply(reply: type[Reply], message: Message, *, party: str, **sizes: int
         If the message is not a proper reply of this phase, or a text in it is no plain line.
     """
     content = message.content
-    prefix = _PREFIX.get(message.metadata.message_type, "fit")
-    prefix = "fit" if message.has_content() and REPLY in content else prefix
     try:
-        record = content[f"{prefix}res.parameters"] if prefix == "fit" else ArrayRecord()
-        scalars = dict(content[f"{prefix}res.metrics"])
+        record, scalars = content[_UPLOADS], dict(content[REPLY])
         arrays = [read_array(value) for key, value in record.items() if key != _EMPTY]
     except (KeyError, ValueError, TypeError, AttributeError):
         raise ProtocolError(

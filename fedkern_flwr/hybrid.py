@@ -172,11 +172,10 @@ def make_plan(
             found[positions[positions >= 0]] = True
         unknown[centre.partition] = int((~found).sum())
         if centre.partition not in known:
-            raise ProtocolError(
+            raise _unfit(
+                centre.partition,
                 f"none of its {len(centre.ids)} ids belongs to a row of a hospital",
-                remedy=f"check its id column and {SAME_KEY}",
-                party=f"partition {centre.partition}",
-                phase="describe",
+                f"check its id column and {SAME_KEY}",
             )
     return Plan(wards, {b: h for b, h in blocks.items() if known & set(h)}, unknown)
 
@@ -226,12 +225,11 @@ def check_alone(
         strict = {p.partition for p in parties if not p.allow_single}
         for ward in plan.wards.values():
             for centre in strict.intersection(ward.alone):
-                raise ProtocolError(
+                raise _unfit(
+                    centre,
                     f"it alone knows rows of partition {ward.partition}, which would learn its "
                     "distances, and it does not allow that",
-                    remedy="let more centres take part, or set allow_single at this node",
-                    party=f"partition {centre}",
-                    phase="describe",
+                    "let more centres take part, or set allow_single at this node",
                 )
         return
     if len(plan.hospitals) == 1:
@@ -263,7 +261,6 @@ def _admit(
     missing: MissingBlocks,
     predict: bool,
 ) -> Ward:
-    name = f"partition {hospital.partition}"
     announced = len(hospital.ids)
     rows: dict[int, Positions] = {hospital.partition: np.arange(announced, dtype=np.int32)}
     have = {block: np.zeros(announced, bool) for block in blocks}
@@ -274,11 +271,10 @@ def _admit(
         here = positions >= 0
         twice = int((have[centre.block] & here).sum()) if centre.features else 0
         if twice:
-            raise ProtocolError(
+            raise _unfit(
+                centre.partition,
                 f"block {centre.block!r} of {twice} rows is held by another party as well",
-                remedy="let one party hold a block of a row",
-                party=f"partition {centre.partition}",
-                phase="describe",
+                "let one party hold a block of a row",
             )
         if centre.features and here.any():
             have[centre.block] |= here
@@ -291,25 +287,23 @@ def _admit(
     lacking = {block: count for block, count in lacking.items() if count}
     if missing == "error" and lacking:
         block, count = next(iter(lacking.items()))
-        raise ProtocolError(
+        raise _unfit(
+            hospital.partition,
             f"{count} of its {int(keep.sum())} rows have no block {block!r}"
             + (f" ({len(lacking)} blocks are incomplete)" if len(lacking) > 1 else ""),
-            remedy="check the ids, "
+            "check the ids, "
             + (f"{SAME_KEY}, " if count == keep.sum() else "")
             + "or choose --missing drop-row or neutral",
-            party=name,
-            phase="describe",
         )
     before = int(keep.sum())
     if missing == "drop-row":
         keep &= complete
         lacking = {}
     if before and not keep.any():
-        raise ProtocolError(
+        raise _unfit(
+            hospital.partition,
             "every row lacks a block",
-            remedy=f"check the ids and {SAME_KEY}",
-            party=name,
-            phase="describe",
+            f"check the ids and {SAME_KEY}",
         )
     kept = {p: positions[keep] for p, positions in rows.items()}
     kept = {p: v for p, v in kept.items() if p == hospital.partition or (v >= 0).any()}
@@ -326,22 +320,20 @@ def _check_blocks(parties: Sequence[HybridDescribeReply]) -> None:
             continue
         other = first.setdefault(party.block, party)
         if (party.features, party.columns) != (other.features, other.columns):
-            raise ProtocolError(
+            raise _unfit(
+                party.partition,
                 f"its block {party.block!r} has {party.features} columns that differ from the "
                 f"{other.features} of partition {other.partition} in number, name or order",
-                remedy="bring a block to the same columns everywhere, or name the blocks apart",
-                party=f"partition {party.partition}",
-                phase="describe",
+                "bring a block to the same columns everywhere, or name the blocks apart",
             )
         same = (party.square_bound, party.absolute_bound, party.seeded)
         if same != (other.square_bound, other.absolute_bound, other.seeded):
             what = "landmark seed" if party.seeded != other.seeded else "ranges"
-            raise ProtocolError(
+            raise _unfit(
+                party.partition,
                 f"its {what} of block {party.block!r} and that of partition {other.partition} do "
                 "not fit",
-                remedy=f"configure the same {what} at all holders of the block",
-                party=f"partition {party.partition}",
-                phase="describe",
+                f"configure the same {what} at all holders of the block",
             )
 
 
@@ -350,10 +342,15 @@ def _check_targets(hospitals: Sequence[HybridDescribeReply]) -> None:
     task = (first.outputs, first.classes, first.labels, first.label_bound)
     for party in hospitals[1:]:
         if (party.outputs, party.classes, party.labels, party.label_bound) != task:
-            raise ProtocolError(
+            raise _unfit(
+                party.partition,
                 f"its labels differ from those of partition {first.partition} in number of "
                 "outputs, classes or bound",
-                remedy="declare the same classes or the same label bound at all hospitals",
-                party=f"partition {party.partition}",
-                phase="describe",
+                "declare the same classes or the same label bound at all hospitals",
             )
+
+
+def _unfit(partition: int, problem: str, remedy: str) -> ProtocolError:
+    """Return the error with which a party is refused for what it said of itself."""
+    party = f"partition {partition}"
+    return ProtocolError(problem, remedy=remedy, party=party, phase="describe")

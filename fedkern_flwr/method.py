@@ -183,7 +183,8 @@ class Method(SummingStrategy):
     def options(self) -> dict[str, Any]:
         """Return the options that determine the model."""
         own = {n: getattr(self, n) for n, found in declared(type(self)).items() if found.of_model}
-        return {**super().options(), **own, "seed": self.run_seed}
+        seed = {} if "seed" in self.fixed else {"seed": self.run_seed}
+        return {**super().options(), **own, **seed}
 
     def takes_sums(self, grid: Grid) -> bool:
         """Tell whether a run takes secure sums: always, unless a method says otherwise."""
@@ -354,7 +355,7 @@ class Method(SummingStrategy):
         except FedKernError:
             self._part(run, secure)
             raise
-        self._part(run, secure)
+        self._part(run, secure and not run.over)
 
     def _part(self, run: Run, secure: bool) -> None:
         """Let whoever is left erase the secrets of the run."""

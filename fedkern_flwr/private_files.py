@@ -60,6 +60,14 @@ def make_private_folder(folder: Path) -> None:
         place.mkdir(mode=_FOLDER, exist_ok=True)
 
 
+def can_be_written(path: Path) -> bool:
+    """Tell whether a file can be written here, as far as that can be told before."""
+    folder = path.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    return not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
 def temporary_folder() -> Path:
     """Return this user's folder in the system's place for temporary files.
 

@@ -65,6 +65,8 @@ class Run:
     ----------
     number : int
         Of the exchange at hand; the clients refuse one that they have answered.
+    over : bool
+        Whether the clients have erased what belongs to the run.
     tell : callable
         Called with each :class:`~fedkern_flwr.steps.Round`.
     """
@@ -72,6 +74,7 @@ class Run:
     def __init__(self, method: Method, grid: Grid, timeout: float) -> None:
         self.method, self.grid, self.timeout = method, grid, timeout
         self.number = 0
+        self.over = False
         self._asked = 0  # number of the last exchange that clients keep a state of
         self._attempt = 0  # how often the question at hand has been asked before
         self.tell: Callable[[Round], None] = lambda step: None
@@ -235,13 +238,14 @@ class Run:
             waiting = {p: r for p, r in requests.items() if p not in found or p in summed}
             found = {p: reply for p, reply in found.items() if p not in waiting}
             found |= self._exchange(waiting, step, list(running.values()))
-            for name, one in running.items():
+            for key, one in running.items():
                 members = set(one.cohort.members)
                 if len(one.uploaded) == len(members) and members & set(requests) <= set(found):
-                    whole[name] = one
+                    whole[key] = one
                 else:
                     self._sums.close(one)
             if len(found) == len(requests) and len(whole) == len(step.sums):
+                self.over = step.last
                 return self._opened(step, {p: found[p] for p in requests}, whole)
         if step.least is not None and len(found) >= step.least and not step.sums:
             return Answers({p: found[p] for p in requests if p in found})
@@ -330,7 +334,7 @@ class Run:
         phase = next(iter(requests.values())).phase
         outcome = method.run_phase(
             self.grid,
-            self._messages(requests, running),
+            self._messages(requests, running, step),
             phase=phase,
             timeout=self.timeout,
             number=self.number,
@@ -374,7 +378,7 @@ class Run:
         return found
 
     def _messages(
-        self, requests: Mapping[int, PhaseMessage], running: Sequence[RunningSum]
+        self, requests: Mapping[int, PhaseMessage], running: Sequence[RunningSum], step: Ask
     ) -> Iterable[Message]:
         """Return the messages; a request that several are asked is packed once."""
         method = self.method
@@ -388,7 +392,7 @@ class Run:
                 own: list[PhaseMessage] = [
                     one.sum.delivery() for one in self._deliveries.get(partition, ())
                 ]
-                if method.sums is not None:
+                if method.sums is not None and not step.last:
                     own += method.sums.sections(partition, list(running))
                 sections[node_of[partition]] = own
             yield from request_messages(
@@ -491,7 +495,7 @@ class Run:
         remedy = f"mend it and {again}, with more attempts if it answers at times"
         if step.until != "enough":
             remedy += "; a model of fewer rows is never made"
-        return CohortError(text, remedy=remedy, phase=phase)
+        return CohortError(text, remedy=step.remedy or remedy, phase=phase)
 
     def _failed(self) -> str:
         """Return the first who did not answer, and why."""
@@ -566,6 +570,11 @@ class Run:
         self._write()
 
     def _write(self) -> None:
+        """Write all of it anew: at any moment there is one whole checkpoint, and none torn.
+
+        Ledger, history and masks change with every entry of the log too. A method whose log grows
+        long yields ``Save``, which begins it anew.
+        """
         method = self.method
         if method.checkpoint is None or self._log is None or self._replay:
             return

@@ -100,12 +100,8 @@ class Sum:
 
     def split(self, total: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return the totals by key."""
-        ends = np.cumsum([*self.sizes.values()])[:-1]
-        parts = np.split(total, ends)
-        return {
-            key: part.reshape(shape)
-            for (key, shape), part in zip(self.shapes.items(), parts, strict=True)
-        }
+        parts = split(total, self.sizes)
+        return {key: parts[key].reshape(shape) for key, shape in self.shapes.items()}
 
 
 @dataclass(frozen=True)
@@ -142,6 +138,11 @@ class Ask:
         Sizes that named dimensions of the replies must have.
     number : int, optional
         Number of the exchange, and of the one that opens its sums; by default the next ones.
+    remedy : str
+        What to do if the run ends for want of answers, by default to start again or to resume.
+    last : bool (default: False)
+        Whether the clients erase what belongs to the run as they answer, see
+        :func:`~fedkern_flwr.method.answers`: nobody need be told that it is over.
     """
 
     what: str | PhaseMessage | Mapping[int, PhaseMessage]
@@ -154,6 +155,8 @@ class Ask:
     least: int | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     number: int | None = None
+    remedy: str = ""
+    last: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,13 +168,13 @@ class Answers:
     replies : dict
         Partition -> reply.
     totals : dict
-        Name -> total of a sum that is the server's.
+        Key -> total of a sum that is the server's.
     running : dict
-        Name -> sum that is somebody else's, to be delivered; see :class:`Deliver`.
+        Key -> sum that is somebody else's, to be delivered; see :class:`Deliver`.
     survivors : dict
-        Name -> how many contributed to a sum.
+        Key -> how many contributed to a sum.
     contributors : dict
-        Name -> their partitions.
+        Key -> their partitions.
     failures : dict
         Partition -> why it did not answer, where it was asked ``once``.
     """
@@ -259,6 +262,12 @@ class Overlapping:
 
     See :mod:`fedkern_flwr.overlap`.
     """
+
+
+def split(numbers: NDArray[np.float64], sizes: Mapping[str, int]) -> dict[str, NDArray[np.float64]]:
+    """Return the numbers of a sum by key, of so many each."""
+    ends = np.cumsum([*sizes.values()])[:-1]
+    return dict(zip(sizes, np.split(numbers, ends), strict=True))
 
 
 Step = Sum | Ask | Deliver | Save | Round | Overlapping

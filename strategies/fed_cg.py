@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -11,9 +10,8 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedkern_flwr import hybrid
-from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError, TableError
-from fedkern_flwr.hybrid import HOSPITAL, MissingBlocks, Plan, check_alone, make_plan
-from fedkern_flwr.labels import counts_length, largest_count, outcome_metrics
+from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError
+from fedkern_flwr.hybrid import MissingBlocks, Plan
 from fedkern_flwr.landmarks import Sampling
 from fedkern_flwr.least_squares import Penalty
 from fedkern_flwr.method import Method, Round, Rounds, Save, Steps, option
@@ -26,16 +24,16 @@ from fedkern_flwr.wire import DescribeReply
 from fedkern_flwr.wire import hybrid as wire
 
 from .hybrid_paper import ChainSystem, NaiveSystem
+from .hybrid_parties import match_rows, rows_digest, summing_sets
 from .hybrid_privacy import WARNINGS, seen_by
 from .hybrid_secure import SecureSystem
-from .hybrid_solvers import iterate, solve_directly
+from .hybrid_solvers import first_coefficients, iterate, solve_directly
 from .hybrid_system import KEPT, Floats, HybridSystem
 
 Protocol = Literal["secure", "naive", "chain"]
-Solver = Literal["auto", "normal-equations", "cg"]
-_DIRECT_UP_TO = 1000  # landmarks
-_RANK = 200
+_DIRECT_UP_TO, _RANK = 1000, 200  # landmarks; of the preconditioner
 _OF_MODEL = ("landmarks", "sampling", "kernel", "missing")
+_OF_SYSTEM = (*_OF_MODEL[:3], "penalty", "protocol", "distance_bits", "attempts", "model_of")
 _SYSTEMS: dict[str, type[HybridSystem]] = {
     "secure": SecureSystem,
     "naive": NaiveSystem,
@@ -101,7 +99,7 @@ class FedCG(Method):
     protocol: Protocol = option(
         "secure", "Secure sums, or the paper's protocols, which log what they give away."
     )
-    solver: Solver = option(
+    solver: Literal["auto", "normal-equations", "cg"] = option(
         "auto",
         "Sum the normal equations once, or iterate conjugate gradients, an exchange each (chain: "
         "several). Auto: the former up to 1000 landmarks, except in a chain.",
@@ -174,7 +172,8 @@ class FedCG(Method):
         self.fingerprints_: dict[str, str] = {}
         self.outputs_, self.classes_, self.label_bound_ = 0, 0, 1.0
         self.model_of: tuple[str, int] = ("", 0)
-        self._cohorts: list[str] = []
+        self._sets: dict[str, list[int]] = {}
+        self._parties: dict[int, wire.HybridDescribeReply] = {}
 
     # -- what a method tells about itself
 
@@ -228,14 +227,7 @@ class FedCG(Method):
             penalty=self.penalty,
             sampling=self.sampling,
         )
-        if self.protocol != "secure":
-            return seen
-        sums = self.sums_privacy()
-        for cohort in sums.get("cohorts", []):  # every sum is over its whole cohort
-            cohort["threshold"] = cohort.pop("parties")
-            cohort["parties"] = cohort["threshold"]
-            del cohort["shares_to_open"]
-        return {**sums, **seen}
+        return {**self.whole_sums_privacy(), **seen} if self.protocol == "secure" else seen
 
     def matched(self) -> dict[str, Any]:
         """Return whose rows were matched."""
@@ -253,133 +245,82 @@ class FedCG(Method):
 
     def cohorts(self) -> list[list[int]] | None:
         """Match the rows; return the sets among which is summed, fixed by who holds what."""
-        self._make_plan()
-        sets: dict[str, list[int]] = {}
-        if len(self.plan_.hospitals) > 1:
-            sets["hospitals"] = list(self.plan_.hospitals)
-        for h, ward in self.plan_.wards.items():
-            if ward.centres:
-                sets[f"ward {h}"] = sorted(ward.rows)
-        for block, holders in self.plan_.blocks.items():
-            if len(holders) > 1:
-                sets[f"block {block}"] = list(holders)
-        if self.penalty == "rkhs" and len(self.plan_.parties) > 1:
-            sets["everybody"] = list(self.plan_.parties)
-        if self.protocol == "chain":
-            sets = {name: members for name, members in sets.items() if name.startswith("ward")}
-        if self.penalty == "rkhs" and "everybody" not in sets:
-            raise OptionError(
-                "penalty rkhs sums distances between landmarks over the parties, and there is one",
-                remedy="use penalty ridge",
-            )
-        self._cohorts = list(sets)
-        return list(sets.values())
+        self._match()
+        self._sets = summing_sets(self.plan_, protocol=self.protocol, penalty=self.penalty)
+        return list(self._sets.values())
 
-    def _make_plan(self) -> None:
+    def _match(self) -> None:
         parties: list[Any] = list(self.parties_.values())
-        predict = bool(self.model_of[0])
-        if predict and not any(p.role == HOSPITAL and p.test_rows for p in parties):
-            raise TableError(
-                "no hospital holds rows to predict",
-                remedy="name test-data in the --node-config of those that shall predict",
-            )
-        self.plan_ = make_plan(parties, self.missing, predict=predict)
-        secure, single = self.protocol == "secure", self.allow_single
-        check_alone(self.plan_, parties, secure=secure, allow_single=single)
-        first = self._party(self.plan_.hospitals[0])
+        self.plan_ = match_rows(
+            parties,
+            self.missing,
+            predict=bool(self.model_of[0]),
+            secure=self.protocol == "secure",
+            allow_single=self.allow_single,
+        )
+        self._parties = {party.partition: party for party in parties}
+        first = self._parties[self.plan_.hospitals[0]]
         self.outputs_, self.classes_ = first.outputs, first.classes
         self.label_bound_ = first.label_bound
-        for h, ward in self.plan_.wards.items():
-            if ward.dropped or ward.lacking:
-                logger.warning(
-                    "partition %d: %d rows dropped, rows without a block: %s",
-                    h,
-                    ward.dropped,
-                    dict(ward.lacking) or "none",
-                )
-        for c, unknown in self.plan_.unknown.items():
-            if unknown:
-                logger.info("partition %d: %d rows belong to no hospital", c, unknown)
-
-    def _party(self, partition: int) -> Any:
-        return next(p for p in self.parties_.values() if p.partition == partition)
-
-    def _rows_digest(self) -> str:
-        """Return a digest of which rows, features and outputs each party has, in this session."""
-        digest = hashlib.sha256()
-        parties: list[Any] = list(self.parties_.values())
-        for party in parties:
-            sizes = (party.partition, party.block, party.rows, party.features, party.outputs)
-            digest.update(repr(sizes).encode() + party.ids.tobytes())
-        return digest.hexdigest()
 
     # -- a run
 
-    def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
+    def rounds(self, parties: Sequence[Any]) -> Rounds:
         """Fit the model, give it to the hospitals, judge it on their held-out rows."""
         arrays, meta = self.saved_, self.saved_meta_
         self.fingerprints_ = dict(meta.get("fingerprints", {}))
         system = self._system()
-        if meta.get("rows", self._rows_digest()) != self._rows_digest():
+        known: dict[str, Any] = {"rows": rows_digest(parties)}
+        if meta.get("rows", known["rows"]) != known["rows"]:
             raise CheckpointError(
                 f"the rows of the parties are not those of the run of {self.checkpoint}",
                 remedy="bring back the tables of that run, or start anew",
             )
-        start = self._initial()
+        shape = (self.landmarks, self.outputs_)
+        start = first_coefficients(shape, self.initial_, self.init, self.run_seed)
         yield Round(0, arrays=[start])
         metrics = meta.get("metrics")
         if metrics is not None:
             self.coefficients_ = arrays["coefficients"]
         yield from system.open()
-        self.fingerprints_ = dict(system.fingerprints)
+        known["fingerprints"] = self.fingerprints_ = dict(system.fingerprints)
+
+        def save(arrays: Mapping[str, NDArray[Any]], **meta: Any) -> Save:
+            return Save(arrays, {**known, **meta}, kept=KEPT)
+
         if metrics is None:
-            self.coefficients_, metrics = yield from self._solve(system, start, arrays)
-            yield self._save({"coefficients": self.coefficients_}, metrics=metrics)
-        metrics = {**metrics, **(yield from self._judge(system))}
+            self.coefficients_, metrics = yield from self._solve(system, start, arrays, save)
+            yield save({"coefficients": self.coefficients_}, metrics=metrics)
+        judged = yield from system.evaluate(self.coefficients_, self.allow_single)
+        if judged is None:
+            self.note_untold()
+        metrics = {**metrics, **(judged or {})}
         yield Round(max(1, metrics["iterations"]), arrays=[self.coefficients_])
         return metrics
 
     def _system(self) -> HybridSystem:
         if not self.plan_.wards:
-            self._make_plan()
+            self._match()
         if not self.gammas_.size:
-            features = sum(self._party(h[0]).features for h in self.plan_.blocks.values())
+            features = sum(self._parties[h[0]].features for h in self.plan_.blocks.values())
             gamma = self.gamma if self.gamma is not None else 1.0 / features
             self.gammas_ = np.array([gamma], np.float64)
             if self.landmark_gamma:
                 self.gammas_ = landmark_gammas(gamma, self.landmarks, self.run_seed)
-        parties: list[Any] = list(self.parties_.values())
         return _SYSTEMS[self.protocol](
             plan=self.plan_,
-            parties={party.partition: party for party in parties},
-            cohorts=self._cohorts,
-            landmarks=self.landmarks,
-            sampling=self.sampling,
-            kernel=self.kernel,
-            penalty=self.penalty,
-            protocol=self.protocol,
-            distance_bits=self.distance_bits,
-            attempts=self.attempts,
+            parties=self._parties,
+            cohorts=list(self._sets),
             keep_training=self.chosen_solver == "cg",
             gammas=self.gammas_,
             public_seed=self.run_seed,
-            model_of=self.model_of,
             known=self.fingerprints_,
+            **{name: getattr(self, name) for name in _OF_SYSTEM},
         )
 
-    def _initial(self) -> Floats:
-        shape = (self.landmarks, self.outputs_)
-        if self.initial_:
-            (start,) = self.initial_
-            if start.shape != shape:
-                raise ProtocolError(f"initial_arrays has shape {start.shape} instead of {shape}")
-            return np.asarray(start, np.float64)
-        if self.init == "random":
-            rng = np.random.default_rng(derive_seed(self.run_seed, "initial coefficients"))
-            return np.asarray(rng.standard_normal(shape))
-        return np.zeros(shape)
-
-    def _solve(self, system: HybridSystem, start: Floats, arrays: Arrays) -> Steps:
+    def _solve(
+        self, system: HybridSystem, start: Floats, arrays: Arrays, save: Callable[..., Save]
+    ) -> Steps:
         if self.chosen_solver == "normal-equations":
             return (yield from solve_directly(system, self.regularization))
         self.planned = self.num_rounds
@@ -387,58 +328,8 @@ class FedCG(Method):
         probes = np.zeros((self.landmarks, 0))
         if self.rank:
             probes = probe_vectors(self.landmarks, self.rank, derive_seed(self.run_seed, "probes"))
-        return (
-            yield from iterate(
-                system,
-                start,
-                probes,
-                self.num_rounds,
-                arrays,
-                self._save,
-                regularization=self.regularization,
-                tolerance=self.tolerance,
-            )
-        )
-
-    def _save(self, arrays: Mapping[str, NDArray[Any]], **meta: Any) -> Save:
-        known = {"fingerprints": self.fingerprints_, "rows": self._rows_digest()}
-        return Save(arrays, {**known, **meta}, kept=KEPT)
-
-    def _judge(self, system: HybridSystem) -> Steps:
-        """Give the hospitals the model; return the metrics of held-out rows, if there are any."""
-        wards = self.plan_.wards
-        predicted = yield from system.predict(self.coefficients_)
-        tested = [h for h, ward in wards.items() if ward.test]
-        count = bool(tested) and all(self._party(h).labelled for h in tested)
-        if count and len(tested) == 1 < len(wards) and self.protocol == "secure":
-            if not self.allow_single:
-                logger.warning(
-                    "partition %d alone has held-out rows: their counts are not sent", tested[0]
-                )
-            count = self.allow_single
-        most = max(ward.test for ward in wards.values())
-        counts = yield from system.judge(
-            {h: self._model_request(count, predicted.get(h)) for h in wards},
-            counts_length(self.outputs_, self.classes_) if count else 0,
-            float(most) * largest_count(self.classes_),
-        )
-        if not counts.any():
-            if count:
-                self.note_untold()
-            return {}
-        if self.classes_:
-            counts = np.rint(counts)
-        return outcome_metrics(counts, self.classes_, self.label_bound_)
-
-    def _model_request(
-        self, count: bool = False, predictions: Floats | None = None
-    ) -> wire.CoefficientsRequest:
-        nothing = np.zeros((0, self.outputs_))
-        return wire.CoefficientsRequest(
-            count=count,
-            coefficients=self.coefficients_,
-            predictions=nothing if predictions is None else predictions,
-        )
+        options = {"regularization": self.regularization, "tolerance": self.tolerance}
+        return (yield from iterate(system, start, probes, self.num_rounds, arrays, save, **options))
 
     # -- predictions with a model that was saved
 
@@ -463,16 +354,14 @@ class FedCG(Method):
     ) -> None:
         """Have the hospitals predict their held-out rows with a model that was saved.
 
-        The hospitals write the predictions; nothing of them is sent.
+        They write the predictions; nothing of them is sent.
 
         Parameters
         ----------
         grid : Grid
             Flower's grid, of any engine.
-        arrays : dict
-            Arrays of the model, see :meth:`model`.
-        meta : mapping
-            What else belongs to the model.
+        arrays, meta : dict
+            What :meth:`model` returned.
         timeout : float (default: 3600)
             Seconds to wait for the replies of one exchange.
 
@@ -485,31 +374,27 @@ class FedCG(Method):
         """
         if self.protocol != "secure":
             raise OptionError("predictions are made with protocol secure")
-        model = dict(meta)
-        names = ("method", "landmarks", "sampling", "kernel")
-        if any(model.get(name) != getattr(self, name) for name in names):
+        if any(meta.get(name) != getattr(self, name) for name in ("method", *_OF_MODEL[:3])):
             raise CheckpointError(
                 "the model was made with other options", remedy="use FedCG.of_model(meta)"
             )
-        outputs = int(model["outputs"])
-        check_model(self.method, arrays, model, {"coefficients": (self.landmarks, outputs)})
+        outputs = int(meta["outputs"])
+        check_model(self.method, arrays, meta, {"coefficients": (self.landmarks, outputs)})
         self.begin()
-        self.model_of = (str(model["session"]), int(model["step"]))
+        self.model_of = (str(meta["session"]), int(meta["step"]))
 
         def rounds(parties: Sequence[DescribeReply]) -> Rounds:
             self.coefficients_, self.gammas_ = arrays["coefficients"], arrays["gammas"]
-            self.outputs_, self.fingerprints_ = outputs, dict(model["fingerprints"])
-            if sorted(self.plan_.blocks) != model["blocks"]:
+            self.outputs_, self.fingerprints_ = outputs, dict(meta["fingerprints"])
+            if sorted(self.plan_.blocks) != meta["blocks"]:
                 raise ProtocolError(
                     f"the parties hold blocks {sorted(self.plan_.blocks)}, the model has "
-                    f"{model['blocks']}",
+                    f"{meta['blocks']}",
                     remedy="bring the parties that the model was made with",
                 )
             system = self._system()
             yield from system.open()
-            yield from system.judge(
-                dict.fromkeys(self.plan_.hospitals, self._model_request()), 0, 1.0
-            )
+            yield from system.give(self.coefficients_)
             return {}
 
         self.conduct(grid, rounds, timeout=timeout)

@@ -33,8 +33,8 @@ class SecureSystem(HybridSystem):
 
     def equations(self) -> Steps:
         """Sum the normal equations over the hospitals."""
-        m, outputs = self.landmarks, self._first.outputs
-        length, bound = equations_length(m, outputs), max(1.0, self._first.label_bound)
+        m, outputs = self.landmarks, self.first.outputs
+        length, bound = equations_length(m, outputs), max(1.0, self.first.label_bound)
         request, reply = wire.EquationsRequest(), wire.EquationsReply
         vector = yield from self._sum("equations", request, reply, length, self._rows * bound)
         return unpack_equations(vector, m, outputs)
@@ -45,8 +45,8 @@ class SecureSystem(HybridSystem):
         lengths = np.linalg.norm(directions, axis=0)
         lengths[lengths == 0.0] = 1.0
         unit = directions / lengths
-        right = m * self._first.outputs if labels else 0
-        bound = self._rows * max(np.sqrt(m), self._first.label_bound)
+        right = m * self.first.outputs if labels else 0
+        bound = self._rows * max(np.sqrt(m), self.first.label_bound)
         request = wire.ProductRequest(labels=labels, directions=unit)
         vector = yield from self._sum(
             "product", request, wire.ProductReply, right + unit.size, bound
@@ -54,7 +54,9 @@ class SecureSystem(HybridSystem):
         product = vector[right:].reshape(unit.shape) * lengths
         return vector[:right].reshape(m if right else 0, -1) if right else product[:, :0], product
 
-    def judge(self, requests: Mapping[int, Any], length: int, bound: float) -> Steps:
+    def _collect(
+        self, requests: Mapping[int, wire.CoefficientsRequest], length: int, bound: float
+    ) -> Steps:
         """Sum the counts over the hospitals."""
         request, reply = next(iter(requests.values())), wire.CoefficientsReply
         if not length:
@@ -145,8 +147,3 @@ class SecureSystem(HybridSystem):
     def _rows(self) -> float:
         """Largest number of training rows of a hospital: bounds its sums of kernel values."""
         return max(1.0, *(float(ward.train) for ward in self.plan.wards.values()))
-
-    @property
-    def _first(self) -> wire.HybridDescribeReply:
-        """A hospital: all have the same outputs, classes and bound of labels."""
-        return self.parties[self.plan.hospitals[0]]

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedkern_flwr.conjugate_gradient import CGState, ConjugateGradient
+from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.least_squares import regularized, solve_equations
 from fedkern_flwr.method import Round, Save, Steps
 from fedkern_flwr.preconditioner import NystromPreconditioner
+from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.strategy import Arrays, logger
 
 from .hybrid_system import Floats, HybridSystem
+
+
+def first_coefficients(
+    shape: tuple[int, int], given: Sequence[NDArray[Any]], init: str, seed: int
+) -> Floats:
+    """Return what conjugate gradients start from: what was given, zeros or standard normal."""
+    if given:
+        (start,) = given
+        if start.shape != shape:
+            raise ProtocolError(f"initial_arrays has shape {start.shape} instead of {shape}")
+        return np.asarray(start, np.float64)
+    if init == "random":
+        rng = np.random.default_rng(derive_seed(seed, "initial coefficients"))
+        return np.asarray(rng.standard_normal(shape))
+    return np.zeros(shape)
 
 
 def solve_directly(system: HybridSystem, regularization: float) -> Steps:

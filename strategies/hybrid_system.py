@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.hybrid import Plan, Ward
+from fedkern_flwr.labels import counts_length, largest_count, outcome_metrics
 from fedkern_flwr.method import Ask, Steps, Term
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.strategy import logger
@@ -104,13 +105,62 @@ class HybridSystem(ABC):
         yield from ()
         return {}
 
-    def judge(self, requests: Mapping[int, Any], length: int, bound: float) -> Steps:
+    def evaluate(self, coefficients: Floats, allow_single: bool) -> Steps:
+        """Give the hospitals the model; return metrics of held-out rows, if there are any.
+
+        None where the nodes keep them to themselves.
+        """
+        wards, first = self.plan.wards, self.first
+        predicted = yield from self.predict(coefficients)
+        tested = [h for h, ward in wards.items() if ward.test]
+        count = bool(tested) and all(self.parties[h].labelled for h in tested)
+        if count and len(tested) == 1 < len(wards) and self.protocol == "secure":
+            if not allow_single:
+                logger.warning(
+                    "partition %d alone has held-out rows: their counts are not sent", tested[0]
+                )
+            count = allow_single
+        bound = max(ward.test for ward in wards.values()) * largest_count(first.classes)
+        length = counts_length(first.outputs, first.classes) if count else 0
+        counts = yield from self.give(coefficients, predicted, length, float(bound))
+        if not counts.any():
+            return None if count else {}
+        counts = np.rint(counts) if first.classes else counts
+        return outcome_metrics(counts, first.classes, first.label_bound)
+
+    def give(
+        self,
+        coefficients: Floats,
+        predicted: Mapping[int, Floats] | None = None,
+        length: int = 0,
+        bound: float = 1.0,
+    ) -> Steps:
         """Give the hospitals the model; return the sum of their counts, shape (length,).
 
-        With ``length`` 0 nothing is counted.
+        With ``length`` 0 nothing is counted. ``predicted`` are predictions by hospital, where
+        hospitals cannot make them.
         """
+        nothing = np.zeros((0, coefficients.shape[1]))
+        requests = {
+            h: wire.CoefficientsRequest(
+                count=bool(length),
+                coefficients=coefficients,
+                predictions=(predicted or {}).get(h, nothing),
+            )
+            for h in self.plan.hospitals
+        }
+        return (yield from self._collect(requests, length, bound))
+
+    def _collect(
+        self, requests: Mapping[int, wire.CoefficientsRequest], length: int, bound: float
+    ) -> Steps:
         answers = yield Ask(requests, reply=wire.CoefficientsReply)
         return self.added(answers.replies, length)
+
+    @property
+    def first(self) -> wire.HybridDescribeReply:
+        """A hospital: all have the same outputs, classes and bound of labels."""
+        return self.parties[self.plan.hospitals[0]]
 
     # -- landmarks
 

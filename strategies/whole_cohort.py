@@ -142,16 +142,6 @@ class WholeCohortStrategy(SummingStrategy):
             found[self.parties_[node].partition] = answer
         return found
 
-    def whole_sums_privacy(self, others: int = 0) -> dict[str, Any]:
-        """Return the parameters of sums that need all of their cohorts, but for the last few."""
-        sums = self.sums_privacy()
-        cohorts = sums.get("cohorts", [])
-        for cohort in cohorts[: len(cohorts) - others]:
-            cohort["threshold"] = cohort.pop("parties")
-            cohort["parties"] = cohort["threshold"]
-            del cohort["shares_to_open"]
-        return sums
-
     def whole(self, running: RunningSum) -> bool:
         """Tell whether all parties of a sum have contributed."""
         return len(running.uploaded) == len(running.cohort.members)

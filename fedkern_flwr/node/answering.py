@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 from flwr.app import Context
 
-from ..errors import ProtocolError
+from ..errors import ProtocolError, TableError
 from ..wire import PhaseMessage
 from .client import Handler, PhaseClient
 from .failures import NoReplyError
 from .kept_state import KeptState, NotKeptError
+from .sums import ClientSums, erase_state
 
 Answer = TypeVar("Answer", bound=Callable[..., Any])
 
 
-def answers(what: str | type[PhaseMessage]) -> Callable[[Answer], Answer]:
+def answers(what: str | type[PhaseMessage], *, last: bool = False) -> Callable[[Answer], Answer]:
     """Mark a client's method that answers for this client alone.
 
     Of a name it is called with the arguments of the :class:`~fedkern_flwr.steps.Ask` and returns
     what is to be sent, key -> value; of a class of requests with the request, and returns the
     reply, whose round is filled in. What it returns the server sees: it is no sum.
+
+    The ``last`` request of a run ends it: all but what the handler leaves in ``kept`` is erased
+    then. It may come again, if the reply was lost.
     """
 
     def mark(method: Answer) -> Answer:
         method.answers = what  # type: ignore[attr-defined]
+        if last:
+            method.ends = what  # type: ignore[attr-defined]
         return method
 
     return mark
@@ -58,8 +65,9 @@ class AnsweringClient(PhaseClient):
 
     def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
         """Return the phases that this client answers."""
+        last = self.marked("ends")
         return {
-            what.phase: (what, self.answering(method))
+            what.phase: (what, (self.ending if what in last else self.answering)(method))
             for what, method in self.marked("answers").items()
             if not isinstance(what, str)
         }
@@ -75,21 +83,79 @@ class AnsweringClient(PhaseClient):
             every = getattr(request, "checkpoint_every", 0)
             state = self.open_round(request.session, request.round, every)
             self.kept = self.state_class.unpack(state.payload)
-            try:
-                reply: Any = self.answer(request, method)
-            except NotKeptError as missing:
-                raise ProtocolError(
-                    f"what the request needs was never asked for in this run: {missing.args[0]}",
-                    remedy="run the same release on both sides; start again, or resume",
-                    party=self.name,
-                ) from None
-            if not isinstance(reply, PhaseMessage):
-                raise NoReplyError(method, reply)
+            reply = self._reply(request, method)
             self.close_round(state, request.round, self.kept.pack(), every)
-            number: dict[str, Any] = {"round": request.round}
-            return replace(reply, **number)
+            return reply
 
         return handle
+
+    def ending(self, method: Callable[..., Any]) -> Handler:
+        """Return what calls the handler of a run's last request, and erases what is left of it."""
+
+        def handle(request: Any) -> PhaseMessage:
+            with self.keeping(request.session):
+                reply = self._reply(request, method)
+                erase_state(self.context)
+                self.sums = None  # or it would be stored again
+            return reply
+
+        return handle
+
+    def _reply(self, request: Any, method: Callable[..., Any]) -> PhaseMessage:
+        try:
+            reply: Any = self.answer(request, method)
+        except NotKeptError as missing:
+            raise ProtocolError(
+                f"what the request needs was never asked for in this run: {missing.args[0]}",
+                remedy="run the same release on both sides; start again, or resume",
+                party=self.name,
+            ) from None
+        if not isinstance(reply, PhaseMessage):
+            raise NoReplyError(method, reply)
+        number: dict[str, Any] = {"round": request.round}
+        return replace(reply, **number)
+
+    @contextmanager
+    def keeping(self, session: str) -> Iterator[None]:
+        """Load what is kept of a run, outside its rounds, and store it if nothing was raised."""
+        state = self.open_session(session)
+        self.kept = self.state_class.unpack(state.payload)
+        yield
+        state.payload = self.kept.pack()
+        state.store(self.context)
+
+    # -- for handlers
+
+    def check_table(self, digest: str) -> None:
+        """Refuse another table than the one with which this run began.
+
+        Raises
+        ------
+        TableError
+        """
+        if self.kept.settings.setdefault("table", digest) != digest:
+            raise TableError(
+                "its table is not the one with which this run began",
+                remedy="bring that table back, or start the run anew",
+                party=self.name,
+            )
+
+    @property
+    def secure_sums(self) -> ClientSums:
+        """The sums of the message at hand, for values that leave this node in no other way.
+
+        Raises
+        ------
+        ProtocolError
+            There are none.
+        """
+        if self.sums is None:
+            raise ProtocolError(
+                "values are asked for that leave this node in secure sums only",
+                remedy="run the same release of fedkern-flwr on both sides",
+                party=self.name,
+            )
+        return self.sums
 
     def marked(self, mark: str) -> dict[Any, Callable[..., Any]]:
         """Return what is marked -> method; one that overrides a marked one need not be marked."""

@@ -30,7 +30,7 @@ from ..secure_sum import Party, PartyState
 from ..secure_sum.identity import read_identity, read_trusted
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
 from ..wire import sums as sum_wire
-from ..wire.sections import Section, attach, carries_sections, detach
+from ..wire.sections import Section, attach, detach
 from .failures import conceal, replied
 from .guarded import GuardedNode
 from .ledger import ClientLedger
@@ -108,7 +108,7 @@ class PhaseClient(GuardedNode, NumPyClient):
         allow_single: bool = False,
         policy: NodePolicy | str | Path | None = None,
     ) -> None:
-        self.context = context
+        self.context, self.record = context, RunRecord()
         self.policy, self.simulated = node_policy(policy, context), is_simulated(context)
         self.identity_key, self.trusted_keys = identity_key, trusted_keys
         self.allow_single = allow_single
@@ -151,20 +151,6 @@ class PhaseClient(GuardedNode, NumPyClient):
             more, extra = attach(self.sums.replies)
             arrays, scalars = arrays + more, scalars | extra
         return arrays, samples if isinstance(samples, int) else 0, scalars
-
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: dict[str, Scalar]
-    ) -> tuple[float, int, dict[str, Scalar]]:
-        """Answer a phase of evaluation; the first figure is a mean loss.
-
-        Sums travel in messages of training only: Flower's evaluation replies carry no arrays.
-        """
-        if carries_sections(config):
-            raise ProtocolError(mark_error("sums are ordered in a message of evaluation"))
-        reply = self._answer(parameters, config)
-        samples = int(getattr(reply, "samples", 0))
-        total = float(getattr(reply, "squared_error", 0.0))
-        return total / max(1, samples), samples, reply.scalars()
 
     def to_client(self) -> Client:
         """Wrap this object for Flower, which makes a new class at each call: kept per type."""
@@ -252,7 +238,8 @@ class PhaseClient(GuardedNode, NumPyClient):
         self.sums, self._group, self._small, self._share = None, None, "", 0.0
         parameters, config, sections = detach(parameters, config, party=_SERVER)
         phase = str(config.get("phase", ""))
-        RunRecord.load(self.context, str(config.get("session", ""))).check(self.name)
+        self.record = RunRecord.load(self.context, str(config.get("session", "")))
+        self.record.check(self.name)
         if phase == DescribeRequest.phase:
             opening = DescribeRequest.unpack(parameters, config, party=_SERVER)
             self._open_session(opening)
@@ -377,9 +364,8 @@ class PhaseClient(GuardedNode, NumPyClient):
             # else the request has come twice: the same key
             same = known is not None and known.session == request.session
             known = PartyState(request.session, fixed=known.fixed if same and known else {})
-        record = RunRecord.load(self.context, request.session)
-        record.secure, record.columns = True, reply.features + self.labels_of_row
-        record.store(self.context)
+        self.record.secure, self.record.columns = True, reply.features + self.labels_of_row
+        self.record.store(self.context)
         party = self._party(known)
         public, signature = party.announce((reply.rows, reply.test_rows))
         store_state(self.context, party.state)
@@ -402,7 +388,7 @@ class PhaseClient(GuardedNode, NumPyClient):
                     remedy="start the run again",
                     party=self.name,
                 )
-            if not RunRecord.load(self.context, session).secure:
+            if not self.record.secure:
                 return None
             state = PartyState(session)  # the sums of the run have ended: no order fits
             return ClientSums(self._party(state), self.policy, self.enough_parties)
@@ -412,10 +398,9 @@ class PhaseClient(GuardedNode, NumPyClient):
         sums.take(sections)
         if sums.opened:
             self.note_answered(session, known.round, opened=True)
-            record = RunRecord.load(self.context, session)
             for name, place in sums.opened.items():
-                open_once(record, name.partition("#")[0], place, self.name)
-            record.store(self.context)
+                open_once(self.record, name.partition("#")[0], place, self.name)
+            self.record.store(self.context)
             self.sums = sums
             for name, place in sums.opened.items():
                 group = self._counted_rows()
@@ -469,9 +454,8 @@ class PhaseClient(GuardedNode, NumPyClient):
         state = self.open_session(request.session)
         state.payload = self.forget(state)
         state.store(self.context)
-        record = RunRecord.load(self.context, request.session)
-        record.told = {}
-        record.store(self.context)
+        self.record.told = {}
+        self.record.store(self.context)
         erase_state(self.context)
         return sum_wire.SumReply()
 

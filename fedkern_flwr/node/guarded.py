@@ -5,6 +5,7 @@ The rules are pure functions of :mod:`fedkern_flwr.guard`; here they meet the no
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Collection
 from contextlib import suppress
@@ -41,6 +42,7 @@ class GuardedNode:
     #: Unknowns of a row beside its columns.
     labels_of_row: ClassVar[int] = 1
     context: Context
+    record: RunRecord  # of the run of the message at hand
     name: str
     partition: int
     policy: NodePolicy
@@ -144,9 +146,7 @@ class GuardedNode:
     def _counted_rows(self) -> counting.Group:
         """Return the rows summed last, as counted in this request or in the last one answered."""
         if self._group is None:
-            assert self.sums is not None
-            record = RunRecord.load(self.context, self.sums.party.state.session)
-            self._group = counting.Group(**record.group)
+            self._group = counting.Group(**copy.deepcopy(self.record.group))
         return self._group
 
     def counts(self, order: sum_wire.Order) -> bool:
@@ -158,8 +158,7 @@ class GuardedNode:
         order = self.sums.order(name)
         own = self.sums.party.state.counts.get(self.partition, (0, 0))[0]
         if own and self.counts(order):
-            record = RunRecord.load(self.context, self.sums.party.state.session)
-            self.release(name, record.columns)
+            self.release(name, self.record.columns)
 
     def _rows_behind(self, group: counting.Group, members: Collection[int]) -> dict[int, int]:
         assert self.sums is not None
@@ -190,12 +189,11 @@ class GuardedNode:
         """Keep what was counted, before an answer leaves; warn once in a run."""
         if self._group is None or self.sums is None:
             return
-        record = RunRecord.load(self.context, self.sums.party.state.session)
-        record.group = vars(self._group)
-        if self._small and not record.warned:
+        self.record.group = vars(self._group)
+        if self._small and not self.record.warned:
             logger.warning("the rows behind a sum can be computed: %s", self._small)
-            record.warned = True
-        record.store(self.context)
+            self.record.warned = True
+        self.record.store(self.context)
 
     @property
     def count_mode(self) -> counting.Mode:
@@ -261,7 +259,7 @@ class GuardedNode:
             members = state.cohorts[self.sums.order(total).cohort].members
             tests = [state.counts[member][0 if users else 1] for member in members]
         why = too_few(self.policy, tests, alone=alone or self.simulated or self.allow_single)
-        record = RunRecord.load(self.context, SessionState.load(self.context).session)
+        record = self.record
         if total:
             record.sums.setdefault(total.partition("#")[0], [])
             record.store(self.context)
@@ -290,7 +288,7 @@ class GuardedNode:
             self.ledger.refuse(session, error.problem.partition(": ")[2])
         if SessionState.load(self.context).session != session:
             return
-        record = RunRecord.load(self.context, session)
+        record = RunRecord.load(self.context, session)  # without what the request has changed
         record.refusals += 1
         record.store(self.context)
         try:

@@ -44,7 +44,9 @@ class KeptState:
         self.settings, self.arrays = _Kept(self.settings), _Kept(self.arrays)
 
     def pack(self) -> bytes:
-        """Return the state as bytes."""
+        """Return the state as bytes; an empty one as nothing."""
+        if not (self.settings or self.seed or self.arrays):
+            return b""
         return pack_arrays(self.arrays, {**self.settings, "seed": self.seed.hex()})
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from ..guard.rows import OwnRows
 from ..private_files import make_private_folder
 from ..run import sum_bound, sum_name
 from ..secure_sum import Encoding
+from ..steps import split
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from ..wire.method import MethodReply, MethodRequest, pack, unpack
 from .answering import Answer, AnsweringClient
@@ -242,17 +243,16 @@ class MethodClient(AnsweringClient):
         self, request: MethodRequest, said: Contribution, method: Callable[..., Any]
     ) -> MethodReply:
         """Check the order, then add the terms to the sum."""
-        if self.sums is None:
-            raise ProtocolError("its terms leave it in secure sums only", party=self.name)
+        sums = self.secure_sums
         given, sizes = unpack(request.plain, request.given, party="server")
         name = sum_name(said.name, held_out=said.held_out)
-        state = self.sums.party.state
-        members = state.cohorts[self.sums.order(name).cohort].members
+        state = sums.party.state
+        members = state.cohorts[sums.order(name).cohort].members
         rows = [state.counts[member][said.held_out] for member in members]
         bound = sum_bound(said.bound, rows if said.per == "row" else [1])
         length = sum(sizes.values())
         rule = SumRule(Encoding.fixed_point(bound), self_masks=True, everybody=True, length=length)
-        asked = self.sums.order(name).bound
+        asked = sums.order(name).bound
         if self.simulated and asked != bound:
             raise ProtocolError(
                 f"Sum({said.name!r}) and its handler state different bounds: {asked:g} and "
@@ -260,12 +260,11 @@ class MethodClient(AnsweringClient):
                 remedy="state the same in both",
                 party=self.name,
             )
-        self.sums.check(name, rule)
+        sums.check(name, rule)
         terms = flatten(method(**given), sizes, said.name)
         if not np.abs(terms).max(initial=0.0) <= bound:
-            at = sorted(
-                {key for key, part in split(terms, sizes) if not (abs(part) <= bound).all()}
-            )
+            parts = split(terms, sizes).items()
+            at = sorted(key for key, part in parts if not (abs(part) <= bound).all())
             raise self.unfit(
                 SumError(
                     f"{', '.join(at)} of {said.name!r}: beyond the bound of {said.bound:g} per "
@@ -276,7 +275,7 @@ class MethodClient(AnsweringClient):
             )
         if said.held_out:
             terms = self.figures(name, np.arange(len(self.x_test)), terms, total=name)
-        self.sums.contribute(name, terms)
+        sums.contribute(name, terms)
         return MethodReply(round=request.round, given=())
 
     def _tell(self, request: MethodRequest, method: Callable[..., Any]) -> MethodReply:
@@ -309,14 +308,6 @@ class MethodClient(AnsweringClient):
         if not np.isfinite(table).all():
             raise TableError("NaN or infinite values", remedy="clean the table", party=self.name)
         return table
-
-
-def split(
-    terms: NDArray[np.float64], sizes: Mapping[str, int]
-) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Yield the terms of a sum by key."""
-    ends = np.cumsum([*sizes.values()])[:-1]
-    yield from zip(sizes, np.split(terms, ends), strict=True)
 
 
 def flatten(

@@ -1,97 +1,51 @@
 """Messages of an align run; see :mod:`fedkern_flwr.private_intersection` for the protocol.
 
-Lists of points travel end to end encrypted from one party to the next in the ring.
+Lists of points travel end to end encrypted from one party to the next in the ring. Session and
+number of the exchange are filled in as a request is sent, the number of a reply by the client.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
-from .message import PhaseMessage, array
-
-__all__ = ["HopReply", "HopRequest", "TagsReply", "TagsRequest"]
+from .message import Message, array
 
 
-@dataclass(frozen=True, kw_only=True)
-class AlignRequest(PhaseMessage):
-    """What every request of the method carries.
+class AlignRequest(Message):
+    """What every request of the method carries."""
 
-    Attributes
-    ----------
-    session : str
-    round : int
-        Number of the step; grows with every exchange.
-    received : ndarray of uint8, shape (bytes,)
-        The list that the party before sealed for this one; empty at the first hop.
-    """
-
-    session: str
-    round: int
+    session: str = ""
+    round: int = 0  # grows with every exchange
+    # The list that the party before sealed for this one; empty at the first hop.
     received: NDArray[Any] = array("bytes", dtype="byte")
 
 
-@dataclass(frozen=True, kw_only=True)
-class AlignReply(PhaseMessage):
-    """What every reply of the method carries.
+class AlignReply(Message):
+    """What every reply of the method carries."""
 
-    Attributes
-    ----------
-    round : int
-        The number of the step.
-    fingerprint : str
-        Digest of the party's secrets of the run, which must stay the same.
-    """
-
-    round: int
-    fingerprint: str
+    round: int = 0
+    fingerprint: str  # digest of the party's secrets of the run, which must stay the same
 
 
-@dataclass(frozen=True, kw_only=True)
-class HopRequest(AlignRequest):
-    """Send your own list to the next party, or multiply one and pass it on.
+class HopRequest(AlignRequest, phase="align-hop"):
+    """Send your own list to the next party, or multiply one and pass it on."""
 
-    Attributes
-    ----------
-    hop : int
-        How many hops the list has behind it: 0 for the party's own.
-    """
-
-    phase = "align-hop"
-    hop: int
+    hop: int  # how many hops the list has behind it: 0 for the party's own
 
 
-@dataclass(frozen=True, kw_only=True)
-class HopReply(AlignReply):
-    """The list for the next party of the ring.
+class HopReply(AlignReply, phase="align-hop"):
+    """The list for the next party of the ring."""
 
-    Attributes
-    ----------
-    sealed : ndarray of uint8, shape (bytes,)
-    """
-
-    phase = "align-hop"
     sealed: NDArray[Any] = array("bytes", dtype="byte")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TagsRequest(AlignRequest):
+class TagsRequest(AlignRequest, phase="align-tags"):
     """Your own list is back: make tags of it, write the file, erase the secrets of the run."""
 
-    phase = "align-tags"
 
+class TagsReply(AlignReply, phase="align-tags"):
+    """Pseudonyms of all rows, as later runs send them."""
 
-@dataclass(frozen=True, kw_only=True)
-class TagsReply(AlignReply):
-    """Pseudonyms of all rows, as later runs send them.
-
-    Attributes
-    ----------
-    ids : ndarray of uint64, shape (rows, 2)
-        Sorted.
-    """
-
-    phase = "align-tags"
-    ids: NDArray[Any] = array("ids", "words", dtype="ring")
+    ids: NDArray[Any] = array("ids", "words", dtype="ring")  # sorted, shape (rows, 2)

@@ -67,6 +67,12 @@ class RowsRequest(HybridRequest):
     starts: Index = array("hospitals", dtype="index")  # positions that are asked for now
     stops: Index = array("hospitals", dtype="index")
 
+    @property
+    def parts(self) -> list[tuple[int, int, int, int]]:
+        """Of each hospital: partition, training rows, first and last of the positions."""
+        columns = (self.hospitals, self.trains, self.starts, self.stops)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
 
 class MomentsRequest(RowsRequest, phase="hybrid-moments"):
     """Agree on the landmarks of blocks that several parties hold, before the distances."""

@@ -53,11 +53,6 @@ def attach(sections: Sequence[PhaseMessage]) -> tuple[Arrays, dict[str, Scalar]]
     return arrays, scalars
 
 
-def carries_sections(scalars: Mapping[str, Any]) -> bool:
-    """Tell whether a message carries sections."""
-    return _INDEX in scalars
-
-
 def section_arrays(scalars: Mapping[str, Any]) -> int | None:
     """Return how many of a message's arrays belong to sections; None if it carries none.
 

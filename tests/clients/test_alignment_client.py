@@ -19,7 +19,7 @@ from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, StateE
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import load_state
-from fedkern_flwr.private_intersection import blind_ids
+from fedkern_flwr.private_intersection import Exponents, blind_ids
 from fedkern_flwr.secure_sum import SecureSum
 from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage
@@ -140,9 +140,7 @@ def test_a_neighbour_reads_points_and_others_do_not(nodes: Nodes) -> None:
     place = _place(
         wire.HopRequest(session=SESSION, round=1, hop=0, received=reply.sealed), 1, 0, 0, 1
     )
-    exponents = nodes.client(0)._exponents(
-        wire.HopRequest(session=SESSION, round=1, hop=0, received=reply.sealed)
-    )
+    exponents = Exponents.unpack(nodes.kept(0).seed)
     order = exponents.order(nodes.ids[0])
     nodes.hop(0, 1)
     points = unseal_message(nodes.secret_of(1, 0), reply.sealed.tobytes(), *place)
@@ -266,7 +264,7 @@ def test_requests_out_of_turn_are_refused(nodes: Nodes) -> None:
             nodes.hop(hop, 0)
     nodes.last(0)
     for hop in (0, 1):
-        with pytest.raises(ProtocolError):
+        with pytest.raises(StateError, match="its secret of this run is gone"):
             nodes.hop(hop, 0)  # never again in this session
     assert not nodes.kept(0).seed  # nor is anything drawn
     with pytest.raises(ProtocolError, match="a session that this node has not opened"):

@@ -123,7 +123,7 @@ def test_an_evaluation_of_an_unknown_session_is_refused() -> None:
     )
     served = opened(x_test=np.zeros((2, 3)), y_test=np.zeros(2))
     with pytest.raises(ProtocolError, match="a session that this node has not opened"):
-        served.evaluate(request.arrays(), dict(request.scalars()))
+        served.fit(request.arrays(), dict(request.scalars()))
 
 
 def test_a_new_session_starts_from_nothing() -> None:

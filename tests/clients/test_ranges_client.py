@@ -11,7 +11,14 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedkern_flwr.clients import RangesClient
-from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableError
+from fedkern_flwr.column_ranges import Centre
+from fedkern_flwr.errors import (
+    FedKernError,
+    OptionError,
+    ProtocolError,
+    RefusedError,
+    TableError,
+)
 from fedkern_flwr.scaling import Scaling, read_ranges
 from fedkern_flwr.wire import DescribeRequest, columns_digest
 from fedkern_flwr.wire import ranges as wire
@@ -73,7 +80,7 @@ def test_tables_that_cannot_be_used_are_refused_in_one_line(name: str) -> None:
 
 def test_a_node_tells_sizes_and_a_digest() -> None:
     place = context()
-    make(place, block="genes").fit(**opening())
+    make(place, block="genes", y=np.ones(3)).fit(**opening())
     _, _, told = make(place, block="genes", y=np.ones(3)).fit(**opening())
     assert told["block"] == "genes"
     assert told["labelled"] is True
@@ -112,7 +119,7 @@ def deviations(**fields: Any) -> wire.DeviationsRequest:
 def test_nothing_is_sent_without_masks(request_: Any, secure: bool) -> None:
     client = make()
     client.fit(**opening(secure=secure))
-    with pytest.raises(FedKernError, match=r"without a secure sum|no sum 'column .*' was ordered"):
+    with pytest.raises(FedKernError, match=r"in secure sums only|no sum 'column .*' was ordered"):
         answer(client, request_)
 
 
@@ -194,3 +201,24 @@ def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> Non
     (tmp_path / "late").write_text("")  # since then
     with pytest.raises(OptionError, match="partition 4: the file of ranges or of the scaling"):
         answer(client, write())
+
+
+def test_a_node_that_was_described_anew_takes_no_second_centre() -> None:
+    place = context()
+    one, other = (Centre(np.full(2, 9.0), np.full(2, m), np.ones(2)) for m in (0.0, 1.0))
+    for _ in range(2):
+        client = make(place)
+        client.fit(**opening())
+        with client.keeping(SESSION):
+            client._fix_centre(one)
+    make(place).fit(**opening())
+    client = make(place)
+    with pytest.raises(RefusedError, match="another centre than before"), client.keeping(SESSION):
+        client._fix_centre(other)
+
+
+def test_a_node_that_is_described_with_another_table_refuses() -> None:
+    place = context()
+    make(place).fit(**opening())
+    with pytest.raises(TableError, match="not the one with which this run began"):
+        make(place, x=X + 1.0).fit(**opening())

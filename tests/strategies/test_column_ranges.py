@@ -42,6 +42,7 @@ from fedkern_flwr.simulations.engines.faults import Delivery
 from fedkern_flwr.simulations.engines.ray import as_client
 from fedkern_flwr.strategies import ColumnRanges
 from fedkern_flwr.wire import columns_digest
+from fedkern_flwr.wire import ranges as wire
 
 Table = dict[str, Any]
 FOUR = {"describe": 1, "ranges-means": 1, "ranges-deviations": 1, "ranges-write": 1}
@@ -373,8 +374,8 @@ def test_other_clients_are_refused(network: Network) -> None:
     class Chatty(RangesClient):
         """Sends its statistics in plain, without the sum."""
 
-        def _contribute(self, name: str, share: np.ndarray) -> None:
-            pass
+        def send_means(self, request: wire.MeansRequest) -> wire.MeansReply:
+            return wire.MeansReply()
 
     def client_fn(context: Context) -> RangesClient:
         return Chatty(context, np.ones((3, 1)))
@@ -397,11 +398,8 @@ def test_a_server_that_asks_for_other_sums_gets_none(
     class Fewer(ColumnRanges):
         """Counts fewer rows than there are, so that more digits of few rows are seen."""
 
-        def described_parties(self) -> Any:
-            return (replace(p, rows=1) for p in super().described_parties())
-
-        def party_of(self, partition: int) -> Any:
-            return next(p for p in self.described_parties() if p.partition == partition)
+        def rounds(self, parties: Any) -> Any:
+            return super().rounds([replace(p, rows=1) for p in parties])
 
     for strategy, text in (
         (Overlapping(), "refused by the node: the cohort of a sum"),
