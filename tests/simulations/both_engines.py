@@ -8,7 +8,6 @@ run came to.
 from __future__ import annotations
 
 import atexit
-import hashlib
 import json
 import os
 import sys
@@ -56,9 +55,9 @@ RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "em-kofl": (STREAMS, ("online-drawn-4-2",)),
     "per-fed-avg": (STREAMS, ("online-network-2-1",)),
     "local-only": (STREAMS, ()),
-    "fed-cg": (HYBRID, ("hybrid-distances-1-5", "hybrid-equations-2-0")),
+    "fed-cg": (HYBRID, ("hybrid-distances-1-5", "hybrid-equations-3-0")),
     "fed-cg, cg": ({**HYBRID, "solver": "cg"}, ("hybrid-product-2-1",)),
-    "fdskl": (VERTICAL, ("vertical-step-1-3", "vertical-train-2-0")),
+    "fdskl": (VERTICAL, ("vertical-step-1-3", "vertical-train-3-0")),
     "fdskl, streaming": (STREAMING, ("vertical-step-3-0", "vertical-step-5-2")),
     "fdskl, two active": ({**STREAMING, "active_parties": 2}, ("vertical-step-5-1",)),
     "secure-gram": ({**WINE, "encoding": "fixed-point"}, ("unmask-2-3",)),
@@ -148,7 +147,7 @@ class Runs:
             arrays = model(strategy, state)
             phases = {k: v for k, v in strategy.ledger_.by_phase.items() if k != "describe"}
             found.update(
-                model={k: hashlib.sha256(v.tobytes()).hexdigest() for k, v in arrays.items()},
+                model={name: array.ravel().tolist() for name, array in arrays.items()},
                 metrics=strategy.metrics_,
                 history=strategy.history_,
                 failures=strategy.ledger_.failures,
@@ -181,7 +180,7 @@ def model(strategy: Any, state: Path) -> dict[str, np.ndarray]:
     if arrays or "step" not in meta:
         return dict(arrays)
     kept = {
-        path.name: KeptState.unpack(path.read_bytes()).arrays
+        path.name.partition("-round")[0]: KeptState.unpack(path.read_bytes()).arrays
         for path in state.glob(f"*/*-round-{meta['step']}.state")
     }
     return {name: arrays["alpha"] for name, arrays in kept.items() if "alpha" in arrays}

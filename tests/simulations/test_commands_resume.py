@@ -54,7 +54,7 @@ KILLED: list[tuple[str, list[str], int, bool]] = [
     ("pof-mkl", ["+", *EVERY_4, "--runs", "2"], 19, True),
     ("ofmkl-avg", ["+", "--runs", "3", "--hindsight", "--features", "4"], 15, True),
     ("fed-cg", ["+", *CG], 12, True),
-    ("fdskl", ["+"], 2, False),
+    ("fdskl", ["+"], 1, False),
     ("fdskl", EVERY_10, 15, True),
     ("secure-gram", ["+", "--participation", "0.8"], 4, True),
     ("fed-cfk", ["+", "--participation", "0.8"], 6, True),
@@ -64,7 +64,7 @@ KILLED: list[tuple[str, list[str], int, bool]] = [
 #: The same at other places.
 ELSEWHERE: list[tuple[str, list[str], int]] = [
     *(("fed-cg", ["+", *CG], pulls) for pulls in (2, 3, 5)),
-    *(("fdskl", ["+"], pulls) for pulls in (0, 1, 3)),
+    *(("fdskl", ["+"], pulls) for pulls in (0, 2, 3)),
     ("fdskl", ["+", "--topology", "tree"], 3),
     ("fdskl", STREAMING, 1),
     ("fdskl", STREAMING, 28),

@@ -97,7 +97,8 @@ def test_tables_of_every_kind(tables, commands):
 @pytest.mark.parametrize("name", ["fed-cg", "fdskl"])
 def test_constant_columns_are_noted(name, tables, commands):
     tables.write("t.csv", tables.columns(a="5", d="0.5"))
-    shown = commands.shown("run", name, "--data", "t.csv", "--label", "y", "--id", "id")
+    table = ["--data", "t.csv", "--label", "y", "--id", "id", "--site", "town"]
+    shown = commands.shown("run", name, *table)
     assert "constant in the training rows: a, d" in shown
 
 
@@ -105,7 +106,7 @@ def test_constant_columns_are_noted(name, tables, commands):
 def test_missing_blocks_are_counted_and_shown(missing, tables, commands):
     """Of columns that a centre has, the row stays and lacks a block."""
     tables.write("t.csv", tables.columns(**tables.holes("c", 4, 30, 55)))
-    table = ["--data", "t.csv", "--label", "y", "--id", "id", "--landmarks", "12"]
+    table = ["--data", "t.csv", "--label", "y", "--id", "id", "--site", "town", "--landmarks", "12"]
     arguments = ["run", "fed-cg", *table, "--missing", missing]
     if missing == "neutral":
         line = commands.complaint(*arguments)

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedkern_flwr.errors import OptionError
@@ -104,7 +105,9 @@ def test_every_method_is_the_same_on_both_engines(name, found):
         assert ray["ended"] == ""
         assert ray["model"] or name in ("local-only", "hierarchical-svm")
         if name in WHOLE:
-            assert ray["model"] == quiet["model"], run
+            assert ray["model"].keys() == quiet["model"].keys()
+            for part, numbers in quiet["model"].items():  # sums of another exchange, rounded anew
+                np.testing.assert_allclose(ray["model"][part], numbers, rtol=0.0, atol=1e-7)
         elif run in RAISED:
             assert ray["model"] != quiet["model"], run
 
