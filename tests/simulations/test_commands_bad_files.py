@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.usefixtures("in_tmp")
@@ -20,7 +21,7 @@ TABLES = {
 TWICE = {"id": ["s3cret-1"] * 2 + [str(k) for k in range(58)]}
 #: Changes of a table, more options, methods (all of them where none is named), the complaint.
 FILES: list[tuple[dict[str, Any], str, str, str]] = [
-    ({}, "--label z", "", "t.csv has no label column 'z'"),
+    ({}, "--label z", "fed-cg fdskl secure-gram pof-mkl", "t.csv has no label column 'z'"),
     ({}, "--id z", "", "t.csv has no id column 'z'"),
     ({}, "--site z", "", "t.csv has no site column 'z'"),
     ({}, "--target z", "fed-cg fdskl hierarchical-svm", "the data has no feature column 'z'"),
@@ -64,11 +65,14 @@ def test_empty_cells_are_refused_unless_asked_for(name, column, tables, commands
         return  # one run is enough
     quick = {"fdskl": ["--gamma", "1", "--regularization", "0.01", "--loss", "square"]}
     found = commands.result(*given, "--missing", "drop-row", *quick.get(name, []))
-    if (name, column) != ("fed-cg", "f"):  # of a centre: the parties find it when they match rows
-        assert any("3 of 60 rows" in note for note in found["config"]["notes"])
-    rows = [found["config"].get(kind, 0) for kind in ("rows", "held_out_rows")]
+    if (name, column) == ("fed-cg", "f"):  # of a centre: the parties find it when they match rows
+        hospitals = found["matched"]["hospitals"].values()
+        assert sum(hospital["dropped_rows"] for hospital in hospitals) == 3
+        return
+    assert any("3 of 60 rows" in note for note in found["config"]["notes"])
     if name in ("fed-cg", "fdskl", "hierarchical-svm"):
-        assert sum(sum(n) if isinstance(n, list) else n for n in rows) == 57
+        rows = [found["config"][kind] for kind in ("rows", "held_out_rows")]
+        assert np.sum(rows[0]) + np.sum(rows[1]) == 57
 
 
 RATINGS = {

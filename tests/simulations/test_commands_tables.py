@@ -116,7 +116,7 @@ def test_missing_blocks_are_counted_and_shown(missing, tables, commands):
         assert allowed["metrics"]["centralised_difference"] < 1e-8
     _, _, shown = commands(*arguments, "--centres", "3", "--out", "here")
     text = {"drop-row": "rows left out for a missing block", "neutral": "missing blocks of rows"}
-    (line,) = [line for line in shown.splitlines() if text[missing] in line]
+    *_, line = [line for line in shown.splitlines() if text[missing] in line]
     assert line.split()[-1] == "3"
     found = json.loads(Path("here/result.json").read_text())
     hospitals = found["matched"]["hospitals"].values()
