@@ -82,11 +82,13 @@ def go_on(commands: Any, differs: Any, name: str, arguments: list[str], pulls: i
     whole = commands.result(*start, out="whole")
     commands.kill(pulls, *start, "--quiet", "--out", "killed")
     assert not Path("killed/result.json").exists()
-    progress = list(Path("killed").glob("checkpoint-*"))
+    progress, draws = list(Path("killed").glob("checkpoint-*")), Path("killed/draws.json")
+    done = json.loads(draws.read_text()) if draws.exists() else []
     if progress:
         line = commands.complaint("run", *start, "--out", "killed")  # nothing is overwritten
         assert "holds an unfinished run; go on with --resume killed" in line
     assert commands("run", name, "--resume", "killed", "--quiet")[0] == 0
+    assert json.loads(draws.read_text())[: len(done)] == done  # and are not computed again
     found = json.loads(Path("killed/result.json").read_text())
     assert not differs("killed", "whole", 1e-6 if CG[0] in arguments else 1e-9)
     expected = {k: v for k, v in whole["metrics"].items() if not k.startswith("kilobytes")}
