@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -55,6 +56,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 #: Runs whose model does not depend on a node that raised once: it is asked again, or not needed.
 WHOLE = {"fed-cg", "fdskl", "secure-gram", "fed-cfk", "hierarchical-svm", "kernel-pca"}
+#: Runs with real numbers that are masked or rounded anew: equal but for the noise of the last bits.
+ROUNDED = {"fed-cg, cg", "hierarchical-svm, vertical"}
 #: What nodes raised, by run.
 RAISED = {
     "pof-mkl": {"1": 2},
@@ -78,6 +81,12 @@ RAISED = {
 }
 
 
+def rows(made: Any) -> list[dict[str, Any]]:
+    """Return metrics and history of a run but for the time it took."""
+    history = [{k: v for k, v in row.items() if k != "seconds"} for row in made["history"]]
+    return [made["metrics"], *history]
+
+
 @pytest.mark.ray
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", METHODS)
@@ -88,7 +97,7 @@ def test_every_method_is_the_same_on_both_engines(name, found):
     for run in runs:
         ray, here, quiet = (found[engine][run] for engine in ("ray", "in-process", "quiet"))
         assert ray["left"] == here["left"] == []  # every node that was to raise did
-        assert ray["ended"] == here["ended"]
+        assert re.sub(r"#\w+", "", ray["ended"]) == re.sub(r"#\w+", "", here["ended"])
         failures = {k: {"raised ValueError": n} for k, n in RAISED.get(run, {}).items()}
         assert ray["failures"] == here["failures"] == failures, run
         if run.endswith("asynchronous"):
@@ -96,8 +105,13 @@ def test_every_method_is_the_same_on_both_engines(name, found):
             for made in (ray, here):
                 assert made["metrics"]["objective"] == pytest.approx(best, rel=5e-3)
             continue
-        for part in ("model", "metrics", "history", "by_phase"):
-            assert ray[part] == here[part], (run, part)
+        assert ray["by_phase"] == here["by_phase"]
+        for ours, theirs in zip(rows(ray), rows(here), strict=True):
+            assert ours == (theirs if run not in ROUNDED else pytest.approx(theirs, abs=1e-9)), run
+        assert ray["model"].keys() == here["model"].keys()
+        for part, numbers in here["model"].items():
+            close = 1e-9 if run in ROUNDED else 0.0
+            np.testing.assert_allclose(ray["model"][part], numbers, rtol=0.0, atol=close)
         if run.endswith("always"):
             assert ray["ended"].startswith("CohortError: phase gram-matrix: 6 of 7 parties")
             assert ray["model"] != quiet["model"]
