@@ -27,13 +27,11 @@ COMMON = {
     "--data gone.csv --label y": "there is no file gone.csv; check the path",
     "--resume nowhere": "nowhere is not the folder of a run",
     "--json no/such/folder.json": "--json no/such/folder.json cannot be written",
-    "--dance": "No such option: --dance",
+    "--dance": "No such option",
     "--ray-address here:1": "a Ray address goes with engine ray, not in-process; add --engine ray",
 }
 #: What is another method's business.
-OTHERWISE = {
-    "fed-cfk": {"--data mars": "movielens", "--data gone.csv --label y": "No such option: --label"}
-}
+OTHERWISE = {"fed-cfk": {"--data mars": "movielens", "--data gone.csv --label y": "No such option"}}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -290,7 +288,7 @@ BAD: dict[str, dict[str, str]] = {
         "--bandwidth 0": "bandwidth is 0.0",
         "--clients 0": "clients is 0; use at least 1",
         "--split site": "--site",
-        "--secure": "No such option: --secure",
+        "--secure": "No such option",
     },
 }
 SMALL = {
@@ -298,6 +296,9 @@ SMALL = {
     "fdskl": "--data iris",
     "hierarchical-svm": "--data iris",
 }
+#: What is known when the parties have matched their rows, in the folder of the run.
+WHEN_MATCHED = [("fed-cg", "--hospitals 1"), ("fed-cg", "--centres 1")]
+WHEN_MATCHED += [("fed-cg", "--data iris --protocol chain")]
 PAIRS = [(name, arguments) for name, bad in BAD.items() for arguments in bad]
 
 
@@ -306,7 +307,7 @@ def test_bad_options_are_one_line(name, arguments, commands):
     given = f"{SMALL.get(name, '') if not arguments.startswith('--data') else ''} {arguments}"
     line = commands.complaint("run", name, *given.split(), "--quiet")
     assert BAD[name][arguments] in line
-    assert not Path("runs").exists()
+    assert (name, arguments) in WHEN_MATCHED or not Path("runs").exists()
 
 
 @pytest.mark.parametrize(
