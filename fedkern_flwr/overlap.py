@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
-from .errors import ProtocolError
+from .errors import FINAL, ProtocolError
 from .exchange import Courier, Failure, Outcome, read_reply, request_messages
 from .flower_compat import is_simulated
 from .secure_sum import RunningSum
@@ -19,15 +19,6 @@ from .wire import sums as sum_wire
 if TYPE_CHECKING:
     from .method import Method
 
-#: Errors of clients after which another attempt is no use.
-FINAL = (
-    "ProtocolError:",
-    "RefusedError:",
-    "OptionError:",
-    "TableError:",
-    "SumError:",
-    "CheckpointError:",
-)
 _FIRST, _LAST, _SIMULATED = 0.002, 0.5, 0.01  # seconds between two looks
 
 

@@ -15,10 +15,10 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from .errors import CheckpointError, CohortError, ProtocolError, SumError
+from .errors import FINAL, CheckpointError, CohortError, ProtocolError, SumError
 from .exchange import Failure, Outcome, read_reply, request_messages
 from .guard.counting import too_many
-from .overlap import FINAL, Overlap
+from .overlap import Overlap
 from .secure_sum import Encoding, RunningSum
 from .steps import (
     Answers,

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedkern_flwr.dot_kernels import KernelName
-from fedkern_flwr.errors import (
+from fedkern_flwr.errors import FINAL, (
     CheckpointError,
     CohortError,
     OptionError,
@@ -24,7 +24,6 @@ from fedkern_flwr.item_kernel import ItemKernel, compact
 from fedkern_flwr.method import Ask, Rounds, Steps, option
 from fedkern_flwr.model_file import check_model
 from fedkern_flwr.recommending import Request, are_positions
-from fedkern_flwr.run import FINAL
 from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
 from fedkern_flwr.wire import gram as wire

@@ -89,7 +89,6 @@ SWEEPS = {
     "test_whatever_happens_to_a_client_the_sum_is_that_of_the_declared_survivors",
     "test_a_run_that_broke_off_ends_with_the_same_model",
     "test_a_run_goes_on_from_its_checkpoint",
-    "test_a_run_that_was_interrupted_is_resumed_or_started_again",
     "test_no_group_is_further_ahead_than_it_may",
     "test_a_fault_in_any_phase_leaves_an_exact_matrix",
     "test_what_happens_once_changes_nothing",

@@ -193,32 +193,6 @@ def test_the_others_are_reported_where_a_preset_fails(
     assert "Figures of the papers" not in report  # for there are none
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["demo", "demo"], "a preset is named twice"),
-        (["demo", "papers"], "papers are all presets of the papers"),
-        (["demo", "fed-cg-table2", "--datasets", "Iris"], "--datasets goes with one preset"),
-        (["demo", "--jobs", "0"], "jobs is 0"),
-        (["papers", "--datasets", "Iris"], "--datasets goes with one preset"),
-        (["demo", "--seed", str(2**62 - 1)], "use a whole number from 0 to 2^62"),
-        (["demo", "--cells", "/proc/1"], "choose another --cells"),
-        (["demo", "--out", "/proc/1"], "choose another --out"),
-        (["demo", "--cells", "file/cells"], "choose another --cells"),
-        (["demo", "--out", "file/out"], "choose another --out"),
-    ],
-)
-@pytest.mark.usefixtures("demo")
-def test_bad_input_is_told_in_a_line(
-    arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "file").touch()
-    assert run(["compare", *arguments]) == 2
-    error = capsys.readouterr().err.strip()
-    assert message in error
-    assert "Traceback" not in error
-
-
 def test_a_comparison_that_fails_leaves_no_empty_folder(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,15 +204,6 @@ def test_a_comparison_that_fails_leaves_no_empty_folder(
         assert "features is 0" in capsys.readouterr().err
     assert not Path("new").exists()
     assert Path("there").is_dir()
-
-
-@pytest.mark.usefixtures("demo")
-def test_a_folder_with_something_else_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("mine").mkdir()
-    Path("mine/letter.txt").write_text("mine")
-    assert run(["compare", "demo", "--out", "mine"]) == 2
-    assert "mine is not empty and has no compare.json" in capsys.readouterr().err
-    assert [file.name for file in Path("mine").iterdir()] == ["letter.txt"]
 
 
 # -- methods of several families on the same rows
@@ -319,3 +284,60 @@ def test_cells_of_a_section_carry_the_draws_seed_and_only_the_first_is_audited()
         ("ofskl", 8, False),
     ]
     assert next(iter(part.named()))[0] == "NYC weather: POF-MKL, draw 1 of 2"
+
+
+# -- the demo, and sections of one preset
+
+
+def test_preset_without_its_data_says_what_to_set(commands: Any, monkeypatch: Any) -> None:
+    monkeypatch.delenv("FEDKERN_DATA", raising=False)
+    assert "FEDKERN_DATA is not set" in commands.complaint("compare", "pof-mkl-table1")
+
+
+def test_compare_writes_table_plots_and_report(capsys):
+    options = ["--engine", "in-process", "--clients", "3", "--rounds", "20", "--out", "c"]
+    assert run(["compare", "demo", *options, "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    methods = result["datasets"]["NYC weather"]["methods"]
+    assert len(methods) == 7
+    assert len(result["datasets"]["Breast cancer"]["methods"]) == 3
+    assert len(result["datasets"]["Tumours"]["methods"]) == 4
+    assert len(result["datasets"]["Tumours, by columns"]["methods"]) == 2
+    assert len(result["datasets"]["Aircraft"]["methods"]) == 3
+    assert "POF-MKL" in captured.err
+    report = Path("c/report.html").read_text()
+    assert "POF-MKL" in report
+    assert report.count("data:image/png") == 5
+    assert len(list(Path("c/plots").glob("*.png"))) == 5
+
+
+def test_a_preset_of_several_sections_shows_each_with_its_own_data_and_columns(capsys, monkeypatch):
+    first = replace(weather(), entries=weather().entries[:2], title="One")
+    data = {"Wine": replace(first.data["NYC weather"], data="wine", split="iid")}
+    paper = {"Wine": {"mse_std": {"OFSKL": 7.5}}}
+    second = replace(
+        first,
+        data=data,
+        entries=(("OFSKL", "ofskl", {}),),
+        columns=("seconds", "mse_std", "mse"),
+        figures=("bytes",),
+        paper=paper,
+        title="Two",
+        text="Another section",
+    )
+    several = presets.Preset("demo", "Both", "Two sections.", (first, second), runs=1)
+    monkeypatch.setitem(presets._PRESETS, "demo", lambda datasets: several)
+    options = ["--clients", "3", "--rounds", "5", "--out", "c", "--json", "-"]
+    assert run(["compare", "demo", *options]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)["datasets"]
+    assert list(found) == ["NYC weather", "Wine"]
+    assert list(found["NYC weather"]["methods"]) == ["POF-MKL", "vM-KOFL"]
+    assert list(found["Wine"]["methods"]) == ["OFSKL"]
+    table = captured.err[captured.err.index("Wine:") :]
+    assert "7.50" in table  # the paper's figure beside its column
+    report = Path("c/report.html").read_text()
+    assert report.index("One") < report.index("NYC weather") < report.index("Another section")
+    assert report.count("data:image/png") == 4
+    assert report.count("Regret: a client") == 1

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.errors import OptionError
 from fedkern_flwr.linear_model import model_rows
 from fedkern_flwr.simulations import DropOut, simulate
 from fedkern_flwr.simulations.engines.delays import DelayLaw, GroupDelays, first_fault
 from fedkern_flwr.simulations.engines.faults import Delivery
-from fedkern_flwr.simulations.methods.experiment import Entry, run_entries, summarise
+from fedkern_flwr.simulations.methods.experiment import Entry, run_entries
 from fedkern_flwr.simulations.methods.groups import HierarchicalFamily
 from fedkern_flwr.simulations.methods.groups_data import HierarchicalData
 from fedkern_flwr.simulations.methods.groups_oracle import linear_svm, pooled_optimum
@@ -46,22 +45,6 @@ def test_users_are_dealt_to_groups_evenly_unless_sizes_are_given() -> None:
     assert HierarchicalSettings("iris", users=7, groups=1).describe() == "7 users in 1 group"
     uneven = HierarchicalSettings("iris", users=6, group_sizes=(1, 5))
     assert uneven.describe() == "groups of 1, 5 users"
-
-
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
-        ({"users": 3, "groups": 4}, "3 users cannot be dealt to 4 groups"),
-        ({"users": 3, "groups": 0}, "3 users cannot be dealt to 0 groups"),
-        ({"users": 6, "group_sizes": (2, 3)}, "groups of 2, 3 users are not 6 users"),
-        ({"users": 6, "group_sizes": (6, 0)}, "groups of 6, 0 users are not 6 users"),
-        ({"users": 200}, "125 training rows cannot be dealt to 200 users; use fewer users"),
-        ({"users": 42, "groups": 14, **VERTICAL}, "13 columns cannot be dealt to 14 groups"),
-    ],
-)
-def test_what_cannot_be_dealt_is_refused(more: dict[str, Any], text: str) -> None:
-    with pytest.raises((OptionError, TableError), match=text):
-        data(**more)
 
 
 def test_every_row_is_at_one_user_and_agents_hold_nothing() -> None:
@@ -118,34 +101,6 @@ def test_a_vertical_split_gives_every_group_all_rows_of_its_columns() -> None:
     assert dealt[0] != dealt[1]  # other rows go together in another group
     assert [len(block) for block in part.blocks] == [7, 6]
     assert nodes[0]["columns"] == prepared.columns[:7]
-
-
-def test_rows_may_be_dealt_by_site_and_labels_of_numbers_are_scaled(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    x, site = rng.normal(size=(60, 3)), np.repeat(["a", "b", "c"], 20)
-    np.savez(tmp_path / "t.npz", X=x, y=100.0 + x[:, 0], place=site)
-    path = str(tmp_path / "t.npz")
-    prepared = data(path, site_column="place", split="site", test_size=0.0)
-    part = prepared.split(0)
-    for user in range(6):
-        rows = np.flatnonzero(part.holders[0] == user)
-        assert len(rows) == 10
-        assert len(set(site[rows])) == 1
-    with pytest.raises(OptionError, match="come from 3 sites, 2 users cannot hold them all"):
-        data(path, site_column="place", split="site", users=2)
-    assert np.abs(part.y).max() == pytest.approx(1.0)
-    assert part.classes == ()
-    assert part.label_bound == 1.0
-    node = tables(prepared)[0]
-    assert "x_test" not in node
-    assert node["classes"] is None
-
-
-def test_users_share_a_split_unless_each_run_is_to_have_its_own() -> None:
-    for resplit in (False, True):
-        prepared = data(resplit=resplit)
-        first, second = prepared.split(0), prepared.split(1)
-        assert np.array_equal(first.holders[0], second.holders[0]) != resplit
 
 
 def test_random_labels_are_those_of_the_papers_table() -> None:
@@ -376,25 +331,6 @@ def test_another_c_is_another_optimum() -> None:
         wrong = HierarchicalFamily().measure(strategy, prepared, {})
         assert abs(wrong["objective_gap"]) > 0.03, name
         setattr(strategy, name, before)
-
-
-def test_without_held_out_rows_there_is_no_accuracy() -> None:
-    metrics = run_one(data("iris", positive=1.0, test_size=0.0)).results[0]["metrics"]
-    assert not {"test_accuracy", "centralised_test_accuracy"} & metrics.keys()
-    assert abs(metrics["objective_gap"]) < 0.01
-
-
-def test_runs_are_averaged() -> None:
-    entry = run_one(data("iris", positive=1.0, resplit=True), 2)
-    summary, each = summarise(entry), HierarchicalFamily().per_draw(entry)["draws"]
-    assert len(set(each["objective"])) == 2
-    assert summary["metrics"]["objective"] == pytest.approx(np.mean(each["objective"]))
-    assert len(each["seconds"]) == 2
-    assert summary["history"] == entry.results[0]["history"]
-    assert summary["survivors"] == 8
-    sent = entry.results[0]
-    expected = sent["bytes_up"] / 6e3
-    assert sent["metrics"]["kilobytes_per_user"] == pytest.approx(expected)
 
 
 def test_delays_make_a_run_last_and_change_nothing_else() -> None:

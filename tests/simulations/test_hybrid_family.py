@@ -2,50 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.landmarks import draw_landmarks, public_seed
 from fedkern_flwr.product_kernel import landmark_gammas
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.methods.experiment import Entry, run_entries, summarise
-from fedkern_flwr.simulations.methods.hybrid import HybridFamily
 from fedkern_flwr.simulations.methods.hybrid_data import HybridData, HybridSettings
 from fedkern_flwr.simulations.methods.hybrid_oracle import centralised_difference
 from fedkern_flwr.strategies import FedCG
 
 
-def write_csv(path: Path, columns: Mapping[str, Any]) -> str:
-    """Write columns; NaN becomes an empty cell."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        for row in zip(*(np.asarray(c).tolist() for c in columns.values()), strict=True):
-            writer.writerow("" if cell != cell else cell for cell in row)
-    return str(path)
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> dict[str, Any]:
-    """Return the columns of a table of 60 rows, which a test may change and write."""
-    rng = np.random.default_rng(4)
-    x = rng.uniform(-5.0, 5.0, (60, 6))
-    columns: dict[str, Any] = {"id": [f"p{i}" for i in range(60)], "site": ["x", "y", "z"] * 20}
-    columns |= {name: x[:, j] for j, name in enumerate("abcdef")}
-    return {**columns, "y": (x.sum(axis=1) > 0.0).astype(float)}
-
-
 def settings(path: str, **more: Any) -> HybridSettings:
-    return HybridSettings(path, label="y", id_column="id", site_column="site", **more)
+    return HybridSettings(path, label="y", id_column="id", site_column="town", **more)
 
 
 # --- Dealing --------------------------------------------------------------------------------
@@ -73,11 +46,11 @@ def test_hospitals_without_a_block_hold_labels_alone():
     assert list(pooled.blocks) == [f"centre {c}" for c in (1, 2, 3, 4)]
 
 
-def test_a_hospital_holds_the_rows_of_its_site(table, tmp_path):
-    path = write_csv(tmp_path / "t.csv", table)
+def test_a_hospital_holds_the_rows_of_its_site(table, tables, tmp_path):
+    path = tables.write(tmp_path / "t.csv", table)
     data = HybridData(settings(path, split="site", hospitals=3))
     pooled = data.split(0)
-    sites = np.array(table["site"])
+    sites = np.array(table["town"])
     for h, site in enumerate("xyz"):
         assert set(sites[pooled.hospital == h]) == {site}
     more = HybridData(settings(path, split="site", hospitals=5)).split(0)
@@ -86,78 +59,36 @@ def test_a_hospital_holds_the_rows_of_its_site(table, tmp_path):
         HybridData(settings(path, split="site"))
 
 
-def test_a_site_without_held_out_rows_does_not_move_those_of_the_others(table, tmp_path):
-    table["site"] = ["x"] * 1 + ["y"] * 30 + ["z"] * 29
-    data = HybridData(settings(write_csv(tmp_path / "t.csv", table), split="site", hospitals=3))
+def test_a_site_without_held_out_rows_does_not_move_those_of_the_others(table, tables, tmp_path):
+    table["town"] = ["x"] * 1 + ["y"] * 30 + ["z"] * 29
+    data = HybridData(settings(tables.write(tmp_path / "t.csv", table), split="site", hospitals=3))
     pooled = data.split(0)
     assert not (~pooled.train & (pooled.hospital == 0)).any()
     assert pooled.hospital.tolist() == [0] * 1 + [1] * 30 + [2] * 29
 
 
-def test_held_out_rows_that_came_with_the_data_are_kept(tmp_path):
-    rng = np.random.default_rng(0)
-    x, y = rng.random((30, 6)), np.arange(30) % 2
-    file = tmp_path / "t.npz"
-    np.savez(file, X=x, y=y, X_test=x[:9], y_test=y[:9])
-    facts = HybridData(HybridSettings(str(file))).facts()
-    assert facts["rows"] == [15, 15]
-    assert facts["held_out_rows"] == [5, 4]
-
-
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
-        ({"hospitals": 0}, "use at least one hospital"),
-        ({"centres": -1}, "2 hospitals and -1 centres"),
-        ({"centres": 0, "own_block": False}, "nobody has columns"),
-        ({"centres": 6}, "6 columns cannot be dealt to 7 blocks; use fewer centres"),
-        ({"hospitals": 19}, "18 of 60 rows cannot be dealt to 19 hospitals"),
-        ({"test_size": 1.0}, "test-size is 1.0"),
-        ({"task": "regression", "positive": 1.0}, "no class 1"),
-        ({"positive": 7.0}, "no class 7"),
-        ({"split": "dirichlet", "alpha": 0.0}, "alpha is 0"),
-    ],
-)
-def test_settings_that_cannot_be_dealt_are_refused(table, tmp_path, more, text):
-    path = write_csv(tmp_path / "t.csv", table)
-    with pytest.raises(OptionError, match=text):
-        HybridData(settings(path, **more))
-
-
-def test_whole_numbers_are_classes_and_all_else_is_a_regression(table, tmp_path):
-    found = {}
-    rows = np.arange(60)
-    for name, y in {"classes": rows % 20, "many": rows % 21, "real": rows / 7.0}.items():
-        path = write_csv(tmp_path / f"{name}.csv", {**table, "y": y})
-        found[name] = len(HybridData(settings(path)).split(0).classes)
-    assert found == {"classes": 20, "many": 0, "real": 0}
-    path = str(tmp_path / "classes.csv")
-    assert HybridData(settings(path, task="regression")).split(0).classes == ()
-    assert HybridData(settings(path, positive=3.0)).split(0).classes == (0.0, 1.0)
-
-
-def test_constant_columns_are_noted_and_an_empty_one_is_refused(table, tmp_path):
+def test_constant_columns_are_noted_and_an_empty_one_is_refused(table, tables, tmp_path):
     table["b"] = np.full(60, 7.0)
-    data = HybridData(settings(write_csv(tmp_path / "t.csv", table)))
+    data = HybridData(settings(tables.write(tmp_path / "t.csv", table)))
     assert "constant in the training rows: b" in data.notes
     assert set(data.split(0).x[:, 1]) == {0.0}
     table["c"] = np.full(60, np.nan)
-    path = write_csv(tmp_path / "t.csv", table)
+    path = tables.write(tmp_path / "t.csv", table)
     for missing in ("drop-row", "neutral"):
         with pytest.raises(TableError, match="column 'c' is empty in all training rows"):
             HybridData(settings(path, missing=missing))
     table["c"], table["d"] = np.where(np.arange(60) % 2, np.nan, 1.0), table["d"].copy()
     table["d"][::2] = np.nan
-    path = write_csv(tmp_path / "t.csv", table)
+    path = tables.write(tmp_path / "t.csv", table)
     with pytest.raises(TableError, match="every row lacks a column of block 'centre 1'"):
         HybridData(settings(path, missing="neutral"))
 
 
-def test_rows_without_a_label_or_a_hospitals_value_are_left_out_and_noted(table, tmp_path):
+def test_rows_without_a_label_or_a_hospitals_value_are_left_out_and_noted(table, tables, tmp_path):
     table["y"][[3, 8]] = np.nan
     table["a"][5] = np.nan
     table["c"][9] = np.nan  # of a centre: the row lacks a block
-    path = write_csv(tmp_path / "t.csv", table)
+    path = tables.write(tmp_path / "t.csv", table)
     with pytest.raises(TableError, match=r"'a' of t.csv is empty or NaN in 1 rows .*4 bad rows"):
         HybridData(settings(path))
     for more in ({}, {"positive": 1.0}):  # a missing label is no class, not even the other one
@@ -170,60 +101,17 @@ def test_rows_without_a_label_or_a_hospitals_value_are_left_out_and_noted(table,
         assert np.isnan(data.split(0).x).any()
 
 
-def test_an_infinite_label_is_a_missing_one(table, tmp_path):
+def test_an_infinite_label_is_a_missing_one(table, tables, tmp_path):
     y = np.linspace(0.0, 100.0, 60)
     y[7] = np.inf
     pooled = HybridData(
-        settings(write_csv(tmp_path / "t.csv", {**table, "y": y}), missing="drop-row")
+        settings(tables.write(tmp_path / "t.csv", {**table, "y": y}), missing="drop-row")
     ).split(0)
     assert len(pooled.y) == 59
     assert np.abs(pooled.y[pooled.train]).max() == pytest.approx(1.0)
 
 
-def test_held_out_labels_beyond_the_training_range_are_not_cut_off(table, tmp_path):
-    """The error is in the units of the labels and of the labels as they are."""
-    y = np.array(table["a"]) * 10.0
-    npz = tmp_path / "t.npz"
-    x = np.column_stack([table[c] for c in "abcdef"])
-    np.savez(npz, X=x[:40], y=y[:40], X_test=x[40:], y_test=y[40:] + 500.0)
-    data = HybridData(HybridSettings(str(npz)))
-    entry = Entry("FedCG", "fed-cg", {"landmarks": 10})
-    run_entries([entry], data, engine="in-process", seed=0, measure=measure(data))
-    found = entry.results[0]["metrics"]["test_rmse"]
-    pooled, outputs = data.split(0), np.full(60, np.nan)
-    for row, values in read_predictions(data).items():
-        outputs[row] = values[0]
-    scaling = pooled.scaling
-    predicted = outputs[40:] * scaling["y_half_range"] + scaling["y_middle"]
-    assert found == pytest.approx(np.sqrt(np.mean((predicted - y[40:] - 500.0) ** 2)), rel=1e-9)
-    assert found > 400.0
-
-
 # --- The pooled solution --------------------------------------------------------------------
-
-
-def measure(data: HybridData) -> Any:
-    family = HybridFamily()
-    return lambda strategy: family.measure(strategy, data, {})
-
-
-def read_predictions(data: HybridData) -> dict[int, list[float]]:
-    found = {}
-    for file in data.predictions.glob("partition-*.csv"):
-        with file.open(newline="") as lines:
-            for row in csv.DictReader(lines):
-                outputs = [float(row[name]) for name in row if name.startswith("output_")]
-                found[int(row["id"])] = outputs
-    return found
-
-
-def write_predictions(data: HybridData, rows: np.ndarray, outputs: np.ndarray) -> None:
-    """Put predictions where simulated hospitals put theirs."""
-    for file in data.predictions.glob("*.csv"):
-        file.unlink()
-    heads = ["id", *(f"output_{k}" for k in range(outputs.shape[1]))]
-    lines = [",".join(map(repr, [int(r), *o.tolist()])) for r, o in zip(rows, outputs, strict=True)]
-    (data.predictions / "partition-0.csv").write_text("\n".join([",".join(heads), *lines]))
 
 
 def plain_solution(
@@ -294,35 +182,35 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pooled_solution_is_that_of_plain_numpy(case, table, tmp_path):
+def test_pooled_solution_is_that_of_plain_numpy(case, table, tables, tmp_path):
     """Zeros are as far from it as NumPy's solution is large; NumPy's solution is not."""
     of_data, of_method = CASES[case]
-    path = write_csv(tmp_path / "t.csv", table)
+    path = tables.write(tmp_path / "t.csv", table)
     chosen = HybridSettings(**of_data) if "data" in of_data else settings(path, **of_data)
     data, options = HybridData(chosen), {"landmarks": 12, **of_method}
     strategy = FedCG(**options, seed=chosen.seed)
     simulate(strategy, data.client_fn(strategy), data.num_clients)
     assert centralised_difference(strategy, data) < 1e-7
     coefficients, rows, outputs = plain_solution(data, options, chosen.seed)
-    assert set(rows.tolist()) == set(read_predictions(data))
+    assert set(rows.tolist()) == set(tables.outputs(data.predictions))
     np.testing.assert_allclose(strategy.coefficients_, coefficients, rtol=0.0, atol=1e-5)
-    write_predictions(data, rows, outputs)
+    tables.put(data.predictions, dict(zip(rows, outputs, strict=True)))
     assert centralised_difference(strategy, data) < 1e-8
     assert np.abs(outputs).max() > 0.5
-    write_predictions(data, rows, np.zeros_like(outputs))
+    tables.put(data.predictions, dict(zip(rows, np.zeros_like(outputs), strict=True)))
     found = centralised_difference(strategy, data)
     assert found == pytest.approx(np.abs(outputs).max(), rel=0, abs=1e-8)
     moved = outputs.copy()
     moved[-1, -1] += 1e-3
-    write_predictions(data, rows, moved)
+    tables.put(data.predictions, dict(zip(rows, moved, strict=True)))
     assert centralised_difference(strategy, data) == pytest.approx(1e-3, rel=1e-4)
 
 
 @pytest.mark.parametrize("missing", ["drop-row", "neutral"])
-def test_pooled_solution_treats_missing_blocks_as_the_parties_do(missing, table, tmp_path):
+def test_pooled_solution_treats_missing_blocks_as_the_parties_do(missing, table, tables, tmp_path):
     for name, rows in {"c": [1, 2, 30], "e": [2, 40, 41]}.items():
         table[name][rows] = np.nan
-    data = HybridData(settings(write_csv(tmp_path / "t.csv", table), missing=missing))
+    data = HybridData(settings(tables.write(tmp_path / "t.csv", table), missing=missing))
     options = {"landmarks": 12, "missing": missing, "allow_single": True}
     strategy = FedCG(**options, seed=0)
     simulate(strategy, data.client_fn(strategy), data.num_clients)
@@ -336,50 +224,7 @@ def test_pooled_solution_treats_missing_blocks_as_the_parties_do(missing, table,
     assert len(outputs) == sum(h["held_out_rows"] for h in hospitals)
 
 
-def test_coefficients_that_are_a_little_wrong_are_noticed(monkeypatch):
-    """The negative control of every difference that a run reports."""
-    data = HybridData(HybridSettings("iris", positive=1.0))
-    real = HybridKernelClient.take_coefficients
-
-    @wraps(real)
-    def perturbed(client: HybridKernelClient, request: Any) -> Any:
-        return real(client, replace(request, coefficients=request.coefficients * (1.0 + 1e-4)))
-
-    entries = []
-    for change in (real, perturbed):
-        monkeypatch.setattr(HybridKernelClient, "take_coefficients", change)
-        entries.append(Entry("FedCG", "fed-cg", {"landmarks": 15}))
-        run_entries(entries[-1:], data, engine="in-process", seed=0, measure=measure(data))
-    right, wrong = (e.results[0]["metrics"]["centralised_difference"] for e in entries)
-    assert right < 1e-7
-    assert wrong > 2e-5
-
-
-def test_no_difference_is_reported_without_held_out_rows():
-    data = HybridData(HybridSettings("iris", test_size=0.0))
-    entry = Entry("FedCG", "fed-cg", {"landmarks": 15})
-    run_entries([entry], data, engine="in-process", seed=0, measure=measure(data))
-    assert set(entry.results[0]["metrics"]) == {"iterations", "residual"}
-
-
 # --- Runs -----------------------------------------------------------------------------------
-
-
-def test_runs_are_averaged_each_with_its_own_landmarks():
-    data = HybridData(HybridSettings("wine"))
-    entry = Entry("FedCG", "fed-cg", {"landmarks": 10, "solver": "cg"})
-    run_entries([entry], data, engine="in-process", seed=2, runs=3, measure=measure(data))
-    summary, each = summarise(entry), HybridFamily().per_draw(entry)
-    differences = each["draws"]["centralised_difference"]
-    assert len(set(differences)) == 3
-    assert max(differences) < 1e-6
-    for name, values in each["draws"].items():
-        mean = summary[name] if name == "seconds" else summary["metrics"][name]
-        assert mean == pytest.approx(np.mean(values)), name
-    assert [len(run) for run in each["squared_residuals"]] == each["draws"]["iterations"]
-    assert summary["history"] == entry.results[0]["history"]
-    assert summary["survivors"] == 4
-    assert summary["matched"]["blocks"] == {"clinical": [0, 1], "centre 1": [2], "centre 2": [3]}
 
 
 def test_where_the_rows_are_does_not_matter():
@@ -392,18 +237,3 @@ def test_where_the_rows_are_does_not_matter():
         models.append(strategy.coefficients_)
     np.testing.assert_allclose(models[1], models[0], rtol=0.0, atol=1e-8)
     np.testing.assert_allclose(models[2], models[0], rtol=0.0, atol=1e-8)
-
-
-def test_runs_share_a_split_unless_each_is_to_have_its_own():
-    for resplit in (False, True):
-        data = HybridData(HybridSettings("wine", resplit=resplit))
-        first, second = data.split(0).train.copy(), data.split(1).train.copy()
-        assert np.array_equal(first, second) != resplit
-
-
-def test_simulated_predictions_go_with_the_data():
-    data = HybridData(HybridSettings("iris"))
-    folder = data.predictions
-    assert folder.is_dir()
-    del data
-    assert not folder.exists()

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedkern_flwr.clients import VerticalKernelClient
-from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.frequencies import draw_directions, draw_offsets
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.methods import vertical_oracle
-from fedkern_flwr.simulations.methods.experiment import Entry, run_entries, summarise
-from fedkern_flwr.simulations.methods.vertical import VerticalFamily
 from fedkern_flwr.simulations.methods.vertical_data import (
     VerticalData,
     VerticalSettings,
@@ -26,28 +19,8 @@ from fedkern_flwr.simulations.methods.vertical_oracle import centralised_differe
 from fedkern_flwr.strategies import FDSKL
 
 
-def write_csv(path: Path, columns: Mapping[str, Any]) -> str:
-    """Write columns; NaN becomes an empty cell."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        for row in zip(*(np.asarray(c).tolist() for c in columns.values()), strict=True):
-            writer.writerow("" if cell != cell else cell for cell in row)
-    return str(path)
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> dict[str, Any]:
-    """Return the columns of a table of 60 rows, which a test may change and write."""
-    rng = np.random.default_rng(4)
-    x = rng.uniform(-5.0, 5.0, (60, 6))
-    columns: dict[str, Any] = {"id": [f"p{i}" for i in range(60)], "site": ["x", "y", "z"] * 20}
-    columns |= {name: x[:, j] for j, name in enumerate("abcdef")}
-    return {**columns, "y": (x.sum(axis=1) > 0.0).astype(float)}
-
-
 def settings(path: str, **more: Any) -> VerticalSettings:
-    return VerticalSettings(path, label="y", id_column="id", site_column="site", **more)
+    return VerticalSettings(path, label="y", id_column="id", site_column="town", **more)
 
 
 # --- Dealing --------------------------------------------------------------------------------
@@ -75,8 +48,10 @@ def test_columns_are_dealt_in_order_and_labels_to_the_first_parties():
         assert counts.max() - counts.min() <= 1
 
 
-def test_every_label_is_at_one_party_and_every_row_at_all(table, tmp_path):
-    data = VerticalData(settings(write_csv(tmp_path / "t.csv", table), parties=3, active_parties=2))
+def test_every_label_is_at_one_party_and_every_row_at_all(table, tables, tmp_path):
+    data = VerticalData(
+        settings(tables.write(tmp_path / "t.csv", table), parties=3, active_parties=2)
+    )
     pooled, clients = data.split(0), data.client_fn(FDSKL(schedule="streaming", seed=0))
     seen: dict[str, list[float]] = {"train": [], "test": []}
     orders = []
@@ -99,48 +74,8 @@ def test_every_label_is_at_one_party_and_every_row_at_all(table, tmp_path):
     assert orders[0][:20] != orders[1][:20] != orders[2][:20]
 
 
-def test_held_out_rows_that_came_with_the_data_are_kept(tmp_path):
-    rng = np.random.default_rng(0)
-    x, y = rng.random((30, 6)), np.arange(30) % 2
-    file = tmp_path / "t.npz"
-    np.savez(file, X=x, y=y, X_test=x[:9], y_test=y[:9])
-    data = VerticalData(VerticalSettings(str(file)))
-    assert (data.facts()["rows"], data.facts()["held_out_rows"]) == (30, 9)
-    np.testing.assert_allclose(data.pooled(0).x_test, data.pooled(0).x[:9])
-
-
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
-        ({"active_parties": 0}, "0 of 4 parties are active; use at least one"),
-        ({"parties": 3, "active_parties": 4}, "4 of 3 parties are active"),
-        ({"parties": 7}, "6 columns cannot be dealt to 7 parties; use fewer parties"),
-        ({"train_rows": 0}, "train-rows is 0"),
-        ({"test_size": 1.0}, "test-size is 1.0"),
-        ({"task": "regression", "positive": 1.0}, "no class 1"),
-        ({"positive": 7.0}, "no class 7"),
-    ],
-)
-def test_settings_that_cannot_be_dealt_are_refused(table, tmp_path, more, text):
-    path = write_csv(tmp_path / "t.csv", table)
-    with pytest.raises(OptionError, match=text):
-        VerticalData(settings(path, **more))
-
-
-def test_whole_numbers_are_classes_and_all_else_is_a_regression(table, tmp_path):
-    found = {}
-    rows = np.arange(60)
-    for name, y in {"classes": rows % 20, "many": rows % 21, "real": rows / 7.0}.items():
-        path = write_csv(tmp_path / f"{name}.csv", {**table, "y": y})
-        found[name] = len(VerticalData(settings(path)).split(0).classes)
-    assert found == {"classes": 20, "many": 0, "real": 0}
-    path = str(tmp_path / "classes.csv")
-    assert VerticalData(settings(path, task="regression")).split(0).classes == ()
-    assert VerticalData(settings(path, positive=3.0)).split(0).classes == (0.0, 1.0)
-
-
-def test_a_choice_of_training_rows_leaves_the_held_out_ones(table, tmp_path):
-    path = write_csv(tmp_path / "t.csv", table)
+def test_a_choice_of_training_rows_leaves_the_held_out_ones(table, tables, tmp_path):
+    path = tables.write(tmp_path / "t.csv", table)
     whole, few = VerticalData(settings(path)), VerticalData(settings(path, train_rows=20))
     assert (whole.facts()["rows"], few.facts()["rows"]) == (45, 20)
     assert whole.facts()["held_out_rows"] == few.facts()["held_out_rows"] == 15
@@ -152,28 +87,11 @@ def test_a_choice_of_training_rows_leaves_the_held_out_ones(table, tmp_path):
     assert not np.array_equal(few.split(0).y[few.split(0).train], other.y[other.train])
 
 
-def test_rows_with_empty_cells_are_refused_or_left_out(table, tmp_path):
-    table["c"] = table["c"].copy()
-    table["c"][[3, 8]] = np.nan
-    table["y"][5] = np.nan
-    path = write_csv(tmp_path / "t.csv", table)
-    with pytest.raises(TableError, match=r"'c' of t.csv is empty or NaN in 2 rows .*3 bad rows"):
-        VerticalData(settings(path))
-    data = VerticalData(settings(path, missing="drop-row"))
-    assert len(data.split(0).y) == 57
-    assert np.isfinite(data.split(0).x).all()
-
-
-def test_constant_columns_are_noted(table, tmp_path):
-    table["b"] = np.full(60, 7.0)
-    data = VerticalData(settings(write_csv(tmp_path / "t.csv", table)))
-    assert "constant in the training rows: b" in data.notes
-    assert set(data.split(0).x[:, 1]) == {0.0}
-
-
-def test_pooled_data_is_what_the_parties_have(table, tmp_path):
+def test_pooled_data_is_what_the_parties_have(table, tables, tmp_path):
     y = 500.0 + 40.0 * np.array(table["a"])
-    data = VerticalData(settings(write_csv(tmp_path / "t.csv", {**table, "y": y}), test_size=0.2))
+    data = VerticalData(
+        settings(tables.write(tmp_path / "t.csv", {**table, "y": y}), test_size=0.2)
+    )
     pooled, columns = data.pooled(0), data.split(0)
     assert pooled.classes == ()
     assert (len(pooled.x), len(pooled.x_test)) == (48, 12)
@@ -188,21 +106,6 @@ def test_pooled_data_is_what_the_parties_have(table, tmp_path):
     assert off == pytest.approx(0.1 * pooled.label_unit)
 
 
-def test_runs_share_a_split_unless_each_is_to_have_its_own():
-    for resplit in (False, True):
-        data = VerticalData(VerticalSettings("wine", resplit=resplit))
-        first, second = data.split(0).train.copy(), data.split(1).train.copy()
-        assert np.array_equal(first, second) != resplit
-
-
-def test_simulated_predictions_go_with_the_data():
-    data = VerticalData(VerticalSettings("iris"))
-    folder = data.predictions
-    assert folder.is_dir()
-    del data
-    assert not folder.exists()
-
-
 # --- The pooled twin ------------------------------------------------------------------------
 
 
@@ -211,26 +114,6 @@ def fit(data: VerticalData, rounds: int = 12, **options: Any) -> FDSKL:
     clients = data.client_fn(strategy)
     simulate(strategy, clients, data.num_clients, num_rounds=rounds)
     return strategy
-
-
-def read_predictions(data: VerticalData) -> dict[int, list[float]]:
-    found = {}
-    for file in data.predictions.glob("partition-*.csv"):
-        with file.open(newline="") as lines:
-            for row in csv.DictReader(lines):
-                outputs = [float(row[name]) for name in row if name.startswith("output_")]
-                found[int(row["id"])] = outputs
-    return found
-
-
-def write_predictions(data: VerticalData, outputs: Mapping[int, list[float]]) -> None:
-    """Put predictions where simulated active parties put theirs."""
-    for file in data.predictions.glob("*.csv"):
-        file.unlink()
-    width = len(next(iter(outputs.values())))
-    lines = [",".join(["id", *(f"output_{k}" for k in range(width))])]
-    lines += [",".join(map(repr, [row, *values])) for row, values in outputs.items()]
-    (data.predictions / "partition-0.csv").write_text("\n".join(lines))
 
 
 ONE = {"features": 30, "regularization": 0.02, "phase_bits": 32}
@@ -275,15 +158,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_pooled_twin_is_what_the_parties_made_and_notices_another_seed(
-    case, table, tmp_path, monkeypatch
+    case, table, tables, tmp_path, monkeypatch
 ):
     """The negative control of every difference that a run reports."""
     of_data, options = CASES[case]
     of_data = {"parties": 3, **of_data}
     chosen = VerticalSettings(**of_data) if "data" in of_data else None
-    data = VerticalData(chosen or settings(write_csv(tmp_path / "t.csv", table), **of_data))
+    data = VerticalData(chosen or settings(tables.write(tmp_path / "t.csv", table), **of_data))
     strategy = fit(data, **options)
-    largest = max(max(map(abs, outputs)) for outputs in read_predictions(data).values())
+    largest = max(max(map(abs, outputs)) for outputs in tables.outputs(data.predictions).values())
     assert largest > 0.05
     bits = options["phase_bits"]
     # what is minimised in steps ends where the steps are small enough
@@ -309,21 +192,21 @@ def test_the_pooled_twin_is_what_the_parties_made_and_notices_another_seed(
     assert any(noticed) if one else all(noticed)
 
 
-def test_the_difference_is_that_of_the_worst_prediction(table, tmp_path):
-    data = VerticalData(settings(write_csv(tmp_path / "t.csv", table), parties=3))
+def test_the_difference_is_that_of_the_worst_prediction(table, tables, tmp_path):
+    data = VerticalData(settings(tables.write(tmp_path / "t.csv", table), parties=3))
     strategy = fit(data, **ONE, loss="square")
-    outputs = read_predictions(data)
+    outputs = tables.outputs(data.predictions)
     row = next(iter(outputs))
     outputs[row][0] += 1e-3
-    write_predictions(data, outputs)
+    tables.put(data.predictions, outputs)
     assert centralised_difference(strategy, data) == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_the_twin_is_plain_numpy(table, tmp_path):
+def test_the_twin_is_plain_numpy(table, tables, tmp_path):
     """Ridge regression on features of the pooled table, written out."""
-    data = VerticalData(settings(write_csv(tmp_path / "t.csv", table), parties=3))
+    data = VerticalData(settings(tables.write(tmp_path / "t.csv", table), parties=3))
     fit(data, **ONE, loss="square")
-    pooled, found = data.split(0), read_predictions(data)
+    pooled, found = data.split(0), tables.outputs(data.predictions)
     angles = np.zeros((60, 30))
     for party, columns in enumerate(pooled.parts):
         seed = frequency_seed(0, party)
@@ -339,83 +222,7 @@ def test_the_twin_is_plain_numpy(table, tmp_path):
     assert [found[row][0] for row in rows] == pytest.approx(expected, rel=0, abs=1e-7)
 
 
-def test_coefficients_that_are_a_little_wrong_are_noticed(monkeypatch):
-    data = VerticalData(VerticalSettings("iris", positive=1.0))
-    real = VerticalKernelClient._scores
-
-    def perturbed(client: VerticalKernelClient, *arguments: Any) -> Any:
-        return real(client, *arguments) * (1.0 + 1e-3)
-
-    found = []
-    for change in (real, perturbed):
-        monkeypatch.setattr(VerticalKernelClient, "_scores", change)
-        found.append(centralised_difference(fit(data, **ONE, loss="square"), data))
-    assert found[0] < 1e-6
-    assert found[1] > 1e-4
-
-
 # --- Runs -----------------------------------------------------------------------------------
-
-
-def measure(data: VerticalData) -> Any:
-    family = VerticalFamily()
-    return lambda strategy: family.measure(strategy, data, {})
-
-
-def run_one(data: VerticalData, runs: int = 1, **options: Any) -> Entry:
-    entry = Entry("FDSKL", "fdskl", options)
-    run_entries([entry], data, engine="in-process", seed=0, runs=runs, measure=measure(data))
-    return entry
-
-
-def test_errors_of_a_regression_are_in_the_units_of_the_labels(table, tmp_path):
-    """Labels as they are, beyond the range of the training rows too."""
-    y = np.array(table["a"]) * 10.0
-    npz = tmp_path / "t.npz"
-    x = np.column_stack([table[c] for c in "abcdef"])
-    np.savez(npz, X=x[:40], y=y[:40], X_test=x[40:], y_test=y[40:] + 500.0)
-    data = VerticalData(VerticalSettings(str(npz), parties=3))
-    assert data.split(0).label_bound > 5.0
-    metrics = run_one(data, features=40).results[0]["metrics"]
-    scaling, found = data.split(0).scaling, read_predictions(data)
-    outputs = np.array([found[row][0] for row in range(40, 60)])
-    predicted = outputs * scaling["y_half_range"] + scaling["y_middle"]
-    expected = np.sqrt(np.mean((predicted - y[40:] - 500.0) ** 2))
-    assert metrics["test_rmse"] == pytest.approx(expected, rel=1e-6)
-    assert metrics["test_rmse"] > 400.0
-    assert 0.1 < metrics["validation_score"] < np.std(y)
-    assert metrics["centralised_difference"] < 1e-2
-
-
-def test_accuracy_of_many_classes_is_that_of_the_largest_output():
-    data = VerticalData(VerticalSettings("iris", parties=3))
-    metrics = run_one(data, features=60).results[0]["metrics"]
-    pooled, found = data.split(0), read_predictions(data)
-    right = [np.argmax(values) == pooled.y[row] for row, values in found.items()]
-    assert metrics["test_accuracy"] == pytest.approx(np.mean(right))
-    assert len(right) == 36  # a quarter of each class
-    assert metrics["test_accuracy"] > 0.9
-
-
-def test_no_difference_is_reported_without_held_out_rows():
-    data = VerticalData(VerticalSettings("iris", test_size=0.0))
-    metrics = run_one(data, features=15, gamma=1.0, regularization=0.1).results[0]["metrics"]
-    assert set(metrics) == {"gamma", "regularization"}
-
-
-def test_runs_are_averaged_each_with_its_own_directions():
-    data = VerticalData(VerticalSettings("wine"))
-    entry = run_one(data, 3, features=60, gamma=0.5, regularization=0.01)
-    summary, each = summarise(entry), VerticalFamily().per_draw(entry)
-    differences = each["draws"]["centralised_difference"]
-    assert len(set(differences)) == 3
-    assert max(differences) < 5e-3
-    for name, values in each["draws"].items():
-        mean = summary[name] if name == "seconds" else summary["metrics"][name]
-        assert mean == pytest.approx(np.mean(values)), name
-    assert summary["history"] == entry.results[0]["history"]
-    assert summary["survivors"] == 4
-    assert summary["matched"]["passive_parties"] == [1, 2, 3]
 
 
 def test_clients_are_made_anew_only_where_they_depend_on_the_strategy():
