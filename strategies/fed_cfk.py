@@ -11,7 +11,8 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedkern_flwr.dot_kernels import KernelName
-from fedkern_flwr.errors import FINAL, (
+from fedkern_flwr.errors import (
+    FINAL,
     CheckpointError,
     CohortError,
     OptionError,
