@@ -18,7 +18,7 @@ from fedkern_flwr.clients import (
     SVMClient,
     VerticalKernelClient,
 )
-from fedkern_flwr.landmarks import public_seed
+from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.strategies import (
     FDSKL,
     POFMKL,

@@ -18,13 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from fedkern_flwr.clients import OnlineKernelClient
-from fedkern_flwr.clients.account import StreamAccount
-from fedkern_flwr.clients.online import _book, _gradient
-from fedkern_flwr.kernels import bandwidth_dictionary
-from fedkern_flwr.online import kernel_weights
-from fedkern_flwr.random_features import gaussian_frequencies
+from fedkern_flwr.clients.pof_mkl import _book, _gradient
+from fedkern_flwr.clients.pof_mkl_account import StreamAccount
+from fedkern_flwr.kernels.dictionary import bandwidth_dictionary
+from fedkern_flwr.kernels.random_features import gaussian_frequencies
+from fedkern_flwr.online.learning import kernel_weights
+from fedkern_flwr.online.messages import PersonalRequest
 from fedkern_flwr.wire import DescribeRequest
-from fedkern_flwr.wire.online import PersonalRequest
 
 DIMENSION, KERNELS, FEATURES, CHOSEN = 15, 51, 100, 1
 ROUNDS, BLOCK, REPETITIONS, MANY = 500, 50, 4, 10

@@ -22,9 +22,8 @@ from rich.progress import track
 from rich.table import Table
 from scipy import linalg
 
-from fedkern_flwr.frequencies import draw_directions, draw_offsets
+from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
 from fedkern_flwr.labels import decide, encode_classes
-from fedkern_flwr.phases import cosines
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.methods.vertical_data import (
@@ -33,6 +32,7 @@ from fedkern_flwr.simulations.methods.vertical_data import (
     frequency_seed,
 )
 from fedkern_flwr.strategies import FDSKL
+from fedkern_flwr.vertical.phases import cosines
 
 Floats = NDArray[np.float64]
 DIRECTIONS, PAIRS, REGULARIZATION = 5000, 2000, 1e-5

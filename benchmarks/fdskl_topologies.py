@@ -1,7 +1,7 @@
 """Star, ring and tree over slow links: the comparison of FDSKL's Figure 4 by a link model.
 
 The sum of one vector per party at one of them, with 1 ms and 100 Mbit/s at every node; nothing is
-measured. The formulas stand in `fedkern_flwr/links.py` and are tested against a simulation of
+measured. The formulas stand in `simulations/lab/links.py` and are tested against a simulation of
 events. "direct" lets parties talk to each other, as the paper does; "server" is Flower, where every
 message goes up to the server and down from it. "in turn" counts the messages of the critical path,
 "two trees" is Algorithm 3, "masked star" what this package does by default.
@@ -16,7 +16,7 @@ from common import Record, run_script
 from rich.console import Console
 from rich.table import Table
 
-from fedkern_flwr.links import Link
+from fedkern_flwr.simulations.lab.links import Link
 from fedkern_flwr.simulations.lab.topologies import (
     COLUMNS,
     PARTIES,

@@ -36,7 +36,7 @@ from rich.table import Table
 from sklearn.datasets import load_breast_cancer
 
 from fedkern_flwr.clients import HybridKernelClient
-from fedkern_flwr.landmarks import public_seed
+from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.simulations import Transcript, simulate
 from fedkern_flwr.strategies import FedCG
 

@@ -30,7 +30,7 @@ from rich.table import Table
 from scipy import linalg
 
 from fedkern_flwr.clients import HybridKernelClient
-from fedkern_flwr.landmarks import draw_landmarks, public_seed
+from fedkern_flwr.hybrid.landmarks import draw_landmarks, public_seed
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import FedCG
 

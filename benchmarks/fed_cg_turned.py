@@ -21,7 +21,7 @@ from scipy.spatial.distance import cdist
 from sklearn.datasets import load_breast_cancer, load_iris, load_wine
 from sklearn.model_selection import StratifiedKFold, train_test_split
 
-from fedkern_flwr.landmarks import draw_landmarks, public_seed
+from fedkern_flwr.hybrid.landmarks import draw_landmarks, public_seed
 
 SPLITS, LANDMARKS, BLOCKS = 20, 50, 3
 LAMBDAS, GAMMAS = 10.0 ** np.arange(-5, 2), 2.0 ** np.arange(-6, 3)
@@ -90,7 +90,7 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
         for kernel in METRICS:
             for sampling in "UN":
                 turned = [accuracy(x, y, s, kernel, sampling) for s in range(SPLITS)]
-                with mock.patch("fedkern_flwr.landmarks._turn", lambda points, _: points):
+                with mock.patch("fedkern_flwr.hybrid.landmarks._turn", lambda points, _: points):
                     straight = [accuracy(x, y, s, kernel, sampling) for s in range(SPLITS)]
                 change = np.subtract(turned, straight)
                 error = change.std(ddof=1) / SPLITS**0.5

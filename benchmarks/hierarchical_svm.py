@@ -28,10 +28,10 @@ from scipy.optimize import minimize_scalar
 from sklearn.svm import SVC
 
 from fedkern_flwr.clients import SVMClient
-from fedkern_flwr.consensus import penalty_of
-from fedkern_flwr.dual_subspace import objective, restricted_optimum
+from fedkern_flwr.groups.consensus import penalty_of
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines.delays import DelayLaw, GroupDelays
+from fedkern_flwr.solvers.dual_subspace import objective, restricted_optimum
 from fedkern_flwr.strategies import HierarchicalSVM
 
 Floats = NDArray[np.float64]

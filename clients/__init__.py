@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from .alignment import AlignmentClient
     from .column_ranges import RangesClient
     from .fdskl import VerticalKernelClient
-    from .gram import GramClient
-    from .hierarchical import SVMClient
-    from .hybrid import HybridKernelClient
+    from .fed_cg import HybridKernelClient
+    from .hierarchical_svm import SVMClient
     from .kernel_pca import KernelPCAClient
-    from .online import OnlineKernelClient
+    from .pof_mkl import OnlineKernelClient
+    from .secure_gram import GramClient
     from .serving import serve
 
 __all__ = [
@@ -36,13 +36,13 @@ __all__ = [
 
 _MODULES = {
     "AlignmentClient": "alignment",
-    "GramClient": "gram",
-    "HybridKernelClient": "hybrid",
+    "GramClient": "secure_gram",
+    "HybridKernelClient": "fed_cg",
     "KernelPCAClient": "kernel_pca",
-    "OnlineKernelClient": "online",
+    "OnlineKernelClient": "pof_mkl",
     "PhaseClient": "fedkern_flwr.node.client",
     "RangesClient": "column_ranges",
-    "SVMClient": "hierarchical",
+    "SVMClient": "hierarchical_svm",
     "VerticalKernelClient": "fdskl",
     "serve": "serving",
 }

@@ -12,6 +12,13 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.app import Context
 
+from fedkern_flwr.align import messages as wire
+from fedkern_flwr.align.private_intersection import (
+    Exponents,
+    blind_ids,
+    finish_tags,
+    multiply_points,
+)
 from fedkern_flwr.alignment import AlignmentTags, Ids, hash_ids, id_texts, sort_order
 from fedkern_flwr.errors import (
     CheckpointError,
@@ -25,15 +32,8 @@ from fedkern_flwr.method import AnsweringClient, answers
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.private_files import can_be_written
-from fedkern_flwr.private_intersection import (
-    Exponents,
-    blind_ids,
-    finish_tags,
-    multiply_points,
-)
 from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
-from fedkern_flwr.wire import alignment as wire
 
 logger = logging.getLogger("fedkern_flwr")
 

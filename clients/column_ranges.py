@@ -11,8 +11,8 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike
 
-from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.column_ranges import (
+from fedkern_flwr.align import range_messages as wire
+from fedkern_flwr.align.column_ranges import (
     DEFAULT_BOUND,
     ENCODING,
     LABEL,
@@ -24,6 +24,7 @@ from fedkern_flwr.column_ranges import (
     own_ranges,
     second_pass,
 )
+from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError, ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.guard.rows import OwnRows
@@ -34,7 +35,6 @@ from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.private_files import can_be_written
 from fedkern_flwr.scaling import Scaling, ranges_to_json
 from fedkern_flwr.wire import DescribeRequest, columns_digest
-from fedkern_flwr.wire import ranges as wire
 
 
 class RangesClient(AnsweringClient):

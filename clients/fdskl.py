@@ -12,18 +12,18 @@ from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.alignment import AlignmentKey, check_alignment_key
-from fedkern_flwr.doubly_stochastic import new_coefficients
 from fedkern_flwr.errors import OptionError, RefusedError
-from fedkern_flwr.frequencies import FREQUENCIES, Frequencies, check_frequency_seed
 from fedkern_flwr.guard import SumRule, check_selection, refusal
+from fedkern_flwr.kernels.frequencies import FREQUENCIES, Frequencies, check_frequency_seed
 from fedkern_flwr.labels import count_outcomes
 from fedkern_flwr.method import answers
-from fedkern_flwr.online import check_choice
-from fedkern_flwr.phase_training import fit, outputs
-from fedkern_flwr.phases import cosines
+from fedkern_flwr.options import check_choice
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.vertical import ACTIVE, LARGEST_OUTPUT, PASSIVE
-from fedkern_flwr.wire import vertical as wire
+from fedkern_flwr.vertical import messages as wire
+from fedkern_flwr.vertical.doubly_stochastic import new_coefficients
+from fedkern_flwr.vertical.parties import ACTIVE, LARGEST_OUTPUT, PASSIVE
+from fedkern_flwr.vertical.phase_training import fit, outputs
+from fedkern_flwr.vertical.phases import cosines
 
 from .fdskl_columns import ColumnsClient
 from .fdskl_table import VerticalTable
@@ -88,7 +88,7 @@ class VerticalKernelClient(ColumnsClient):
     Notes
     -----
     Memory: about 100 MB above the table and, at an active party, what training needs (see
-    :mod:`fedkern_flwr.phase_training`); phases lie in a file.
+    :mod:`fedkern_flwr.vertical.phase_training`); phases lie in a file.
     """
 
     def __init__(

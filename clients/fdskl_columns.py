@@ -11,21 +11,21 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.alignment import AlignmentKey
 from fedkern_flwr.errors import ProtocolError, StateError, TableError
-from fedkern_flwr.frequencies import (
+from fedkern_flwr.guard import SumRule
+from fedkern_flwr.guard.rows import OwnRows
+from fedkern_flwr.kernels.frequencies import (
     SEED_BYTES,
     draw_directions,
     draw_offsets,
     public_frequency_seed,
 )
-from fedkern_flwr.guard import SumRule
-from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.method import AnsweringClient, answers
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.vertical import ACTIVE, PASSIVE, chunks, name_sum
+from fedkern_flwr.vertical import messages as wire
+from fedkern_flwr.vertical.parties import ACTIVE, PASSIVE, chunks, name_sum
 from fedkern_flwr.wire import DescribeRequest, columns_digest
-from fedkern_flwr.wire import vertical as wire
 
 from .fdskl_paper import make_hops
 from .fdskl_store import PhaseStore

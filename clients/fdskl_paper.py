@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
-from fedkern_flwr.wire import vertical as wire
+from fedkern_flwr.vertical import messages as wire
 
 if TYPE_CHECKING:
     from .fdskl_columns import ColumnsClient

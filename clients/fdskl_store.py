@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import StateError
-from fedkern_flwr.phases import Phases
+from fedkern_flwr.vertical.phases import Phases
 
 from .run_file import RunFile
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.kernel_pca import features_of, moments
+from fedkern_flwr.kernels.pca import features_of, moments
 from fedkern_flwr.method import MethodClient, answers, contributes
 
 Floats = NDArray[np.float64]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ColumnError, OptionError, TableError
-from .tables import listing, no_such
+from .tables.table import listing, no_such
 
 #: The files that :func:`~fedkern_flwr.interactions.load_interactions` reads.
 INTERACTION_FILES = "a u.data, .dat, .inter, .csv, .tsv or .parquet file"

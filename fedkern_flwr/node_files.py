@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from .errors import OptionError, TableError
-from .tables import Table
+from .tables.table import Table
 
 
 def read_secret(path: str | Path | None, name: str) -> bytes | None:

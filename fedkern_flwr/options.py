@@ -170,3 +170,14 @@ def members(kind: Any) -> tuple[Any, ...]:
     if get_origin(kind) in (Union, types.UnionType):
         return tuple(part for member in get_args(kind) for part in members(member))
     return (kind,)
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse an option that is not one of the choices.
+
+    Raises
+    ------
+    OptionError
+    """
+    if value not in choices:
+        raise OptionError(f"{name} is {value!r}", remedy=f"choose one of {', '.join(choices)}")

@@ -1,7 +1,7 @@
 """Scaling by public statistics: rows into the unit ball, labels into [0, 1]; or each by its range.
 
-Statistics that were summed securely (:mod:`fedkern_flwr.column_ranges`) leave out a few values, so
-files of them say ``"clip": true``.
+Statistics that were summed securely (:mod:`fedkern_flwr.align.column_ranges`) leave out a few
+values, so files of them say ``"clip": true``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .errors import TableError
-from .tables import Table
+from .tables.table import Table
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedkern_flwr.align import messages as wire
+from fedkern_flwr.align.private_intersection import POINT_BYTES
 from fedkern_flwr.alignment import Overlap, count_duplicates, count_overlaps
 from fedkern_flwr.errors import ProtocolError, SmallCohortError, StateError
 from fedkern_flwr.method import Ask, LostState, Method, Rounds, Steps
-from fedkern_flwr.private_intersection import POINT_BYTES
 from fedkern_flwr.secure_sum.envelope import SEALING_BYTES
 from fedkern_flwr.strategy import logger
 from fedkern_flwr.wire import DescribeReply
-from fedkern_flwr.wire import alignment as wire
 from fedkern_flwr.wire.describe import check_partitions
 
 _AGAIN = "start align again"
@@ -25,8 +25,9 @@ class AlignIds(Method):
     """Private set intersection: each party gets a file of secret tags, one for each of its ids.
 
     Later runs of any method take the file in place of a common alignment key. The protocol is
-    that of :mod:`fedkern_flwr.private_intersection`; P parties take P + 2 exchanges. In the last
-    one the parties send pseudonyms of their tags, as every later run does, and the server counts.
+    that of :mod:`fedkern_flwr.align.private_intersection`; P parties take P + 2 exchanges. In the
+    last one the parties send pseudonyms of their tags, as every later run does, and the server
+    counts.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.method import option
-from fedkern_flwr.wire import online as wire
+from fedkern_flwr.online import messages as wire
 
 from .kernel_online import KernelOnlineStrategy
 from .online import Floats

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedkern_flwr.column_ranges import (
+from fedkern_flwr.align import range_messages as wire
+from fedkern_flwr.align.column_ranges import (
     DEFAULT_BOUND,
     ENCODING,
     Floats,
@@ -20,7 +21,6 @@ from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.method import Ask, Method, Rounds, Steps, Term, option
 from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
-from fedkern_flwr.wire import ranges as wire
 from fedkern_flwr.wire.describe import check_columns, check_partitions
 
 _REMEDY = (
@@ -36,9 +36,9 @@ class ColumnRanges(Method):
 
     Nodes of a block hold the same columns of different rows. Count, mean and deviation of each
     column are summed securely over the holders of a block, in two passes
-    (:mod:`fedkern_flwr.column_ranges`); each node writes mean - k to mean + k deviations to its own
-    disk. A node that holds a block alone sends nothing of it and takes its least and greatest
-    values. Four exchanges: describe, means, deviations, write; two where all blocks have one
+    (:mod:`fedkern_flwr.align.column_ranges`); each node writes mean - k to mean + k deviations to
+    its own disk. A node that holds a block alone sends nothing of it and takes its least and
+    greatest values. Four exchanges: describe, means, deviations, write; two where all blocks have one
     holder.
 
     Attributes

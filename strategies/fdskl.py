@@ -10,15 +10,15 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedkern_flwr import vertical
 from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.labels import counts_length, outcome_metrics
 from fedkern_flwr.method import Round, Rounds, Save, option
-from fedkern_flwr.phase_training import MULTIPLES, REGULARIZATIONS
 from fedkern_flwr.strategy import Arrays, at_least, logger
-from fedkern_flwr.vertical import check_alone, make_plan, rows_digest
+from fedkern_flwr.vertical import messages as wire
+from fedkern_flwr.vertical import parties as vertical
+from fedkern_flwr.vertical.parties import check_alone, make_plan, rows_digest
+from fedkern_flwr.vertical.phase_training import MULTIPLES, REGULARIZATIONS
 from fedkern_flwr.wire import DescribeReply
-from fedkern_flwr.wire import vertical as wire
 
 from .fdskl_options import VerticalOptions
 from .fdskl_paper import TreePhases

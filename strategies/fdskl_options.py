@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from fedkern_flwr.doubly_stochastic import StepSchedule
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.frequencies import Frequencies, Kernel
-from fedkern_flwr.losses import Loss
+from fedkern_flwr.kernels.frequencies import Frequencies, Kernel
 from fedkern_flwr.method import Method, option
-from fedkern_flwr.vertical import MissingRows, VerticalPlan
+from fedkern_flwr.solvers.losses import Loss
+from fedkern_flwr.vertical.doubly_stochastic import StepSchedule
+from fedkern_flwr.vertical.parties import MissingRows, VerticalPlan
 
 Schedule = Literal["one-shot", "streaming"]
 Topology = Literal["star", "tree"]

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.method import Answers, Steps
 from fedkern_flwr.seeding import derive_seed
-from fedkern_flwr.trees import Tree, make_trees
-from fedkern_flwr.wire import vertical as wire
+from fedkern_flwr.vertical import messages as wire
+from fedkern_flwr.vertical.trees import Tree, make_trees
 
 from .fdskl_phases import Collection, Need, Phases
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Steps, Term
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.vertical import LARGEST_OUTPUT, VerticalPlan, chunks, name_sum
-from fedkern_flwr.wire import vertical as wire
+from fedkern_flwr.vertical import messages as wire
+from fedkern_flwr.vertical.parties import LARGEST_OUTPUT, VerticalPlan, chunks, name_sum
 
 Rows = NDArray[np.int64]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from fedkern_flwr.doubly_stochastic import StepSchedule, draw_batch, step_size
 from fedkern_flwr.method import Steps
-from fedkern_flwr.vertical import VerticalPlan
+from fedkern_flwr.vertical.doubly_stochastic import StepSchedule, draw_batch, step_size
+from fedkern_flwr.vertical.parties import VerticalPlan
 
 from .fdskl_phases import Iteration, Need, Phases, Rows
 

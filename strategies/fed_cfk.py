@@ -10,7 +10,6 @@ import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedkern_flwr.dot_kernels import KernelName
 from fedkern_flwr.errors import (
     FINAL,
     CheckpointError,
@@ -19,15 +18,16 @@ from fedkern_flwr.errors import (
     ProtocolError,
     TableError,
 )
-from fedkern_flwr.gram import packed_columns
-from fedkern_flwr.gram_plan import RANKING
-from fedkern_flwr.item_kernel import ItemKernel, compact
+from fedkern_flwr.gram import messages as wire
+from fedkern_flwr.gram.dot_kernels import KernelName
+from fedkern_flwr.gram.item_kernel import ItemKernel, compact
+from fedkern_flwr.gram.matrix import packed_columns
+from fedkern_flwr.gram.plan import RANKING
+from fedkern_flwr.gram.recommending import Request, are_positions
 from fedkern_flwr.method import Ask, Rounds, Steps, option
 from fedkern_flwr.model_file import check_model
-from fedkern_flwr.recommending import Request, are_positions
 from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
-from fedkern_flwr.wire import gram as wire
 
 from .secure_gram import SecureGram
 

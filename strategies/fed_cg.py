@@ -9,26 +9,26 @@ import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedkern_flwr import hybrid
 from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError
-from fedkern_flwr.hybrid import MissingBlocks, Plan
-from fedkern_flwr.landmarks import Sampling
-from fedkern_flwr.least_squares import Penalty
+from fedkern_flwr.hybrid import messages as wire
+from fedkern_flwr.hybrid import parties as hybrid
+from fedkern_flwr.hybrid.landmarks import Sampling
+from fedkern_flwr.hybrid.parties import MissingBlocks, Plan
+from fedkern_flwr.kernels.product import ProductKernel, landmark_gammas
 from fedkern_flwr.method import Method, Round, Rounds, Save, Steps, option
 from fedkern_flwr.model_file import check_model
-from fedkern_flwr.preconditioner import probe_vectors
-from fedkern_flwr.product_kernel import ProductKernel, landmark_gammas
 from fedkern_flwr.seeding import derive_seed
+from fedkern_flwr.solvers.least_squares import Penalty
+from fedkern_flwr.solvers.preconditioner import probe_vectors
 from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
-from fedkern_flwr.wire import hybrid as wire
 
-from .hybrid_paper import ChainSystem, NaiveSystem
-from .hybrid_parties import match_rows, rows_digest, summing_sets
-from .hybrid_privacy import WARNINGS, seen_by
-from .hybrid_secure import SecureSystem
-from .hybrid_solvers import first_coefficients, iterate, solve_directly
-from .hybrid_system import KEPT, Floats, HybridSystem
+from .fed_cg_paper import ChainSystem, NaiveSystem
+from .fed_cg_parties import match_rows, rows_digest, summing_sets
+from .fed_cg_privacy import WARNINGS, seen_by
+from .fed_cg_secure import SecureSystem
+from .fed_cg_solvers import first_coefficients, iterate, solve_directly
+from .fed_cg_system import KEPT, Floats, HybridSystem
 
 Protocol = Literal["secure", "naive", "chain"]
 _DIRECT_UP_TO, _RANK = 1000, 200  # landmarks; of the preconditioner
@@ -82,7 +82,7 @@ class FedCG(Method):
     sampling: Sampling = option(
         "U",
         "Landmarks uniform on each feature's range, normal with mean and deviation of the data and "
-        "clipped to the range, both turned at random (see fedkern_flwr.landmarks), or training "
+        "clipped to the range, both turned at random (see hybrid/landmarks.py), or training "
         "rows (only where data may be pooled).",
     )
     kernel: ProductKernel = option(

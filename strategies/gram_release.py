@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import CheckpointError, CohortError, OptionError, ProtocolError, SumError
-from fedkern_flwr.gram import packed_diagonal, packed_size, unpack
-from fedkern_flwr.gram_plan import (
+from fedkern_flwr.gram import messages as wire
+from fedkern_flwr.gram.matrix import packed_diagonal, packed_size, unpack
+from fedkern_flwr.gram.plan import (
     GramEncoding,
     Merge,
     check_values,
@@ -30,7 +31,6 @@ from fedkern_flwr.gram_plan import (
 from fedkern_flwr.method import Ask, Method, Round, Steps, Term, option
 from fedkern_flwr.strategy import at_least, logger
 from fedkern_flwr.wire import PhaseMessage
-from fedkern_flwr.wire import gram as wire
 
 #: Below so many rows per item a matrix of counts has been taken apart: all 943 users of MovieLens
 #: 100k at 0.7, a third of 12 at 1.25, none of 300 and more at 1.2. No ratio is proven to be safe.

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from fedkern_flwr.consensus import Floats, Residuals, balance, global_center, growth
 from fedkern_flwr.errors import CohortError
-from fedkern_flwr.groups import Group
+from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups.consensus import Floats, Residuals, balance, global_center, growth
+from fedkern_flwr.groups.members import Group
 from fedkern_flwr.method import Deliver, Round, Steps
 from fedkern_flwr.overlap import Overlap
 from fedkern_flwr.secure_sum import RunningSum
 from fedkern_flwr.strategy import logger
-from fedkern_flwr.wire import hierarchical as wire
 
 from .hierarchical_progress import Live, Progress
 from .hierarchical_rows import Judged, RowRounds

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fedkern_flwr.consensus import Floats, Residuals, balance
+from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups.consensus import Floats, Residuals, balance
 from fedkern_flwr.method import Round, Steps
-from fedkern_flwr.wire import hierarchical as wire
 
 from .hierarchical_rows import Judged, Learned, RowRounds
 

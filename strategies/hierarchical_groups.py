@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from fedkern_flwr.consensus import Floats, Residuals, may_advance
 from fedkern_flwr.errors import SumError
+from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups.consensus import Floats, Residuals, may_advance
 from fedkern_flwr.method import Steps
 from fedkern_flwr.secure_sum import RunningSum
 from fedkern_flwr.steps import Overlapping
 from fedkern_flwr.strategy import logger
-from fedkern_flwr.wire import hierarchical as wire
 
 from .hierarchical_agents import AgentRounds
 from .hierarchical_options import USERS

@@ -8,19 +8,19 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedkern_flwr import groups
-from fedkern_flwr.consensus import Consensus, Floats, RhoSchedule, growth, initial_rho
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.groups import DEFAULT_BOUND, Group
-from fedkern_flwr.linear_model import LOSS_OF, MODELS, Model
-from fedkern_flwr.local_solvers import Loss
+from fedkern_flwr.groups import members as groups
+from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups.consensus import Consensus, Floats, RhoSchedule, growth, initial_rho
+from fedkern_flwr.groups.linear_model import LOSS_OF, MODELS, Model
+from fedkern_flwr.groups.members import DEFAULT_BOUND, Group
+from fedkern_flwr.groups.orthogonal_product import Product
 from fedkern_flwr.method import Ask, Method, Save, Steps, Term, option
-from fedkern_flwr.online import check_choice
-from fedkern_flwr.orthogonal_product import Product
+from fedkern_flwr.options import check_choice
 from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.solvers.local_solvers import Loss
 from fedkern_flwr.strategy import Arrays, logger
-from fedkern_flwr.vertical import MissingRows
-from fedkern_flwr.wire import hierarchical as wire
+from fedkern_flwr.vertical.parties import MissingRows
 
 Partition = Literal["horizontal", "vertical"]
 Architecture = Literal["hierarchical", "centralised", "chain"]

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import TableError
-from fedkern_flwr.linear_model import model_columns
+from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups.linear_model import model_columns
 from fedkern_flwr.method import Steps
-from fedkern_flwr.wire import hierarchical as wire
 
 from .hierarchical_vertical import ColumnRounds
 

@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedkern_flwr.consensus import Floats, Residuals
 from fedkern_flwr.exchange import Failure
-from fedkern_flwr.groups import Group
+from fedkern_flwr.groups.consensus import Floats, Residuals
+from fedkern_flwr.groups.members import Group
 from fedkern_flwr.secure_sum import RunningSum
 
 from .hierarchical_rows import Judged

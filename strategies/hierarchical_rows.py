@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedkern_flwr.consensus import Coordinates, Floats, penalty_of
+from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups.consensus import Coordinates, Floats, penalty_of
+from fedkern_flwr.groups.linear_model import model_columns
 from fedkern_flwr.labels import counts_length, outcome_metrics
-from fedkern_flwr.linear_model import model_columns
 from fedkern_flwr.method import Steps
 from fedkern_flwr.strategy import Arrays
-from fedkern_flwr.wire import hierarchical as wire
 
 from .hierarchical_options import SVMOptions
 

@@ -33,10 +33,10 @@ class HierarchicalSVM(GroupRounds, FlatRounds, PredictionRounds):
     """HierarchicalSVM: linear and kernel classifiers from users in groups, each with an agent.
 
     Minimises 1/2 |w|^2 + C sum_n loss(y_n, w^T x_n + b) over the rows of all users. In a horizontal
-    split by consensus ADMM in two layers, see :mod:`fedkern_flwr.consensus`: users solve their part
-    of the problem, agents open the sums of their groups and nobody else does, the server makes the
-    global model from the agents' masked sum. In a vertical split by
-    :mod:`fedkern_flwr.dual_subspace`. Both take two exchanges an iteration.
+    split by consensus ADMM in two layers, see :mod:`fedkern_flwr.groups.consensus`: users solve
+    their part of the problem, agents open the sums of their groups and nobody else does, the server
+    makes the global model from the agents' masked sum. In a vertical split by
+    :mod:`fedkern_flwr.solvers.dual_subspace`. Both take two exchanges an iteration.
 
     Flower's ``initial_arrays`` are not used: ADMM starts at zero. ``num_rounds`` (200) are its most
     iterations. The result has the weights and biases of a horizontal split.

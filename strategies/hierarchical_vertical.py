@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedkern_flwr.groups import OWNER, Group
+from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups.members import OWNER, Group
 from fedkern_flwr.labels import outcome_metrics
 from fedkern_flwr.method import Deliver, Round, Steps, Term
-from fedkern_flwr.wire import hierarchical as wire
 
 from .hierarchical_options import SVMOptions
 
@@ -33,7 +33,7 @@ def cut_sealed(data: bytes, sizes: Mapping[int, int]) -> dict[int, bytes]:
 
 
 class ColumnRounds(SVMOptions):
-    """The iterations of a vertical split, see :mod:`fedkern_flwr.dual_subspace`.
+    """The iterations of a vertical split, see :mod:`fedkern_flwr.solvers.dual_subspace`.
 
     An iteration is two exchanges: the users multiply the owner's message and the agents' weights
     with their rows; then agents open the next weights, and the owner the outputs, from which it

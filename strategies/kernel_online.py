@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.kernels import bandwidth_dictionary
+from fedkern_flwr.kernels.dictionary import bandwidth_dictionary
+from fedkern_flwr.kernels.random_features import FrequencyDraw, Precision
 from fedkern_flwr.method import option
-from fedkern_flwr.online import CENTRE, place_frequencies, shared_frequencies, step_rule
-from fedkern_flwr.random_features import FrequencyDraw, Precision
+from fedkern_flwr.online import messages as wire
+from fedkern_flwr.online.learning import CENTRE, place_frequencies, shared_frequencies, step_rule
 from fedkern_flwr.strategy import Arrays
-from fedkern_flwr.wire import online as wire
 
 from .online import Floats, OnlineStrategy
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.kernel_pca import principal, shapes
+from fedkern_flwr.kernels.pca import principal, shapes
 from fedkern_flwr.method import Ask, Method, Rounds, Sum, option
 from fedkern_flwr.wire import DescribeReply
 

@@ -20,11 +20,11 @@ from fedkern_flwr.errors import CheckpointError, ProtocolError, SumError, TableE
 from fedkern_flwr.flower_compat import is_simulated
 from fedkern_flwr.guard import counting
 from fedkern_flwr.method import Answers, Ask, Method, Round, Rounds, Save, Steps, Term, option
-from fedkern_flwr.online import StepSize
+from fedkern_flwr.online import messages as wire
+from fedkern_flwr.online.learning import StepSize
 from fedkern_flwr.secure_sum import Encoding, RunningSum
 from fedkern_flwr.strategy import PLAIN_GRADIENTS, Arrays, logger
 from fedkern_flwr.wire import DescribeReply, PhaseMessage
-from fedkern_flwr.wire import online as wire
 
 Floats = NDArray[np.float64]
 Auto = Literal["auto"]

@@ -19,10 +19,10 @@ from fedkern_flwr.errors import (
 )
 from fedkern_flwr.method import Ask, Rounds, option
 from fedkern_flwr.model_file import check_model
-from fedkern_flwr.online import Selection, Subset, regret_bound, shared_subset
+from fedkern_flwr.online import messages as wire
+from fedkern_flwr.online.learning import Selection, Subset, regret_bound, shared_subset
 from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
-from fedkern_flwr.wire import online as wire
 
 from .kernel_online import KernelOnlineStrategy
 

@@ -10,10 +10,10 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedkern_flwr.dot_kernels import DotKernel, KernelName
 from fedkern_flwr.errors import CheckpointError, OptionError
-from fedkern_flwr.gram import pack, unpack
-from fedkern_flwr.gram_values import quantisation_error
+from fedkern_flwr.gram.dot_kernels import DotKernel, KernelName
+from fedkern_flwr.gram.matrix import pack, unpack
+from fedkern_flwr.gram.values import quantisation_error
 from fedkern_flwr.method import Rounds, Save, Steps, option
 from fedkern_flwr.strategy import Arrays, at_least, logger
 from fedkern_flwr.wire import DescribeReply

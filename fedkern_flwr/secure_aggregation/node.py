@@ -22,8 +22,8 @@ from ..node.client import Handler, PhaseClient, logger
 from ..node.reported import reported
 from ..node.sums import ClientSums
 from ..wire import DescribeReply, DescribeRequest, columns_digest
-from ..wire import averages as wire
 from . import averages
+from . import messages as wire
 
 App = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, App], Message]

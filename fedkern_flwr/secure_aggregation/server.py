@@ -36,8 +36,8 @@ from ..ledger import Ledger
 from ..secure_sum import RunningSum
 from ..strategy import logger
 from ..summing import SummingStrategy
-from ..wire import averages as wire
 from . import averages
+from . import messages as wire
 
 #: Strategies that look at single replies, or wrap one that does.
 _SINGLE = (

@@ -18,7 +18,7 @@ from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.guard.policy import as_simulated
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node_files import check_predictions, read_classes, read_secret, whole_rows
-from fedkern_flwr.tables import Table
+from fedkern_flwr.tables.table import Table
 
 MakeClient = Callable[[Context], PhaseClient]
 

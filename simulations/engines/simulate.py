@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.online import check_choice
+from fedkern_flwr.options import check_choice
 
 from .audit import Audit, AuditingGrid
 from .client_errors import ReportingApp, ReportingGrid

@@ -1,6 +1,6 @@
 """Star, ring and tree: what a sum of vectors costs between parties and through Flower's server.
 
-The comparison of FDSKL's Figure 4, by the link model of :mod:`fedkern_flwr.links` instead of a
+The comparison of FDSKL's Figure 4, by the link model of :mod:`.links` instead of a
 stopwatch, as a table and as a figure. The paper's parties talk to each other; in Flower every
 message passes the server, and the figure says so next to it.
 """
@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedkern_flwr import links
-from fedkern_flwr.links import Link, LinkCost
+from fedkern_flwr.simulations.lab import links
+from fedkern_flwr.simulations.lab.links import Link, LinkCost
 
 from ..run import drawing
 

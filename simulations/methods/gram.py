@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.gram_values import count_values
-from fedkern_flwr.vertical import MissingRows
+from fedkern_flwr.gram.values import count_values
+from fedkern_flwr.vertical.parties import MissingRows
 
 from ... import strategies
 from ...strategies import PhaseStrategy, SecureGram

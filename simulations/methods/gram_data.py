@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.interactions import is_interactions
-from fedkern_flwr.vertical import MissingRows
+from fedkern_flwr.vertical.parties import MissingRows
 
 from ...clients import GramClient
 from ...strategies import PhaseStrategy, SecureGram

@@ -10,10 +10,10 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.dot_kernels import DotKernel
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.gram.dot_kernels import DotKernel
 from fedkern_flwr.labels import encode_classes
-from fedkern_flwr.online import check_choice
+from fedkern_flwr.options import check_choice
 from fedkern_flwr.seeding import derive_seed
 
 Floats = NDArray[np.float64]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.gram_plan import disjoint_cohorts, drawn_rounds
+from fedkern_flwr.gram.plan import disjoint_cohorts, drawn_rounds
 from fedkern_flwr.secure_sum import check_cohort
 
 from ...strategies import FedCFK, SecureGram

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.linear_model import model_rows
-from fedkern_flwr.vertical import MissingRows
+from fedkern_flwr.groups.linear_model import model_rows
+from fedkern_flwr.vertical.parties import MissingRows
 
 from ... import strategies
 from ...strategies import HierarchicalSVM, PhaseStrategy

@@ -12,9 +12,9 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.groups import AGENT, OWNER, USER
+from fedkern_flwr.groups.members import AGENT, OWNER, USER
 from fedkern_flwr.seeding import derive_seed
-from fedkern_flwr.tables import Table
+from fedkern_flwr.tables.table import Table
 
 from ...clients import SVMClient
 from ...strategies import HierarchicalSVM, PhaseStrategy

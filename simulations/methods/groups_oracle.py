@@ -9,11 +9,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.consensus import Coordinates
-from fedkern_flwr.dual_subspace import objective, restricted_optimum
-from fedkern_flwr.linear_model import LOSS_OF
-from fedkern_flwr.local_solvers import Loss
-from fedkern_flwr.online import check_choice
+from fedkern_flwr.groups.consensus import Coordinates
+from fedkern_flwr.groups.linear_model import LOSS_OF
+from fedkern_flwr.options import check_choice
+from fedkern_flwr.solvers.dual_subspace import objective, restricted_optimum
+from fedkern_flwr.solvers.local_solvers import Loss
 
 from ..run.entries import Outcome
 from .pooled import PooledSplit, error_of

@@ -14,8 +14,8 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import TableError
-from fedkern_flwr.groups import OWNER
-from fedkern_flwr.linear_model import outputs
+from fedkern_flwr.groups.linear_model import outputs
+from fedkern_flwr.groups.members import OWNER
 
 from ...clients import SVMClient
 from ...strategies import HierarchicalSVM

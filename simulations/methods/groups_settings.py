@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.vertical import MissingRows
+from fedkern_flwr.vertical.parties import MissingRows
 
 from ..run.splits import Split
 from .labelled_data import (

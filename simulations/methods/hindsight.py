@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedkern_flwr.random_features import FeatureMap
+from fedkern_flwr.kernels.random_features import FeatureMap
 
 from ...strategies import PhaseStrategy
 from ...strategies.kernel_online import KernelOnlineStrategy

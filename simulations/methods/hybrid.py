@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.hybrid import MissingBlocks
+from fedkern_flwr.hybrid.parties import MissingBlocks
 
 from ... import strategies
 from ...strategies import FedCG, PhaseStrategy

@@ -13,10 +13,10 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.hybrid import CENTRE, HOSPITAL, MissingBlocks
-from fedkern_flwr.landmarks import Sampling, public_seed
+from fedkern_flwr.hybrid.landmarks import Sampling, public_seed
+from fedkern_flwr.hybrid.parties import CENTRE, HOSPITAL, MissingBlocks
 from fedkern_flwr.seeding import derive_seed
-from fedkern_flwr.tables import Table
+from fedkern_flwr.tables.table import Table
 
 from ...clients import HybridKernelClient
 from ...strategies import FedCG, PhaseStrategy

@@ -11,8 +11,8 @@ from scipy import linalg
 from scipy.spatial.distance import cdist
 
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.hybrid.landmarks import draw_landmarks, moment_sums, public_seed, read_moments
 from fedkern_flwr.labels import encode_classes
-from fedkern_flwr.landmarks import draw_landmarks, moment_sums, public_seed, read_moments
 
 from ...strategies import FedCG
 from ..lab.attacks import reconstruction_errors

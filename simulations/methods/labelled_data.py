@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.seeding import derive_seed
-from fedkern_flwr.tables import Table
+from fedkern_flwr.tables.table import Table
 
 from ..run.data import Prepared, TableSettings, hold_out
 

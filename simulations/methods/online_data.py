@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.scaling import Scaling
-from fedkern_flwr.tables import Table, drop_constant_columns
+from fedkern_flwr.tables.table import Table, drop_constant_columns
 
 from ...clients import OnlineKernelClient
 from ...strategies import PhaseStrategy

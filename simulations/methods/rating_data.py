@@ -16,7 +16,7 @@ from scipy.sparse import csr_array
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.interactions import Interactions, hold_out_latest, hold_out_random
-from fedkern_flwr.online import check_choice
+from fedkern_flwr.options import check_choice
 from fedkern_flwr.seeding import derive_seed
 
 from ...clients import GramClient

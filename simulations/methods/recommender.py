@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.gram import unpack
-from fedkern_flwr.gram_plan import RANKING
+from fedkern_flwr.gram.item_kernel import ItemKernel
+from fedkern_flwr.gram.matrix import unpack
+from fedkern_flwr.gram.plan import RANKING
+from fedkern_flwr.gram.recommending import best_items, write_recommendations
 from fedkern_flwr.interactions import has_header, load_interactions
-from fedkern_flwr.item_kernel import ItemKernel
-from fedkern_flwr.recommending import best_items, write_recommendations
-from fedkern_flwr.tables import listing
+from fedkern_flwr.tables.table import listing
 
 from ... import strategies
 from ...strategies import FedCFK, PhaseStrategy

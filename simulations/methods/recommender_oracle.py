@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from fedkern_flwr.dot_kernels import DotKernel
-from fedkern_flwr.gram_plan import RANKING
-from fedkern_flwr.item_kernel import ItemKernel
-from fedkern_flwr.ranking import rank_metrics
+from fedkern_flwr.gram.dot_kernels import DotKernel
+from fedkern_flwr.gram.item_kernel import ItemKernel
+from fedkern_flwr.gram.plan import RANKING
+from fedkern_flwr.gram.ranking import rank_metrics
 
 from .rating_data import PooledRatings
 

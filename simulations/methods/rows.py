@@ -16,7 +16,8 @@ from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.method import Method, MethodClient
 from fedkern_flwr.registered import client_of, find_method, registered
 from fedkern_flwr.scaling import ranges_to_json
-from fedkern_flwr.tables import Table, drop_constant_columns, load_table
+from fedkern_flwr.tables import load_table
+from fedkern_flwr.tables.table import Table, drop_constant_columns
 
 from ...strategies import PhaseStrategy
 from ..run.data import Prepared, TableSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.vertical import MissingRows
+from fedkern_flwr.vertical.parties import MissingRows
 
 from ... import strategies
 from ...strategies import FDSKL, PhaseStrategy

@@ -13,7 +13,7 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.vertical import ACTIVE, PASSIVE, MissingRows
+from fedkern_flwr.vertical.parties import ACTIVE, PASSIVE, MissingRows
 
 from ...clients import VerticalKernelClient
 from ...strategies import FDSKL, PhaseStrategy

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.alignment import hash_ids, sort_order
-from fedkern_flwr.doubly_stochastic import draw_batch, new_coefficients, step_size
-from fedkern_flwr.frequencies import draw_directions, draw_offsets, public_frequency_seed
+from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets, public_frequency_seed
 from fedkern_flwr.labels import encode_classes
-from fedkern_flwr.phase_training import minimise, outputs, solve_square
 from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.vertical.doubly_stochastic import draw_batch, new_coefficients, step_size
+from fedkern_flwr.vertical.phase_training import minimise, outputs, solve_square
 
 from ...strategies import FDSKL
 from .hybrid_oracle import read_predictions

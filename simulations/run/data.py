@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.tables import Missing, Table
+from fedkern_flwr.tables.table import Missing, Table
 
 from ...strategies import PhaseStrategy
 from ..engines.faults import Plan

@@ -24,7 +24,8 @@ from fedkern_flwr.interactions import (
     encode_interactions,
     load_interactions,
 )
-from fedkern_flwr.tables import Missing, Table, load_table, select_target
+from fedkern_flwr.tables import load_table
+from fedkern_flwr.tables.table import Missing, Table, select_target
 
 __all__ = [
     "BUILTIN",

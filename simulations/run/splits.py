@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.tables import Table
+from fedkern_flwr.tables.table import Table
 
 __all__ = ["Split", "split_by_site", "split_dirichlet", "split_iid", "split_rows"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedkern_flwr.seeding import derive_seed
-from fedkern_flwr.tables import Table
+from fedkern_flwr.tables.table import Table
 
 __all__ = ["three_hospitals"]
 

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
+from fedkern_flwr.align import messages as wire
+from fedkern_flwr.align.private_intersection import Exponents, blind_ids
 from fedkern_flwr.alignment import AlignmentTags, hash_ids
 from fedkern_flwr.clients import AlignmentClient
 from fedkern_flwr.clients.alignment import _place
@@ -19,11 +21,9 @@ from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, StateE
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import load_state
-from fedkern_flwr.private_intersection import Exponents, blind_ids
 from fedkern_flwr.secure_sum import SecureSum
 from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage
-from fedkern_flwr.wire import alignment as wire
 from fedkern_flwr.wire.sections import attach
 
 SESSION = "5e5510"

@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import ProtocolError, SumError
+from fedkern_flwr.groups.messages import FLAT_SUM
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.sums import ClientSums, load_state, store_state
 from fedkern_flwr.secure_sum.membership import Cohort
 from fedkern_flwr.wire import sums
-from fedkern_flwr.wire.hierarchical import FLAT_SUM
 from fedkern_flwr.wire.sections import attach, detach
 from fedkern_flwr.wire.sums import bind
 

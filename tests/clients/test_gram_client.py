@@ -22,11 +22,11 @@ from fedkern_flwr.errors import (
     SumError,
     TableError,
 )
-from fedkern_flwr.gram import packed_size, unpack
-from fedkern_flwr.gram_plan import counts_encoding, matrix_encoding, ranking_encoding
+from fedkern_flwr.gram import messages as wire
+from fedkern_flwr.gram.matrix import packed_size, unpack
+from fedkern_flwr.gram.plan import counts_encoding, matrix_encoding, ranking_encoding
 from fedkern_flwr.secure_sum import Encoding, RunningSum, SecureSum
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
-from fedkern_flwr.wire import gram as wire
 from fedkern_flwr.wire.sections import Section, attach, detach
 from fedkern_flwr.wire.sums import FinishRequest, Order, Unmask, UnmaskRequest, bind
 

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkern_flwr.clients.hybrid_state import RunState
+from fedkern_flwr.clients.fed_cg_state import RunState
 from fedkern_flwr.errors import FedKernError, ProtocolError, RefusedError, SumError
 from fedkern_flwr.guard import NodePolicy, RunRecord, SumRule
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.sums import ClientSums
+from fedkern_flwr.online.messages import LocalRequest
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.masks import CIPHERS
 from fedkern_flwr.secure_sum.party import Party
 from fedkern_flwr.wire import DescribeRequest, sums
-from fedkern_flwr.wire.online import LocalRequest
 from fedkern_flwr.wire.sections import attach
 
 STEPS, PATIENTS = 54, 5

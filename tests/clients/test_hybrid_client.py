@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from fedkern_flwr.alignment import hash_ids
 from fedkern_flwr.clients import HybridKernelClient
-from fedkern_flwr.clients.chain import label_noise
-from fedkern_flwr.clients.hybrid_state import RunState
-from fedkern_flwr.clients.kernel_rows import KernelRows
+from fedkern_flwr.clients.fed_cg_paper import label_noise
+from fedkern_flwr.clients.fed_cg_rows import KernelRows
+from fedkern_flwr.clients.fed_cg_state import RunState
 from fedkern_flwr.errors import (
     FedKernError,
     OptionError,
@@ -28,13 +28,13 @@ from fedkern_flwr.errors import (
     TableError,
 )
 from fedkern_flwr.guard import SumRule
+from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.secure_sum import Encoding, SecureSum
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import FedCG
 from fedkern_flwr.wire import DescribeRequest
-from fedkern_flwr.wire import hybrid as wire
 from fedkern_flwr.wire.sums import FinishRequest
 
 KEY = bytes(range(16))

@@ -12,12 +12,12 @@ from flwr.app import Context, RecordDict
 
 from fedkern_flwr.clients import OnlineKernelClient, PhaseClient
 from fedkern_flwr.errors import OptionError, ProtocolError, TableError
-from fedkern_flwr.kernels import bandwidth_dictionary
+from fedkern_flwr.kernels.dictionary import bandwidth_dictionary
 from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.online import messages as wire
 from fedkern_flwr.simulations import Transcript, simulate
 from fedkern_flwr.strategies import EMKOFL, OFSKL, POFMKL, VMKOFL, LocalOnly, OFMKLAvg, PerFedAvg
 from fedkern_flwr.wire import DescribeReply, DescribeRequest
-from fedkern_flwr.wire import online as wire
 
 N, D, ROWS = 5, 3, 10
 STREAM = {"session": "abc", "round": 1, "step": 0, "samples": 1, "checkpoint_every": 0}

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
+from fedkern_flwr.align import range_messages as wire
+from fedkern_flwr.align.column_ranges import Centre
 from fedkern_flwr.clients import RangesClient
-from fedkern_flwr.column_ranges import Centre
 from fedkern_flwr.errors import (
     FedKernError,
     OptionError,
@@ -21,7 +22,6 @@ from fedkern_flwr.errors import (
 )
 from fedkern_flwr.scaling import Scaling, read_ranges
 from fedkern_flwr.wire import DescribeRequest, columns_digest
-from fedkern_flwr.wire import ranges as wire
 
 SESSION = "5e" * 8
 X = np.array([[1.0, np.nan], [3.0, 5.0], [2.0, -5.0]])

@@ -10,8 +10,8 @@ from flwr.app import Context, RecordDict
 
 from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, StateError, TableError
+from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.wire import DescribeRequest
-from fedkern_flwr.wire import hierarchical as wire
 
 KEY, SESSION = bytes(range(16)), "5e" * 8
 X = np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6], [0.7, 0.9]])

@@ -15,11 +15,11 @@ from flwr.app import Context, RecordDict
 from fedkern_flwr.alignment import hash_ids
 from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, StateError, TableError
-from fedkern_flwr.frequencies import draw_directions, draw_offsets, public_frequency_seed
+from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets, public_frequency_seed
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.wire import DescribeRequest
-from fedkern_flwr.wire import vertical as wire
 from fedkern_flwr.wire.sums import FinishRequest
 
 KEY = bytes(range(16))

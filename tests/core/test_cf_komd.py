@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-import fedkern_flwr.cf_komd as cf_komd
-from fedkern_flwr.cf_komd import fit_user, item_scores, simplex_qp
+import fedkern_flwr.gram.cf_komd as cf_komd
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.gram.cf_komd import fit_user, item_scores, simplex_qp
 
 
 def violation(q: np.ndarray, c: np.ndarray, a: np.ndarray) -> float:

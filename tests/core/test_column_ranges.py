@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkern_flwr.column_ranges import (
+from fedkern_flwr.align.column_ranges import (
     ENCODING,
     Centre,
     Statistics,

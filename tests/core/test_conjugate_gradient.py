@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
-from fedkern_flwr.conjugate_gradient import CGState, conjugate_gradient
 from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError
+from fedkern_flwr.solvers.conjugate_gradient import CGState, conjugate_gradient
 
 
 def positive_matrix(m: int, seed: int, condition: float = 100.0) -> np.ndarray:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkern_flwr.consensus import (
+from fedkern_flwr.groups.consensus import (
     Coordinates,
     Residuals,
     balance,

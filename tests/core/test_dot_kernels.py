@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import pairwise
 
-import fedkern_flwr.dot_kernels as dot_kernels
-from fedkern_flwr.dot_kernels import KERNELS, DotKernel
+import fedkern_flwr.gram.dot_kernels as dot_kernels
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.gram.dot_kernels import KERNELS, DotKernel
 
 ALL = [
     DotKernel("linear"),

@@ -10,7 +10,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
-from fedkern_flwr.dual_subspace import (
+from fedkern_flwr.errors import OptionError, ProtocolError
+from fedkern_flwr.solvers.dual_subspace import (
     LabelOwner,
     Loss,
     objective,
@@ -18,7 +19,6 @@ from fedkern_flwr.dual_subspace import (
     restricted_optimum,
     visit,
 )
-from fedkern_flwr.errors import OptionError, ProtocolError
 
 Model = tuple[np.ndarray, np.ndarray]
 

@@ -28,8 +28,8 @@ from fedkern_flwr.exchange import (
 )
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.ledger import Ledger
+from fedkern_flwr.online.messages import PersonalReply
 from fedkern_flwr.wire import PROTOCOL_VERSION, DescribeRequest
-from fedkern_flwr.wire.online import PersonalReply
 
 REQUEST = DescribeRequest(session="s", method="m", resume_round=0)
 

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedkern_flwr import frequencies
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.frequencies import (
+from fedkern_flwr.kernels import frequencies
+from fedkern_flwr.kernels.frequencies import (
     check_frequency_seed,
     draw_directions,
     draw_offsets,
     public_frequency_seed,
 )
-from fedkern_flwr.phases import cosines
 from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.vertical.phases import cosines
 
 ONE, TWO, THREE = (bytes([k]) * 32 for k in (1, 2, 3))
 R = 5000

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import sparse
 
-import fedkern_flwr.gram as gram
+import fedkern_flwr.gram.matrix as gram
 from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableError
-from fedkern_flwr.gram import (
+from fedkern_flwr.gram.matrix import (
     cross_gram,
     local_gram,
     local_support,
@@ -27,7 +27,7 @@ from fedkern_flwr.gram import (
     packed_size,
     unpack,
 )
-from fedkern_flwr.gram_values import (
+from fedkern_flwr.gram.values import (
     count_values,
     entry_bound,
     quantisation_error,

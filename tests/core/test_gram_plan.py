@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.gram_plan import (
+from fedkern_flwr.gram import messages as wire
+from fedkern_flwr.gram.plan import (
     ENCODINGS,
     MERGES,
     check_values,
@@ -27,7 +28,6 @@ from fedkern_flwr.gram_plan import (
     shows_few,
     supported,
 )
-from fedkern_flwr.wire import gram as wire
 from fedkern_flwr.wire.sums import bind
 
 # -- rings

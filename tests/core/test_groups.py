@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import CohortError, FedKernError, OptionError, ProtocolError, TableError
-from fedkern_flwr.groups import (
+from fedkern_flwr.groups.members import (
     check_horizontal,
     check_parties,
     check_single,
@@ -17,7 +17,7 @@ from fedkern_flwr.groups import (
     match_rows,
     read_groups,
 )
-from fedkern_flwr.wire.hierarchical import SVMDescribeReply
+from fedkern_flwr.groups.messages import SVMDescribeReply
 
 
 def party(partition: int, role: str = "user", group: int = 0, **more: Any) -> SVMDescribeReply:

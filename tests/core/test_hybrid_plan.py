@@ -17,8 +17,15 @@ from fedkern_flwr.errors import (
     PartitionError,
     ProtocolError,
 )
-from fedkern_flwr.hybrid import CENTRE, HOSPITAL, Plan, check_alone, check_parties, make_plan
-from fedkern_flwr.wire.hybrid import HybridDescribeReply
+from fedkern_flwr.hybrid.messages import HybridDescribeReply
+from fedkern_flwr.hybrid.parties import (
+    CENTRE,
+    HOSPITAL,
+    Plan,
+    check_alone,
+    check_parties,
+    make_plan,
+)
 
 POLICIES: list[Any] = ["error", "drop-row", "neutral"]
 

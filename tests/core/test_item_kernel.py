@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkern_flwr import item_kernel
-from fedkern_flwr.dot_kernels import DotKernel
-from fedkern_flwr.gram import pack
-from fedkern_flwr.item_kernel import ItemKernel, compact
-from fedkern_flwr.recommending import superset
+from fedkern_flwr.gram import item_kernel
+from fedkern_flwr.gram.dot_kernels import DotKernel
+from fedkern_flwr.gram.item_kernel import ItemKernel, compact
+from fedkern_flwr.gram.matrix import pack
+from fedkern_flwr.gram.recommending import superset
 
 KERNELS = {
     "linear": DotKernel("linear"),

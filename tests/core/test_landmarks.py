@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.landmarks import (
+from fedkern_flwr.hybrid.landmarks import (
     array_fingerprint,
     check_seed_bytes,
     draw_landmarks,

@@ -10,7 +10,7 @@ from scipy import linalg
 from sklearn.linear_model import Ridge
 
 from fedkern_flwr.errors import FedKernError, OptionError
-from fedkern_flwr.least_squares import (
+from fedkern_flwr.solvers.least_squares import (
     check_regularization,
     equations_length,
     pack_equations,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import CheckpointError
-from fedkern_flwr.linear_model import LOSS_OF, MODELS, model_columns, model_rows, outputs
+from fedkern_flwr.groups.linear_model import LOSS_OF, MODELS, model_columns, model_rows, outputs
 
 X = np.random.default_rng(0).standard_normal((40, 3))
 

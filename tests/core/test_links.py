@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.links import (
+from fedkern_flwr.simulations.lab.links import (
     Link,
     LinkCost,
     masked_star_cost,
@@ -27,7 +27,7 @@ from fedkern_flwr.links import (
     two_trees_steps,
     two_trees_time,
 )
-from fedkern_flwr.trees import Tree, make_trees
+from fedkern_flwr.vertical.trees import Tree, make_trees
 
 COUNTS = st.integers(2, 40)
 POWERS = st.sampled_from([2, 4, 8, 16, 32])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from fedkern_flwr.local_solvers import LOSSES, Loss, solve_local, total_loss
+from fedkern_flwr.solvers.local_solvers import LOSSES, Loss, solve_local, total_loss
 
 NONE = np.empty(0)
 

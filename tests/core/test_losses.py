@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkern_flwr.losses import LOSSES, Loss, loss_derivatives, loss_values
+from fedkern_flwr.solvers.losses import LOSSES, Loss, loss_derivatives, loss_values
 
 
 def test_values_are_those_of_the_table() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.node_files import check_predictions, read_classes, read_secret, whole_rows
-from fedkern_flwr.tables import Table
+from fedkern_flwr.tables.table import Table
 
 NAN = np.nan
 

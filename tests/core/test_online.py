@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.online import (
+from fedkern_flwr.online.learning import (
     AdaGradNorm,
     GradientDescent,
     adahedge_weights,
-    check_choice,
     current_weights,
     exponential_weights,
     kernel_weights,
     regret_bound,
     step_rule,
 )
+from fedkern_flwr.options import check_choice
 from fedkern_flwr.seeding import derive_seed, uniform
 
 # -- weights

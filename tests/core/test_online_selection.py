@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkern_flwr.online import (
-    select_bin,
-    select_subset,
-)
+from fedkern_flwr.online.learning import select_bin, select_subset
 
 TINY = 5e-324  # the smallest denormal number
 

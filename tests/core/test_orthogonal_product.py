@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.orthogonal_product import (
+from fedkern_flwr.groups.orthogonal_product import (
     check_degenerate,
     default_vectors,
     draw_orthogonal,

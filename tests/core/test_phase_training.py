@@ -7,12 +7,12 @@ import pytest
 from scipy import optimize
 from sklearn.linear_model import LogisticRegression
 
-from fedkern_flwr import phases as phases_module
 from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.labels import decide, encode_classes
-from fedkern_flwr.losses import Loss, loss_derivatives, loss_values
-from fedkern_flwr.phase_training import Fitted, fit, minimise, outputs, solve_square
-from fedkern_flwr.phases import angles
+from fedkern_flwr.solvers.losses import Loss, loss_derivatives, loss_values
+from fedkern_flwr.vertical import phases as phases_module
+from fedkern_flwr.vertical.phase_training import Fitted, fit, minimise, outputs, solve_square
+from fedkern_flwr.vertical.phases import angles
 
 DTYPES = (np.uint16, np.uint32)
 MARGIN_LOSSES: tuple[Loss, ...] = ("logistic", "smooth-hinge")

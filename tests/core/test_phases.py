@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkern_flwr import phases as phases_module
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.phases import angles, cosines, feature_chunks
+from fedkern_flwr.vertical import phases as phases_module
+from fedkern_flwr.vertical.phases import angles, cosines, feature_chunks
 
 DTYPES = (np.uint16, np.uint32)
 TOLERANCE = {np.uint16: 1e-7, np.uint32: 1e-9}

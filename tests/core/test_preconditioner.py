@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkern_flwr.conjugate_gradient import conjugate_gradient
 from fedkern_flwr.errors import OptionError, ProtocolError
-from fedkern_flwr.kernels import gaussian_kernel
-from fedkern_flwr.preconditioner import NystromPreconditioner, probe_vectors
+from fedkern_flwr.kernels.dictionary import gaussian_kernel
+from fedkern_flwr.solvers.conjugate_gradient import conjugate_gradient
+from fedkern_flwr.solvers.preconditioner import NystromPreconditioner, probe_vectors
 
 DATA = os.environ.get("FEDKERN_DATA")
 LANDMARKS, PROBES, GAMMA, REGULARIZATION = 500, 200, 1.0, 1e-3

@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkern_flwr.errors import ProtocolError
-from fedkern_flwr.private_intersection import (
+from fedkern_flwr.align.private_intersection import (
     POINT_BYTES,
     Exponents,
     blind_ids,
@@ -21,6 +20,7 @@ from fedkern_flwr.private_intersection import (
     multiply_points,
     on_curve,
 )
+from fedkern_flwr.errors import ProtocolError
 
 P = 2**255 - 19
 ORDER = 2**252 + 27742317777372353535851937790883648493

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
-from fedkern_flwr import product_kernel, threads
+from fedkern_flwr import threads
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.landmarks import draw_landmarks
-from fedkern_flwr.product_kernel import (
+from fedkern_flwr.hybrid.landmarks import draw_landmarks
+from fedkern_flwr.kernels import product as product_kernel
+from fedkern_flwr.kernels.product import (
     check_gamma,
     distance_bound,
     kernel_from_distances,

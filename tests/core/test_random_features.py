@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.kernels import bandwidth_dictionary, gaussian_kernel
-from fedkern_flwr.random_features import FeatureMap, feature_map, gaussian_frequencies
+from fedkern_flwr.kernels.dictionary import bandwidth_dictionary, gaussian_kernel
+from fedkern_flwr.kernels.random_features import FeatureMap, feature_map, gaussian_frequencies
 
 BANDWIDTHS = np.array([0.5, 1.0, 3.0])
 PACKED = BANDWIDTHS.astype("<f8").tobytes()

@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedkern_flwr.errors import TableError
 from fedkern_flwr.scaling import Scaling, ranges_to_json, read_ranges, scale_by_ranges
-from fedkern_flwr.tables import Table
+from fedkern_flwr.tables.table import Table
 
 X = np.array([[0.0, 10.0], [5.0, 15.0], [10.0, 20.0]])
 PLAIN = {"a": [0, 10], "b": [10, 20], "other": [1, 1]}

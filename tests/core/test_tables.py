@@ -17,7 +17,8 @@ from pyarrow import parquet
 
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.scaling import Scaling
-from fedkern_flwr.tables import Table, drop_constant_columns, load_table, select_target
+from fedkern_flwr.tables import load_table
+from fedkern_flwr.tables.table import Table, drop_constant_columns, select_target
 
 X = np.array([[1.0, 10.0], [2.0, 30.0], [3.0, 20.0]])
 Y = np.array([5.0, 7.0, 6.0])

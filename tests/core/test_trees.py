@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.trees import (
+from fedkern_flwr.vertical.trees import (
     ExposedSum,
     Tree,
     exposed,

@@ -18,8 +18,8 @@ from fedkern_flwr.errors import (
     SmallCohortError,
     TableError,
 )
-from fedkern_flwr.vertical import check_alone, check_parties, make_plan
-from fedkern_flwr.wire.vertical import VerticalDescribeReply
+from fedkern_flwr.vertical.messages import VerticalDescribeReply
+from fedkern_flwr.vertical.parties import check_alone, check_parties, make_plan
 
 KEY = bytes(range(16))
 

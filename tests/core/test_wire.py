@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fedkern_flwr.errors import CohortError, ProtocolError
 from fedkern_flwr.exchange import request_messages
 from fedkern_flwr.flower_compat import message_round_trip, set_task_identity
+from fedkern_flwr.online import messages as online
 from fedkern_flwr.wire import (
     PROTOCOL_VERSION,
     DescribeReply,
@@ -22,7 +23,6 @@ from fedkern_flwr.wire import (
     PhaseMessage,
     check_parties,
     columns_digest,
-    online,
     sums,
 )
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, RecordDict
 
-from fedkern_flwr.frequencies import draw_directions, draw_offsets
-from fedkern_flwr.landmarks import draw_landmarks
+from fedkern_flwr.hybrid.landmarks import draw_landmarks
+from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations import InProcessGrid
 

@@ -18,13 +18,13 @@ from app_sites import (
     write,
 )
 
-from fedkern_flwr.cf_komd import fit_user
-from fedkern_flwr.clients.account import StreamAccount
-from fedkern_flwr.gram import unpack
+from fedkern_flwr.clients.pof_mkl_account import StreamAccount
+from fedkern_flwr.gram.cf_komd import fit_user
+from fedkern_flwr.gram.matrix import unpack
+from fedkern_flwr.kernels.random_features import feature_map
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.node.session_state import SessionState
-from fedkern_flwr.online import current_weights
-from fedkern_flwr.random_features import feature_map
+from fedkern_flwr.online.learning import current_weights
 from fedkern_flwr.simulations import InProcessGrid
 
 

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from fedkern_flwr.clients import SVMClient, svm_node
+from fedkern_flwr.clients import SVMClient
+from fedkern_flwr.clients import hierarchical_node as svm_node
+from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.secure_sum import party as party_module
 from fedkern_flwr.secure_sum import running_sum
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Audit, audit
 from fedkern_flwr.strategies import HierarchicalSVM
-from fedkern_flwr.wire import hierarchical as wire
 
 KEY = b"a key of all parties but the server"
 UNIFORM, NOT_UNIFORM = 1e-9, 1e-12  # p-values

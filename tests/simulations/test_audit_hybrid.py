@@ -13,13 +13,13 @@ import pytest
 from flwr.app import Context
 
 from fedkern_flwr.clients import HybridKernelClient
-from fedkern_flwr.clients import chain as chain_module
+from fedkern_flwr.clients import fed_cg_paper as chain_module
+from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.secure_sum import party as party_module
 from fedkern_flwr.secure_sum import running_sum
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Audit, audit
 from fedkern_flwr.strategies import FedCG
-from fedkern_flwr.wire import hybrid as wire
 
 KEY = b"a key of all parties but the server"
 UNIFORM, NOT_UNIFORM = 1e-9, 1e-12  # p-values

@@ -19,7 +19,7 @@ from fedkern_flwr.secure_sum import running_sum
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Audit, audit
 from fedkern_flwr.strategies import FDSKL
-from fedkern_flwr.wire import vertical as wire
+from fedkern_flwr.vertical import messages as wire
 
 KEY = b"a key of all parties but the server"
 UNIFORM, NOT_UNIFORM = 1e-9, 1e-12  # p-values

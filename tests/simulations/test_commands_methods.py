@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedkern_flwr.gram import unpack
+from fedkern_flwr.gram.matrix import unpack
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations.methods.online import OnlineFamily
 

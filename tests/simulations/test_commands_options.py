@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkern_flwr.gram import unpack
+from fedkern_flwr.gram.matrix import unpack
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.simulations.methods.online import OnlineFamily

@@ -107,7 +107,7 @@ def test_server_regret_is_against_the_best_ridge_fit():
     assert isinstance(strategy, OFSKL)
     x = np.concatenate([shard.x for shard in prepared.clients.shards])
     y = np.concatenate([shard.y for shard in prepared.clients.shards])
-    from fedkern_flwr.random_features import gaussian_frequencies
+    from fedkern_flwr.kernels.random_features import gaussian_frequencies
 
     frequencies = gaussian_frequencies(
         np.array([10.0]).tobytes(), x.shape[1], 8, 0, "float64", "orthogonal"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import OptionError, ProtocolError
+from fedkern_flwr.online.messages import SUM_BOUND
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.simulations import Transcript, simulate
 from fedkern_flwr.simulations.lab.attacks import (
@@ -25,7 +26,6 @@ from fedkern_flwr.simulations.lab.attacks import (
 )
 from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
 from fedkern_flwr.strategies import POFMKL
-from fedkern_flwr.wire.online import SUM_BOUND
 
 DATA = os.environ.get("FEDKERN_DATA")
 NORMALS = 5.0  # standard deviations: masks are not seeded, so chance must not fail a test

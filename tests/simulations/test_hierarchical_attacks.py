@@ -18,6 +18,7 @@ from scipy.stats import chi2
 
 from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.errors import CohortError, OptionError, ProtocolError
+from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.secure_sum import Encoding, running_sum
 from fedkern_flwr.secure_sum import party as party_module
 from fedkern_flwr.seeding import uniform
@@ -40,7 +41,6 @@ from fedkern_flwr.simulations.lab.attacks.groups_inference import (
 )
 from fedkern_flwr.simulations.lab.attacks.groups_insiders import SVMInsiders
 from fedkern_flwr.strategies import HierarchicalSVM
-from fedkern_flwr.wire import hierarchical as wire
 
 EXACT, ROUNDED = 1e-9, 1e-6
 UNIFORM, NOT_UNIFORM = 1e-9, 1e-12  # p-values: masks are not seeded, chance must not fail a test

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.linear_model import model_rows
+from fedkern_flwr.groups.linear_model import model_rows
 from fedkern_flwr.simulations import DropOut, simulate
 from fedkern_flwr.simulations.engines.delays import DelayLaw, GroupDelays, first_fault
 from fedkern_flwr.simulations.engines.faults import Delivery

@@ -18,16 +18,16 @@ from sklearn.datasets import load_breast_cancer
 
 from fedkern_flwr.alignment import hash_ids
 from fedkern_flwr.clients import HybridKernelClient
-from fedkern_flwr.clients.chain import label_noise
+from fedkern_flwr.clients.fed_cg_paper import label_noise
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.exchange import exchange, read_reply, request_messages, take_sections
-from fedkern_flwr.landmarks import (
+from fedkern_flwr.hybrid import messages as wire
+from fedkern_flwr.hybrid.landmarks import (
     array_fingerprint,
     draw_landmarks,
     moment_sums,
     public_seed,
 )
-from fedkern_flwr.least_squares import pack_equations, unpack_equations
 from fedkern_flwr.ledger import Ledger
 from fedkern_flwr.secure_sum import Encoding, RunningSum, SecureSum
 from fedkern_flwr.simulations import Fault, FaultPlan, InProcessGrid, Transcript
@@ -54,9 +54,9 @@ from fedkern_flwr.simulations.lab.attacks import (
     score,
     trilaterate,
 )
+from fedkern_flwr.solvers.least_squares import pack_equations, unpack_equations
 from fedkern_flwr.strategies import FedCG
 from fedkern_flwr.wire import DescribeRequest
-from fedkern_flwr.wire import hybrid as wire
 
 EXACT = 1e-6  # relative error of an attack that succeeds
 GUESS = 0.9  # of one that fails: relative to somebody who guesses the mean
@@ -541,7 +541,7 @@ def sent_bytes(seen: HybridRun) -> bytes:
 @pytest.fixture
 def straight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Landmarks with a coordinate per feature, as they are before they are turned."""
-    monkeypatch.setattr("fedkern_flwr.landmarks._turn", lambda points, rng: points)
+    monkeypatch.setattr("fedkern_flwr.hybrid.landmarks._turn", lambda points, rng: points)
 
 
 def shown(found: np.ndarray, truth: np.ndarray) -> np.ndarray:

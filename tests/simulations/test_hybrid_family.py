@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.landmarks import draw_landmarks, public_seed
-from fedkern_flwr.product_kernel import landmark_gammas
+from fedkern_flwr.hybrid.landmarks import draw_landmarks, public_seed
+from fedkern_flwr.kernels.product import landmark_gammas
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.methods.hybrid_data import HybridData, HybridSettings
 from fedkern_flwr.simulations.methods.hybrid_oracle import centralised_difference

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_breast_cancer
 
 from fedkern_flwr.clients import HybridKernelClient
-from fedkern_flwr.least_squares import unpack_equations
 from fedkern_flwr.secure_sum import SecureSum
 from fedkern_flwr.simulations import Transcript, simulate
 from fedkern_flwr.simulations.lab.attacks import (
@@ -27,6 +26,7 @@ from fedkern_flwr.simulations.lab.attacks import (
     membership,
 )
 from fedkern_flwr.simulations.lab.attacks.membership import ROUNDING
+from fedkern_flwr.solvers.least_squares import unpack_equations
 from fedkern_flwr.strategies import FedCG
 
 HOSPITALS, CENTRES = 3, 2

@@ -14,9 +14,7 @@ pytest.importorskip("sklearn")
 
 from sklearn import datasets
 
-from fedkern_flwr.doubly_stochastic import draw_batch
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.losses import loss_derivatives
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.lab import presets
 from fedkern_flwr.simulations.lab.comparison import plan
@@ -38,6 +36,8 @@ from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, 
 from fedkern_flwr.simulations.methods.references import summarise_reference
 from fedkern_flwr.simulations.methods.registry import METHODS
 from fedkern_flwr.simulations.run.entries import Entry
+from fedkern_flwr.solvers.losses import loss_derivatives
+from fedkern_flwr.vertical.doubly_stochastic import draw_batch
 
 #: What a reference takes beside its options.
 GIVEN = {"seed": 3, "progress": lambda done, total: None}

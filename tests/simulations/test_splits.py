@@ -18,7 +18,7 @@ from fedkern_flwr.simulations.run.splits import (
     split_iid,
     split_rows,
 )
-from fedkern_flwr.tables import Table
+from fedkern_flwr.tables.table import Table
 
 SITE = np.repeat(["d", "b", "c", "a"], 1000)
 

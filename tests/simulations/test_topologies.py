@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.links import Link
+from fedkern_flwr.simulations.lab.links import Link
 from fedkern_flwr.simulations.lab.topologies import (
     COLUMNS,
     SERVER_NOTE,

@@ -20,13 +20,11 @@ from scipy.spatial.distance import cdist
 from scipy.stats import chi2
 from sklearn.datasets import load_breast_cancer
 
-from fedkern_flwr import trees
 from fedkern_flwr.clients import VerticalKernelClient, fdskl
 from fedkern_flwr.errors import OptionError, ProtocolError
-from fedkern_flwr.frequencies import draw_directions, public_frequency_seed
+from fedkern_flwr.kernels.frequencies import draw_directions, public_frequency_seed
 from fedkern_flwr.method import Ask
 from fedkern_flwr.node.sums import ClientSums
-from fedkern_flwr.phase_training import Fitted
 from fedkern_flwr.secure_sum import Encoding, SecureSum
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
@@ -47,7 +45,9 @@ from fedkern_flwr.simulations.lab.attacks.vertical_inference import (
 )
 from fedkern_flwr.simulations.lab.attacks.vertical_insiders import VerticalInsiders
 from fedkern_flwr.strategies import FDSKL
-from fedkern_flwr.wire import vertical as wire
+from fedkern_flwr.vertical import messages as wire
+from fedkern_flwr.vertical import trees
+from fedkern_flwr.vertical.phase_training import Fitted
 
 EXACT = 1e-9
 UNIFORM = 1e-9  # p-values: masks are not seeded, so chance must not fail a test

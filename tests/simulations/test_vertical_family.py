@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkern_flwr.frequencies import draw_directions, draw_offsets
+from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.methods import vertical_oracle
 from fedkern_flwr.simulations.methods.vertical_data import (

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
-from fedkern_flwr.kernels import bandwidth_dictionary
-from fedkern_flwr.online import select_subset
-from fedkern_flwr.random_features import gaussian_frequencies
+from fedkern_flwr.kernels.dictionary import bandwidth_dictionary
+from fedkern_flwr.kernels.random_features import gaussian_frequencies
+from fedkern_flwr.online.learning import select_subset
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import POFMKL

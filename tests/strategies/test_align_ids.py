@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedkern_flwr.clients.alignment as client_module
-from fedkern_flwr import private_intersection
+from fedkern_flwr.align import private_intersection
 from fedkern_flwr.alignment import AlignmentTags, hash_ids
 from fedkern_flwr.clients import (
     AlignmentClient,
@@ -36,7 +36,7 @@ from fedkern_flwr.errors import (
     SmallCohortError,
     StateError,
 )
-from fedkern_flwr.landmarks import public_seed
+from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import load_state

@@ -10,9 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkern_flwr.kernels import bandwidth_dictionary
-from fedkern_flwr.network import initial_parameters, plan_layers, project, squared_loss_gradient
-from fedkern_flwr.random_features import gaussian_frequencies
+from fedkern_flwr.kernels.dictionary import bandwidth_dictionary
+from fedkern_flwr.kernels.random_features import gaussian_frequencies
+from fedkern_flwr.online.network import (
+    initial_parameters,
+    plan_layers,
+    project,
+    squared_loss_gradient,
+)
 from fedkern_flwr.seeding import uniform
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import EMKOFL, OFSKL, VMKOFL, OFMKLAvg, PerFedAvg

@@ -21,8 +21,15 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedkern_flwr.align import range_messages as wire
+from fedkern_flwr.align.column_ranges import (
+    ENCODING,
+    Centre,
+    first_pass,
+    read_second_pass,
+    second_pass,
+)
 from fedkern_flwr.clients import RangesClient
-from fedkern_flwr.column_ranges import ENCODING, Centre, first_pass, read_second_pass, second_pass
 from fedkern_flwr.errors import (
     CohortError,
     FedKernError,
@@ -42,7 +49,6 @@ from fedkern_flwr.simulations.engines.faults import Delivery
 from fedkern_flwr.simulations.engines.ray import as_client
 from fedkern_flwr.strategies import ColumnRanges
 from fedkern_flwr.wire import columns_digest
-from fedkern_flwr.wire import ranges as wire
 
 Table = dict[str, Any]
 FOUR = {"describe": 1, "ranges-means": 1, "ranges-deviations": 1, "ranges-write": 1}

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from fedkern_flwr import strategies
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.exchange import payload_bytes
-from fedkern_flwr.online import regret_bound
+from fedkern_flwr.online.learning import regret_bound
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
 from fedkern_flwr.strategies import (
     EMKOFL,
@@ -195,7 +195,7 @@ def test_held_out_rows_are_predicted_at_the_end(method: type[Any], streams: Any)
 
 
 def test_pof_mkl_predicts_held_out_rows_with_each_clients_own_weights(streams: Any) -> None:
-    from fedkern_flwr.random_features import FeatureMap
+    from fedkern_flwr.kernels.random_features import FeatureMap
 
     strategy = make(POFMKL, step_size="paper", precision="float64")
     run(strategy, streams)

@@ -21,10 +21,10 @@ from sklearn import datasets
 from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError
 from fedkern_flwr.node.kept_state import KeptState
-from fedkern_flwr.phase_training import MULTIPLES, REGULARIZATIONS
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
 from fedkern_flwr.simulations.engines.ray import as_client
 from fedkern_flwr.strategies import FDSKL, fdskl_phases
+from fedkern_flwr.vertical.phase_training import MULTIPLES, REGULARIZATIONS
 
 KEY = b"a secret of the data's owners"
 SEED = 11

@@ -17,8 +17,8 @@ from scipy import sparse
 
 from fedkern_flwr.clients import GramClient
 from fedkern_flwr.errors import CohortError, FedKernError, OptionError, ProtocolError
-from fedkern_flwr.gram import packed_size
-from fedkern_flwr.gram_plan import disjoint_cohorts, drawn_rounds
+from fedkern_flwr.gram.matrix import packed_size
+from fedkern_flwr.gram.plan import disjoint_cohorts, drawn_rounds
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Audit, Fault, FaultPlan, Transcript
 from fedkern_flwr.simulations.engines.faults import Delivery

@@ -20,10 +20,10 @@ from scipy.spatial.distance import cdist
 from sklearn import datasets, metrics
 
 from fedkern_flwr.clients import HybridKernelClient
-from fedkern_flwr.clients.chain import label_noise
-from fedkern_flwr.clients.hybrid_state import RunState
+from fedkern_flwr.clients.fed_cg_paper import label_noise
+from fedkern_flwr.clients.fed_cg_state import RunState
 from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError
-from fedkern_flwr.landmarks import draw_landmarks, public_seed
+from fedkern_flwr.hybrid.landmarks import draw_landmarks, public_seed
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
@@ -992,7 +992,7 @@ def test_rows_may_travel_in_many_parts(
     tables[2] = {k: v for k, v in keep.items() if k not in ("ranges", "landmark_seed")}
     group = parties(tables)
     options: Table = {"solver": solver, "regularization": 1e-2, "missing": "neutral"}
-    monkeypatch.setattr("fedkern_flwr.strategies.hybrid_secure._MESSAGE", 8 * 20 * rows)
+    monkeypatch.setattr("fedkern_flwr.strategies.fed_cg_secure._MESSAGE", 8 * 20 * rows)
     record = Transcript()
     strategy = group.fit(**options, more={"transcript": record})
     total = sum(len(t["ids"]) + len(t["ids_test"]) for t in tables[:3])
@@ -1040,7 +1040,7 @@ def test_many_parts_with_everything_that_travels_only_once(
     parties: Callable[..., Parties], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Moments and the kernel of the landmarks."""
-    monkeypatch.setattr("fedkern_flwr.strategies.hybrid_secure._MESSAGE", 8 * 20 * 11)
+    monkeypatch.setattr("fedkern_flwr.strategies.fed_cg_secure._MESSAGE", 8 * 20 * 11)
     tables = without_seeds(figure_three("wine"))
     group = parties(tables)
     options: Table = {"sampling": "N", "penalty": "rkhs", "gamma": 2.0}
@@ -1053,7 +1053,7 @@ def test_many_parts_with_everything_that_travels_only_once(
 def test_a_hospital_without_centres_beside_one_with_many_parts(
     parties: Callable[..., Parties], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedkern_flwr.strategies.hybrid_secure._MESSAGE", 8 * 20 * 5)
+    monkeypatch.setattr("fedkern_flwr.strategies.fed_cg_secure._MESSAGE", 8 * 20 * 5)
     tables = deal(*small(90), 3, 2, classes=(0, 1))
     alone = {*tables[1]["ids"], *tables[1]["ids_test"]}
     for c in (3, 4):

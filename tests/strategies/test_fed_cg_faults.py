@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, Context, Message
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.clients import HybridKernelClient
-from fedkern_flwr.clients.hybrid_state import RunState
+from fedkern_flwr.clients.fed_cg_state import RunState
 from fedkern_flwr.errors import (
     CheckpointError,
     CohortError,
@@ -23,7 +23,7 @@ from fedkern_flwr.errors import (
     ProtocolError,
     StateError,
 )
-from fedkern_flwr.landmarks import public_seed
+from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.simulations import simulate
@@ -136,7 +136,7 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Cas
         options, rows = RUNS[name]
         options = {"regularization": 0.1, **options}
         size = 8 * LANDMARKS * rows
-        monkeypatch.setattr("fedkern_flwr.strategies.hybrid_secure._MESSAGE", size)
+        monkeypatch.setattr("fedkern_flwr.strategies.fed_cg_secure._MESSAGE", size)
         protocol = options.pop("protocol", "secure")
         folders = iter(range(1000))
 

@@ -18,7 +18,7 @@ from sklearn.svm import SVC
 
 from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.errors import CohortError, FedKernError, OptionError, ProtocolError, TableError
-from fedkern_flwr.linear_model import model_rows, outputs
+from fedkern_flwr.groups.linear_model import model_rows, outputs
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Transcript
 from fedkern_flwr.strategies import HierarchicalSVM

@@ -13,7 +13,7 @@ from sklearn.decomposition import PCA
 
 from fedkern_flwr.clients import KernelPCAClient
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.kernel_pca import features_of
+from fedkern_flwr.kernels.pca import features_of
 from fedkern_flwr.simulations import Fault, FaultPlan, simulate
 from fedkern_flwr.strategies import KernelPCA
 

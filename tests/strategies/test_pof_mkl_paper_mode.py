@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkern_flwr.kernels import bandwidth_dictionary
-from fedkern_flwr.random_features import gaussian_frequencies
+from fedkern_flwr.kernels.dictionary import bandwidth_dictionary
+from fedkern_flwr.kernels.random_features import gaussian_frequencies
 from fedkern_flwr.seeding import uniform
 from fedkern_flwr.simulations import Transcript, simulate
 from fedkern_flwr.strategies import POFMKL, LocalOnly

@@ -35,9 +35,9 @@ from fedkern_flwr.errors import (
     SmallCohortError,
     SumError,
 )
-from fedkern_flwr.gram import packed_size
-from fedkern_flwr.gram_plan import disjoint_cohorts, drawn_rounds
-from fedkern_flwr.gram_values import quantisation_error
+from fedkern_flwr.gram.matrix import packed_size
+from fedkern_flwr.gram.plan import disjoint_cohorts, drawn_rounds
+from fedkern_flwr.gram.values import quantisation_error
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import (
     Audit,

@@ -16,7 +16,7 @@ from flwr.app import Context, Message
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.clients import GramClient
 from fedkern_flwr.errors import CheckpointError, CohortError, FedKernError, SumError
-from fedkern_flwr.gram_plan import disjoint_cohorts
+from fedkern_flwr.gram.plan import disjoint_cohorts
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.simulations import simulate

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from fedkern_flwr.clients import GramClient
 from fedkern_flwr.errors import CohortError, OptionError, ProtocolError
-from fedkern_flwr.gram import packed_size, unpack
-from fedkern_flwr.gram_plan import matrix_encoding
+from fedkern_flwr.gram import messages as wire
+from fedkern_flwr.gram.matrix import packed_size, unpack
+from fedkern_flwr.gram.plan import matrix_encoding
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Fault
 from fedkern_flwr.simulations.engines.faults import Delivery
 from fedkern_flwr.strategies import FedCFK, SecureGram
-from fedkern_flwr.wire import gram as wire
 
 OPEN: dict[str, Any] = {"min_support": 2, "allow_recovery": True, "drop_outs": False, "seed": 0}
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.online.messages import STATISTICS
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Fault, FaultPlan, Transcript
 from fedkern_flwr.strategies import POFMKL, PerFedAvg
-from fedkern_flwr.wire.online import STATISTICS
 
 CLIENTS, ROUNDS, CHECKPOINT, CUT = 5, 8, 3, 5
 

@@ -14,7 +14,7 @@ from fedkern_flwr.clients import VerticalKernelClient, serve
 from fedkern_flwr.errors import TableError
 from fedkern_flwr.scaling import ranges_to_json, read_ranges
 from fedkern_flwr.simulations.apps.node import Node, client_maker, rows
-from fedkern_flwr.tables import Table
+from fedkern_flwr.tables.table import Table
 
 KEYS = (
     "role",

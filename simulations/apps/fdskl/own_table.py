@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedkern_flwr.tables import Table, load_table
+from fedkern_flwr.tables import load_table
+from fedkern_flwr.tables.table import Table
 
 
 def own_table(path: str, **how: Any) -> Table:

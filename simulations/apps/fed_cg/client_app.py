@@ -10,7 +10,7 @@ from own_table import own_table  # type: ignore[import-not-found]  # the file be
 from fedkern_flwr.clients import HybridKernelClient, serve
 from fedkern_flwr.scaling import read_ranges, scale_by_ranges
 from fedkern_flwr.simulations.apps.node import Node, client_maker, rows
-from fedkern_flwr.tables import Table
+from fedkern_flwr.tables.table import Table
 
 KEYS = (
     "block",

@@ -12,7 +12,7 @@ from own_table import own_table  # type: ignore[import-not-found]  # the file be
 from fedkern_flwr.clients import RangesClient, serve
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.simulations.apps.node import Node, client_maker, rows
-from fedkern_flwr.tables import Table
+from fedkern_flwr.tables.table import Table
 
 
 def arguments(node: Node) -> dict[str, Any]:

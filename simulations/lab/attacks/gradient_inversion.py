@@ -31,8 +31,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.online import Selection
-from fedkern_flwr.random_features import Precision, Real
+from fedkern_flwr.kernels.random_features import Precision, Real
+from fedkern_flwr.online.learning import Selection
 
 from .phases import Phases
 

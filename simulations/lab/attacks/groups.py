@@ -14,7 +14,7 @@ opens what is sealed or padded for it. In a horizontal split with agents:
 
 What can be made of all that is in :mod:`.hierarchical_inference`.
 
-Source: the messages of :mod:`fedkern_flwr.wire.hierarchical`.
+Source: the messages of :mod:`fedkern_flwr.groups.messages`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from fedkern_flwr.errors import ProtocolError
-from fedkern_flwr.linear_model import model_rows
+from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups.linear_model import model_rows
 from fedkern_flwr.secure_sum.envelope import unseal_message
 from fedkern_flwr.secure_sum.membership import Membership
-from fedkern_flwr.wire import hierarchical as wire
 from fedkern_flwr.wire.message import PhaseMessage
 from fedkern_flwr.wire.sums import Roster
 

@@ -9,7 +9,8 @@ of rows apart where there are fewer rows than coefficients.
 
 Models are matrices, a row per output, the bias last; they are in the coordinates of the run.
 
-Source: the updates of :mod:`fedkern_flwr.consensus` and :mod:`fedkern_flwr.clients.svm_user`.
+Source: the updates of :mod:`fedkern_flwr.groups.consensus` and of
+:mod:`fedkern_flwr.clients.hierarchical_user`.
 """
 
 from __future__ import annotations

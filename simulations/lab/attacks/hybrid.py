@@ -28,7 +28,7 @@ patients' distances it had their features; the landmarks of a block are turned f
 :func:`gradient_of_others` (the model of two hospitals tells each K^T (K a - y) of the other).
 
 Source: follows from Algorithms 1 and 2 of FedCG and from the messages of
-:mod:`fedkern_flwr.wire.hybrid`; axes by fourth moments: Hyvärinen and Oja, "A Fast Fixed-Point
+:mod:`fedkern_flwr.hybrid.messages`; axes by fourth moments: Hyvärinen and Oja, "A Fast Fixed-Point
 Algorithm for Independent Component Analysis", Neural Computation 9(7), 1997.
 """
 
@@ -43,10 +43,10 @@ from scipy.spatial.distance import cdist
 
 from fedkern_flwr.alignment import AlignmentKey
 from fedkern_flwr.errors import ProtocolError
-from fedkern_flwr.landmarks import draw_landmarks, public_seed
+from fedkern_flwr.hybrid import messages as wire
+from fedkern_flwr.hybrid.landmarks import draw_landmarks, public_seed
 from fedkern_flwr.secure_sum.envelope import unseal_message
 from fedkern_flwr.secure_sum.membership import Membership
-from fedkern_flwr.wire import hybrid as wire
 from fedkern_flwr.wire.message import PhaseMessage
 from fedkern_flwr.wire.sums import Roster
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.network import predict, project
+from fedkern_flwr.online.network import predict, project
 
 from .gradient_inversion import Inversion
 

@@ -11,15 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, ProtocolError
-from fedkern_flwr.online import (
+from fedkern_flwr.kernels.random_features import (
+    FrequencyDraw,
+    Precision,
+    Real,
+    gaussian_frequencies,
+)
+from fedkern_flwr.online import messages as wire
+from fedkern_flwr.online.learning import (
     Selection,
     place_frequencies,
     shared_frequencies,
     shared_subset,
 )
-from fedkern_flwr.random_features import FrequencyDraw, Precision, Real, gaussian_frequencies
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.wire import online as wire
 from fedkern_flwr.wire.sections import Section, detach
 from fedkern_flwr.wire.sums import Order, Upload
 

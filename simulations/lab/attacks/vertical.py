@@ -20,7 +20,7 @@ With ``frequencies="shared"`` everybody knows omega as well. What can be made of
 :mod:`.vertical_inference`.
 
 Source: Gu et al., "Federated Doubly Stochastic Kernel Learning for Vertically Partitioned Data",
-Algorithm 3, and the messages of :mod:`fedkern_flwr.wire.vertical`.
+Algorithm 3, and the messages of :mod:`fedkern_flwr.vertical.messages`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import ProtocolError
-from fedkern_flwr.frequencies import draw_directions, public_frequency_seed
+from fedkern_flwr.kernels.frequencies import draw_directions, public_frequency_seed
 from fedkern_flwr.secure_sum.envelope import unseal_message
 from fedkern_flwr.secure_sum.membership import Membership
-from fedkern_flwr.wire import vertical as wire
+from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.wire.message import PhaseMessage
 from fedkern_flwr.wire.sums import Roster
 

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.frequencies import Kernel
+from fedkern_flwr.kernels.frequencies import Kernel
 
 from .gradient_inversion import Floats
 from .hybrid_rows import independent_axes
@@ -113,7 +113,7 @@ def row_differences(values: Floats, directions: Floats) -> Floats:
 def without_masks(hops: Iterable[Hop]) -> list[tuple[frozenset[int], Floats]]:
     """Subtract the masks that came in T2 from the sums that came in T1, of one viewer and owner.
 
-    See :func:`fedkern_flwr.trees.exposed_sums`.
+    See :func:`fedkern_flwr.vertical.trees.exposed_sums`.
 
     Returns
     -------

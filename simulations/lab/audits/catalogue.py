@@ -298,7 +298,7 @@ ATTACKS: Mapping[str, Attack] = {
         "Messages that span the columns give all inner products of rows.",
         "The label owner has the rows up to a rotation.",
         "It is what the label owner computes with: it must be entitled to it.",
-        "Follows from the subspace method in fedkern_flwr/dual_subspace.py.",
+        "Follows from the subspace method in fedkern_flwr/solvers/dual_subspace.py.",
         "The geometry of all rows: documented in docs/hierarchical-svm.md.",
     ),
 }

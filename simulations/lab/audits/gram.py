@@ -13,11 +13,11 @@ from scipy.spatial.distance import cdist
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import ProtocolError
-from fedkern_flwr.gram import packed_diagonal, packed_size
+from fedkern_flwr.gram import messages as wire
+from fedkern_flwr.gram.matrix import packed_diagonal, packed_size
 from fedkern_flwr.secure_sum.membership import Membership
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.wire import DescribeReply
-from fedkern_flwr.wire import gram as wire
 from fedkern_flwr.wire.message import PhaseMessage
 from fedkern_flwr.wire.sums import Roster
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import ProtocolError
+from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.wire import hierarchical as wire
 
 from ..attacks.groups import SVMRun
 from ..attacks.groups_inference import (

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.least_squares import unpack_equations
-from fedkern_flwr.wire import hybrid as wire
+from fedkern_flwr.hybrid import messages as wire
+from fedkern_flwr.solvers.least_squares import unpack_equations
 
 from ..attacks.hybrid import HybridRun
 from ..attacks.hybrid_insiders import SERVER, Insiders, Matrix

@@ -9,10 +9,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.online import shared_subset
-from fedkern_flwr.random_features import Precision
+from fedkern_flwr.kernels.random_features import Precision
+from fedkern_flwr.online import messages as wire
+from fedkern_flwr.online.learning import shared_subset
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.wire import online as wire
 from fedkern_flwr.wire.sections import detach
 from fedkern_flwr.wire.sums import Order, Upload
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.online import shared_subset
+from fedkern_flwr.online import messages as wire
+from fedkern_flwr.online.learning import shared_subset
 from fedkern_flwr.seeding import derive_seed
-from fedkern_flwr.wire import online as wire
 
 from ....strategies import POFMKL
 from ..attacks.joint_inversion import Release, invert_release

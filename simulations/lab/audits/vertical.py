@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from fedkern_flwr.frequencies import draw_directions, public_frequency_seed
+from fedkern_flwr.kernels.frequencies import draw_directions, public_frequency_seed
 
 from ..attacks.vertical import Hop, VerticalRun
 from ..attacks.vertical_inference import (

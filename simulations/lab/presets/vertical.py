@@ -92,7 +92,7 @@ def _topologies(datasets: tuple[str, ...]) -> Preset:
         "fdskl-figure4",
         "FDSKL, Figure 4: star, ring and tree",
         "The same model by the masked star and by the paper's two trees, whose real-valued masks "
-        "give data away. The figure shows link times by the formulas of fedkern_flwr.links (1 ms, "
+        "give data away. The figure shows link times by the formulas of lab/links.py (1 ms, "
         "100 Mbit/s, sends serialised per node) for 4 to 64 parties.",
         tuple(
             Section(

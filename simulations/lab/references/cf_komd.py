@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedkern_flwr.dot_kernels import DotKernel
-from fedkern_flwr.gram import local_support
+from fedkern_flwr.gram.dot_kernels import DotKernel
+from fedkern_flwr.gram.matrix import local_support
 
 from ...methods.rating_data import PooledRatings
 from ...methods.recommender_oracle import pooled_kernel, rank_all

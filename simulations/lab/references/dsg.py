@@ -24,18 +24,18 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.doubly_stochastic import (
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.kernels.frequencies import KERNELS, Kernel
+from fedkern_flwr.options import check_choice
+from fedkern_flwr.seeding import derive_seed
+from fedkern_flwr.solvers.losses import LOSSES, Loss
+from fedkern_flwr.vertical.doubly_stochastic import (
     STEP_SCHEDULES,
     StepSchedule,
     draw_batch,
     new_coefficients,
     step_size,
 )
-from fedkern_flwr.errors import OptionError
-from fedkern_flwr.frequencies import KERNELS, Kernel
-from fedkern_flwr.losses import LOSSES, Loss
-from fedkern_flwr.online import check_choice
-from fedkern_flwr.seeding import derive_seed
 
 from ...methods.pooled import PooledSplit, error_of
 from ...run.entries import Outcome

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from fedkern_flwr.dot_kernels import DotKernel
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.gram_plan import Merge, combine, drawn_rounds
-from fedkern_flwr.online import check_choice
+from fedkern_flwr.gram.dot_kernels import DotKernel
+from fedkern_flwr.gram.plan import Merge, combine, drawn_rounds
+from fedkern_flwr.options import check_choice
 
 from ...methods.rating_data import PooledRatings
 from ...run.entries import Outcome

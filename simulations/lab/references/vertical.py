@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.online import check_choice
+from fedkern_flwr.options import check_choice
 from fedkern_flwr.seeding import derive_seed
 
 from ...methods.pooled import PooledSplit, error_of

@@ -18,7 +18,7 @@ import pytest
 from app_sites import Site
 
 from fedkern_flwr.alignment import hash_ids
-from fedkern_flwr.landmarks import draw_landmarks
+from fedkern_flwr.hybrid.landmarks import draw_landmarks
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations.engines import RecordingGrid, Transcript
 

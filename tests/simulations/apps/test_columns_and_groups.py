@@ -140,7 +140,7 @@ def test_holders_of_a_block_must_scale_it_alike(make_site: Make, refusal: Refusa
 def test_another_user_predicts_later_rows_without_labels(
     make_site: Make, tmp_path: Path, model: str
 ) -> None:
-    from fedkern_flwr.linear_model import outputs
+    from fedkern_flwr.groups.linear_model import outputs
 
     site, saved = make_site("horizontal"), tmp_path / "model.npz"
     option = {"rbf": {"model": "rbf"}}.get(model, {})

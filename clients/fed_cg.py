@@ -1,0 +1,391 @@
+"""The client of FedCG: a hospital with labels, or a centre with a block of features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import ArrayLike
+
+from fedkern_flwr.alignment import AlignmentKey
+from fedkern_flwr.errors import OptionError, ProtocolError, StateError
+from fedkern_flwr.guard import SumRule, check_selection, refusal
+from fedkern_flwr.guard.rows import OwnRows
+from fedkern_flwr.hybrid import messages as wire
+from fedkern_flwr.hybrid.landmarks import check_seed_bytes
+from fedkern_flwr.hybrid.parties import CENTRE, HOSPITAL
+from fedkern_flwr.kernels.product import distance_bound, partial_distances
+from fedkern_flwr.labels import count_outcomes, largest_count
+from fedkern_flwr.method import answers
+from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.options import check_choice
+from fedkern_flwr.solvers.least_squares import pack_equations
+from fedkern_flwr.wire import DescribeRequest, columns_digest
+
+from .fed_cg_kernel import HospitalKernel
+from .fed_cg_landmarks import LandmarkedParty, wider
+from .fed_cg_paper import make_hops
+from .fed_cg_rows import KernelRows
+from .fed_cg_table import HybridTable
+from .party_table import Floats, Ids
+
+Protocol = Literal["secure", "naive", "chain"]
+PROTOCOLS = ("secure", "naive", "chain")
+_UNIT = 1.0 + 1e-9
+_NO_ROWS = np.zeros(0, np.int32)
+
+
+class HybridKernelClient(LandmarkedParty):
+    """A hospital or a centre in FedCG.
+
+    A hospital has labels for its rows and perhaps a block of features; a centre has a block of
+    features for rows of some or all hospitals. Rows may stand in any order at each party.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+        The node's context.
+    x : array, shape (n, d), optional
+        The party's block of features, within ``ranges``; None at a hospital without features.
+    y : array, shape (n,) or (n, k), optional
+        Labels; a party with labels (if of no rows) is a hospital.
+    ids : sequence of length n, optional
+        Record ids. Without them rows cannot be joined with those of other parties.
+    x_test, y_test, ids_test : arrays, optional
+        Held-out rows of a hospital: predicted with the model and, if labelled, counted.
+    block : str (default: "clinical" at a hospital, "centre <partition>" at a centre)
+        Name of the block of features. Parties with the same name hold the same columns, of
+        different rows.
+    columns : sequence of str, optional
+        Names of the features.
+    ranges : array, shape (d, 2), optional
+        Least and greatest value of each feature, public; [0, 1] by default.
+    classes : sequence of float, optional
+        All classes of a classification; without them y holds the targets of a regression.
+    label_bound : float (default: 1.0)
+        Public bound of abs(y) in a regression.
+    alignment_key : bytes or AlignmentTags, optional
+        Secret of all parties that share records, not of the server: joins ids. Or what each of
+        them has of one align run.
+    landmark_seed : bytes, optional
+        Secret of 32 bytes, the same at all holders of the block. Without it a single holder draws
+        one, and several agree on one during the run.
+    landmarks : array, shape (m, d), optional
+        The block's slice of landmarks that were chosen elsewhere (sampling P), where data may be
+        pooled.
+    protocol : {"secure", "naive", "chain"} (default: "secure")
+        The only protocol in which this node takes part. ``naive`` shows the block's kernel and the
+        labels to the server, ``chain`` shows most of it to the other parties.
+    predictions : path, optional
+        CSV file that a hospital writes for its held-out rows: id, outputs, predicted class.
+    **common
+        Options of :class:`~fedkern_flwr.node.client.PhaseClient`; ``allow_single`` here also lets
+        a hospital without others show its normal equations to the server.
+
+    Raises
+    ------
+    TableError
+        Wrong shapes, NaN, values out of range, duplicate ids, unknown classes.
+    OptionError
+        A key that is too short, an unknown protocol.
+
+    Notes
+    -----
+    Memory: a few times the kernel of the rows asked for in one message, which the server keeps
+    below 256 MB.
+    """
+
+    pair_secrets: ClassVar[bool] = True
+    whole_cohorts: ClassVar[bool] = True
+    enough_parties: ClassVar[int] = 2
+    without_secret: ClassVar[str] = "configure the landmark seed at all holders of the block"
+
+    def __init__(
+        self,
+        context: Context,
+        x: ArrayLike | None = None,
+        y: ArrayLike | None = None,
+        *,
+        ids: Ids | None = None,
+        x_test: ArrayLike | None = None,
+        y_test: ArrayLike | None = None,
+        ids_test: Ids | None = None,
+        block: str | None = None,
+        columns: Sequence[str] | None = None,
+        ranges: ArrayLike | None = None,
+        classes: Sequence[float] | None = None,
+        label_bound: float = 1.0,
+        alignment_key: AlignmentKey | None = None,
+        landmark_seed: bytes | None = None,
+        landmarks: ArrayLike | None = None,
+        protocol: Protocol = "secure",
+        predictions: str | Path | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(context, **common)
+        check_choice("protocol", protocol, PROTOCOLS)
+        if landmark_seed is not None:
+            check_seed_bytes(landmark_seed)
+        if not 0.0 < label_bound < np.inf:
+            raise OptionError(f"label_bound is {label_bound}", remedy="use a positive number")
+        self.role = HOSPITAL if y is not None else CENTRE  # type: ignore[misc]
+        default = "clinical" if y is not None else f"centre {self.partition}"
+        self.block = default if block is None else block
+        self.protocol, self.landmark_seed = protocol, landmark_seed
+        self.alignment_key = alignment_key
+        self.predictions = None if predictions is None else Path(predictions)
+        rows = (x, y, ids, x_test, y_test, ids_test)
+        self.table = HybridTable(
+            self.name,
+            *rows,
+            columns=columns,
+            ranges=ranges,
+            classes=classes or (),
+            label_bound=1.0 if classes else label_bound,
+        )
+        self.table.check_key(
+            alignment_key,
+            "give all parties that share records the same alignment_key, or pass no ids",
+        )
+        self.landmarks = None if landmarks is None else self.table.check_landmarks(landmarks)
+
+    # -- phases
+
+    def own_rows(self) -> OwnRows:
+        """Return the rows of the table."""
+        return self.table.own_rows()
+
+    def describe(self, request: DescribeRequest) -> wire.HybridDescribeReply:
+        """Tell who this is; see the message."""
+        table = self.table
+        table.check_ids(request.session, self.alignment_key)
+        with self.keeping(request.session):
+            self.check_table(table.digest())
+            order = table.order(request.session, self.alignment_key)
+            self.kept.arrays["order"] = order.astype(np.int32)
+        return wire.HybridDescribeReply(
+            partition=self.partition,
+            partitions=self.partitions,
+            role=self.role,
+            rows=table.rows,
+            features=table.features,
+            test_rows=table.tests,
+            columns=columns_digest(table.columns),
+            restored=self.restored,
+            block=self.block,
+            seeded=self.landmark_seed is not None or self.landmarks is not None,
+            square_bound=distance_bound(table.ranges, "rbf"),
+            absolute_bound=distance_bound(table.ranges, "laplacian"),
+            outputs=table.y.shape[1],
+            classes=len(table.classes),
+            labels=columns_digest(map(str, table.classes)),
+            label_bound=table.label_bound,
+            labelled=table.labelled,
+            allow_single=self.allow_single,
+            ids=table.pseudonyms(request.session, self.alignment_key),
+        )
+
+    def answer(self, request: Any, method: Any) -> Any:
+        """Take up the settings, or the distances that come along, before a handler is called."""
+        if isinstance(request, wire.LandmarksRequest):
+            self._begin(request)
+        elif not isinstance(request, wire.MomentsRequest):
+            self._go_on()
+        return method(request)
+
+    @answers(wire.DistancesRequest)
+    def send_distances(self, request: wire.DistancesRequest) -> wire.DistancesReply:
+        """Contribute partial distances; take the totals of an earlier part that come along."""
+        self._take_distances()
+        self._note_rows(request)
+        landmarks = self._landmarks()
+        if self._ordered("landmark pairs"):
+            self.secure_sums.check("landmark pairs", self._distance_rule())
+            self._note("landmark pairs", _NO_ROWS)
+            if request.landmark_pairs:
+                square = partial_distances(landmarks, landmarks, self.kept.settings["kernel"])
+                pairs = square[np.triu_indices(len(square), 1)]
+                self.secure_sums.contribute("landmark pairs", pairs)
+            else:  # another holder of the block adds it
+                self.secure_sums.contribute_nothing("landmark pairs")
+        for (hospital, _, start, stop), all_rows in zip(request.parts, request.rows, strict=True):
+            rows, name = all_rows[start:stop], f"distances/{hospital}#{start}"
+            if not self._ordered(name):
+                continue
+            rule = self._distance_rule(receiver=hospital)
+            self.secure_sums.check(name, replace(rule, length=len(rows) * self.kept.landmarks))
+            if hospital == self.partition:  # adds its own block by itself
+                self.secure_sums.contribute_nothing(name)
+            else:
+                self._note(f"distances/{hospital}", rows, each=True)
+                found = self._distances(rows, landmarks)
+                self.secure_sums.contribute(name, found.reshape(-1), overwrite=True)
+        return wire.DistancesReply(fingerprint=self._fingerprint())
+
+    @answers(wire.EquationsRequest)
+    def send_equations(self, request: wire.EquationsRequest) -> wire.EquationsReply:
+        """Contribute K_h^T K_h and K_h^T y_h of the training rows (eq. 2.9)."""
+        self._check_hospital("equations", 1.0)
+        m, outputs = self.kept.landmarks, self.table.y.shape[1]
+        gram = self.kept.arrays.setdefault("gram", np.zeros((m, m)))  # without training rows
+        right = self.kept.arrays.setdefault("right", np.zeros((m, outputs)))
+        return wire.EquationsReply(plain=self._add("equations", pack_equations(gram, right)))
+
+    @answers(wire.ProductRequest)
+    def send_product(self, request: wire.ProductRequest) -> wire.ProductReply:
+        """Contribute K_h^T (K_h P); with ``labels`` K_h^T y_h before it."""
+        if not (np.linalg.norm(request.directions, axis=0) <= _UNIT).all():
+            raise refusal("directions longer than one", self.name)
+        self._check_hospital("product", np.sqrt(self.kept.landmarks))
+        vector = self.kernel.products(request.directions, labels=request.labels)
+        return wire.ProductReply(plain=self._add("product", vector))
+
+    @answers(wire.CoefficientsRequest)
+    def take_coefficients(self, request: wire.CoefficientsRequest) -> wire.CoefficientsReply:
+        """Predict the held-out rows, keep the predictions here, count how good they are."""
+        kept, table = self.kept, self.table
+        if len(request.predictions) and self.protocol == "secure":
+            raise ProtocolError(
+                "a node makes its predictions itself in protocol 'secure'", party=self.name
+            )
+        self._check_role()
+        asked = kept.arrays["rows"][kept.train :]
+        if request.count:
+            self._check_sum("outcomes", len(asked) * largest_count(table.classes))
+            least = self.policy.min_evaluation_rows
+            check_selection(asked, self._held_out, least=least, party=self.name)
+        predictions = kept.arrays.get("predictions", request.predictions)
+        if not len(predictions):
+            predictions = self.kernel.predict(request.coefficients)
+        tests = kept.arrays["order"][asked] - table.rows
+        if self.predictions is not None:
+            table.write_predictions(self.predictions, tests, predictions)
+        if not request.count:
+            return wire.CoefficientsReply(plain=())
+        targets = table.y_test[tests] if table.labelled else predictions[:0]
+        counts = count_outcomes(
+            predictions[: len(targets)], targets, len(table.classes), table.label_bound
+        )
+        total = "outcomes" if self._ordered("outcomes") else ""
+        counts = self.figures("outcomes", tests, counts, total=total)
+        return wire.CoefficientsReply(plain=self._add("outcomes", counts))
+
+    @answers(wire.BlocksRequest)
+    def send_blocks(self, request: wire.BlocksRequest) -> wire.BlocksReply:
+        """Naive protocol (section 2.2): show this block's kernel and the labels to the server."""
+        self._note_rows(request)
+        return wire.BlocksReply(
+            fingerprint=self._fingerprint(),
+            targets=self.kernel.targets() if self.role == HOSPITAL else np.zeros((0, 0)),
+            blocks=tuple(self.block_kernel(rows) for rows in request.rows),
+        )
+
+    @answers(wire.ChainRequest)
+    def send_hops(self, request: wire.ChainRequest) -> wire.ChainReply:
+        """Chain protocol (Algorithms 1 and 2): this party's hops; see :mod:`.chain`."""
+        return make_hops(self, request)
+
+    def close_round(self, state: SessionState, *done: Any) -> None:
+        """Keep the state; on disk as well, if there is a place and the request says so."""
+        super().close_round(state, *done)
+        if save_as := getattr(self._request, "save_as", 0):
+            self._save(state, save_as)
+
+    def forget(self, state: SessionState) -> bytes:
+        """Erase the kernel rows and all else at the end of a run."""
+        KernelRows(self.state_dir, state.session, self.partition, 1).erase()
+        return b""
+
+    # -- what the phases share
+
+    @property
+    def kernel(self) -> HospitalKernel:
+        """The kernel of this hospital's rows."""
+        rows = KernelRows(self.state_dir, self.session, self.partition, self.kept.landmarks)
+        landmarks = self._landmarks if self.table.features else None
+        return HospitalKernel(self.kept, rows, self.table.y, landmarks, self._distances)
+
+    def _ordered(self, name: str) -> bool:
+        return self.sums is not None and name in self.sums.orders
+
+    def _take_distances(self) -> None:
+        self.kernel.take({} if self.sums is None else self.sums.delivered)
+
+    def _note_rows(self, request: wire.LandmarksRequest) -> None:
+        """Note which rows the request is about; at a hospital a kernel begins at position 0."""
+        self._fix_rows(request)
+        arrays = self.kept.arrays
+        for (hospital, train, start, stop), rows in zip(request.parts, request.rows, strict=True):
+            if request.variant == "chain":
+                arrays[f"rows/{hospital}"] = rows
+            if hospital == self.partition and not start:
+                arrays["rows"] = rows
+                self.kept.settings |= {
+                    "train": train,
+                    "total": len(rows),
+                    "alone": not stop,
+                    "keep_training": request.keep_training,
+                    "done": 0,
+                }
+                for name in ("gram", "right"):
+                    arrays.pop(name, None)
+
+    def _check_role(self) -> None:
+        """Refuse to add a centre's zeros to a sum of hospitals: it may be that of a single one."""
+        if self.role != HOSPITAL:
+            raise ProtocolError("it has no labels, so it adds nothing", party=self.name)
+
+    def _check_hospital(self, name: str, kernel: float) -> None:
+        """Refuse to add what would be nothing, or of few rows, or to another sum than is meant.
+
+        ``kernel`` is what a row's product with a kernel value cannot exceed.
+        """
+        self._check_role()
+        if self._secure:
+            self._check_share(self.kept.arrays["rows"][: self.kept.train])
+        self._check_sum(name, self.kept.train * max(kernel, self.table.label_bound))
+
+    def _go_on(self) -> None:
+        """Take the kernel as far as it has arrived; go on with the whole, once a run has begun."""
+        settings, begun, secure = self.kept.settings, self.kept.begun, self._secure
+        if begun and "rows" in self.kept.arrays and secure:
+            self._take_distances()
+        lacks = settings.get("done") != settings.get("total")
+        if not begun or (self.role == HOSPITAL and secure and lacks):
+            raise StateError(
+                "it has not the whole kernel of this run",
+                remedy="it is sent again",
+                party=self.name,
+            )
+
+    def _check_sum(self, name: str, bound: float) -> None:
+        """Refuse a sum of hospitals that is not the one meant.
+
+        ``bound`` is what no number of this node's vector can exceed.
+        """
+        if self._ordered(name):
+            self.secure_sums.check(name, wider(bound))
+
+    def _add(self, name: str, vector: Floats) -> tuple[Floats, ...]:
+        """Contribute to a sum; without one return the vector, where that is allowed."""
+        if self._ordered(name):
+            learned = self.kept.arrays.get("rows", _NO_ROWS)[: self.kept.settings.get("train", 0)]
+            self._note(name, _NO_ROWS if name == "outcomes" else learned)
+            self.secure_sums.contribute(name, vector)
+            return ()
+        if self._secure and not self.allow_single:
+            raise ProtocolError(
+                "its own values would be shown to the server: there is nobody to sum with",
+                remedy="let more hospitals take part, or allow it with allow_single",
+                party=self.name,
+            )
+        return (vector,)
+
+    def _distance_rule(self, receiver: int = -1) -> SumRule:
+        """Return the rule of sums of distances: this block's are within its declared ranges."""
+        bound = distance_bound(self.table.ranges, self.kept.settings["kernel"])
+        return replace(wider(bound), receiver=receiver, rings=() if receiver < 0 else (32,))

@@ -1,0 +1,104 @@
+"""The kernel of a hospital's rows, made as sums of distances arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkern_flwr.errors import StateError
+from fedkern_flwr.kernels.product import kernel_from_distances, row_chunks
+
+from .fed_cg_rows import KernelRows
+from .fed_cg_state import RunState
+from .party_table import Floats
+
+
+@dataclass
+class HospitalKernel:
+    """The kernel of the rows that a hospital has announced.
+
+    Attributes
+    ----------
+    kept : RunState
+        What the hospital remembers of the run: how far the kernel is, the normal equations so far.
+    rows : KernelRows
+        Rows of the kernel that later steps need.
+    y : ndarray, shape (n, k)
+        Targets of the table's rows.
+    landmarks : callable or None
+        Returns the landmarks of the hospital's own block, if it has one.
+    distances : callable
+        (announced rows, landmarks) -> distances, shape (rows, m).
+    """
+
+    kept: RunState
+    rows: KernelRows
+    y: Floats
+    landmarks: Callable[[], Floats] | None
+    distances: Callable[[NDArray[Any], Floats], Floats]
+
+    def take(self, delivered: Mapping[str, NDArray[Any]]) -> None:
+        """Turn totals that came with a request into kernel rows."""
+        kept = self.kept
+        for name, total in delivered.items():
+            if int(name.rpartition("#")[2]) != kept.done:  # it came before
+                continue
+            try:
+                self._absorb(total.reshape(-1, kept.landmarks))
+            except StateError:  # the rows before are gone: the next step asks for all of them
+                kept.settings["done"] = -1
+        while kept.settings.get("alone") and kept.done < kept.total:
+            part = next(row_chunks(kept.total - kept.done, kept.landmarks))
+            self._absorb(np.zeros((part.stop, kept.landmarks)))
+
+    def _absorb(self, totals: Floats) -> None:
+        """Add this hospital's own block, make the kernel, keep what later steps need of it."""
+        kept = self.kept
+        start, stop = kept.done, kept.done + len(totals)
+        if self.landmarks is not None:
+            rows, landmarks = kept.arrays["rows"][start:stop], self.landmarks()
+            for part in row_chunks(len(rows), 32 * kept.landmarks):  # 1 MB: no array of full size
+                totals[part] += self.distances(rows[part], landmarks)
+        kernel = kernel_from_distances(totals, kept.arrays["gammas"])
+        trained = max(0, min(kept.train, stop) - start)
+        if kept.settings["keep_training"]:
+            self.rows.write(start, kernel)
+        else:
+            self._add_equations(kernel[:trained])
+            if trained < len(kernel):
+                self.rows.write(start + trained, kernel[trained:], first=kept.train)
+        kept.settings["done"] = stop
+
+    def _add_equations(self, kernel: Floats) -> None:
+        """Add rows in the order of the table: the announced one differs from run to run."""
+        arrays = self.kept.arrays
+        part = slice(self.kept.done, self.kept.done + len(kernel))
+        order = np.argsort(arrays["order"][arrays["rows"][part]])
+        kernel, y = kernel[order], self.targets()[part][order]
+        for name, found in (("gram", kernel.T @ kernel), ("right", kernel.T @ y)):
+            arrays[name] = found + arrays[name] if name in arrays else found
+
+    def targets(self) -> Floats:
+        """Return the targets of the training rows, shape (train, k), in the kernel's order."""
+        rows = self.kept.arrays["rows"][: self.kept.train]
+        return np.asarray(self.y[self.kept.arrays["order"][rows]])
+
+    def products(self, directions: Floats, *, labels: bool) -> Floats:
+        """Return K^T (K P), flat; with ``labels`` K^T y before it."""
+        train, y = self.kept.train, self.targets()
+        kernel, out = self.rows.read(0, train), np.zeros(directions.shape)
+        right = np.zeros((len(out), y.shape[1] if labels else 0))
+        for part in row_chunks(train, len(out)):
+            k = np.asarray(kernel[part])
+            out += k.T @ (k @ directions)
+            if labels:
+                right += k.T @ y[part]
+        return np.concatenate([right.ravel(), out.ravel()])
+
+    def predict(self, coefficients: Floats) -> Floats:
+        """Return the outputs of the held-out rows."""
+        return np.asarray(self.rows.read(self.kept.train, self.kept.total) @ coefficients)

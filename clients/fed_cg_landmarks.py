@@ -1,0 +1,269 @@
+"""A party of FedCG with a block of features: which rows it is asked about, and its landmarks."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError
+from fedkern_flwr.guard import SumRule, check_selection, refusal
+from fedkern_flwr.hybrid import messages as wire
+from fedkern_flwr.hybrid.landmarks import (
+    SAMPLINGS,
+    array_fingerprint,
+    draw_landmarks,
+    moment_sums,
+    public_seed,
+    read_moments,
+    seed_fingerprint,
+)
+from fedkern_flwr.hybrid.parties import HOSPITAL
+from fedkern_flwr.kernels.product import PRODUCT_KERNELS, kernel_from_distances, partial_distances
+from fedkern_flwr.method import AnsweringClient, answers
+from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_message
+
+from .fed_cg_state import RunState
+from .fed_cg_table import HybridTable
+from .party_table import Floats
+
+_SEED_BYTES = 32
+_SETTINGS = ("kernel", "landmarks", "sampling", "public_seed")
+_ROUNDED = 1.0 + 5e-10  # less than what strategies allow for rounding
+
+
+class LandmarkedParty(AnsweringClient):
+    """Base class of FedCG's client: its rows, its landmarks, distances between them.
+
+    Attributes
+    ----------
+    table : HybridTable
+        Its rows.
+    block : str
+        Name of its block of features.
+    protocol : str
+        The only protocol in which it takes part.
+    landmark_seed : bytes or None
+        Secret that was configured.
+    landmarks : ndarray, shape (m, d), or None
+        Landmarks that were chosen elsewhere.
+    """
+
+    state_class = RunState
+    kept: RunState
+    table: HybridTable
+    block: str
+    protocol: str
+    landmark_seed: bytes | None
+    landmarks: Floats | None
+
+    @property
+    def session(self) -> str:
+        """Name of the run of the message at hand."""
+        return str(self._request.session)
+
+    @property
+    def _secure(self) -> bool:
+        """Whether values leave in sums only: this node or the run says so."""
+        return "secure" in (self.protocol, self.kept.settings.get("protocol"))
+
+    # -- settings and rows
+
+    def _begin(self, request: wire.LandmarksRequest) -> None:
+        """Take up the settings of a run; a request that is repeated finds them again."""
+        if request.variant != self.protocol:
+            raise ProtocolError(
+                f"this node takes part in runs with protocol {self.protocol!r} only, not "
+                f"{request.variant!r}",
+                remedy=f"start it with protocol={request.variant!r}"
+                + ("" if request.variant == "secure" else ", knowing what that shows"),
+                party=self.name,
+            )
+        if self.protocol != "naive" and isinstance(request, wire.BlocksRequest):
+            raise ProtocolError(
+                "kernel blocks and labels leave a node in protocol 'naive' only", party=self.name
+            )
+        if self.protocol == "secure" and request.public_seed >= 0:
+            raise ProtocolError(
+                "landmarks that everybody knows are not for protocol 'secure'", party=self.name
+            )
+        known = request.kernel in PRODUCT_KERNELS and request.sampling in SAMPLINGS
+        fits = len(request.gammas) in (1, request.landmarks) and (request.gammas > 0.0).all()
+        if not known or not fits:
+            raise ProtocolError("the kernel or its widths do not fit", party=self.name)
+        kept = self.kept
+        if kept.begun:
+            return
+        if request.model:
+            self._remember(request)
+        else:
+            kept.seed = self._landmark_secret(request)
+            if request.sampling == "N":
+                kept.arrays["moments"] = self._moments(request)
+        kept.arrays["gammas"] = request.gammas
+        kept.settings |= {
+            **{name: getattr(request, name) for name in _SETTINGS},
+            "model": request.model or request.session,
+            "protocol": request.variant,
+        }
+
+    def _fix_rows(self, request: wire.MomentsRequest | wire.LandmarksRequest) -> None:
+        """Refuse other rows than before: sums that differ by one patient would show that one."""
+        table, party = self.table, self.name
+        for (hospital, train, start, stop), rows in zip(request.parts, request.rows, strict=True):
+            if not 0 <= train <= len(rows) or not 0 <= start <= stop <= len(rows):
+                raise refusal("parts of rows that there are not", party)
+            if hospital == self.partition:
+                check_selection(rows[:train], range(table.rows), party=party)
+                check_selection(rows[train:], self._held_out, party=party)
+            else:
+                check_selection(rows, range(table.rows + table.tests), party=party)
+            text = b"%d/" % train + np.ascontiguousarray(rows, "<i4").tobytes()
+            digest, name = hashlib.sha256(text).hexdigest(), f"rows of {hospital}"
+            if self.kept.settings.setdefault(name, digest) != digest:
+                raise refusal("other rows are asked for than before in this run", party)
+            self._note(name, rows[:train])
+
+    @property
+    def _held_out(self) -> range:
+        """Positions of held-out rows among those that are announced."""
+        return range(self.table.rows, self.table.rows + self.table.tests)
+
+    def _check_share(self, rows: NDArray[Any]) -> None:
+        """Refuse to stand in a sum with fewer training rows than the node's owner allows."""
+        last = self.table.rows + (0 if self.role == HOSPITAL else self.table.tests)
+        check_selection(rows, range(last), least=self.policy.min_own_rows, party=self.name)
+
+    def _note(self, purpose: str, rows: NDArray[Any], *, each: bool = False) -> None:
+        """Note what is made of which announced rows; -1 is a row that is not held."""
+        if not self.simulated:
+            self.note_rows(purpose, self.kept.arrays["order"][rows[rows >= 0]], each=each)
+
+    # -- landmarks
+
+    @answers(wire.MomentsRequest)
+    def agree(self, request: wire.MomentsRequest) -> wire.MomentsReply:
+        """Add up the moments of the block; draw and seal its secret, if it falls to this party."""
+        self._fix_rows(request)
+        plain, sealed = np.zeros(0), []
+        if request.moments:
+            positions, name = _training_positions(request), f"moments/{self.block}"
+            self._note(name, positions)
+            if self.protocol == "secure":
+                self.secure_sums.check(name, wider(len(positions)))
+            self._check_share(np.unique(positions))
+            plain = moment_sums(self._features(positions), self.table.ranges)
+            if self.protocol == "secure":
+                self.secure_sums.contribute(name, plain)
+                plain = plain[:0]
+        for peer in request.peers.tolist():
+            self.kept.seed = self.kept.seed or secrets.token_bytes(_SEED_BYTES)
+            place = ("landmarks", self.session, self.block, self.partition, peer)
+            sealed.append(seal_message(self.pair_secret(peer), self.kept.seed, *place))
+        secret = tuple(np.frombuffer(one, np.uint8) for one in sealed)
+        return wire.MomentsReply(plain=plain, sealed=secret)
+
+    def _landmark_secret(self, request: wire.LandmarksRequest) -> bytes:
+        if request.public_seed >= 0:
+            return public_seed(request.public_seed, self.block)
+        if self.landmark_seed is not None:
+            return self.landmark_seed
+        other, session = request.seed_from, self.session
+        if request.sealed_seed.size:
+            place = ("landmarks", session, self.block, other, self.partition)
+            return unseal_message(self.pair_secret(other), request.sealed_seed.tobytes(), *place)
+        if other >= 0:
+            return derive_key(self.pair_secret(other), "landmarks", session, self.block)
+        return self.kept.seed or secrets.token_bytes(_SEED_BYTES)
+
+    def _moments(self, request: wire.LandmarksRequest) -> Floats:
+        sums, ranges = request.moments, self.table.ranges
+        if not sums.size:
+            sums = moment_sums(self._features(_training_positions(request)), ranges)
+        if sums.shape != (1 + 2 * self.table.features,):
+            raise ProtocolError("moments of another number of features", party=self.name)
+        return read_moments(sums, ranges)
+
+    def _remember(self, request: wire.LandmarksRequest) -> None:
+        """Take up the secret and moments that this party kept of the run that made a model."""
+        path = self.saved_state(request.model, request.model_round)
+        if path is not None and path.is_file():
+            old = RunState.unpack(path.read_bytes())
+            self.kept.seed = old.seed
+            self.kept.arrays |= {k: v for k, v in old.arrays.items() if k == "moments"}
+        elif request.sampling == "P" or (self.landmark_seed and request.sampling == "U"):
+            self.kept.seed = self.landmark_seed or b""
+        else:
+            raise CheckpointError(
+                "the landmarks of the model are not known here any more",
+                remedy="give the client the state_dir that it had when the model was made",
+                party=self.name,
+            )
+
+    def _landmarks(self) -> Floats:
+        if not self.table.features:
+            return np.zeros((self.kept.landmarks, 0))
+        if self.kept.settings["sampling"] == "P":
+            if self.landmarks is None or self.landmarks.shape[1] != self.table.features:
+                raise OptionError(
+                    "sampling P takes training rows as landmarks, which data that may not be "
+                    "pooled does not allow: this node was given none",
+                    remedy="use sampling U or N",
+                    party=self.name,
+                )
+            if len(self.landmarks) != self.kept.landmarks:
+                raise OptionError(
+                    f"{self.kept.landmarks} landmarks are asked for, this node was given "
+                    f"{len(self.landmarks)}",
+                    party=self.name,
+                )
+            return self.landmarks
+        moments = self.kept.arrays.get("moments")
+        return draw_landmarks(self.kept.seed, self.kept.landmarks, self.table.ranges, moments)
+
+    def _fingerprint(self) -> bytes:
+        model = str(self.kept.settings["model"])
+        if self.kept.settings["sampling"] == "P":
+            return array_fingerprint(self._landmarks(), model, self.block)
+        drawn_from = np.vstack([self.table.ranges.T, *self.kept.arrays.get("moments", ())])
+        return seed_fingerprint(self.kept.seed, model, self.block, drawn_from)
+
+    # -- distances
+
+    def block_kernel(self, rows: NDArray[Any]) -> Floats:
+        """Return the factor of the kernel that this party's block makes, shape (rows, m)."""
+        found = self._distances(rows, self._landmarks())
+        return kernel_from_distances(found, self.kept.arrays["gammas"])
+
+    def _distances(self, rows: NDArray[Any], landmarks: Floats) -> Floats:
+        """Return partial distances of announced rows, zeros where a row is not held (-1)."""
+        held = rows >= 0
+        out = np.zeros((len(rows), len(landmarks)))
+        if self.table.features and held.any():
+            x, kernel = self._features(rows[held]), self.kept.settings["kernel"]
+            found = partial_distances(x, landmarks, kernel)
+            if held.all():
+                return found
+            out[held] = found
+        return out
+
+    def _features(self, positions: NDArray[Any]) -> Floats:
+        """Return the features of announced rows."""
+        return self.table.features_of(self.kept.arrays["order"][positions])
+
+
+def _training_positions(request: wire.MomentsRequest | wire.LandmarksRequest) -> NDArray[Any]:
+    """Return the positions of all training rows that a request names and this party holds."""
+    named = [r[:train] for (_, train, *_), r in zip(request.parts, request.rows, strict=True)]
+    positions = np.concatenate([np.zeros(0, np.int32), *named])
+    return positions[positions >= 0]
+
+
+def wider(bound: float) -> SumRule:
+    """Return the rule of a sum whose bound is the largest of those of its parties."""
+    own = max(bound * _ROUNDED, np.finfo(np.float64).tiny)
+    return SumRule(Encoding.fixed_point(own), wider=True)

@@ -1,0 +1,121 @@
+"""The agent of a group in a horizontal split: between its users and the other groups."""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+
+from fedkern_flwr.errors import ProtocolError, SumError
+from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups.consensus import group_center, paper_group_center, relax
+from fedkern_flwr.groups.members import DEFAULT_BOUND
+from fedkern_flwr.guard import refusal
+from fedkern_flwr.method import answers
+from fedkern_flwr.secure_sum import Encoding
+
+from .hierarchical_node import SVMNode
+
+_GROUP_STATISTICS = 3  # loss, primal residual, pull
+
+
+class AgentOfRows(SVMNode):
+    """What an agent answers in a horizontal split."""
+
+    @answers(wire.AgentRequest)
+    def combine(self, request: wire.AgentRequest) -> wire.AgentReply:
+        """Make the group's center from its users' sum and the global model; contribute the term."""
+        found, own, sums = self.kept.arrays, self.kept.settings, self.ordered
+        if request.plain and len(sums.party.state.cohorts) > 1:
+            raise refusal("its term in plain, where there are other agents", self.name)
+        if not self.repeated:
+            shape = (request.outputs, request.width)
+            found.setdefault("center", np.zeros(shape))
+            found.setdefault("dual", np.zeros(shape))
+            found.setdefault("statistics", np.zeros(5))
+            own.setdefault("sigma", request.sigma)
+            if request.advance:
+                self._advance(request)
+            found["dual"] *= own["sigma"] / request.next_sigma
+            own["sigma"] = request.next_sigma
+            term = found["center"] + (found["dual"] if request.consensus == "exact" else 0.0)
+            found["term"] = np.concatenate([term.ravel(), found["statistics"]])
+        sealed, number = b"", int(own.get("iteration", 0))
+        if number:
+            users = request.users.tolist()
+            sealed = b"".join(self.seal(u, found["center"], "center", number) for u in users)
+        if wire.GROUP_SUM in sums.orders:  # the pad of the users' next sum
+            self.check(wire.GROUP_SUM, self.partition)
+            sums.contribute_nothing(wire.GROUP_SUM)
+        if request.plain:
+            return wire.AgentReply(sealed=sealed, term=(found["term"],))
+        if not request.ring:
+            self.check(wire.AGENTS_SUM, self_masks=request.self_masks)
+            sums.contribute(wire.AGENTS_SUM, found["term"])
+        return wire.AgentReply(sealed=sealed, term=())
+
+    def _advance(self, request: wire.AgentRequest) -> None:
+        """Complete an iteration of the group."""
+        found, own, total = self.kept.arrays, self.kept.settings, self.received(wire.GROUP_SUM)
+        if total.size != request.outputs * request.width + _GROUP_STATISTICS:
+            raise ProtocolError("the sum of its group has another length", party=self.name)
+        sums, (loss, primal, pull) = total[:-3].reshape(found["center"].shape), total[-3:]
+        before, users, exact = found["center"], len(request.users), request.consensus == "exact"
+        found["dual"] *= own["sigma"] / request.sigma
+        own["sigma"] = request.sigma
+        if exact:
+            target = relax(request.center, before, request.relaxation)
+            center = group_center(sums, users, request.rho, request.sigma, target, found["dual"])
+            found["dual"] = found["dual"] + center - target
+        else:
+            others = request.center - before
+            center = paper_group_center(
+                sums, users, others, request.rho, request.all_users, request.groups
+            )
+        middle = request.center / (1 if exact else request.groups)
+        norm = float(np.linalg.norm(center))
+        found["center"] = center
+        found["statistics"] = np.array(
+            [
+                loss,
+                primal + float(np.linalg.norm(center - middle)),
+                users * norm + float(np.linalg.norm(middle)),
+                (request.rho * users + request.sigma) * float(np.linalg.norm(center - before)),
+                pull,
+            ]
+        )
+        own["iteration"] = int(own.get("iteration", 0)) + 1
+
+    @answers(wire.RingRequest)
+    def pass_round_ring(self, request: wire.RingRequest) -> wire.RingReply:
+        """Add this agent's term to what went round the ring, and seal it for the next agent.
+
+        Who begins adds a mask, and takes it off at the end. Terms are fixed-point numbers modulo
+        2^64.
+        """
+        found, own = self.kept.arrays, self.kept.settings
+        if "term" not in found or not self.repeated:
+            raise ProtocolError("it has no term for this round of the ring", party=self.name)
+        term = found["term"]
+        self.check_declared("bound", self.bound, DEFAULT_BOUND, request.bound)
+        encoding = Encoding.fixed_point(request.bound)
+        encoding.check_room(request.groups)
+        if request.first:
+            if own.get("masked") != request.round:  # a repetition has the same mask
+                found["mask"] = np.frombuffer(secrets.token_bytes(term.nbytes), np.uint64)
+                own["masked"] = request.round
+            running = found["mask"]
+        else:
+            place = ("ring", request.round)
+            words = self.unseal(request.source, request.sealed, term.shape, *place)
+            running = words.view(np.uint64)
+        if request.last:
+            total = encoding.decode(running - found["mask"], request.groups)
+            return wire.RingReply(sealed=b"", term=(total,))
+        try:
+            running = running + encoding.encode(term, request.groups, name="ring")
+        except SumError as error:
+            raise self.unfit(error) from None
+        words = running.view(np.float64)
+        sealed = self.seal(request.destination, words, "ring", request.round)
+        return wire.RingReply(sealed=sealed, term=())

@@ -1,0 +1,340 @@
+"""What users, agents and the label owner of HierarchicalSVM share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import ArrayLike, NDArray
+
+from fedkern_flwr.alignment import AlignmentKey, check_alignment_key
+from fedkern_flwr.errors import OptionError, ProtocolError, StateError, TableError
+from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups.consensus import Coordinates, Floats
+from fedkern_flwr.groups.linear_model import model_rows
+from fedkern_flwr.groups.members import AGENT, DEFAULT_BOUND, OWNER, ROLES, USER
+from fedkern_flwr.groups.orthogonal_product import PRODUCTS, Product
+from fedkern_flwr.guard import SumRule
+from fedkern_flwr.guard.rows import OwnRows
+from fedkern_flwr.method import AnsweringClient, answers
+from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.sums import ClientSums
+from fedkern_flwr.options import check_choice
+from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
+from fedkern_flwr.wire import DescribeRequest, columns_digest
+from fedkern_flwr.wire.sums import Order
+
+from .party_table import Ids, PartyTable
+
+Role = Literal["user", "agent", "owner"]
+_NUMBERED = (wire.IterationRequest, wire.StepRequest)
+
+
+class SVMNode(AnsweringClient):
+    """Base of the parts of :class:`~fedkern_flwr.clients.SVMClient`, where its options stand.
+
+    Attributes
+    ----------
+    repeated : bool
+        Whether the iteration of the request at hand has been done already.
+    """
+
+    pair_secrets: ClassVar[bool] = True
+    enough_parties: ClassVar[int] = 2
+    without_secret: ClassVar[str] = "resume or start the run again"
+    repeated = False
+
+    def __init__(
+        self,
+        context: Context,
+        x: ArrayLike | None = None,
+        y: ArrayLike | None = None,
+        *,
+        role: Role | None = None,
+        group: int | None = None,
+        ids: Ids | None = None,
+        x_test: ArrayLike | None = None,
+        y_test: ArrayLike | None = None,
+        ids_test: Ids | None = None,
+        columns: Sequence[str] | None = None,
+        classes: Sequence[float] | None = None,
+        label_bound: float = 1.0,
+        alignment_key: AlignmentKey | None = None,
+        product: Product = "local",
+        bound: float | None = None,
+        predictions: str | Path | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(context, **common)
+        self.role = role or str(context.node_config.get("role", USER))  # type: ignore[misc]
+        check_choice("role", self.role, ROLES)
+        check_choice("product", product, PRODUCTS)
+        self.group = _group(group if group is not None else context.node_config.get("group", 0))
+        self.product, self.alignment_key, self.bound = product, alignment_key, bound
+        self.predictions = None if predictions is None else Path(predictions)
+        if (x is not None) != (self.role == USER) or (self.role == AGENT and y is not None):
+            raise OptionError(
+                f"a node with role {self.role} has "
+                + ("no features" if x is None else "features")
+                + (" and labels" if y is not None else ""),
+                remedy="users hold features, the owner labels, agents no data",
+                party=self.name,
+            )
+        if not 0.0 < label_bound < np.inf:
+            raise OptionError(f"label_bound is {label_bound}", remedy="use a positive number")
+        self.table = PartyTable(
+            self.name,
+            x,
+            y,
+            ids,
+            x_test,
+            y_test,
+            ids_test,
+            columns=columns,
+            classes=classes or (),
+            label_bound=1.0 if classes else label_bound,
+        )
+        if alignment_key is not None:
+            check_alignment_key(alignment_key)
+        elif self.table.identified:
+            raise OptionError(
+                "ids are joined by keyed hashes, and there is no alignment key",
+                remedy="give all users and the owner the same alignment_key, or pass no ids",
+                party=self.name,
+            )
+        self._rows: tuple[str, Floats] | None = None
+
+    # -- what the base asks for
+
+    def choose_partners(self, request: Any) -> Collection[int]:
+        """Return with whom this node exchanges sealed messages."""
+        if self.role != USER:
+            return range(self.partitions)
+        if isinstance(request, wire.StatisticsRequest):
+            return list(request.partners.tolist())
+        if isinstance(request, wire.ChainRequest):
+            return [request.left, request.right]
+        if isinstance(request, wire.ColumnsRequest):
+            return [request.agent, request.owner]
+        known = isinstance(request, wire.LocalRequest | wire.ContributeRequest)
+        return [request.agent] if known else ()
+
+    def counts(self, order: Order) -> bool:
+        """Tell whether a sum is about rows: those of a group of users are as well."""
+        of_rows = isinstance(self._request, wire.SolveRequest)
+        return super().counts(order) or (of_rows and order.name == wire.GROUP_SUM)
+
+    def own_rows(self) -> OwnRows:
+        """Return the rows of the table."""
+        return self.table.own_rows()
+
+    def describe(self, request: DescribeRequest) -> wire.SVMDescribeReply:
+        """Tell who this is; see the message."""
+        table = self.table
+        table.check_ids(request.session, self.alignment_key)
+        state = self.open_session(request.session)
+        kept = KeptState.unpack(state.payload)
+        digest = table.digest()
+        if kept.settings.setdefault("table", digest) != digest:
+            raise TableError(
+                "its table is not the one with which this run began",
+                remedy="bring that table back, or start the run anew",
+                party=self.name,
+            )
+        state.round = int(kept.settings.get("done", 0))
+        state.payload = kept.pack()
+        state.store(self.context)
+        ids = np.zeros((0, 2), np.uint64)
+        if self.role == OWNER or not table.y.size:
+            ids = table.pseudonyms(request.session, self.alignment_key)
+        return wire.SVMDescribeReply(
+            partition=self.partition,
+            partitions=self.partitions,
+            role=self.role,
+            rows=table.rows,
+            features=table.features,
+            test_rows=table.tests,
+            columns=columns_digest(table.columns),
+            restored=self.restored,
+            group=-1 if self.role == OWNER else self.group,
+            outputs=table.y.shape[1],
+            classes=len(table.classes),
+            labels=columns_digest(map(str, table.classes)),
+            label_bound=table.label_bound,
+            labelled=table.labelled,
+            named=table.identified,
+            allow_single=self.allow_single,
+            product=self.product,
+            ids=ids,
+        )
+
+    def open_round(self, session: str, number: int, checkpoint_every: int) -> SessionState:
+        """Return the node's state; an iteration may be repeated, with what came of it before.
+
+        Raises
+        ------
+        StateError
+            The node is not at the iteration before.
+        """
+        state, asked = self.open_session(session), self._request
+        ahead = isinstance(asked, wire.IterationRequest) and number > state.round + 1
+        if isinstance(asked, _NUMBERED) and (number < state.round or ahead):
+            raise StateError(
+                f"iteration {number} does not follow iteration {state.round}",
+                remedy="resume the run from its checkpoint",
+                party=self.name,
+            )
+        self.repeated = number == state.round
+        return state
+
+    def answer(self, request: Any, method: Any) -> Any:
+        """Note in the state which iteration was the last, once it is done."""
+        reply = method(request)
+        if isinstance(request, _NUMBERED):
+            self.kept.settings["done"] = request.round
+        return reply
+
+    def close_round(
+        self, state: SessionState, number: int, payload: bytes, checkpoint_every: int
+    ) -> None:
+        """Keep the state."""
+        state.payload = payload
+        if isinstance(self._request, _NUMBERED):
+            state.round = number
+        state.store(self.context)
+
+    def forget(self, state: SessionState) -> bytes:
+        """Forget all at the end of a run; what was saved to resume it stays on disk."""
+        return b""
+
+    @answers(wire.SaveRequest)
+    def save_state(self, request: wire.SaveRequest) -> wire.SaveReply:
+        """Keep the state on disk."""
+        self._save(self.open_session(request.session), request.round)
+        return wire.SaveReply()
+
+    @answers(wire.PadRequest)
+    def contribute_pads(self, request: wire.PadRequest) -> wire.PadReply:
+        """Contribute this node's pad to the sums that belong to it."""
+        for name in list(self.ordered.orders):
+            self.check(name, self.partition)
+            self.ordered.contribute_nothing(name)
+        return wire.PadReply()
+
+    # -- what the roles share
+
+    @property
+    def session(self) -> str:
+        """Name of the run of the message at hand."""
+        return str(self._request.session)
+
+    @property
+    def ordered(self) -> ClientSums:
+        """The secure sums of the request at hand.
+
+        Raises
+        ------
+        ProtocolError
+            There are none: nothing leaves this node unmasked.
+        """
+        if self.sums is None:
+            raise ProtocolError(
+                "values are asked for that leave this node in secure sums only",
+                remedy="start the run again",
+                party=self.name,
+            )
+        return self.sums
+
+    def check(self, name: str, receiver: int = -1, *, self_masks: bool = False) -> None:
+        """Refuse a sum with another receiver, bound or masks than it must have."""
+        asked = self.ordered.order(name).bound
+        self.check_declared("bound", self.bound, DEFAULT_BOUND, asked)
+        self.ordered.check(name, SumRule(Encoding.fixed_point(asked), receiver, self_masks))
+
+    def received(self, name: str) -> Floats:
+        """Return the total of a sum that belongs to this node.
+
+        Raises
+        ------
+        ProtocolError
+            It did not come with the request.
+        """
+        found = self.ordered.delivered.get(name)
+        if found is None:
+            raise ProtocolError(
+                f"the sum {name!r} did not come with the request",
+                remedy="run the same release on both sides",
+                party=self.name,
+            )
+        return found
+
+    def pin(self, **settings: Any) -> None:
+        """Take up settings of the run, which stay as they are.
+
+        Raises
+        ------
+        ProtocolError
+            They have changed: the same values would be summed in another way.
+        """
+        known = self.kept.settings
+        if any(known.setdefault(name, value) != value for name, value in settings.items()):
+            raise ProtocolError(
+                "the settings of the run have changed",
+                remedy="run the same release on both sides, and resume with the same options",
+                party=self.name,
+            )
+
+    def seal(self, other: int, numbers: NDArray[Any], *place: str | int) -> bytes:
+        """Seal numbers for another party."""
+        secret, plain = self.pair_secret(other), np.ascontiguousarray(numbers, "<f8").tobytes()
+        return seal_message(secret, plain, self.session, *place, self.partition, other)
+
+    def unseal(
+        self, other: int, sealed: bytes, shape: tuple[int, ...], *place: str | int
+    ) -> Floats:
+        """Open numbers that another party sealed.
+
+        Raises
+        ------
+        ProtocolError
+            They were changed on the way, or do not have the shape.
+        """
+        secret = self.pair_secret(other)
+        plain = unseal_message(secret, sealed, self.session, *place, other, self.partition)
+        try:
+            return np.frombuffer(plain, "<f8").reshape(shape)
+        except ValueError:
+            raise ProtocolError(
+                f"what partition {other} sealed for it has another size",
+                remedy="bring back the columns that the run, or its model, began with",
+                party=self.name,
+            ) from None
+
+    def features_of(self, x: Floats) -> Floats:
+        """Return what the model is linear in, shape (n, columns of the model)."""
+        own, found = self.kept.settings, self.kept.arrays
+        if "raw_mean" in found:
+            x = (x - found["raw_mean"]) / found["raw_deviation"]
+        return model_rows(x, int(own["features"]), own["gamma"], int(own["feature_seed"]))
+
+    def learned_rows(self) -> Floats:
+        """Return the rows to learn from in the coordinates of the run, shape (n, d + 1)."""
+        if self._rows is None or self._rows[0] != self.session:
+            self._rows = self.session, self.rows_of(self.table.x)
+        return self._rows[1]
+
+    def rows_of(self, x: Floats) -> Floats:
+        """Return rows in the coordinates of the run, shape (n, d + 1)."""
+        found = self.kept.arrays
+        return Coordinates(found["mean"], found["deviation"], True).rows(self.features_of(x))
+
+
+def _group(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise OptionError(f"group is {value}", remedy="use a whole number from 0")
+    return value

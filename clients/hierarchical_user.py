@@ -1,0 +1,168 @@
+"""A user of HierarchicalSVM in a horizontal split: solves its part of the problem."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedkern_flwr.errors import ProtocolError
+from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups.consensus import Floats, relax
+from fedkern_flwr.groups.linear_model import model_columns
+from fedkern_flwr.guard import refusal
+from fedkern_flwr.labels import count_outcomes
+from fedkern_flwr.method import answers
+from fedkern_flwr.solvers.local_solvers import solve_local, total_loss
+
+from .hierarchical_node import SVMNode
+
+_PINNED = ("loss", "c", "features", "gamma", "feature_seed", "rows")
+_COORDINATES = ("mean", "deviation", "ridge")
+
+
+class UserOfRows(SVMNode):
+    """What a user answers in a horizontal split."""
+
+    @answers(wire.StatisticsRequest)
+    def contribute_statistics(self, request: wire.StatisticsRequest) -> wire.StatisticsReply:
+        """Contribute sums and sums of squares of the columns that the model is linear in."""
+        name = wire.STATISTICS_SUM + ("#raw" if request.raw else "")
+        self.check(name)
+        if request.rows != sum(self.ordered.rows(name)):
+            raise refusal("the rows of a sum", self.name)
+        self.pin(**{name: getattr(request, name) for name in _PINNED})
+        if request.raw_mean.size:
+            self.kept.arrays |= {
+                "raw_mean": request.raw_mean,
+                "raw_deviation": request.raw_deviation,
+            }
+        rows = self.table.x if request.raw else self.features_of(self.table.x)
+        share = np.concatenate([rows.sum(0), (rows**2).sum(0)]) / request.rows
+        self.ordered.contribute(name, share)
+        return wire.StatisticsReply()
+
+    @answers(wire.LocalRequest)
+    def solve_local_problem(self, request: wire.LocalRequest) -> wire.LocalReply:
+        """Take over the center of the last iteration, solve, contribute the model and its dual."""
+        name = wire.FLAT_SUM if request.agent < 0 else wire.GROUP_SUM
+        self.check(name, request.agent)
+        self.pin(agent=request.agent, left=-1, right=-1)
+        if not self.repeated:
+            self._take_coordinates(request)
+            found, own, rho = self.kept.arrays, self.kept.settings, request.rho
+            center = dual = np.zeros(self._shape)
+            if request.sealed:
+                place = ("center", request.round - 1)
+                center = self.unseal(request.agent, request.sealed, self._shape, *place)
+            elif request.center.size:
+                center = request.center
+            primal = 0.0
+            if "model" in found:
+                primal = float(np.linalg.norm(found["model"] - center))
+                dual = (found["dual"] + found["counted"] - center) * (own["rho"] / rho)
+            model = self._solve(center - dual, np.full(len(found["ridge"]), rho))
+            counted = relax(model, center, request.relaxation)
+            found |= {"model": model, "dual": dual, "counted": counted}
+            own["rho"] = rho
+            pull = rho * float(np.linalg.norm(dual)) / own["rows"]
+            statistics = [self._loss(request.judged), primal, pull]
+            found["vector"] = np.concatenate([(counted + dual).ravel(), statistics])
+        self.ordered.contribute(name, self.kept.arrays["vector"])
+        return wire.LocalReply()
+
+    @answers(wire.ChainRequest)
+    def solve_with_neighbours(self, request: wire.ChainRequest) -> wire.ChainReply:
+        """Take over the neighbours' models, solve, contribute the model.
+
+        Decentralised ADMM over the edges of a graph (Forero, Cano and Giannakis, "Consensus-Based
+        Distributed Support Vector Machines", JMLR 2010): with duals a_j and neighbours B_j,
+        a_j += eta / 2 sum_k (w_j - w_k), then w_j = argmin 1 / (2 N) |w|^2 + C sum loss + 2 a_j^T w
+        + eta sum_k |w - (w_j + w_k) / 2|^2.
+        """
+        self.check(wire.FLAT_SUM)
+        self.pin(agent=-1, left=request.left, right=request.right)
+        found, sides = self.kept.arrays, (request.left, request.right)
+        if not self.repeated:
+            self._take_coordinates(request)
+            own = found.get("model", np.zeros(self._shape))
+            others = [
+                self.unseal(other, sealed, self._shape, "model", request.round - 1)
+                for other, sealed in zip(
+                    sides, (request.from_left, request.from_right), strict=True
+                )
+                if other >= 0 and sealed
+            ] or [own] * sum(other >= 0 for other in sides)
+            dual = found.get("dual", np.zeros(self._shape))
+            dual = dual + 0.5 * request.rho * sum(own - other for other in others)
+            middle = sum(0.5 * (own + other) for other in others)
+            ridge = found["ridge"] / request.users
+            penalty = ridge + 2.0 * request.rho * len(others)
+            target = (2.0 * request.rho * middle - 2.0 * dual) / penalty
+            model = self._solve(np.asarray(target), penalty)
+            apart = float(sum(np.linalg.norm(model - other) for other in others)) / len(others)
+            found |= {"model": model, "dual": np.asarray(dual)}
+            change = float(np.linalg.norm(model - own))
+            statistics = [self._loss(request.judged), apart, change]
+            found["vector"] = np.concatenate([model.ravel(), statistics])
+        self.ordered.contribute(wire.FLAT_SUM, found["vector"])
+        to_left, to_right = (
+            self.seal(other, found["model"], "model", request.round) if other >= 0 else b""
+            for other in sides
+        )
+        return wire.ChainReply(to_left=to_left, to_right=to_right)
+
+    @answers(wire.EvaluateRequest)
+    def judge(self, request: wire.EvaluateRequest) -> wire.EvaluateReply:
+        """Contribute the model's loss and its outcomes on held-out rows; write predictions."""
+        table = self.table
+        self.check(wire.EVALUATION_SUM, self_masks=request.self_masks)
+        held_out = self.rows_of(table.x_test) @ request.model.T
+        labelled = slice(None if table.labelled else 0)
+        counts = count_outcomes(
+            held_out[labelled],
+            (table.y_test if table.labelled else table.y)[labelled],
+            len(table.classes),
+            table.label_bound,
+        )
+        tests = np.arange(table.tests)[labelled]
+        counts = self.figures("outcomes", tests, counts, total=wire.EVALUATION_SUM)
+        loss = self._loss(request.model)
+        self.ordered.contribute(wire.EVALUATION_SUM, np.concatenate([[loss], counts]))
+        if self.predictions is not None and table.tests:
+            table.write_predictions(self.predictions, np.arange(table.tests), held_out)
+        return wire.EvaluateReply()
+
+    def _take_coordinates(self, request: wire.SolveRequest) -> None:
+        found = self.kept.arrays
+        if request.mean.size:
+            found |= {name: getattr(request, name) for name in _COORDINATES}
+        width = model_columns(self.table.features, int(self.kept.settings.get("features", 0)))
+        if not all(len(found.get(name, ())) >= width for name in _COORDINATES):
+            raise ProtocolError(
+                "the coordinates of the run are missing or have another number of columns",
+                remedy="run the same release on both sides, and resume from a checkpoint",
+                party=self.name,
+            )
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.table.y.shape[1], len(self.kept.arrays["ridge"])
+
+    def _solve(self, target: Floats, penalty: Floats) -> Floats:
+        """Return the models that minimise C sum loss + 1/2 |w - target|^2 in their penalty."""
+        own, rows, y = self.kept.settings, self.learned_rows(), self.table.y
+        memory = self.kept.arrays.get("memory", np.zeros((y.shape[1], 0)))
+        solved = [
+            solve_local(own["loss"], rows, y[:, k], target[k], penalty, own["c"], memory[k])
+            for k in range(y.shape[1])
+        ]
+        self.kept.arrays["memory"] = np.stack([found for _, found in solved])
+        return np.stack([model for model, _ in solved])
+
+    def _loss(self, model: Floats) -> float:
+        """Return the sum of losses of a model per row of the run, 0 without a model."""
+        if not model.size:
+            return 0.0
+        own, y = self.kept.settings, self.table.y
+        outputs = self.learned_rows() @ model.T
+        total = sum(total_loss(own["loss"], outputs[:, k], y[:, k]) for k in range(y.shape[1]))
+        return float(total / own["rows"])

@@ -1,0 +1,484 @@
+"""The client of the online methods: predicts its stream, learns its weights, sends gradients."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from fedkern_flwr.errors import ProtocolError, TableError
+from fedkern_flwr.guard import SumRule, counting, refusal
+from fedkern_flwr.guard.rows import OwnRows
+from fedkern_flwr.kernels.random_features import FeatureMap, Real, feature_map
+from fedkern_flwr.node.answering import AnsweringClient, answers
+from fedkern_flwr.node.client import check_rows
+from fedkern_flwr.node.sums import ClientSums
+from fedkern_flwr.online import messages as wire
+from fedkern_flwr.online import network
+from fedkern_flwr.online.learning import (
+    WEIGHT_RULES,
+    Floats,
+    current_weights,
+    kernel_weights,
+    pick_frequencies,
+    select_bin,
+    select_subset,
+    shared_frequencies,
+    shared_subset,
+    step_rule,
+)
+from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.seeding import derive_seed, uniform
+from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
+from fedkern_flwr.wire.sums import Order
+
+from .pof_mkl_account import StreamAccount
+from .pof_mkl_predictions import keep_weights, read_weights, write_outputs
+
+logger = logging.getLogger("fedkern_flwr")
+
+_CHUNK = 256  # rows predicted at once when there is no order to keep
+_RULE = SumRule(Encoding.fixed_point(wire.SUM_BOUND), self_masks=True, everybody=True)
+
+
+class _Predictions(NamedTuple):
+    """Predictions of all kernels for the samples of one round, before any update."""
+
+    z: Real  # (B, N, 2D)
+    kernels: Floats  # (B, N)
+    squared: Floats  # (B, N)
+    losses: Floats  # (B, N)
+    y: Floats  # (B,), without the centre
+
+
+class OnlineKernelClient(AnsweringClient):
+    """Client of POF-MKL, its baselines and PerFedAvg.
+
+    The client reads its own stream row by row, predicts each row *before* it looks at the label,
+    and learns. Its weights over the kernels live in ``Context.state`` and never leave the node.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+        The node's context.
+    x : ndarray, shape (n, d)
+        Rows in the order of the stream, scaled by public statistics (rows in the unit ball).
+    y : ndarray, shape (n,)
+        Labels, scaled to [0, 1].
+    x_test, y_test : ndarray, optional
+        Held-out rows: with labels for the evaluation after the last round, with or without for
+        predictions with a model that was saved.
+    ids_test : sequence, optional
+        Names of the held-out rows, by default their numbers.
+    columns : sequence of str, optional
+        Names of the features; the server compares a digest of them.
+    label_range : (float, float) (default: (0.0, 1.0))
+        The labels 0 and 1 in their own units, in which predictions are written.
+    predictions : path, optional
+        CSV file for predictions of the held-out rows: row or id, output.
+    keep_weights : bool (default: False)
+        Whether the weights over the kernels are kept in ``state_dir`` after each round of POF-MKL,
+        for predictions with its model in a later run.
+    state_dir : path, optional
+        The node's own folder for saved state; needed to resume, and to keep the weights.
+
+    Raises
+    ------
+    TableError
+        Rows and labels do not fit, or hold NaN or infinite values.
+
+    References
+    ----------
+    Ghari and Shen, "Personalized Online Federated Learning with Multiple Kernels",
+    NeurIPS 2022, Algorithms 1 and 2.
+    """
+
+    counts_strictly = True
+    state_class = StreamAccount
+
+    def counts(self, order: Order) -> bool:
+        """Tell that no sum is about the whole table: those of a round are counted by themselves."""
+        return False
+
+    def __init__(
+        self,
+        context: Context,
+        x: NDArray[Any],
+        y: NDArray[Any] | None,
+        *,
+        x_test: NDArray[Any] | None = None,
+        y_test: NDArray[Any] | None = None,
+        ids_test: Sequence[Any] | NDArray[Any] | None = None,
+        columns: tuple[str, ...] = (),
+        label_range: tuple[float, float] = (0.0, 1.0),
+        predictions: str | Path | None = None,
+        keep_weights: bool = False,
+        **common: Any,
+    ) -> None:
+        super().__init__(context, **common)
+        if y is None:
+            raise TableError(
+                "the table has no labels",
+                remedy="name its label column",
+                party=self.name,
+            )
+        self.x, self.y, self.columns = x, y, columns
+        self.x_test = x[:0] if x_test is None else x_test
+        self.y_test = y[:0] if y_test is None else y_test
+        self.ids_test, self.label_range = ids_test, label_range
+        self.predictions = None if predictions is None else Path(predictions)
+        self.keep_weights = keep_weights
+
+    def own_rows(self) -> OwnRows:
+        """Return the rows of the table."""
+        held = (self.x_test, self.y_test) if len(self.y_test) else (self.x_test,)
+        return OwnRows([(self.x, self.y), held], learned=len(self.x))
+
+    def describe(self, request: DescribeRequest) -> DescribeReply:
+        """Tell partition, role and the size of the table."""
+        check_rows(self.x, self.y, self.name)
+        tests = self.y_test if len(self.y_test) else np.zeros(len(self.x_test))  # without labels
+        check_rows(self.x_test, tests, self.name)
+        if np.vecdot(self.x, self.x).max(initial=0.0) > 1.01 or np.ptp(self.y) > 1.01:
+            logger.warning("rows outside the unit ball or labels wider than [0, 1]: scale them")
+        return DescribeReply(
+            partition=self.partition,
+            partitions=self.partitions,
+            role=self.role,
+            rows=len(self.x),
+            features=self.x.shape[1],
+            test_rows=len(self.y_test),
+            columns=columns_digest(self.columns),
+            restored=self.restored,
+            binary=self.binary,
+        )
+
+    @property
+    def binary(self) -> int:
+        """Columns of the stream, label included, with at most two values."""
+        return counting.binary_columns(self.x, self.y)
+
+    # -- phases
+
+    @answers(wire.PersonalRequest)
+    def train_personal(self, request: wire.PersonalRequest) -> wire.PersonalReply:
+        """Algorithm 2 of POF-MKL on the client, for B samples."""
+        account, seen = self.kept.of(len(request.theta)), self._predict(request)
+        weights, losses, account.gap = _weigh(request, account, seen.losses)
+        chosen, probabilities = self._select(request, weights[0])
+        gradient = _gradient(seen, request, chosen, probabilities)
+        _book(account, seen, losses, weights)
+        kernels = chosen[:0] if request.released else chosen
+        return wire.PersonalReply(kernels=kernels, gradient=gradient, **account.report())
+
+    @answers(wire.SharedRequest)
+    def train_shared(self, request: wire.SharedRequest) -> wire.SharedReply:
+        """Predict with the server's weights, send the gradients of all kernels."""
+        account, seen = self.kept.of(len(request.theta)), self._predict(request)
+        sums = seen.losses.sum(axis=0)
+        everything = np.arange(len(request.theta))
+        gradient = _gradient(seen, request, everything, np.ones(len(everything)))
+        _book(account, seen, account.losses + sums, request.weights)
+        losses = sums if request.send_losses else sums[:0]
+        return wire.SharedReply(gradient=gradient, losses=losses, **account.report())
+
+    @answers(wire.DrawnRequest)
+    def train_drawn(self, request: wire.DrawnRequest) -> wire.DrawnReply:
+        """Predict with the kernel drawn by the server, send its gradient and all losses."""
+        account, seen = self.kept.of(len(request.theta)), self._predict(request)
+        sums = seen.losses.sum(axis=0)
+        drawn, probability = np.array([request.kernel]), np.array([request.probability])
+        gradient = _gradient(seen, request, drawn, probability)
+        weights = np.zeros(len(request.theta))
+        weights[request.kernel] = 1.0
+        _book(account, seen, account.losses + sums, weights)
+        return wire.DrawnReply(gradient=gradient, losses=sums, **account.report())
+
+    @answers(wire.LocalRequest)
+    def train_local(self, request: wire.LocalRequest) -> wire.LocalReply:
+        """Multi-kernel learning on this node alone, sample by sample."""
+        if self.sums is not None:
+            raise ProtocolError("its errors are told in runs without secure sums", party=self.name)
+        kernels = len(request.bandwidths) // 8
+        account = self.kept.of(kernels)
+        x, y = self._rows(request.step, request.samples)
+        y = y - request.centre
+        features = _feature_map(request, x.shape[1])
+        theta = np.zeros((kernels, 2 * request.features))
+        rule = step_rule(_known(request.step_size, ("paper", "adaptive")), kernels, request.samples)
+        squared_errors, regrets = np.empty((2, request.samples))
+        for t in range(request.samples):
+            z = features(x[t : t + 1])
+            seen = _compare(z, theta.astype(request.precision), y[t : t + 1], request)
+            weights, losses, account.gap = _weigh(request, account, seen.losses)
+            _book(account, seen, losses, weights)
+            squared_errors[t], regrets[t] = account.total, account.regret
+            residual = 2.0 * (seen.kernels[0] - y[t])
+            rule.update(theta, residual[:, None] * z[0] + 2.0 * request.regularization * theta)
+        found = theta.astype(request.precision)
+        error = self._test_error(features, found, _weights(request, account), request.centre)
+        told = np.array([len(self.y_test), error])
+        tests, error = self.figures("held-out rows", np.arange(len(self.y_test)), told, alone=True)
+        return wire.LocalReply(
+            test_samples=int(tests),
+            test_squared_error=float(error),
+            squared_errors=squared_errors,
+            regrets=regrets,
+            **account.report(),
+        )
+
+    @answers(wire.NetworkRequest)
+    def train_network(self, request: wire.NetworkRequest) -> wire.NetworkReply:
+        """Adapt to the previous samples, predict, send the first-order meta-gradient."""
+        account, widths = self.kept.of(0), _widths(request.layers)
+        adapted = self._adapt(request, widths)
+        x, y = self._rows(request.step, request.samples)
+        inputs = network.project(x, widths[0], request.seed)
+        predicted, gradient = network.squared_loss_gradient(adapted, widths, inputs, y)
+        account.total += float(((predicted - y) ** 2).sum())
+        account.samples += request.samples
+        return wire.NetworkReply(gradient=gradient.astype(np.float32), **account.errors())
+
+    @answers(wire.EvaluateRequest)
+    def evaluate_kernels(self, request: wire.EvaluateRequest) -> wire.EvaluateReply:
+        """Predict the held-out rows; own weights unless the server gives weights."""
+        weights = request.weights
+        if not weights.size:
+            weights = _weights(request, self.kept.of(len(request.theta)))
+        features = _feature_map(request, self.x_test.shape[1])
+        error = self._test_error(features, request.theta, weights, request.centre)
+        return wire.EvaluateReply(samples=len(self.y_test), squared_error=error)
+
+    @answers(wire.PredictRequest)
+    def predict_kernels(self, request: wire.PredictRequest) -> wire.PredictReply:
+        """Predict the held-out rows with the weights kept of an earlier run, and write them."""
+        if len(self.x_test):
+            weights = read_weights(self, request)
+            features = _feature_map(request, self.x_test.shape[1])
+            parts = [
+                np.vecdot(features(self.x_test[start : start + _CHUNK]), request.theta) @ weights
+                for start in range(0, len(self.x_test), _CHUNK)
+            ]
+            write_outputs(self, np.concatenate(parts) + request.centre)
+        return wire.PredictReply(samples=len(self.x_test))
+
+    @answers(wire.NetworkEvaluateRequest)
+    def evaluate_network(self, request: wire.NetworkEvaluateRequest) -> wire.NetworkEvaluateReply:
+        """Predict the held-out rows with the network adapted to the last samples."""
+        widths = _widths(request.layers)
+        inputs = network.project(self.x_test[: len(self.y_test)], widths[0], request.seed)
+        predicted = network.predict(self._adapt(request, widths), widths, inputs)
+        error = float(((predicted - self.y_test) ** 2).sum())
+        return wire.NetworkEvaluateReply(samples=len(self.y_test), squared_error=error)
+
+    # -- sums
+
+    def answer(self, request: Any, method: Callable[[Any], Any]) -> Any:
+        """Check what is ordered; of a secure run put all that is told into a sum."""
+        if self.sums is not None and wire.UPDATE_SUM in self.sums.orders:
+            self.sums.check(wire.UPDATE_SUM, _RULE)
+            self._count_rows(request)
+        reply = method(request)
+        if isinstance(reply, wire.EvaluateReply):
+            reply = self._tell(reply)
+        elif self.sums is not None and isinstance(reply, wire.StreamReport):
+            reply = self._mask(reply, self.sums)
+        if self.keep_weights and isinstance(request, wire.PersonalRequest):
+            keep_weights(self, request, self.kept)
+        return reply
+
+    def _count_rows(self, request: wire.StreamRequest) -> None:
+        """Refuse to release more numbers of the rows of a round than there are unknowns."""
+        chosen = (
+            isinstance(request, wire.PersonalRequest)
+            and request.selection != "shared"
+            and request.kernels_per_round < len(request.theta)
+            and not request.released
+        )
+        if chosen and self.count_mode == "refuse":
+            raise counting.small_sum(
+                "clients choose kernels of their own, and a kernel may be one client's", self.name
+            )
+        # an adaptation looks at the samples before as well
+        before = request.samples if isinstance(request, wire.NetworkRequest) else 0
+        self.release(
+            wire.UPDATE_SUM,
+            self.x.shape[1] + 1,
+            binary=self.binary,
+            start=max(0, request.step - before),
+            stop=request.step + request.samples,
+        )
+
+    def _mask(self, report: wire.StreamReport, sums: ClientSums) -> wire.MaskedReply:
+        order = sums.order(wire.UPDATE_SUM)
+        vector = np.zeros(order.length)
+        try:
+            report.add_to(vector[: -wire.STATISTICS])
+        except (ValueError, IndexError):
+            raise refusal("the length of a sum", self.name) from None
+        grown = self.kept.uncounted(report.statistics(), order.index, order.counted)
+        vector[-wire.STATISTICS :] = grown
+        sums.contribute(wire.UPDATE_SUM, vector)
+        return wire.MaskedReply()
+
+    def _tell(self, reply: wire.EvaluateReply) -> wire.EvaluateReply | wire.MaskedReply:
+        """Tell figures of held-out rows, if so many are enough."""
+        if self.sums is not None:
+            self.sums.check(wire.EVALUATE_SUM, _RULE)
+        values = np.array([reply.samples, reply.squared_error], np.float64)
+        rows = np.arange(len(self.y_test))
+        total = "" if self.sums is None else wire.EVALUATE_SUM
+        vector = self.figures("held-out rows", rows, values, total=total)
+        if self.sums is None:
+            return replace(reply, samples=int(vector[0]), squared_error=float(vector[1]))
+        self.sums.contribute(wire.EVALUATE_SUM, vector)
+        return wire.MaskedReply()
+
+    # -- pieces
+
+    def _test_error(
+        self, features: FeatureMap, theta: Real, weights: Floats, centre: float
+    ) -> float:
+        """Squared error summed over the held-out rows, a chunk at a time."""
+        error = 0.0
+        for start in range(0, len(self.y_test), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            predicted = np.vecdot(features(self.x_test[rows]), theta) @ weights
+            error += float(((predicted + centre - self.y_test[rows]) ** 2).sum())
+        return error
+
+    def _select(
+        self, request: wire.PersonalRequest, weights: Floats
+    ) -> tuple[NDArray[np.int32], Floats]:
+        labels = ("kernels", self.partition, request.round)
+        many, exploration = request.kernels_per_round, request.exploration
+        if many >= weights.size:
+            return np.arange(weights.size, dtype=np.int32), np.ones(weights.size)
+        if request.selection == "shared":
+            shared = shared_subset(weights.size, many, request.seed, request.round)
+            return shared, np.full(many, many / weights.size)
+        if request.selection == "bins":
+            return select_bin(weights, many, exploration, uniform(request.seed, *labels))
+        rng = np.random.default_rng(derive_seed(request.seed, *labels))
+        return select_subset(weights, many, exploration, rng)
+
+    def _rows(self, step: int, samples: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        if step < 0 or samples < 1 or step + samples > len(self.x):
+            raise TableError(
+                f"the stream has {len(self.x)} rows, the request needs row {step + samples}",
+                remedy="ask for fewer rounds",
+                party=self.name,
+            )
+        return self.x[step : step + samples], self.y[step : step + samples]
+
+    def _predict(self, request: wire.KernelRequest) -> _Predictions:
+        x, y = self._rows(request.step, request.samples)
+        z = _feature_map(request, x.shape[1])(x)
+        return _compare(z, request.theta, y - request.centre, request)
+
+    def _adapt(self, request: wire.NetworkRequest, widths: tuple[int, ...]) -> Floats:
+        """One inner step on the samples before ``request.step``; none at the start."""
+        support = slice(max(0, request.step - request.samples), request.step)
+        x, y = self.x[support], self.y[support]
+        if not len(x):
+            return request.parameters
+        inputs = network.project(x, widths[0], request.seed)
+        _, gradient = network.squared_loss_gradient(request.parameters, widths, inputs, y)
+        return request.parameters - request.inner_step * gradient / len(x)
+
+
+def _feature_map(request: wire.DictionaryRequest, dimension: int) -> FeatureMap:
+    return feature_map(
+        request.bandwidths,
+        dimension,
+        request.features,
+        request.seed,
+        _known(request.precision, ("float32", "float64")),
+        _known(request.frequency_draw, ("independent", "orthogonal")),
+    )
+
+
+def _weigh(request: Any, account: StreamAccount, losses: Floats) -> tuple[Floats, Floats, float]:
+    """Return the weights before each sample, (B, N), and the losses and gap after the last."""
+    rule = _known(request.weight_rule, WEIGHT_RULES)
+    return kernel_weights(rule, account.losses, losses, account.gap, request.learning_rate)
+
+
+def _weights(request: Any, account: StreamAccount) -> Floats:
+    rule = _known(request.weight_rule, WEIGHT_RULES)
+    return current_weights(rule, account.losses, account.gap, request.learning_rate)
+
+
+def _compare(
+    z: Real, theta: Real, y: NDArray[Any], request: wire.DictionaryRequest
+) -> _Predictions:
+    kernels = np.vecdot(z, theta).astype(np.float64, copy=False)  # (B, N)
+    squared = kernels - y[:, None]
+    squared *= squared
+    penalty = request.regularization * np.vecdot(theta, theta)
+    return _Predictions(z, kernels, squared, squared + penalty, y)
+
+
+def _gradient(
+    seen: _Predictions,
+    request: wire.KernelRequest,
+    chosen: NDArray[np.integer[Any]],
+    probabilities: Floats,
+) -> Real:
+    """Gradients of the chosen kernels' losses summed over the samples, over p (eq. 9), (M, 2D).
+
+    Where frequencies are chosen as well: of these, sine and cosine, (frequencies, 2).
+    """
+    scale = 2.0 / probabilities
+    penalty = (scale * (request.regularization * len(seen.y))).astype(seen.z.dtype)
+    gradient = request.theta.take(chosen, axis=0)
+    gradient *= penalty[:, None]
+    if len(seen.y) == 1:
+        residual = (seen.kernels[0].take(chosen) - seen.y[0]) * scale
+        gradient += residual.astype(gradient.dtype)[:, None] * seen.z[0].take(chosen, axis=0)
+    else:
+        residuals = (seen.kernels.take(chosen, axis=1) - seen.y[:, None]) * scale
+        z = seen.z.take(chosen, axis=1)
+        gradient += np.einsum("bm,bmw->mw", residuals.astype(z.dtype), z)
+    if not request.released:
+        return gradient
+    shape = len(chosen), request.features
+    picked = shared_frequencies(*shape, request.released, request.seed, request.round)
+    return pick_frequencies(gradient, picked)
+
+
+def _book(
+    account: StreamAccount, seen: _Predictions, losses: Floats, weights: Floats
+) -> StreamAccount:
+    """Enter the samples of a round; ``weights`` (N,) or (B, N) made the predictions (eq. 6)."""
+    account.losses = losses
+    if len(seen.y) == 1:
+        error = float(seen.kernels[0] @ weights.reshape(-1) - seen.y[0])
+        account.total += error * error
+        account.squared = account.squared + seen.squared[0]
+        largest = np.maximum.reduce(seen.losses[0])
+    else:
+        errors = np.vecdot(seen.kernels, weights) - seen.y
+        account.total += float(errors @ errors)
+        account.squared = account.squared + seen.squared.sum(axis=0)
+        largest = seen.losses.max()
+    account.samples += len(seen.y)
+    account.largest = max(account.largest, float(largest))
+    return account
+
+
+def _known(word: str, words: tuple[str, ...]) -> Any:
+    """Refuse a word of the server that this release does not know."""
+    if word not in words:
+        raise ProtocolError(f"{word[:20]!r} is none of {', '.join(words)}")
+    return word
+
+
+def _widths(layers: bytes) -> tuple[int, ...]:
+    return tuple(int(width) for width in np.frombuffer(layers, "<i4"))

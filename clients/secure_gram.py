@@ -1,0 +1,526 @@
+"""The client of Secure Gram and FedCFK: users' ratings, or features of all instances."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+
+from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.errors import ProtocolError, TableError
+from fedkern_flwr.gram import messages as wire
+from fedkern_flwr.gram.dot_kernels import DotKernel
+from fedkern_flwr.gram.item_kernel import ItemKernel
+from fedkern_flwr.gram.matrix import cross_gram, local_gram, local_support
+from fedkern_flwr.gram.plan import MERGES, Merge, check_values, ranking_encoding, ring_of
+from fedkern_flwr.gram.ranking import rank_metrics
+from fedkern_flwr.gram.recommending import (
+    REQUESTS,
+    Request,
+    are_positions,
+    best_items,
+    superset,
+    write_recommendations,
+)
+from fedkern_flwr.gram.values import count_values, quantise
+from fedkern_flwr.guard import SumRule, refusal
+from fedkern_flwr.guard.rows import OwnRows
+from fedkern_flwr.node.answering import AnsweringClient, answers
+from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.sums import ClientSums
+from fedkern_flwr.options import check_choice
+from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
+from fedkern_flwr.wire.sections import Section
+from fedkern_flwr.wire.sums import bind
+
+Rows = NDArray[Any] | sparse.csr_array
+
+
+@dataclass
+class Released:
+    """What a node remembers of a release, in its state and, with a ``state_dir``, on disk.
+
+    Attributes
+    ----------
+    opened : dict
+        Name -> [cohort, number] of the sums that it has helped to open.
+    survivors : list of int
+        Nodes whose rows are in the item counts.
+    counted : dict
+        "cohort/number" of a sum of matrices -> the nodes whose rows are to be in it, a bit each.
+    asked : dict
+        Name -> digest of what was asked for in sums that open by themselves when all contribute.
+    """
+
+    opened: dict[str, list[int]] = field(default_factory=dict)
+    survivors: list[int] = field(default_factory=list)
+    counted: dict[str, str] = field(default_factory=dict)
+    asked: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Released:
+        """Rebuild from :meth:`pack`; an empty one from nothing."""
+        return cls(**json.loads(data)) if data else cls()
+
+    def pack(self) -> bytes:
+        """Return as bytes."""
+        return json.dumps(vars(self)).encode()
+
+
+class GramClient(AnsweringClient):
+    """A node that holds rows of a matrix whose columns all nodes share.
+
+    A row is a user's ratings of all items, or a feature of all instances: of a table whose columns
+    are split over parties, pass the transpose of the party's part.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+        The node's context.
+    x : array or sparse array, shape (rows, items)
+        Whole numbers from 0 (0: no rating), or real features; see the strategy's ``encoding``. An
+        array of shape (items,) is a single row.
+    x_test : array or sparse array, shape (rows, items), optional
+        Of FedCFK: not zero where a user likes an item that was held out; the recommendations are
+        judged by them.
+    bound : float, optional
+        Public bound on the absolute value of a cell, which must be that of the run; by default 1.
+    x_new : array, shape (rows, new items), optional
+        The same rows for new items, see :meth:`~fedkern_flwr.strategies.SecureGram.cross`.
+    items : sequence of str, optional
+        Public names of the items, which must be those of the other nodes, in their order.
+    users : sequence, optional
+        Names of the rows; they never leave the node.
+    merge : {"disjoint", "max"} (default: "disjoint")
+        The only kind of runs in which this node takes part. ``max`` is the paper's, where sums over
+        ever new sets of users show single ones.
+    request : {"full", "noisy"} (default: "full")
+        Likewise. In ``noisy`` runs, the paper's, requests show what a user likes.
+    noise_seed : int, optional
+        Seed of noisy requests, for reproducible simulations; secret by default.
+    recommendations : path, optional
+        CSV file of user, rank, item and score that this node writes for its users.
+    top : int (default: 100)
+        Recommendations per user.
+    **common
+        Options of :class:`~fedkern_flwr.node.client.PhaseClient`.
+
+    Raises
+    ------
+    TableError
+        Wrong shapes, duplicate users or items.
+
+    Notes
+    -----
+    Memory: the packed Gram matrix of the items, m (m + 1) / 2 numbers of 2, 4 or 8 bytes, and 64
+    MB.
+    """
+
+    state_class = Released
+    labels_of_row: ClassVar[int] = 0
+    #: A node may hold a single user, whom the other nodes' users hide.
+    records: ClassVar[bool] = False
+    _sum_name = ""  # of the order at hand
+
+    def __init__(
+        self,
+        context: Context,
+        x: ArrayLike | sparse.sparray,
+        *,
+        x_test: ArrayLike | sparse.sparray | None = None,
+        x_new: ArrayLike | None = None,
+        bound: float | None = None,
+        items: Sequence[str] | None = None,
+        users: Sequence[Any] | None = None,
+        merge: Merge = "disjoint",
+        request: Request = "full",
+        noise_seed: int | None = None,
+        recommendations: str | Path | None = None,
+        top: int = 100,
+        **common: Any,
+    ) -> None:
+        super().__init__(context, **common)
+        check_choice("merge", merge, MERGES)
+        check_choice("request", request, REQUESTS)
+        self.bound = bound
+        self.x = self._rows(x, "x")
+        self.x_test = None if x_test is None else self._rows(x_test, "x_test")
+        self.x_new = self.x[:, :0] if x_new is None else self._rows(x_new, "x_new")
+        self.items = None if items is None else tuple(map(str, items))
+        self.users = None if users is None else tuple(users)
+        self.merge, self.request, self.noise_seed = merge, request, noise_seed
+        self.regroup = merge == "max"
+        self.recommendations = None if recommendations is None else Path(recommendations)
+        self.top = top
+        rows, columns = self.x.shape
+        if self.x_test is not None and self.x_test.shape != (rows, columns):
+            raise self._bad(f"x_test has shape {self.x_test.shape}, x {self.x.shape}")
+        if self.x_new.shape[0] != rows:
+            raise self._bad(f"x_new has {self.x_new.shape[0]} rows, x {rows}")
+        for what, names, size in (("items", self.items, columns), ("users", self.users, rows)):
+            if names is not None and (len(names) != size or len(set(names)) < size):
+                raise self._bad(
+                    f"{len(set(names))} different names of {size} {what}",
+                    f"name each of the {what} once",
+                )
+
+    # -- phases
+
+    def own_rows(self) -> OwnRows:
+        """Return the rows of the table."""
+        return OwnRows([(self.x,)], self.users, self.x.shape[0])
+
+    def describe(self, request: DescribeRequest) -> DescribeReply:
+        """Tell how many rows and items there are."""
+        return DescribeReply(
+            partition=self.partition,
+            partitions=self.partitions,
+            role=self.role,
+            rows=self.x.shape[0],
+            features=self.x.shape[1],
+            test_rows=self.x_new.shape[1],
+            columns="" if self.items is None else columns_digest(self.items),
+            restored=self.restored,
+        )
+
+    def answer(self, request: Any, method: Any) -> Any:
+        """Check the order of a sum before a handler is called."""
+        if type(request) in _SUMS:
+            self._check_order(request, _SUMS[type(request)])
+        return method(request)
+
+    @answers(wire.CountsRequest)
+    def sum_counts(self, request: wire.CountsRequest) -> wire.CountsReply:
+        """Sum in how many rows each item is."""
+        if self.kept.counted or wire.GRAM_SUM in self.kept.asked:
+            raise self._refuse("item counts come before the matrix")
+        if not request.self_masks and wire.COUNTS_SUM not in self.kept.asked:
+            self.kept.survivors = self._cohort
+        self._ask_once(wire.COUNTS_SUM, request)
+        self._sums.contribute(self._sum_name, local_support(self._encode(self.x, request)))
+        return wire.CountsReply()
+
+    @answers(wire.MatrixRequest)
+    def sum_matrix(self, request: wire.MatrixRequest) -> wire.MatrixReply:
+        """Sum the Gram matrix of the items that are kept."""
+        order, kept = self._sums.order(self._sum_name), self.kept
+        cohort = self._sums.party.state.cohorts[order.cohort]
+        counted = cohort.unpack(request.counted)
+        if len(counted) < cohort.threshold:
+            raise self._refuse(f"{len(counted)} nodes count, at least {cohort.threshold} must")
+        if not request.self_masks:
+            if len(counted) < len(cohort.members):
+                raise self._refuse("a sum that does without opening is of all nodes")
+            self._check_summed(kept, counted)
+        self._ask_once(wire.GRAM_SUM, request)
+        if self.partition in counted:
+            values = self._encode_kept(request)
+            vector: NDArray[Any] = local_gram(values, order.bits)
+            if request.supports:
+                vector = np.concatenate([vector, local_support(values).astype(vector.dtype)])
+            self._sums.contribute(self._sum_name, vector, overwrite=True)
+        elif wire.COUNTS_SUM in kept.opened:
+            raise self._refuse("its rows are left out, and they were counted")
+        else:
+            self._sums.contribute_nothing(self._sum_name)
+        if request.self_masks:
+            kept.counted[f"{order.cohort}/{order.index}"] = request.counted.hex()
+        return wire.MatrixReply()
+
+    @answers(wire.CrossRequest)
+    def sum_cross(self, request: wire.CrossRequest) -> wire.CrossReply:
+        """Sum the products of new items with those of a finished run, and their squares."""
+        new_items = self.x_new.shape[1]
+        if not new_items or new_items != request.new_items:
+            raise self._bad(
+                f"{request.new_items} new items are asked for, this node has {new_items}",
+                "give all nodes the same new items as x_new",
+            )
+        old = _dense(self._encode_kept(request))
+        new = _dense(self._encode(self.x_new, request))
+        squares = np.einsum("ij,ij->j", new, new)
+        self._sums.contribute(
+            self._sum_name, np.concatenate([cross_gram(new, old).ravel(), squares])
+        )
+        return wire.CrossReply()
+
+    @answers(wire.AskRequest)
+    def ask(self, request: wire.AskRequest) -> wire.AskReply:
+        """Ask for more rows of the kernel than the users need, and for not all that they need."""
+        if self.request != "noisy":
+            raise self._refuse(
+                "noisy requests show what a user likes, and this node makes none",
+                'run with request "full", or give the node request="noisy"',
+            )
+        items = self._check_items(request.items)
+        seed = self.noise_seed if self.noise_seed is not None else secrets.randbits(62)
+        rng = np.random.default_rng([seed, request.round])
+        wanted = [
+            superset(np.flatnonzero(np.isin(items, self._liked(self.x, row))), len(items), rng)
+            for row in range(self.x.shape[0])
+        ]
+        return wire.AskReply(wanted=np.unique(np.concatenate(wanted)).astype(np.int32))
+
+    @answers(wire.RecommendRequest)
+    def recommend(self, request: wire.RecommendRequest) -> wire.RecommendReply:
+        """Rank all items for each user; sum how good the ranks of held-out items are."""
+        self._ask_once(wire.RANKING_SUM, request)
+        totals = np.zeros(4)
+        for row, liked, scores in self._rank(request, self._item_kernel(request)):
+            if self.x_test is not None and len(liked):
+                found = rank_metrics(scores, self._liked(self.x_test, row), liked)
+                if found is not None:
+                    totals += (*found, 1.0)
+        told = self.figures(
+            "ranking", np.arange(self.x.shape[0]), totals, total=self._sum_name, users=True
+        )
+        self._sums.contribute(self._sum_name, told)
+        return wire.RecommendReply()
+
+    @answers(wire.PredictRequest)
+    def predict(self, request: wire.PredictRequest) -> wire.PredictReply:
+        """Rank all items for each user with a kernel that was saved; nothing is summed."""
+        ranked = self._rank(request, self._item_kernel(request))
+        users = 0 if self.recommendations is None else sum(1 for _ in ranked)
+        return wire.PredictReply(users=users)
+
+    # -- what is released once
+
+    def _open_session(self, request: DescribeRequest) -> None:
+        """Remember what this node has helped to open, whatever the server says of the session."""
+        super()._open_session(request)
+        state = SessionState.load(self.context)
+        path = self.state_path(request.session, ".released")
+        if path is not None and path.is_file():
+            state.payload, self.restored = path.read_bytes(), True
+        self._keep(state, Released.unpack(state.payload))
+
+    def _open_sums(self, session: str, sections: list[Section]) -> ClientSums | None:
+        """Read the sections of a request: each sum of a release is opened once."""
+        sums = super()._open_sums(session, sections)
+        if sums is not None and sums.opened:
+            state = SessionState.load(self.context)
+            kept = Released.unpack(state.payload)
+            for full, place in sums.opened.items():
+                name = full.partition("#")[0]
+                key = full if name == wire.GRAM_SUM and self.merge == "max" else name
+                if kept.opened.setdefault(key, list(place)) != list(place):
+                    raise self._refuse(f"a second {name} of the same rows in one release")
+                self._check_survivors(sums, kept, name, place)
+            self.note_answered(session, state.round + 1)
+            self._keep(state, kept)
+        return sums
+
+    def _keep(self, state: SessionState, kept: Released) -> None:
+        """Remember in the node's state, and on disk before an answer leaves."""
+        state.payload = kept.pack()
+        path = self.state_path(state.session, ".released")
+        if path is not None:
+            write_atomically(path, state.payload, private=True)
+        state.store(self.context)
+
+    def _check_survivors(
+        self, sums: ClientSums, kept: Released, name: str, place: tuple[int, int]
+    ) -> None:
+        """Refuse to open a matrix whose difference to the counts is one node."""
+        party = sums.party.state
+        cohort = party.cohorts[place[0]]
+        alive = cohort.unpack(party.open[place].alive)
+        if name == wire.COUNTS_SUM:
+            if kept.counted:
+                raise self._refuse("item counts come before the matrix")
+            kept.survivors = sorted(alive)
+        elif name == wire.GRAM_SUM:
+            counted = cohort.unpack(bytes.fromhex(kept.counted["{}/{}".format(*place)]))
+            summed = alive.intersection(counted)
+            if len(summed) < cohort.threshold:
+                raise self._refuse(f"{len(summed)} nodes count, at least {cohort.threshold} must")
+            self._check_summed(kept, summed)
+
+    def _check_summed(self, kept: Released, summed: Collection[int]) -> None:
+        """Refuse nodes of a matrix from which those of the item counts differ by one, or more."""
+        if len(set(kept.survivors).difference(summed)) == 1:
+            raise self._refuse("a single node dropped out after the item counts")
+        counted = wire.COUNTS_SUM in kept.opened or wire.COUNTS_SUM in kept.asked
+        if counted and not set(summed) <= set(kept.survivors):
+            raise self._refuse("nodes count that are not in the item counts")
+
+    def close_round(
+        self, state: SessionState, number: int, payload: bytes, checkpoint_every: int
+    ) -> None:
+        """Remember on disk what was asked, before the answer leaves."""
+        if self.kept.asked != Released.unpack(state.payload).asked:
+            self._keep(state, self.kept)
+        super().close_round(state, number, payload, checkpoint_every)
+
+    def _check_order(self, request: Any, what: str) -> None:
+        """Refuse a sum that this node does not take part in, or whose ring does not follow.
+
+        The ring follows from the roster and this node's own bound.
+        """
+        if self.sums is None:
+            raise self._refuse("this node sums its rows securely only")
+        if isinstance(request, (wire.CountsRequest, wire.MatrixRequest)):
+            if request.merge != self.merge:
+                raise self._refuse(
+                    f"the run has merge {request.merge}, this node takes part in {self.merge} only",
+                    f'run with merge "{self.merge}", or give the node merge="{request.merge}"',
+                )
+            if self.merge == "disjoint" and what in self.kept.opened:
+                raise self._refuse(
+                    f"the rows of this node are counted in this release already ({what})",
+                    "start a new run",
+                )
+        noisy = getattr(request, "request", "full") != "full"  # noisy requests differ between nodes
+        self._sum_name = what if noisy else bind(what, request)
+        ranking, masks = what == wire.RANKING_SUM, request.self_masks and what != wire.CROSS_SUM
+        if not ranking:
+            rows = self.sums.rows(self._sum_name)
+            if (request.parties, request.rows) != (len(rows), max(rows)):
+                raise refusal("the encoding of a sum", self.name)
+            check_values(request.encoding, request.bound, request.fraction_bits)
+            self.check_declared("bound", self.bound, 1.0, request.bound)
+        ring = ranking_encoding(self.x.shape[0]) if ranking else ring_of(request)
+        self.sums.check(self._sum_name, SumRule(ring, self_masks=masks, wider=ranking))
+
+    @property
+    def _sums(self) -> ClientSums:
+        assert self.sums is not None
+        return self.sums
+
+    @property
+    def _cohort(self) -> list[int]:
+        """Nodes that are asked to contribute to the sum at hand."""
+        order = self._sums.order(self._sum_name)
+        return sorted(self._sums.party.state.cohorts[order.cohort].members)
+
+    def _ask_once(self, what: str, request: wire.SumRequest | wire.RecommendRequest) -> None:
+        """Refuse a second sum of the same rows in one release.
+
+        Sums without self masks are open as soon as all nodes have contributed: a request may come
+        again, as it was and to the same nodes, but no other one.
+
+        Raises
+        ------
+        ProtocolError
+        """
+        kept = self.kept
+        if request.self_masks and what not in kept.asked:
+            return
+        digest = bind(f"{self._cohort}", replace(request, round=0))
+        before = request.self_masks or what in kept.opened
+        if before or kept.asked.setdefault(what, digest) != digest:
+            raise self._refuse(f"a second {what} of the same rows in one release")
+
+    # -- pieces
+
+    def _rows(self, values: Any, what: str) -> Rows:
+        """Return a matrix with a row per user or feature."""
+        if sparse.issparse(values):
+            rows: Rows = sparse.csr_array(values)  # type: ignore[call-overload]
+            if rows.dtype.kind in "biu":  # entries of one place are added
+                rows = rows.astype(np.int64)
+        else:
+            rows = np.atleast_2d(np.asarray(values))
+            if rows.dtype.kind not in "fiub":
+                raise self._bad(f"{what} has dtype {rows.dtype}", "pass numbers")
+        if rows.ndim != 2 or not all(rows.shape):
+            raise self._bad(f"{what} has shape {np.shape(values)}", "pass rows of items")
+        return rows
+
+    def _encode_kept(self, request: wire.MatrixRequest | wire.CrossRequest) -> Rows:
+        """Return what is summed of the items kept.
+
+        All items are looked at, so that a refusal does not tell of a single one.
+        """
+        items = self._check_items(request.items)
+        values = self._encode(self.x, request)
+        if len(items) == self.x.shape[1]:
+            return values
+        part: Rows = values[:, items]
+        return part
+
+    def _check_items(self, items: NDArray[Any]) -> NDArray[Any]:
+        if not len(items) or items[0] < 0 or (np.diff(items) < 1).any():
+            raise self._refuse("its items are not in order")
+        if items[-1] >= self.x.shape[1]:
+            raise self._refuse(f"it names items that are not among {self.x.shape[1]}")
+        return items
+
+    def _encode(self, x: Rows, request: wire.SumRequest) -> Rows:
+        """Return the whole numbers that are summed."""
+        try:
+            if request.encoding == "counts":
+                counts: Rows = count_values(x, request.bound)
+                return counts
+            return quantise(_dense(x), request.fraction_bits, request.bound)
+        except TableError as error:
+            named = TableError(error.problem, remedy=error.remedy, party=self.name)
+            raise self.unfit(named) from None
+
+    def _item_kernel(self, request: wire.RecommendRequest) -> ItemKernel:
+        items, wanted = self._check_items(request.items), request.wanted
+        if request.request != self.request:
+            raise self._refuse("it sends the kernel in another way than was asked for")
+        kept = len(items)
+        size = kept * (kept + 1) // 2 if self.request == "full" else len(wanted) * kept
+        if request.products.size != size or not are_positions(wanted, kept):
+            raise self._refuse("its kernel has the wrong size")
+        numbers = request.degree, request.gamma, request.coef0
+        kernel = DotKernel(request.kernel, *numbers, tuple(request.coefficients.tolist()))
+        known = kernel, items, self.x.shape[1], request.users, request.mean, request.squares
+        if self.request == "full":
+            return ItemKernel(*known, request.products)
+        return ItemKernel(*known, request.products.reshape(-1, kept), wanted)
+
+    def _liked(self, x: Rows, row: int) -> NDArray[np.intp]:
+        """Return the items of a row that are not zero, ascending."""
+        if isinstance(x, np.ndarray):
+            return np.flatnonzero(x[row])
+        part = slice(x.indptr[row], x.indptr[row + 1])
+        return np.sort(x.indices[part][x.data[part] != 0]).astype(np.intp)
+
+    def _rank(
+        self, request: wire.RecommendRequest, kernel: ItemKernel
+    ) -> Iterator[tuple[int, NDArray[np.intp], NDArray[np.float64]]]:
+        """Yield (row, items that it likes, scores of all) of each user; then write the best."""
+        lines = []
+        for row in range(self.x.shape[0]):
+            liked = self._liked(self.x, row)
+            scores = kernel.scores(
+                liked, request.regularization, subtract_mean=request.subtract_mean
+            )
+            yield row, liked, scores
+            if self.recommendations is not None:
+                user = row if self.users is None else self.users[row]
+                excluded = np.union1d(liked, kernel.missing)
+                lines += best_items(user, scores, excluded, self.top, self.items)
+        if self.recommendations is not None:
+            write_recommendations(self.recommendations, lines)
+
+    def _bad(self, problem: str, remedy: str = "pass matrices that fit") -> TableError:
+        return TableError(problem, remedy=remedy, party=self.name)
+
+    def _refuse(self, problem: str, remedy: str = "") -> ProtocolError:
+        remedy = remedy or "run the same release of fedkern-flwr on both sides"
+        return ProtocolError(problem, remedy=remedy, party=self.name)
+
+
+def _dense(x: Rows) -> NDArray[Any]:
+    return x if isinstance(x, np.ndarray) else x.toarray()
+
+
+_SUMS: dict[type[wire.GramRequest], str] = {
+    wire.CountsRequest: wire.COUNTS_SUM,
+    wire.MatrixRequest: wire.GRAM_SUM,
+    wire.CrossRequest: wire.CROSS_SUM,
+    wire.RecommendRequest: wire.RANKING_SUM,
+}

@@ -1,0 +1,1 @@
+"""Before a run: common ids without showing the others, common ranges of columns."""

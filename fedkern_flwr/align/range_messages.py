@@ -1,0 +1,78 @@
+"""Messages of a run that sums the statistics of columns; see :mod:`.column_ranges`.
+
+Columns travel without names. Where labels are asked for, they are the last column. Session and
+number of the exchange are filled in as a request is sent, the number of a reply by the client.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ..wire.describe import DescribeReply
+from ..wire.message import Message, array
+
+#: Counts, sums and sums of squares of the columns of a block.
+MEANS_SUM = "column means"
+#: Sums of their distances from the mean, and of the squares of these.
+DEVIATIONS_SUM = "column deviations"
+
+Floats = NDArray[Any]
+
+
+class RangesDescribeReply(DescribeReply, Message):
+    """What a node tells about itself."""
+
+    block: str  # nodes with the same block have the same columns
+    labelled: bool  # whether it has labels
+
+
+class RangesRequest(Message):
+    """What every request carries."""
+
+    session: str = ""
+    round: int = 0
+    labels: bool  # whether the labels are a column
+
+
+class RangesReply(Message):
+    """What every reply carries; a contribution travels in a secure sum."""
+
+    round: int = 0
+
+
+class MeansRequest(RangesRequest, phase="ranges-means"):
+    """Contribute to the first pass."""
+
+    rows: int  # of all holders of the block
+    bound: float  # public, on the magnitude of all values
+
+
+class MeansReply(RangesReply, phase="ranges-means"):
+    """See :class:`RangesReply`."""
+
+
+class DeviationsRequest(RangesRequest, phase="ranges-deviations"):
+    """Contribute to the second pass; see :class:`~fedkern_flwr.align.column_ranges.Centre`."""
+
+    count: Floats = array("columns", dtype="float64")
+    mean: Floats = array("columns", dtype="float64")
+    scale: Floats = array("columns", dtype="float64")
+
+
+class DeviationsReply(RangesReply, phase="ranges-deviations"):
+    """See :class:`RangesReply`."""
+
+
+class WriteRequest(RangesRequest, phase="ranges-write"):
+    """Write the ranges to the node's disk, and erase what belongs to the run."""
+
+    alone: bool  # the only holder of its block takes its least and greatest values
+    clip: bool  # whether the files tell their readers to clip values beyond the ranges
+    low: Floats = array("columns", dtype="float64")  # of no columns for a node that is alone
+    high: Floats = array("columns", dtype="float64")
+
+
+class WriteReply(RangesReply, phase="ranges-write"):
+    """The files are written."""

@@ -1,0 +1,1 @@
+"""Exact Gram matrices: their messages, sums and kernels, and recommending by them."""

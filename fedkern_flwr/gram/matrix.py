@@ -1,0 +1,383 @@
+"""Exact Gram matrices of integer tables, packed for a secure sum.
+
+Users u hold rows x_u of m whole numbers, one for each item, and a client holds some of the users.
+The Gram matrix of all rows, K = sum_u x_u^T x_u, is the sum of the clients' own Gram matrices. A
+client uploads the upper triangle of its own, m (m + 1) / 2 integers, and the sum is taken modulo
+2^16, 2^32 or 2^64 under a public bound per entry, so K comes out exact.
+
+Real features are rounded to whole multiples of 2^-f first (:mod:`.gram_values`); K is then the
+exact Gram matrix of the rounded features, in units of 4^-f.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from ..errors import OptionError, ProtocolError, TableError
+from .values import Array, Integers, Rows, canonical, is_sparse
+
+Floats = NDArray[np.float64]
+
+_SIGNED: dict[int, type[np.signedinteger[Any]]] = {16: np.int16, 32: np.int32, 64: np.int64}
+_BLOCK_BYTES = 8 << 20  # of one temporary array; up to six are alive at once
+_MAX_USERS = 1 << 22  # in a block, so that sums of low halves stay below 2^53
+_THIN = 256  # users
+_MIRROR = 64  # rows of a block that is transposed within the processor's cache
+
+
+def packed_size(items: int) -> int:
+    """Return m (m + 1) / 2, how many numbers the upper triangle of m items has."""
+    return items * (items + 1) // 2
+
+
+def pack(matrix: Array) -> Array:
+    """Return the upper triangle of a matrix with its diagonal, row by row.
+
+    Parameters
+    ----------
+    matrix : ndarray, shape (m, m)
+        Symmetric; the lower triangle is not read.
+
+    Returns
+    -------
+    ndarray, shape (m (m + 1) / 2,)
+        Of the same dtype.
+    """
+    items = len(matrix)
+    packed = np.empty(packed_size(items), matrix.dtype)
+    for row, part in _row_tails(items, 0, items):
+        packed[part] = matrix[row, row:]
+    return packed
+
+
+def unpack(packed: Array, items: int) -> Array:
+    """Return the symmetric matrix of a packed upper triangle.
+
+    It takes m^2 numbers of memory, twice those of ``packed``, and nothing else to speak of.
+
+    Parameters
+    ----------
+    packed : ndarray, shape (m (m + 1) / 2,)
+        The upper triangle, row by row.
+    items : int
+        m, the number of items.
+
+    Returns
+    -------
+    ndarray, shape (m, m)
+        Of the same dtype.
+
+    Raises
+    ------
+    ProtocolError
+        If ``packed`` has another length.
+    """
+    _check_packed(packed, items)
+    matrix = np.empty((items, items), packed.dtype)
+    for row, part in _row_tails(items, 0, items):
+        matrix[row, row:] = packed[part]
+    mirror_upper(matrix)
+    return matrix
+
+
+def mirror_upper(matrix: Array) -> None:
+    """Write the upper triangle of a matrix, shape (m, m), over its lower one, in place."""
+    items = len(matrix)
+    for start in range(0, items, _MIRROR):
+        stop = min(start + _MIRROR, items)
+        matrix[stop:, start:stop] = matrix[start:stop, stop:].T
+        corner = matrix[start:stop, start:stop]
+        below = np.tril_indices(len(corner), -1)
+        corner[below] = corner.T[below]
+
+
+def packed_columns(packed: Array, items: int, columns: NDArray[np.integer[Any]]) -> Array:
+    """Return some columns of a packed symmetric matrix, without unpacking the rest.
+
+    Parameters
+    ----------
+    packed : ndarray, shape (m (m + 1) / 2,)
+        The upper triangle, row by row.
+    items : int
+        m, the number of items.
+    columns : ndarray of int, shape (p,)
+        Which, from 0 to m - 1, in any order.
+
+    Returns
+    -------
+    ndarray, shape (m, p)
+        K[:, columns], of the same dtype as ``packed``.
+
+    Raises
+    ------
+    ProtocolError
+        If ``packed`` has another length or a column is out of range.
+    """
+    _check_packed(packed, items)
+    columns = np.asarray(columns, np.int64)
+    if columns.size and not (columns.min() >= 0 and columns.max() < items):
+        raise ProtocolError(f"columns outside of 0 to {items - 1} are asked for")
+    out = np.empty((items, columns.size), packed.dtype)
+    rows = np.arange(items)[:, None]
+    width = max(1, _BLOCK_BYTES // (8 * max(1, items)))
+    for start in range(0, columns.size, width):
+        wanted = columns[None, start : start + width]
+        first, last = np.minimum(rows, wanted), np.maximum(rows, wanted)
+        out[:, start : start + width] = packed[_row_starts(items, first) + last - first]
+    return out
+
+
+def packed_diagonal(packed: Array, items: int) -> Array:
+    """Return the diagonal, shape (m,), of a packed matrix of m items.
+
+    Raises
+    ------
+    ProtocolError
+        If ``packed`` has another length.
+    """
+    _check_packed(packed, items)
+    return packed[_row_starts(items, np.arange(items))]
+
+
+def local_gram(x: Rows, bits: int) -> NDArray[np.signedinteger[Any]]:
+    """Return the packed Gram matrix X^T X of a client's rows, exactly.
+
+    A single user with p non-zero values costs p^2 numbers. Other tables go through products of
+    floating-point blocks in which every partial sum is a whole number that the type holds exactly:
+    by Cauchy and Schwarz none exceeds the largest entry of the diagonal. Where that is 2^52 or
+    more, the numbers are split into high and low halves first.
+
+    Memory: the packed result, and at most 64 MB beside it.
+
+    Parameters
+    ----------
+    x : ndarray or CSR array or matrix, shape (users, m)
+        Whole numbers of an integer dtype.
+    bits : {16, 32, 64}
+        Of the ring.
+
+    Returns
+    -------
+    ndarray of int16, int32 or int64, shape (m (m + 1) / 2,)
+
+    Raises
+    ------
+    OptionError
+        If there is no such ring or the table does not hold integers.
+    TableError
+        If an entry does not fit; never, when the declared bound has been checked.
+    """
+    if bits not in _SIGNED:
+        raise OptionError(f"there is no {bits}-bit ring", remedy="use 16, 32 or 64 bits")
+    x = _integer_rows(x)
+    largest = _largest_norm(x)
+    if largest >= 2.0 ** (bits - 1):
+        raise TableError(
+            f"the products of the features overflow a {bits}-bit ring",
+            remedy="declare the bound that the features have",
+        )
+    users, items = x.shape
+    packed = np.zeros(packed_size(items), _SIGNED[bits])
+    if users == 1:
+        columns, values = _non_zeros(x)
+        if 4 * columns.size < items:
+            _write_products(packed, items, columns, values)
+            return packed
+    with _threads(users):
+        _add_products(packed, x, largest)
+    return packed
+
+
+def cross_gram(new: Rows, x: Rows) -> Integers:
+    """Return the products new^T x of new items with old ones over the same users, exactly.
+
+    Parameters
+    ----------
+    new : ndarray or CSR array or matrix, shape (users, m_new)
+        Whole numbers of an integer dtype.
+    x : ndarray or CSR array or matrix, shape (users, m)
+        The same.
+
+    Returns
+    -------
+    ndarray of int64, shape (m_new, m)
+
+    Raises
+    ------
+    OptionError
+        If the tables have different numbers of users or do not hold integers.
+    TableError
+        If an entry could exceed 63 bits.
+    """
+    new, x = _integer_rows(new), _integer_rows(x)
+    if new.shape[0] != x.shape[0]:
+        raise OptionError("the two tables have different numbers of users")
+    largest = math.sqrt(_largest_norm(new)) * math.sqrt(_largest_norm(x))
+    if largest >= 2.0**63:
+        raise TableError(
+            "the products of the features overflow a 64-bit ring",
+            remedy="declare the bound that the features have",
+        )
+    rows, items = new.shape[1], x.shape[1]
+    total = np.zeros((rows, items), np.int64)
+    height = max(1, _BLOCK_BYTES // (8 * max(1, items)))
+    widest = max(rows, items)
+    with _threads(x.shape[0]):
+        for chunk, old in zip(_chunks(new, widest), _chunks(x, widest), strict=True):
+            left, right = _float_factors(chunk, largest), _float_factors(old, largest)
+            for start in range(0, rows, height):
+                part = slice(start, start + height)
+                total[part] += _exact_product(tuple(factor[:, part] for factor in left), right)
+    return total
+
+
+def local_support(x: Rows) -> Integers:
+    """Return how many users have a non-zero value, for each item.
+
+    Parameters
+    ----------
+    x : ndarray or CSR array or matrix, shape (users, m)
+        The features of a client's users.
+
+    Returns
+    -------
+    ndarray of int64, shape (m,)
+    """
+    if not is_sparse(x):
+        return np.asarray(np.count_nonzero(x, axis=0), np.int64)
+    x = canonical(x)
+    return np.bincount(x.indices[x.data != 0], minlength=x.shape[1]).astype(np.int64)
+
+
+def _row_starts(items: int, rows: Integers) -> Integers:
+    """Return where the rows of the upper triangle start in the packed vector."""
+    return rows * items - rows * (rows - 1) // 2
+
+
+def _row_tails(items: int, start: int, stop: int) -> Iterator[tuple[int, slice]]:
+    """Yield each row with its place in the packed vector.
+
+    One copy per row: index arrays of the triangle would need more memory than the matrix.
+    """
+    place = start * items - start * (start - 1) // 2
+    for row in range(start, stop):
+        yield row, slice(place, place + items - row)
+        place += items - row
+
+
+def _write_products(packed: Array, items: int, columns: Integers, values: Integers) -> None:
+    """Write the products of one user's non-zero values, ascending by column, to zeros."""
+    size = columns.size
+    order = np.arange(size)
+    step = max(1, _BLOCK_BYTES // (8 * max(1, size)))
+    for start in range(0, size, step):
+        rows = columns[start : start + step, None]
+        upper = order[start : start + step, None] <= order[start:]
+        places = _row_starts(items, rows) - rows + columns[start:]
+        products = values[start : start + step, None] * values[start:]
+        packed[places[upper]] = products[upper]
+
+
+def _add_products(packed: Array, x: Rows, largest: float) -> None:
+    """Write the packed products of all users to zeros, block by block."""
+    items = x.shape[1]
+    height = max(1, _BLOCK_BYTES // (8 * max(1, items)))
+    for number, chunk in enumerate(_chunks(x, items)):
+        factors = _float_factors(chunk, largest)
+        for start in range(0, items, height):
+            left = tuple(factor[:, start : start + height] for factor in factors)
+            right = tuple(factor[:, start:] for factor in factors)
+            block = _exact_product(left, right).astype(packed.dtype, copy=False)
+            for row, part in _row_tails(items, start, min(start + height, items)):
+                tail = block[row - start, row - start :]
+                if number:
+                    packed[part] += tail
+                else:  # reading fresh memory costs as much as writing it
+                    packed[part] = tail
+
+
+def _chunks(x: Rows, items: int) -> Iterator[Integers]:
+    """Yield dense blocks of as many users as have room with ``items`` columns, at least one."""
+    step = min(_MAX_USERS, max(1, _BLOCK_BYTES // (8 * max(1, items))))
+    for start in range(0, x.shape[0], step):
+        chunk = x[start : start + step]
+        dense = chunk.toarray() if is_sparse(chunk) else chunk
+        yield dense.astype(np.int64, copy=False)
+
+
+def _float_factors(x: Integers, largest: float) -> tuple[Array, ...]:
+    """Return x as floats whose products are exact, or its high and low halves.
+
+    With x = 2^16 high + low and low from -2^15 to 2^15 - 1, |low| <= |x| and |high| <= 2^-15 |x|,
+    so products with a high half stay below 2^(63 - 15) and those of two low ones below 2^30 each.
+    """
+    if largest < 2.0**52:  # a bit less than the type holds: ``largest`` is rounded itself
+        return (x.astype(np.float32 if largest < 2.0**23 else np.float64),)
+    high = (x + (1 << 15)) >> 16
+    return high.astype(np.float64), (x - (high << 16)).astype(np.float64)
+
+
+def _exact_product(left: tuple[Array, ...], right: tuple[Array, ...]) -> Array:
+    """Return left^T right of float factors: whole numbers, as floats or combined in int64."""
+    if len(left) == 1:
+        product: Array = left[0].T @ right[0]
+        return product.astype(np.int64)
+    total = (left[0].T @ right[0]).astype(np.int64)
+    total <<= 16
+    total += (left[0].T @ right[1]).astype(np.int64)
+    total += (left[1].T @ right[0]).astype(np.int64)
+    total <<= 16  # what wraps around here comes back with the last addition
+    total += (left[1].T @ right[1]).astype(np.int64)
+    return total
+
+
+def _threads(users: int) -> AbstractContextManager[Any]:
+    """Keep thin products to one thread of BLAS.
+
+    They are bound by memory anyway, and on a processor that is busy with other clients threads that
+    wait for each other make them twenty times as slow.
+    """
+    return threadpool_limits(1, "blas") if users < _THIN else nullcontext()
+
+
+def _integer_rows(x: Rows) -> Rows:
+    if is_sparse(x):
+        x = canonical(x)
+    if x.ndim != 2 or x.dtype.kind not in "iu":
+        raise OptionError(
+            f"a table of {x.ndim} dimensions and dtype {x.dtype} has no exact Gram matrix",
+            remedy="prepare it with count_values or quantise",
+        )
+    return x
+
+
+def _non_zeros(x: Rows) -> tuple[Integers, Integers]:
+    """Return the columns and the values of a single user, ascending by column."""
+    if is_sparse(x):
+        return x.indices.astype(np.int64), x.data.astype(np.int64)
+    columns = np.flatnonzero(x[0])
+    return columns, x[0, columns].astype(np.int64)
+
+
+def _largest_norm(x: Rows) -> float:
+    """Return the largest sum of squares of a column, which no entry of X^T X exceeds."""
+    if is_sparse(x):
+        squares = x.data.astype(np.float64) ** 2
+        norms = np.bincount(x.indices, weights=squares, minlength=x.shape[1])
+    else:
+        norms = np.einsum("ui,ui->i", x, x, dtype=np.float64)
+    return float(norms.max(initial=0.0))
+
+
+def _check_packed(packed: Array, items: int) -> None:
+    if packed.shape != (packed_size(items),):
+        raise ProtocolError(
+            f"a packed matrix of {items} items has {packed_size(items)} numbers, not {packed.size}"
+        )

@@ -1,0 +1,182 @@
+"""Who sums with whom in Secure Gram, which items are kept, and in which rings.
+
+Server and clients compute the rings from the same public numbers, so that neither has to trust the
+other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import OptionError
+from ..secure_sum import Encoding
+from ..seeding import derive_seed
+from . import messages as wire
+from .values import entry_bound, smallest_ring
+
+Merge = Literal["disjoint", "max"]
+GramEncoding = Literal["counts", "fixed-point"]
+MERGES: tuple[str, ...] = get_args(Merge)
+ENCODINGS: tuple[str, ...] = get_args(GramEncoding)
+RANKING = ("auc", "ndcg@100", "recall@100")
+
+Counts = NDArray[np.int64]
+
+
+def _integers(parties: int, entry: int) -> Encoding:
+    """Return the smallest ring for the sum of integers up to ``entry``."""
+    bits = smallest_ring(parties, entry)
+    bound = float(entry)
+    return Encoding("integer", bits, bound if bound >= entry else math.nextafter(bound, math.inf))
+
+
+def matrix_encoding(parties: int, rows: int, bound: float, fraction_bits: int) -> Encoding:
+    """Return the ring of a Gram matrix, whose entries are sums of up to ``rows`` products a node.
+
+    Raises
+    ------
+    OptionError
+        No ring has room.
+    """
+    return _integers(parties, entry_bound(rows, bound, fraction_bits))
+
+
+def counts_encoding(parties: int, rows: int) -> Encoding:
+    """Return the ring of item counts."""
+    return _integers(parties, rows)
+
+
+def ranking_encoding(rows: int) -> Encoding:
+    """Return the ring of ranking metrics, each between 0 and 1 for each of ``rows`` users."""
+    return Encoding.fixed_point(float(max(1, rows)))
+
+
+def ring_of(request: wire.SumRequest | wire.RecommendRequest) -> Encoding:
+    """Return the ring of the sum that a request asks for.
+
+    Raises
+    ------
+    OptionError
+        None has room.
+    """
+    if isinstance(request, wire.RecommendRequest):
+        return ranking_encoding(request.rows)
+    if isinstance(request, wire.CountsRequest):
+        return counts_encoding(request.parties, request.rows)
+    return matrix_encoding(request.parties, request.rows, request.bound, request.fraction_bits)
+
+
+def check_values(encoding: str, bound: float, fraction_bits: int) -> None:
+    """Refuse an encoding that cannot hold anything.
+
+    Raises
+    ------
+    OptionError
+    """
+    if encoding not in ENCODINGS:
+        raise OptionError(
+            f"encoding is {encoding!r}", remedy=f"choose one of {', '.join(ENCODINGS)}"
+        )
+    if not 0.0 < bound < math.inf:
+        raise OptionError(f"bound is {bound}", remedy="declare the largest absolute value")
+    if encoding == "counts" and (bound != math.floor(bound) or fraction_bits):
+        raise OptionError(
+            f"encoding counts has whole numbers, not a bound of {bound:g} with {fraction_bits} "
+            "fraction bits",
+            remedy='use a whole bound, or encoding "fixed-point"',
+        )
+    if not 0 <= fraction_bits <= 30:
+        raise OptionError(f"fraction_bits is {fraction_bits}", remedy="use 0 to 30")
+
+
+def disjoint_cohorts(
+    partitions: Sequence[int], participation: float, cohorts: int, seed: int
+) -> list[list[int]]:
+    """Draw the nodes that take part and deal them to cohorts whose sizes differ by one at most.
+
+    Raises
+    ------
+    OptionError
+        Fewer nodes than two a cohort.
+    """
+    chosen = _draw(partitions, participation, seed, 0)
+    if len(chosen) < 2 * cohorts:
+        raise OptionError(
+            f"{len(chosen)} nodes that take part do not make {cohorts} cohorts of two or more",
+            remedy="use fewer cohorts, or let more nodes take part",
+        )
+    return [sorted(part.tolist()) for part in np.array_split(chosen, cohorts)]
+
+
+def drawn_rounds(
+    partitions: Sequence[int], participation: float, rounds: int, seed: int
+) -> list[list[int]]:
+    """Draw the nodes that take part in each round of the paper's scheme, at least two."""
+    return [
+        sorted(_draw(partitions, participation, seed, number).tolist())
+        for number in range(1, rounds + 1)
+    ]
+
+
+def _draw(partitions: Sequence[int], participation: float, seed: int, number: int) -> Counts:
+    """Return a share of the nodes in random order, of two or more at least two."""
+    everybody = np.array(sorted(partitions), np.int64)
+    many = min(len(everybody), max(2, round(participation * len(everybody))))
+    rng = np.random.default_rng(derive_seed(seed, "participants", number))
+    return rng.permutation(everybody)[:many]
+
+
+def supported(counts: Sequence[Counts], least: int) -> NDArray[np.int32]:
+    """Return the items that no sum of a cohort shows to belong to few rows.
+
+    Parameters
+    ----------
+    counts : sequence of ndarray, shape (items,)
+        Rows with each item, per cohort, since the sum of every cohort is released.
+    least : int
+        An item is kept if each cohort has it in no row or in so many.
+    """
+    together = np.stack(counts)
+    fine = (together == 0) | (together >= least)
+    return np.flatnonzero(fine.all(axis=0) & together.any(axis=0)).astype(np.int32)
+
+
+def shows_few(
+    counted: Sequence[int], summed: Sequence[int], rows: Mapping[int, int], least: int
+) -> bool:
+    """Tell whether the difference of two sums over nodes is one of few rows.
+
+    The item counts are those of the nodes ``counted``; the diagonal of the Gram matrix has those of
+    ``summed``, a part of them. The difference are the counts of the nodes that dropped out between.
+
+    Parameters
+    ----------
+    counted : sequence of int
+        Nodes in the first sum.
+    summed : sequence of int
+        Nodes in the second.
+    rows : mapping
+        Node -> its rows.
+    least : int
+        Rows that hide each other; and two nodes at least.
+    """
+    missing = set(counted) - set(summed)
+    return bool(missing) and (len(missing) < 2 or sum(rows[p] for p in missing) < least)
+
+
+def combine(known: NDArray[Any] | None, fresh: NDArray[Any], rule: Merge) -> NDArray[Any]:
+    """Return the Gram matrix after another sum; ``known`` may be overwritten.
+
+    Disjoint cohorts add up (exact). ``max`` is the paper's entrywise maximum (section 3.1), which
+    need not be positive semi-definite and keeps a wrong entry for ever.
+    """
+    if known is None:
+        return fresh
+    how = np.maximum if rule == "max" else np.add
+    how(known, fresh, out=known)
+    return known

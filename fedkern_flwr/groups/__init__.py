@@ -1,0 +1,1 @@
+"""Users in groups: the messages of HierarchicalSVM, who belongs where, consensus."""

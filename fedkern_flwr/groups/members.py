@@ -1,0 +1,328 @@
+"""Who belongs to which group: users with rows, an agent per group, at times a label owner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..alignment import SAME_KEY, Positions, count_duplicates, find_rows
+from ..errors import CohortError, OptionError, ProtocolError, TableError
+from ..wire.describe import check_columns, check_partitions
+from .messages import SVMDescribeReply
+
+USER, AGENT, OWNER = "user", "agent", "owner"
+ROLES = (USER, AGENT, OWNER)
+#: Public bound on the numbers that are summed.
+DEFAULT_BOUND = 2.0**20
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of users.
+
+    Attributes
+    ----------
+    number : int
+        From 0.
+    agent : int
+        Partition of its agent, -1 where there is one layer.
+    users : tuple of int
+        Partitions of its users, ascending.
+    """
+
+    number: int
+    agent: int
+    users: tuple[int, ...]
+
+    @property
+    def members(self) -> list[int]:
+        """Partitions of users and agent."""
+        return sorted([*self.users, self.agent])
+
+
+def read_groups(parties: Sequence[SVMDescribeReply], *, layers: bool) -> tuple[Group, ...]:
+    """Return the groups that the nodes say they belong to.
+
+    Parameters
+    ----------
+    parties : sequence of SVMDescribeReply
+        What all nodes said about themselves.
+    layers : bool
+        Whether there are agents; else all users are one group.
+
+    Raises
+    ------
+    CohortError
+        A group has no users or no agent, or more than one agent.
+    """
+    users = [p for p in parties if p.role == USER]
+    agents = [p for p in parties if p.role == AGENT]
+    if not layers:
+        if agents:
+            raise CohortError(
+                f"partition {agents[0].partition} is an agent, and this architecture has none",
+                remedy="leave the agents out, or choose architecture hierarchical",
+                phase="describe",
+            )
+        return (Group(0, -1, tuple(p.partition for p in users)),)
+    found = []
+    for number in sorted({p.group for p in [*users, *agents]}):
+        own = [p.partition for p in agents if p.group == number]
+        members = tuple(p.partition for p in users if p.group == number)
+        if len(own) != 1 or not members:
+            raise CohortError(
+                f"group {number} has {len(own)} agents and {len(members)} users",
+                remedy="give every group one node with role agent and at least one user",
+                phase="describe",
+            )
+        found.append(Group(number, own[0], members))
+    return tuple(found)
+
+
+def check_parties(parties: Sequence[Any]) -> None:
+    """Refuse partitions that clash, unknown roles, and users whose tables do not fit.
+
+    Raises
+    ------
+    PartitionError, ProtocolError, CohortError
+    """
+    check_partitions(parties)
+    for party in parties:
+        if party.role not in ROLES or party.group < -1 or (party.role != OWNER and party.group < 0):
+            raise _misfit(
+                party.partition,
+                "it is neither a user nor an agent of a group, nor the label owner",
+                "set role and group in the node's configuration",
+            )
+    if not any(p.role == USER for p in parties):
+        raise CohortError(
+            "there are no users", remedy="start nodes with role user", phase="describe"
+        )
+
+
+def check_horizontal(parties: Sequence[SVMDescribeReply]) -> SVMDescribeReply:
+    """Refuse users whose columns or labels differ; return the first.
+
+    Raises
+    ------
+    ProtocolError, CohortError
+    """
+    users = [p for p in parties if p.role == USER]
+    owner = next((p for p in parties if p.role == OWNER), None)
+    if owner is not None:
+        raise _misfit(
+            owner.partition,
+            "it is a label owner, and in a horizontal split users have their labels",
+            "leave it out, or choose partition vertical",
+        )
+    check_columns(users)
+    first = users[0]
+    for party in users:
+        if not party.rows or not party.outputs:
+            raise _misfit(
+                party.partition,
+                "it has no rows with labels to learn from",
+                "give every user rows and labels",
+            )
+        task = (party.outputs, party.classes, party.labels, party.label_bound)
+        if task != (first.outputs, first.classes, first.labels, first.label_bound):
+            raise _misfit(
+                party.partition,
+                f"its labels differ from those of partition {first.partition} in number of "
+                "outputs, classes or bound",
+                "declare the same classes or the same label bound at all users",
+            )
+    return first
+
+
+def check_single(
+    groups: Sequence[Group], parties: Sequence[SVMDescribeReply], *, allow_single: bool
+) -> None:
+    """Refuse groups of one user, whose agent would see that user's model.
+
+    Raises
+    ------
+    OptionError
+        The run does not allow it.
+    ProtocolError
+        The run does, that user does not.
+    """
+    for group in groups:
+        if group.agent < 0 or len(group.users) > 1:
+            continue
+        alone = group.users[0]
+        if not allow_single:
+            raise OptionError(
+                f"group {group.number} has one user, partition {alone}, whose model its agent "
+                "would see",
+                remedy="form larger groups, or allow it with --allow-single",
+            )
+        if not next(p for p in parties if p.partition == alone).allow_single:
+            raise _misfit(
+                alone,
+                "its agent would see its model, and it does not allow that",
+                "form larger groups, or set allow_single at this node",
+            )
+
+
+def check_vertical(
+    parties: Sequence[SVMDescribeReply], groups: Sequence[Group], *, product: str
+) -> SVMDescribeReply:
+    """Refuse nodes that do not fit a vertical split; return the label owner.
+
+    Raises
+    ------
+    ProtocolError, CohortError
+    """
+    owners = [p for p in parties if p.role == OWNER]
+    if len(owners) != 1:
+        raise CohortError(
+            f"{len(owners)} nodes have the labels in a vertical split",
+            remedy="start one node with role owner, with ids and labels",
+            phase="describe",
+        )
+    owner = owners[0]
+    if not owner.rows or not owner.outputs:
+        raise _misfit(
+            owner.partition, "it is the label owner and has no labels", "give it ids and labels"
+        )
+    known = {p.partition: p for p in parties}
+    for group in groups:
+        users = [known[user] for user in group.users]
+        check_columns(users)
+        for party in users:
+            if party.outputs:
+                raise _misfit(
+                    party.partition,
+                    "it has labels, and in a vertical split the label owner alone has them",
+                    "leave its labels out, or choose partition horizontal",
+                )
+            if not party.features:
+                raise _misfit(party.partition, "it has no columns", "give it features")
+            if party.product != product:
+                raise _misfit(
+                    party.partition,
+                    f"this node takes part in runs with product {party.product!r} only, not "
+                    f"{product!r}",
+                    f"start it with product={product!r}",
+                )
+    return owner
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """Which rows of a vertical split belong together.
+
+    Attributes
+    ----------
+    rows, all_rows : int
+        Rows to learn from, and with those held out, which follow them.
+    owner : ndarray of int32, shape (all_rows,)
+        Position of each row among those that the label owner announced.
+    take, place : dict
+        User -> positions among the rows that it announced, and their numbers in the plan.
+    dropped : int
+        Rows left out because some group does not hold them.
+    """
+
+    rows: int
+    all_rows: int
+    owner: Positions
+    take: dict[int, Positions]
+    place: dict[int, Positions]
+    dropped: int
+
+    def learned(self, user: int) -> NDArray[np.int32]:
+        """Return the numbers of the rows to learn from that a user has."""
+        place = self.place[user]
+        return np.ascontiguousarray(place[place < self.rows])
+
+
+def match_rows(
+    parties: Sequence[SVMDescribeReply],
+    groups: Sequence[Group],
+    *,
+    drop: bool,
+    held_out: bool = False,
+) -> RowPlan:
+    """Find each of the label owner's rows at one user of every group.
+
+    Parameters
+    ----------
+    parties : sequence of SVMDescribeReply
+        What all nodes said about themselves.
+    groups : sequence of Group
+        Who belongs to which group.
+    drop : bool
+        Whether rows that some group does not hold are left out; else they end the run.
+    held_out : bool (default: False)
+        Whether it is about the held-out rows alone, to predict them.
+
+    Raises
+    ------
+    ProtocolError, TableError
+    """
+    owner = next(p for p in parties if p.role == OWNER)
+    known = {p.partition: p for p in parties if p.role != AGENT}
+    for party in known.values():
+        name = f"partition {party.partition}"
+        if not party.named:
+            raise _misfit(
+                party.partition,
+                "its rows have no ids to join them by",
+                "give label owner and users ids and an alignment key",
+            )
+        if repeated := count_duplicates(party.ids):
+            raise TableError(f"{repeated} duplicate ids", remedy="keep one row per id", party=name)
+    first = owner.rows if held_out else 0
+    ids, kind = owner.ids[first:], "held-out" if held_out else "labelled"
+    if held_out and not len(ids):
+        raise TableError(
+            "the label owner holds no rows to predict",
+            remedy="name test-data in its --node-config",
+            party=f"partition {owner.partition}",
+        )
+    keep = np.ones(len(ids), bool)
+    found: dict[int, Positions] = {}
+    for group in groups:
+        times = np.zeros(len(ids), np.int64)
+        for user in group.users:
+            found[user] = find_rows(ids, known[user].ids)
+            times += found[user] >= 0
+        if (times > 1).any():
+            raise TableError(
+                f"{int((times > 1).sum())} rows are at two users of group {group.number}",
+                remedy="keep each row at one user of a group",
+            )
+        if (missing := int((times == 0).sum())) and not drop:
+            raise ProtocolError(
+                f"group {group.number} does not hold {missing} of the {len(times)} {kind} rows",
+                remedy=f"check ids, {SAME_KEY}, or choose --missing drop-row",
+                phase="describe",
+            )
+        keep &= times == 1
+    rows, number = int(keep[: owner.rows - first].sum()), np.cumsum(keep) - 1
+    if not (keep.any() if held_out else rows):
+        raise ProtocolError(
+            f"no {kind} row is held by all groups",
+            remedy=f"check ids, and {SAME_KEY}",
+            phase="describe",
+        )
+    held = {user: np.flatnonzero(keep & (positions >= 0)) for user, positions in found.items()}
+    return RowPlan(
+        rows,
+        int(keep.sum()),
+        (first + np.flatnonzero(keep)).astype(np.int32),
+        {user: found[user][where].astype(np.int32) for user, where in held.items()},
+        {user: number[where].astype(np.int32) for user, where in held.items()},
+        int((~keep).sum()),
+    )
+
+
+def _misfit(partition: int, problem: str, remedy: str) -> ProtocolError:
+    name = f"partition {partition}"
+    return ProtocolError(problem, remedy=remedy, party=name, phase="describe")

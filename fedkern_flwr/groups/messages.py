@@ -1,0 +1,394 @@
+"""Messages of HierarchicalSVM: users in groups, an agent per group, at times a label owner.
+
+Models are matrices, a row per output: the coefficients of the features, then the bias. What is
+summed travels in secure sums, named here; what follows the vector of a sum are statistics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..wire.describe import DescribeReply
+from ..wire.message import Message, array, arrays
+
+Floats = NDArray[np.float64]
+Index = NDArray[np.int32]
+Bytes = NDArray[np.uint8]
+
+#: Means and mean squares of the columns, over all users.
+STATISTICS_SUM = "column statistics"
+#: Users' models with their duals, then their statistics; for their agent alone.
+GROUP_SUM = "group"
+#: Agents' models with their duals, then their groups' statistics.
+AGENTS_SUM = "agents"
+#: Users' models with their duals, then their statistics, where there is one layer.
+FLAT_SUM = "users"
+#: Outputs of all groups' blocks, row by row; for the label owner alone.
+OUTPUT_SUM = "outputs"
+#: Outputs of the model, those of held-out rows as well; for the label owner alone.
+JUDGED_SUM = "judged outputs"
+#: Outputs of a saved model for new rows; for the label owner alone.
+PREDICTED_SUM = "predicted outputs"
+#: Loss on the rows to learn from, outcomes on held-out rows.
+EVALUATION_SUM = "evaluation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SVMDescribeReply(DescribeReply):
+    """What a node tells about itself."""
+
+    group: int  # the group that it belongs to, from 0; -1 for the label owner
+    outputs: int  # k, columns of the targets; 0 without labels
+    classes: int  # 0 for regression or without labels
+    labels: str  # digest of the names of the classes
+    label_bound: float  # declared, of the targets of a regression
+    labelled: bool  # whether the held-out rows have labels
+    named: bool  # whether its rows have ids; else they are numbered
+    allow_single: bool  # whether the agent may learn the model of this user alone
+    product: str  # the kind of matrix products in which a user of a vertical split takes part
+    # In a vertical split: keyed hashes of the ids of (rows + test_rows), each part sorted.
+    ids: NDArray[Any] = array("ids", "words", dtype="ring")
+
+
+class SVMRequest(Message):
+    """What every request carries."""
+
+    session: str = ""
+    round: int = 0
+    attempt: int = 0  # how often it has been asked before
+
+
+class IterationRequest(SVMRequest):
+    """``round`` is the iteration after the receiver's last one, or that one again."""
+
+
+class StepRequest(SVMRequest):
+    """``round`` grows from exchange to exchange; the receiver may have missed some."""
+
+
+class SVMReply(Message):
+    """What every reply carries: the number of the request; often the upload to a sum besides."""
+
+    round: int = 0
+
+
+# -- rows at users
+
+
+class FeaturesRequest(SVMRequest):
+    """What a model is linear in."""
+
+    features: int  # random Fourier frequencies, 0 for the columns as they are
+    gamma: float  # width of the kernel; 0 without features
+    feature_seed: int  # of the frequencies
+    # By which columns are standardised before random features are made of them, or empty.
+    raw_mean: Floats = array("raw columns", dtype="float64")
+    raw_deviation: Floats = array("raw columns", dtype="float64")
+
+
+class StatisticsRequest(FeaturesRequest, phase="svm-statistics"):
+    """To users: contribute to the means of the columns."""
+
+    loss: str  # "hinge", "logistic" or "squared"
+    c: float  # C
+    rows: int  # to learn from, at all users together
+    raw: bool  # whether it is about the columns before random features are made of them
+    # Parties with which this user will exchange sealed messages.
+    partners: Index = array("partners", dtype="index")
+
+
+class StatisticsReply(SVMReply, phase="svm-statistics"):
+    """Carries the upload."""
+
+
+class SolveRequest(IterationRequest):
+    """To users: solve the local problem, contribute."""
+
+    rho: float  # penalty of this iteration; eta of a chain
+    # Model whose loss is counted, shape (k, d + 1) or (0, 0).
+    judged: Floats = array("judged outputs", "judged width", dtype="float64")
+    # Coordinates and penalties of the coefficients, with the first iteration; else empty.
+    mean: Floats = array("columns", dtype="float64")
+    deviation: Floats = array("columns", dtype="float64")
+    ridge: Floats = array("coefficients", dtype="float64")
+
+
+class LocalRequest(SolveRequest, phase="svm-local"):
+    """Take over the center of the last iteration first."""
+
+    agent: int  # partition that opens the sum, -1 for the server
+    relaxation: float
+    sealed: bytes  # the center, sealed by the agent; empty if it comes plain or is zero
+    # The center where the server makes it, shape (k, d + 1), else (0, 0).
+    center: Floats = array("outputs", "width", dtype="float64")
+
+
+class LocalReply(SVMReply, phase="svm-local"):
+    """Carries the upload."""
+
+
+class ChainRequest(SolveRequest, phase="svm-chain"):
+    """Take over the neighbours' models first."""
+
+    left: int  # partitions of the neighbours, -1 at the ends
+    right: int
+    from_left: bytes  # their models of the last iteration, sealed
+    from_right: bytes
+    users: int
+
+
+class ChainReply(SVMReply, phase="svm-chain"):
+    """The model, sealed for each neighbour."""
+
+    to_left: bytes
+    to_right: bytes
+
+
+class AgentRequest(IterationRequest, phase="svm-agent"):
+    """To agents: combine the group's sum with the global model, contribute to the next."""
+
+    # Whether the group has finished an iteration, whose sum is delivered with this request; else
+    # the agent contributes what it has.
+    advance: bool
+    consensus: str  # "exact" or "paper"
+    rho: float  # penalties of this iteration, and sigma of the next
+    sigma: float
+    next_sigma: float
+    relaxation: float
+    all_users: int  # N
+    groups: int  # S
+    plain: bool  # whether this is the only agent, whose term is the total
+    self_masks: bool  # whether the sum may lose agents
+    ring: bool  # whether the terms are summed around the ring instead
+    outputs: int  # shape of a model
+    width: int
+    users: Index = array("users", dtype="index")  # of the group
+    # The global model, shape (k, d + 1); of "paper" the sum of all z_k.
+    center: Floats = array("outputs", "width", dtype="float64")
+
+
+class AgentReply(SVMReply, phase="svm-agent"):
+    """The new center, sealed for each user in turn."""
+
+    sealed: bytes
+    term: tuple[Floats, ...] = arrays("numbers", dtype="float64")  # the only agent's contribution
+
+
+class RingRequest(SVMRequest, phase="svm-ring"):
+    """To an agent: add your term to what went round the ring so far, and seal it for the next."""
+
+    first: bool  # whether this agent begins: it adds a mask of its own
+    last: bool  # whether it has come round: the agent takes its mask off and tells the total
+    source: int  # partition, -1 where it begins
+    destination: int  # partition, -1 where it ends
+    groups: int  # S
+    bound: float  # public, of the terms
+    sealed: bytes  # what went round so far
+
+
+class RingReply(SVMReply, phase="svm-ring"):
+    """What goes on round the ring, or the total."""
+
+    sealed: bytes
+    term: tuple[Floats, ...] = arrays("numbers", dtype="float64")
+
+
+class EvaluateRequest(SVMRequest, phase="svm-evaluate"):
+    """To users: judge the model on rows to learn from and on held-out rows."""
+
+    self_masks: bool  # whether the sum may lose users
+    model: Floats = array("outputs", "width", dtype="float64")  # shape (k, d + 1)
+
+
+class EvaluateReply(SVMReply, phase="svm-evaluate"):
+    """Carries the upload."""
+
+
+class SaveRequest(SVMRequest, phase="svm-save"):
+    """Keep the state on disk under the number of this round."""
+
+
+class SaveReply(SVMReply, phase="svm-save"):
+    """It is kept."""
+
+
+class PadRequest(SVMRequest, phase="svm-pad"):
+    """To whom sums belong: contribute the pad to the sums of this exchange."""
+
+
+class PadReply(SVMReply, phase="svm-pad"):
+    """Carries the uploads."""
+
+
+# -- vertical splits
+
+
+class PlanRequest(StepRequest):
+    """To users of a vertical split: which rows they have."""
+
+    agent: int  # partitions that open the group's sums, and the sums of outputs
+    owner: int
+    # Positions of the plan's rows among those that the user announced, and their numbers in the
+    # plan.
+    take: Index = array("rows", dtype="index")
+    place: Index = array("rows", dtype="index")
+
+
+class ColumnsRequest(PlanRequest, phase="svm-columns"):
+    """Contribute to the statistics of the group's columns."""
+
+    rows: int  # of the plan, to learn from
+    all_rows: int  # with those held out, which follow them
+    standardised: bool  # whether columns are brought to variance 1; they are centred in any case
+
+
+class ColumnsReply(SVMReply, phase="svm-columns"):
+    """Carries the upload."""
+
+    orthogonal: bytes  # with orthogonal products: the vectors, sealed for the agent
+
+
+class VisitRequest(StepRequest, phase="svm-visit"):
+    """To users of a vertical split: multiply a message and the last weights with the rows."""
+
+    width: int  # columns of messages and weights
+    message_round: int  # steps in which message and weights, or coordinates, were sealed
+    weights_round: int
+    coordinates: bytes  # means and deviations of the columns, sealed by the agent; once
+    # The label owner's message at the user's rows, sealed; empty if only the weights count.
+    message: bytes
+    weights: bytes  # the group's weights, sealed by the agent; empty in the first visit
+    judge: bool  # whether outputs are those of the model, for held-out rows as well
+
+
+class VisitReply(SVMReply, phase="svm-visit"):
+    """Carries the uploads."""
+
+
+class BlockRequest(StepRequest, phase="svm-block"):
+    """To agents of a vertical split: open the group's sum and pass it on to the users."""
+
+    # "columns", "weights", "model" or "again": statistics of the columns; weights; weights of the
+    # model; or what was opened last.
+    kind: str
+    rows: int  # to learn from
+    standardised: bool  # see ColumnsRequest
+    users: Index = array("users", dtype="index")  # of the group
+
+
+class BlockReply(SVMReply, phase="svm-block"):
+    """What was opened, sealed for each user in turn."""
+
+    sealed: bytes
+
+
+class MultiplierRequest(StepRequest, phase="svm-multiplier"):
+    """To agents, with orthogonal products: mask the owner's message for the users."""
+
+    owner: int  # who sealed the message, and in which step
+    message_round: int
+    width: int  # columns of the message
+    first: bool  # whether the users' orthogonal vectors come with this request
+    users: Index = array("users", dtype="index")  # of the group
+    sizes: Index = array("users", dtype="index")  # rows to learn from of each
+    # The message at each user's rows in turn, sealed by the owner for this agent.
+    sealed: Bytes = array("sealed", dtype="byte")
+    vectors: Bytes = array("vectors", dtype="byte")  # what the users sealed, one after the other
+    lengths: Index = array("lengths", dtype="index")  # bytes of ``vectors`` from each user
+
+
+class MultiplierReply(SVMReply, phase="svm-multiplier"):
+    """The masked message for each user in turn, sealed."""
+
+    sealed: Bytes = array("sealed", dtype="byte")
+
+
+class OwnerRequest(StepRequest, phase="svm-owner"):
+    """To the label owner of a vertical split: take the outputs, make the next message."""
+
+    # "start": make the first message; "first": the second, before any outputs; "step": the next
+    # one; "last": the model whatever the gap is; "again": seal the last one once more; "judge": the
+    # outputs of the model.
+    kind: str
+    loss: str
+    c: float  # C
+    tolerance: float  # relative duality gap at which the message is that of the model
+    rows: int  # to learn from
+    # All else with "start". Positions of the plan's rows among those that the owner announced.
+    take: Index = array("taken", dtype="index")
+    users: Index = array("users", dtype="index")
+    # For whom the part of each user is sealed: its agent with orthogonal products, else -1.
+    agents: Index = array("users", dtype="index")
+    sizes: Index = array("users", dtype="index")  # rows to learn from of each
+    place: Index = array("placed", dtype="index")  # their numbers in the plan, user by user
+
+
+class OwnerReply(SVMReply, phase="svm-owner"):
+    """The next message, and how far the run is."""
+
+    model: bool = False  # whether the message is that of the model
+    objective: float = 0.0  # of the present model; 0 while it is not known
+    bound: float = 0.0  # a lower bound of the optimum, likewise
+    sealed: Bytes = array("sealed", dtype="byte")  # the message at each user's rows in turn
+    counts: Floats = array("counts", dtype="float64")  # outcomes on held-out rows, with "judge"
+
+
+# -- predictions with a model that was saved
+
+
+class PredictRequest(FeaturesRequest, StepRequest, phase="svm-predict"):
+    """To users of a horizontal split: predict the held-out rows with a model, and write them."""
+
+    # Shapes (k, d) or (k, 2 D), and (k,).
+    weights: Floats = array("outputs", "width", dtype="float64")
+    bias: Floats = array("outputs", dtype="float64")
+
+
+class PredictReply(SVMReply, phase="svm-predict"):
+    """What the user has done."""
+
+    samples: int  # rows that it predicted, 0 if it holds none out
+
+
+class RecallRequest(StepRequest, phase="svm-recall"):
+    """To agents of a vertical split: pass the group's part of a model on to the users."""
+
+    model: str  # session of the run that made the model
+    users: Index = array("users", dtype="index")  # of the group
+
+
+class RecallReply(SVMReply, phase="svm-recall"):
+    """Means and deviations of the columns, and the weights, sealed for each user in turn."""
+
+    sealed: bytes
+
+
+class ContributeRequest(PlanRequest, phase="svm-contribute"):
+    """To users of a vertical split: contribute to the outputs of new rows."""
+
+    rows: int  # of the plan
+    width: int  # outputs of each
+    sealed_round: int  # step in which the agent sealed its part
+    sealed: bytes  # see RecallReply
+
+
+class ContributeReply(SVMReply, phase="svm-contribute"):
+    """Carries the upload."""
+
+
+class WriteRequest(StepRequest, phase="svm-write"):
+    """To the label owner: open the outputs of its held-out rows, and write them."""
+
+    model: str  # session of the run that made the model
+    # Positions of the plan's rows among those that the owner announced.
+    take: Index = array("taken", dtype="index")
+
+
+class WriteReply(SVMReply, phase="svm-write"):
+    """What the owner has done."""
+
+    samples: int  # rows that are predicted

@@ -1,0 +1,1 @@
+"""Hybrid splits: the messages of FedCG, who holds what, landmarks."""

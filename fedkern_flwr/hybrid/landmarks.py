@@ -1,0 +1,168 @@
+"""Random landmarks, drawn block by block from secrets that only the holders of a block know.
+
+A landmark is a row of all blocks together. The holders of a block draw its slice of every landmark
+from a secret of their own, so that nobody can place a patient by its distances to the landmarks.
+
+Laws with a coordinate per feature show the features' axes: uniform landmarks by the edges of their
+box, normal ones by their deviations. Whoever has distances of his patients to such landmarks has
+the features themselves. So the landmarks of a block are turned by a secret rotation.
+
+References
+----------
+Damiani, Rodina and Decherchi, "A Hybrid Federated Kernel Regularized Least Squares Algorithm",
+2024, section 2 (sampling methods P, U and N).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import OptionError
+
+Floats = NDArray[np.float64]
+Sampling = Literal["U", "N", "P"]
+SAMPLINGS = ("U", "N", "P")
+SEED_BYTES = 32
+_FINGERPRINT_BYTES = 16
+
+
+def draw_landmarks(
+    seed: bytes, landmarks: int, ranges: Floats, moments: Floats | None = None
+) -> Floats:
+    """Draw one block's slice of all landmarks: in a box, which is then turned at random.
+
+    The rotation, uniform on the orthogonal matrices, is drawn from the same secret. It turns about
+    the middle of the ranges, or about the mean, those features whose range is not a point; a
+    single one has no axes to hide and stays. No landmark is farther from the middle than a corner
+    of the ranges.
+
+    Parameters
+    ----------
+    seed : bytes
+        The secret of the block's holders, 32 bytes.
+    landmarks : int
+        m, number of landmarks.
+    ranges : ndarray of float64, shape (d, 2)
+        Least and greatest value of each feature, public.
+    moments : ndarray of float64, shape (2, d), optional
+        Mean and standard deviation of each feature: draw from the normal distribution, clipped to
+        the range before the turn and to the ball around the ranges after it (sampling N). Without
+        them draw uniformly from the range (sampling U).
+
+    Returns
+    -------
+    ndarray of float64, shape (m, d)
+    """
+    digest = hashlib.sha256(b"fedkern-flwr landmarks " + seed).digest()
+    rng = np.random.default_rng(int.from_bytes(digest, "little"))
+    low, high = ranges[:, 0], ranges[:, 1]
+    middle = centre = (low + high) / 2.0
+    if moments is None:
+        drawn = low + (high - low) * rng.random((landmarks, len(ranges)))
+    else:
+        centre, deviation = moments
+        normal = centre + deviation * rng.standard_normal((landmarks, len(ranges)))
+        drawn = np.clip(normal, low, high)
+    wide = high > low
+    if wide.sum() > 1:
+        turned = centre[wide] + _turn((drawn - centre)[:, wide], rng)
+        if moments is not None:
+            radius = math.hypot(*(high - low)[wide]) / 2.0
+            away = turned - middle[wide]
+            far = np.maximum(np.linalg.norm(away, axis=1, keepdims=True) / radius, 1.0)
+            turned = middle[wide] + away / far
+        drawn[:, wide] = turned
+    return np.asarray(drawn)
+
+
+def moment_sums(x: Floats, ranges: Floats) -> Floats:
+    """Return count, sums and sums of squares of features scaled to [0, 1], to be added up.
+
+    Parameters
+    ----------
+    x : ndarray of float64, shape (n, d)
+        Rows of the block.
+    ranges : ndarray of float64, shape (d, 2)
+        Least and greatest value of each feature.
+
+    Returns
+    -------
+    ndarray of float64, shape (1 + 2 d,)
+    """
+    scaled = (x - ranges[:, 0]) / _spans(ranges)
+    return np.concatenate([[float(len(x))], scaled.sum(0), (scaled**2).sum(0)])
+
+
+def read_moments(sums: Floats, ranges: Floats) -> Floats:
+    """Return mean and standard deviation of each feature, shape (2, d), from added up sums."""
+    count, features = max(float(sums[0]), 1.0), len(ranges)
+    mean = sums[1 : 1 + features] / count
+    variance = np.maximum(sums[1 + features :] / count - mean**2, 0.0)
+    return np.stack([ranges[:, 0] + mean * _spans(ranges), np.sqrt(variance) * _spans(ranges)])
+
+
+def public_seed(seed: int, block: str) -> bytes:
+    """Return a block's seed that anybody can compute: for simulations and the paper's protocols."""
+    return hashlib.sha256(f"fedkern-flwr public landmarks/{seed}/{block}".encode()).digest()
+
+
+def seed_fingerprint(seed: bytes, session: str, block: str, moments: Floats | None = None) -> bytes:
+    """Return 16 bytes that are equal at all holders of a block if they draw the same landmarks.
+
+    They say nothing about the seed, which has 256 bits, nor, without it, about the moments.
+    """
+    text = f"fedkern-flwr fingerprint of turned landmarks/{session}/{block}".encode()
+    if moments is not None:
+        text += b"/" + np.ascontiguousarray(moments, "<f8").tobytes()
+    return hmac.digest(seed, text, "sha256")[:_FINGERPRINT_BYTES]
+
+
+def array_fingerprint(landmarks: Floats, session: str, block: str) -> bytes:
+    """Return the fingerprint of landmarks that were given instead of a seed."""
+    digest = hashlib.sha256(np.ascontiguousarray(landmarks, "<f8").tobytes()).digest()
+    return seed_fingerprint(digest, session, block)
+
+
+def check_seed_bytes(seed: bytes) -> None:
+    """Refuse a landmark seed that is too short to be secret.
+
+    Raises
+    ------
+    OptionError
+    """
+    if len(seed) != SEED_BYTES:
+        raise OptionError(
+            f"the landmark seed has {len(seed)} bytes instead of {SEED_BYTES}",
+            remedy="draw one with python3 -c 'import secrets; print(secrets.token_hex(32))'",
+        )
+
+
+def _spans(ranges: Floats) -> Floats:
+    spans = ranges[:, 1] - ranges[:, 0]
+    return np.asarray(np.where(spans > 0.0, spans, 1.0))
+
+
+def _turn(points: Floats, rng: np.random.Generator) -> Floats:
+    """Turn points, shape (m, d), about the origin by a random orthogonal matrix, uniform (Haar).
+
+    Of a matrix larger than there are points only what it does to them is drawn: a random frame
+    takes the place of theirs.
+    """
+    m, d = points.shape
+    if m >= d:
+        return np.asarray(points @ _frame(rng.standard_normal((d, d)))[0])
+    place = _frame(points.T)[1]
+    return np.asarray((_frame(rng.standard_normal((d, m)))[0] @ place).T)
+
+
+def _frame(columns: Floats) -> tuple[Floats, Floats]:
+    """Return the QR factors with a positive diagonal: then they do not depend on the library."""
+    q, r = np.linalg.qr(columns)
+    signs = np.where(np.diag(r) < 0.0, -1.0, 1.0)
+    return q * signs, r * signs[:, None]

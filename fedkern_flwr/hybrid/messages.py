@@ -1,0 +1,191 @@
+"""Messages of FedCG: hospitals with rows and labels, centres with blocks of features.
+
+Hospitals and centres are told what to do by the same requests; session and number of the exchange
+are filled in as a request is sent, the number of a reply by the client's base.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ..wire.describe import DescribeReply
+from ..wire.message import Message, array, arrays
+
+Floats = NDArray[Any]
+Bytes = NDArray[Any]
+Index = NDArray[Any]
+
+
+class HybridDescribeReply(DescribeReply, Message):
+    """What a hospital or centre tells about itself."""
+
+    block: str  # parties with the same block of features have the same columns
+    seeded: bool  # whether the secret of the block's landmarks is configured at the node
+    square_bound: float  # largest squared, and absolute, distance within the declared ranges
+    absolute_bound: float
+    outputs: int  # k, columns of the targets; 0 at a centre
+    classes: int  # 0 for regression or at a centre
+    labels: str  # digest of the names of the classes
+    label_bound: float  # declared, of the targets
+    labelled: bool  # whether the held-out rows have labels
+    allow_single: bool  # whether a centre may be the only one that knows a row
+    # Keyed hashes of the ids of (rows + test_rows), training rows first, each part sorted.
+    ids: NDArray[Any] = array("ids", "words", dtype="ring")
+
+
+class HybridRequest(Message):
+    """What every request of the method carries."""
+
+    session: str = ""
+    round: int = 0  # grows with every exchange, so that duplicates are noticed
+
+
+class HybridReply(Message):
+    """What every reply of the method carries."""
+
+    round: int = 0
+
+
+class PlainReply(HybridReply):
+    """A reply to what is summed."""
+
+    # The vector itself where a single hospital has nobody to sum with, else nothing.
+    plain: tuple[Floats, ...] = arrays("numbers", dtype="float64")
+
+
+class RowsRequest(HybridRequest):
+    """A request about rows of hospitals.
+
+    A request about rows ends with the variadic ``rows``: for each hospital, which of the receiver's
+    announced rows stands at each position of that hospital's kernel, -1 for none.
+    """
+
+    hospitals: Index = array("hospitals", dtype="index")  # partitions
+    trains: Index = array("hospitals", dtype="index")  # training rows of each, which come first
+    starts: Index = array("hospitals", dtype="index")  # positions that are asked for now
+    stops: Index = array("hospitals", dtype="index")
+
+    @property
+    def parts(self) -> list[tuple[int, int, int, int]]:
+        """Of each hospital: partition, training rows, first and last of the positions."""
+        columns = (self.hospitals, self.trains, self.starts, self.stops)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+class MomentsRequest(RowsRequest, phase="hybrid-moments"):
+    """Agree on the landmarks of blocks that several parties hold, before the distances."""
+
+    moments: bool  # whether to add up count, sums and squares of the block's training rows
+    # At the party that draws the block's secret: for whom to seal it. Else empty.
+    peers: Index = array("peers", dtype="index")
+    rows: tuple[Index, ...] = arrays("rows", dtype="index")
+
+
+class MomentsReply(HybridReply, phase="hybrid-moments"):
+    """What the holders of a block agree on."""
+
+    # Of the paper's protocols: count, sums and squares. Empty in the secure one.
+    plain: Floats = array("numbers", dtype="float64")
+    sealed: tuple[Bytes, ...] = arrays("bytes", dtype="byte")  # the secret, for each peer
+
+
+class LandmarksRequest(RowsRequest):
+    """All that a party needs to compute its distances."""
+
+    variant: str  # the protocol
+    kernel: str
+    sampling: str
+    landmarks: int  # m
+    # Who shares this block's secret: the only other holder (then both derive it from the secret of
+    # their pair), or the one that sealed ``sealed_seed``; -1: it is the party's own.
+    seed_from: int
+    public_seed: int  # of the paper's protocols, which all parties know; -1 for secret ones
+    model: str  # for predictions: session and step of the run that made the model; else empty, 0
+    model_round: int
+    save_as: int  # step under which to keep what resuming or predicting needs; 0: nothing is kept
+    landmark_pairs: bool  # whether to add this block's distances between landmarks to a sum
+    keep_training: bool  # whether a hospital keeps the kernel of its training rows
+    gammas: Floats = array("gammas", dtype="float64")  # one width, or one per landmark
+    moments: Floats = array("moments", dtype="float64")  # added up; empty for the party's own
+    sealed_seed: Bytes = array("bytes", dtype="byte")  # empty if there is none
+    rows: tuple[Index, ...] = arrays("rows", dtype="index")
+
+
+class DistancesRequest(LandmarksRequest, phase="hybrid-distances"):
+    """Contribute partial distances of the rows to sums that belong to their hospitals."""
+
+
+class DistancesReply(HybridReply, phase="hybrid-distances"):
+    """The distances are in the sums."""
+
+    fingerprint: bytes  # equal at all holders of a block if they have the same landmarks
+
+
+class BlocksRequest(LandmarksRequest, phase="hybrid-blocks"):
+    """Naive protocol: send the kernel of this party's block."""
+
+
+class BlocksReply(DistancesReply, phase="hybrid-blocks"):
+    """Naive protocol: labels of a hospital's training rows, kernel blocks in the order asked."""
+
+    targets: Floats = array("trains", "outputs", dtype="float64")
+    blocks: tuple[Floats, ...] = arrays("rows", "landmarks", dtype="float64")
+
+
+class EquationsRequest(HybridRequest, phase="hybrid-equations"):
+    """Add K_h^T K_h and K_h^T y_h to a secure sum; the last distances come with it."""
+
+
+class EquationsReply(PlainReply, phase="hybrid-equations"):
+    """See :class:`PlainReply`."""
+
+
+class ProductRequest(HybridRequest, phase="hybrid-product"):
+    """Add K_h^T K_h times directions to a secure sum; with ``labels`` K_h^T y_h before it."""
+
+    labels: bool
+    directions: Floats = array("landmarks", "directions", dtype="float64")
+
+
+class ProductReply(PlainReply, phase="hybrid-product"):
+    """See :class:`PlainReply`."""
+
+
+class ChainRequest(RowsRequest, phase="hybrid-chain"):
+    """A hop of the paper's chain: multiply what came with this party's block and pass it on.
+
+    One hop per entry of ``hospitals``; it names positions only, the rows are known.
+    """
+
+    purpose: str  # of the forward pass, "start", "product" or "evaluate"; see the client
+    froms: Index = array("hospitals", dtype="index")  # parties before and after, -1 at the ends
+    tos: Index = array("hospitals", dtype="index")
+    backwards: Index = array("hospitals", dtype="index")  # 1 on the way back
+    # p, or the coefficients; for the first party of a pass.
+    vector: Floats = array("landmarks", "directions", dtype="float64")
+    # What the party before sealed for this one, empty at the start.
+    received: tuple[Bytes, ...] = arrays("bytes", dtype="byte")
+
+
+class ChainReply(HybridReply, phase="hybrid-chain"):
+    """Per hospital: what is sealed for the next party, at the end what the server gets."""
+
+    # From a hospital at the start: v = K alpha - y + eta (Algorithm 2, line 20), which the paper
+    # lets the server see.
+    residual: Floats = array("rows", "outputs", dtype="float64")
+    sent: tuple[Bytes, ...] = arrays("bytes", dtype="byte")
+
+
+class CoefficientsRequest(HybridRequest, phase="hybrid-coefficients"):
+    """The model for a hospital, which predicts its held-out rows and counts how good it is."""
+
+    count: bool  # whether to add the counts of the held-out rows to a secure sum
+    coefficients: Floats = array("landmarks", "outputs", dtype="float64")
+    # Naive protocol: the server has the kernel and predicts. Else empty.
+    predictions: Floats = array("rows", "outputs", dtype="float64")
+
+
+class CoefficientsReply(PlainReply, phase="hybrid-coefficients"):
+    """See :class:`PlainReply`."""

@@ -1,0 +1,356 @@
+"""Who holds what in a hybrid split: hospitals own rows, any party may own blocks of features.
+
+The server matches keyed hashes of ids; it sees which rows a party has, and no id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..alignment import SAME_KEY, count_duplicates, find_rows
+from ..errors import CohortError, OptionError, ProtocolError, TableError
+from ..wire.describe import check_partitions
+from .messages import HybridDescribeReply
+
+Positions = NDArray[np.int32]
+MissingBlocks = Literal["error", "drop-row", "neutral"]
+
+HOSPITAL, CENTRE = "hospital", "centre"
+
+
+@dataclass(frozen=True)
+class Ward:
+    """The rows of one hospital in a run.
+
+    Attributes
+    ----------
+    partition : int
+    train, test : int
+        Numbers of training and held-out rows that take part.
+    rows : dict
+        Partition -> position of each row among the announced rows of that party, -1 where it does
+        not hold it; the hospital itself and every centre that holds at least one.
+    dropped : int
+        Rows left out because a block is missing.
+    lacking : dict
+        Block -> number of rows without it that take part.
+    """
+
+    partition: int
+    train: int
+    test: int
+    rows: Mapping[int, Positions]
+    dropped: int = 0
+    lacking: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """Number of rows, training and held-out."""
+        return self.train + self.test
+
+    @cached_property
+    def centres(self) -> tuple[int, ...]:
+        """The centres that hold rows of this hospital, ascending."""
+        return tuple(sorted(p for p in self.rows if p != self.partition))
+
+    @cached_property
+    def _single(self) -> NDArray[np.bool_]:
+        """Which rows exactly one centre knows: the hospital would learn its partial distances."""
+        held = np.zeros(self.total, np.int64)
+        for centre in self.centres:
+            held += self.rows[centre] >= 0
+        return np.asarray(held == 1)
+
+    @cached_property
+    def lonely(self) -> int:
+        """Number of rows that exactly one centre knows."""
+        return int(self._single.sum())
+
+    @cached_property
+    def alone(self) -> tuple[int, ...]:
+        """The centres that alone know a row."""
+        return tuple(c for c in self.centres if (self._single & (self.rows[c] >= 0)).any())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that follows from the descriptions of the parties.
+
+    Attributes
+    ----------
+    wards : dict
+        Partition of a hospital -> its rows.
+    blocks : dict
+        Name of a block -> partitions that hold it, ascending.
+    unknown : dict
+        Partition of a centre -> rows it holds that no hospital has.
+    """
+
+    wards: Mapping[int, Ward]
+    blocks: Mapping[str, tuple[int, ...]]
+    unknown: Mapping[int, int]
+
+    @property
+    def hospitals(self) -> tuple[int, ...]:
+        """Partitions of the hospitals, ascending."""
+        return tuple(self.wards)
+
+    @property
+    def parties(self) -> tuple[int, ...]:
+        """All parties that take part, ascending."""
+        return tuple(sorted({p for ward in self.wards.values() for p in ward.rows}))
+
+    def report(self) -> dict[str, Any]:
+        """Return what was matched, as plain values for a result file."""
+        return {
+            "hospitals": {
+                str(h): {
+                    "training_rows": ward.train,
+                    "held_out_rows": ward.test,
+                    "dropped_rows": ward.dropped,
+                    "rows_without_block": dict(ward.lacking),
+                    "centres": list(ward.centres),
+                }
+                for h, ward in self.wards.items()
+            },
+            "blocks": {block: list(holders) for block, holders in self.blocks.items()},
+            "rows_no_hospital_knows": {str(c): n for c, n in self.unknown.items() if n},
+        }
+
+
+def make_plan(
+    parties: Sequence[HybridDescribeReply], missing: MissingBlocks, *, predict: bool = False
+) -> Plan:
+    """Match the rows of all parties.
+
+    Parameters
+    ----------
+    parties : sequence of HybridDescribeReply
+        What all parties said about themselves.
+    missing : {"error", "drop-row", "neutral"}
+        What to do with a row that lacks a block: refuse the run, leave the row out, or let the
+        block's factor of the kernel be one.
+    predict : bool (default: False)
+        Whether only held-out rows count.
+
+    Raises
+    ------
+    ProtocolError, CohortError, TableError
+        The parties do not fit together; the text names the party and the remedy.
+    """
+    hospitals = [p for p in parties if p.role == HOSPITAL]
+    centres = [p for p in parties if p.role == CENTRE]
+    if not hospitals:
+        raise CohortError(
+            "there is no hospital: nobody has labels",
+            remedy="start at least one node with labels",
+            phase="describe",
+        )
+    _check_blocks(parties)
+    _check_targets(hospitals)
+    blocks: dict[str, tuple[int, ...]] = {}
+    for party in parties:
+        if party.features:
+            blocks[party.block] = (*blocks.get(party.block, ()), party.partition)
+    if not blocks:
+        raise TableError("no party has features", remedy="give at least one a feature column")
+    wards = {h.partition: _admit(h, centres, blocks, missing, predict) for h in hospitals}
+    if not predict and not any(ward.train for ward in wards.values()):
+        raise CohortError("there are no training rows", remedy="check tables and ids")
+    known = {p for ward in wards.values() for p in ward.rows}
+    unknown = {}
+    for centre in centres:
+        found = np.zeros(len(centre.ids), bool)
+        for hospital in hospitals:
+            positions = find_rows(hospital.ids, centre.ids)
+            found[positions[positions >= 0]] = True
+        unknown[centre.partition] = int((~found).sum())
+        if centre.partition not in known:
+            raise _unfit(
+                centre.partition,
+                f"none of its {len(centre.ids)} ids belongs to a row of a hospital",
+                f"check its id column and {SAME_KEY}",
+            )
+    return Plan(wards, {b: h for b, h in blocks.items() if known & set(h)}, unknown)
+
+
+def check_parties(parties: Sequence[HybridDescribeReply]) -> None:
+    """Refuse partitions that clash and pseudonyms that come twice.
+
+    Raises
+    ------
+    PartitionError, ProtocolError
+    """
+    check_partitions(parties)
+    for party in parties:
+        name = f"partition {party.partition}"
+        if party.role not in (HOSPITAL, CENTRE):
+            raise ProtocolError(
+                "it is neither a hospital nor a centre",
+                remedy="serve a HybridKernelClient on this node",
+                party=name,
+                phase="describe",
+            )
+        if party.ids.shape != (party.rows + party.test_rows, 2) or party.ids.dtype != np.uint64:
+            raise ProtocolError("its hashes of ids do not fit", party=name, phase="describe")
+        if repeated := count_duplicates(party.ids):
+            raise TableError(f"{repeated} duplicate ids", remedy="keep one row per id", party=name)
+
+
+def check_alone(
+    plan: Plan,
+    parties: Sequence[HybridDescribeReply],
+    *,
+    secure: bool,
+    allow_single: bool,
+) -> None:
+    """Refuse what would show a single party's values.
+
+    Raises
+    ------
+    OptionError
+        The run does not allow it.
+    ProtocolError
+        The run does, a centre does not.
+    """
+    if not secure:
+        return
+    if allow_single:
+        strict = {p.partition for p in parties if not p.allow_single}
+        for ward in plan.wards.values():
+            for centre in strict.intersection(ward.alone):
+                raise _unfit(
+                    centre,
+                    f"it alone knows rows of partition {ward.partition}, which would learn its "
+                    "distances, and it does not allow that",
+                    "let more centres take part, or set allow_single at this node",
+                )
+        return
+    if len(plan.hospitals) == 1:
+        raise OptionError(
+            "there is one hospital: what is summed over hospitals would be its own",
+            remedy="let more hospitals take part, or allow it with --allow-single",
+        )
+    learning = [ward.partition for ward in plan.wards.values() if ward.train]
+    if len(learning) == 1:
+        raise OptionError(
+            f"partition {learning[0]} alone has training rows: what is summed over hospitals would "
+            "be its own",
+            remedy="let more hospitals take part, or allow it with --allow-single",
+        )
+    for partition, ward in plan.wards.items():
+        if ward.lonely:
+            raise OptionError(
+                f"{ward.lonely} of {ward.total} rows of partition {partition} are known to one "
+                "centre only: the hospital would learn that centre's distances",
+                remedy="let more centres take part, drop rows with missing blocks, or allow it "
+                "with --allow-single",
+            )
+
+
+def _admit(
+    hospital: HybridDescribeReply,
+    centres: Sequence[HybridDescribeReply],
+    blocks: Mapping[str, tuple[int, ...]],
+    missing: MissingBlocks,
+    predict: bool,
+) -> Ward:
+    announced = len(hospital.ids)
+    rows: dict[int, Positions] = {hospital.partition: np.arange(announced, dtype=np.int32)}
+    have = {block: np.zeros(announced, bool) for block in blocks}
+    if hospital.features:
+        have[hospital.block][:] = True
+    for centre in centres:
+        positions = find_rows(hospital.ids, centre.ids)
+        here = positions >= 0
+        twice = int((have[centre.block] & here).sum()) if centre.features else 0
+        if twice:
+            raise _unfit(
+                centre.partition,
+                f"block {centre.block!r} of {twice} rows is held by another party as well",
+                "let one party hold a block of a row",
+            )
+        if centre.features and here.any():
+            have[centre.block] |= here
+            rows[centre.partition] = positions
+    keep = np.ones(announced, bool)
+    if predict:
+        keep[: hospital.rows] = False
+    complete = np.logical_and.reduce(list(have.values()))
+    lacking = {block: int((~own & keep).sum()) for block, own in have.items()}
+    lacking = {block: count for block, count in lacking.items() if count}
+    if missing == "error" and lacking:
+        block, count = next(iter(lacking.items()))
+        raise _unfit(
+            hospital.partition,
+            f"{count} of its {int(keep.sum())} rows have no block {block!r}"
+            + (f" ({len(lacking)} blocks are incomplete)" if len(lacking) > 1 else ""),
+            "check the ids, "
+            + (f"{SAME_KEY}, " if count == keep.sum() else "")
+            + "or choose --missing drop-row or neutral",
+        )
+    before = int(keep.sum())
+    if missing == "drop-row":
+        keep &= complete
+        lacking = {}
+    if before and not keep.any():
+        raise _unfit(
+            hospital.partition,
+            "every row lacks a block",
+            f"check the ids and {SAME_KEY}",
+        )
+    kept = {p: positions[keep] for p, positions in rows.items()}
+    kept = {p: v for p, v in kept.items() if p == hospital.partition or (v >= 0).any()}
+    train = int(keep[: hospital.rows].sum())
+    return Ward(
+        hospital.partition, train, int(keep.sum()) - train, kept, before - int(keep.sum()), lacking
+    )
+
+
+def _check_blocks(parties: Sequence[HybridDescribeReply]) -> None:
+    first: dict[str, HybridDescribeReply] = {}
+    for party in parties:
+        if not party.features:
+            continue
+        other = first.setdefault(party.block, party)
+        if (party.features, party.columns) != (other.features, other.columns):
+            raise _unfit(
+                party.partition,
+                f"its block {party.block!r} has {party.features} columns that differ from the "
+                f"{other.features} of partition {other.partition} in number, name or order",
+                "bring a block to the same columns everywhere, or name the blocks apart",
+            )
+        same = (party.square_bound, party.absolute_bound, party.seeded)
+        if same != (other.square_bound, other.absolute_bound, other.seeded):
+            what = "landmark seed" if party.seeded != other.seeded else "ranges"
+            raise _unfit(
+                party.partition,
+                f"its {what} of block {party.block!r} and that of partition {other.partition} do "
+                "not fit",
+                f"configure the same {what} at all holders of the block",
+            )
+
+
+def _check_targets(hospitals: Sequence[HybridDescribeReply]) -> None:
+    first = hospitals[0]
+    task = (first.outputs, first.classes, first.labels, first.label_bound)
+    for party in hospitals[1:]:
+        if (party.outputs, party.classes, party.labels, party.label_bound) != task:
+            raise _unfit(
+                party.partition,
+                f"its labels differ from those of partition {first.partition} in number of "
+                "outputs, classes or bound",
+                "declare the same classes or the same label bound at all hospitals",
+            )
+
+
+def _unfit(partition: int, problem: str, remedy: str) -> ProtocolError:
+    """Return the error with which a party is refused for what it said of itself."""
+    party = f"partition {partition}"
+    return ProtocolError(problem, remedy=remedy, party=party, phase="describe")

@@ -1,0 +1,369 @@
+"""Online multi-kernel learning: weights over kernels, choice of kernels, step-size rules.
+
+Notation of Ghari and Shen, "Personalized Online Federated Learning with Multiple Kernels"
+(NeurIPS 2022): N kernels, B samples, losses L_i, weights w_i.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..seeding import derive_seed
+
+Floats = NDArray[np.float64]
+WeightRule = Literal["exponential", "adahedge"]
+StepSize = Literal["paper", "adaptive"]
+Selection = Literal["bins", "subset"]
+#: Predicted before anything is learned where labels in [0, 1] are learned around it.
+CENTRE = 0.5
+#: Whether every client chooses its own kernels or all share a public choice per round.
+Subset = Literal["private", "shared"]
+
+_TINY = 1e-200  # a sum of weights below this counts as none
+
+WEIGHT_RULES: tuple[str, ...] = ("exponential", "adahedge")
+
+
+def exponential_weights(
+    cumulative: Floats, losses: Floats, learning_rate: float
+) -> tuple[Floats, Floats]:
+    """Weights before each sample, w_i proportional to exp(-eta * past losses) (eq. 7).
+
+    Parameters
+    ----------
+    cumulative : ndarray, shape (N,)
+        Losses summed over all earlier samples. Kept instead of the weights: never underflows.
+    losses : ndarray, shape (B, N)
+        Losses of the samples at hand, in order.
+    learning_rate : float
+        eta_k of the paper.
+
+    Returns
+    -------
+    weights : ndarray, shape (B, N)
+        Row b are the weights known before sample b; rows sum to one.
+    cumulative : ndarray, shape (N,)
+        The sums after the last sample.
+    """
+    if len(losses) == 1:
+        return softmin(learning_rate * cumulative)[None], cumulative + losses[0]
+    past = np.empty((losses.shape[0] + 1, losses.shape[1]))
+    past[0] = cumulative
+    np.cumsum(losses, axis=0, out=past[1:])
+    past[1:] += cumulative
+    weights = np.exp(learning_rate * (past[:-1].min(axis=1, keepdims=True) - past[:-1]))
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights, past[-1].copy()
+
+
+def adahedge_weights(
+    cumulative: Floats, losses: Floats, gap: float
+) -> tuple[Floats, Floats, float]:
+    """Weights before each sample by AdaHedge: no learning rate, any range of losses.
+
+    The learning rate is ln N / (cumulative mixability gap). It depends on the previous sample, so
+    samples are taken one after the other.
+
+    Parameters
+    ----------
+    cumulative : ndarray, shape (N,)
+        Losses summed over all earlier samples.
+    losses : ndarray, shape (B, N)
+        Losses of the samples at hand, in order.
+    gap : float
+        Cumulative mixability gap so far, 0 at the start.
+
+    Returns
+    -------
+    weights : ndarray, shape (B, N)
+    cumulative : ndarray, shape (N,)
+    gap : float
+
+    References
+    ----------
+    de Rooij, van Erven, Grunwald and Koolen, "Follow the Leader If You Can, Hedge If You Must",
+    JMLR 15, 2014.
+    """
+    kernels = losses.shape[1]
+    weights = np.empty_like(losses)
+    cumulative = cumulative.copy()
+    for row, loss in zip(weights, losses, strict=True):
+        best = cumulative.min()
+        if gap > 0.0 and kernels > 1:
+            rate = np.log(kernels) / gap
+            row[:] = np.exp(rate * (best - cumulative))
+            total = row.sum()
+            mixed = cumulative + loss
+            after = mixed.min()
+            sum_after = np.exp(rate * (after - mixed)).sum()
+            mix_loss = after - best - np.log(sum_after / total) / rate
+        else:  # infinite learning rate: follow the leaders
+            row[:] = cumulative == best
+            total = row.sum()
+            mix_loss = (cumulative + loss).min() - best
+        row /= total
+        gap += max(0.0, float(row @ loss - mix_loss))
+        cumulative += loss
+    return weights, cumulative, gap
+
+
+def kernel_weights(
+    rule: WeightRule, cumulative: Floats, losses: Floats, gap: float, learning_rate: float
+) -> tuple[Floats, Floats, float]:
+    """Weights before each sample by the named rule; see the rules' own functions."""
+    if losses.shape[1] == 1:
+        return np.full_like(losses, 1.0 / losses.shape[1]), cumulative + losses.sum(axis=0), gap
+    if rule == "exponential":
+        weights, cumulative = exponential_weights(cumulative, losses, learning_rate)
+        return weights, cumulative, gap
+    return adahedge_weights(cumulative, losses, gap)
+
+
+def current_weights(
+    rule: WeightRule, cumulative: Floats, gap: float, learning_rate: float
+) -> Floats:
+    """Weights for the next sample, shape (N,)."""
+    none = np.zeros((1, cumulative.size))
+    weights, _, _ = kernel_weights(rule, cumulative, none, gap, learning_rate)
+    return np.asarray(weights[0])
+
+
+def select_bin(
+    weights: Floats, kernels_per_round: int, exploration: float, draw: float
+) -> tuple[NDArray[np.int32], Floats]:
+    """Choose the bin of kernels whose gradients are sent (Algorithm 1, eq. 8).
+
+    Kernels are sorted by weight (descending, ties by index), cut into ceil(N / M) bins of at most
+    M, and bin j is drawn with probability (1 - xi) u_j / U + xi / (number of bins), where u_j is
+    the weight in the bin.
+
+    Parameters
+    ----------
+    weights : ndarray, shape (N,)
+        The client's weights over the kernels.
+    kernels_per_round : int
+        M, at most N.
+    exploration : float
+        xi in (0, 1]. With 1 the bins are equally likely.
+    draw : float
+        A uniform number from [0, 1).
+
+    Returns
+    -------
+    chosen : ndarray of int32, shape (at most M,)
+        Indices of the kernels of the bin drawn.
+    probabilities : ndarray, shape (at most M,)
+        The probability of this bin, for each of its kernels.
+    """
+    order = (-weights).argsort(kind="stable")
+    bins = -(-weights.size // kernels_per_round)
+    if exploration == 1.0:
+        drawn, probability = int(draw * bins), 1.0 / bins
+    else:
+        starts = np.arange(0, weights.size, kernels_per_round)
+        mass = np.add.reduceat(weights[order], starts)
+        chances = (1.0 - exploration) * mass / mass.sum() + exploration / bins
+        drawn = int(chances.cumsum().searchsorted(draw, side="right"))
+        drawn = min(drawn, bins - 1)  # the last cumulative sum may round below 1
+        probability = float(chances[drawn])
+    start = drawn * kernels_per_round
+    chosen = order[start : start + kernels_per_round].astype(np.int32)
+    probabilities = np.empty(chosen.size)
+    probabilities.fill(probability)  # np.full takes three times as long
+    return chosen, probabilities
+
+
+def shared_subset(kernels: int, kernels_per_round: int, seed: int, round: int) -> NDArray[np.int32]:
+    """Return the M of N kernels that all clients update in a round, in increasing order.
+
+    Each kernel is as likely as the others: the choice is public, so it cannot depend on weights.
+    """
+    rng = np.random.default_rng(derive_seed(seed, "shared kernels", round))
+    chosen = rng.choice(kernels, kernels_per_round, replace=False)
+    return np.sort(chosen).astype(np.int32)
+
+
+def shared_frequencies(
+    kernels: int, features: int, count: int, seed: int, round: int
+) -> NDArray[np.int32]:
+    """Return the frequencies of kernels whose gradients all clients send in a round.
+
+    The choice is public. Every frequency is as likely as the others, and the numbers of
+    frequencies of two kernels differ by one at most.
+
+    Parameters
+    ----------
+    kernels, features : int
+        Kernels to choose of, frequencies of each.
+    count : int
+        How many to choose.
+    seed : int
+        Of the run.
+    round : int
+        Number of the round.
+
+    Returns
+    -------
+    ndarray of int32, shape (count,)
+        kernel * features + frequency, in increasing order.
+    """
+    rng = np.random.default_rng(derive_seed(seed, "shared frequencies", round))
+    ranks = rng.random((kernels, features)).argsort(axis=1)  # of the frequencies of a kernel
+    each, rest = divmod(count, kernels)
+    limits = np.full(kernels, each)
+    limits[rng.permutation(kernels)[:rest]] += 1
+    return np.flatnonzero(ranks < limits[:, None]).astype(np.int32)
+
+
+def pick_frequencies(gradient: NDArray[Any], chosen: NDArray[np.int32]) -> NDArray[Any]:
+    """Return sine and cosine of chosen frequencies of a gradient, (M, 2D) -> (count, 2)."""
+    kernels, width = gradient.shape
+    pairs = gradient.reshape(kernels, 2, width // 2).swapaxes(1, 2).reshape(-1, 2)
+    return pairs.take(chosen, axis=0)
+
+
+def place_frequencies(
+    pairs: NDArray[Any], chosen: NDArray[np.int32], kernels: int, features: int
+) -> NDArray[Any]:
+    """Return the gradient, zero elsewhere, of what :func:`pick_frequencies` has picked."""
+    gradient = np.zeros((kernels, 2, features), pairs.dtype)
+    gradient[chosen // features, :, chosen % features] = pairs
+    return gradient.reshape(kernels, -1)
+
+
+def select_subset(
+    weights: Floats, kernels_per_round: int, exploration: float, rng: np.random.Generator
+) -> tuple[NDArray[np.int32], Floats]:
+    """Choose exactly M kernels, each with its own probability: no message is left half empty.
+
+    The bins of Algorithm 1 waste uplink when M does not divide N: of 51 kernels in bins of 25, a
+    third of the messages carry a single kernel. Here kernel i is included with probability
+    (1 - xi) p_i + xi M / N, where p_i = min(1, s w_i) sums to M: for M = 1 that is eq. 8. The
+    kernels are laid in random order on a line, each as long as its probability, and M equally
+    spaced points choose (systematic sampling).
+
+    Parameters
+    ----------
+    weights : ndarray, shape (N,)
+        The client's weights over the kernels.
+    kernels_per_round : int
+        M, at most N.
+    exploration : float
+        xi in (0, 1].
+    rng : numpy.random.Generator
+        Public randomness of this client and round.
+
+    Returns
+    -------
+    chosen : ndarray of int32, shape (M,)
+        Indices in increasing order.
+    probabilities : ndarray, shape (M,)
+        Probabilities of inclusion, by which gradients are divided.
+
+    References
+    ----------
+    Madow, "On the Theory of Systematic Sampling, II", Annals of Mathematical Statistics, 1949.
+    """
+    kernels, wanted = weights.size, kernels_per_round
+    inclusion = np.full(kernels, wanted / kernels)
+    if exploration < 1.0:
+        inclusion *= exploration
+        inclusion += (1.0 - exploration) * _capped(weights, wanted)
+    order = rng.permutation(kernels)
+    ends = np.cumsum(inclusion[order])
+    ends[-1] = wanted  # but for rounding it is
+    points = np.searchsorted(ends, np.arange(wanted) + rng.random(), side="right")
+    chosen = np.sort(order[points]).astype(np.int32)
+    return chosen, inclusion[chosen]
+
+
+def _capped(weights: Floats, total: int) -> Floats:
+    """Scale weights so that min(1, s w) sums to ``total``; what no weight claims is shared."""
+    descending = np.sort(weights)[::-1]
+    rest = np.cumsum(descending[::-1])[::-1]  # rest[c]: all but the c largest
+    scale = (total - np.arange(weights.size)) / np.maximum(rest, _TINY)
+    capped = int(np.argmax(descending * scale <= 1.0))
+    shares = np.minimum(1.0, weights * scale[capped])
+    room = 1.0 - shares
+    deficit = total - shares.sum()
+    return np.asarray(shares + deficit * room / room.sum()) if deficit > 0.0 else shares
+
+
+def softmin(values: Floats) -> Floats:
+    """Return exp(-v) / sum(exp(-v)) of a vector, without underflow of the largest."""
+    weights = np.exp(np.minimum.reduce(values) - values)
+    weights /= np.add.reduce(weights)
+    return np.asarray(weights)
+
+
+class GradientDescent:
+    """theta_i -= eta * g_i, the paper's step (eq. 10).
+
+    Parameters
+    ----------
+    step : float
+        eta > 0.
+    """
+
+    def __init__(self, step: float) -> None:
+        self.step = step
+
+    def update(self, theta: Floats, gradient: Floats) -> None:
+        """Move theta, shape (N, width), in place."""
+        theta -= self.step * gradient
+
+    @property
+    def state(self) -> Floats:
+        """Nothing to remember."""
+        return np.zeros(0)
+
+    @state.setter
+    def state(self, value: Floats) -> None:
+        pass
+
+
+class AdaGradNorm:
+    """theta_i -= c g_i / sqrt(sum over rounds of |g_i|^2), one step size per kernel.
+
+    The scale of the gradients cancels, so that no step needs to be tuned.
+
+    Parameters
+    ----------
+    rows : int
+        Number N of kernels.
+    scale : float (default: 1.0)
+        c > 0.
+
+    References
+    ----------
+    Streeter and McMahan, "Less Regret via Online Conditioning", 2010; Ward, Wu and Bottou,
+    "AdaGrad Stepsizes", JMLR 21, 2020.
+    """
+
+    def __init__(self, rows: int, scale: float = 1.0) -> None:
+        self.scale = scale
+        self.state = np.zeros(rows)
+
+    def update(self, theta: Floats, gradient: Floats) -> None:
+        """Move theta, shape (N, width), in place."""
+        self.state += np.vecdot(gradient, gradient)
+        norm = np.sqrt(self.state)
+        theta -= self.scale * gradient / np.where(norm > 0.0, norm, 1.0)[:, None]
+
+
+def step_rule(step_size: StepSize, rows: int, rounds: int) -> GradientDescent | AdaGradNorm:
+    """Return the server's step rule: eta = 1/sqrt(T) of the paper, or AdaGrad-norm."""
+    return GradientDescent(1.0 / np.sqrt(rounds)) if step_size == "paper" else AdaGradNorm(rows)
+
+
+def regret_bound(kernels: int, learning_rate: float, samples: int, largest_loss: float) -> float:
+    """Return the bound of Theorem 1 on a client's regret, for losses in [0, c].
+
+    For c <= 1 it is ln N / eta + eta T / 2. Larger losses enter by applying the theorem to L / c
+    with learning rate eta c, which gives ln N / eta + eta c^2 T / 2.
+    """
+    largest = max(1.0, largest_loss)
+    return float(np.log(kernels) / learning_rate + learning_rate * largest**2 * samples / 2.0)

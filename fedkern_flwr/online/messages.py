@@ -1,0 +1,289 @@
+"""Messages of the online methods (POF-MKL and its baselines), a reply below its request.
+
+What a method learns from is a sum over the clients. ``add_to`` says which numbers of a reply go
+where in it; the server sums plain replies with it, and in a secure run each client puts its own
+reply into an empty vector with it and masks that. Both ways are the same sum.
+
+Sizes: ``kernels`` N, ``width`` 2D (sines and cosines), ``chosen`` at most M, ``parameters`` of a
+network. Every request is complete in itself: a node needs nothing but its own table and state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.random_features import Real
+from ..wire.message import PhaseMessage, array
+
+Floats = NDArray[np.float64]
+
+#: Numbers in :meth:`StreamReport.statistics`.
+STATISTICS = 6
+#: Keeps squared regrets within the bound of a secure sum.
+REGRET_SCALE = 1024.0
+#: Names of the secure sums, and the public bound on each of their numbers.
+UPDATE_SUM, EVALUATE_SUM, SUM_BOUND = "update", "evaluate", 2.0**20
+
+
+# -- what requests and replies have in common
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamRequest(PhaseMessage):
+    """What every request of an online method carries."""
+
+    session: str = ""
+    round: int = 0  # from 1; a node refuses one that it has already done
+    step: int = 0  # index of the first sample of this round in the node's stream, from 0
+    samples: int = 0  # B, samples to take
+    checkpoint_every: int = 0  # rounds from one saved private state to the next; 0 saves none
+
+
+@dataclass(frozen=True, kw_only=True)
+class DictionaryRequest(StreamRequest):
+    """A request about a dictionary of kernels."""
+
+    bandwidths: bytes  # N of them, little-endian float64
+    features: int  # D, frequencies per kernel
+    seed: int  # of the frequencies and of the public draws
+    regularization: float  # lambda
+    precision: str  # arithmetic of the features
+    frequency_draw: str  # independent or orthogonal
+    centre: float  # around which labels are learned: what theta = 0 predicts
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelRequest(DictionaryRequest):
+    """A request with the global parameters of a dictionary of kernels."""
+
+    # of how many frequencies of the kernels in question, drawn publicly, gradients are sent; 0 for
+    # all. Then a gradient has a row, sine and cosine, for each of them
+    released: int
+    theta: Real = array("kernels", "width")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamReport(PhaseMessage):
+    """How well a node has predicted so far."""
+
+    round: int = 0  # that is answered
+    total_samples: int  # predicted so far
+    total_squared_error: float  # summed over them
+
+    def add_to(self, total: Floats) -> None:
+        """Add what the method sums to ``total``, shape (numbers,)."""
+
+    def statistics(self) -> Floats:
+        """Return what the metrics are made of, so that their sum over clients will do.
+
+        Samples, squared error, regret, its square / 1024, mean squared error, its square.
+        """
+        mean = self.total_squared_error / max(1, self.total_samples)
+        regret = getattr(self, "regret", 0.0)
+        spread = regret * regret / REGRET_SCALE
+        errors = self.total_squared_error
+        return np.array([self.total_samples, errors, regret, spread, mean, mean * mean])
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelReport(StreamReport):
+    """A report with the client's regret (eq. 11, squared loss) and largest loss so far."""
+
+    regret: float
+    largest_loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossReport(KernelReport):
+    """A report with gradients of kernels that are the same for all, and losses."""
+
+    gradient: Real = array("chosen", "width")
+    losses: Floats = array("reported", dtype="float64")  # of all kernels, or none
+
+    def add_to(self, total: Floats) -> None:
+        """Add the gradients, then the losses, total of shape (chosen width + reported,)."""
+        total[: self.gradient.size] += self.gradient.reshape(-1)
+        total[self.gradient.size :] += self.losses
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedReply(PhaseMessage):
+    """The reply of a secure run: what it says is in a masked vector beside it."""
+
+    phase = "online-masked"
+    round: int = 0
+
+
+# -- POF-MKL
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalRequest(KernelRequest):
+    """POF-MKL: predict with the node's own weights, send the gradients of a few kernels."""
+
+    phase = "online-personal"
+    kernels_per_round: int  # M
+    selection: str  # bins, subset or shared
+    exploration: float  # xi
+    weight_rule: str  # exponential or adahedge
+    learning_rate: float  # eta_k
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalReply(KernelReport):
+    """Gradients of the chosen kernels, divided by the probability of the choice (eq. 9)."""
+
+    phase = "online-personal"
+    kernels: NDArray[np.int32] = array("named", dtype="index")  # none if frequencies are chosen
+    gradient: Real = array("chosen", "width")
+
+    def add_to(self, total: Floats) -> None:
+        """Add the gradients to a total of all kernels, (N 2D,), or of what was chosen for all."""
+        if total.size == self.gradient.size:
+            total += self.gradient.reshape(-1)
+        else:
+            total.reshape(-1, self.gradient.shape[1])[self.kernels] += self.gradient
+
+
+# -- OFSKL, OFMKL-Avg, vM-KOFL, eM-KOFL
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedRequest(KernelRequest):
+    """OFSKL, OFMKL-Avg, vM-KOFL: predict with the server's weights, send all gradients."""
+
+    phase = "online-shared"
+    send_losses: bool
+    weights: Floats = array("kernels", dtype="float64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedReply(LossReport):
+    """Gradients of all kernels or chosen frequencies and, when asked for, all kernels' losses."""
+
+    phase = "online-shared"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnRequest(KernelRequest):
+    """eM-KOFL: predict with the kernel that the server drew, send its gradient and all losses."""
+
+    phase = "online-drawn"
+    kernel: int
+    probability: float  # by which the gradient is divided
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnReply(LossReport):
+    """Gradient of the drawn kernel divided by its probability, and the losses of all kernels."""
+
+    phase = "online-drawn"
+
+
+# -- held-out rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateRequest(KernelRequest):
+    """Predict the node's held-out rows with its own weights or, if given, with the server's."""
+
+    phase = "online-evaluate"
+    weight_rule: str
+    learning_rate: float
+    weights: Floats = array("given", dtype="float64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateReply(PhaseMessage):
+    """Squared error summed over the node's held-out rows."""
+
+    phase = "online-evaluate"
+    round: int = 0
+    samples: int
+    squared_error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictRequest(KernelRequest):
+    """Predict the node's held-out rows with the weights it kept of an earlier run; write them."""
+
+    phase = "online-predict"
+    model: str  # session of the run that made the model
+    weight_rule: str  # as in that run
+    learning_rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictReply(PhaseMessage):
+    """How many rows the node has predicted, 0 if it holds none out."""
+
+    phase = "online-predict"
+    round: int = 0
+    samples: int
+
+
+# -- PerFedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkRequest(StreamRequest):
+    """PerFedAvg: adapt the network to the previous samples, send the meta-gradient."""
+
+    phase = "online-network"
+    layers: bytes  # widths, little-endian int32, from the input to the output
+    seed: int  # of the fixed projection in front of the network
+    inner_step: float  # step size of the adaptation
+    parameters: Floats = array("parameters", dtype="float64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkReply(StreamReport):
+    """First-order meta-gradient of the network."""
+
+    phase = "online-network"
+    gradient: Real = array("parameters")
+
+    def add_to(self, total: Floats) -> None:
+        """Add the gradient, total of shape (parameters,)."""
+        total += self.gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkEvaluateRequest(NetworkRequest):
+    """PerFedAvg: adapt to the ``samples`` rows before ``step``, predict the held-out rows."""
+
+    phase = "online-network-evaluate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkEvaluateReply(EvaluateReply):
+    """Squared error summed over the node's held-out rows."""
+
+    phase = "online-network-evaluate"
+
+
+# -- local only
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalRequest(DictionaryRequest):
+    """Local only: learn from the whole stream without anybody's help."""
+
+    phase = "online-local"
+    weight_rule: str
+    learning_rate: float
+    step_size: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalReply(KernelReport):
+    """Running totals after each sample, and the error on the held-out rows."""
+
+    phase = "online-local"
+    test_samples: int
+    test_squared_error: float
+    squared_errors: Floats = array("samples", dtype="float64")
+    regrets: Floats = array("samples", dtype="float64")

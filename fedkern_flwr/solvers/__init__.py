@@ -1,0 +1,1 @@
+"""Solvers of the sums that the methods make, and losses."""

@@ -1,0 +1,393 @@
+"""Linear models of rows and columns split over parties: subspace optimisation at the label owner.
+
+Groups i hold column blocks X_i, (n, d_i), of X = [X_1 .. X_S]; users j of a group hold row blocks
+X_ij; one label owner holds the targets. The model minimises
+
+    1/2 sum_i |x_i|^2 + C sum_n loss(y_n, (sum_i X_i x_i)_n + b).
+
+Its optimum is X^T g for the dual variables g = -C loss'(y, f), an n-vector. The label owner keeps
+messages m_1, m_2, .. it has sent and the outputs X X^T m_1, X X^T m_2, .. it got back; it solves
+the problem exactly for x in the span of the X^T m_k, and the dual variables of that optimum give
+the next message. A visit of the users does both halves of a product with X X^T, each for another
+message:
+
+    user (i, j)   X_ij^T m^k to the agent of group i       X_ij x_i^k to the label owner
+    agent i       x_i^(k+1) = sum_j X_ij^T m^k
+    label owner   outputs X X^T m^(k-1) = sum_i X_i x_i^k; m^(k+1) from all outputs so far
+
+so that an iteration is two exchanges: the users, then agents and label owner at the same time.
+There is no step size or penalty to choose, and neither groups nor users change the iterates. The
+objective never rises, and the subspace is all of the row space of X, the optimum exact, after
+rank(X) independent messages. For the squared loss this is a block Krylov method. It ends with one
+visit for X_ij^T M c, which gives group i the model x_i = sum_j X_ij^T M c.
+
+What it tells: the label owner knows X X^T, the inner products of all rows, after rank(X)
+independent messages; users see the messages at their rows, whose signs are at first the labels.
+
+References
+----------
+Narkiss and Zibulevsky, "Sequential Subspace Optimization Method for Large-Scale Unconstrained
+Problems", Technion CCIT Report 559, 2005.
+Ferris and Munson, "Interior-Point Methods for Massive Support Vector Machines", SIAM Journal on
+Optimization 13(3), 2002.
+Mehrotra, "On the Implementation of a Primal-Dual Interior Point Method", SIAM Journal on
+Optimization 2(4), 1992.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from ..errors import OptionError, ProtocolError
+from .local_solvers import LOSSES, Loss, total_loss
+
+__all__ = ["LOSSES", "LabelOwner", "Loss", "Optimum", "objective", "restricted_optimum", "visit"]
+
+Floats = NDArray[np.float64]
+_PRECISION = 1e-9  # relative duality gap, or Newton decrement, of the label owner's own problem
+_ITERATIONS = 100
+_ROUNDING = 1e-12  # of the squared norms of columns, relative to the largest
+
+
+class Optimum(NamedTuple):
+    """Solution of the problem of one output in m orthonormal coordinates.
+
+    Attributes
+    ----------
+    weights : ndarray of float64, shape (m,)
+    bias : float
+    duals : ndarray of float64, shape (n,)
+        g = -C loss'(y, f), with weights = columns^T g and sum(g) = 0.
+    """
+
+    weights: Floats
+    bias: float
+    duals: Floats
+
+
+def visit(rows: Floats, messages: Floats, weights: Floats | None) -> tuple[Floats, Floats | None]:
+    """Return a user's contributions to the agent and to the label owner.
+
+    Parameters
+    ----------
+    rows : ndarray of float64, shape (n_ij, d_i)
+        X_ij.
+    messages : ndarray of float64, shape (n_ij, K)
+        The label owner's messages at these rows.
+    weights : ndarray of float64, shape (d_i, K), or None
+        What the agent got in the visit before; None in the first visit.
+
+    Returns
+    -------
+    ndarray of float64, shape (d_i, K)
+        X_ij^T m; the agent needs the sum over the users of its group only.
+    ndarray of float64, shape (n_ij, K), or None
+        X_ij x_i; the label owner needs the sum over the groups only.
+    """
+    return rows.T @ messages, None if weights is None else rows @ weights
+
+
+def objective(
+    loss: Loss, squared_norm: float, outputs: Floats, targets: Floats, cost: float
+) -> float:
+    """Return 1/2 |x|^2 + C sum loss(y, f).
+
+    Parameters
+    ----------
+    loss : {"hinge", "logistic", "squared"}
+        max(0, 1 - y f), log(1 + exp(-y f)) or (y - f)^2 / 2.
+    squared_norm : float
+        |x|^2, the bias not included.
+    outputs : ndarray of float64, shape (n,)
+        f, the bias included.
+    targets : ndarray of float64, shape (n,)
+        y; -1 or 1 for hinge and logistic.
+    cost : float
+        C.
+    """
+    return 0.5 * squared_norm + cost * total_loss(loss, outputs, targets)
+
+
+def restricted_optimum(loss: Loss, columns: Floats, targets: Floats, cost: float) -> Optimum:
+    """Minimise 1/2 |c|^2 + C sum loss(y, Z c + b) over c and b.
+
+    Parameters
+    ----------
+    loss : {"hinge", "logistic", "squared"}
+        See :func:`objective`.
+    columns : ndarray of float64, shape (n, m)
+        Z: the outputs of an orthonormal basis; m may be 0.
+    targets : ndarray of float64, shape (n,)
+        y; -1 and 1, both of them, for hinge and logistic.
+    cost : float
+        C.
+
+    Returns
+    -------
+    Optimum
+        The hinge by a primal-dual interior point method, the logistic loss by Newton's method
+        with backtracking, the squared loss by its normal equations.
+    """
+    design = np.column_stack([columns, np.ones(len(targets))])
+    ridge = np.ones(design.shape[1])
+    ridge[-1] = 0.0
+    if loss == "hinge":
+        solution, duals = _hinge(design, ridge, targets, cost)
+    elif loss == "logistic":
+        solution = _logistic(design, ridge, targets, cost)
+        duals = cost * targets * expit(-targets * (design @ solution))
+    elif loss == "squared":
+        hessian = np.diag(ridge / cost) + design.T @ design
+        solution = np.linalg.solve(hessian, design.T @ targets)
+        duals = cost * (targets - design @ solution)
+    else:
+        assert_never(loss)
+    return Optimum(solution[:-1], float(solution[-1]), duals)
+
+
+def _logistic(design: Floats, ridge: Floats, targets: Floats, cost: float) -> Floats:
+    """Return weights and bias, (m + 1,), of the logistic loss."""
+
+    def value(point: Floats) -> float:
+        return objective("logistic", float(point @ (ridge * point)), design @ point, targets, cost)
+
+    point = np.zeros(len(ridge))
+    for _ in range(_ITERATIONS):
+        chance = expit(-targets * (design @ point))
+        gradient = ridge * point - cost * (design.T @ (targets * chance))
+        curvature = cost * chance * (1.0 - chance)
+        hessian = np.diag(ridge) + design.T @ (curvature[:, None] * design)
+        change = np.linalg.solve(hessian, -gradient)
+        decrease, before, step = -float(gradient @ change), value(point), 1.0
+        while value(point + step * change) > before - 1e-4 * step * decrease and step > 1e-10:
+            step /= 2.0
+        point = point + step * change
+        if decrease <= _PRECISION**2 * before or step <= 1e-10:
+            break
+    return point
+
+
+def _hinge(design: Floats, ridge: Floats, targets: Floats, cost: float) -> tuple[Floats, Floats]:
+    """Return weights and bias, (m + 1,), and duals, (n,), of the hinge.
+
+    Mehrotra's predictor and corrector on s = y f - 1 + t >= 0 (multipliers a) and t >= 0
+    (multipliers C - a), where t is the slack; eliminating all but weights and bias leaves
+    equations of size m + 1.
+    """
+    n = len(targets)
+    signed = targets[:, None] * design
+    point = np.zeros(len(ridge))
+    a, t, s = np.full(n, cost / 2.0), np.full(n, 2.0), np.ones(n)
+    for _ in range(_ITERATIONS):
+        rest = cost - a
+        primal = signed @ point - 1.0 + t - s
+        gap = float(a @ s + rest @ t)
+        square = float(point @ (ridge * point))
+        value = objective("hinge", square, design @ point, targets, cost)
+        if gap <= _PRECISION * value and np.abs(primal).max() <= _PRECISION:
+            break
+        scale = s / a + t / rest
+        hessian = np.diag(ridge) + signed.T @ (signed / scale[:, None])
+        right_s, right_t = -a * s, -rest * t
+        for corrector in (False, True):
+            pull = right_s / a - right_t / rest - primal
+            change = np.linalg.solve(hessian, signed.T @ (a + pull / scale) - ridge * point)
+            da = (pull - signed @ change) / scale
+            ds, dt = (right_s - s * da) / a, (right_t + t * da) / rest
+            step = _longest_step((a, da), (rest, -da), (s, ds), (t, dt))
+            if not corrector:
+                ahead = (a + step * da) @ (s + step * ds) + (rest - step * da) @ (t + step * dt)
+                centre = (float(ahead) / gap) ** 3 * gap / (2 * n)
+                right_s, right_t = centre - a * s - da * ds, centre - rest * t + da * dt
+        step *= 0.99
+        point, a, s, t = point + step * change, a + step * da, s + step * ds, t + step * dt
+    return point, targets * a
+
+
+def _longest_step(*pairs: tuple[Floats, Floats]) -> float:
+    """Return the longest step, at most 1, that keeps each first array + step * second >= 0."""
+    shrink = max(float((-change / now).max()) for now, change in pairs)
+    return 1.0 / max(shrink, 1.0)
+
+
+def orthonormal_basis(sent: Floats, outputs: Floats) -> Floats:
+    """Return T, (m, r), such that the columns X^T M T are orthonormal.
+
+    Parameters
+    ----------
+    sent : ndarray of float64, shape (n, m)
+        M, the messages.
+    outputs : ndarray of float64, shape (n, m)
+        X X^T M. It may be rounded; how much is seen from the asymmetry of M^T X X^T M, and
+        directions below that are left out, so that r <= m.
+    """
+    gram = sent.T @ outputs
+    sizes = np.diagonal(gram)
+    noise = float(np.linalg.norm(gram - gram.T))
+    floor = max(noise, _ROUNDING * float(sizes.max(initial=0.0)))
+    norms = np.sqrt(np.where(sizes > floor, sizes, np.inf))
+    gram = gram / np.outer(norms, norms)
+    values, vectors = np.linalg.eigh((gram + gram.T) / 2.0)
+    keep = values > max(2.0 * float(np.linalg.norm(gram - gram.T)), _ROUNDING)
+    return np.asarray(vectors[:, keep] / np.sqrt(values[keep]) / norms[:, None])
+
+
+class LabelOwner:
+    """The label owner's side for K outputs, which share one subspace.
+
+    Parameters
+    ----------
+    loss : {"hinge", "logistic", "squared"}
+    targets : ndarray of float64, shape (n, K)
+        -1 and 1, both of them in each column, for hinge and logistic; real numbers for squared.
+    cost : float
+        C > 0.
+    seed : int
+        Seed of the factors of messages that would otherwise be the same.
+    numbers : ndarray of int, shape (n,), optional
+        A number of each row, from 0, by which factors are drawn: runs with the same numbers agree
+        whatever the order of the rows. By default the position.
+    width : int (default: 1)
+        Messages for each output and visit. Those beyond the first have their entries multiplied
+        by factors drawn uniformly from [0, 2]; they save visits where rank(X) is large.
+
+    Attributes
+    ----------
+    sent : ndarray of float64, shape (n, m)
+        M, all messages so far, each with mean square 1.
+    outputs : ndarray of float64, shape (n, at most m)
+        X X^T of the messages that came back.
+    objective : ndarray of float64, shape (K,)
+        The optimum in the subspace, which is the exact objective of the present model.
+    bound : ndarray of float64, shape (K,)
+        A lower bound of the pooled optimum by duality; -inf while none is known.
+    bias : ndarray of float64, shape (K,)
+        b of the present model.
+    gap : ndarray of float64, shape (K,)
+        objective - bound; may fall below 0 by as much as the outputs are rounded.
+
+    Raises
+    ------
+    OptionError
+        C or width is not positive, or the targets do not suit the loss.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        targets: Floats,
+        cost: float,
+        seed: int,
+        *,
+        numbers: NDArray[np.integer[Any]] | None = None,
+        width: int = 1,
+    ) -> None:
+        if width < 1:
+            raise OptionError(f"the width is {width}", remedy="use at least 1")
+        if not 0.0 < cost < np.inf:
+            raise OptionError(f"the cost C is {cost}", remedy="use a positive number")
+        signs = (abs(targets) == 1.0).all() and (targets.min(0) < targets.max(0)).all()
+        if loss != "squared" and not signs:
+            raise OptionError(
+                f"the {loss} loss got targets other than -1 and 1, or one class alone",
+                remedy="use targets of both classes",
+            )
+        n, k = targets.shape
+        self.loss, self.targets, self.cost, self.width = loss, targets, cost, width
+        self.seed, self.numbers = seed, np.arange(n) if numbers is None else numbers
+        self.sent, self.outputs = np.empty((n, 0)), np.empty((n, 0))
+        self.objective, self.bound = np.full(k, np.inf), np.full(k, -np.inf)
+        self.bias = np.zeros(k)
+        self._waiting: list[tuple[Floats, Floats]] = []  # objective and scale of messages sent
+        self._solve()
+
+    @property
+    def gap(self) -> Floats:
+        """How far the objective may be from the pooled optimum, shape (K,)."""
+        return np.asarray(self.objective - self.bound)
+
+    def next_message(self) -> Floats:
+        """Return the next messages, (n, width K), the first of each output before the second.
+
+        The first are g - M c for the dual variables g and the model X^T M c of the optimum: the
+        gradient of the dual, orthogonal to the subspace, of which 1/2 |X^T (g - M c)|^2 is the
+        duality gap.
+        """
+        rest = self._duals - self.model_message()
+        k, claim = len(self.bias), self.objective.copy()
+        messages = np.tile(rest, (1, self.width))
+        if self._waiting and not self.outputs.size:  # the first message again would be wasted
+            fixed, claim = 0, np.full(k, -np.inf)
+        else:
+            fixed = k
+        rng = np.random.default_rng([self.seed, self.sent.shape[1]])
+        factors = rng.uniform(0.0, 2.0, (int(self.numbers.max()) + 1, messages.shape[1] - fixed))
+        messages[:, fixed:] *= factors[self.numbers]
+        scale = np.sqrt((messages**2).mean(axis=0))
+        scale[scale == 0.0] = 1.0
+        messages /= scale
+        self.sent = np.column_stack([self.sent, messages])
+        self._waiting.append((claim, scale[:k]))
+        return messages
+
+    def receive(self, outputs: Floats) -> None:
+        """Take X X^T m, (n, width K), of the oldest messages that wait, and solve again.
+
+        Raises
+        ------
+        ProtocolError
+            No message waits, the shape is wrong, or numbers are not finite.
+        """
+        k, known = len(self.bias), self.outputs.shape[1]
+        if not self._waiting or outputs.shape != (len(self.targets), self.width * k):
+            raise ProtocolError(f"outputs of shape {outputs.shape} came unasked")
+        if not np.isfinite(outputs).all():
+            raise ProtocolError("the outputs have NaN or infinite entries")
+        claim, scale = self._waiting.pop(0)
+        messages = self.sent[:, known : known + k]
+        gap = 0.5 * scale**2 * (messages * outputs[:, :k]).sum(axis=0)
+        self.bound = np.maximum(self.bound, claim - gap)
+        self.outputs = np.column_stack([self.outputs, outputs])
+        self._solve()
+
+    def model_message(self) -> Floats:
+        """Return M c, (n, K): X_i^T M c, summed over the users, is the model of group i."""
+        return np.asarray(self.sent[:, : len(self._coefficients)] @ self._coefficients)
+
+    def pack(self) -> dict[str, Floats]:
+        """Return what must be kept between two messages, beside what the owner began with."""
+        claims = [np.concatenate(pair) for pair in self._waiting]
+        return {
+            "sent": self.sent,
+            "outputs": self.outputs,
+            "bound": self.bound,
+            "claims": np.array(claims).reshape(len(claims), -1),
+        }
+
+    def unpack(self, kept: Mapping[str, Floats]) -> None:
+        """Go on from what :meth:`pack` returned; what follows must be :meth:`receive`.
+
+        Only before any outputs are known the next message may follow.
+        """
+        self.sent, self.outputs, self.bound = kept["sent"], kept["outputs"], kept["bound"]
+        k = len(self.bias)
+        self._waiting = [(claim[:k], claim[k:]) for claim in kept["claims"]]
+
+    def _solve(self) -> None:
+        """Find the optimum in the subspace of the outputs known so far."""
+        basis = orthonormal_basis(self.sent[:, : self.outputs.shape[1]], self.outputs)
+        columns = self.outputs @ basis
+        self._coefficients = np.empty((len(basis), len(self.bias)))
+        self._duals = np.empty_like(self.targets)
+        for k, y in enumerate(self.targets.T):
+            best = restricted_optimum(self.loss, columns, y, self.cost)
+            f = columns @ best.weights + best.bias
+            square = float(best.weights @ best.weights)
+            self.objective[k] = objective(self.loss, square, f, y, self.cost)
+            self._coefficients[:, k] = basis @ best.weights
+            self.bias[k], self._duals[:, k] = best.bias, best.duals

@@ -1,0 +1,149 @@
+"""A party's own table: loading it and checking it.
+
+A data owner brings an NPZ, CSV or Parquet file. Everything that can be wrong with it is a
+:class:`~fedkern_flwr.errors.TableError` of one line that names the cause and the remedy. Data is
+private, so no error and no note ever repeats a cell, an id or a class: only column names, row
+numbers and counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import OptionError, TableError
+from .table import Missing, Table, drop_constant_columns, select_target, without_missing
+
+__all__ = ["Missing", "Table", "drop_constant_columns", "load_ids", "load_table", "select_target"]
+
+
+def load_table(
+    path: str | Path,
+    *,
+    label: str | None = None,
+    target: str | None = None,
+    id_column: str | None = None,
+    site_column: str | None = None,
+    missing: Missing = "error",
+    labelled: bool = True,
+    classes: Sequence[str] | None = None,
+    bare: bool = False,
+) -> Table:
+    """Load a party's table from an ``.npz``, ``.csv`` or ``.parquet`` file.
+
+    An NPZ file holds the arrays ``X`` (n, d) and ``y`` (n,), and may hold ``site`` (n,),
+    ``X_test``, ``y_test`` and ``feature_names``; other arrays are ignored. Pickled objects are
+    refused. In a CSV or Parquet file every column that is not label, id or site is a feature.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    label : str or None (default: None)
+        CSV and Parquet: the label column, required unless ``target`` is given. A text label is
+        encoded as 0..k-1 in sorted order of the classes in this file. NPZ: another array to use
+        as y, or the column of a two-dimensional y (``"0"``).
+    target : str or None (default: None)
+        Name or index of the feature column to predict instead of the label, which is not used.
+    id_column, site_column : str or None (default: None)
+        The columns (NPZ: arrays) with the record ids and the sites.
+    missing : {"error", "drop-row", "keep"} (default: "error")
+        Refuse, drop or keep rows with an empty, NaN or infinite cell.
+    labelled : bool (default: True)
+        Refuse a file without labels; else y is None where the file has none.
+    classes : sequence of str or None (default: None)
+        CSV and Parquet: all classes of a text label. It is encoded as the position in this list,
+        the same in every file that is read with it.
+    bare : bool (default: False)
+        Whether a table without features will do, such as one of ids and labels.
+
+    Raises
+    ------
+    TableError
+        If the file cannot be read or its content cannot be used.
+    OptionError
+        If ``missing`` is not one of the choices.
+    """
+    path = Path(path)
+    if missing not in get_args(Missing):
+        raise OptionError(f"missing is {missing!r}", remedy="choose 'error', 'drop-row' or 'keep'")
+    _check_file(path)
+    use_label = target is None
+    if path.suffix.lower() == ".npz":
+        from .npz import read_npz
+
+        table = read_npz(path, label, id_column, site_column, use_label, labelled)
+    else:
+        from .arrow import read_columns
+
+        table = read_columns(path, label, id_column, site_column, use_label, labelled, classes)
+    if table.rows == 0:
+        raise TableError(f"{path.name} has no rows", remedy="give a file with data")
+    if not table.columns and not bare:
+        raise TableError(f"{path.name} has no feature column", remedy="add at least one")
+    table = without_missing(table, missing, path.name)
+    if table.ids is not None:
+        _check_ids(table.ids, path.name)
+    return table if target is None else select_target(table, target)
+
+
+def load_ids(path: str | Path, id_column: str) -> NDArray[np.str_]:
+    """Load the record ids of a party's table, and nothing else of it.
+
+    They are the texts that :func:`load_table` gives. Other columns may hold anything.
+
+    Parameters
+    ----------
+    path : str or Path
+        An ``.npz``, ``.csv`` or ``.parquet`` file.
+    id_column : str
+        The column (NPZ: the array) with the ids.
+
+    Raises
+    ------
+    TableError
+        If the file cannot be read, or ids are missing or come twice.
+    """
+    path = Path(path)
+    _check_file(path)
+    if path.suffix.lower() == ".npz":
+        from .npz import read_npz_ids
+
+        ids = read_npz_ids(path, id_column)
+    else:
+        from .arrow import read_id_column
+
+        ids = read_id_column(path, id_column)
+    if ids.size == 0:
+        raise TableError(f"{path.name} has no rows", remedy="give a file with data")
+    if empty := int((ids == "").sum()):
+        raise TableError(
+            f"the id column of {path.name} is empty in {empty} rows",
+            remedy="fill it in, or leave these rows out",
+        )
+    _check_ids(ids, path.name)
+    return ids
+
+
+def _check_ids(ids: NDArray[Any], source: str) -> None:
+    if repeated := len(ids) - np.unique(ids).size:
+        raise TableError(
+            f"the id column of {source} has {repeated} duplicate ids", remedy="keep one row per id"
+        )
+
+
+def _check_file(path: Path) -> None:
+    if path.is_dir():
+        raise TableError(f"{path} is a directory", remedy="give a .npz, .csv or .parquet file")
+    if not path.is_file():
+        raise TableError(f"there is no file {path}", remedy="check the path")
+    if path.suffix.lower() not in (".npz", ".csv", ".parquet"):
+        raise TableError(
+            f"{path.name} has an unknown suffix", remedy="give a .npz, .csv or .parquet file"
+        )
+    if path.stat().st_size == 0:
+        raise TableError(f"{path.name} is empty", remedy="give a file with data")

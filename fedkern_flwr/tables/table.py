@@ -1,0 +1,189 @@
+"""What a party's table is, and what can be done with one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import ColumnError, TableError
+
+#: What to do with rows that have an empty, NaN or infinite cell; kept ones are NaN.
+Missing = Literal["error", "drop-row", "keep"]
+
+
+_DROP_ROWS = "use --missing drop-row"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Table:
+    """The rows that one party holds.
+
+    Parameters
+    ----------
+    x : NDArray[np.float64], shape (n, d)
+        The features.
+    y : NDArray[np.float64], shape (n,), or None
+        The labels; None for a party without labels.
+    columns : tuple[str, ...]
+        The d feature names.
+    label : str or None (default: None)
+        Name of the label column.
+    ids : NDArray[np.str_], shape (n,), or None (default: None)
+        The record ids.
+    site : NDArray, shape (n,), or None (default: None)
+        Where each row was measured (integers or text).
+    x_test, y_test : NDArray[np.float64], shapes (t, d) and (t,), or None (default: None)
+        Test rows that came with the data.
+    notes : tuple[str, ...] (default: ())
+        What was done to the data, for the user to read.
+    """
+
+    x: NDArray[np.float64]
+    y: NDArray[np.float64] | None
+    columns: tuple[str, ...]
+    label: str | None = None
+    ids: NDArray[np.str_] | None = None
+    site: NDArray[Any] | None = None
+    x_test: NDArray[np.float64] | None = None
+    y_test: NDArray[np.float64] | None = None
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        # Tracebacks show this, so no cell may be in it.
+        return f"Table({self.rows} rows, {len(self.columns)} columns, label {self.label!r})"
+
+    @property
+    def rows(self) -> int:
+        """Number of rows n, without the test rows."""
+        return len(self.x)
+
+    def take(self, indices: ArrayLike) -> Table:
+        """Return the rows at ``indices`` (positions or a mask), with the same test rows."""
+        rows = np.asarray(indices)
+        if rows.size == 0:
+            rows = rows.astype(np.intp)
+        return replace(
+            self,
+            x=self.x[rows],
+            y=None if self.y is None else self.y[rows],
+            ids=None if self.ids is None else self.ids[rows],
+            site=None if self.site is None else self.site[rows],
+        )
+
+
+def select_target(table: Table, target: str) -> Table:
+    """Use the feature column ``target`` (a name or an index) as label, the others as features.
+
+    Raises
+    ------
+    TableError
+        If there is no such column, or no feature would be left.
+    """
+    d = len(table.columns)
+    if target in table.columns:
+        index = table.columns.index(target)
+    elif target.lstrip("-").isdecimal():
+        index = int(target)
+        if not 0 <= index < d:
+            raise TableError(
+                f"target {index} is out of range: there are {d} feature columns",
+                remedy=f"choose an index from 0 to {d - 1}",
+            )
+    else:
+        raise no_such("feature column", target, "the data", table.columns)
+    if d == 1:
+        raise TableError("the target is the only feature column", remedy="add feature columns")
+    return replace(
+        _keep_columns(table, np.arange(d) != index),
+        y=table.x[:, index].copy(),
+        y_test=None if table.x_test is None else table.x_test[:, index].copy(),
+        label=table.columns[index],
+    )
+
+
+def drop_constant_columns(table: Table) -> Table:
+    """Drop the feature columns that have one value in all rows, with a note of their names.
+
+    Raises
+    ------
+    TableError
+        If every column is constant.
+    """
+    constant = table.x.min(axis=0) == table.x.max(axis=0)
+    if not constant.any():
+        return table
+    if constant.all():
+        raise TableError("every feature column is constant", remedy="add columns that vary")
+    names = [name for name, drop in zip(table.columns, constant, strict=True) if drop]
+    plural = "s" if len(names) > 1 else ""
+    note = f"dropped {len(names)} constant column{plural}: {listing(names)}"
+    return replace(_keep_columns(table, ~constant), notes=(*table.notes, note))
+
+
+def listing(names: Any) -> str:
+    """List at most ten names."""
+    names = [" ".join(str(name).split()) for name in names]
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return ", ".join(names[:10]) + more
+
+
+def no_such(kind: str, name: str, source: str, names: Any) -> ColumnError:
+    """Return the error for a name that is not there."""
+    return ColumnError(f"{source} has no {kind} {name!r}", remedy=f"choose from: {listing(names)}")
+
+
+def _keep_columns(table: Table, keep: NDArray[np.bool_]) -> Table:
+    return replace(
+        table,
+        x=table.x[:, keep],
+        x_test=None if table.x_test is None else table.x_test[:, keep],
+        columns=tuple(np.array(table.columns, dtype=object)[keep]),
+    )
+
+
+def without_missing(table: Table, missing: Missing, source: str) -> Table:
+    if missing == "keep":
+        return table
+    if table.x_test is not None:
+        test = Table(table.x_test, table.y_test, table.columns, table.label)
+        test = without_missing(test, missing, f"the test rows of {source}")
+        notes = (*table.notes, *test.notes)
+        table = replace(table, x_test=test.x, y_test=test.y, notes=notes)
+    bad = ~np.isfinite(table.x).all(axis=1)
+    if table.y is not None:
+        bad |= ~np.isfinite(table.y)
+    texts = [("id", table.ids), ("site", table.site)]
+    texts = [
+        (kind, cells) for kind, cells in texts if cells is not None and cells.dtype.kind == "U"
+    ]
+    for _, cells in texts:
+        bad |= cells == ""
+    dropped = int(bad.sum())
+    if dropped == 0:
+        return table
+    if missing == "error":
+        numbers = [*zip(table.columns, table.x.T, strict=True)]
+        if table.y is not None:
+            numbers.append((str(table.label), table.y))
+        for name, values in numbers:
+            for kind, is_bad in (("empty or NaN", np.isnan), ("infinite", np.isinf)):
+                count = int(is_bad(values).sum())
+                if count:
+                    raise TableError(
+                        f"column {name!r} of {source} is {kind} in {count} rows "
+                        f"(all columns: {dropped} bad rows)",
+                        remedy=_DROP_ROWS,
+                    )
+        kind = next(kind for kind, cells in texts if np.any(cells == ""))
+        raise TableError(
+            f"the {kind} column of {source} is empty in {dropped} rows", remedy=_DROP_ROWS
+        )
+    if dropped == table.rows:
+        raise TableError(
+            f"every row of {source} has a missing cell", remedy="remove the mostly empty columns"
+        )
+    note = f"dropped {dropped} of {table.rows} rows of {source} with missing or infinite cells"
+    return replace(table.take(~bad), notes=(*table.notes, note))

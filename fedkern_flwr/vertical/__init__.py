@@ -1,0 +1,1 @@
+"""Vertical splits: the messages of FDSKL, who holds what, angles and the model of them."""

@@ -1,0 +1,148 @@
+"""Messages of FDSKL: parties that hold columns of the same rows, some of them with labels.
+
+Rows are named by their positions among those that the receiver has announced. *Owners* are the
+active parties: each has random directions of its own, numbered from 0, and gets the phases of these
+directions; ``known`` says how many of them the owner has of a row already, ``upto`` how many it
+shall have. A sum per owner and chunk of rows holds what is missing, row by row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ..wire.describe import DescribeReply
+from ..wire.message import Message, array, arrays
+
+Floats = NDArray[Any]
+Bytes = NDArray[Any]
+Index = NDArray[Any]
+
+
+class VerticalDescribeReply(DescribeReply, Message):
+    """What a party tells about itself; ``rows`` are those with labels to learn from."""
+
+    others: int  # rows of which it has features only
+    outputs: int  # k, columns of the targets; 0 at a passive party
+    classes: int  # 0 for regression or at a passive party
+    labels: str  # digest of the names of the classes
+    label_bound: float  # declared, of the targets of a regression
+    labelled: bool  # whether the held-out rows have labels
+    named: bool  # whether its rows have ids; else they are numbered
+    allow_single: bool  # whether an active party may learn the phases of this party alone
+    # Keyed hashes of the ids of (rows + test_rows + others), each part sorted.
+    ids: NDArray[Any] = array("ids", "words", dtype="ring")
+
+
+class VerticalRequest(Message):
+    """What every request of the method carries."""
+
+    session: str = ""
+    round: int = 0  # grows with every exchange, so that duplicates are noticed
+    # Number under which the party keeps its state on disk, to resume or to predict; 0 for not.
+    save_as: int = 0
+    # Number of the last set of phases whose sums came with this request or before; 0 for none.
+    delivered: int = 0
+
+
+class VerticalReply(Message):
+    """What every reply of the method carries."""
+
+    round: int = 0
+
+
+class PhasesRequest(VerticalRequest):
+    """All that a party needs to compute its part of phases."""
+
+    kernel: str
+    gamma: float  # width that the directions are drawn for
+    phase_bits: int  # 16 or 32
+    topology: str
+    public_seed: int  # of directions that all parties know; -1 for private ones
+    model: str  # for predictions: session and number of the state of the run that made the model
+    model_round: int  # else empty and 0
+    capacity: int  # directions that an owner may get at most
+    collection: int  # number of the set of phases asked for; the same when the step is repeated
+    owners: Index = array("owners", dtype="index")
+    upto: Index = array("owners", dtype="index")
+    known: Index = array("owners", "rows", dtype="index")
+    rows: Index = array("rows", dtype="index")
+    cuts: Index = array("cuts", dtype="index")  # where chunks of rows end: a sum per owner each
+
+
+class StepRequest(PhasesRequest, phase="vertical-step"):
+    """Go on by a step: finish an iteration, score the next batch, collect phases for a third."""
+
+    loss: str
+    finish: int  # iteration to finish with what came with this request; 0 for none
+    leader: int  # partition whose batch it takes; -1 for none
+    score: int  # iteration whose batch all owners score for its leader; 0 for none
+    scorer: int  # that leader; -1 for none
+    directions: int  # r, of which the leader gets a coefficient each
+    rate: float  # gamma_t
+    decay: float  # 1 - gamma_t lambda
+    finish_rows: Index = array("finished", dtype="index")  # the batches
+    score_rows: Index = array("scored", dtype="index")
+
+
+class StepReply(VerticalReply, phase="vertical-step"):
+    """The step is done; what it contributes is in the sums."""
+
+
+class HopsRequest(PhasesRequest, phase="vertical-hops"):
+    """Topology tree (Algorithm 3): add this party's part to what its children sent, pass it on."""
+
+    receiver: int  # the owner at the root of both trees; the only entry of ``owners``
+    kept: int  # l', the party whose b stays in the phase
+    firsts: Index = array("firsts", dtype="index")  # children in T1
+    seconds: Index = array("seconds", dtype="index")  # children in T2
+    # Of both trees; -1 where the party does not send now, or in that tree.
+    parents: Index = array("trees", dtype="index")
+    received: tuple[Bytes, ...] = arrays("bytes", dtype="byte")  # sealed by the children, T1 first
+
+
+class HopsReply(VerticalReply, phase="vertical-hops"):
+    """What is sealed for the parent in T1, and for that in T2; empty where there is none."""
+
+    sealed: tuple[Bytes, ...] = arrays("bytes", dtype="byte")
+
+
+class TrainRequest(VerticalRequest, phase="vertical-train"):
+    """Fit a model to all phases at once; the last of them come with this request."""
+
+    loss: str
+    seed: int  # of the folds of the cross-validation
+    count: bool  # whether to tell how good predictions of the held-out rows are
+    multiples: Index = array("multiples", dtype="index")  # of the phases, to choose from
+    regularizations: Floats = array("regularizations", dtype="float64")  # lambda to choose from
+    rows: Index = array("rows", dtype="index")  # to learn from
+    tests: Index = array("tests", dtype="index")  # held out
+
+
+class TrainReply(VerticalReply, phase="vertical-train"):
+    """What was chosen, not the model."""
+
+    multiple: int
+    regularization: float
+    score: float  # accuracy or root mean squared error of the cross-validation, -1 without one
+    counts: Floats = array("counts", dtype="float64")  # see OutcomeReply
+
+
+class OutcomeRequest(VerticalRequest, phase="vertical-outcome"):
+    """Predict held-out rows with what came with this request."""
+
+    # Whether to add scores of the rows to sums for their owners now, and predict later; where there
+    # is one owner it predicts at once.
+    scoring: bool
+    count: bool  # whether to tell how good the predictions are
+    owners: Index = array("owners", dtype="index")  # whose held-out rows
+    sizes: Index = array("owners", dtype="index")  # how many
+    rows: Index = array("rows", dtype="index")  # these rows, one owner after the other
+
+
+class OutcomeReply(VerticalReply, phase="vertical-outcome"):
+    """How good the predictions are."""
+
+    # Of this party's held-out rows (see ``count_outcomes``), empty if not asked.
+    counts: Floats = array("counts", dtype="float64")

@@ -1,0 +1,149 @@
+"""Random Fourier features from phases: integers that stand for angles modulo 2 pi.
+
+A phase of ``bits`` bits counts steps of 2 pi / 2^bits. The angle of row x and direction j is
+omega_j^T x + b_j, its feature sqrt(2 / R) times the cosine of it.
+
+The ring of integers modulo 2^bits is the circle: m times a phase, wrapped around, is the phase of
+the frequency m omega_j and the offset m b_j, which is as uniform as b_j. One set of phases thus
+serves the Gaussian kernel at width gamma m^2 and the Laplacian kernel at gamma m for every integer
+``multiple`` m, and whoever holds it can choose a width without asking anyone. What rounding has
+done to an angle is multiplied by m as well: one party rounds by at most m pi / 2^bits.
+
+References
+----------
+Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", 2007.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import OptionError
+from ..threads import share
+
+Floats = NDArray[np.float64]
+Phases = NDArray[np.uint16] | NDArray[np.uint32]
+#: float32 for phases of 16 bits, float64 for phases of 32.
+Features = NDArray[np.float32] | NDArray[np.float64]
+
+_CHUNK = 1 << 25  # bytes of a temporary array, 32 MB
+# Phases looked up at once: their positions, eight bytes each, stay in the processor's cache.
+_BLOCK = 1 << 15
+
+
+def angles(phases: Phases) -> Floats:
+    """Return angles in [0, 2 pi) of the shape of ``phases``.
+
+    Raises
+    ------
+    OptionError
+        Phases are neither uint16 nor uint32.
+    """
+    return np.asarray(phases * _step(phases), np.float64)
+
+
+def cosines(phases: Phases, multiple: int = 1) -> Features:
+    """Return the cosine of ``multiple`` times each angle.
+
+    Parameters
+    ----------
+    phases : ndarray of uint16 or uint32, shape (n, R)
+        Angles as integers.
+    multiple : int (default: 1)
+        m. The product is taken in the ring of the phases, so it is exact modulo 2 pi.
+
+    Returns
+    -------
+    ndarray of float32 or float64, shape (n, R)
+        From 16 bits float32, looked up in a table of all 65,536 cosines; from 32 bits float64.
+
+    Raises
+    ------
+    OptionError
+        The multiple is not positive, or phases are neither uint16 nor uint32.
+    """
+    out = np.empty(phases.shape, _feature_dtype(phases))
+    _fill(phases, multiple, 1.0, out)
+    return out
+
+
+def feature_chunks(phases: Phases, multiple: int = 1) -> Iterator[tuple[slice, Features]]:
+    """Make the features of a few rows at a time, in about 32 MB.
+
+    Parameters
+    ----------
+    phases : ndarray of uint16 or uint32, shape (n, R)
+        Angles as integers.
+    multiple : int (default: 1)
+        m, which multiplies the frequencies.
+
+    Yields
+    ------
+    slice
+        Rows of a chunk.
+    ndarray of float32 or float64, shape (rows, R)
+        Their features sqrt(2 / R) cos(m angle), overwritten by those of the next chunk.
+
+    Raises
+    ------
+    OptionError
+        As in :func:`cosines`.
+    """
+    rows, directions = phases.shape
+    dtype = _feature_dtype(phases)
+    step = max(1, min(rows, _CHUNK // (dtype.itemsize * max(1, directions))))
+    buffer = np.empty((step, directions), dtype)
+    scale = float(np.sqrt(2.0 / max(1, directions)))
+    for start in range(0, rows, step):
+        part = slice(start, min(start + step, rows))
+        chunk = buffer[: part.stop - start]
+        _fill(phases[part], multiple, scale, chunk)
+        yield part, chunk
+
+
+def _fill(phases: Phases, multiple: int, scale: float, out: Features) -> None:
+    if multiple < 1:
+        raise OptionError(f"multiple is {multiple}", remedy="use a whole number from 1")
+    rows = max(1, _BLOCK // max(1, phases.shape[1]))
+    if phases.dtype == np.uint16:
+        # "clip" spares a copy of the result: no position is out of the table. No threads: looking
+        # up keeps the interpreter's lock for much of its time.
+        table = _table(multiple, scale)
+        for k in range(0, len(phases), rows):
+            np.take(table, phases[k : k + rows], out=out[k : k + rows], mode="clip")
+        return
+    factor, step = np.uint32(multiple % (1 << 32)), _step(phases)
+
+    def work(start: int, stop: int) -> None:
+        for k in range(start, stop, rows):
+            part = out[k : min(k + rows, stop)]
+            np.multiply(phases[k : k + len(part)] * factor, step, out=part)
+            np.cos(part, out=part)
+            np.multiply(part, scale, out=part)
+
+    share(work, len(phases), 4 * rows)
+
+
+@lru_cache(maxsize=32)
+def _table(multiple: int, scale: float) -> NDArray[np.float32]:
+    positions = np.arange(1 << 16, dtype=np.uint16) * np.uint16(multiple % (1 << 16))
+    table = (scale * np.cos(angles(positions))).astype(np.float32)
+    table.flags.writeable = False
+    return table
+
+
+def _step(phases: Phases) -> float:
+    _feature_dtype(phases)
+    return float(2.0 * np.pi / (1 << 8 * phases.itemsize))
+
+
+def _feature_dtype(phases: Phases) -> np.dtype[np.float32] | np.dtype[np.float64]:
+    if phases.dtype == np.uint16:
+        return np.dtype(np.float32)
+    if phases.dtype == np.uint32:
+        return np.dtype(np.float64)
+    raise OptionError(f"phases are {phases.dtype}", remedy="use uint16 or uint32")

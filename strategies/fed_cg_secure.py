@@ -1,0 +1,149 @@
+"""The secure protocol of FedCG: sums of distances for the hospitals, sums of products for us.
+
+Exchanges: (1) ``describe``. (2) Keys out, masked partial distances back, a sum per hospital that it
+alone can open. (3) The sums to the hospitals, masked K_h^T K_h and K_h^T y_h back; or, per
+iteration, masked products. All sums are over fixed cohorts without self masks, so none needs an
+exchange to be unmasked; a sum that lacks a party is repeated with all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedkern_flwr.hybrid import messages as wire
+from fedkern_flwr.kernels.product import kernel_from_distances
+from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Steps
+from fedkern_flwr.solvers.least_squares import equations_length, unpack_equations
+
+from .fed_cg_system import Floats, HybridSystem
+
+_MESSAGE = 256 << 20  # bytes of distances in a message; larger problems take more exchanges
+
+
+class SecureSystem(HybridSystem):
+    """See the module and :class:`~fedkern_flwr.strategies.fed_cg_system.HybridSystem`."""
+
+    def open(self) -> Steps:
+        """Agree on landmarks where needed, then have the hospitals' kernels made."""
+        yield from self.agree()
+        yield from self._make_kernels()
+
+    def equations(self) -> Steps:
+        """Sum the normal equations over the hospitals."""
+        m, outputs = self.landmarks, self.first.outputs
+        length, bound = equations_length(m, outputs), max(1.0, self.first.label_bound)
+        request, reply = wire.EquationsRequest(), wire.EquationsReply
+        vector = yield from self._sum("equations", request, reply, length, self._rows * bound)
+        return unpack_equations(vector, m, outputs)
+
+    def products(self, directions: Floats, *, labels: bool = False) -> Steps:
+        """Sum products over the hospitals; directions travel with length one."""
+        m = self.landmarks
+        lengths = np.linalg.norm(directions, axis=0)
+        lengths[lengths == 0.0] = 1.0
+        unit = directions / lengths
+        right = m * self.first.outputs if labels else 0
+        bound = self._rows * max(np.sqrt(m), self.first.label_bound)
+        request = wire.ProductRequest(labels=labels, directions=unit)
+        vector = yield from self._sum(
+            "product", request, wire.ProductReply, right + unit.size, bound
+        )
+        product = vector[right:].reshape(unit.shape) * lengths
+        return vector[:right].reshape(m if right else 0, -1) if right else product[:, :0], product
+
+    def _collect(
+        self, requests: Mapping[int, wire.CoefficientsRequest], length: int, bound: float
+    ) -> Steps:
+        """Sum the counts over the hospitals."""
+        request, reply = next(iter(requests.values())), wire.CoefficientsReply
+        if not length:
+            yield from self._ask_hospitals(Ask(request, reply=reply, among=self.plan.hospitals))
+            return np.zeros(0)
+        return (yield from self._sum("outcomes", request, reply, length, bound))
+
+    # -- kernels
+
+    def _make_kernels(self) -> Steps:
+        """Sum the distances, as many rows at a time as a message may hold."""
+        wards = self.plan.wards
+        largest = max(
+            (sum(w.total for w in wards.values() if p in w.centres) for p in self.plan.parties),
+            default=0,
+        )
+        parts = max(1, -(-largest * self.landmarks * self.distance_bits // 8 // _MESSAGE))
+        steps = {h: -(-ward.total // parts) for h, ward in wards.items()}
+        for number in range(parts):
+            part = {}
+            for h, ward in wards.items():
+                start = min(number * steps[h], ward.total)
+                stop = min(start + steps[h], ward.total)
+                if ward.centres and start < stop:
+                    part[h] = slice(start, stop)
+                elif not number:
+                    part[h] = slice(0, 0)  # makes its kernel alone
+            if part:
+                yield from self._sum_distances(part, pairs=not number)
+
+    def _sum_distances(self, parts: dict[int, slice], *, pairs: bool) -> Steps:
+        m, bound = self.landmarks, self._distance_bound
+        pairs = pairs and self.penalty == "rkhs" and self.landmark_kernel is None
+        terms = [
+            self.term(
+                f"distances/{h}#{part.start}",
+                (part.stop - part.start) * m,
+                bound,
+                f"ward {h}",
+                receiver=h,
+                bits=self.distance_bits,
+            )
+            for h, part in parts.items()
+            if part.stop
+        ]
+        asked = {p for h in parts for p in self.plan.wards[h].rows}
+        if pairs and m > 1:
+            terms.append(self.term("landmark pairs", m * (m - 1) // 2, bound, "everybody"))
+            asked = set(self.plan.parties)
+        requests = self.landmarks_requests(wire.DistancesRequest, asked, parts)
+        answers = yield Ask(requests, reply=wire.DistancesReply, sums=terms)
+        self.take_fingerprints(answers.replies)
+        for running in answers.running.values():
+            yield Deliver(running, running.order.receiver)
+        if pairs:
+            square = np.zeros((m, m))
+            square[np.triu_indices(m, 1)] = answers.totals.get("landmark pairs", ())
+            self.landmark_kernel = kernel_from_distances(square + square.T, self.gammas)
+
+    @property
+    def _distance_bound(self) -> float:
+        rbf, parties = self.kernel == "rbf", self.parties.values()
+        return max(p.square_bound if rbf else p.absolute_bound for p in parties) or 1.0
+
+    # -- sums over the hospitals
+
+    def _sum(self, name: str, request: Any, reply: Any, length: int, bound: float) -> Steps:
+        """Return the exact sum of a vector over all hospitals; of the only one its vector."""
+        hospitals = self.plan.hospitals
+        alone = len(hospitals) == 1
+        terms = [] if alone else [self.term(name, length, bound, "hospitals")]
+        answers: Answers = yield from self._ask_hospitals(
+            Ask(request, reply=reply, sums=terms, among=hospitals)
+        )
+        return self.added(answers.replies, length) if alone else answers.totals[name]
+
+    def _ask_hospitals(self, ask: Ask) -> Steps:
+        """Return what hospitals answer; if one has lost its kernel, all kernels are made again."""
+        for _ in range(self.attempts):
+            try:
+                return (yield ask)
+            except LostState as error:
+                lost = error
+                yield from self._make_kernels()
+        raise lost
+
+    @property
+    def _rows(self) -> float:
+        """Largest number of training rows of a hospital: bounds its sums of kernel values."""
+        return max(1.0, *(float(ward.train) for ward in self.plan.wards.values()))

@@ -1,0 +1,132 @@
+"""Solvers of FedCG: the normal equations at once, or conjugate gradients, a product an exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkern_flwr.errors import ProtocolError
+from fedkern_flwr.method import Round, Save, Steps
+from fedkern_flwr.seeding import derive_seed
+from fedkern_flwr.solvers.conjugate_gradient import CGState, ConjugateGradient
+from fedkern_flwr.solvers.least_squares import regularized, solve_equations
+from fedkern_flwr.solvers.preconditioner import NystromPreconditioner
+from fedkern_flwr.strategy import Arrays, logger
+
+from .fed_cg_system import Floats, HybridSystem
+
+
+def first_coefficients(
+    shape: tuple[int, int], given: Sequence[NDArray[Any]], init: str, seed: int
+) -> Floats:
+    """Return what conjugate gradients start from: what was given, zeros or standard normal."""
+    if given:
+        (start,) = given
+        if start.shape != shape:
+            raise ProtocolError(f"initial_arrays has shape {start.shape} instead of {shape}")
+        return np.asarray(start, np.float64)
+    if init == "random":
+        rng = np.random.default_rng(derive_seed(seed, "initial coefficients"))
+        return np.asarray(rng.standard_normal(shape))
+    return np.zeros(shape)
+
+
+def solve_directly(system: HybridSystem, regularization: float) -> Steps:
+    """Sum the normal equations, solve them; return coefficients, shape (m, k), and metrics."""
+    gram, right = yield from system.equations()
+    pairs = system.landmark_kernel
+    coefficients = solve_equations(gram, right, regularization, pairs)
+    rest = right - regularized(gram, regularization, pairs) @ coefficients
+    lengths = np.linalg.norm(right, axis=0)
+    residuals = np.linalg.norm(rest, axis=0) / np.where(lengths > 0.0, lengths, 1.0)
+    row = _row(system, residuals, (rest**2).sum(0))
+    yield Round(1, row)
+    return coefficients, {"iterations": 0, "residual": row["residual"]}
+
+
+def iterate(
+    system: HybridSystem,
+    start: Floats,
+    probes: Floats,
+    most: int,
+    saved: Arrays,
+    save: Callable[[Arrays], Save],
+    *,
+    regularization: float,
+    tolerance: float,
+) -> Steps:
+    """Run conjugate gradients; return coefficients and metrics.
+
+    Parameters
+    ----------
+    system : HybridSystem
+        Makes the products.
+    start : ndarray, shape (m, k)
+        Where to start.
+    probes : ndarray, shape (m, r)
+        Directions whose products make the preconditioner, none without.
+    most : int
+        Most iterations.
+    saved : dict
+        Arrays of the checkpoint of a run that broke off, else empty.
+    save : callable
+        Returns the step that keeps arrays.
+    regularization : float
+        lambda.
+    tolerance : float
+        Relative residual at which to stop.
+
+    Returns
+    -------
+    ndarray, shape (m, k)
+        The coefficients.
+    dict
+        Iterations and residual.
+    """
+    pairs = system.landmark_kernel
+
+    def shifted(product: Floats, p: Floats) -> Floats:
+        return product + regularization * (p if pairs is None else pairs @ p)
+
+    begun: Arrays = dict(saved)
+    options: dict[str, Any] = {"state": CGState.from_arrays(saved)} if saved else {}
+    if not saved:  # one exchange; in a chain a pass, two when it does not start at zero
+        right, sketch, product = yield from system.begin(probes, start)
+        begun = {"right": right, **({"sketch": sketch, "probes": probes} if sketch.size else {})}
+        if start.any():
+            options = {"start": start, "start_product": shifted(product, start)}
+    kept: Arrays = {name: begun[name] for name in ("right", "sketch", "probes") if name in begun}
+    kept |= {} if pairs is None else {"landmark_kernel": pairs}
+    if "sketch" in begun:
+        options["precondition"] = NystromPreconditioner(
+            begun["sketch"], begun["probes"], regularization
+        )
+    solver = ConjugateGradient(begun["right"], tolerance=tolerance, **options)
+    state = solver.state
+    while state.iteration < most and solver.active.any():
+        p = solver.direction
+        solver.take(shifted((yield from system.products(p))[1], p))
+        row = _row(system, solver.residuals, state.squared[-1])
+        yield Round(state.iteration, row, save=save({**state.arrays(), **kept}))
+    if not state.iteration:
+        yield Round(0, _row(system, solver.residuals, state.squared[-1]))
+    residual = float(solver.residuals.max())
+    if not solver.result().converged:
+        logger.warning(
+            "not converged after %d iterations: residual %.1e; use a larger regularization, a "
+            "larger preconditioner_rank or solver normal-equations",
+            state.iteration,
+            residual,
+        )
+    return state.x, {"iterations": state.iteration, "residual": residual}
+
+
+def _row(system: HybridSystem, residuals: Floats, squared: Floats) -> dict[str, Any]:
+    return {
+        "residual": float(np.max(residuals)),
+        "squared_residual": float(np.sum(squared)),
+        "survivors": len(system.plan.parties),
+    }

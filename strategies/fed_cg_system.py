@@ -1,0 +1,348 @@
+"""What a solver needs of the parties of FedCG, whatever the protocol."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkern_flwr.errors import OptionError, ProtocolError
+from fedkern_flwr.hybrid import messages as wire
+from fedkern_flwr.hybrid.parties import Plan, Ward
+from fedkern_flwr.labels import counts_length, largest_count, outcome_metrics
+from fedkern_flwr.method import Ask, Steps, Term
+from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.strategy import logger
+
+Floats = NDArray[np.float64]
+KEPT = 1  # the parties keep what belongs to a run under this number
+_NOTHING, _NO_BYTES = np.zeros(0), np.zeros(0, np.uint8)
+_ROUNDED = 1.0 + 1e-9
+
+
+@dataclass(kw_only=True)
+class HybridSystem(ABC):
+    """The linear system of a run, held by the parties.
+
+    Attributes
+    ----------
+    plan : Plan
+        Who holds which rows and blocks.
+    parties : dict
+        Partition -> its description.
+    cohorts : list of str
+        Names of the sets among which is summed, by number.
+    landmarks, sampling, kernel, penalty, protocol, distance_bits, attempts
+        Options of :class:`~fedkern_flwr.strategies.FedCG`.
+    keep_training : bool
+        Whether hospitals keep the kernel of their training rows: conjugate gradients need it.
+    gammas : ndarray of float64, shape (1,) or (m,)
+    public_seed : int
+        Seed of the landmarks in the paper's protocols.
+    model_of : (str, int)
+        Of predictions: session and step of the run that made the model.
+    known : dict
+        Block -> fingerprint that its landmarks must have; of a new run empty.
+    landmark_kernel : ndarray of shape (m, m) or None
+        K_mm, where the penalty needs it.
+    fingerprints : dict
+        Block -> fingerprint of its landmarks.
+    """
+
+    plan: Plan
+    parties: Mapping[int, wire.HybridDescribeReply]
+    cohorts: list[str]
+    landmarks: int
+    sampling: str
+    kernel: str
+    penalty: str
+    protocol: str
+    distance_bits: int
+    attempts: int
+    keep_training: bool
+    gammas: Floats
+    public_seed: int
+    model_of: tuple[str, int]
+    known: Mapping[str, str]
+    landmark_kernel: Floats | None = None
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    _moments: dict[str, Floats] = field(default_factory=dict)
+    # Partition -> who sealed the secret of its block, and the sealed secret.
+    _sealed: dict[int, tuple[int, NDArray[Any]]] = field(default_factory=dict)
+
+    @abstractmethod
+    def open(self) -> Steps:
+        """Have the kernel made, wherever the protocol keeps it."""
+
+    def equations(self) -> Steps:
+        """Return K^T K, shape (m, m), and K^T y, shape (m, k).
+
+        Raises
+        ------
+        OptionError
+            The protocol makes products only.
+        """
+        raise OptionError(
+            f"protocol {self.protocol!r} has no normal equations", remedy="use solver cg"
+        )
+
+    @abstractmethod
+    def products(self, directions: Floats, *, labels: bool = False) -> Steps:
+        """Return (K^T y if ``labels``, K^T K P) for directions P of shape (m, j)."""
+
+    def begin(self, probes: Floats, start: Floats) -> Steps:
+        """Return K^T y, and the products of K^T K with probes and, unless it is zero, start."""
+        moved = start if start.any() else start[:, :0]
+        right, products = yield from self.products(np.hstack([probes, moved]), labels=True)
+        return right, products[:, : probes.shape[1]], products[:, probes.shape[1] :]
+
+    def predict(self, coefficients: Floats) -> Steps:
+        """Return predictions of held-out rows per hospital, where hospitals cannot make them."""
+        yield from ()
+        return {}
+
+    def evaluate(self, coefficients: Floats, allow_single: bool) -> Steps:
+        """Give the hospitals the model; return metrics of held-out rows, if there are any.
+
+        None where the nodes keep them to themselves.
+        """
+        wards, first = self.plan.wards, self.first
+        predicted = yield from self.predict(coefficients)
+        tested = [h for h, ward in wards.items() if ward.test]
+        count = bool(tested) and all(self.parties[h].labelled for h in tested)
+        if count and len(tested) == 1 < len(wards) and self.protocol == "secure":
+            if not allow_single:
+                logger.warning(
+                    "partition %d alone has held-out rows: their counts are not sent", tested[0]
+                )
+            count = allow_single
+        bound = max(ward.test for ward in wards.values()) * largest_count(first.classes)
+        length = counts_length(first.outputs, first.classes) if count else 0
+        counts = yield from self.give(coefficients, predicted, length, float(bound))
+        if not counts.any():
+            return None if count else {}
+        counts = np.rint(counts) if first.classes else counts
+        return outcome_metrics(counts, first.classes, first.label_bound)
+
+    def give(
+        self,
+        coefficients: Floats,
+        predicted: Mapping[int, Floats] | None = None,
+        length: int = 0,
+        bound: float = 1.0,
+    ) -> Steps:
+        """Give the hospitals the model; return the sum of their counts, shape (length,).
+
+        With ``length`` 0 nothing is counted. ``predicted`` are predictions by hospital, where
+        hospitals cannot make them.
+        """
+        nothing = np.zeros((0, coefficients.shape[1]))
+        requests = {
+            h: wire.CoefficientsRequest(
+                count=bool(length),
+                coefficients=coefficients,
+                predictions=(predicted or {}).get(h, nothing),
+            )
+            for h in self.plan.hospitals
+        }
+        return (yield from self._collect(requests, length, bound))
+
+    def _collect(
+        self, requests: Mapping[int, wire.CoefficientsRequest], length: int, bound: float
+    ) -> Steps:
+        answers = yield Ask(requests, reply=wire.CoefficientsReply)
+        return self.added(answers.replies, length)
+
+    @property
+    def first(self) -> wire.HybridDescribeReply:
+        """A hospital: all have the same outputs, classes and bound of labels."""
+        return self.parties[self.plan.hospitals[0]]
+
+    # -- landmarks
+
+    def agreements(self) -> dict[str, tuple[tuple[int, ...], bool, int | None]]:
+        """Return block -> (holders, whether to sum moments, who draws its secret).
+
+        Only blocks whose holders must agree on something before they can draw landmarks.
+        """
+        found = {}
+        for block, holders in self.plan.blocks.items():
+            moments = self.sampling == "N" and len(holders) > 1
+            if moments and len(holders) == 2 and self.protocol == "secure":
+                logger.warning(
+                    "block %r has two holders: each can compute the other's means and deviations "
+                    "from those of both; sampling U needs none",
+                    block,
+                )
+            unseeded = self.protocol == "secure" and not self.parties[holders[0]].seeded
+            leader = holders[0] if unseeded and len(holders) > 2 else None
+            if self.sampling != "P" and not self.model_of[0] and (moments or leader is not None):
+                found[block] = (holders, moments, leader)
+        return found
+
+    def agree(self) -> Steps:
+        """Add up the moments and pass on the secrets of blocks that several parties hold.
+
+        Nothing is asked where there are none. One exchange.
+        """
+        blocks, terms, requests = self.agreements(), [], {}
+        if not blocks:
+            return
+        secure, rows = self.protocol == "secure", sum(w.train for w in self.plan.wards.values())
+        for block, (holders, moments, leader) in blocks.items():
+            for p in holders:
+                peers = [q for q in holders if q != p] if p == leader else []
+                requests[p] = self.rows_request(
+                    wire.MomentsRequest, p, moments=moments, peers=np.array(peers, np.int32)
+                )
+            if moments and secure:
+                length = 1 + 2 * self.parties[holders[0]].features
+                terms.append(self.term(f"moments/{block}", length, rows or 1, f"block {block}"))
+        answers = yield Ask(requests, reply=wire.MomentsReply, sums=terms)
+        for block, (holders, moments, leader) in blocks.items():
+            if moments and secure:
+                self._moments[block] = answers.totals[f"moments/{block}"]
+            elif moments:  # the paper's protocols hide nothing
+                plain = [answers.replies[p].plain for p in holders]
+                length = 1 + 2 * self.parties[holders[0]].features
+                if any(vector.shape != (length,) for vector in plain):
+                    raise ProtocolError(f"moments of block {block!r} are missing")
+                self._moments[block] = np.sum(plain, axis=0)
+            if leader is not None:
+                peers = [q for q in holders if q != leader]
+                sealed = answers.replies[leader].sealed
+                if len(sealed) != len(peers):
+                    raise ProtocolError(
+                        "the secret of its block is missing", party=f"partition {leader}"
+                    )
+                self._sealed |= {q: (leader, s) for q, s in zip(peers, sealed, strict=True)}
+
+    def take_fingerprints(self, replies: Mapping[int, wire.DistancesReply]) -> None:
+        """Check that all holders of a block have the same landmarks, and the model's.
+
+        Raises
+        ------
+        ProtocolError
+        """
+        for block, holders in self.plan.blocks.items():
+            for partition in holders:
+                if partition not in replies:
+                    continue
+                found = replies[partition].fingerprint.hex()
+                if self.fingerprints.setdefault(block, found) != found:
+                    raise ProtocolError(
+                        f"its landmarks of block {block!r} differ from those of the other holders",
+                        remedy="configure the same landmark seed at all holders of the block",
+                        party=f"partition {partition}",
+                    )
+                if self.known.get(block, found) != found:
+                    raise ProtocolError(
+                        f"its landmarks of block {block!r} are not those of the model",
+                        remedy="give it the state_dir or the landmark seed of the training run",
+                        party=f"partition {partition}",
+                    )
+
+    # -- requests, sums, replies
+
+    def rows_request(
+        self, kind: Any, partition: int, parts: Mapping[int, slice] | None = None, **more: Any
+    ) -> Any:
+        """Return a request to a party about rows of hospitals, as far as it has any of them.
+
+        ``parts`` are the positions of each hospital, by default all.
+        """
+        wards = [ward for ward in self.plan.wards.values() if partition in ward.rows]
+        if parts is None:
+            parts = {ward.partition: slice(0, ward.total) for ward in wards}
+        wards = [ward for ward in wards if ward.partition in parts]
+
+        def whole(of: Callable[[Ward], int]) -> NDArray[np.int32]:
+            return np.array([of(ward) for ward in wards], np.int32)
+
+        return kind(
+            hospitals=whole(lambda w: w.partition),
+            trains=whole(lambda w: w.train),
+            starts=whole(lambda w: parts[w.partition].start),
+            stops=whole(lambda w: parts[w.partition].stop),
+            rows=tuple(ward.rows[partition] for ward in wards),
+            **more,
+        )
+
+    def landmarks_requests(
+        self, kind: Any, asked: Iterable[int], parts: Mapping[int, slice] | None = None
+    ) -> dict[int, Any]:
+        """Return partition -> all that it must know to draw its landmarks and make its kernel."""
+        secret, requests = self.protocol == "secure", {}
+        for partition in sorted(asked):
+            party = self.parties[partition]
+            holders = self.plan.blocks.get(party.block, ())
+            seed_from, sealed = self._sealed.get(partition, (-1, _NO_BYTES))
+            if secret and party.features and not party.seeded and len(holders) == 2:
+                seed_from = next(p for p in holders if p != partition)
+            requests[partition] = self.rows_request(
+                kind,
+                partition,
+                parts,
+                variant=self.protocol,
+                kernel=self.kernel,
+                sampling=self.sampling,
+                landmarks=self.landmarks,
+                seed_from=seed_from,
+                public_seed=-1 if secret else self.public_seed,
+                model=self.model_of[0],
+                model_round=self.model_of[1],
+                save_as=0 if self.model_of[0] else KEPT,
+                landmark_pairs=bool(party.features) and holders[:1] == (partition,),
+                keep_training=self.keep_training,
+                gammas=self.gammas,
+                moments=self._moments.get(party.block, _NOTHING),
+                sealed_seed=sealed,
+            )
+        return requests
+
+    def tell_everybody(self, request: Any, reply: Any) -> Steps:
+        """Tell all parties rows, landmarks and widths; return their replies (one exchange)."""
+        yield from self.agree()
+        requests = self.landmarks_requests(request, self.plan.parties)
+        answers = yield Ask(requests, reply=reply)
+        self.take_fingerprints(answers.replies)
+        return answers.replies
+
+    def term(
+        self,
+        name: str,
+        length: int,
+        bound: float,
+        cohort: str,
+        *,
+        receiver: int | None = None,
+        bits: int = 64,
+    ) -> Term:
+        """Return a sum over a whole cohort, of numbers up to ``bound`` and what rounding adds."""
+        return Term(
+            name=name,
+            length=length,
+            encoding=Encoding.fixed_point(bound * _ROUNDED, bits),
+            cohort=self.cohorts.index(cohort),
+            receiver=receiver,
+            self_masks=False,
+        )
+
+    @staticmethod
+    def added(replies: Mapping[int, Any], length: int) -> Floats:
+        """Add up vectors that were sent in plain.
+
+        Raises
+        ------
+        ProtocolError
+        """
+        total = np.zeros(length)
+        for partition, reply in replies.items() if length else ():
+            if len(reply.plain) != 1 or reply.plain[0].shape != (length,):
+                raise ProtocolError("its vector is missing", party=f"partition {partition}")
+            total += reply.plain[0]
+        return total
