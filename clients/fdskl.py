@@ -26,6 +26,7 @@ from fedkern_flwr.vertical.phase_training import fit, outputs
 from fedkern_flwr.vertical.phases import cosines
 
 from .fdskl_columns import ColumnsClient
+from .fdskl_paper import make_hops
 from .fdskl_table import VerticalTable
 from .party_table import Floats, Ids
 
@@ -163,6 +164,14 @@ class VerticalKernelClient(ColumnsClient):
             )
 
     # -- phases
+
+    @answers(wire.HopsRequest)
+    def send_hops(self, request: wire.HopsRequest) -> wire.HopsReply:
+        """Take part in a sum over two trees (Algorithm 3); see :mod:`.fdskl_paper`."""
+        if request.topology != "tree":
+            raise self.wrong("hops leave a node in runs with topology 'tree' only")
+        self.note_rows("hops", self.places(request.rows), each=True)
+        return make_hops(self, request)
 
     @answers(wire.StepRequest)
     def take_step(self, request: wire.StepRequest) -> wire.StepReply:

@@ -19,7 +19,7 @@ from fedkern_flwr.kernels.frequencies import (
     draw_offsets,
     public_frequency_seed,
 )
-from fedkern_flwr.method import AnsweringClient, answers
+from fedkern_flwr.method import AnsweringClient
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.secure_sum import Encoding
@@ -27,7 +27,6 @@ from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical.parties import ACTIVE, PASSIVE, chunks, name_sum
 from fedkern_flwr.wire import DescribeRequest, columns_digest
 
-from .fdskl_paper import make_hops
 from .fdskl_store import PhaseStore
 from .fdskl_table import VerticalTable
 from .party_table import Floats
@@ -116,14 +115,6 @@ class ColumnsClient(AnsweringClient):
             )
         self._take_delivered(request)
         return method(request)
-
-    @answers(wire.HopsRequest)
-    def send_hops(self, request: wire.HopsRequest) -> wire.HopsReply:
-        """Take part in a sum over two trees (Algorithm 3); see :mod:`.trees`."""
-        if request.topology != "tree":
-            raise self.wrong("hops leave a node in runs with topology 'tree' only")
-        self.note_rows("hops", self.places(request.rows), each=True)
-        return make_hops(self, request)
 
     def close_round(self, state: SessionState, *done: Any) -> None:
         """Keep the state; on disk as well, if there is a place and the request says so."""

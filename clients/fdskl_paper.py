@@ -7,8 +7,6 @@ whoever gets the first can bound omega^T x, or tell it exactly for the differenc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,8 +15,7 @@ from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
 from fedkern_flwr.vertical import messages as wire
 
-if TYPE_CHECKING:
-    from .fdskl_columns import ColumnsClient
+from .fdskl_columns import ColumnsClient
 
 Floats = NDArray[np.float64]
 _T1, _T2 = 0, 1

@@ -286,8 +286,8 @@ class HybridKernelClient(LandmarkedParty):
 
     @answers(wire.ChainRequest)
     def send_hops(self, request: wire.ChainRequest) -> wire.ChainReply:
-        """Chain protocol (Algorithms 1 and 2): this party's hops; see :mod:`.chain`."""
-        return make_hops(self, request)
+        """Chain protocol (Algorithms 1 and 2): this party's hops; see :mod:`.fed_cg_paper`."""
+        return make_hops(self, request, lambda: self.kernel)
 
     def close_round(self, state: SessionState, *done: Any) -> None:
         """Keep the state; on disk as well, if there is a place and the request says so."""

@@ -17,7 +17,7 @@ each hospital and, at the start, v.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +27,16 @@ from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
 from fedkern_flwr.seeding import derive_seed
 
-if TYPE_CHECKING:
-    from .fed_cg import HybridKernelClient
+from .fed_cg_kernel import HospitalKernel
+from .fed_cg_landmarks import LandmarkedParty
 
 Floats = NDArray[np.float64]
 
 
-def make_hops(client: HybridKernelClient, request: wire.ChainRequest) -> wire.ChainReply:
-    """Answer a request: one hop for each hospital that it names."""
+def make_hops(
+    client: LandmarkedParty, request: wire.ChainRequest, kernel: Callable[[], HospitalKernel]
+) -> wire.ChainReply:
+    """Answer a request: one hop for each hospital that it names; ``kernel`` is a hospital's own."""
     if client.protocol != "chain":
         raise ProtocolError(
             "partial products leave a node in protocol 'chain' only", party=client.name
@@ -65,7 +67,7 @@ def make_hops(client: HybridKernelClient, request: wire.ChainRequest) -> wire.Ch
                 sent.append(np.zeros(0, np.uint8))
                 continue
             if request.purpose == "start":
-                vector, residual = _start(client, vector)
+                vector, residual = _start(client, kernel(), vector)
             block = client.block_kernel(rows) * vector
             back = True
         if after >= 0:
@@ -84,8 +86,10 @@ def label_noise(seed: int, partition: int, rows: int) -> Floats:
     return np.asarray(rng.random((rows, 1)))
 
 
-def _start(client: HybridKernelClient, product: Floats) -> tuple[Floats, Floats]:
+def _start(
+    client: LandmarkedParty, kernel: HospitalKernel, product: Floats
+) -> tuple[Floats, Floats]:
     """Return (K alpha - y, v = K alpha - y + eta); the server is shown v (line 20)."""
-    gradient = product - client.kernel.targets()
+    gradient = product - kernel.targets()
     seed = int(client.kept.settings["public_seed"])
     return gradient, gradient + label_noise(seed, client.partition, len(gradient))

@@ -259,13 +259,14 @@ class OnlineKernelClient(AnsweringClient):
     def predict_kernels(self, request: wire.PredictRequest) -> wire.PredictReply:
         """Predict the held-out rows with the weights kept of an earlier run, and write them."""
         if len(self.x_test):
-            weights = read_weights(self, request)
+            weights = read_weights(self, request, self._table())
             features = _feature_map(request, self.x_test.shape[1])
             parts = [
                 np.vecdot(features(self.x_test[start : start + _CHUNK]), request.theta) @ weights
                 for start in range(0, len(self.x_test), _CHUNK)
             ]
-            write_outputs(self, np.concatenate(parts) + request.centre)
+            outputs = np.concatenate(parts) + request.centre
+            write_outputs(outputs, self.predictions, self.ids_test, self.label_range, self.name)
         return wire.PredictReply(samples=len(self.x_test))
 
     @answers(wire.NetworkEvaluateRequest)
@@ -290,8 +291,12 @@ class OnlineKernelClient(AnsweringClient):
         elif self.sums is not None and isinstance(reply, wire.StreamReport):
             reply = self._mask(reply, self.sums)
         if self.keep_weights and isinstance(request, wire.PersonalRequest):
-            keep_weights(self, request, self.kept)
+            keep_weights(self, request, self.kept, self._table())
         return reply
+
+    def _table(self) -> tuple[str, int]:
+        """Return a digest of the columns, to know them again."""
+        return columns_digest(self.columns), self.x.shape[1]
 
     def _count_rows(self, request: wire.StreamRequest) -> None:
         """Refuse to release more numbers of the rows of a round than there are unknowns."""

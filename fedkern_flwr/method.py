@@ -35,8 +35,8 @@ from .flower_compat import is_simulated
 from .node.answering import AnsweringClient, answers
 from .node.method_client import MethodClient, contributes
 from .options import declared, describe, option
-from .run import Rounds, Run, Steps
-from .steps import Answers, Ask, Deliver, LostState, Round, Save, Sum, Term
+from .run import Run
+from .steps import Answers, Ask, Deliver, LostState, Round, Rounds, Save, Steps, Sum, Term
 from .strategy import Arrays, at_least
 from .summing import SummingStrategy
 from .wire import DescribeReply

@@ -6,7 +6,7 @@ Two ideas of asking again are all there are: *each* (whoever did not answer, alo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +27,13 @@ from .steps import (
     LostState,
     Overlapping,
     Round,
+    Rounds,
     Save,
     Step,
     Sum,
     Term,
+    sum_bound,
+    sum_name,
 )
 from .strategy import count_failures, logger
 from .wire import PhaseMessage
@@ -41,10 +44,7 @@ if TYPE_CHECKING:
     from .method import Method
 
 Arrays = dict[str, NDArray[Any]]
-Rounds = Generator[Step, Any, Mapping[str, Any] | None]
-Steps = Generator[Step, Any, Any]  # a part of them, which may return anything
 
-ROUNDING = 1e-9
 _LOGS = "their logs say where"
 _MISSING = "not all parties answered"
 
@@ -608,16 +608,6 @@ class Run:
         if self._log is None or len(sums) > 1:  # it cannot be asked again as it was
             marked["log"] = None
         method.write_checkpoint(int(meta["round"]) or self._asked, arrays, marked)
-
-
-def sum_bound(bound: float, rows: Sequence[int]) -> float:
-    """Return the public bound of a client's numbers, of that of a row and the rows of each."""
-    return bound * max(1, *rows) * (1.0 + ROUNDING)
-
-
-def sum_name(name: str, *, held_out: bool) -> str:
-    """Return under which name the numbers of a handler are summed."""
-    return f"evaluate/{name}" if held_out else name
 
 
 def _send(rounds: Rounds, value: Any) -> Callable[[], Step]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +15,9 @@ from .secure_sum import Encoding, RunningSum
 from .wire import PhaseMessage
 
 Values = Mapping[str, Any]
+
+
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,3 +274,15 @@ def split(numbers: NDArray[np.float64], sizes: Mapping[str, int]) -> dict[str, N
 
 
 Step = Sum | Ask | Deliver | Save | Round | Overlapping
+Rounds = Generator[Step, Any, Mapping[str, Any] | None]
+Steps = Generator[Step, Any, Any]  # a part of them, which may return anything
+
+
+def sum_bound(bound: float, rows: Sequence[int]) -> float:
+    """Return the public bound of a client's numbers, of that of a row and the rows of each."""
+    return bound * max(1, *rows) * (1.0 + _ROUNDING)
+
+
+def sum_name(name: str, *, held_out: bool) -> str:
+    """Return under which name the numbers of a handler are summed."""
+    return f"evaluate/{name}" if held_out else name

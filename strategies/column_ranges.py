@@ -38,8 +38,8 @@ class ColumnRanges(Method):
     column are summed securely over the holders of a block, in two passes
     (:mod:`fedkern_flwr.align.column_ranges`); each node writes mean - k to mean + k deviations to
     its own disk. A node that holds a block alone sends nothing of it and takes its least and
-    greatest values. Four exchanges: describe, means, deviations, write; two where all blocks have one
-    holder.
+    greatest values. Four exchanges: describe, means, deviations, write; two where all blocks have
+    one holder.
 
     Attributes
     ----------

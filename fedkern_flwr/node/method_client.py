@@ -18,9 +18,8 @@ from ..errors import ProtocolError, SumError, TableError
 from ..guard import SumRule, counting
 from ..guard.rows import OwnRows
 from ..private_files import make_private_folder
-from ..run import sum_bound, sum_name
 from ..secure_sum import Encoding
-from ..steps import split
+from ..steps import split, sum_bound, sum_name
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from ..wire.method import MethodReply, MethodRequest, pack, unpack
 from .answering import Answer, AnsweringClient
