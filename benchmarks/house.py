@@ -29,6 +29,8 @@ METHODS = {
     "kernel PCA": "kernel_pca",
     "align, ranges": "align|alignment|ranges|column_ranges",
 }
+#: Files of the core that drive a method; the others, such as errors, are used by all.
+DRIVER = {"method", "run", "strategy", "summing", "gather", "overlap"}
 _SILENT = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -57,10 +59,14 @@ def code_lines(text: str) -> int:
 
 def files(revision: str | None) -> Iterator[tuple[str, str]]:
     """Yield (path, text) of the Python files of the checkout or of a revision."""
-    tree = ["ls-tree", "-r", "--name-only", revision] if revision else ["ls-files"]
-    for path in _git(*tree).splitlines():
-        if path.endswith(".py") and (revision or (ROOT / path).is_file()):
-            yield path, _git("show", f"{revision}:{path}") if revision else _read(path)
+    if revision is None:
+        for room in (*SOURCE, "tests", "benchmarks"):
+            for file in sorted((ROOT / room).rglob("*.py")):
+                yield file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8")
+        return
+    for path in _git("ls-tree", "-r", "--name-only", revision).splitlines():
+        if path.endswith(".py") and path.split("/")[0] in (*SOURCE, "tests", "benchmarks"):
+            yield path, _git("show", f"{revision}:{path}")
 
 
 def count(revision: str | None) -> tuple[Counter[str], Counter[str]]:
@@ -102,8 +108,11 @@ def room_of(module: str) -> str:
     """Return how the picture calls the room of a module, such as ``hybrid`` or ``lab``."""
     parts = module.split("/")
     if parts[0] == "simulations":
-        return "simulations" if len(parts) == 2 else f"simulations/{parts[1]}"
-    return parts[0] if parts[0] != "fedkern_flwr" else parts[1] if len(parts) > 2 else "core"
+        upto = 3 if parts[1:3] == ["lab", "attacks"] else 2  # attacks are below the methods
+        return "simulations" if len(parts) == 2 else "/".join(parts[1:upto])
+    if parts[0] != "fedkern_flwr" or len(parts) > 2:
+        return parts[0] if parts[0] != "fedkern_flwr" else parts[1]
+    return "driver" if parts[1].removesuffix(".py") in DRIVER else ""
 
 
 def picture() -> str:
@@ -112,15 +121,15 @@ def picture() -> str:
     for path, text in files(None):
         if path.split("/")[0] in SOURCE and "apps" not in path:
             own = arrows.setdefault(room_of(path), set())
-            own |= {room for room in imported(path, text) if room != room_of(path)}
+            own |= imported(path, text) - {room_of(path), ""}
     lines = ["```mermaid", "flowchart BT"]
-    for room in sorted(arrows):
+    for room in sorted(arrows.keys() - {""}):
         for target in sorted(arrows[room]):
             others = arrows[room] - {target}
             if not any(
                 target in arrows.get(o, ()) and room not in arrows.get(o, ()) for o in others
             ):
-                lines.append(f"    {_name(room)}[{room}] --> {_name(target)}[{target}]")
+                lines.append(f"    {room} --> {target}")
     return "\n".join([*lines, "```"])
 
 
@@ -148,18 +157,10 @@ def _place(parts: list[str]) -> str:
     )
 
 
-def _name(room: str) -> str:
-    return room.replace("/", "_")
-
-
 def _git(*arguments: str) -> str:
     return subprocess.run(
         ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-
-
-def _read(path: str) -> str:
-    return (ROOT / path).read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":
