@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.errors import FedKernError, OptionError
 
 from ...strategies import PhaseStrategy
 from ..engines.ray_cluster import check_ray_address
@@ -46,7 +46,12 @@ def run_method(name: str, values: dict[str, Any]) -> None:
         family(name).check_data(config, prepared)
         default = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder = RunFolder.create(Path(values["out"] or default), config)
-        result = _execute(screen, folder, config, prepared, address, resume=False)
+        try:
+            result = _execute(screen, folder, config, prepared, address, resume=False)
+        except FedKernError as error:
+            if error.exit_code == OptionError.exit_code and not folder.unfinished:
+                folder.discard()  # it is known only now that this cannot be run
+            raise
     _show(screen, folder, result)
     text = json.dumps(result, allow_nan=False)
     if json_file is not None:

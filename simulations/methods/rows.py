@@ -82,7 +82,7 @@ class RowSettings(TableSettings):
             id_column=self.id_column,
             site_column=self.site_column,
             missing=self.missing,
-            labelled=False,
+            labelled=self.label is not None,
         )
 
 

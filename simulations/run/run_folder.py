@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,6 +130,15 @@ class RunFolder:
         """Save the model of a strategy and the scaling of its data."""
         save_model(self.path / ARTIFACTS["model"], strategy.method, *strategy.model())
         write_atomically(self.path / ARTIFACTS["scaling"], scaling.encode())
+
+    def discard(self) -> None:
+        """Remove what :meth:`create` made, and the folder if nothing else is in it."""
+        shutil.rmtree(self.state_dir, ignore_errors=True)
+        (self.path / "config.json").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody has something there
+            self.path.rmdir()
+            if self.path.parent == Path("runs"):  # made for it
+                self.path.parent.rmdir()
 
     def tidy(self) -> None:
         """Keep only the last private state of each simulated node."""

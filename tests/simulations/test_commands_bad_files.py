@@ -21,7 +21,7 @@ TABLES = {
 TWICE = {"id": ["s3cret-1"] * 2 + [str(k) for k in range(58)]}
 #: Changes of a table, more options, methods (all of them where none is named), the complaint.
 FILES: list[tuple[dict[str, Any], str, str, str]] = [
-    ({}, "--label z", "fed-cg fdskl secure-gram pof-mkl", "t.csv has no label column 'z'"),
+    ({}, "--label z", "", "t.csv has no label column 'z'"),
     ({}, "--id z", "", "t.csv has no id column 'z'"),
     ({}, "--site z", "", "t.csv has no site column 'z'"),
     ({}, "--target z", "fed-cg fdskl hierarchical-svm", "the data has no feature column 'z'"),
