@@ -137,8 +137,9 @@ app = LosesNode()
 
 
 @pytest.mark.deployment
+@pytest.mark.parametrize("name", STOCK)
 def test_a_deployment_that_loses_a_node_is_the_plain_run_over_the_others(
-    example: SimpleNamespace, tmp_path: Path
+    example: SimpleNamespace, tmp_path: Path, name: str
 ) -> None:
     """Nodes have the policy of a node and tables of their own; one is killed on the way."""
     nodes: list[dict[str, Any]] = []
@@ -150,7 +151,8 @@ def test_a_deployment_that_loses_a_node_is_the_plain_run_over_the_others(
         np.savetxt(folder / "data.csv", np.column_stack([x, y]), delimiter=",", fmt="%.17g")
         nodes.append({**config, "data": str(folder / "data.csv")})
     deployment, rounds, saved = LocalDeployment(tmp_path, nodes), 2, tmp_path / "model.npz"
-    options = {"num-rounds": rounds, "evaluate": 0.0, "timeout": 15.0, "model": str(saved)}
+    options: dict[str, Any] = {"num-rounds": rounds, "strategy": name, "model": str(saved)}
+    options |= {"evaluate": 0.0, "timeout": 15.0}
     with deployment:
         run_id = deployment.run(EXAMPLE, options)
         log = tmp_path / "nodes" / str(NODES - 1) / "supernode.log"
@@ -166,7 +168,7 @@ def test_a_deployment_that_loses_a_node_is_the_plain_run_over_the_others(
         found = dict(arrays)
     app = example.client_app.app
     gaps = [
-        gap(found, start(example, FedAvg(), LosesNode(app, first), rounds).arrays)
+        gap(found, start(example, STOCK[name](), LosesNode(app, first), rounds).arrays)
         for first in range(1, rounds + 2)
     ]
     # it died before its vector of a round was in or after it: one of these is what happened
