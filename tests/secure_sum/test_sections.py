@@ -22,7 +22,11 @@ from fedkern_flwr.wire.sections import (
     section_bytes,
 )
 
-CLASSES = [cls for cls in (getattr(sums, name) for name in sums.__all__) if cls.phase]
+CLASSES = [
+    cls
+    for cls in (getattr(sums, name) for name in sums.__all__)
+    if isinstance(cls, type) and cls.phase
+]
 VALUES = {"bool": True, "bytes": b"\x00\xff", "float": 0.25, "int": 7, "str": 'a\u00e9"'}
 
 
