@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from ..errors import OptionError
 from ..seeding import derive_seed
 from ..threads import share
 
@@ -121,14 +120,3 @@ def row_chunks(rows: int, columns: int) -> Iterator[slice]:
     step = max(1, _CHUNK // max(1, columns))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
-
-
-def check_gamma(gamma: float) -> None:
-    """Refuse a width that is not positive.
-
-    Raises
-    ------
-    OptionError
-    """
-    if not 0.0 < gamma < np.inf:
-        raise OptionError(f"gamma is {gamma}", remedy="use a positive number")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,13 @@ from fedkern_flwr.errors import OptionError
 from fedkern_flwr.hybrid.landmarks import draw_landmarks
 from fedkern_flwr.kernels import product as product_kernel
 from fedkern_flwr.kernels.product import (
-    check_gamma,
     distance_bound,
     kernel_from_distances,
     landmark_gammas,
     partial_distances,
     row_chunks,
 )
+from fedkern_flwr.strategies import FDSKL, FedCG, HierarchicalSVM
 
 METRICS = {"rbf": "sqeuclidean", "laplacian": "cityblock"}
 KERNELS: list[Any] = list(METRICS)
@@ -147,7 +149,10 @@ def test_chunks_make_up_all_rows_once(rows: int, columns: int) -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_width_that_is_no_positive_number_is_refused(gamma: float) -> None:
-    check_gamma(1e-9)
+@pytest.mark.parametrize("method", [FedCG, FDSKL, partial(HierarchicalSVM, model="rbf")])
+def test_a_width_that_is_no_positive_number_is_refused(
+    method: Callable[..., Any], gamma: float
+) -> None:
+    method(gamma=1e-9)
     with pytest.raises(OptionError, match=r"gamma is .*; use a positive number"):
-        check_gamma(gamma)
+        method(gamma=gamma)
