@@ -94,14 +94,3 @@ class CheckpointError(FedKernError):
     """A checkpoint is missing, damaged or belongs to another run."""
 
     exit_code = 2
-
-
-#: Errors of clients after which another attempt is no use.
-FINAL = (
-    "ProtocolError:",
-    "RefusedError:",
-    "OptionError:",
-    "TableError:",
-    "SumError:",
-    "CheckpointError:",
-)

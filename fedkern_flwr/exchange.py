@@ -42,6 +42,17 @@ _LOOK = 10.0  # seconds from one look at who is connected to the next
 _GRACE = 1.0  # seconds that nodes get at least when the others' replies are enough
 
 
+#: Errors of clients after which another attempt is no use.
+_FINAL = (
+    "ProtocolError:",
+    "RefusedError:",
+    "OptionError:",
+    "TableError:",
+    "SumError:",
+    "CheckpointError:",
+)
+
+
 @dataclass(frozen=True)
 class Failure:
     """Why a node did not answer properly.
@@ -63,6 +74,16 @@ class Failure:
 
     def __str__(self) -> str:
         return f"{self.kind} {self.detail}".strip()
+
+    def raise_final(self, phase: str) -> None:
+        """Raise what the node said, if another attempt would be no use.
+
+        Raises
+        ------
+        ProtocolError
+        """
+        if self.detail.startswith(_FINAL):
+            raise ProtocolError(self.detail.partition(": ")[2], phase=phase)
 
 
 @dataclass(frozen=True)

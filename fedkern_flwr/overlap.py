@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
-from .errors import FINAL, ProtocolError
+from .errors import ProtocolError
 from .exchange import Courier, Failure, Outcome, read_reply, request_messages
 from .flower_compat import is_simulated
 from .secure_sum import RunningSum
@@ -116,9 +116,7 @@ class Overlap:
                 failed[node] = Failure("invalid reply", error.problem)
         for node, failure in failed.items():
             method.reject(node, failure, number)
-            if failure.detail.startswith(FINAL):
-                phase = self._kinds[node].phase
-                raise ProtocolError(failure.detail.partition(": ")[2], phase=phase)
+            failure.raise_final(self._kinds[node].phase)
         return {method.parties_[node].partition: failure for node, failure in failed.items()}
 
     def give_up(self, partitions: Iterable[int], number: int) -> dict[int, Failure]:

@@ -15,7 +15,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from .errors import FINAL, CheckpointError, CohortError, ProtocolError, SumError
+from .errors import CheckpointError, CohortError, ProtocolError, SumError
 from .exchange import Failure, Outcome, read_reply, request_messages
 from .guard.counting import too_many
 from .overlap import Overlap
@@ -342,9 +342,8 @@ class Run:
         )
         self._outcome, self._failures = outcome, dict(outcome.failures)
         details = [failure.detail for failure in outcome.failures.values()]
-        for detail in details if final else ():
-            if detail.startswith(FINAL):
-                raise ProtocolError(detail.partition(": ")[2], phase=phase)
+        for failure in outcome.failures.values() if final else ():
+            failure.raise_final(phase)
         if final and len(details) == len(method.active_nodes()) and len(set(details)) == 1:
             bug = details[0]  # of its handler a client tells the class of an exception alone
             if bug.isidentifier():

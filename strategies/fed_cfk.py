@@ -11,7 +11,6 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import (
-    FINAL,
     CheckpointError,
     CohortError,
     OptionError,
@@ -140,8 +139,7 @@ class FedCFK(SecureGram):
         question = wire.AskRequest(items=self.items_)
         found = yield Ask(question, reply=wire.AskReply, until="once", least=0)
         for failure in found.failures.values():
-            if failure.detail.startswith(FINAL):
-                raise ProtocolError(failure.detail.partition(": ")[2], phase=question.phase)
+            failure.raise_final(question.phase)
         for partition, reply in found.replies.items():
             self.asked_.setdefault(partition, []).append(self.items_[reply.wanted].tolist())
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from flwr.clientapp import ClientApp
 
-from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.errors import OptionError
 
 from ...strategies import SecureGram
 from ..engines import InProcessGrid
 from .gram_data import GramSettings, InstanceClients, InstanceData, prepare_gram
 from .gram_learner import choose_machine
-from .new_rows import read_model, read_rows, write_rows
+from .new_rows import complete_rows, read_model, read_rows, write_rows
 
 
 def predict_rows(
@@ -63,9 +63,7 @@ def predict_rows(
     raw = meta["encoding"] == "counts"
     label = str(config["data"].get("label") or "")
     x, ids = read_rows(data, scaling, id_column, label, scaled=not raw)
-    rows = np.flatnonzero(np.isfinite(x).all(axis=1))
-    if not len(rows):
-        raise TableError("every row lacks a value", remedy="fill in its cells")
+    rows = complete_rows(x)
     seed = int(config["seed"])
     part = prepared.split(seed)
     strategy = SecureGram.of_model(meta, seed=seed)

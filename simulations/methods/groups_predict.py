@@ -13,7 +13,6 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import TableError
 from fedkern_flwr.groups.linear_model import outputs
 from fedkern_flwr.groups.members import OWNER
 
@@ -22,8 +21,7 @@ from ...strategies import HierarchicalSVM
 from ..engines import InProcessGrid
 from .groups_data import HierarchicalClients, HierarchicalData
 from .groups_settings import HierarchicalSettings
-from .hybrid_oracle import read_predictions
-from .new_rows import read_model, read_rows, write_rows
+from .new_rows import complete_rows, read_model, read_predictions, read_rows, write_rows
 
 Floats = NDArray[np.float64]
 
@@ -61,9 +59,7 @@ def predict_rows(
     arrays, meta, scaling = read_model(folder, config["method"])
     label = str(config["data"].get("label") or "")
     x, ids = read_rows(data, scaling, id_column, label, scaled=False)
-    rows = np.flatnonzero(np.isfinite(x).all(axis=1))
-    if not len(rows):
-        raise TableError("every row lacks a value", remedy="fill in its cells")
+    rows = complete_rows(x)
     if meta["partition"] == "vertical":
         found = vertical_outputs(folder, config, meta, x[rows])
     else:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
@@ -17,6 +14,7 @@ from fedkern_flwr.labels import encode_classes
 from ...strategies import FedCG
 from ..lab.attacks import reconstruction_errors
 from .hybrid_data import HybridData, Pooled
+from .new_rows import read_predictions
 
 Floats = NDArray[np.float64]
 
@@ -145,15 +143,3 @@ def reconstruction(strategy: FedCG, prepared: HybridData) -> dict[str, float]:
     x, landmarks = pooled.x[np.ix_(rows, columns)], np.hstack(list(parts.values()))
     found = reconstruction_errors(x, landmarks, seed=strategy.seed or 0)
     return {f"reconstruction_{name}": error for name, error in found.items()}
-
-
-def read_predictions(folder: Path) -> dict[int, list[float]]:
-    """Return row -> outputs from the files that simulated hospitals wrote."""
-    found = {}
-    for file in sorted(folder.glob("partition-*.csv")):
-        with file.open(newline="") as lines:
-            reader = csv.reader(lines)
-            outputs = sum(name.startswith("output_") for name in next(reader))
-            for row in reader:
-                found[int(row[0])] = [float(cell) for cell in row[1 : 1 + outputs]]
-    return found

@@ -16,8 +16,7 @@ from fedkern_flwr.errors import TableError
 from ...strategies import FedCG
 from ..engines import InProcessGrid
 from .hybrid_data import HybridClients, HybridData, HybridSettings, Pooled
-from .hybrid_oracle import read_predictions
-from .new_rows import read_model, read_rows, write_rows
+from .new_rows import read_model, read_predictions, read_rows, write_rows
 
 Floats = NDArray[np.float64]
 

@@ -103,3 +103,29 @@ def write_rows(
         for name, row in zip(ids, values.tolist(), strict=True):
             writer.writerow([name, *map(repr, row)])
     write_atomically(out, text.getvalue().encode(), private=True)
+
+
+def read_predictions(folder: Path) -> dict[int, list[float]]:
+    """Return row -> outputs from the files that simulated parties wrote."""
+    found = {}
+    for file in sorted(folder.glob("partition-*.csv")):
+        with file.open(newline="") as lines:
+            reader = csv.reader(lines)
+            outputs = sum(name.startswith("output_") for name in next(reader))
+            for row in reader:
+                found[int(row[0])] = [float(cell) for cell in row[1 : 1 + outputs]]
+    return found
+
+
+def complete_rows(x: Floats) -> NDArray[np.intp]:
+    """Return the places of the rows that lack no value.
+
+    Raises
+    ------
+    TableError
+        There is none.
+    """
+    rows = np.flatnonzero(np.isfinite(x).all(axis=1))
+    if not len(rows):
+        raise TableError("every row lacks a value", remedy="fill in its cells")
+    return rows

@@ -15,7 +15,7 @@ from fedkern_flwr.vertical.doubly_stochastic import draw_batch, new_coefficients
 from fedkern_flwr.vertical.phase_training import minimise, outputs, solve_square
 
 from ...strategies import FDSKL
-from .hybrid_oracle import read_predictions
+from .new_rows import read_predictions
 from .vertical_data import Columns, VerticalData, alignment_key, frequency_seed
 
 Floats = NDArray[np.float64]

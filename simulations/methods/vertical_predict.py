@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 from flwr.clientapp import ClientApp
 
-from fedkern_flwr.errors import TableError
-
 from ...strategies import FDSKL
 from ..engines import InProcessGrid
-from .hybrid_oracle import read_predictions
-from .new_rows import read_model, read_rows, write_rows
+from .new_rows import complete_rows, read_model, read_predictions, read_rows, write_rows
 from .vertical_data import Columns, VerticalClients, VerticalSettings
 
 
@@ -56,9 +53,7 @@ def predict_rows(
     _, meta, scaling = read_model(folder, config["method"])
     x, ids = read_rows(data, scaling, id_column, str(config["data"].get("label") or ""))
     settings = VerticalSettings.from_values(config["data"])
-    rows = np.flatnonzero(np.isfinite(x).all(axis=1))
-    if not len(rows):
-        raise TableError("every row lacks a value", remedy="fill in its cells")
+    rows = complete_rows(x)
     pooled = Columns(
         x[rows],
         np.full(len(rows), np.nan),
