@@ -282,13 +282,13 @@ class Run:
         method, problem = self.method, _MISSING
         replies: dict[int, Any] = {}
         whole: dict[str, RunningSum] = {}
+        terms = {term.key: term for term in step.sums}
         for attempt in range(method.attempts):
             here = {p: r for p, r in self._requests(step).items() if p in self._partitions()}
             running = self._order(step, here, whole)
             summed = {p for one in running.values() for p in one.cohort.members}
             waiting = {p: r for p, r in here.items() if p in summed and p not in method.spent_}
             replies |= self._exchange(waiting, step, list(running.values())) if waiting else {}
-            terms = {term.key: term for term in step.sums}
             for key, one in running.items():
                 found = self._too_few(one) or terms[key].unfit(one.uploaded)
                 if found:
@@ -466,7 +466,6 @@ class Run:
         found = Answers(replies)
         for term in step.sums:
             one = running[term.key]
-            found.survivors[term.key] = len(one.survivors)
             found.contributors[term.key] = list(one.survivors)
             if term.receiver is None:
                 found.totals[term.key] = self._sums.total(one)

@@ -174,10 +174,8 @@ class Answers:
         Key -> total of a sum that is the server's.
     running : dict
         Key -> sum that is somebody else's, to be delivered; see :class:`Deliver`.
-    survivors : dict
-        Key -> how many contributed to a sum.
     contributors : dict
-        Key -> their partitions.
+        Key -> partitions of those who contributed to a sum.
     failures : dict
         Partition -> why it did not answer, where it was asked ``once``.
     """
@@ -185,7 +183,6 @@ class Answers:
     replies: dict[int, Any]
     totals: dict[str, NDArray[Any]] = field(default_factory=dict)
     running: dict[str, RunningSum] = field(default_factory=dict)
-    survivors: dict[str, int] = field(default_factory=dict)
     contributors: dict[str, list[int]] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
 

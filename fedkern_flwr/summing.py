@@ -111,16 +111,6 @@ class SummingStrategy(PhaseStrategy):
             ]
         return {**out, "sums": self.released_sums()}
 
-    def whole_sums_privacy(self, others: int = 0) -> dict[str, Any]:
-        """Return the parameters of sums that need all of their cohorts, but for the last few."""
-        sums = self.sums_privacy()
-        cohorts = sums.get("cohorts", [])
-        for cohort in cohorts[: len(cohorts) - others]:
-            cohort["threshold"] = cohort.pop("parties")
-            cohort["parties"] = cohort["threshold"]
-            del cohort["shares_to_open"]
-        return sums
-
     def released_sums(self) -> list[dict[str, Any]]:
         """Return the numbers and unknowns of all sums that were opened, by name.
 

@@ -52,6 +52,7 @@ class ColumnRanges(Method):
     """
 
     method, title = "ranges", "Column ranges"
+    whole_cohorts = True
     fixed: ClassVar[frozenset[str]] = frozenset(
         {"seed", "min_clients", "max_missed", "threshold"}
         | {"checkpoint", "checkpoint_every", "resume"}
@@ -104,7 +105,7 @@ class ColumnRanges(Method):
     def privacy(self) -> dict[str, Any]:
         """Return what is seen by whom."""
         return {
-            **self.whole_sums_privacy(),
+            **self.sums_privacy(),
             "server_sees": [
                 "who holds which block, with how many rows and columns; digests of their names",
                 "of blocks with several holders: counts, means and variances of the columns over "

@@ -74,6 +74,7 @@ class FedCG(Method):
     method, title = "fed-cg", "FedCG"
     described = wire.HybridDescribeReply
     default_rounds = 1000
+    whole_cohorts = True
     fixed: ClassVar[frozenset[str]] = frozenset(
         {"min_clients", "max_missed", "checkpoint_every", "threshold", "min_cohort"}
     )
@@ -227,7 +228,7 @@ class FedCG(Method):
             penalty=self.penalty,
             sampling=self.sampling,
         )
-        return {**self.whole_sums_privacy(), **seen} if self.protocol == "secure" else seen
+        return {**self.sums_privacy(), **seen} if self.protocol == "secure" else seen
 
     def matched(self) -> dict[str, Any]:
         """Return whose rows were matched."""

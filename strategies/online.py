@@ -220,7 +220,8 @@ class OnlineStrategy(Method):
             self._reports |= answers.replies
             self.update(list(answers.replies.values()))
             return len(answers.replies)
-        total, survivors = answers.totals[wire.UPDATE_SUM], answers.survivors[wire.UPDATE_SUM]
+        total = answers.totals[wire.UPDATE_SUM]
+        survivors = len(answers.contributors[wire.UPDATE_SUM])
         self._lost_rounds = 0
         self._statistics += total[-wire.STATISTICS :]
         self.step(total[: -wire.STATISTICS], survivors)
