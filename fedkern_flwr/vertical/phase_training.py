@@ -43,7 +43,6 @@ REGULARIZATIONS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 #: round, is larger: the objective is then within about its square, times R, of the smallest.
 TOLERANCE = 1e-4
 _SEARCH_TOLERANCE = 1e-3
-_ROUNDING = 10.0  # how far from the tolerance the rounding of float32 may end the search
 _ITERATIONS = 500
 _LARGEST_CURVATURE: Mapping[Loss, float] = {"square": 2.0, "logistic": 0.25, "smooth-hinge": 1.0}
 
@@ -505,38 +504,48 @@ def _descend(
     tolerance: float,
     iterations: int,
 ) -> Floats:
-    """Minimise the sum of the losses weighted by ``shares``, shape (n, 1), by L-BFGS."""
+    """Minimise the sum of the losses weighted by ``shares``, shape (n, 1), by L-BFGS.
 
-    def objective(v: Floats) -> tuple[float, Floats]:
+    Where the rounding of float32 leaves nothing lower to be found before the tolerance is met,
+    the search goes on in float64.
+    """
+
+    def objective(v: Floats, precision: type[np.floating[Any]]) -> tuple[float, Floats]:
         w = coordinates.weights(v.reshape(start.shape))
         value, slope = 0.5 * regularization * float((w * w).sum()), regularization * w
-        for part, z in chunks():
-            f, y, share = (z @ w.astype(z.dtype)).astype(np.float64), targets[part], shares[part]
+        for part, features in chunks():
+            z = features.astype(np.result_type(features, precision), copy=False)
+            y, share = targets[part], shares[part]
+            f = (z @ w.astype(z.dtype)).astype(np.float64)
             value += float((share * loss_values(loss, f, y)).sum())
             slope += z.T @ (share * loss_derivatives(loss, f, y)).astype(z.dtype)
         return value, coordinates.slope(slope).ravel()
 
-    found = optimize.minimize(
-        objective,
-        coordinates.of(start).ravel(),
-        method="L-BFGS-B",
-        jac=True,
-        options={
-            "maxiter": iterations,
-            "maxfun": 4 * iterations,
-            "gtol": tolerance,
-            "ftol": 0.0,
-            "maxcor": 20,
-        },
-    )
-    largest = float(np.abs(found.jac).max())
-    # a line search that finds nothing lower (status 2) has met the rounding of the features
-    if not largest <= tolerance * (_ROUNDING if found.status == 2 else 1.0):
-        raise FedKernError(
-            f"the {loss} loss stopped at a gradient of {largest:.1e} after {found.nit} steps",
-            remedy="use a larger regularization or tolerance, or more iterations",
+    at, steps, largest = coordinates.of(start).ravel(), 0, np.inf
+    for precision in (np.float32, np.float64):
+        found = optimize.minimize(
+            objective,
+            at,
+            (precision,),
+            method="L-BFGS-B",
+            jac=True,
+            options={
+                "maxiter": iterations - steps,
+                "maxfun": 4 * iterations,
+                "gtol": tolerance,
+                "ftol": 0.0,
+                "maxcor": 20,
+            },
         )
-    return np.asarray(coordinates.weights(found.x.reshape(start.shape)))
+        at, steps, largest = found.x, steps + found.nit, float(np.abs(found.jac).max())
+        if largest <= tolerance:
+            return np.asarray(coordinates.weights(at.reshape(start.shape)))
+        if steps >= iterations:
+            break
+    raise FedKernError(
+        f"the {loss} loss stopped at a gradient of {largest:.1e} after {steps} steps",
+        remedy="use a larger regularization or tolerance, or more iterations",
+    )
 
 
 def _check(phases: Phases, targets: Floats, loss: Loss) -> None:

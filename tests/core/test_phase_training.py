@@ -94,6 +94,18 @@ def test_minimum_is_that_of_a_plain_optimiser(loss: Loss, dtype: type) -> None:
         np.testing.assert_allclose(z @ found[:, column], z @ plain.x, atol=2e-2)
 
 
+@pytest.mark.parametrize("loss", MARGIN_LOSSES)
+def test_the_rounding_of_float32_ends_no_search(loss: Loss) -> None:
+    phases, y = rings()
+    coarse, fine = (minimise(loss, phases, y, 1e-5, tolerance=value) for value in (1e-2, 1e-8))
+    z = dense(phases, 1)
+    pulls = [
+        np.abs(z.T @ loss_derivatives(loss, z @ w, y) / len(y) + 1e-5 * w).max()
+        for w in (coarse, fine)
+    ]
+    assert pulls[1] < 1e-6 < pulls[0]
+
+
 def test_minimiser_finds_the_closed_form_of_the_square_loss() -> None:
     phases, y = rings()
     start = np.zeros((60, 1))
