@@ -88,14 +88,10 @@ class VectorClient(PhaseClient):
     def describe(self, request: DescribeRequest) -> DescribeReply:
         """Tell the partition; there is no table."""
         return DescribeReply(
-            partition=self.partition,
-            partitions=self.partitions,
-            role=self.role,
             rows=0,
             features=0,
             test_rows=0,
             columns="",
-            restored=True,
         )
 
     def handlers(self) -> dict[str, Any]:

@@ -85,14 +85,10 @@ class ColumnsClient(AnsweringClient):
         state.payload = kept.pack()
         state.store(self.context)
         return wire.VerticalDescribeReply(
-            partition=self.partition,
-            partitions=self.partitions,
-            role=self.role,
             rows=table.rows,
             features=table.features,
             test_rows=table.tests,
             columns=columns_digest(table.columns),
-            restored=self.restored,
             others=table.others,
             outputs=table.y.shape[1],
             classes=len(table.classes),

@@ -132,7 +132,7 @@ class HybridKernelClient(LandmarkedParty):
             check_seed_bytes(landmark_seed)
         if not 0.0 < label_bound < np.inf:
             raise OptionError(f"label_bound is {label_bound}", remedy="use a positive number")
-        self.role = HOSPITAL if y is not None else CENTRE  # type: ignore[misc]
+        self.role = HOSPITAL if y is not None else CENTRE
         default = "clinical" if y is not None else f"centre {self.partition}"
         self.block = default if block is None else block
         self.protocol, self.landmark_seed = protocol, landmark_seed
@@ -168,14 +168,10 @@ class HybridKernelClient(LandmarkedParty):
             order = table.order(request.session, self.alignment_key)
             self.kept.arrays["order"] = order.astype(np.int32)
         return wire.HybridDescribeReply(
-            partition=self.partition,
-            partitions=self.partitions,
-            role=self.role,
             rows=table.rows,
             features=table.features,
             test_rows=table.tests,
             columns=columns_digest(table.columns),
-            restored=self.restored,
             block=self.block,
             seeded=self.landmark_seed is not None or self.landmarks is not None,
             square_bound=distance_bound(table.ranges, "rbf"),

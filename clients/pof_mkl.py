@@ -148,14 +148,10 @@ class OnlineKernelClient(AnsweringClient):
         if np.vecdot(self.x, self.x).max(initial=0.0) > 1.01 or np.ptp(self.y) > 1.01:
             logger.warning("rows outside the unit ball or labels wider than [0, 1]: scale them")
         return DescribeReply(
-            partition=self.partition,
-            partitions=self.partitions,
-            role=self.role,
             rows=len(self.x),
             features=self.x.shape[1],
             test_rows=len(self.y_test),
             columns=columns_digest(self.columns),
-            restored=self.restored,
             binary=self.binary,
         )
 

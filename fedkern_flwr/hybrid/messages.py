@@ -18,7 +18,7 @@ Bytes = NDArray[Any]
 Index = NDArray[Any]
 
 
-class HybridDescribeReply(DescribeReply, Message):
+class HybridDescribeReply(DescribeReply):
     """What a hospital or centre tells about itself."""
 
     block: str  # parties with the same block of features have the same columns

@@ -81,7 +81,7 @@ class PhaseClient(GuardedNode, NumPyClient):
         whose sum it helped to open.
     """
 
-    role: ClassVar[str] = "client"
+    role: str = "client"
     #: Whether the method seals messages between two clients.
     pair_secrets: ClassVar[bool] = False
     #: What helps where two clients share no secret.
@@ -131,7 +131,7 @@ class PhaseClient(GuardedNode, NumPyClient):
         raise ProtocolError("this client answers no phase")
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
-        """Answer who this node is. Called in a fresh session."""
+        """Answer what this node has. Called in a fresh session."""
         raise ProtocolError("this client does not describe itself")
 
     def choose_partners(self, request: Any) -> Collection[int]:
@@ -344,7 +344,9 @@ class PhaseClient(GuardedNode, NumPyClient):
         }
 
     def _announce(self, request: DescribeRequest, reply: DescribeReply) -> DescribeReply:
-        """Add the node's key of the run to its description."""
+        """Add who the node is, and its key of the run, to its description."""
+        known_as: dict[str, Any] = {"partition": self.partition, "partitions": self.partitions}
+        reply = replace(reply, **known_as, role=self.role, restored=self.restored)
         if self.records:
             check_own_rows(self.policy, reply.rows, party=self.name)
         if not self.simulated:

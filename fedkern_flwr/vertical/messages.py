@@ -20,7 +20,7 @@ Bytes = NDArray[Any]
 Index = NDArray[Any]
 
 
-class VerticalDescribeReply(DescribeReply, Message):
+class VerticalDescribeReply(DescribeReply):
     """What a party tells about itself; ``rows`` are those with labels to learn from."""
 
     others: int  # rows of which it has features only

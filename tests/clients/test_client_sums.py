@@ -29,16 +29,7 @@ class Client(PhaseClient):
         return {"work": (Work, self.work)}
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
-        return DescribeReply(
-            partition=self.partition,
-            partitions=self.partitions,
-            role=self.role,
-            rows=1,
-            features=1,
-            test_rows=0,
-            columns="",
-            restored=True,
-        )
+        return DescribeReply(rows=1, features=1)
 
     def work(self, request: PhaseMessage) -> PhaseMessage:
         if self.sums is None:

@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from flwr.app import Context, Error, Message
@@ -94,16 +93,10 @@ class Vandal(PhaseClient):
     def describe(self, request: DescribeRequest) -> DescribeReply:
         if not self.field:
             raise FedKernError(self.text)
-        said: dict[str, Any] = {"role": "client", "columns": "0" * 16, self.field: self.text}
-        return DescribeReply(
-            partition=self.partition,
-            partitions=self.partitions,
-            rows=3 + self.partition,
-            features=2 + self.partition,
-            test_rows=0,
-            restored=True,
-            **said,
-        )
+        if self.field == "role":
+            self.role = self.text
+        columns = self.text if self.field == "columns" else "0" * 16
+        return DescribeReply(rows=3 + self.partition, features=2 + self.partition, columns=columns)
 
 
 @pytest.mark.parametrize("field", ["", "role", "columns"])

@@ -24,8 +24,8 @@ from fedkern_flwr.wire.sections import (
 
 CLASSES = [
     cls
-    for cls in (getattr(sums, name) for name in sums.__all__)
-    if isinstance(cls, type) and cls.phase
+    for cls in vars(sums).values()
+    if isinstance(cls, type) and issubclass(cls, PhaseMessage) and cls.phase
 ]
 VALUES = {"bool": True, "bytes": b"\x00\xff", "float": 0.25, "int": 7, "str": 'a\u00e9"'}
 

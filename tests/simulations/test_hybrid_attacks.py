@@ -1009,7 +1009,9 @@ class Nodes:
         where = self.where
         app = ClientApp(client_fn=lambda c: as_client(where.client_fn(c)))
         self.grid, self.ledger, self.step = InProcessGrid(app, where.parties), Ledger(), 0
-        opening = DescribeRequest(self.session, "fed-cg", 0, self.secure)
+        opening = DescribeRequest(
+            session=self.session, method="fed-cg", resume_round=0, secure=self.secure
+        )
         self.parties = {}
         for k in range(where.parties):
             reply, _ = self.ask(k, opening, wire.HybridDescribeReply)
