@@ -11,8 +11,9 @@ from flwr.serverapp import Grid
 from .errors import CohortError, SumError
 from .exchange import Failure, request_messages, take_sections
 from .guard import counting
+from .options import at_least
 from .secure_sum import RunningSum, SecureSum
-from .strategy import PhaseStrategy, at_least, logger
+from .strategy import PhaseStrategy, logger
 from .wire import PhaseMessage
 from .wire import sums as sum_wire
 
@@ -226,7 +227,7 @@ class SummingStrategy(PhaseStrategy):
         """Count an aborted sum against the parties whose masks did not fit."""
         for node, party in self.parties_.items():
             if party.partition in running.suspects:
-                self._count_failure(node, Failure("invalid reply", error.problem), number)
+                self.reject(node, Failure("invalid reply", error.problem), number)
 
     def finish_sums(self, grid: Grid, *, number: int, timeout: float) -> None:
         """Let all clients erase what belongs to the run's secure sums; wait a minute at most."""

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.labels import counts_length, outcome_metrics
 from fedkern_flwr.method import Round, Rounds, Save, option
-from fedkern_flwr.strategy import Arrays, at_least, logger
+from fedkern_flwr.options import at_least
+from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical import parties as vertical
 from fedkern_flwr.vertical.parties import check_alone, make_plan, rows_digest
