@@ -407,9 +407,9 @@ class PhaseClient(GuardedNode, NumPyClient):
             for name, place in sums.opened.items():
                 group = self._counted_rows()
                 if group.has(place):
-                    opened = sums.party.state.open[place]
+                    receiver = sums.party.state.open[place].order.receiver
                     numbers, alive = group.open(place), sums.survivors[name]
-                    self._count(group, numbers, alive, opened.receiver)
+                    self._count(group, numbers, alive, receiver)
         return sums
 
     @property

@@ -256,7 +256,7 @@ class _Averages(SummingStrategy):
         arrays = averages.sent_arrays(first) if training else ArrayRecord()
         length = averages.vector_length(arrays)
         if training and not self.survivors_:
-            unknowns = self._unknowns(averages.TRAIN_SUM, 0, -1)
+            unknowns = self._unknowns(averages.TRAIN_SUM)
             self.check_count(counting.too_many(length * self._rounds, unknowns))
         assert self.sums is not None
         name = averages.sum_name(first, 0 if training else self._step)

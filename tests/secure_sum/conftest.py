@@ -185,9 +185,9 @@ class Run:
         """The total, at the server or at its receiver; the sum is closed."""
         if running.order.receiver < 0:
             return self.server.total(running)
-        (deliveries,) = self.server.delivery_sections([running]).items()
-        party = self.party(deliveries[0])
-        (section,) = carry(deliveries[1])
+        party = self.party(running.order.receiver)
+        (section,) = carry([running.delivery()])
+        self.server.close(running)
         name, total = party.receive(section.read(Delivery, party="server"))
         if running.encoding.kind == "circle":  # a receiver is given the ring's own numbers
             assert total.dtype == running.encoding.dtype

@@ -108,7 +108,7 @@ class Liar:
                 index=self.running.order.index,
                 alive=alive,
                 silent=self.cohort.pack(sources),
-                backups=b"".join(self.running._backup(j, party) for j in sources),
+                backups=self.running.enclosed.backed_up(sources, party),
             ),
         )
         if answer is None:
@@ -155,19 +155,17 @@ class Liar:
         return seed if right else None
 
     def _sealed_share(self, source: int, destination: int) -> bytes:
-        place = self.cohort.neighbours[source].index(destination)
-        sealed: bytes = self.running._uploads[source].shares[place]
+        sealed: bytes = self.running.enclosed.share(source, destination)
         return sealed
 
     def _unseal(self, kind: int, text: bytes, source: int, holder: int, key: bytes) -> bytes:
-        label = self.running.label
-        return relay.unseal(key, text, label=label, kind=kind, source=source, destination=holder)
+        return relay.unseal(key, text, relay.Route(self.running.label, kind, source, holder))
 
     def _read_backups(self, holder: int, source: int, key: bytes) -> None:
         others = self.cohort.neighbours[source]
         if not self.running.backups or (source != VICTIM and VICTIM not in others):
             return
-        text = self.running._backup(source, holder)
+        text = self.running.enclosed.backed_up([source], holder)
         shares = cut(self._unseal(relay.BACKUP, text, source, holder, key), SHARE_BYTES)
         for other, share in zip(others, shares, strict=True):
             if VICTIM in (source, other):

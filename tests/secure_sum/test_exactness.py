@@ -419,7 +419,7 @@ def test_backups_replace_the_seeds_of_the_silent(
     make_run: Any, monkeypatch: pytest.MonkeyPatch, length: int, spool: int
 ) -> None:
     """Without them a party that dies before it has uploaded, and one after, end the sum."""
-    monkeypatch.setattr("fedkern_flwr.secure_sum.running_sum._SPOOL", spool)
+    monkeypatch.setattr("fedkern_flwr.secure_sum.enclosed._SPOOL", spool)
     run = make_run(20)
     running = run.order(length, backups=True if length == 1 else None)
     assert running.backups  # 19 * (19 * 33 + 16) = 12 217 bytes per party

@@ -20,8 +20,7 @@ from fedkern_flwr.errors import (
     SmallCohortError,
     SumError,
 )
-from fedkern_flwr.secure_sum import Encoding, PartyState
-from fedkern_flwr.secure_sum import party as party_module
+from fedkern_flwr.secure_sum import Encoding, PartyState, party_rules
 from fedkern_flwr.wire.sums import Delivery, Recover, RecoverReply, Unmask, UnmaskReply, Upload
 
 SECRET = 987654
@@ -330,7 +329,7 @@ def test_a_pair_of_two_survivors_is_never_recovered(make_run: Any) -> None:
         index=1,
         alive=running.cohort.pack(range(6)),
         silent=running.cohort.pack([5]),
-        backups=running._backup(5, 0),
+        backups=running.enclosed.backed_up([5], 0),
     )
     assert run.party(0).recover(request).shares == b""
 
@@ -343,7 +342,7 @@ def test_recovery_comes_after_unmasking(make_run: Any, refused: Any) -> None:
         index=1,
         alive=running.cohort.pack(range(5)),
         silent=running.cohort.pack([4]),
-        backups=running._backup(4, 0),
+        backups=running.enclosed.backed_up([4], 0),
     )
     text = "a second set of survivors for the same sum"
     refused(run.party(0).recover, request, text=text, party="partition 0")
@@ -394,7 +393,7 @@ NAMED = {"party": "partition 0"}
 def test_a_number_far_ahead_is_refused(make_run: Any, refused: Any) -> None:
     """It would cost the party as many steps of its ratchet for each neighbour."""
     run, running = begin(make_run)
-    order = replaced(running.order, index=2 + party_module._LONGEST_LEAP)
+    order = replaced(running.order, index=2 + party_rules._LONGEST_LEAP)
     refused(run.party(0).contribute, order, np.zeros(3, np.int64), text="number", **NAMED)
     run.party(0).contribute(replaced(running.order, index=100), np.zeros(3, np.int64))
 

@@ -210,9 +210,7 @@ class Coalition:
 
     def unseal(self, kind: int, text: bytes, source: int, holder: int) -> bytes:
         key = self.open[holder].keys[source][1]
-        return relay.unseal(
-            key, text, label=self.label, kind=kind, source=source, destination=holder
-        )
+        return relay.unseal(key, text, relay.Route(self.label, kind, source, holder))
 
     def shares_of_self_seed(self, owner: int) -> dict[int, bytes]:
         """Point -> share."""

@@ -293,8 +293,8 @@ def test_the_server_forgets_a_closed_sum(make_run: Any) -> None:
     assert running._seeds
     assert running._pair_shares
     run.result(running)
-    for kept in (running._shares, running._seeds, running._pair_shares, running._uploads):
+    for kept in (running._shares, running._seeds, running._pair_shares, running.uploaded):
         assert not kept
     assert running._vector.size == 0
-    assert running._spool.closed
+    assert running.enclosed.spool.closed
     assert run.server._open == {}

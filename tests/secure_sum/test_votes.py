@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkern_flwr.secure_sum import graph
+from fedkern_flwr.secure_sum import graph, party_rules
 from fedkern_flwr.secure_sum import party as party_module
 from fedkern_flwr.secure_sum.votes import Subject, sign_vote, votes_needed
 from fedkern_flwr.wire.sums import Ballot, Unmask, Vote
@@ -309,12 +309,12 @@ def test_one_party_that_was_shown_another_cipher_is_noticed(
 def test_a_leap_costs_a_step_per_sum_and_neighbour(
     make_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert party_module._LONGEST_LEAP <= 1024  # 30 ms with 29 neighbours
+    assert party_rules._LONGEST_LEAP <= 1024  # 30 ms with 29 neighbours
     steps = []
     step = party_module.next_root
     monkeypatch.setattr(party_module, "next_root", lambda root: steps.append(0) or step(root))
     run = make_run(3)
     running = run.order(1)
     run.join()
-    run.party(0).accept(replace(running.order, index=party_module._LONGEST_LEAP))
-    assert len(steps) == 2 * party_module._LONGEST_LEAP
+    run.party(0).accept(replace(running.order, index=party_rules._LONGEST_LEAP))
+    assert len(steps) == 2 * party_rules._LONGEST_LEAP
