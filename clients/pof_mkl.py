@@ -17,13 +17,13 @@ from fedkern_flwr.guard import SumRule, counting, refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.kernels.random_features import FeatureMap, Real, feature_map
 from fedkern_flwr.node.answering import AnsweringClient, answers
-from fedkern_flwr.node.client import check_rows
 from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import network
 from fedkern_flwr.online.learning import (
     WEIGHT_RULES,
     Floats,
+    check_rows,
     current_weights,
     kernel_weights,
     pick_frequencies,

@@ -15,7 +15,8 @@ from flwr.serverapp import Grid
 
 from .driven import Driven
 from .errors import CohortError, ProtocolError, SumError
-from .exchange import Failure, Outcome, read_reply, request_messages
+from .exchange import Outcome, read_reply, request_messages
+from .failure import Failure
 from .run_log import RunLog
 from .secure_sum import RunningSum
 from .steps import Answers, Ask, Deliver, LostState, Term

@@ -12,7 +12,8 @@ from flwr.serverapp import Grid
 
 from .driven import Driven
 from .errors import ProtocolError
-from .exchange import Courier, Failure, Outcome, read_reply, request_messages
+from .exchange import Courier, Outcome, read_reply, request_messages
+from .failure import Failure
 from .flower_compat import is_simulated
 from .secure_sum import RunningSum
 from .wire import sums as sum_wire

@@ -15,7 +15,8 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from .errors import CheckpointError, CohortError, OptionError, RefusedError
-from .exchange import Failure, Outcome, exchange
+from .exchange import Outcome, exchange
+from .failure import Failure
 from .gather import gather_nodes
 from .ledger import Ledger
 from .options import at_least

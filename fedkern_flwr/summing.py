@@ -9,7 +9,8 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from .errors import CohortError, SumError
-from .exchange import Failure, request_messages, take_sections
+from .exchange import request_messages, take_sections
+from .failure import Failure
 from .guard import counting
 from .options import at_least
 from .secure_sum import RunningSum, SecureSum

@@ -11,7 +11,8 @@ from flwr.app import Context, RecordDict
 
 from fedkern_flwr.clients import serve
 from fedkern_flwr.errors import FedKernError, RefusedError
-from fedkern_flwr.exchange import mark_error, request_messages
+from fedkern_flwr.exchange import request_messages
+from fedkern_flwr.failure import mark_error
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.guard import NodePolicy, SumRule
 from fedkern_flwr.node.client import PhaseClient

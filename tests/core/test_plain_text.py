@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkern_flwr.errors import FedKernError, ProtocolError
-from fedkern_flwr.exchange import Failure, _read_error, mark_error, request_messages
+from fedkern_flwr.exchange import request_messages
+from fedkern_flwr.failure import Failure, mark_error, read_error
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.plain_text import LONGEST, plain_line
@@ -74,7 +75,7 @@ def test_errors_of_clients_are_read_as_plain_lines(
     name: str, marked: bool, make_error: Callable[[str], Message]
 ) -> None:
     text = mark_error(NASTY[name]) if marked else f"<class '{NASTY[name]}'>:<'{NASTY[name]}'>"
-    assert_plain(_read_error(make_error(text), "fit").detail)
+    assert_plain(read_error(make_error(text), "fit").detail)
 
 
 @pytest.fixture
