@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sums_in_memory import Run, refused
 
 from fedkern_flwr.errors import SumError
 from fedkern_flwr.secure_sum.keys import (
@@ -86,8 +87,8 @@ def test_labels_tell_sums_apart(one: Any, other: Any) -> None:
     assert (sum_label(*one) == sum_label(*other)) == (one == other)
 
 
-def test_the_label_holds_what_all_parties_must_have_been_told(make_run: Any) -> None:
-    order = make_run(3).order(3).order
+def test_the_label_holds_what_all_parties_must_have_been_told() -> None:
+    order = Run(3).order(3).order
     others = {"name": "b", "length": 4, "kind": "fixed-point", "bits": 32, "bound": 8.0}
     others |= {"receiver": 0, "self_masks": False}
     told = [replace(order, **{field: value}) for field, value in others.items()]
@@ -152,7 +153,7 @@ def test_what_is_sealed_opens_in_its_place() -> None:
         {"key": os.urandom(32)},
     ],
 )
-def test_a_message_out_of_place_stays_closed(refused: Any, change: dict[str, Any]) -> None:
+def test_a_message_out_of_place_stays_closed(change: dict[str, Any]) -> None:
     source = change.get("source", 2)
     text = f"what partition {source} sent through the server was changed or misplaced"
     error = refused(lambda: unseal_at(SEALED, **change), text=text)
@@ -209,7 +210,7 @@ def test_any_place_and_any_bit_are_bound(
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16])
-def test_truncated_messages_fail_closed(refused: Any, size: int) -> None:
+def test_truncated_messages_fail_closed(size: int) -> None:
     refused(unseal_at, SEALED[:size], text="was changed or misplaced")
 
 

@@ -10,6 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
+from sums_in_memory import assert_uniform
 
 from fedkern_flwr.secure_sum import CIPHERS, add_streams, masks
 
@@ -187,7 +188,9 @@ def check_no_collision(words: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("cipher", CIPHERS)
-def test_first_words_never_collide(cipher: str, assert_uniform: Any) -> None:
+def test_first_words_never_collide(
+    cipher: str,
+) -> None:
     """Among 10^5 words of 64 bits a collision has probability 3e-10."""
     words = first_words(cipher)
     check_no_collision(words)

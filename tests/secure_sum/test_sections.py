@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sums_in_memory import refused
 
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.wire import sums
@@ -124,7 +125,7 @@ DAMAGED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_damaged_sections_are_refused(refused: Any, kind: str) -> None:
+def test_damaged_sections_are_refused(kind: str) -> None:
     scalars = {**OWN, "sections": DAMAGED[kind]}
     refused(
         lambda: detach(OWN_ARRAYS, scalars, party="partition 3"),
@@ -134,7 +135,7 @@ def test_damaged_sections_are_refused(refused: Any, kind: str) -> None:
     )
 
 
-def test_right_sections_are_not_refused(refused: Any) -> None:
+def test_right_sections_are_not_refused() -> None:
     """Negative control."""
     scalars = {**OWN, "sections": '[["sum-order", 1, {}], ["a", 0, {"b": 1}]]'}
     with pytest.raises(AssertionError, match="it was accepted"):
