@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from itertools import combinations
 from typing import Any
 
@@ -15,17 +16,13 @@ from fedkern_flwr.errors import SumError
 from fedkern_flwr.secure_sum import CIPHERS, Encoding, add_streams, relay
 from fedkern_flwr.secure_sum import party as party_module
 from fedkern_flwr.secure_sum.seeds import commitment
-from fedkern_flwr.secure_sum.shamir import SHARE_BYTES, reconstruct_seed
+from fedkern_flwr.secure_sum.shamir import SHARE_BYTES, cut, reconstruct_seed
 from fedkern_flwr.wire.sums import UnmaskReply
 
 RINGS = (16, 32, 64)
 LARGE = {16: 2.0**12, 32: 2.0**20, 64: 2.0**20}  # 16 bits have no room for 2^20
 LENGTH = 64
 UPLOADS = 250
-
-
-def cut(data: bytes, size: int) -> list[bytes]:
-    return [data[k : k + size] for k in range(0, len(data), size)]
 
 
 def whole(upload: Any) -> np.ndarray:
@@ -120,14 +117,10 @@ def test_a_single_bare_bit_is_noticed() -> None:
 # -- 5. nothing comes twice
 
 
-def two_uploads(run: Any, attempts: Iterable[Any], values: np.ndarray) -> list[np.ndarray]:
-    return [whole(run.contribute(running, 1, values)) for running in attempts]
-
-
-def check_fresh(
-    one: np.ndarray,
-    other: np.ndarray,
-) -> None:
+def check_fresh(runs: tuple[Any, Any], *attempts: Any) -> None:
+    """Two uploads of the same vector, one of another run maybe, have nothing in common."""
+    vector = np.arange(4096)
+    one, other = (whole(r.contribute(s, 1, vector)) for r, s in zip(runs, attempts, strict=True))
     assert (one != other).all()
     assert_uniform(one - other)
     assert_uniform(one + other)
@@ -146,32 +139,17 @@ REPETITIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", REPETITIONS)
 def test_the_same_vector_is_masked_afresh(kind: str) -> None:
     run = Run(4, cohorts=[range(4), range(4)])
-    values = np.arange(4096)
-    attempts = [run.order(4096, **options) for options in REPETITIONS[kind]]
-    check_fresh(*two_uploads(run, attempts, values))
+    check_fresh((run, run), *(run.order(4096, **options) for options in REPETITIONS[kind]))
 
 
 def test_two_runs_mask_afresh() -> None:
-    uploads = []
-    for _ in range(2):
-        run = Run(4)
-        uploads += two_uploads(run, [run.order(4096)], np.arange(4096))
-    check_fresh(*uploads)
+    runs = Run(4), Run(4)
+    check_fresh(runs, *(run.order(4096) for run in runs))
 
 
-def test_repeated_masks_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: neither labels nor ratchet nor fresh seeds."""
-    monkeypatch.setattr(party_module, "sum_label", lambda *_: b"a sum")
-    monkeypatch.setattr(party_module, "next_root", lambda root: root)
-    monkeypatch.setattr(party_module.secrets, "token_bytes", bytes)
-    run = Run(4)
-    attempts = [run.order(4096), run.order(4096)]
-    with pytest.raises(AssertionError):
-        check_fresh(*two_uploads(run, attempts, np.arange(4096)))
-
-
-@pytest.mark.parametrize("kept", ["labels", "ratchet", "self masks"])
+@pytest.mark.parametrize("kept", ["labels", "ratchet", "self masks", ""])
 def test_each_of_three_precautions_suffices(monkeypatch: pytest.MonkeyPatch, kept: str) -> None:
+    """Without any the repetition is noticed: the negative control."""
     if kept != "labels":
         monkeypatch.setattr(party_module, "sum_label", lambda *_: b"a sum")
     if kept != "ratchet":
@@ -179,8 +157,8 @@ def test_each_of_three_precautions_suffices(monkeypatch: pytest.MonkeyPatch, kep
     if kept != "self masks":
         monkeypatch.setattr(party_module.secrets, "token_bytes", bytes)
     run = Run(4)
-    attempts = [run.order(4096), run.order(4096)]
-    check_fresh(*two_uploads(run, attempts, np.arange(4096)))
+    with nullcontext() if kept else pytest.raises(AssertionError):
+        check_fresh((run, run), run.order(4096), run.order(4096))
 
 
 # -- 3. the server and colluding clients
@@ -553,41 +531,35 @@ def retry(first: dict[str, Any], second: dict[str, Any], bypass: bool) -> tuple[
 
 
 BARE = {"receiver": 0, "self_masks": False}
-BARE_FOR_THE_SERVER = {"receiver": None, "self_masks": False}
-BARES = pytest.mark.parametrize("bare", [BARE, BARE_FOR_THE_SERVER], ids=["client", "server"])
+FOR_THE_SERVER = {"self_masks": False}
+#: How a sum is repeated -> as it was, as it is then, and who puts the two together.
+RETRIES: dict[str, tuple[dict[str, Any], dict[str, Any], list[int]]] = {
+    "smaller cohort": (BARE, {**BARE, "cohort": 1}, [0]),
+    "with self masks": (BARE, {"receiver": 0}, [0]),
+    "with self masks, smaller cohort": (BARE, {"receiver": 0, "cohort": 1}, [0]),
+    "the server's, smaller cohort": (FOR_THE_SERVER, {**FOR_THE_SERVER, "cohort": 1}, [0]),
+    "the server's, with self masks": (FOR_THE_SERVER, {}, [0]),
+    "the server's, with self masks, smaller cohort": (FOR_THE_SERVER, {"cohort": 1}, [0]),
+    "for the server": (BARE, {}, [0]),
+    "for another": (BARE, {"receiver": 1}, [0, 1]),
+    "for another, smaller cohort": (BARE, {**BARE, "receiver": 1, "cohort": 1}, [0, 1]),
+}
 
 
-@BARES
-def test_a_retry_without_self_masks_would_open_the_late_vector(bare: dict[str, Any]) -> None:
-    run, full, smaller = retry(bare, bare | {"cohort": 1}, bypass=True)
-    assert is_open(attack(run, full, smaller, 5, [0]))
-
-
-@BARES
-@pytest.mark.parametrize(
-    "second",
-    [{"self_masks": False, "cohort": 1}, {}, {"cohort": 1}],
-    ids=["smaller cohort", "with self masks", "with self masks, smaller cohort"],
-)
-def test_clients_refuse_that_retry(bare: dict[str, Any], second: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", RETRIES)
+def test_clients_refuse_a_retry_that_would_open_the_late_vector(kind: str) -> None:
+    first, second, colluders = RETRIES[kind]
     with pytest.raises(SumError) as caught:
-        retry(bare, {"receiver": bare["receiver"], **second}, bypass=False)
+        retry(first, second, bypass=False)
     assert caught.value.party == "partition 0"
     text = "gradient was summed before and would be repeated otherwise"
     assert caught.value.problem == text
     assert caught.value.remedy == "repeat it with the same parties, or end the run"
+    run, full, smaller = retry(first, second, bypass=True)  # negative control
+    assert is_open(attack(run, full, smaller, 5, colluders))
 
 
-@BARES
-def test_the_same_retry_with_self_masks_would_open_the_late_vector(bare: dict[str, Any]) -> None:
-    """Negative control: what is refused above is an attack."""
-    for cohort in (0, 1):
-        second = {"receiver": bare["receiver"], "cohort": cohort}
-        run, full, smaller = retry(bare, second, bypass=True)
-        assert is_open(attack(run, full, smaller, 5, [0]))
-
-
-@BARES
+@pytest.mark.parametrize("bare", [BARE, FOR_THE_SERVER], ids=["client", "server"])
 def test_a_repetition_with_the_same_parties_is_allowed(bare: dict[str, Any]) -> None:
     run = Run(6)
     values = {p: [p] for p in run.members}
@@ -608,21 +580,6 @@ def test_a_retry_under_self_masks_leaves_the_late_vector_closed(
     assert (run.result(smaller) == 5 * VALUE).all()
 
 
-SOMEBODY_ELSE: dict[str, tuple[dict[str, Any], list[int]]] = {
-    "the server": ({"receiver": None}, [0]),
-    "another": ({"receiver": 1}, [0, 1]),
-    "another without self masks": ({"receiver": 1, "self_masks": False, "cohort": 1}, [0, 1]),
-}
-
-
-@pytest.mark.parametrize("kind", SOMEBODY_ELSE)
-def test_a_retry_for_somebody_else_is_refused(Run: Any, kind: str) -> None:
-    second, _ = SOMEBODY_ELSE[kind]
-    text = "gradient was summed before and would be repeated otherwise"
-    with pytest.raises(SumError, match=text):
-        retry(BARE, second, bypass=False)
-
-
 @pytest.mark.parametrize("again", ["a#1", "a#2"])
 def test_another_receiver_with_the_same_parties_is_refused_too(again: str) -> None:
     run = Run(3)
@@ -630,14 +587,6 @@ def test_another_receiver_with_the_same_parties_is_refused_too(again: str) -> No
     run.sum(values, receiver=0, self_masks=False, name="a#1")
     with pytest.raises(SumError, match="a was summed before and would be repeated"):
         run.sum(values, receiver=1, self_masks=False, name=again)
-
-
-@pytest.mark.parametrize("kind", SOMEBODY_ELSE)
-def test_a_retry_for_somebody_else_would_open_the_late_vector(kind: str) -> None:
-    """Negative control: what is refused above is an attack."""
-    second, colluders = SOMEBODY_ELSE[kind]
-    run, full, smaller = retry(BARE, second, bypass=True)
-    assert is_open(attack(run, full, smaller, 5, colluders))
 
 
 # -- a server that tells parties different things
@@ -687,62 +636,6 @@ def test_a_party_left_alone_by_its_neighbours_refuses() -> None:
             refused(run.party(0).unmask, request, text=text, party="partition 0")
         running.survivors = tuple(p for p in run.members if p not in around[:3])
         assert len(run.party(0).unmask(running.unmask_request(0)).seeds) == 3 * 32
-
-
-def lie(run: Any, running: Any, count: int) -> np.ndarray:
-    """What a lying server and ``count`` colluders are left with of the upload of party 0.
-
-    As many neighbours of the victim as may be are dropped in the story that it hears; they hear
-    that all survived, and reveal shares of its self seed, as it does itself. Its other neighbours
-    hear that it dropped, and reveal the seeds of their pairs with it. Colluders are among those.
-    """
-    cohort, around = running.cohort, running.cohort.neighbours[0]
-    needed, members = cohort.share_threshold, cohort.members
-    gone, others = around[: len(around) + 1 - needed], around[len(around) + 1 - needed :]
-    streams, shares = [], {}
-    running.survivors = tuple(p for p in members if p not in gone)
-    reply = run.party(0).unmask(running.unmask_request(0))
-    shares[cohort.point(0)] = reply.shares[:SHARE_BYTES]
-    streams += [(s, j > 0) for j, s in zip(gone, cut(reply.seeds, 32), strict=True)]
-    running.survivors = members
-    for p in gone:
-        reply = run.party(p).unmask(running.unmask_request(p))
-        place = 1 + cohort.neighbours[p].index(0)
-        shares[cohort.point(p)] = cut(reply.shares, SHARE_BYTES)[place]
-    running.survivors = members[1:]
-    for p in others:
-        streams.append((run.party(p).unmask(running.unmask_request(p)).seeds, p > 0))
-    running.survivors = members
-    coalition = Coalition(run, running, others[:count])
-    shares |= coalition.shares_of_self_seed(0)
-    seed = coalition.reconstruct(shares, coalition.seen.uploads[0].commitments[:16])
-    left = whole(coalition.seen.uploads[0])
-    add_streams(left, streams + ([(seed, True)] if seed else []), cipher=running.cipher)
-    return left
-
-
-def all_uploaded(parties: int, threshold: int | None) -> tuple[Any, Any]:
-    run = Run(parties, threshold=threshold)
-    running = run.order(LONG)
-    for p in run.members:
-        run.upload(running, p, np.full(LONG, VALUE))
-    return run, running
-
-
-LIES = [(4, None), (5, 3), (9, None), (9, 5), (20, None), (31, None), (50, None)]
-
-
-@pytest.mark.parametrize(("parties", "threshold"), LIES)
-def test_how_many_colluders_a_lying_server_needs(parties: int, threshold: int | None) -> None:
-    """2 s - k - 2 of the victim's k neighbours, where s shares open a seed; k = N - 1, s = t if
-    the graph is complete. Outside the model, in which the server does not lie."""
-    run, running = all_uploaded(parties, threshold)
-    k, s = len(running.cohort.neighbours[0]), running.cohort.share_threshold
-    enough = 2 * s - k - 2
-    assert enough >= 0
-    if enough:
-        assert_uniform(lie(run, running, enough - 1))
-    assert is_open(lie(run, running, enough))
 
 
 def test_random_numbers_pass_the_checker() -> None:
