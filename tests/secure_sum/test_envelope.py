@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sums_in_memory import Run
 
@@ -21,6 +21,7 @@ PLACE: tuple[str | int, ...] = ("chain", "session", 3, 0, 1)
 # -- sealed messages
 
 
+@settings(max_examples=40)
 @given(plain=st.binary(max_size=300), place=st.lists(st.text(max_size=5) | st.integers(0, 9)))
 def test_what_is_sealed_is_opened_by_the_other(plain: bytes, place: list[Any]) -> None:
     sealed = seal_message(SECRET, plain, *place)

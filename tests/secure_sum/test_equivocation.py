@@ -181,7 +181,7 @@ class Liar:
 def stage(parties: int) -> tuple[Any, Any, dict[int, bytes]]:
     """All have contributed; what they remember then."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(party_module, "check_key", lambda *_: None)  # 40 000 signatures for N = 200
+        patch.setattr(party_module, "check_key", lambda *_: None)  # 10 000 signatures for N = 100
         run = Run(parties, pinned=True)
         cohort = run.server.membership.cohorts[0]
         running = run.order(2, backups=cohort.degree > cohort.share_threshold)
@@ -261,7 +261,7 @@ def fewest_for_stories(cohort: Any, backups: bool) -> tuple[set[int], Stories]:
 
 
 #: Parties -> colluders that sufficed before parties voted.
-BEFORE = {5: 2, 10: 2, 30: 4, 31: 0, 50: 0, 100: 0, 200: 0}
+BEFORE = {5: 2, 10: 2, 30: 4, 31: 0, 50: 0, 100: 0}
 
 
 @pytest.mark.parametrize("parties", BEFORE)
@@ -364,7 +364,7 @@ def test_above_30_parties_full_sets_need_votes_too(
 # -- one story, colluders all around
 
 
-@pytest.mark.parametrize("parties", [31, 50, 100, 200])
+@pytest.mark.parametrize("parties", [31, 50, 100])
 def test_on_a_sparse_graph_one_story_needs_s_1_neighbours(parties: int) -> None:
     _, running, _ = stage(parties)
     cohort = running.cohort

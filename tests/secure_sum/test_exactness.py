@@ -47,7 +47,7 @@ def values_of(run: Any, encoding: Encoding, length: int, seed: int = 0) -> dict:
 )
 def test_all_kinds_of_sums_are_exact(cipher: str, encoding: Encoding, options: Any) -> None:
     run = Run(4, cipher=cipher)
-    for seed in range(3):
+    for seed in range(2):
         values = values_of(run, encoding, 7, seed)
         total = run.sum(values, encoding=encoding, **options)
         expected = Reference.total(encoding, 4, values.values())
@@ -87,8 +87,8 @@ def test_long_vectors_travel_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     for options in ({}, {"receiver": 1}):
         name = f"to {options}"
         running = run.order(1003, Encoding.integers(10_000), name=name, **options)
-        for p in values:
-            run.upload(running, p, values[p])
+        for p, vector in values.items():
+            run.upload(running, p, vector)
         pieces = [part.size for part in run.transcript(running).uploads[0].masked]
         assert pieces == [125] * 8 + [3]
         run.unmask(running)
@@ -262,7 +262,7 @@ def pattern(parties: int, counts: dict[str, int], turn: int) -> dict[int, str]:
 
 @pytest.mark.parametrize(
     ("parties", "k"),
-    [(n, k) for n in range(3, 21) for k in (None, 4, 6) if k is None or n >= k + 2],
+    [(n, k) for n in (3, 4, 5, 6, 8, 11, 20) for k in (None, 4, 6) if k is None or n >= k + 2],
 )
 def test_drop_outs_at_every_stage(parties: int, k: int | None) -> None:
     with sparse(k):
@@ -298,7 +298,7 @@ def test_drop_outs_at_every_stage(parties: int, k: int | None) -> None:
         assert parties < 6 or opened[6] or k is not None  # backups did recover something
 
 
-@settings(max_examples=120, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_drop_outs_in_any_order(data: st.DataObject) -> None:
     parties = data.draw(st.integers(3, 20), label="parties")
@@ -375,16 +375,14 @@ def test_a_server_that_adds_wrongly_is_noticed(
         check_outcome(run, running, values, fates)
 
 
-@pytest.mark.parametrize("parties", range(3, 21))
+@pytest.mark.parametrize("parties", [3, 4, 5, 6, 11, 20])
 def test_the_threshold_divides_sums_from_aborts(parties: int) -> None:
     """t uploads and t answers give the sum; one fewer of either aborts it."""
     run = Run(parties)
     t = run.server.membership.cohorts[0].threshold
     assert t == math.floor(2 * parties / 3) + 1
     for uploads, answers in ((t, t), (t - 1, t - 1), (parties, t), (parties, t - 1)):
-        running = run.order(1)
-        for p in range(uploads):
-            run.upload(running, p, np.array([p]))
+        running = run.filled(dead=range(uploads, len(run.members)))
         if uploads < t:
             with pytest.raises(SumError, match=f"{uploads} of {parties} parties contributed to "):
                 run.unmask(running)
@@ -405,10 +403,8 @@ def test_backups_replace_the_seeds_of_the_silent(
     """Without them a party that dies before it has uploaded, and one after, end the sum."""
     monkeypatch.setattr("fedkern_flwr.secure_sum.enclosed._SPOOL", spool)
     run = Run(20)
-    running = run.order(length, backups=True if length == 1 else None)
+    running = run.filled(length, dead=[0, 1], backups=True if length == 1 else None)
     assert running.backups  # 19 * (19 * 33 + 16) = 12 217 bytes per party
-    for p in range(2, 20):
-        run.upload(running, p, np.full(length, p))
     run.unmask(running, range(4, 20))
     assert not running.complete
     with pytest.raises(SumError, match="2 of 18 survivors of gradient fell silent before"):
@@ -436,10 +432,8 @@ def test_backups_are_shared_where_they_cost_no_more_than_the_vector() -> None:
 def test_without_backups_the_same_losses_abort() -> None:
     """Negative control of the two tests above."""
     run = Run(20)
-    running = run.order(1)
+    running = run.filled(dead=[0, 1])
     assert not running.backups
-    for p in range(2, 20):
-        run.upload(running, p, np.array([p]))
     run.unmask(running, range(4, 20))
     run.recover(running, range(4, 20))
     with pytest.raises(SumError, match="2 of 18 survivors of gradient fell silent before"):
@@ -451,9 +445,7 @@ def test_no_self_masks_take_the_whole_cohort(receiver: int | None) -> None:
     run = Run(4, threshold=3)
     values = {p: np.array([p]) for p in run.members}
     assert run.sum(values, receiver=receiver, self_masks=False).tolist() == [6]
-    running = run.order(1, receiver=receiver, self_masks=False)
-    for p in (0, 1, 2):
-        run.upload(running, p, values[p])
+    running = run.filled(dead=[3], receiver=receiver, self_masks=False)
     refused(
         run.server.unmask_sections,
         [running],
@@ -469,9 +461,7 @@ def test_no_self_masks_take_the_whole_cohort(receiver: int | None) -> None:
 
 def test_a_missing_receiver_aborts() -> None:
     run = Run(4, threshold=3)
-    running = run.order(1, receiver=3)
-    for p in (0, 1, 2):
-        run.upload(running, p, np.array([p]))
+    running = run.filled(dead=[3], receiver=3)
     refused(
         run.server.unmask_sections,
         [running],
@@ -482,9 +472,7 @@ def test_a_missing_receiver_aborts() -> None:
 def test_the_minimum_cohort_counts_beside_the_threshold() -> None:
     run = Run(5, threshold=3, min_cohort=4)
     for uploads in (3, 4):
-        running = run.order(1)
-        for p in range(uploads):
-            run.upload(running, p, np.array([p]))
+        running = run.filled(dead=range(uploads, len(run.members)))
         if uploads == 3:
             refused(
                 run.server.unmask_sections,
@@ -522,28 +510,27 @@ def test_a_lonely_party_aborts_a_sparse_sum_before_anything_is_revealed() -> Non
 # -- a large cohort
 
 
-def test_two_hundred_parties() -> None:
+def test_a_hundred_parties() -> None:
     """A tenth is gone before the upload, a tenth of the rest falls silent: exact all the same.
 
-    About one draw in twenty leaves some neighbourhood with fewer than 30 holders; those are
-    passed over, as the sum would then be aborted.
+    Some draws leave a neighbourhood with fewer holders than it takes; those are passed over, as the
+    sum would then be aborted.
     """
-    run = Run(200)
-    length = 8_900
+    run, length = Run(100), 4_300
     running = run.order(length, Encoding.fixed_point(4.0))
-    assert graph.degree(200) == 46
-    assert running.backups  # 46 * (46 * 33 + 16) = 70 564 bytes, as long as the vector
+    assert graph.degree(100) == 32
+    assert running.backups  # 32 * (32 * 33 + 16) = 34 304 bytes, less than the vector
     rng = np.random.default_rng(0)
     for _ in range(50):
-        shuffled = [int(p) for p in rng.permutation(200)]
-        alive, answered = set(shuffled[20:]), set(shuffled[38:])
+        shuffled = [int(p) for p in rng.permutation(100)]
+        alive, answered = set(shuffled[10:]), set(shuffled[19:])
         if must_open(running, alive, answered, answered):
             break
-    values = {p: np.full(length, (p - 100) / 32.0) + np.arange(length) / 2**20 for p in range(200)}
-    for p in shuffled[20:]:
+    values = {p: np.full(length, (p - 50) / 32.0) + np.arange(length) / 2**20 for p in range(100)}
+    for p in shuffled[10:]:
         run.upload(running, p, values[p])
     run.unmask(running, answered)
-    assert len(running.silent) == 18
+    assert len(running.silent) == 9
     assert not running.complete
     run.recover(running, answered)
     total = run.result(running)

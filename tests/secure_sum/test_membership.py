@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,6 @@ from fedkern_flwr.secure_sum import CIPHERS, Party, PartyState, SecureSum
 from fedkern_flwr.secure_sum.keys import generate_key
 from fedkern_flwr.secure_sum.membership import Cohort, Membership
 from fedkern_flwr.wire.sums import Roster
-
-
-def replaced(message: Any, **change: Any) -> Any:
-    return dataclasses.replace(message, **change)
 
 
 def joined(party: Party) -> bool:
@@ -72,7 +68,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 def change_roster(roster: Roster, change: dict[str, Any]) -> Roster:
-    return replaced(roster, **{name: f(getattr(roster, name)) for name, f in change.items()})
+    return replace(roster, **{name: f(getattr(roster, name)) for name, f in change.items()})
 
 
 @pytest.mark.parametrize("kind", CHANGES)
@@ -111,10 +107,7 @@ def test_parties_shown_different_rosters_share_no_keys() -> None:
 
 
 DAMAGED: dict[str, tuple[dict[str, Any], str]] = {
-    "ids out of order": (
-        {"partitions": np.array([1, 0, 2, 3], "<i4").tobytes()},
-        "the roster is damaged",
-    ),
+    "ids out of order": ({"partitions": np.array([1, 0, 2, 3], "<i4").tobytes()}, "is damaged"),
     "an id twice": ({"partitions": np.array([0, 0, 2, 3], "<i4").tobytes()}, "is damaged"),
     "an id cut": ({"partitions": bytes(15)}, "the roster is damaged"),
     "an id too few": ({"partitions": np.arange(3, dtype="<i4").tobytes()}, "is damaged"),
@@ -124,48 +117,35 @@ DAMAGED: dict[str, tuple[dict[str, Any], str]] = {
     "strangers": ({"cohorts": "[[4,1,[0,1,2,9]]]"}, "cohort 0 has strangers or members twice"),
     "members twice": ({"cohorts": "[[3,1,[0,1,1,2]]]"}, "cohort 0 has strangers or members twice"),
     "out of order": ({"cohorts": "[[3,1,[0,2,1]]]"}, "cohort 0 has strangers or members twice"),
-    "garbage": ({"cohorts": "cohorts"}, "the roster's cohorts are damaged"),
-    "nothing": ({"cohorts": ""}, "the roster's cohorts are damaged"),
-    "a number": ({"cohorts": "7"}, "the roster's cohorts are damaged"),
-    "null": ({"cohorts": "null"}, "the roster's cohorts are damaged"),
-    "no members": ({"cohorts": "[[3]]"}, "the roster's cohorts are damaged"),
-    "first number zero": ({"cohorts": "[[3,0,[0,1,2,3]]]"}, "the roster's cohorts are damaged"),
-    "words": ({"cohorts": '[["3",1,["0","1","2"]]]'}, "the roster's cohorts are damaged"),
-    "fractions": ({"cohorts": "[[3,1,[0.0,1.0,2.0]]]"}, "the roster's cohorts are damaged"),
-    "truths": ({"cohorts": "[[3,1,[false,true,2]]]"}, "the roster's cohorts are damaged"),
-    "infinity": ({"cohorts": "[[Infinity,1,[0,1,2]]]"}, "the roster's cohorts are damaged"),
-    "not a number": ({"cohorts": "[[NaN,1,[0,1,2]]]"}, "the roster's cohorts are damaged"),
-    "depth": ({"cohorts": "[" * 100_000}, "the roster's cohorts are damaged"),
+} | {
+    text[:20] or "nothing": ({"cohorts": text}, "the roster's cohorts are damaged")
+    for text in (
+        *("cohorts", "", "7", "null", "[[3]]", "[[3,0,[0,1,2,3]]]", '[["3",1,["0","1","2"]]]'),
+        *("[[3,1,[0.0,1.0,2.0]]]", "[[3,1,[false,true,2]]]", "[[Infinity,1,[0,1,2]]]"),
+        *("[[NaN,1,[0,1,2]]]", "[" * 100_000),
+    )
 }
 
 
-def refuse_roster(change: dict[str, Any], text: str) -> None:
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damaged_rosters_are_refused(kind: str) -> None:
+    """The whole one is taken afterwards."""
+    change, text = DAMAGED[kind]
     run = Run(4)
     party = run.party(1)
-    refused(party.join, replaced(run.server.roster, **change), text=text)
+    refused(party.join, replace(run.server.roster, **change), text=text)
     assert not joined(party)
     assert party.state.private
     party.join(run.server.roster)
     assert joined(party)
 
 
-@pytest.mark.parametrize("kind", DAMAGED)
-def test_damaged_rosters_are_refused(Run: Any, kind: str) -> None:
-    refuse_roster(*DAMAGED[kind])
-
-
-def test_a_whole_roster_is_not_refused(
-    Run: Any,
-) -> None:
-    """Negative control."""
-    with pytest.raises(AssertionError, match="it was accepted"):
-        refuse_roster({}, "")
+TWO = SecureSum("run", {p: (generate_key()[1], b"") for p in range(2)}).roster
 
 
 @given(cohorts=st.text(max_size=30) | st.recursive(st.none() | st.integers(), st.lists).map(str))
 def test_cohorts_of_any_text_break_nothing(cohorts: str) -> None:
-    keys = {p: (generate_key()[1], b"") for p in range(2)}
-    roster = replaced(SecureSum("run", keys).roster, cohorts=cohorts)
+    roster = replace(TWO, cohorts=cohorts)
     try:
         listed = Membership.read(roster, "run").cohorts
     except (SumError, OptionError, SmallCohortError) as error:
@@ -191,7 +171,7 @@ def test_parties_refuse_cohorts_that_protect_nobody(
     """In a cohort of one a party would reveal its vector by its own share."""
     run = Run(4)
     party = run.party(1)
-    refused(party.join, replaced(run.server.roster, cohorts=cohorts), text=text, kind=kind)
+    refused(party.join, replace(run.server.roster, cohorts=cohorts), text=text, kind=kind)
     assert not joined(party)
 
 
@@ -212,7 +192,7 @@ def test_a_party_joins_only_what_it_announced() -> None:
             party.announce()  # a second key: the server still has the first
         refused(
             party.join,
-            replaced(run.server.roster, **change),
+            replace(run.server.roster, **change),
             text="the roster holds another key under the name of this party",
             remedy="start the run again",
             party="partition 0",
@@ -227,7 +207,7 @@ def test_a_roster_tells_of_the_rows_that_a_party_declared(place: int) -> None:
     told = counts[:place] + (9).to_bytes(8, "little") + counts[place + 8 :]
     refused(
         party.join,
-        replaced(run.server.roster, counts=told),
+        replace(run.server.roster, counts=told),
         text="the roster tells of another number of rows of this party",
         remedy="start the run again",
         party="partition 0",
@@ -235,15 +215,7 @@ def test_a_roster_tells_of_the_rows_that_a_party_declared(place: int) -> None:
     assert not joined(party)
 
 
-def test_a_party_that_is_asked_twice_announces_the_same_key() -> None:
-    party = Run(3).party(0)
-    first = party.announce()
-    assert party.announce() == first
-
-
-def test_a_roster_without_the_party_is_refused(
-    Run: Any,
-) -> None:
+def test_a_roster_without_the_party_is_refused() -> None:
     run = Run(4, cohorts=[[0, 1, 2]])
     roster = change_roster(run.server.roster, CHANGES["a party less"])
     refused(run.party(3).join, roster, text="the roster holds another key", party="partition 3")
@@ -262,7 +234,7 @@ def test_a_party_in_no_cohort_joins_and_contributes_to_nothing() -> None:
 
 
 @pytest.mark.parametrize("public", [bytes(32), b"\1" + bytes(31)])
-def test_keys_that_agree_with_everybody_are_refused(Run: Any, public: bytes) -> None:
+def test_keys_that_agree_with_everybody_are_refused(public: bytes) -> None:
     """Points of small order: by the server when they are announced, by clients in a roster."""
     run = Run(3)
     keys = dict(run.keys) | {2: (public, b"")}
@@ -274,7 +246,7 @@ def test_keys_that_agree_with_everybody_are_refused(Run: Any, public: bytes) -> 
         remedy="run the same release of fedkern-flwr on both sides",
         party="partition 2",
     )
-    roster = replaced(run.server.roster, keys=run.server.roster.keys[:64] + public)
+    roster = replace(run.server.roster, keys=run.server.roster.keys[:64] + public)
     text = "its public key is not valid"
     refused(run.party(0).join, roster, text=text, party="partition 2")
 
@@ -283,7 +255,7 @@ def test_a_roster_that_is_refused_leaves_no_trace() -> None:
     run = Run(4, cohorts=[[0, 1, 2], [0, 1, 2, 3]])
     party = run.party(0)
     before = party.state.pack()
-    roster = replaced(run.server.roster, keys=run.server.roster.keys[:96] + bytes(32))
+    roster = replace(run.server.roster, keys=run.server.roster.keys[:96] + bytes(32))
     with pytest.raises(SumError, match="partition 3: its public key is not valid"):
         party.join(roster)
     assert party.state.pack() == before
@@ -312,7 +284,7 @@ def test_an_unknown_cipher_is_refused_by_the_server() -> None:
 
 
 @pytest.mark.parametrize(("cohorts"), [[[0, 0, 1]], [[0, 1, 9]]])
-def test_cohorts_with_strangers_or_twins_are_refused(Run: Any, cohorts: list[list[int]]) -> None:
+def test_cohorts_with_strangers_or_twins_are_refused(cohorts: list[list[int]]) -> None:
     text = "cohort 0 has strangers or members twice"
     refused(Run, 3, cohorts=cohorts, text=text)
 
@@ -379,6 +351,6 @@ def test_a_resumed_run_goes_on_with_its_numbers_however_large() -> None:
         run.upload(running, p, [p, 1])
     run.unmask(running)
     assert run.result(running).tolist() == [3, 3]
-    ahead = replaced(running.order, index=2 * 10**9)
+    ahead = replace(running.order, index=2 * 10**9)
     text, party = "is too far ahead", run.party(0)
     refused(party.contribute, ahead, np.zeros(2, np.int64), text=text, party="partition 0")
