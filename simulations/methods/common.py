@@ -4,40 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..engines import Engine
 from ..run.entries import Entry
 from ..run.format import count, figure, megabytes, size
-from ..run.options import DATA, RUN, Option
+from ..run.options import RUN, Option
 
 Summary = Mapping[str, Any]
 
 
-def source(data: str) -> list[Option]:
-    """Return the options that name the table, by default a built-in one."""
-    return [
-        Option("data", str, data, "Built-in data set, or a .npz, .csv or .parquet file.", DATA),
-        Option("label", str | None, None, "Label column (npz: array, or column of y).", DATA),
-        Option(
-            "target", str | None, None, "Feature column (index or name) to predict instead.", DATA
-        ),
-        Option("id_column", str | None, None, "Column of record ids.", DATA, "--id"),
-        Option("site_column", str | None, None, "Column of sites.", DATA, "--site"),
-    ]
+def optional_secure(what: str) -> Option:
+    """Return the option of secure sums of a method that another option decides on."""
+    return Option("secure", bool | None, None, what, RUN)
 
 
-def held_out(share: float) -> Option:
-    """Return the option of the share of rows held out."""
-    return Option("test_size", float, share, "Share of rows held out for a last evaluation.", DATA)
-
-
-def seed(what: str) -> Option:
-    """Return the option of the seed; ``what`` names what it decides."""
-    return Option("seed", int, 0, f"Seed of {what}.", RUN)
-
-
-TRAIN_ROWS = Option("train_rows", int | None, None, "Learn from a choice of so many rows.", DATA)
+ALWAYS_SECURE = optional_secure("Secure sums: always; --no-secure is refused.")
 ENGINE = Option("engine", Engine, "in-process", "Engine.", RUN)
 RAY_ADDRESS = Option(
     "ray_address",
@@ -45,14 +28,6 @@ RAY_ADDRESS = Option(
     None,
     "Engine ray: host:port of a Ray cluster that is there already, or auto (default: the "
     "environment variable RAY_ADDRESS, else Ray is started here).",
-    RUN,
-)
-SECURE = Option(
-    "secure",
-    bool,
-    False,
-    "Secure sums: the server sees sums over the clients, no client's update; costs an "
-    "exchange more per round, and rounds with too few clients are lost.",
     RUN,
 )
 DROP = Option("drop", float, 0.0, "Probability that a client vanishes in a round.", RUN)
@@ -191,9 +166,26 @@ def rmse(digits: int) -> Column:
     )
 
 
+def mean_of(
+    name: str, write: Callable[[float | None], str] = figure
+) -> Callable[[Summary], list[str]]:
+    """Return what writes the mean of a metric over the draws."""
+    return lambda summary: [write(summary["metrics"].get(name))]
+
+
+def digits(count: int) -> Callable[[float | None], str]:
+    """Return what writes a figure with so many digits."""
+    return partial(figure, digits=count)
+
+
+def short(value: float | None) -> str:
+    """Write an option that was chosen; - for none."""
+    return "-" if value is None else f"{value:.3g}"
+
+
 def to_pooled(reading: str, metric: str = "centralised_difference") -> Column:
     """Return the column of what parts a model from that of pooled data."""
-    return Column(("to pooled",), lambda s: [scientific(s["metrics"].get(metric))], reading=reading)
+    return Column(("to pooled",), mean_of(metric, scientific), reading=reading)
 
 
 def scientific(value: float | None) -> str:
@@ -206,6 +198,44 @@ def per_draw(entry: Entry) -> dict[str, list[Any]]:
     names = {name for result in entry.results for name in result["metrics"]}
     found = {n: [r["metrics"].get(n) for r in entry.results] for n in sorted(names)}
     return found | {"seconds": [result["seconds"] for result in entry.results]}
+
+
+_FOUR_DIGITS = digits(4)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A row of a run's table that shows a metric, where there is one.
+
+    Attributes
+    ----------
+    metric, text : str
+    write : callable
+    zero : bool
+        Whether zero is shown.
+    """
+
+    metric: str
+    text: str
+    write: Callable[[float | None], str] = _FOUR_DIGITS
+    zero: bool = True
+
+    def rows(self, metrics: Mapping[str, Any]) -> list[list[str]]:
+        """Return the row, if there is one."""
+        value = metrics.get(self.metric)
+        here = value is not None if self.zero else bool(value)
+        return [[self.text, self.write(value)]] if here else []
+
+
+#: How good a model is.
+JUDGED = (
+    Shown("test_accuracy", "accuracy on held-out rows"),
+    Shown("test_recall", "  recall"),
+    Shown("test_precision", "  precision"),
+    Shown("test_rmse", "RMSE on held-out rows"),
+)
+DIFFERENCE = Shown("centralised_difference", "largest difference to pooled", scientific)
+ITERATIONS = Shown("iterations", "iterations", lambda v: figure(v, 1).removesuffix(".0"))
 
 
 def cost_rows(result: Summary) -> list[list[str]]:

@@ -7,6 +7,8 @@ from typing import Any
 
 from fedkern_flwr.errors import OptionError
 
+from .base import same_number
+
 USERS, GROUPS = 20, 2  # by default
 
 
@@ -35,10 +37,7 @@ def count_users(values: Mapping[str, Any], sizes: list[int] | None) -> dict[str,
     OptionError
         They contradict each other.
     """
-    users, clients, groups = (values[name] for name in ("users", "clients", "groups"))
-    if None not in (users, clients) and users != clients:
-        raise OptionError(f"{users} users are not {clients} clients", remedy="leave out --clients")
-    users = clients if users is None else users
+    users, groups = same_number(values, "users"), values["groups"]
     if sizes is not None and groups not in (None, len(sizes)):
         raise OptionError(
             f"{len(sizes)} group sizes are not {groups} groups", remedy="leave out --groups"
