@@ -267,10 +267,7 @@ class Family(ABC, Generic[S, P]):
         history = first["history"]
         last = history[-1]["survivors"] if history and "survivors" in history[-1] else 0
         found = average(
-            entry.results,
-            metrics={},
-            history=history,
-            survivors=first.get("survivors", last),
+            entry.results, metrics={}, history=history, survivors=first.get("survivors", last)
         )
         return {**{name: first[name] for name in first if name == "matched"}, **found}
 

@@ -13,6 +13,7 @@ from ..run.format import count, figure, megabytes, size
 from ..run.options import RUN, Option
 
 Summary = Mapping[str, Any]
+Writer = Callable[[float | None], str]
 
 
 def optional_secure(what: str) -> Option:
@@ -72,7 +73,7 @@ class Column:
     headings: tuple[str, ...]
     cells: Callable[[Summary], list[str]]
     rank: Callable[[Summary], float | None] | None = None
-    paper: Callable[[float | None], str] = figure
+    paper: Writer = figure
     values: Callable[[Summary], list[float | None]] | None = None
     higher_is_better: bool = False
     reading: str = ""
@@ -113,9 +114,7 @@ COSTS: dict[str, Column] = {
         "read. What sums and released matrices say of the rows is not counted here.",
     ),
     "seconds": Column(
-        ("seconds",),
-        lambda s: [figure(s["seconds"], 1)],
-        reading="Seconds depend on the machine.",
+        ("seconds",), lambda s: [figure(s["seconds"], 1)], reading="Seconds depend on the machine."
     ),
     "megabytes": Column(
         ("MB up", "MB down"),
@@ -143,39 +142,64 @@ def range_cells(name: str, digits: int) -> Callable[[Summary], list[str]]:
     return cells
 
 
-def accuracy(digits: int, paper: Callable[[float | None], str] = figure) -> Column:
+def accuracy(places: int, paper: int = 2) -> Column:
     """Return the column of accuracies."""
     return Column(
         ("accuracy", "range"),
-        range_cells("test_accuracy", digits),
+        range_cells("test_accuracy", places),
         rank=lambda s: -(s["metrics"].get("test_accuracy") or 0.0),
-        paper=paper,
+        paper=digits(paper),
         values=drawn("test_accuracy"),
         higher_is_better=True,
         reading="Accuracy: of held-out rows, mean and range over the draws.",
     )
 
 
-def rmse(digits: int) -> Column:
+def rmse(places: int) -> Column:
     """Return the column of root mean squared errors."""
     return Column(
         ("RMSE", "range"),
-        range_cells("test_rmse", digits),
+        range_cells("test_rmse", places),
         rank=lambda s: s["metrics"].get("test_rmse"),
         reading="RMSE: of held-out rows, in the unit of the label; mean and range over the draws.",
     )
 
 
-def mean_of(
-    name: str, write: Callable[[float | None], str] = figure
-) -> Callable[[Summary], list[str]]:
-    """Return what writes the mean of a metric over the draws."""
-    return lambda summary: [write(summary["metrics"].get(name))]
+def scientific(value: float | None) -> str:
+    """Write a small figure such as a difference; - for none."""
+    return "-" if value is None else f"{value:.1e}"
 
 
-def digits(count: int) -> Callable[[float | None], str]:
+def digits(count: int) -> Writer:
     """Return what writes a figure with so many digits."""
     return partial(figure, digits=count)
+
+
+def metric(
+    heading: str,
+    name: str,
+    write: int | Writer = scientific,
+    *,
+    paper: int | None = None,
+    **more: Any,
+) -> Column:
+    """Return the column of a metric's mean over the draws.
+
+    Parameters
+    ----------
+    heading, name : str
+        Of the column, and of the metric.
+    write : int or callable
+        Digits, or what writes the mean.
+    paper : int, optional
+        Digits of the paper's figure, with which the draws are compared.
+    **more
+        See :class:`Column`.
+    """
+    written: Writer = digits(write) if isinstance(write, int) else write
+    if paper is not None:
+        more = {"paper": digits(paper), "values": drawn(name), **more}
+    return Column((heading,), lambda s: [written(s["metrics"].get(name))], **more)
 
 
 def short(value: float | None) -> str:
@@ -183,14 +207,9 @@ def short(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def to_pooled(reading: str, metric: str = "centralised_difference") -> Column:
+def to_pooled(reading: str, name: str = "centralised_difference") -> Column:
     """Return the column of what parts a model from that of pooled data."""
-    return Column(("to pooled",), mean_of(metric, scientific), reading=reading)
-
-
-def scientific(value: float | None) -> str:
-    """Write a small figure such as a difference; - for none."""
-    return "-" if value is None else f"{value:.1e}"
+    return metric("to pooled", name, reading=reading)
 
 
 def per_draw(entry: Entry) -> dict[str, list[Any]]:
@@ -200,9 +219,6 @@ def per_draw(entry: Entry) -> dict[str, list[Any]]:
     return found | {"seconds": [result["seconds"] for result in entry.results]}
 
 
-_FOUR_DIGITS = digits(4)
-
-
 @dataclass(frozen=True)
 class Shown:
     """A row of a run's table that shows a metric, where there is one.
@@ -210,21 +226,23 @@ class Shown:
     Attributes
     ----------
     metric, text : str
-    write : callable
+    write : int or callable
+        Digits, or what writes it.
     zero : bool
         Whether zero is shown.
     """
 
     metric: str
     text: str
-    write: Callable[[float | None], str] = _FOUR_DIGITS
+    write: int | Writer = 4
     zero: bool = True
 
     def rows(self, metrics: Mapping[str, Any]) -> list[list[str]]:
         """Return the row, if there is one."""
         value = metrics.get(self.metric)
+        write = digits(self.write) if isinstance(self.write, int) else self.write
         here = value is not None if self.zero else bool(value)
-        return [[self.text, self.write(value)]] if here else []
+        return [[self.text, write(value)]] if here else []
 
 
 #: How good a model is.

@@ -21,29 +21,27 @@ from .common import (
     COSTS,
     DIFFERENCE,
     JUDGED,
-    Column,
     Shown,
     accuracy,
-    digits,
-    mean_of,
+    metric,
     rmse,
     scientific,
     short,
     to_pooled,
 )
 from .gram_data import GramSettings, InstanceData, prepare_gram
-from .gram_learner import Learner, Machine, choose_machine
+from .gram_learner import Learner, Machine
 from .gram_options import MatrixFamily
-from .gram_predict import predict_rows
+from .gram_predict import predict_rows, train_machine
 from .new_rows import SavedRun
 from .rating_data import RatingData, rows_of
 
 _COLUMNS = {
     "accuracy": accuracy(4),
     "rmse": rmse(4),
-    "error": Column(
-        ("error of K",),
-        mean_of("max_abs_error", scientific),
+    "error": metric(
+        "error of K",
+        "max_abs_error",
         reading="Error of K: largest difference of an entry of the Gram matrix from that of pooled "
         "data; counts are exact, features are rounded.",
     ),
@@ -51,7 +49,7 @@ _COLUMNS = {
         "To pooled: largest difference of an output of the machine that the coordinator trains on "
         "the kernel from that of the same machine on pooled, rounded features."
     ),
-    "items": Column(("items",), mean_of("items", digits(0))),
+    "items": metric("items", "items", 0),
     **COSTS,
 }
 
@@ -120,7 +118,7 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
         assert isinstance(strategy, SecureGram)
         if isinstance(prepared, RatingData):
             return {"max_abs_error": ratings_error(strategy, prepared)}
-        return judge_table(strategy, prepared, config.get("learner", "svc"), config.get("cost"))
+        return judge_table(strategy, prepared, config)
 
     def scales_rows(self, run: SavedRun) -> bool:
         """Tell whether the matrix is one of scaled features, and not of counts.
@@ -212,9 +210,7 @@ def ratings_error(strategy: SecureGram, prepared: RatingData) -> int:
     return int(np.abs(strategy.gram_ - exact).max())
 
 
-def judge_table(
-    strategy: SecureGram, prepared: InstanceData, learner: str, cost: float | None
-) -> dict[str, Any]:
+def judge_table(strategy: SecureGram, prepared: InstanceData, config: Config) -> dict[str, Any]:
     """Train a machine on the kernel of a run; return its metrics, seconds and the errors."""
     seed = strategy.seed or 0
     part = prepared.split(seed)
@@ -228,17 +224,8 @@ def judge_table(
     if not (~train).any() or len(np.unique(y[train])) < 2:
         return found
     started = time.perf_counter()
-    machine = choose_machine(
-        gram[np.ix_(train, train)],
-        strategy.rows_,
-        y[train],
-        strategy.dot_kernel_,
-        part.classes,
-        learner=learner,
-        gamma=strategy.gamma,
-        cost=cost,
-        seed=seed,
-    )
+    own = gram[np.ix_(train, train)]
+    machine = train_machine(strategy, own, y[train], part.classes, config, seed)
     outputs = predict_held_out(machine, gram, y, train)
     seconds = time.perf_counter() - started
     steps = 2.0**strategy.fraction_bits
@@ -257,10 +244,7 @@ def judge_table(
 
 
 def predict_held_out(
-    machine: Machine,
-    gram: NDArray[np.float64],
-    y: NDArray[np.float64],
-    train: NDArray[np.bool_],
+    machine: Machine, gram: NDArray[np.float64], y: NDArray[np.float64], train: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
     """Return the outputs of the rows held out."""
     kernel = machine.kernel.matrix(gram, machine.rows)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
@@ -9,7 +12,7 @@ from numpy.typing import NDArray
 from ...strategies import SecureGram
 from ..engines import InProcessGrid
 from .gram_data import GramSettings, InstanceClients, InstanceData
-from .gram_learner import choose_machine
+from .gram_learner import Machine, choose_machine
 from .new_rows import Outputs, SavedRun, complete_rows
 
 
@@ -33,20 +36,32 @@ def predict_rows(run: SavedRun, x: NDArray[np.float64]) -> Outputs:
     products, squares = strategy.cross(grid, (run.arrays, run.meta))
     train = part.train[strategy.items_]
     own, y = strategy.linear_[np.ix_(train, train)], part.y[strategy.items_][train]
-    machine = choose_machine(
-        own,
-        strategy.rows_,
-        y,
-        strategy.dot_kernel_,
-        part.classes,
-        learner=run.config["learner"],
-        gamma=strategy.gamma,
-        cost=run.config["cost"],
-        seed=run.seed,
-    )
+    machine = train_machine(strategy, own, y, part.classes, run.config, run.seed)
     outputs = machine.outputs(
         machine.kernel.matrix(own, machine.rows),
         y,
         machine.kernel.block(products[:, train], squares, own.diagonal(), machine.rows),
     )
     return dict(zip(rows, outputs.tolist(), strict=True))
+
+
+def train_machine(
+    strategy: SecureGram,
+    gram: NDArray[np.float64],
+    y: NDArray[np.float64],
+    classes: tuple[float, ...],
+    config: Mapping[str, Any],
+    seed: int,
+) -> Machine:
+    """Choose the machine that a run is asked for on the matrix of the rows to learn from."""
+    return choose_machine(
+        gram,
+        strategy.rows_,
+        y,
+        strategy.dot_kernel_,
+        classes,
+        learner=config.get("learner", "svc"),
+        gamma=strategy.gamma,
+        cost=config.get("cost"),
+        seed=seed,
+    )

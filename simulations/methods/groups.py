@@ -28,7 +28,7 @@ from .common import (
     Shown,
     accuracy,
     digits,
-    mean_of,
+    metric,
     rmse,
     scientific,
     to_pooled,
@@ -63,25 +63,27 @@ def _of_converged(name: str) -> Callable[[Mapping[str, Any]], list[float | None]
 
 
 _COLUMNS = {
-    "accuracy": accuracy(4, paper=digits(4)),
+    "accuracy": accuracy(4, paper=4),
     "rmse": rmse(4),
-    "objective": Column(("objective",), mean_of("objective", digits(3))),
+    "objective": metric("objective", "objective", 3),
     "gap": to_pooled(
         "To pooled: objective of the model on all rows, relative to the optimum of pooled data, "
         "less 1.",
         "objective_gap",
     ),
-    "iterations": Column(
-        ("iterations",),
-        mean_of("iterations", digits(1)),
+    "iterations": metric(
+        "iterations",
+        "iterations",
+        1,
         rank=lambda s: s["metrics"].get("iterations"),
-        paper=digits(0),
+        paper=0,
         values=_of_converged("iterations"),
         reading="Iterations: those of the slowest group.",
     ),
-    "close": Column(
-        ("iterations to 1e-3",),
-        mean_of("iterations_to_pooled", digits(1)),
+    "close": metric(
+        "iterations to 1e-3",
+        "iterations_to_pooled",
+        1,
         reading="Iterations to 1e-3: until the objective is within 0.1 % of the pooled optimum.",
     ),
     "time": Column(
@@ -90,10 +92,11 @@ _COLUMNS = {
         paper=digits(0),
         values=_of_converged("seconds"),
     ),
-    "kilobytes": Column(
-        ("KB up per user",),
-        mean_of("kilobytes_per_user", digits(1)),
-        paper=digits(0),
+    "kilobytes": metric(
+        "KB up per user",
+        "kilobytes_per_user",
+        1,
+        paper=0,
         values=_of_converged("kilobytes_per_user"),
         reading="KB up per user: arrays that all nodes sent, divided by the number of users.",
     ),
@@ -119,18 +122,12 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         Shown("centralised_objective", _OPTIMUM),
         Shown("objective_gap", "  relative difference", scientific),
         ITERATIONS,
-        Shown("groups_left_out", "groups left out", digits(0), zero=False),
+        Shown("groups_left_out", "groups left out", 0, zero=False),
     )
     predict_rows = staticmethod(predict_rows)
     data = "breast-cancer"
     own_options = (
-        Option(
-            "clients",
-            int | None,
-            None,
-            "The same as --users.",
-            DATA,
-        ),
+        Option("clients", int | None, None, "The same as --users.", DATA),
         Option("step_sizes", str | None, None, "rho of each group, separated by commas.", METHOD),
     )
     repetitions = "Runs averaged, each with its own delays and features."

@@ -21,11 +21,7 @@ def group_of(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def deal_rows(
-    settings: HierarchicalSettings,
-    table: Table,
-    train: NDArray[np.bool_],
-    users: int,
-    seed: int,
+    settings: HierarchicalSettings, table: Table, train: NDArray[np.bool_], users: int, seed: int
 ) -> NDArray[np.intp]:
     """Return to which of so many users each row goes; every user gets rows to learn from.
 

@@ -25,9 +25,7 @@ from .common import (
     Column,
     Shown,
     accuracy,
-    digits,
-    drawn,
-    mean_of,
+    metric,
     optional_secure,
     rmse,
     scientific,
@@ -85,30 +83,25 @@ def _missing_rows(result: Mapping[str, Any]) -> list[list[str]]:
 
 
 _COLUMNS = {
-    "accuracy": accuracy(3, paper=figure),
+    "accuracy": accuracy(3),
     "rmse": rmse(3),
-    "recall": Column(
-        ("recall",),
-        mean_of("test_recall", digits(3)),
-        paper=figure,
-        values=drawn("test_recall"),
+    "recall": metric(
+        "recall",
+        "test_recall",
+        3,
+        paper=2,
         higher_is_better=True,
         reading="Recall, precision: of held-out rows, mean over the draws.",
     ),
-    "precision": Column(
-        ("precision",),
-        mean_of("test_precision", digits(3)),
-        paper=figure,
-        values=drawn("test_precision"),
-        higher_is_better=True,
-    ),
-    "iterations": Column(
-        ("iterations",),
-        mean_of("iterations", digits(1)),
+    "precision": metric("precision", "test_precision", 3, paper=2, higher_is_better=True),
+    "iterations": metric(
+        "iterations",
+        "iterations",
+        1,
         reading="Iterations: of conjugate gradients, 0 where the normal equations were solved.",
     ),
     **{f"stop epoch {t}": _stop_epoch(t) for t in ("1e-3", "1e-4", "1e-6")},
-    "residual": Column(("residual",), mean_of("residual", scientific)),
+    "residual": metric("residual", "residual"),
     "difference": to_pooled(
         "To pooled: largest difference of a prediction from that of the pooled solution in "
         "float64, where the labels of a regression are scaled to [-1, 1]."

@@ -155,13 +155,7 @@ def prepare(settings: DataSettings) -> Streams:
     clients = _number_of_clients(table, settings)
     rounds, notes = _number_of_rounds(table, clients, settings)
     parts = split_rows(
-        table,
-        settings.split,
-        clients,
-        settings.seed,
-        rounds,
-        settings.site_share,
-        settings.alpha,
+        table, settings.split, clients, settings.seed, rounds, settings.site_share, settings.alpha
     )
     assert table.y is not None
     test = np.array_split(np.arange(len(y_test)), clients)

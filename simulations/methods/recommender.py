@@ -20,18 +20,7 @@ from fedkern_flwr.tables.table import listing
 from ... import strategies
 from ...strategies import FedCFK, PhaseStrategy
 from .base import Config
-from .common import (
-    COSTS,
-    DIFFERENCE,
-    Column,
-    Shown,
-    digits,
-    drawn,
-    mean_of,
-    range_cells,
-    scientific,
-    to_pooled,
-)
+from .common import COSTS, DIFFERENCE, Column, Shown, digits, drawn, metric, range_cells, to_pooled
 from .gram_options import COLUMNS_READ, MatrixFamily
 from .new_rows import SavedRun
 from .rating_data import RatingData, RatingSettings, rows_of
@@ -49,32 +38,21 @@ _COLUMNS = {
         "user has not rated before; means over users with ratings in both parts, and their range "
         "over repetitions.",
     ),
-    "ndcg": Column(
-        ("nDCG@100",),
-        mean_of("ndcg@100", digits(3)),
-        paper=digits(3),
-        values=drawn("ndcg@100"),
-        higher_is_better=True,
-    ),
-    "recall": Column(
-        ("recall@100",),
-        mean_of("recall@100", digits(3)),
-        paper=digits(3),
-        values=drawn("recall@100"),
-        higher_is_better=True,
-    ),
-    "items": Column(("items",), mean_of("items", digits(0))),
-    "users": Column(
-        ("users",),
-        mean_of("rows", digits(0)),
+    "ndcg": metric("nDCG@100", "ndcg@100", 3, paper=3, higher_is_better=True),
+    "recall": metric("recall@100", "recall@100", 3, paper=3, higher_is_better=True),
+    "items": metric("items", "items", 0),
+    "users": metric(
+        "users",
+        "rows",
+        0,
         reading="Users: those whose ratings are in the kernel; all get recommendations.",
     ),
     "difference": to_pooled(
         "To pooled: largest difference of these figures from those of CF-KOMD on pooled data with "
         "the same users and items in the kernel."
     ),
-    "kernel-error": Column(("error after the last round",), mean_of("kernel_error", scientific)),
-    "exact-from": Column(("exact from round",), mean_of("exact_from", digits(0))),
+    "kernel-error": metric("error after the last round", "kernel_error"),
+    "exact-from": metric("exact from round", "exact_from", 0),
     **COSTS,
 }
 
@@ -93,7 +71,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         Shown("auc", "AUC"),
         Shown("ndcg@100", "nDCG@100"),
         Shown("recall@100", "recall@100"),
-        Shown("evaluated_users", "users judged", digits(0)),
+        Shown("evaluated_users", "users judged", 0),
         DIFFERENCE,
     )
     seeded = "split, nodes that take part and noisy requests"

@@ -23,7 +23,7 @@ from .common import (
     accuracy,
     digits,
     drawn,
-    mean_of,
+    metric,
     optional_secure,
     rmse,
     short,
@@ -45,8 +45,8 @@ _COLUMNS = {
         "data with the same directions, where the labels of a regression are scaled to [-1, 1]; it "
         "comes from rounding phases."
     ),
-    "gamma": Column(("gamma",), mean_of("gamma", short)),
-    "regularization": Column(("lambda",), mean_of("regularization", short)),
+    "gamma": metric("gamma", "gamma", short),
+    "regularization": metric("lambda", "regularization", short),
     "minutes": Column(
         ("minutes",),
         lambda s: [figure(s["seconds"] / 60.0, 2)],
@@ -69,15 +69,7 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
     reading = ("Methods whose name says pooled see all columns at once; they cost no exchange.",)
     predict_rows = staticmethod(predict_rows)
     data = "breast-cancer"
-    own_options = (
-        Option(
-            "clients",
-            int | None,
-            None,
-            "The same as --parties.",
-            DATA,
-        ),
-    )
+    own_options = (Option("clients", int | None, None, "The same as --parties.", DATA),)
     repetitions = "Runs averaged, each with its own directions."
     seeded = "split, batches and directions"
     secure_options = (
