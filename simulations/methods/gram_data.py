@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +21,14 @@ from ..engines.ray import ClientFn
 from ..run.datasets import BUILTIN_INTERACTIONS
 from .clients import DealtClients
 from .labelled_data import DealtData, DealtTable, LabelledSettings, named_columns
-from .rating_data import RatingData, RatingSettings
+from .rating_data import RatingColumns, RatingData, RatingSettings
 
 Floats = NDArray[np.float64]
 _PARTIES = 4
 
 
 @dataclass(frozen=True)
-class GramSettings(LabelledSettings):
+class GramSettings(RatingColumns, LabelledSettings):
     """Which table or ratings are used, and who gets which columns or users.
 
     A table's columns are dealt to 4 clients by default.
@@ -42,38 +42,10 @@ class GramSettings(LabelledSettings):
         Rows of a table that lack a value.
     task : {"auto", "classification", "regression"}
         What a table's labels are.
-    user : str or None
-        Column of users (.csv, .tsv, .parquet).
-    item : str or None
-        Column of items (.csv, .tsv, .parquet).
-    rating : str or None
-        Column of ratings (.csv, .tsv, .parquet).
-    time : str or None
-        Column of times (.csv, .tsv, .parquet).
-    min_rating : float or None
-        Least positive rating (default: all).
-    clients : int or None
-        Nodes (default: 20).
-    users_per_client : int or None
-        Users of each node, instead.
-    resplit : bool
-        A split of its own for every repetition.
-    rounds : int or None
-        Rounds of --merge max.
     """
-
-    adjustable: ClassVar[frozenset[str]] = frozenset({"clients"})
 
     test_size: float = 0.25
     missing: MissingRows = "error"
-    user: str | None = None
-    item: str | None = None
-    rating: str | None = None
-    time: str | None = None
-    min_rating: float | None = None
-    clients: int | None = None
-    users_per_client: int | None = None
-    rounds: int | None = None
 
     @property
     def rates(self) -> bool:

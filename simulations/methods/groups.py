@@ -19,7 +19,14 @@ from ..run import plots
 from ..run.entries import Entry
 from ..run.format import figure
 from ..run.options import DATA, METHOD, Option
-from .base import Config, Family, check_always_secure, check_numbers, check_rounds
+from .base import (
+    Config,
+    Family,
+    check_always_secure,
+    check_numbers,
+    check_rounds,
+    same_number,
+)
 from .common import (
     ALWAYS_SECURE,
     COSTS,
@@ -34,13 +41,13 @@ from .common import (
     to_pooled,
 )
 from .groups_data import HierarchicalData
-from .groups_options import GROUPS, count_users, read_numbers
 from .groups_oracle import pooled_optimum
 from .groups_predict import predict_rows
 from .groups_settings import HierarchicalSettings
 from .new_rows import SavedRun
 
 DEFAULT_ROUNDS = 200
+USERS, GROUPS = 20, 2  # by default
 _CLOSE = 1e-3  # relative distance from the pooled optimum that counts as reached
 _OPTIMUM = "  of the pooled optimum"
 _CURVES = {
@@ -306,3 +313,41 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
                 ylabel="gap, relative to the objective" if "duality gap" in curves else "residuals",
             )
         }
+
+
+def read_numbers(name: str, text: str | None, kind: Callable[[str], Any]) -> list[Any] | None:
+    """Read numbers separated by commas.
+
+    Raises
+    ------
+    OptionError
+    """
+    if text is None:
+        return None
+    try:
+        return [kind(number) for number in text.split(",")]
+    except ValueError:
+        raise OptionError(
+            f"{name} is {text!r}", remedy="give numbers separated by commas, such as 10,10"
+        ) from None
+
+
+def count_users(values: Mapping[str, Any], sizes: list[int] | None) -> dict[str, int]:
+    """Return the numbers of users and groups, which may be named in several ways.
+
+    Raises
+    ------
+    OptionError
+        They contradict each other.
+    """
+    users, groups = same_number(values, "users"), values["groups"]
+    if sizes is not None and groups not in (None, len(sizes)):
+        raise OptionError(
+            f"{len(sizes)} group sizes are not {groups} groups", remedy="leave out --groups"
+        )
+    if users is None:
+        users = USERS if sizes is None else sum(sizes)
+    if groups is None:
+        layers = values["architecture"] == "hierarchical"
+        groups = len(sizes) if sizes is not None else GROUPS if layers else 1
+    return {"users": users, "groups": groups}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.groups.members import AGENT, OWNER, USER
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.tables.table import Table
@@ -19,10 +19,10 @@ from ...strategies import HierarchicalSVM, PhaseStrategy
 from ..engines.delays import DelayLaw, GroupDelays
 from ..engines.faults import Plan
 from ..run.random_labels import RANDOM_LABELS, random_labels
+from ..run.splits import split_rows
 from .clients import TableClients
 from .groups_settings import HierarchicalSettings
-from .groups_users import deal_rows, group_of
-from .labelled_data import DealtData, DealtTable, named_columns
+from .labelled_data import DealtData, DealtTable, check_sites, named_columns
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -200,3 +200,38 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
 def _hierarchical(strategy: PhaseStrategy) -> bool:
     assert isinstance(strategy, HierarchicalSVM)
     return strategy.architecture == "hierarchical"
+
+
+def group_of(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the group of each user."""
+    return tuple(np.repeat(np.arange(len(sizes)), sizes).tolist())
+
+
+def deal_rows(
+    settings: HierarchicalSettings, table: Table, train: NDArray[np.bool_], users: int, seed: int
+) -> NDArray[np.intp]:
+    """Return to which of so many users each row goes; every user gets rows to learn from.
+
+    Raises
+    ------
+    OptionError, TableError
+        There are too few rows or users.
+    """
+    if train.sum() < users:
+        raise TableError(
+            f"{int(train.sum())} training rows cannot be dealt to {users} users",
+            remedy="use fewer users, or hold out fewer rows",
+        )
+    kind = settings.split
+    if kind == "site":
+        check_sites(table.take(np.flatnonzero(train)), users, "users", "more users")
+    holder = np.empty(table.rows, np.intp)
+    rows, held_out = np.flatnonzero(train), np.flatnonzero(~train)
+    for user, mine in enumerate(
+        split_rows(table.take(rows), kind, users, seed, alpha=settings.alpha)
+    ):
+        holder[rows[mine]] = user
+    rng = np.random.default_rng(derive_seed(seed, "held-out rows of users"))
+    for user, mine in enumerate(np.array_split(rng.permutation(held_out), users)):
+        holder[mine] = user  # whoever judges a row, the sum is the same
+    return holder

@@ -20,7 +20,7 @@ from ...strategies import FedCG, PhaseStrategy
 from ..run.splits import Split, split_rows
 from ..run.toy import three_hospitals
 from .clients import TableClients
-from .labelled_data import DealtData, DealtTable, LabelledSettings, bound_of
+from .labelled_data import DealtData, DealtTable, LabelledSettings, bound_of, check_sites
 
 Floats = NDArray[np.float64]
 
@@ -289,12 +289,7 @@ def _deal_rows(
     """Return to which hospital each row goes."""
     hospitals, parts = settings.hospitals, [part for part in (train, ~train) if part.any()]
     if settings.split == "site" and table.site is not None:
-        sites = len(np.unique(table.site))
-        if sites > hospitals:
-            raise OptionError(
-                f"the rows come from {sites} sites, {hospitals} hospitals cannot hold them all",
-                remedy=f"use --hospitals {sites}, or another --split",
-            )
+        sites = check_sites(table, hospitals, "hospitals", "--hospitals {}")
         if any(len(np.unique(table.site[part])) < sites for part in parts):
             parts = [np.ones_like(train)]  # else a hospital's two parts would be of two sites
     hospital = np.empty(table.rows, np.intp)

@@ -235,6 +235,23 @@ class DealtData(Prepared, Generic[S, D]):
         """Say who has what of a table, whose columns in ``table`` are as they were."""
 
 
+def check_sites(table: Table, holders: int, who: str, remedy: str) -> int:
+    """Return the number of sites of some rows, which so many parties are to hold.
+
+    Raises
+    ------
+    OptionError
+        There are too many.
+    """
+    sites = 0 if table.site is None else len(np.unique(table.site))
+    if sites > holders:
+        raise OptionError(
+            f"the rows come from {sites} sites, {holders} {who} cannot hold them all",
+            remedy=f"use {remedy.format(sites)}, or another --split",
+        )
+    return sites
+
+
 def named_columns(names: tuple[str, ...], parts: Sequence[NDArray[np.intp]]) -> list[list[str]]:
     """Return the names of the columns of each part."""
     return [[names[c] for c in part] for part in parts]

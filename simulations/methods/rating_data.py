@@ -30,13 +30,11 @@ _CLIENTS = 20
 
 
 @dataclass(frozen=True)
-class RatingSettings(Settings):
-    """Which ratings are used, which of them are held out, and how many users a node has.
+class RatingColumns(Settings):
+    """Columns of ratings, and who has which users.
 
     Attributes
     ----------
-    data : str
-        Built-in ratings, or a u.data, ratings.dat, .inter, .csv, .tsv or .parquet file.
     user : str or None
         Column of users (.csv, .tsv, .parquet).
     item : str or None
@@ -51,17 +49,14 @@ class RatingSettings(Settings):
         Nodes (default: 20).
     users_per_client : int or None
         Users of each node, instead.
-    hold_out : {"random", "time"}
-        Hold out random ratings, or the latest.
-    resplit : bool
-        A split of its own for every repetition.
     rounds : int or None
         Rounds of --merge max.
+    resplit : bool
+        A split of its own for every repetition.
     """
 
     adjustable: ClassVar[frozenset[str]] = frozenset({"clients"})
 
-    test_size: float = 0.1
     user: str | None = None
     item: str | None = None
     rating: str | None = None
@@ -69,9 +64,24 @@ class RatingSettings(Settings):
     min_rating: float | None = None
     clients: int | None = None
     users_per_client: int | None = None
-    hold_out: HoldOut = "random"
     rounds: int | None = None
     resplit: bool = False
+
+
+@dataclass(frozen=True)
+class RatingSettings(RatingColumns):
+    """Which ratings are used, which of them are held out, and how many users a node has.
+
+    Attributes
+    ----------
+    data : str
+        Built-in ratings, or a u.data, ratings.dat, .inter, .csv, .tsv or .parquet file.
+    hold_out : {"random", "time"}
+        Hold out random ratings, or the latest.
+    """
+
+    test_size: float = 0.1
+    hold_out: HoldOut = "random"
 
     def describe(self) -> str:
         """Return who gets what, for the caption of a table."""
