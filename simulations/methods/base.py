@@ -57,8 +57,10 @@ class Family(ABC, Generic[S, P]):
         Options of a run of these methods, beside those of the data and of all runs.
     repetitions, seeded : str
         What is averaged, and what the seed decides.
-    secure_options : tuple of Option
-        The option ``secure``, if there is one.
+    secured_by : (str, str, str)
+        The option that decides whether sums are secure, the choice that makes them so, the others.
+    always_secure : str
+        Why there are no other sums, where there are none.
     run_options : tuple of str
         Parameters that the configuration of a run keeps beside the common ones.
     draws : str
@@ -90,7 +92,8 @@ class Family(ABC, Generic[S, P]):
     data: ClassVar[str]
     own_options: ClassVar[Sequence[Option]] = ()
     repetitions: ClassVar[str]
-    secure_options: ClassVar[Sequence[Option]] = ()
+    secured_by: ClassVar[tuple[str, str, str] | None] = None
+    always_secure: ClassVar[str] = ""
     seeded: ClassVar[str]
     run_options: ClassVar[tuple[str, ...]] = ()
     draws: ClassVar[str] = "draws"
@@ -118,12 +121,22 @@ class Family(ABC, Generic[S, P]):
             Option("runs", int, 1, self.repetitions, RUN),
             ENGINE,
             RAY_ADDRESS,
-            *self.secure_options,
+            *self.secure_options(),
             Option("seed", int, 0, f"Seed of {self.seeded}.", RUN),
             DROP,
             TIMEOUT,
             *RESULT,
         ]
+
+    def secure_options(self) -> list[Option]:
+        """Return the option ``secure``, if there is one."""
+        what = "Secure sums: always; --no-secure is refused."
+        if self.secured_by is not None:
+            option, secure, _ = self.secured_by
+            what = f"Refuse the run unless --{option} is {secure}, or unless it is not."
+        elif not self.always_secure:
+            return []
+        return [Option("secure", bool | None, None, what, RUN)]
 
     def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Make the configuration of a run from the values of the command line.
@@ -133,7 +146,13 @@ class Family(ABC, Generic[S, P]):
         dict
             ``method``, ``data`` (the settings), ``options`` (of the strategy), and the options of
             the run. JSON, and all that is needed to run again.
+
+        Raises
+        ------
+        OptionError
+            Options contradict each other.
         """
+        self._check_secure(values)
         strategy = self._strategy(name)
         data = asdict(self.settings.from_values(values))
         if Path(data["data"]).is_file():
@@ -302,6 +321,24 @@ class Family(ABC, Generic[S, P]):
         """Draw the plots of a run, by default none; return name of the artifact -> file."""
         return {}
 
+    def _check_secure(self, values: Mapping[str, Any]) -> None:
+        """Refuse ``--secure`` where another option says that it is not, and the other way round."""
+        wanted = values.get("secure")
+        if self.always_secure and wanted is False:
+            raise OptionError(
+                f"this method has secure sums only: {self.always_secure}",
+                remedy="leave out --no-secure",
+            )
+        if self.secured_by is None or wanted is None:
+            return
+        option, secure, others = self.secured_by
+        if wanted != (values[option] == secure):
+            flag, better = ("--secure", secure) if wanted else ("--no-secure", others)
+            raise OptionError(
+                f"the {option} is {values[option]}",
+                remedy=f"leave out {flag}, or use --{option} {better}",
+            )
+
     def _strategy(self, name: str) -> type[PhaseStrategy]:
         return next(cls for cls in self.strategies if cls.method == name)
 
@@ -312,35 +349,6 @@ def _refuse_options_of_sums(strategy: type[PhaseStrategy], chosen: Mapping[str, 
         if name in chosen and chosen[name] != defaults.get(name):
             flag = name.replace("_", "-")
             raise OptionError(f"--{flag} is for secure sums", remedy="add --secure")
-
-
-def check_secure(values: Mapping[str, Any], option: str, secure: str, others: str) -> None:
-    """Refuse ``--secure`` where another option says that it is not, and the other way round.
-
-    Raises
-    ------
-    OptionError
-    """
-    wanted, chosen = values["secure"], values[option]
-    if wanted is None or wanted == (chosen == secure):
-        return
-    flag, better = ("--secure", secure) if wanted else ("--no-secure", others)
-    raise OptionError(
-        f"the {option} is {chosen}", remedy=f"leave out {flag}, or use --{option} {better}"
-    )
-
-
-def check_always_secure(values: Mapping[str, Any], why: str) -> None:
-    """Refuse a run without secure sums.
-
-    Raises
-    ------
-    OptionError
-    """
-    if values["secure"] is False:
-        raise OptionError(
-            f"this method has secure sums only: {why}", remedy="leave out --no-secure"
-        )
 
 
 def check_rounds(config: Config) -> None:

@@ -16,12 +16,6 @@ Summary = Mapping[str, Any]
 Writer = Callable[[float | None], str]
 
 
-def optional_secure(what: str) -> Option:
-    """Return the option of secure sums of a method that another option decides on."""
-    return Option("secure", bool | None, None, what, RUN)
-
-
-ALWAYS_SECURE = optional_secure("Secure sums: always; --no-secure is refused.")
 ENGINE = Option("engine", Engine, "in-process", "Engine.", RUN)
 RAY_ADDRESS = Option(
     "ray_address",

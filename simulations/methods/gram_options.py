@@ -11,8 +11,7 @@ from fedkern_flwr.secure_sum import check_cohort
 
 from ...strategies import FedCFK, PhaseStrategy, SecureGram
 from ..run.format import figure
-from .base import Config, Family, P, S, check_always_secure, check_rounds
-from .common import ALWAYS_SECURE
+from .base import Config, Family, P, S, check_rounds
 
 COLUMNS_READ = ("user", "item", "rating")  # of a file of users to recommend to
 
@@ -22,12 +21,7 @@ class MatrixFamily(Family[S, P]):
 
     data = "nyc-flights"
     repetitions = "Repetitions, with other nodes that take part."
-    secure_options = (ALWAYS_SECURE,)
-
-    def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the configuration of a run; refuse one without secure sums."""
-        check_always_secure(values, "a node's products are its ratings")
-        return super().config(name, values)
+    always_secure = "a node's products are its ratings"
 
     def check(self, config: Config) -> None:
         """Refuse options that cannot work before any data is read."""

@@ -19,16 +19,8 @@ from ..run import plots
 from ..run.entries import Entry
 from ..run.format import figure
 from ..run.options import DATA, METHOD, Option
-from .base import (
-    Config,
-    Family,
-    check_always_secure,
-    check_numbers,
-    check_rounds,
-    same_number,
-)
+from .base import Config, Family, check_numbers, check_rounds, same_number
 from .common import (
-    ALWAYS_SECURE,
     COSTS,
     ITERATIONS,
     Column,
@@ -139,7 +131,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
     )
     repetitions = "Runs averaged, each with its own delays and features."
     seeded = "split, delays and random features"
-    secure_options = (ALWAYS_SECURE,)
+    always_secure = "a user's model shows its rows"
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
         """Make a node per group an agent, in a vertical split one the label owner, others users."""
@@ -162,7 +154,6 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         ------
         OptionError
         """
-        check_always_secure(values, "a user's model shows its rows")
         sizes = read_numbers("group-sizes", values["group_sizes"], int)
         steps = read_numbers("step-sizes", values["step_sizes"], float)
         given = {"group_sizes": sizes, "step_sizes": steps}

@@ -16,7 +16,7 @@ from ..run import plots
 from ..run.entries import Entry, mean
 from ..run.format import figure
 from ..run.options import DATA, Option
-from .base import Config, Family, check_secure
+from .base import Config, Family
 from .common import (
     COSTS,
     DIFFERENCE,
@@ -26,7 +26,6 @@ from .common import (
     Shown,
     accuracy,
     metric,
-    optional_secure,
     rmse,
     scientific,
     to_pooled,
@@ -143,9 +142,7 @@ class HybridFamily(Family[HybridSettings, HybridData]):
         ),
     )
     repetitions, seeded = "Runs averaged, each with its own landmarks.", "split and landmarks"
-    secure_options = (
-        optional_secure("Refuse the run unless --protocol is secure, or unless it is not."),
-    )
+    secured_by = ("protocol", "secure", "naive or chain")
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
         """Make two nodes hospitals unless told otherwise, the others centres."""
@@ -163,7 +160,6 @@ class HybridFamily(Family[HybridSettings, HybridData]):
         ------
         OptionError
         """
-        check_secure(values, "protocol", "secure", "naive or chain")
         hospitals, centres, clients = (values[n] for n in ("hospitals", "centres", "clients"))
         if hospitals is None:
             hospitals = 2 if clients is None else clients - centres

@@ -75,16 +75,19 @@ class OnlineFamily(Family[DataSettings, Streams]):
         ),
     )
     repetitions, seeded = "Feature draws averaged.", "split and features"
-    secure_options = (
-        Option(
-            "secure",
-            bool,
-            False,
-            "Secure sums: the server sees sums over the clients, no client's update; costs an "
-            "exchange more per round, and rounds with too few clients are lost.",
-            RUN,
-        ),
-    )
+
+    def secure_options(self) -> list[Option]:
+        """Return the option of secure sums, which simulations do without by default."""
+        return [
+            Option(
+                "secure",
+                bool,
+                False,
+                "Secure sums: the server sees sums over the clients, no client's update; costs an "
+                "exchange more per round, and rounds with too few clients are lost.",
+                RUN,
+            )
+        ]
 
     def prepare(self, settings: DataSettings) -> Streams:
         """Load, scale and deal the data."""

@@ -13,7 +13,7 @@ from ...strategies import FDSKL, PhaseStrategy
 from ..run import plots
 from ..run.format import figure
 from ..run.options import DATA, Option
-from .base import Config, Family, check_numbers, check_rounds, check_secure, same_number
+from .base import Config, Family, check_numbers, check_rounds, same_number
 from .common import (
     COSTS,
     DIFFERENCE,
@@ -24,7 +24,6 @@ from .common import (
     digits,
     drawn,
     metric,
-    optional_secure,
     rmse,
     short,
     to_pooled,
@@ -72,9 +71,7 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
     own_options = (Option("clients", int | None, None, "The same as --parties.", DATA),)
     repetitions = "Runs averaged, each with its own directions."
     seeded = "split, batches and directions"
-    secure_options = (
-        optional_secure("Refuse the run unless --topology is star, or unless it is not."),
-    )
+    secured_by = ("topology", "star", "tree")
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
         """Make every node a party."""
@@ -87,7 +84,6 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
         ------
         OptionError
         """
-        check_secure(values, "topology", "star", "tree")
         parties = same_number(values, "parties")
         return super().config(name, {**values, "parties": 4 if parties is None else parties})
 
