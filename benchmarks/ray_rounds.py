@@ -14,20 +14,20 @@ from rich.table import Table
 
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Engine
-from fedkern_flwr.simulations.methods.online_data import Shard, TableClients
+from fedkern_flwr.simulations.methods.online_data import Shard, StreamClients
 from fedkern_flwr.strategies import POFMKL
 
 ROUNDS, DIMENSION = 30, 15
 
 
-def clients(count: int) -> TableClients:
+def clients(count: int) -> StreamClients:
     """Return clients with seeded streams of their own."""
     rng = np.random.default_rng(0)
     shards = []
     for _ in range(count):
         x = rng.uniform(-1.0, 1.0, (ROUNDS, DIMENSION)) / np.sqrt(DIMENSION)
         shards.append(Shard(x, rng.uniform(0.0, 1.0, ROUNDS), x[:0], np.zeros(0)))
-    return TableClients(tuple(shards), tuple(f"x{j}" for j in range(DIMENSION)))
+    return StreamClients(tuple(shards), tuple(f"x{j}" for j in range(DIMENSION)))
 
 
 def run(engine: Engine, count: int) -> tuple[float, float, POFMKL]:
