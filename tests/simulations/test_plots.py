@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.simulations.run import drawing, plots
+from fedkern_flwr.simulations.run import drawing
 from fedkern_flwr.simulations.run.drawing import assign_styles
 from fedkern_flwr.simulations.run.plots import (
     plot_average_regret,
@@ -48,7 +48,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
         figures.append(make(height))
         return figures[-1]
 
-    monkeypatch.setattr(plots, "new_figure", remember)
+    monkeypatch.setattr(drawing, "new_figure", remember)
     return figures
 
 
