@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,9 +27,11 @@ from ..methods.experiment import checkpoint_file, summarise, versions
 from ..methods.registry import FAMILIES, family, method, options
 from ..run.data import Prepared
 from ..run.entries import Entry
+from ..run.folders import chosen_folder, json_writer
 from ..run.options import RUN, Option
-from ..run.run_folder import ARTIFACTS, RunFolder, open_json_target
+from ..run.run_folder import ARTIFACTS, RunFolder
 from .console import Screen
+from .run import run_options
 
 #: Options of ``fedkern run`` that mean nothing here; they keep their defaults.
 _OF_SIMULATIONS = (
@@ -66,9 +67,7 @@ def deploy_options(name: str) -> list[Option]:
     """Return the options of a deployment: those of a run that apply, and its own."""
     own = family(name)
     hidden = (*_OF_SIMULATIONS, *own.dealt_by_nodes, *own.run_options)
-    shared = {o.name: o for o in own.parameters()}
-    every = {o.name: o for o in options(method(name))} | shared
-    shown = [o for o in every.values() if o.name not in hidden]
+    shown = [o for o in run_options(name) if o.name not in hidden]
     usual = own.deployed_defaults
     return [replace(o, default=usual.get(o.name, o.default)) for o in shown] + list(_OWN)
 
@@ -76,17 +75,11 @@ def deploy_options(name: str) -> list[Option]:
 def deploy_method(name: str, values: dict[str, Any]) -> None:
     """Deploy a method with the options of the command line, show and save the result."""
     screen = Screen(values["quiet"])
-    target = values["json_target"]
-    json_file = open_json_target(target) if target else None
+    tell = json_writer(values["json_target"])
     if values["predict"]:
-        result = _predict(screen, name, Path(values["predict"]), values)
+        tell(_predict(screen, name, Path(values["predict"]), values))
     else:
-        result = _fit(screen, name, values)
-    text = json.dumps(result, allow_nan=False)
-    if json_file is not None:
-        json_file.write_text(f"{text}\n")
-    elif target:
-        sys.stdout.write(f"{text}\n")
+        tell(_fit(screen, name, values))
 
 
 def _fit(screen: Screen, name: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -101,8 +94,7 @@ def _fit(screen: Screen, name: str, values: dict[str, Any]) -> dict[str, Any]:
         own.check(config)
         prepared = own.prepare(own.settings.from_values(config["data"]))
         own.check_data(config, prepared)
-        default = Path("runs") / f"deploy-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        folder = RunFolder.create(Path(values["out"] or default), config)
+        folder = RunFolder.create(chosen_folder(values["out"], f"deploy-{name}"), config)
         nodes = _write_nodes(screen, folder, config, prepared)
     for note in prepared.notes:
         screen.note(f"note: {note}")

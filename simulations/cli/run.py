@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,18 +11,25 @@ from fedkern_flwr.errors import FedKernError, OptionError
 from ...strategies import PhaseStrategy
 from ..engines.ray_cluster import check_ray_address
 from ..methods.experiment import run_entries, summarise, versions
-from ..methods.registry import family, method
+from ..methods.registry import family, method, options
 from ..run.data import Prepared
 from ..run.entries import Entry
-from ..run.run_folder import ARTIFACTS, RunFolder, open_json_target
+from ..run.folders import chosen_folder, json_writer
+from ..run.options import Option
+from ..run.run_folder import ARTIFACTS, RunFolder
 from .console import Screen
+
+
+def run_options(name: str) -> list[Option]:
+    """Return the options of a run: those of the method, and those of its family."""
+    shared = {o.name: o for o in family(name).parameters()}
+    return list(({o.name: o for o in options(method(name))} | shared).values())
 
 
 def run_method(name: str, values: dict[str, Any]) -> None:
     """Run a method with the options of the command line, show and save the result."""
     screen = Screen(values["quiet"])
-    target = values["json_target"]
-    json_file = open_json_target(target) if target else None
+    tell = json_writer(values["json_target"])
     address = values["ray_address"]
     if values["resume"]:
         folder, config = RunFolder.open(Path(values["resume"]))
@@ -44,8 +48,7 @@ def run_method(name: str, values: dict[str, Any]) -> None:
         check_ray_address(config["engine"], address)
         prepared = _prepare(config)
         family(name).check_data(config, prepared)
-        default = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        folder = RunFolder.create(Path(values["out"] or default), config)
+        folder = RunFolder.create(chosen_folder(values["out"], name), config)
         try:
             result = _execute(screen, folder, config, prepared, address, resume=False)
         except FedKernError as error:
@@ -53,11 +56,7 @@ def run_method(name: str, values: dict[str, Any]) -> None:
                 folder.discard()  # it is known only now that this cannot be run
             raise
     _show(screen, folder, result)
-    text = json.dumps(result, allow_nan=False)
-    if json_file is not None:
-        json_file.write_text(f"{text}\n")
-    elif target:
-        sys.stdout.write(f"{text}\n")
+    tell(result)
 
 
 def _prepare(config: dict[str, Any]) -> Prepared:
