@@ -21,10 +21,9 @@ from unittest import mock
 import cases
 import costs
 import numpy as np
-from common import Record, in_own_process, peak_memory, run_script
+from common import Record, in_own_process, new_table, peak_memory, run_script
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from scipy.optimize import nnls
 
 from fedkern_flwr.secure_sum.graph import degree
@@ -377,9 +376,11 @@ def text_of(sizes: Sizes) -> str:
 
 def check_bytes(names: Sequence[str], console: Console) -> list[Record]:
     """Compare formulas with ledgers."""
-    table = Table("method", "sizes", title="exchanges and bytes: ledger / formula")
-    for heading in ("exchanges", "up", "down", "MB up", "MB down"):
-        table.add_column(heading, justify="right")
+    table = new_table(
+        "exchanges and bytes: ledger / formula",
+        "method | sizes | exchanges | up | down | MB up | MB down",
+        text="method | sizes",
+    )
     records = []
     for name in track(names, "bytes", console=console, transient=True):
         for sizes in METHODS[name].small:
@@ -413,9 +414,11 @@ def _iterations(found: dict[str, Any]) -> Sizes:
 
 def check_cpu(names: Sequence[str], console: Console) -> list[Record]:
     """Fit constants to small runs, predict a larger one."""
-    table = Table("method", "predicted run", title="CPU seconds: measured / predicted")
-    for heading in ("clients", "server", "clients s", "server s"):
-        table.add_column(heading, justify="right")
+    table = new_table(
+        "CPU seconds: measured / predicted",
+        "method | predicted run | clients | server | clients s | server s",
+        text="method | predicted run",
+    )
     records = []
     for name in track(names, "cpu", console=console, transient=True):
         method, rows = METHODS[name], []
@@ -449,9 +452,12 @@ def check_cpu(names: Sequence[str], console: Console) -> list[Record]:
 
 def run_large(names: Sequence[str], limit: float, large: str, console: Console) -> list[Record]:
     """Run at scale what is so large; each run for ``limit`` seconds at most."""
-    table = Table("method", "large", "sizes", title="real runs in process, one core")
-    for heading in ("seconds", "clients ms", "server s", "peak GB", "GB up", "GB down", "bytes"):
-        table.add_column(heading, justify="right")
+    table = new_table(
+        "real runs in process, one core",
+        "method | large | sizes | seconds | clients ms | server s | peak GB | GB up | "
+        "GB down | bytes",
+        text="method | large | sizes",
+    )
     records = []
     for name, what, sizes in track(LARGE, "large", console=console, transient=True):
         if name not in names or not what.startswith(large):
@@ -488,9 +494,11 @@ def run_large(names: Sequence[str], limit: float, large: str, console: Console) 
 
 def compute(names: Sequence[str], console: Console) -> list[Record]:
     """Print bytes by formula."""
-    table = Table("method", "large", "sizes", "role", title="by formula")
-    for heading in ("exchanges", "MB up each", "MB down each", "TB in all"):
-        table.add_column(heading, justify="right")
+    table = new_table(
+        "by formula",
+        "method | large | sizes | role | exchanges | MB up each | MB down each | TB in all",
+        text="method | large | sizes | role",
+    )
     records = []
     for name, what, sizes in COMPUTED:
         if name not in names:
@@ -516,14 +524,6 @@ def compute(names: Sequence[str], console: Console) -> list[Record]:
     return records
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the parts and the methods."""
-    parser.add_argument("--parts", default="bytes,cpu,computed", help=",".join(PARTS))
-    parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds of a large run")
-    parser.add_argument("--large", default="", help="only what is so large, as 10^7")
-
-
 def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Print the tables of the parts."""
     if options.one:
@@ -538,4 +538,11 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
 
 
 if __name__ == "__main__":
-    run_script(__doc__, measure, add_options)
+    run_script(
+        __doc__,
+        measure,
+        parts=("bytes,cpu,computed", ",".join(PARTS)),
+        methods=",".join(METHODS),
+        limit=(600.0, "seconds of a large run"),
+        large=("", "only what is so large, as 10^7"),
+    )
