@@ -94,7 +94,7 @@ def new_table(title: str, headings: str, *, text: str = "", **more: Any) -> Tabl
     table = Table(title=title, **more)
     for heading in headings.split(" | "):
         words = heading in ("", *text.split(" | "))
-        table.add_column(heading, justify="left" if words else "right", no_wrap=words)
+        table.add_column(heading, justify="left" if words else "right", no_wrap=not words)
     return table
 
 
