@@ -11,9 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError
@@ -26,7 +24,7 @@ from ..methods.registry import family
 from ..run.entries import check_seed
 from ..run.folders import chosen_folder, folder_of_results, json_writer
 from ..run.options import RUN, Option
-from .console import Screen
+from .console import Screen, plain_table
 from .run import run_options
 
 _RESULT = "audit.json"
@@ -165,7 +163,7 @@ def _facts(seed: int, trials: int) -> dict[str, str]:
 
 def _show(screen: Screen, done: Audited) -> None:
     """Print the table of an audit; text wraps, figures do not."""
-    shown = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    shown = plain_table()
     for number, name in enumerate(COLUMNS):
         if number < _TEXTS:
             shown.add_column(name, min_width=12)

@@ -23,7 +23,7 @@ from ..deployment.local import CONNECTION, last_line
 from ..deployment.node_files import NodeConfig, toml
 from ..deployment.run_config import app_folder, run_config
 from ..methods.base import Family
-from ..methods.experiment import checkpoint_file, summarise, versions
+from ..methods.experiment import checkpoint_file, summarise
 from ..methods.registry import FAMILIES, family, method, options
 from ..run.data import Prepared
 from ..run.entries import Entry
@@ -31,7 +31,7 @@ from ..run.folders import chosen_folder, json_writer
 from ..run.options import RUN, Option
 from ..run.run_folder import ARTIFACTS, RunFolder
 from .console import Screen
-from .run import run_options
+from .run import prepare_data, run_options, save_result
 
 #: Options of ``fedkern run`` that mean nothing here; they keep their defaults.
 _OF_SIMULATIONS = (
@@ -87,12 +87,12 @@ def _fit(screen: Screen, name: str, values: dict[str, Any]) -> dict[str, Any]:
     own, result = family(name), None
     if values["resume"]:
         folder, config = _open(name, Path(values["resume"]))
-        prepared: Prepared = own.prepare(own.settings.from_values(config["data"]))
+        prepared = prepare_data(config)
         nodes, result = _read_nodes(folder), folder.result()
     else:
         config = _config(own, name, values)
         own.check(config)
-        prepared = own.prepare(own.settings.from_values(config["data"]))
+        prepared = prepare_data(config)
         own.check_data(config, prepared)
         folder = RunFolder.create(chosen_folder(values["out"], f"deploy-{name}"), config)
         nodes = _write_nodes(screen, folder, config, prepared)
@@ -190,20 +190,9 @@ def _execute(
     answer, times = _run(screen, folder, config, nodes, more, keep=keep)
     entry = Entry(method(name).title, name, config["options"], [answer])
     write_atomically(place / ARTIFACTS["scaling"], prepared.scaling_json().encode())
-    result = {
-        "method": name,
-        "engine": _ENGINE,
-        "seed": config["seed"],
-        "config": {**config, **prepared.facts(), "notes": list(prepared.notes)},
-        "versions": versions(),
-        **summarise(entry),
-        "survivors": answer["survivors"],
-        "matched": answer.get("matched", {}),
-        **times,
-        "artifacts": {**ARTIFACTS, "server_log": _SERVER_LOG, "nodes": "nodes"},
-    }
-    folder.save_result(result)
-    return result
+    told = {"survivors": answer["survivors"], "matched": answer.get("matched", {}), **times}
+    files = {"server_log": _SERVER_LOG, "nodes": "nodes"}
+    return save_result(folder, config, prepared, {**summarise(entry), **told}, files)
 
 
 def _predict(screen: Screen, name: str, path: Path, values: dict[str, Any]) -> dict[str, Any]:

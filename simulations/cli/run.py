@@ -40,13 +40,13 @@ def run_method(name: str, values: dict[str, Any]) -> None:
             )
         check_ray_address(config["engine"], address)
         result = folder.result() or _execute(
-            screen, folder, config, _prepare(config), address, resume=True
+            screen, folder, config, prepare_data(config), address, resume=True
         )
     else:
         config = family(name).config(name, values)
         family(name).check(config)
         check_ray_address(config["engine"], address)
-        prepared = _prepare(config)
+        prepared = prepare_data(config)
         family(name).check_data(config, prepared)
         folder = RunFolder.create(chosen_folder(values["out"], name), config)
         try:
@@ -59,7 +59,8 @@ def run_method(name: str, values: dict[str, Any]) -> None:
     tell(result)
 
 
-def _prepare(config: dict[str, Any]) -> Prepared:
+def prepare_data(config: dict[str, Any]) -> Prepared:
+    """Return the data of a run's settings."""
     own = family(config["method"])
     prepared: Prepared = own.prepare(own.settings.from_values(config["data"]))
     return prepared
@@ -104,14 +105,23 @@ def _execute(
             draw_done=draw_done,
         )
     summary = summarise(entry)
+    return save_result(folder, config, prepared, summary, _plots(folder, entry, summary))
+
+
+def save_result(
+    folder: RunFolder,
+    config: dict[str, Any],
+    prepared: Prepared,
+    found: dict[str, Any],
+    artifacts: dict[str, str],
+) -> dict[str, Any]:
+    """Save what a run found, with its settings and the files beside it; return all of it."""
     result = {
-        "method": config["method"],
-        "engine": config["engine"],
-        "seed": config["seed"],
+        **{name: config[name] for name in ("method", "engine", "seed")},
         "config": {**config, **prepared.facts(), "notes": list(prepared.notes)},
         "versions": versions(),
-        **summary,
-        "artifacts": {**ARTIFACTS, **_plots(folder, entry, summary)},
+        **found,
+        "artifacts": {**ARTIFACTS, **artifacts},
     }
     folder.save_result(result)
     return result
