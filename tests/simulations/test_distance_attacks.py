@@ -14,17 +14,17 @@ from scipy.spatial.distance import cdist
 from sklearn import datasets
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.simulations.lab.attacks import (
+from fedkern_flwr.simulations.lab.attacks.distances import distances_by_quadric, distances_by_svd
+from fedkern_flwr.simulations.lab.attacks.edm_completion import (
     COMPLETIONS,
     alternating_descent,
-    correlation,
-    distances_by_quadric,
-    distances_by_svd,
-    distances_from_kernel,
     rank_alternation,
     reconstruction_errors,
-    relative_error,
     soft_impute,
+)
+from fedkern_flwr.simulations.lab.attacks.errors import correlation, relative_error
+from fedkern_flwr.simulations.lab.attacks.trilateration import (
+    distances_from_kernel,
     trilaterate,
     trilaterate_secret_widths,
     trilaterate_unknown_width,

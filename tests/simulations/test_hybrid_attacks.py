@@ -33,27 +33,22 @@ from fedkern_flwr.secure_sum import Encoding, RunningSum, SecureSum
 from fedkern_flwr.simulations import Fault, FaultPlan, InProcessGrid, Transcript
 from fedkern_flwr.simulations.engines import FaultyGrid, RecordingGrid
 from fedkern_flwr.simulations.engines.ray import as_client
-from fedkern_flwr.simulations.lab.attacks import (
-    SERVER,
-    Finding,
-    HybridRun,
-    Insiders,
-    MaskedVector,
-    Matrix,
-    Score,
-    attack_matrix,
-    distances_by_svd,
+from fedkern_flwr.simulations.lab.attacks.distances import distances_by_svd
+from fedkern_flwr.simulations.lab.attacks.errors import relative_error
+from fedkern_flwr.simulations.lab.attacks.hybrid import HybridRun
+from fedkern_flwr.simulations.lab.attacks.hybrid_insiders import SERVER, Insiders, Matrix
+from fedkern_flwr.simulations.lab.attacks.hybrid_matrix import Finding, Score, attack_matrix, score
+from fedkern_flwr.simulations.lab.attacks.hybrid_rows import (
     gradient_of_others,
     gram_of_products,
     labels_of_residual,
     match_columns,
-    relative_error,
     row_of_gradient,
     rows_along_spread,
     rows_in_box,
-    score,
-    trilaterate,
 )
+from fedkern_flwr.simulations.lab.attacks.seen import MaskedVector
+from fedkern_flwr.simulations.lab.attacks.trilateration import trilaterate
 from fedkern_flwr.solvers.least_squares import pack_equations, unpack_equations
 from fedkern_flwr.strategies import FedCG
 from fedkern_flwr.wire import DescribeRequest

@@ -18,14 +18,14 @@ from sklearn.datasets import load_breast_cancer
 from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.secure_sum import SecureSum
 from fedkern_flwr.simulations import Transcript, simulate
-from fedkern_flwr.simulations.lab.attacks import (
-    HybridRun,
-    Insiders,
+from fedkern_flwr.simulations.lab.attacks.hybrid import HybridRun
+from fedkern_flwr.simulations.lab.attacks.hybrid_insiders import Insiders
+from fedkern_flwr.simulations.lab.attacks.membership import (
+    ROUNDING,
     area_under_curve,
     leverage,
     membership,
 )
-from fedkern_flwr.simulations.lab.attacks.membership import ROUNDING
 from fedkern_flwr.solvers.least_squares import unpack_equations
 from fedkern_flwr.strategies import FedCG
 

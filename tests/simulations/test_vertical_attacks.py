@@ -30,7 +30,9 @@ from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
 from fedkern_flwr.simulations.engines import Audit, RecordingGrid, audit
 from fedkern_flwr.simulations.engines.ray import as_client
-from fedkern_flwr.simulations.lab.attacks import MaskedVector, correlation, match_columns
+from fedkern_flwr.simulations.lab.attacks.errors import correlation
+from fedkern_flwr.simulations.lab.attacks.hybrid_rows import match_columns
+from fedkern_flwr.simulations.lab.attacks.seen import MaskedVector
 from fedkern_flwr.simulations.lab.attacks.vertical import Hop, VerticalRun
 from fedkern_flwr.simulations.lab.attacks.vertical_inference import (
     differences_of_phases,

@@ -166,8 +166,7 @@ class _Vertical:
         self.seen, self.dealt = seen, run.clients.dealt
         self.owner = next(p for p, about in seen.parties.items() if about.role == "owner")
         self.client = seen.insiders.parties[self.owner].client
-        session = next(p.message.session for p in seen.messages if not p.up)
-        order = self.client.table.order(session, self.client.alignment_key)
+        order = self.client.table.order(seen.session, self.client.alignment_key)
         self.order = np.asarray(order[seen.kept(self.owner)["take"]])
         table = run.clients.table(self.owner)
         ids = np.concatenate([table["ids"], table.get("ids_test", [])])

@@ -220,7 +220,7 @@ def guessed_directions(
                     viewer,
                     count,
                     size,
-                    settings.kernel,  # type: ignore[arg-type]
+                    settings.kernel,
                     settings.gamma,
                 )
                 for secret, size in zip(secrets, sizes, strict=True)
@@ -236,7 +236,7 @@ def geometry(seen: VerticalRun, known: Any, features: Floats, sheet: Sheet) -> N
     far = distances_of_phases(
         known.angles,
         settings.gamma,
-        settings.kernel,  # type: ignore[arg-type]
+        settings.kernel,
     )
     subject = Subject("distances of phases", "active party", "distances of the others' rows", True)
     sheet.distances(subject, far, features)

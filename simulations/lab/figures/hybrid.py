@@ -22,7 +22,7 @@ from .common import (
 
 def _residuals(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
     """Sum of squared residuals over the iterations, mean of the runs that got so far (Figure 6)."""
-    curves = {}
+    curves = Curves()
     for label, summary in comparison.summaries.items():
         runs = [run for run in summary["squared_residuals"] if len(run) > 1]
         if not runs:

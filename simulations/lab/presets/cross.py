@@ -109,10 +109,10 @@ def _section(
     runs=_RUNS,
 )
 def _vertical(name: str) -> Section:
-    single = {"hospitals": 1, "centres": _PARTIES - 1, "allow_single": True}
+    single: dict[str, Any] = {"hospitals": 1, "centres": _PARTIES - 1, "allow_single": True}
     dealt = {_FED_CG: HybridSettings(**_data(name), **single), **_columns_apart(name, _PARTIES)}
     del dealt[_FDSKL]  # has its data as the section has
-    entries = (
+    entries: tuple[Contender, ...] = (
         (_FED_CG, "fed-cg", {"allow_single": True, **_CHOSEN[name]}),
         (_FDSKL, "fdskl", {}),
         (_SECURE_GRAM, "secure-gram", _GRAM),
@@ -141,7 +141,7 @@ def _hybrid(name: str) -> Section:
         **dict(zip((fdskl, gram, svm), alone.values(), strict=True)),
         rows: HierarchicalSettings(**_data(name), users=_HOSPITALS, groups=1),
     }
-    entries = (
+    entries: tuple[Contender, ...] = (
         (_FED_CG, "fed-cg", _CHOSEN[name]),
         (fdskl, "fdskl", {}),
         (gram, "secure-gram", _GRAM),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ...methods.online_data import DataSettings
@@ -62,7 +63,7 @@ def _methods(options: dict[str, Any]) -> tuple[Contender, ...]:
 
 
 def _figures(
-    column: str, labels: tuple[str, ...], table: dict[str, tuple[float, ...]]
+    column: str, labels: tuple[str, ...], table: Mapping[str, tuple[float, ...]]
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Return a table of the paper as sections have it."""
     return {d: {column: dict(zip(labels, v, strict=True))} for d, v in table.items()}
