@@ -14,7 +14,7 @@ from scipy.spatial.distance import cdist
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.gram import messages as wire
-from fedkern_flwr.gram.matrix import packed_diagonal, packed_size
+from fedkern_flwr.gram.matrix import packed_diagonal, packed_size, unpack
 from fedkern_flwr.seeding import derive_seed
 
 from ....strategies import FedCFK
@@ -185,20 +185,13 @@ def masked_features(run: Recorded, sheet: Sheet) -> None:
         x = clients.x[items][:, clients.parts[vector.partition]]
         numbers = vector.read("fixed point")[:size]
         diagonal = packed_diagonal(numbers, len(items))
-        found = diagonal[:, None] + diagonal - 2.0 * _square(numbers, len(items))
+        found = diagonal[:, None] + diagonal - 2.0 * unpack(numbers, len(items))
         sheet.distances(subject, found, x)
     rows = rows_up_to_rotation(np.asarray(strategy.linear_))
     truth = clients.x[items]
     what = "distances among the rows, as the matrix tells"
     far = cdist(rows, rows, "sqeuclidean")
     sheet.distances(Subject("whole matrix", "server", what, documented=True), far, truth)
-
-
-def _square(packed: Floats, size: int) -> Floats:
-    square = np.zeros((size, size))
-    rows, columns = np.triu_indices(size)
-    square[rows, columns] = square[columns, rows] = packed
-    return square
 
 
 # -- the plan

@@ -22,7 +22,7 @@ from ..attacks.groups_inference import (
 )
 from ..attacks.groups_insiders import SVMInsiders
 from ..attacks.seen import MaskedVector
-from .evidence import CHOICES, Sheet, Subject
+from .evidence import CHOICES, Sheet, Subject, two_kinds
 from .plan import Plan, Recorded, Variant
 
 Floats = NDArray[np.float64]
@@ -234,10 +234,7 @@ class _Vertical:
 
     def labels(self, sheet: Sheet) -> None:
         """Read labels off the signs of the first message that somebody opens."""
-        targets = self.dealt.y[self.rows]
-        kind = targets > np.median(targets)
-        if kind.all() or not kind.any():
-            kind = targets >= targets.max()
+        kind = two_kinds(self.dealt.y[self.rows])
         for user in self.users:
             agent, mine = self.seen.agents[self.seen.parties[user].group], kind[self.place(user)]
             opened = self.seen.unsealed(agent, "message")
