@@ -20,7 +20,6 @@ from fedkern_flwr.alignment import hash_ids
 from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.clients.fed_cg_paper import label_noise
 from fedkern_flwr.errors import OptionError, ProtocolError
-from fedkern_flwr.exchange import exchange, read_reply, request_messages, take_sections
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.landmarks import (
     array_fingerprint,
@@ -28,8 +27,6 @@ from fedkern_flwr.hybrid.landmarks import (
     moment_sums,
     public_seed,
 )
-from fedkern_flwr.ledger import Ledger
-from fedkern_flwr.secure_sum import Encoding, RunningSum, SecureSum
 from fedkern_flwr.simulations import Fault, FaultPlan, InProcessGrid, Transcript
 from fedkern_flwr.simulations.engines import FaultyGrid, RecordingGrid
 from fedkern_flwr.simulations.engines.ray import as_client
@@ -51,7 +48,6 @@ from fedkern_flwr.simulations.lab.attacks.seen import MaskedVector
 from fedkern_flwr.simulations.lab.attacks.trilateration import trilaterate
 from fedkern_flwr.solvers.least_squares import pack_equations, unpack_equations
 from fedkern_flwr.strategies import FedCG
-from fedkern_flwr.wire import DescribeRequest
 
 EXACT = 1e-6  # relative error of an attack that succeeds
 GUESS = 0.9  # of one that fails: relative to somebody who guesses the mean
@@ -985,239 +981,6 @@ def test_the_server_learns_which_rows_belong_together(secure: HybridRun) -> None
         own = {tuple(row) for row in secure.parties[hospital].ids.tolist()}
         for centre in (3, 4):
             assert own <= {tuple(row) for row in secure.parties[centre].ids.tolist()}
-
-
-# -- what a node refuses, whatever the server asks
-
-
-@dataclass
-class Nodes:
-    """A server that does not keep to the protocol, and its nodes."""
-
-    where: Clinic
-    secure: bool = True
-    session: str = "session"
-    cohorts: Sequence[Sequence[int]] = ()
-    threshold: int | None = None
-
-    def __post_init__(self) -> None:
-        where = self.where
-        app = ClientApp(client_fn=lambda c: as_client(where.client_fn(c)))
-        self.grid, self.ledger, self.step = InProcessGrid(app, where.parties), Ledger(), 0
-        opening = DescribeRequest(self.session, "fed-cg", 0, self.secure)
-        self.parties = {}
-        for k in range(where.parties):
-            reply, _ = self.ask(k, opening, wire.HybridDescribeReply)
-            self.parties[k] = reply
-        if self.cohorts:
-            keys = {k: (p.public_key, p.signature) for k, p in self.parties.items()}
-            counts = {k: (p.rows, p.test_rows) for k, p in self.parties.items()}
-            self.sums = SecureSum(
-                self.session, keys, cohorts=self.cohorts, threshold=self.threshold, counts=counts
-            )
-
-    def ask(
-        self, partition: int, request: Any, reply: Any, sections: Sequence[Any] = ()
-    ) -> tuple[Any, list[Any]]:
-        """Return the reply and its sections; raise ValueError with the reason for none."""
-        node = 1000 + partition
-        messages = request_messages(request, [node], group_id="", sections={node: list(sections)})
-        done = exchange(self.grid, messages, phase=request.phase, timeout=10.0, ledger=self.ledger)
-        if done.failures:
-            raise ValueError(str(done.failures[node]))
-        message = done.replies[node]
-        taken = take_sections(message, party="node")
-        return read_reply(reply, message, party="node"), taken
-
-    def about(self, kind: Any, partition: int, rows: np.ndarray, **more: Any) -> Any:
-        """Return a request to a hospital about its rows, which it shall need no centre for."""
-        self.step += 1
-        index = {
-            "hospitals": partition,
-            "trains": len(rows),
-            "starts": 0,
-            "stops": 0 if kind is wire.DistancesRequest else len(rows),
-        }
-        values = {
-            "session": self.session,
-            "round": self.step,
-            "variant": "secure",
-            "kernel": "rbf",
-            "sampling": "U",
-            "landmarks": 10,
-            "seed_from": -1,
-            "public_seed": -1,
-            "model": "",
-            "model_round": 0,
-            "save_as": 1,
-            "landmark_pairs": False,
-            "keep_training": True,
-            "gammas": np.ones(1),
-            "moments": np.zeros(0),
-            "sealed_seed": np.zeros(0, np.uint8),
-            **{name: np.array([value], np.int32) for name, value in index.items()},
-            "rows": (rows.astype(np.int32),),
-            **more,
-        }
-        return kind(**values)
-
-    def begin(self, partition: int, rows: int = 20) -> None:
-        """Let a hospital make the kernel of its first rows."""
-        request = self.about(wire.DistancesRequest, partition, np.arange(rows))
-        roster = [self.sums.roster] if self.cohorts else []
-        self.ask(partition, request, wire.DistancesReply, roster)
-
-    def equations(self) -> wire.EquationsRequest:
-        self.step += 1
-        return wire.EquationsRequest(session=self.session, round=self.step)
-
-    def order(self, cohort: int, **more: Any) -> RunningSum:
-        bound = Encoding.fixed_point(100.0)
-        return self.sums.order("equations", 65, bound, cohort=cohort, **more)
-
-
-def not_refused_yet(reason: str) -> Any:
-    """A gap that was found: the test says what should be, and fails when it is."""
-    raises = (AssertionError, pytest.fail.Exception)
-    return pytest.mark.xfail(strict=True, reason=reason, raises=raises)
-
-
-@pytest.mark.parametrize("partition", [0, 2])
-@pytest.mark.parametrize("variant", ["naive", "chain"])
-@pytest.mark.parametrize("kind", [wire.BlocksRequest, wire.DistancesRequest])
-def test_a_secure_node_refuses_the_papers_protocols(
-    kind: Any, variant: str, partition: int
-) -> None:
-    nodes = Nodes(clinic(40, 40), secure=False)
-    request = nodes.about(kind, partition, np.arange(40), variant=variant, public_seed=0)
-    with pytest.raises(ValueError, match="takes part in runs with protocol 'secure' only"):
-        nodes.ask(partition, request, wire.BlocksReply)
-
-
-@pytest.mark.parametrize("partition", [0, 2])
-def test_a_secure_node_never_sends_its_kernel_block_and_labels(partition: int) -> None:
-    nodes = Nodes(clinic(40, 40), secure=False)
-    request = nodes.about(wire.BlocksRequest, partition, np.arange(40), public_seed=0)
-    with pytest.raises(ValueError, match="leave a node in protocol 'naive' only"):
-        nodes.ask(partition, request, wire.BlocksReply)
-
-
-def test_a_secure_node_never_draws_landmarks_that_the_server_knows() -> None:
-    nodes = Nodes(clinic(40, 40), secure=False)
-    request = nodes.about(wire.DistancesRequest, 2, np.arange(40), public_seed=0)
-    with pytest.raises(ValueError, match="landmarks that everybody knows"):
-        nodes.ask(2, request, wire.DistancesReply)
-
-
-def test_a_secure_node_makes_no_hops_of_a_chain() -> None:
-    nodes = Nodes(clinic(40, 40, centres=()), cohorts=[[0, 1]])
-    nodes.begin(0)
-    index = {n: np.array([0], np.int32) for n in ("hospitals", "starts", "backwards")}
-    index |= {n: np.array([-1], np.int32) for n in ("froms", "tos")}
-    many = {n: np.array([20], np.int32) for n in ("trains", "stops")}
-    request = wire.ChainRequest(
-        session="session",
-        round=5,
-        purpose="start",
-        vector=np.zeros((10, 1)),
-        received=(np.zeros(0, np.uint8),),
-        **index,
-        **many,
-    )
-    with pytest.raises(ValueError, match="raised"):
-        nodes.ask(0, request, wire.ChainReply)
-
-
-def test_a_hospital_shows_no_equations_outside_a_sum() -> None:
-    nodes = Nodes(clinic(40, 40, centres=()), cohorts=[[0, 1]])
-    nodes.begin(0)
-    with pytest.raises(ValueError, match="would be shown to the server"):
-        nodes.ask(0, nodes.equations(), wire.EquationsReply)
-    plain = Nodes(clinic(40, 40, centres=()), secure=False)
-    plain.begin(0)
-    with pytest.raises(ValueError, match="would be shown to the server"):
-        plain.ask(0, plain.equations(), wire.EquationsReply)
-
-
-def test_a_hospital_contributes_to_no_sum_of_strangers() -> None:
-    nodes = Nodes(clinic(40, 40, 40, centres=()), cohorts=[[0, 1, 2], [1, 2]])
-    nodes.begin(0)
-    stranger = nodes.order(1, self_masks=False)
-    with pytest.raises(ValueError, match="not in the cohort"):
-        nodes.ask(0, nodes.equations(), wire.EquationsReply, [stranger.order])
-
-
-def test_a_hospital_contributes_to_one_cohort_only() -> None:
-    """Two sums that differ by a hospital are that hospital."""
-    nodes = Nodes(clinic(40, 40, 40, centres=()), cohorts=[[0, 1, 2], [0, 1]])
-    nodes.begin(0)
-    first, second = (nodes.order(cohort, self_masks=False).order for cohort in (0, 1))
-    nodes.ask(0, nodes.equations(), wire.EquationsReply, [first])
-    with pytest.raises(ValueError, match="would be repeated otherwise"):
-        nodes.ask(0, nodes.equations(), wire.EquationsReply, [second])
-
-
-def test_a_hospital_contributes_to_no_sum_that_opens_without_everybody() -> None:
-    nodes = Nodes(clinic(40, 40, 40, centres=()), cohorts=[[0, 1, 2]], threshold=2)
-    nodes.begin(0)
-    with pytest.raises(ValueError, match="self masks"):
-        nodes.ask(0, nodes.equations(), wire.EquationsReply, [nodes.order(0).order])
-
-
-def test_a_hospital_makes_one_kernel_in_a_run() -> None:
-    """Otherwise the sums of all rows and of all but one differ by one patient."""
-    nodes = Nodes(clinic(40, 40, centres=()), cohorts=[[0, 1]])
-    nodes.begin(0, rows=20)
-    with pytest.raises(ValueError, match="rows"):
-        nodes.begin(0, rows=19)
-
-
-def test_a_node_adds_up_the_moments_of_one_set_of_rows() -> None:
-    """Otherwise the moments of all rows and of all but one differ by the features of a patient."""
-    nodes = Nodes(clinic(40, 40, centres=()), cohorts=[[0, 1]])
-    bound, sections = Encoding.fixed_point(100.0), [nodes.sums.roster]
-    for rows in (np.arange(20), np.arange(19)):
-        nodes.step += 1
-        index = {"hospitals": 0, "trains": len(rows), "starts": 0, "stops": len(rows)}
-        request = wire.MomentsRequest(
-            session="session",
-            round=nodes.step,
-            moments=True,
-            peers=np.zeros(0, np.int32),
-            rows=(rows.astype(np.int32),),
-            **{name: np.array([value], np.int32) for name, value in index.items()},
-        )
-        order = nodes.sums.order("moments/clinical", 5, bound, self_masks=False).order
-        if len(rows) == 20:
-            nodes.ask(0, request, wire.MomentsReply, [*sections, order])
-        else:
-            with pytest.raises(ValueError, match="rows"):
-                nodes.ask(0, request, wire.MomentsReply, [order])
-
-
-def test_a_secure_hospital_counts_its_own_predictions_only() -> None:
-    nodes = Nodes(clinic(40, centres=(), single=(0,)))
-    request = nodes.about(wire.DistancesRequest, 0, np.arange(40), trains=np.array([30], np.int32))
-    nodes.ask(0, request, wire.DistancesReply)
-    request = wire.CoefficientsRequest(
-        session="session",
-        round=9,
-        count=True,
-        coefficients=np.ones((10, 1)),
-        predictions=np.ones((10, 1)),
-    )
-    with pytest.raises(ValueError, match="predictions"):
-        nodes.ask(0, request, wire.CoefficientsReply)
-
-
-@pytest.mark.parametrize("session", ["../outside", "{tmp}/outside"])
-def test_a_session_is_a_name_and_no_path(tmp_path: Path, session: str) -> None:
-    where = clinic(40, centres=())
-    where.of = {0: {"state_dir": tmp_path / "inside"}}
-    session = session.format(tmp=tmp_path)
-    with pytest.raises(ValueError, match="session"):
-        Nodes(where, session=session).begin(0)
-    assert not (tmp_path / "outside").exists()
 
 
 # -- what the server of the protocol could refuse

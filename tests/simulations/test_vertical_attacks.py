@@ -7,7 +7,7 @@ test could fail.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,12 +23,9 @@ from sklearn.datasets import load_breast_cancer
 from fedkern_flwr.clients import VerticalKernelClient, fdskl
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.kernels.frequencies import draw_directions, public_frequency_seed
-from fedkern_flwr.method import Ask
-from fedkern_flwr.node.sums import ClientSums
-from fedkern_flwr.secure_sum import Encoding, SecureSum
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
-from fedkern_flwr.simulations.engines import Audit, RecordingGrid, audit
+from fedkern_flwr.simulations.engines import Audit, RecordingGrid
 from fedkern_flwr.simulations.engines.ray import as_client
 from fedkern_flwr.simulations.lab.attacks.errors import correlation
 from fedkern_flwr.simulations.lab.attacks.hybrid_rows import match_columns
@@ -646,50 +643,6 @@ def part_of_f(seen: VerticalRun, owner: int, viewer: int, rows: np.ndarray) -> n
 # -- what the server reads
 
 
-def test_all_fields_of_the_messages_are_declared() -> None:
-    """So that what is added to a reply is noticed: this is all that the server may read."""
-    plain, down = set(), {}
-    kinds = [m for name, m in vars(wire).items() if name.endswith(("Request", "Reply"))]
-    for message in (kind for kind in kinds if kind.phase):
-        for name in (each.name for each in fields(message)):
-            if message.__name__.endswith("Reply"):
-                if audit._kind("up", message.phase, name) == "plain":
-                    plain.add((message.phase, name))
-            else:
-                kind = audit._kind("down", message.phase, name)
-                down.setdefault(kind, set()).add((message.phase, name))
-    chosen = {("vertical-train", n) for n in ("multiple", "regularization", "score", "counts")}
-    assert plain == {*chosen, ("vertical-outcome", "counts")}
-    assert down["sealed"] == {("vertical-hops", "received")}
-    assert down["matching"] == {
-        ("vertical-step", "rows"),
-        ("vertical-step", "finish_rows"),
-        ("vertical-step", "score_rows"),
-        ("vertical-hops", "rows"),
-        ("vertical-train", "rows"),
-        ("vertical-train", "tests"),
-        ("vertical-outcome", "rows"),
-    }
-
-
-@pytest.mark.parametrize("schedule", ["one-shot", "streaming"])
-@pytest.mark.parametrize("topology", ["star", "tree"])
-def test_what_the_server_reads_of_a_run(schedule: str, topology: str) -> None:
-    watched = fit(Split(train=30), schedule=schedule, topology=topology, gamma=0.5).audit
-    kinds = {"control", "size", "declared", "pseudonym", "key", "plain"}
-    kinds |= {"sealed"} if topology == "tree" else {"masked", "commitment"}
-    assert {entry.kind for entry in watched.view("up").values() if entry.bytes} == kinds
-    read = {key for key, entry in watched.view("up").items() if entry.kind == "plain"}
-    if schedule == "one-shot":
-        names = ("multiple", "regularization", "score", "counts")
-        assert read == {("vertical-train", name) for name in names}
-    else:
-        assert read == {("vertical-outcome", "counts")}
-    for way in ("up", "down"):
-        for key, entry in watched.view(way).items():  # type: ignore[arg-type]
-            assert entry.uniform is None or entry.uniform > UNIFORM, key
-
-
 def test_the_server_links_rows_of_runs_with_one_seed_by_their_order() -> None:
     """Not by their pseudonyms; without a seed the order is another one, too."""
 
@@ -731,53 +684,6 @@ def test_a_node_of_a_star_makes_no_hops_of_a_tree() -> None:
         fit(kind=lying, gamma=0.5)
 
 
-@pytest.mark.parametrize("party", [ACTIVE, LABORATORY])
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"receiver": None},
-        {"receiver": IMAGES},
-        {"encoding": Encoding.fixed_point(1e3)},
-        {"encoding": Encoding.circle(32)},
-    ],
-)
-@pytest.mark.parametrize("what", ["phases", "scores", "outcome"])
-def test_a_node_contributes_to_sums_for_their_owners_only(
-    what: str, wrong: dict[str, Any], party: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sums that the server or a passive party opens, or of numbers that are no angles."""
-    order = SecureSum.order
-    lied: list[str] = []
-
-    def ordered(sums: SecureSum, name: str, length: int, encoding: Encoding, **options: Any) -> Any:
-        if name.startswith(what):
-            lied.append(name)
-            options |= {k: v for k, v in wrong.items() if k == "receiver"}
-            encoding = wrong.get("encoding", encoding)
-        return order(sums, name, length, encoding, **options)
-
-    monkeypatch.setattr(SecureSum, "order", ordered)
-    only_one_looks(party, monkeypatch)
-    with pytest.raises(
-        ProtocolError, match=r"refused by the node: the (receiver|encoding|bound) of a sum"
-    ):
-        fit(Split(train=30, actives=2), schedule="streaming", gamma=0.5)
-    assert lied
-
-
-def only_one_looks(party: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All other nodes collude."""
-    look = ClientSums.check
-
-    def checked(sums: ClientSums, *args: Any, **options: Any) -> None:
-        if sums.party.partition == party:
-            look(sums, *args, **options)
-        else:
-            sums._rules[args[0]] = args[1]
-
-    monkeypatch.setattr(ClientSums, "check", checked)
-
-
 class SomeOwners(FDSKL):
     """Names a passive party as an owner of phases."""
 
@@ -806,26 +712,6 @@ def test_a_node_sums_with_all_parties_only() -> None:
     """The difference of two sums would be the phases of a party alone."""
     with pytest.raises(ProtocolError, match="refused by the node: the cohort of a sum"):
         fit(kind=TwoCohorts, gamma=0.5)
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [{"gamma": 0.6}, {"kernel": "laplacian"}, {"phase_bits": 32}, {"capacity": 10**6}],
-)
-def test_a_run_keeps_its_settings(setting: dict[str, Any]) -> None:
-    class Changes(FDSKL):
-        def _phases(self) -> Any:
-            phases: Any = super()._phases()
-            fields = phases.fields
-
-            def changed(*asked: Any) -> dict[str, Any]:
-                return {**fields(*asked), **(setting if phases.number > 3 else {})}
-
-            phases.fields = changed
-            return phases
-
-    with pytest.raises(ProtocolError, match="settings of the run have changed"):
-        fit(kind=Changes, schedule="streaming", gamma=0.5)
 
 
 def predict(where: Split, meta: dict[str, Any]) -> VerticalRun:
@@ -905,38 +791,3 @@ def test_a_server_cannot_ask_different_parties_for_different_rows() -> None:
     x = seen.features([CLINIC], ACTIVE, phases.rows)
     rows = rows_of_known(found, np.arange(4), x[:4])
     assert rows is None or np.abs(rows - x).max() > 0.1
-
-
-class Counts(FDSKL):
-    """Has single held-out rows counted once the model is there."""
-
-    asked: dict[int, np.ndarray]
-
-    def rounds(self, parties: Any) -> Any:
-        metrics = yield from super().rounds(parties)
-        self.asked, where = {}, self.plan_.test[ACTIVE]
-        for row in range(where.start, where.stop):
-            position = self._phases().positions(ACTIVE, np.array([row]))
-            request = wire.OutcomeRequest(
-                scoring=False,
-                count=True,
-                owners=np.array([ACTIVE], np.int32),
-                sizes=np.ones(1, np.int32),
-                rows=position,
-            )
-            answers = yield Ask({ACTIVE: request}, reply=wire.OutcomeReply)
-            self.asked[int(position[0])] = answers.replies[ACTIVE].counts.reshape(2, 2)
-        return metrics
-
-
-def test_a_server_cannot_have_single_rows_counted() -> None:
-    """The table of true and predicted classes of one row is its label."""
-    try:
-        done = fit(kind=Counts, gamma=0.5)
-    except ProtocolError:
-        return
-    insider = done.seen.insiders.parties[ACTIVE]
-    table, order = insider.client.table, insider.kept.arrays["order"]
-    for position, counts in done.strategy.asked.items():  # type: ignore[attr-defined]
-        label = table.y_test[order[position] - table.rows].item() > 0.0
-        assert counts.sum(axis=1).argmax() != int(label)
