@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attacked import KEY, UNIFORM, p_uniform
 from flwr.app import Context
-from scipy.stats import chi2
 
 from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.errors import CohortError, OptionError, ProtocolError
@@ -43,8 +43,7 @@ from fedkern_flwr.simulations.lab.attacks.groups_insiders import SVMInsiders
 from fedkern_flwr.strategies import HierarchicalSVM
 
 EXACT, ROUNDED = 1e-9, 1e-6
-UNIFORM, NOT_UNIFORM = 1e-9, 1e-12  # p-values: masks are not seeded, chance must not fail a test
-KEY = b"a key of all parties but the server"
+NOT_UNIFORM = 1e-12  # p-value
 FIXED: dict[str, Any] = {"rho": 2.0, "tolerance": 1e-12}  # so that runs are as long as asked for
 #: Rows of users, and the group of each.
 PAIRS: tuple[tuple[int, ...], tuple[int, ...]] = ((10,) * 4, (0, 0, 1, 1))
@@ -102,15 +101,6 @@ def run(
     return SVMRun(transcript, insiders)
 
 
-def p_uniform(words: np.ndarray) -> float:
-    """P-value of the chi-square test that all bytes are equally likely."""
-    data = np.ascontiguousarray(words).reshape(-1).view(np.uint8)
-    counts = np.bincount(data, minlength=256)
-    expected = counts.sum() / 256
-    assert expected >= 5
-    return float(chi2.sf(((counts - expected) ** 2).sum() / expected, 255))
-
-
 def same(one: list[np.ndarray], other: list[np.ndarray], tolerance: float = EXACT) -> bool:
     pairs = list(zip(one, other, strict=False))
     assert len(pairs) > 2
@@ -150,7 +140,7 @@ MODES: dict[str, tuple[tuple[tuple[int, ...], tuple[int, ...]], dict[str, Any]]]
 @pytest.mark.parametrize("mode", MODES)
 def test_server_and_agents_are_sent_uniform_numbers(mode: str) -> None:
     split, options = MODES[mode]
-    one, other = (run(split, columns=12, **options) for _ in range(2))
+    one, other = (run(split, columns=24, rounds=6, **options) for _ in range(2))
     vectors = [list(seen.masked()) for seen in (one, other)]
     for delivered in (False, True):
         rings = [[v.ring for v in found if v.delivered == delivered] for found in vectors]

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attacked import X, Y
 from flwr.app import Context
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.datasets import load_breast_cancer
 
 from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.secure_sum import SecureSum
@@ -32,14 +32,6 @@ from fedkern_flwr.strategies import FedCG
 HOSPITALS, CENTRES = 3, 2
 BLOCKS = np.array_split(np.arange(30), CENTRES + 1)  # that of the hospitals first
 SEEDS = (0, 1, 2)
-
-
-def scaled_table() -> tuple[np.ndarray, np.ndarray]:
-    x, y = load_breast_cancer(return_X_y=True)
-    return (x - x.min(axis=0)) / np.ptp(x, axis=0), y.astype(float)
-
-
-X, Y = scaled_table()
 
 
 def serve(rows: int, seed: int) -> Callable[[Context], HybridKernelClient]:

@@ -14,11 +14,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from attacked import KEY, UNIFORM, X, Y, p_uniform
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 from scipy.spatial.distance import cdist
-from scipy.stats import chi2
-from sklearn.datasets import load_breast_cancer
 
 from fedkern_flwr.clients import VerticalKernelClient, fdskl
 from fedkern_flwr.errors import OptionError, ProtocolError
@@ -30,7 +29,7 @@ from fedkern_flwr.simulations.engines.ray import as_client
 from fedkern_flwr.simulations.lab.attacks.errors import correlation
 from fedkern_flwr.simulations.lab.attacks.hybrid_rows import match_columns
 from fedkern_flwr.simulations.lab.attacks.seen import MaskedVector
-from fedkern_flwr.simulations.lab.attacks.vertical import Hop, VerticalRun
+from fedkern_flwr.simulations.lab.attacks.vertical import Hop, OthersPhases, VerticalRun
 from fedkern_flwr.simulations.lab.attacks.vertical_inference import (
     differences_of_phases,
     distances_of_phases,
@@ -49,19 +48,10 @@ from fedkern_flwr.vertical import trees
 from fedkern_flwr.vertical.phase_training import Fitted
 
 EXACT = 1e-9
-UNIFORM = 1e-9  # p-values: masks are not seeded, so chance must not fail a test
 SIGMAS = 6.0
-KEY = b"a key of all parties but the server"
 TURN = 2.0 * np.pi
 
 
-def scaled_table() -> tuple[np.ndarray, np.ndarray]:
-    """The breast cancer data, features on [0, 1]."""
-    x, y = load_breast_cancer(return_X_y=True)
-    return (x - x.min(axis=0)) / np.ptp(x, axis=0), y.astype(float)
-
-
-X, Y = scaled_table()
 ACTIVE, CLINIC, LABORATORY, IMAGES = range(4)
 COLUMNS = {ACTIVE: [0, 1], CLINIC: [4, 5, 8], LABORATORY: [14, 9], IMAGES: [21, 24, 27]}
 LEARNED = 500  # directions of runs that make a model
@@ -156,15 +146,6 @@ def fit(
     return run(where, kind(**given), rounds)
 
 
-def p_uniform(words: np.ndarray) -> float:
-    """P-value of the chi-square test that all bytes are equally likely."""
-    data = np.ascontiguousarray(words).reshape(-1).view(np.uint8)
-    counts = np.bincount(data, minlength=256)
-    expected = counts.sum() / 256
-    assert expected >= 5
-    return float(chi2.sf(((counts - expected) ** 2).sum() / expected, 255))
-
-
 def resultant(one: np.ndarray, other: np.ndarray) -> float:
     """How far two sets of angles agree: 1 if they differ by a constant, about 0 if in nothing."""
     return float(np.abs(np.exp(1j * (one - other)).mean()))
@@ -176,9 +157,22 @@ def true_directions(seen: VerticalRun, viewer: int, count: int) -> np.ndarray:
     return np.hstack(parts)
 
 
-def rounded(strategy: FDSKL) -> float:
-    """Bound of what rounding does to a difference of two phases."""
-    return 2.0 * 4 * np.pi / 2.0**strategy.phase_bits
+def shown(seen: VerticalRun) -> tuple[OthersPhases, np.ndarray]:
+    """What the active party has of the others, and their columns."""
+    phases = seen.phases(ACTIVE)
+    assert phases is not None
+    return phases, seen.features(seen.others(ACTIVE), ACTIVE, phases.rows)
+
+
+def resultants(seen: VerticalRun) -> list[float]:
+    """How far the active party's phases agree with those of each other party."""
+    phases, _ = shown(seen)
+    found = []
+    for party in seen.others(ACTIVE):
+        omega, offsets = seen.own_directions(party, ACTIVE, phases.angles.shape[1])
+        values = seen.features([party], ACTIVE, phases.rows) @ omega.T + offsets
+        found.append(resultant(phases.angles, values))
+    return found
 
 
 # -- the paper's trees
@@ -196,6 +190,12 @@ def paper() -> VerticalRun:
 def default() -> Recorded:
     """Masked star, private directions."""
     return fit(Split(train=100), features=2000)
+
+
+@pytest.fixture(scope="module")
+def usual() -> VerticalRun:
+    """The default with a width that is given."""
+    return fit(gamma=0.5).seen
 
 
 def single(seen: VerticalRun) -> Iterator[Hop]:
@@ -340,10 +340,8 @@ def test_public_directions_give_the_active_party_the_columns_of_all_others(
 ) -> None:
     """Differences of all rows, also modulo 2 pi; with one known record every row."""
     done = fit(frequencies="shared", **options)
-    phases = done.seen.phases(ACTIVE)
-    assert phases is not None
+    phases, x = shown(done.seen)
     assert phases.directions is not None
-    x = done.seen.features(done.seen.others(ACTIVE), ACTIVE, phases.rows)
     assert x.shape == (70, 8)
     found = differences_of_phases(phases.angles, phases.directions, phases.noise, RADIUS)
     error = np.abs(found + x[0] - x).max()
@@ -352,8 +350,8 @@ def test_public_directions_give_the_active_party_the_columns_of_all_others(
     assert np.isnan(differences_of_phases(phases.angles, wrong, phases.noise, RADIUS)[1:]).all()
 
 
-def test_private_directions_are_none_that_anybody_can_draw() -> None:
-    seen = fit(gamma=0.5).seen
+def test_private_directions_are_none_that_anybody_can_draw(usual: VerticalRun) -> None:
+    seen = usual
     phases = seen.phases(ACTIVE)
     assert phases is not None
     assert phases.directions is None
@@ -453,9 +451,9 @@ def test_the_server_sees_uniform_numbers_that_tell_nothing_about_rows(default: R
         assert rows_up_to_map(angles.reshape(-1, 2000), 1e-4).consistent
 
 
-def test_masks_are_fresh_in_every_run_and_for_every_row() -> None:
+def test_masks_are_fresh_in_every_run_and_for_every_row(usual: VerticalRun) -> None:
     """The same phases of the same rows twice: the difference is noise, too."""
-    first, second = (fit(gamma=0.5).seen for _ in range(2))
+    first, second = usual, fit(gamma=0.5).seen
     pairs = list(zip(first.masked(), second.masked(), strict=True))
     for one, other in pairs:
         np.testing.assert_allclose(own_phases(first, one), own_phases(second, other))
@@ -497,9 +495,7 @@ def test_passive_parties_receive_nothing_about_others(schedule: str) -> None:
 def test_the_active_party_learns_distances_between_rows_of_all_others(default: Recorded) -> None:
     """To about sqrt(2 / R): the kernel is what it learns from."""
     seen = default.seen
-    phases = seen.phases(ACTIVE)
-    assert phases is not None
-    x = seen.features(seen.others(ACTIVE), ACTIVE, phases.rows)
+    phases, x = shown(seen)
     off = ~np.eye(len(x), dtype=bool)
     truth = cdist(x, x, "sqeuclidean")[off]
     for count in (125, 2000):
@@ -514,9 +510,7 @@ def test_the_active_party_learns_distances_between_rows_of_all_others(default: R
 
 def test_the_active_party_learns_distances_under_a_laplacian_kernel() -> None:
     seen = fit(gamma=0.5, kernel="laplacian", features=4000).seen
-    phases = seen.phases(ACTIVE)
-    assert phases is not None
-    x = seen.features(seen.others(ACTIVE), ACTIVE, phases.rows)
+    phases, x = shown(seen)
     found = distances_of_phases(phases.angles, 0.5, "laplacian")
     assert correlation(found.ravel(), cdist(x, x, "cityblock").ravel()) > 0.99
 
@@ -527,9 +521,7 @@ def test_as_many_known_records_as_columns_and_one_more_give_the_active_party_all
 ) -> None:
     """Phases are cut where the circle is empty: rows up to a linear map, which records fix."""
     done = fit(Split(train=200), features=1000, gamma=gamma)
-    phases = done.seen.phases(ACTIVE)
-    assert phases is not None
-    x = done.seen.features(done.seen.others(ACTIVE), ACTIVE, phases.rows)
+    phases, x = shown(done.seen)
     found = rows_up_to_map(phases.angles, phases.noise)
     assert found.consistent
     assert found.rows.shape == x.shape  # it learns the number of columns as well
@@ -556,9 +548,7 @@ def test_columns_that_do_not_depend_on_each_other_need_no_known_record() -> None
     rng = np.random.default_rng(0)
     x = (rng.random((500, 30)) < rng.uniform(0.3, 0.7, 30)).astype(float)
     seen = fit(Split(train=400, x=x), gamma=0.02, features=501).seen
-    phases = seen.phases(ACTIVE)
-    assert phases is not None
-    truth = seen.features(seen.others(ACTIVE), ACTIVE, phases.rows)
+    phases, truth = shown(seen)
     found = independent_columns(rows_up_to_map(phases.angles, phases.noise))
     np.testing.assert_array_equal(np.rint(match_columns(found, truth)), truth)
     normal = rng.standard_normal((410, 8)) @ rng.standard_normal((8, 8))  # control: no axes
@@ -581,13 +571,9 @@ def test_multiples_of_phases_are_made_of_what_the_active_party_has() -> None:
 def test_of_two_parties_the_active_one_learns_the_phases_of_the_other() -> None:
     pair = Split(2, train=200, options={"allow_single": True})
     seen = fit(pair, allow_single=True, gamma=0.5).seen
-    phases = seen.phases(ACTIVE)
-    assert phases is not None
-    omega, offsets = seen.own_directions(CLINIC, ACTIVE, 500)
-    x = seen.features([CLINIC], ACTIVE, phases.rows)
-    assert resultant(phases.angles, x @ omega.T + offsets) > 1.0 - 1e-6
-    found = rows_up_to_map(phases.angles, phases.noise)
-    assert found.rows.shape == x.shape
+    assert resultants(seen)[0] > 1.0 - 1e-6
+    phases, x = shown(seen)
+    assert rows_up_to_map(phases.angles, phases.noise).rows.shape == x.shape
     with pytest.raises(OptionError, match="alone has columns"):
         fit(pair, gamma=0.5)
     with pytest.raises(ProtocolError, match="would learn the phases"):
@@ -596,13 +582,7 @@ def test_of_two_parties_the_active_one_learns_the_phases_of_the_other() -> None:
 
 def test_three_parties_hide_whose_phases_they_are() -> None:
     """Control: the sum of two parties' phases agrees with neither's."""
-    seen = fit(Split(3), gamma=0.5).seen
-    phases = seen.phases(ACTIVE)
-    assert phases is not None
-    for party in (CLINIC, LABORATORY):
-        omega, offsets = seen.own_directions(party, ACTIVE, 500)
-        x = seen.features([party], ACTIVE, phases.rows)
-        assert resultant(phases.angles, x @ omega.T + offsets) < 0.1
+    assert max(resultants(fit(Split(3), gamma=0.5).seen)) < 0.1
 
 
 @pytest.mark.parametrize("actives", [2, 3])
@@ -742,26 +722,19 @@ def test_directions_of_a_model_are_used_again_as_they_were(tmp_path: Path) -> No
             predict(where, {**meta, name: value})
 
 
-def test_two_runs_with_one_frequency_seed_and_near_widths_do_not_show_where_the_rows_are() -> None:
-    first, second = (fit(gamma=gamma).seen for gamma in (0.5, 0.6))
-    one, other = first.phases(ACTIVE), second.phases(ACTIVE)
-    assert one is not None
-    assert other is not None
+@pytest.mark.parametrize("seeded", [True, False])
+def test_two_runs_with_one_frequency_seed_and_near_widths_do_not_show_where_the_rows_are(
+    usual: VerticalRun, seeded: bool
+) -> None:
+    """Nor do runs without seeds, whose directions have nothing in common."""
+    first, node = usual, {} if seeded else {"frequency_seed": None}
+    if not seeded:
+        first = fit(gamma=0.5, node=node).seen
+    one, x = shown(first)
+    other, _ = shown(fit(gamma=0.6, node=node).seen)
     found = offsets_cancelled(one.angles, other.angles, 0.5, 0.6)
-    x = first.features(first.others(ACTIVE), ACTIVE, one.rows)
     parts = found - x @ true_directions(first, ACTIVE, 500).T
-    assert np.abs(parts).max() > 0.1
-
-
-def test_two_runs_without_frequency_seeds_have_other_directions() -> None:
-    """Control of the test before."""
-    first, second = (fit(gamma=gamma, node={"frequency_seed": None}).seen for gamma in (0.5, 0.6))
-    one, other = first.phases(ACTIVE), second.phases(ACTIVE)
-    assert one is not None
-    assert other is not None
-    found = offsets_cancelled(one.angles, other.angles, 0.5, 0.6)
-    x = first.features(first.others(ACTIVE), ACTIVE, one.rows)
-    assert np.abs(found - x @ true_directions(first, ACTIVE, 500).T).max() > 1.0
+    assert np.abs(parts).max() > (0.1 if seeded else 1.0)
 
 
 class Shifts(FDSKL):
