@@ -222,7 +222,7 @@ class TestDistancesBySVD:
         assert found.consistent
         assert relative_error(found.distances, squared(x, x)) < EXACT
 
-    @pytest.mark.parametrize("d", [2, 5, 10])
+    @pytest.mark.parametrize("d", [2, 5, 7])
     def test_conditions(self, d: int) -> None:
         """With c = (d + 1)(d + 2) / 2: n >= c, or n + m > c; not n + m = c, not m = d."""
         c = comb(d + 2, 2)
@@ -245,7 +245,7 @@ class TestDistancesBySVD:
     def test_is_never_sure_and_wrong(self) -> None:
         rng = np.random.default_rng(5)
         sure = 0
-        for seed in range(150):
+        for seed in range(60):
             d = int(rng.integers(1, 6))
             n, m = (int(v) for v in rng.integers(2, comb(d + 2, 2) + 4, 2))
             x, w = uniform(n, m, d, seed=seed)
@@ -253,7 +253,7 @@ class TestDistancesBySVD:
             sure += found.consistent
             if found.consistent:
                 assert relative_error(found.distances, squared(x, x)) < EXACT, (seed, n, m, d)
-        assert sure > 50
+        assert sure > 20
 
     def test_a_constant_feature_changes_nothing(self) -> None:
         x, w = uniform(40, 9, 5)
@@ -503,7 +503,7 @@ class TestCompletion:
 
     def test_difficulty_of_completion_is_no_protection(self) -> None:
         """Where the iterative algorithms of figure 8 fail, closed forms are exact."""
-        x = table("wine")
+        x = table("wine")[:110]
 
         errors = reconstruction_errors(x, landmarks(15, x), iterations=30)
 

@@ -91,8 +91,8 @@ def all_found(found: Sequence[Inversion | None]) -> list[Inversion]:
 @pytest.mark.parametrize("step_size", ["adaptive", "paper"])
 def test_every_sample_of_a_plain_run_is_recovered(make_streams, step_size, dimension):
     """100 % of the rounds, in bins even those of a single narrow kernel."""
-    streams = make_streams(3, 16, dimension)
-    strategy, seen = run(streams, 16, step_size=step_size)
+    streams = make_streams(3, 9, dimension)
+    strategy, seen = run(streams, 9, step_size=step_size)
     assert strategy.selection == {"adaptive": "subset", "paper": "bins"}[step_size]
     assert all(s.request.theta.any() for s in seen if s.round > 1)
     if step_size == "paper":
@@ -231,7 +231,7 @@ def test_a_kernel_that_one_client_chose_stands_alone_in_the_secure_sum(
     make_streams, clients, options, least, most
 ):
     """Why clients of a secure run send all kernels by default: a sparse sum is one of few."""
-    rounds = 6
+    rounds = 4
     streams = make_streams(clients, rounds)
     strategy, seen = run(streams, rounds, secure=True, **options)
     requests = {s.round: s.request for s in seen}
@@ -338,9 +338,9 @@ class Shards:
 @pytest.mark.skipif(not DATA, reason="FEDKERN_DATA is not set")
 def test_naval_rows_are_read_off_plain_updates_and_not_off_masked_ones():
     path = str(Path(str(DATA)) / "naval.npz")
-    shards = Shards(prepare(DataSettings(path, target="0", clients=23, rounds=8)))
+    shards = Shards(prepare(DataSettings(path, target="0", clients=23, rounds=4)))
     for step_size, precision in (("adaptive", "float32"), ("paper", "float64")):
-        _, seen = run(shards, 8, step_size=step_size, precision=precision)
+        _, seen = run(shards, 4, step_size=step_size, precision=precision)
         silent = [s for s in seen if not s.gradient.any()]  # y = f = 0 before theta has moved
         assert len(silent) < 0.05 * len(seen)
         seen = [s for s in seen if s.gradient.any()]
@@ -348,5 +348,5 @@ def test_naval_rows_are_read_off_plain_updates_and_not_off_masked_ones():
         tolerance = {"float32": 5e-6, "float64": 1e-9}[precision]
         assert by_x.max() < tolerance
         assert by_y.max() < tolerance
-    _, seen = run(shards, 8, secure=True)
+    _, seen = run(shards, 4, secure=True)
     assert_no_better_than_chance(shards, seen)
