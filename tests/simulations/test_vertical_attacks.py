@@ -304,15 +304,6 @@ def test_two_totally_different_trees_give_a_worker_both_a_value_and_its_mask(
     assert (found == 0) == safe
 
 
-def test_the_server_sees_sealed_bytes_of_a_tree() -> None:
-    watched = fit(Split(train=30), topology="tree", gamma=0.5).audit
-    for way, name in (("up", "sealed"), ("down", "received")):
-        entry = watched.view(way)["vertical-hops", name]  # type: ignore[arg-type]
-        assert entry.kind == "sealed"
-        assert entry.uniform is not None
-        assert entry.uniform > UNIFORM
-
-
 def test_a_star_shows_no_party_real_numbers(default: Recorded) -> None:
     """The attacks above have nothing to work with, and find nothing in phases."""
     seen = default.seen
