@@ -12,7 +12,7 @@ opens what is sealed or padded for it. In a horizontal split with agents:
               :meth:`SVMRun.by_user`
     ========  ==================================================================================
 
-What can be made of all that is in :mod:`.hierarchical_inference`.
+What can be made of all that is in :mod:`.groups_inference`.
 
 Source: the messages of :mod:`fedkern_flwr.groups.messages`.
 """
