@@ -205,9 +205,17 @@ HIERARCHICAL: dict[str, tuple[bool | None, Check]] = {
     "--partition vertical --product orthogonal": (SAME, lambda r: r["survivors"] == 9),
     "--partition vertical --group-sizes 2,4": (SAME, lambda r: r["survivors"] == 9),
 }
-#: The others are run by ``make test-long``: tests of the strategy have them as well.
-QUICK = ("--clients", "--groups 1", "--C", "--model rbf", "--consensus", "--staleness 2 --delay")
-QUICK += ("--groups 3 --agent", "--partition")
+#: The others are run by ``make test-long``: tests of the strategies have them as well.
+QUICK = {
+    "hierarchical-svm": (
+        *("--groups 1", "--C", "--model rbf", "--consensus", "--staleness 2 --delay"),
+        *("--groups 3 --agent", "--partition"),
+    ),
+    "fdskl, streaming": (
+        *("--rounds", "--directions", "--batch", "--step", "--evaluate", "--active-parties 2"),
+        "--checkpoint",
+    ),
+}
 CASES = {
     "fed-cg": HYBRID,
     "fdskl": VERTICAL,
@@ -257,7 +265,7 @@ def check_metrics(case: str, arguments: str, found: Result, changes: bool | None
 
 
 def slow(case: str, arguments: str) -> bool:
-    return case == "hierarchical-svm" and not arguments.startswith(QUICK)
+    return case in QUICK and not arguments.startswith(QUICK[case])
 
 
 @pytest.mark.parametrize(
