@@ -21,10 +21,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from app_sites import node_keys
 from servers import wait_for_end_of
 
+from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
+
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, FILES, APPS = ROOT / "docs/deploy.md", ROOT / "docs/deploy", ROOT / "simulations/apps"
+PAGE, FILES = ROOT / "docs/deploy.md", ROOT / "docs/deploy"
 METHODS = ("pof_mkl", "fed_cg", "fdskl", "fed_cfk", "hierarchical_svm", "align", "ranges")
 PARTIES = ("north", "south", "lab")
 
@@ -35,21 +38,6 @@ def blocks() -> list[tuple[list[str], str]]:
     """Return who runs each block of the walk-through, and the block."""
     found = re.findall(r"<!-- party: (.*?) -->\n```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return [(who.split(", "), text) for who, text in found]
-
-
-def node_keys(app: str) -> set[str]:
-    """Return the keys of the node configuration that the README of an app explains."""
-    text = (APPS / app / "README.md").read_text()
-    table = text.split("| key of `--node-config` | meaning |\n")[1].split("\n\n")[0]
-    return {
-        key for row in table.splitlines() for key in re.findall(r"`([a-z-]+)`", row.split("|")[1])
-    }
-
-
-def declared(app: str) -> dict[str, object]:
-    """Return what ``--run-config`` may override."""
-    with (APPS / app / "pyproject.toml").open("rb") as file:
-        return tomllib.load(file)["tool"]["flwr"]["app"]["config"]
 
 
 def assignments(text: str) -> list[str]:
@@ -65,7 +53,7 @@ def test_run_config_of_the_page_is_declared_by_the_apps() -> None:
         assert found is not None, rest
         keys = assignments(found[1])
         assert keys
-        assert set(keys) <= set(declared(app)), f"{app}: {rest}"
+        assert set(keys) <= set(declared(app_folder(app))), f"{app}: {rest}"
 
 
 def test_node_configurations_of_the_page_are_read_by_the_apps() -> None:
