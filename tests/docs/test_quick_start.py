@@ -43,7 +43,7 @@ def run_blocks(folder: Path, *left_out: str) -> str:
         env=environment(folder),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -84,7 +84,7 @@ class SuperLink:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -94,7 +94,7 @@ class SuperLink:
         size = f"num-supernodes={clients} client-resources-num-cpus=1 init-args-num-cpus=2"
         options = ["--run-config", config, "--federation-config", size, "--format", "json"]
         run_id = str(json.loads(self.flwr("run", str(app), "sim", *options))["run-id"])
-        deadline, status = time.monotonic() + 60, ""
+        deadline, status = time.monotonic() + 200, ""
         while not status.startswith("finished") and time.monotonic() < deadline:
             time.sleep(0.5)
             listed = self.flwr("ls", "--run-id", run_id, "sim", "--format", "json")

@@ -19,7 +19,7 @@ CONFIG = 'data="diabetes" num-rounds=20 samples-per-round=5 features=6 seed=3 se
 
 
 @pytest.mark.deployment
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(280)
 def test_flwr_run_gives_the_model_of_simulate(tmp_path: Path) -> None:
     app = Path(shutil.copytree(app_folder("pof_mkl"), tmp_path / "pof-mkl"))  # as a user does
     saved = tmp_path / "model.npz"
