@@ -16,6 +16,7 @@ from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
 from fedkern_flwr.strategies import POFMKL
 
 CONFIG = 'data="diabetes" num-rounds=20 samples-per-round=5 features=6 seed=3 secure="on"'
+CONFIG += " node-timeout=200.0"  # of a busy machine
 
 
 @pytest.mark.deployment
