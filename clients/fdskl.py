@@ -225,7 +225,7 @@ class VerticalKernelClient(ColumnsClient):
                 # what came from all owners, or this party's own where it is alone
                 total = self._delivered.get(f"outcome/{owner}")
                 scores = self._scores(rows) if total is None else total.reshape(size, -1)
-                counts = self._judge(rows, scores, request.count)
+                counts = self._judge(rows, scores, request.count, judged=scores.tobytes())
         return wire.OutcomeReply(counts=counts)
 
     # -- the function
@@ -297,7 +297,9 @@ class VerticalKernelClient(ColumnsClient):
             )
         return scores
 
-    def _judge(self, rows: NDArray[Any], scores: Floats, count: bool) -> Floats:
+    def _judge(
+        self, rows: NDArray[Any], scores: Floats, count: bool, *, judged: bytes = b""
+    ) -> Floats:
         """Write predictions of held-out rows; return how good they are, if that is asked for."""
         table = self.table
         tests = self.places(rows) - table.rows
@@ -312,7 +314,7 @@ class VerticalKernelClient(ColumnsClient):
         counts = count_outcomes(
             predictions, table.y_test[tests], len(table.classes), table.label_bound
         )
-        told = self.figures("outcomes", tests, counts, alone=True)
+        told = self.figures("outcomes", tests, counts, alone=True, judged=judged)
         return told if told.any() else told[:0]
 
     # -- the same rows as before

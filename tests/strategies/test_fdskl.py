@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import hmac
 import json
@@ -14,31 +13,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
-from flwr.clientapp import ClientApp
+from nodes import Nodes, Table, side
 from sklearn import datasets
 
 from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError
 from fedkern_flwr.node.kept_state import KeptState
-from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
-from fedkern_flwr.simulations.engines.ray import as_client
+from fedkern_flwr.simulations import Transcript
 from fedkern_flwr.strategies import FDSKL, fdskl_phases
 from fedkern_flwr.vertical.phase_training import MULTIPLES, REGULARIZATIONS
 
 KEY = b"a secret of the data's owners"
 SEED = 11
-Table = dict[str, Any]
 Array = np.ndarray
 
 
 # -- data
 
 
-def small(n: int = 60, d: int = 8, seed: int = 0) -> tuple[Array, Array]:
-    """Return rows of the unit cube and the side of a curved surface on which they lie."""
-    x = np.random.default_rng(seed).random((n, d))
-    return x, (np.sin(3.0 * x[:, 0]) + x[:, 1:].sum(axis=1) > d / 2).astype(float)
+def small(n: int = 60, d: int = 8) -> tuple[Array, Array]:
+    x, y = side(n, d)
+    return x, y.astype(float)
 
 
 def names(n: int) -> Array:
@@ -114,55 +109,26 @@ class Problem:
 # -- the run
 
 
-@dataclass
-class Parties:
-    """Serves the clients of tables, keeps their contexts, reads what the active ones write."""
-
-    tables: list[Table]
-    folder: Path
-    common: Table = field(default_factory=dict)
-    contexts: dict[int, Context] = field(default_factory=dict)
-
-    def client_fn(self, context: Context) -> VerticalKernelClient:
-        k = int(context.node_config["partition-id"])
-        self.contexts[k] = context
-        table: Table = {"alignment_key": KEY, "state_dir": self.folder / f"node-{k}"}
-        table |= {**self.common, **self.tables[k]}
-        if "y" in table:
-            table["predictions"] = self.folder / f"{k}.csv"
-        return VerticalKernelClient(context, table.pop("x", None), table.pop("y", None), **table)
+class Parties(Nodes):
+    """Nodes of FDSKL."""
 
     def fit(self, rounds: int = 1, more: Table | None = None, **options: Any) -> FDSKL:
         strategy = FDSKL(**{"seed": SEED, "gamma": 0.5, "phase_bits": 32, **options})
-        if strategy.topology == "tree":
-            self.common["topology"] = "tree"
-        if strategy.frequencies == "shared":
-            self.common["frequencies"] = "shared"
-        if strategy.allow_single:
-            self.common["allow_single"] = True
-        simulate(strategy, self.client_fn, len(self.tables), num_rounds=rounds, **(more or {}))
+        self.common |= {"topology": strategy.topology, "frequencies": strategy.frequencies}
+        self.common["allow_single"] = strategy.allow_single
+        self.run(strategy, num_rounds=rounds, **(more or {}))
         return strategy
 
-    def grid(self) -> InProcessGrid:
-        app = ClientApp(client_fn=lambda context: as_client(self.client_fn(context)))
-        return InProcessGrid(app, len(self.tables))
 
-    def outputs(self) -> dict[str, list[float]]:
-        """Return the predictions that were written, by id."""
-        found: dict[str, list[float]] = {}
-        for path in sorted(self.folder.glob("*.csv")):
-            with path.open(newline="") as file:
-                for row in csv.DictReader(file):
-                    assert row["id"] not in found
-                    found[row["id"]] = [float(v) for n, v in row.items() if n.startswith("output")]
-        return found
+def serve(tables: list[Table], folder: Path, **common: Any) -> Parties:
+    return Parties(VerticalKernelClient, tables, folder, {"alignment_key": KEY, **common})
 
 
 @pytest.fixture
 def parties(tmp_path: Path) -> Callable[..., Parties]:
     def make(tables: list[Table], **common: Any) -> Parties:
         tmp_path.joinpath(str(len(made))).mkdir()
-        made.append(Parties(tables, tmp_path / str(len(made)), common))
+        made.append(serve(tables, tmp_path / str(len(made)), **common))
         return made[-1]
 
     made: list[Parties] = []
@@ -1033,7 +999,7 @@ def test_rows_that_the_model_never_saw_are_predicted(
         expected = z(x) @ w
     for path in run.folder.glob("*.csv"):
         path.unlink()
-    later = Parties(fresh_tables(problem, x, ids), run.folder, {"topology": topology})
+    later = serve(fresh_tables(problem, x, ids), run.folder, topology=topology)
     again = FDSKL.of_model(meta)
     again.predict(later.grid(), meta)
     found = later.outputs()
@@ -1052,7 +1018,7 @@ def test_predictions_need_what_the_parties_kept(parties: Callable[..., Parties])
     meta = run.fit(features=50, regularization=1e-2).model()[1]
     x, ids = np.random.default_rng(77).random((9, 8)), [f"newcomer {k}" for k in range(9)]
     tables = fresh_tables(problem, x, ids)
-    elsewhere = Parties([{**t, "state_dir": None} for t in tables], run.folder)
+    elsewhere = serve([{**t, "state_dir": None} for t in tables], run.folder)
     text = (
         "partition [0-3]: what this party kept of the model is not here any more; give the client "
         "the state_dir that it had when the model was made"
@@ -1063,8 +1029,8 @@ def test_predictions_need_what_the_parties_kept(parties: Callable[..., Parties])
     one = [dict(t) for t in tables]
     one[2]["state_dir"] = None
     with pytest.raises(FedKernError, match=text.replace("[0-3]", "2")):
-        FDSKL.of_model(meta).predict(Parties(one, run.folder).grid(), meta)
-    others = Parties([*tables, {"x": np.zeros((9, 1)), "ids": ids}], run.folder)
+        FDSKL.of_model(meta).predict(serve(one, run.folder).grid(), meta)
+    others = serve([*tables, {"x": np.zeros((9, 1)), "ids": ids}], run.folder)
     with pytest.raises(CheckpointError, match="the parties are not those of the model; bring the"):
         FDSKL.of_model(meta).predict(others.grid(), meta)
     with pytest.raises(CheckpointError, match="the model is one of fed-cg; give a model of fdskl"):
@@ -1073,7 +1039,7 @@ def test_predictions_need_what_the_parties_kept(parties: Callable[..., Parties])
     for name in ("x_test", "ids_test"):
         del no_rows[0][name]
     with pytest.raises(FedKernError, match="there are no rows to predict; check the tables"):
-        FDSKL.of_model(meta).predict(Parties(no_rows, run.folder).grid(), meta)
+        FDSKL.of_model(meta).predict(serve(no_rows, run.folder).grid(), meta)
 
 
 def test_a_party_that_only_wants_predictions_may_have_them_later(
@@ -1091,7 +1057,7 @@ def test_a_party_that_only_wants_predictions_may_have_them_later(
     x, ids = np.random.default_rng(77).random((9, 8)), [f"newcomer {k}" for k in range(9)]
     for path in run.folder.glob("*.csv"):
         path.unlink()
-    later = Parties(fresh_tables(problem, x, ids), run.folder)
+    later = serve(fresh_tables(problem, x, ids), run.folder)
     FDSKL.of_model(meta).predict(later.grid(), meta)
     assert set(later.outputs()) == set(ids)
 
@@ -1169,8 +1135,7 @@ def test_progress_is_told(parties: Callable[..., Parties]) -> None:
     problem, done = Problem(*small(), 4, 2, common=TWO), []
     strategy = FDSKL(seed=1, schedule="streaming", batch=4, directions=2, evaluate_every=3)
     strategy.on_round = lambda *row: done.append(row[:2])
-    run = parties(problem.tables())
-    simulate(strategy, run.client_fn, 4, num_rounds=8)
+    parties(problem.tables()).run(strategy, num_rounds=8)
     assert done == [(t, 8) for t in range(1, 9)]
     assert [row["round"] for row in strategy.history_] == [3, 6, 8]
     assert all(0.0 <= row["test_accuracy"] <= 1.0 for row in strategy.history_)

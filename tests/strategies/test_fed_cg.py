@@ -7,27 +7,27 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
-from flwr.clientapp import ClientApp
+from faulty import At, Cut, PowerCutError, flip
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Result
+from nodes import Nodes, Table, side
 from scipy.spatial.distance import cdist
 from sklearn import datasets, metrics
 
 from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.clients.fed_cg_paper import label_noise
 from fedkern_flwr.clients.fed_cg_state import RunState
-from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError
+from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError, ProtocolError
 from fedkern_flwr.hybrid.landmarks import draw_landmarks, public_seed
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.seeding import derive_seed
-from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
-from fedkern_flwr.simulations.engines.ray import as_client
+from fedkern_flwr.simulations import Fault, Transcript
 from fedkern_flwr.simulations.run.toy import three_hospitals
 from fedkern_flwr.strategies import FedCG
 
@@ -40,7 +40,6 @@ FIVE = {
     "hybrid-coefficients": 1,
     "finish": 1,
 }
-Table = dict[str, Any]  # arguments of a client
 METRICS = {"rbf": "sqeuclidean", "laplacian": "cityblock"}
 
 
@@ -64,10 +63,8 @@ def load(name: str) -> tuple[np.ndarray, np.ndarray, Table]:
     return data["X"], data["y"], {"classes": (0, 1), "ranges": (low, 1.0)}
 
 
-def small(n: int = 60, d: int = 6, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows of the unit cube and the side of a curved surface on which they lie."""
-    x = np.random.default_rng(seed).random((n, d))
-    return x, (np.sin(3.0 * x[:, 0]) + x[:, 1:].sum(axis=1) > d / 2).astype(int)
+def small(n: int = 60, d: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    return side(n, d)
 
 
 def split(rows: np.ndarray, share: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
@@ -134,51 +131,12 @@ def deal(
 # -- the run
 
 
-@dataclass
-class Parties:
-    """Serves the clients of tables, keeps their contexts, reads what the hospitals write."""
-
-    tables: list[Table]
-    folder: Path
-    common: Table = field(default_factory=dict)
-    contexts: dict[int, Context] = field(default_factory=dict)
-
-    def client_fn(self, context: Context) -> HybridKernelClient:
-        k = int(context.node_config["partition-id"])
-        self.contexts[k] = context
-        table: Table = {"alignment_key": KEY, "state_dir": self.folder / f"node-{k}"}
-        table |= {**self.common, **self.tables[k]}
-        if "y" in table:
-            table["predictions"] = self.folder / f"{k}.csv"
-        return HybridKernelClient(context, table.pop("x", None), table.pop("y", None), **table)
-
-    def run(self, strategy: FedCG, **more: Any) -> FedCG:
-        simulate(strategy, self.client_fn, len(self.tables), **more)
-        return strategy
+class Parties(Nodes):
+    """Nodes of FedCG."""
 
     def fit(self, *, landmarks: int = 20, more: Table | None = None, **options: Any) -> FedCG:
-        return self.run(FedCG(landmarks=landmarks, **options), **(more or {}))
-
-    def grid(self) -> InProcessGrid:
-        app = ClientApp(client_fn=lambda context: as_client(self.client_fn(context)))
-        return InProcessGrid(app, len(self.tables))
-
-    def written(self) -> list[dict[str, str]]:
-        """Return the rows of all files of predictions."""
-        out: list[dict[str, str]] = []
-        for path in sorted(self.folder.glob("*.csv"), key=lambda path: int(path.stem)):
-            with path.open(newline="") as file:
-                out += csv.DictReader(file)
-        return out
-
-    def outputs(self) -> dict[str, list[float]]:
-        """Return the predictions that the hospitals wrote, by id."""
-        found = {
-            row["id"]: [float(value) for name, value in row.items() if name.startswith("output_")]
-            for row in self.written()
-        }
-        assert len(found) == len(self.written())
-        return found
+        strategy: FedCG = self.run(FedCG(landmarks=landmarks, **options), **(more or {}))
+        return strategy
 
     def states(self) -> dict[int, RunState]:
         """Return what the parties remember of a run."""
@@ -186,11 +144,15 @@ class Parties:
         return {k: RunState.unpack(state.payload) for k, state in loaded.items()}
 
 
+def serve(tables: list[Table], folder: Path, **common: Any) -> Parties:
+    return Parties(HybridKernelClient, tables, folder, {"alignment_key": KEY, **common})
+
+
 @pytest.fixture
 def parties(tmp_path: Path) -> Callable[..., Parties]:
     def make(tables: list[Table], **common: Any) -> Parties:
         tmp_path.joinpath(str(len(made))).mkdir()
-        made.append(Parties(tables, tmp_path / str(len(made)), common))
+        made.append(serve(tables, tmp_path / str(len(made)), **common))
         return made[-1]
 
     made: list[Parties] = []
@@ -646,6 +608,34 @@ def test_the_first_of_several_holders_seals_a_secret_for_the_others(
     sealed = [a for e in replies for a in e.arrays if a.dtype == np.uint8]
     assert len(sealed) == 3
     assert len({a.tobytes() for a in sealed}) == 3
+
+
+@pytest.mark.usefixtures("same_session")
+@pytest.mark.parametrize("sampling", ["U", "N"])
+def test_secret_landmarks_survive_a_break_down(
+    sampling: str, parties: Callable[..., Parties]
+) -> None:
+    """Two holders and more: nothing is configured, all is in the nodes' folders."""
+    tables = without_seeds(deal(*small(), 3, 2, classes=(0, 1)))
+    group = parties(tables)
+    options: Table = {"solver": "cg", "regularization": 0.1, "sampling": sampling}
+    where: Table = {**options, "checkpoint": group.folder / "run.npz"}
+    with pytest.raises(PowerCutError):
+        group.fit(more={"faults": Cut(number=6)}, **where)
+    drawn = {k: state.seed for k, state in group.states().items()}
+    resumed = group.fit(resume=True, **where)
+    again = parties([{**table, "landmark_seed": drawn[k]} for k, table in enumerate(tables)])
+    known = again.fit(**options)
+    np.testing.assert_array_equal(resumed.coefficients_, known.coefficients_)
+    assert group.written() == again.written()
+
+
+def test_a_sealed_secret_cannot_be_changed_on_the_way(parties: Callable[..., Parties]) -> None:
+    group = parties(without_seeds(deal(*small(), 3, 2, classes=(0, 1))))
+    plan = At(partition=0, phase="hybrid-moments", what=Fault("tamper", change=flip))
+    with pytest.raises(ProtocolError, match="through the server was changed or misplaced"):
+        group.fit(more={"faults": plan})
+    assert not group.written()
 
 
 def assert_never_sent(record: Transcript, secrets: Iterable[bytes]) -> None:
@@ -1673,7 +1663,7 @@ def test_new_patients_are_predicted_with_a_model_that_was_saved(
     strategy, seeds = fit_and_read_seeds(group, 1e-2, **options)
     arrays, meta = strategy.model()
     others = newcomers(tables)
-    later = Parties(others, group.folder)  # the same folders
+    later = serve(others, group.folder)  # the same folders
     kept = sorted(group.folder.rglob("*.state"))
     again = FedCG.of_model(meta)
     again.predict(later.grid(), arrays, meta)
@@ -1696,7 +1686,7 @@ def test_predictions_need_the_landmarks_of_the_model(parties: Callable[..., Part
     group = parties(tables)
     arrays, meta = group.fit().model()
     others, elsewhere = newcomers(tables), parties([]).folder
-    later = Parties(others, elsewhere)  # other folders, the seeds of the configuration
+    later = serve(others, elsewhere)  # other folders, the seeds of the configuration
     FedCG.of_model(meta).predict(later.grid(), arrays, meta)
     assert len(later.outputs()) == 24
     for k in (1, 2):
@@ -1704,14 +1694,14 @@ def test_predictions_need_the_landmarks_of_the_model(parties: Callable[..., Part
         with pytest.raises(
             FedKernError, match=rf"partition {k}: its landmarks of block .* (are no|d)"
         ):
-            FedCG.of_model(meta).predict(Parties(wrong, elsewhere).grid(), arrays, meta)
+            FedCG.of_model(meta).predict(serve(wrong, elsewhere).grid(), arrays, meta)
         gone = [*others[:k], *without_seeds(others[k : k + 1]), *others[k + 1 :]]
         if k == 1:  # both holders of the block
             gone = [*without_seeds(others[:2]), *others[2:]]
         with pytest.raises(
             FedKernError, match=r"the landmarks of the model are not known here any"
         ):
-            FedCG.of_model(meta).predict(Parties(gone, elsewhere).grid(), arrays, meta)
+            FedCG.of_model(meta).predict(serve(gone, elsewhere).grid(), arrays, meta)
 
 
 def test_normal_landmarks_cannot_be_drawn_again_from_the_seed_alone(
@@ -1719,7 +1709,7 @@ def test_normal_landmarks_cannot_be_drawn_again_from_the_seed_alone(
 ) -> None:
     tables = deal(*small(90), 2, 2, classes=(0, 1))
     arrays, meta = parties(tables).fit(sampling="N").model()
-    later = Parties(newcomers(tables), parties([]).folder)
+    later = serve(newcomers(tables), parties([]).folder)
     with pytest.raises(
         FedKernError, match="the landmarks of the model are not known here any more"
     ):
@@ -1733,10 +1723,10 @@ def test_predictions_are_refused_for_other_parties_and_options(
     group = parties(tables)
     arrays, meta = group.fit().model()
     assert meta["blocks"] == ["clinical", "omics 1", "omics 2", "omics 3"]
-    fewer = Parties(newcomers(tables)[:4], group.folder)
+    fewer = serve(newcomers(tables)[:4], group.folder)
     with pytest.raises(FedKernError, match=r"hold blocks .*, the model has .*; bring the parties"):
         FedCG.of_model(meta).predict(fewer.grid(), arrays, meta)
-    later = Parties(newcomers(tables), group.folder)
+    later = serve(newcomers(tables), group.folder)
     with pytest.raises(CheckpointError, match=r"other options; use FedCG\.of_model"):
         FedCG(landmarks=21).predict(later.grid(), arrays, meta)
     with pytest.raises(OptionError, match="predictions are made with protocol secure"):
