@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import StateError
-
 from .run_file import RunFile
 
 Floats = NDArray[np.float64]
@@ -34,7 +32,7 @@ class KernelRows(RunFile):
 
     def __init__(self, folder: Path | None, session: str, partition: int, landmarks: int) -> None:
         super().__init__(folder, session, partition, "kernel")
-        self.partition, self.landmarks = partition, landmarks
+        self.landmarks = landmarks
 
     def write(self, start: int, rows: Floats, *, first: int = 0) -> None:
         """Write rows from position ``start`` on; those of position ``first`` begin a new file.
@@ -69,8 +67,4 @@ class KernelRows(RunFile):
 
     def _check_length(self, rows: int) -> None:
         if not self.path.is_file() or self.path.stat().st_size < 8 * self.landmarks * rows:
-            raise StateError(
-                "the kernel rows of this run are gone from its disk",
-                remedy="they are made again",
-                party=f"partition {self.partition}",
-            )
+            raise self.gone("kernel rows", "they are made again")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 from fedkern_flwr.errors import OptionError, TableError
@@ -66,12 +65,3 @@ def summing_sets(plan: Plan, *, protocol: str, penalty: str) -> dict[str, list[i
             )
         sets["everybody"] = list(plan.parties)
     return sets
-
-
-def rows_digest(parties: Parties) -> str:
-    """Return a digest of which rows, features and outputs each party has, in this session."""
-    digest = hashlib.sha256()
-    for party in parties:
-        sizes = (party.partition, party.block, party.rows, party.features, party.outputs)
-        digest.update(repr(sizes).encode() + party.ids.tobytes())
-    return digest.hexdigest()
