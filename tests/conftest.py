@@ -86,8 +86,6 @@ SWEEPS = {
     "test_a_run_goes_on_from_its_checkpoint",
     "test_no_group_is_further_ahead_than_it_may",
     "test_a_fault_in_any_phase_leaves_an_exact_matrix",
-    "test_what_happens_once_changes_nothing",
-    "test_a_party_that_misses_a_message_is_asked_again",
     "test_a_run_that_lost_a_node_stops_and_goes_on_later",
     "test_streaming_is_doubly_stochastic_gradients_of_the_pooled_data",
 }

@@ -9,10 +9,17 @@ from typing import Any
 import numpy as np
 from nodes import Nodes, Table, side
 
-from fedkern_flwr.clients import HybridKernelClient, VerticalKernelClient
+from fedkern_flwr.alignment import AlignmentTags
+from fedkern_flwr.clients import (
+    AlignmentClient,
+    HybridKernelClient,
+    RangesClient,
+    VerticalKernelClient,
+)
 from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.node.kept_state import KeptState
-from fedkern_flwr.strategies import FDSKL, FedCG
+from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.strategies import FDSKL, AlignIds, ColumnRanges, FedCG
 
 Tables = list[Table]
 Change = Callable[[Tables], None]
@@ -40,6 +47,12 @@ class Method:
         Phases that are not asked for again where a run is resumed.
     open_sums : int
         Most sums of a set of parties whose secrets a node keeps at a time.
+    paths : dict
+        Of the nodes.
+    resumes : bool
+        Whether a run may have a checkpoint.
+    ended : str
+        What is said of a run that a party has ended.
     """
 
     strategy: type[Any]
@@ -53,6 +66,9 @@ class Method:
     tables: Sequence[Change] = ()
     spent: tuple[str, ...] = ()
     open_sums: int = 2
+    paths: dict[str, str] = field(default_factory=dict)
+    resumes: bool = True
+    ended: str = "mend it and start again.*; a model of fewer rows is never"
 
 
 @dataclass(frozen=True)
@@ -228,6 +244,58 @@ def fdskl(actives: int, options: Table, rounds: int | None = None, *, main: bool
     return Way(FDSKL_, tables, options, rounds, main=main, checkpoints=every)
 
 
+# -- align and ranges, which nodes end by files of their own
+
+
+def outcome_of_align(strategy: Any, nodes: Nodes) -> Table:
+    """Return who shares how many rows, by the server and by the nodes' files."""
+    tags: dict[str, set[bytes]] = {}
+    for k, table in enumerate(nodes.tables):
+        file = AlignmentTags.load(nodes.folder / f"{k}.npz")
+        for name, tag in zip(table["ids"], file.tags_of(table["ids"]), strict=True):
+            tags.setdefault(name, set()).add(tag)
+        assert KeptState.unpack(SessionState.load(nodes.contexts[k]).payload).seed == b""
+    assert all(len(found) == 1 for found in tags.values())
+    return {"overlaps": strategy.overlaps_, "metrics": strategy.metrics_}
+
+
+def outcome_of_ranges(strategy: Any, nodes: Nodes) -> Table:
+    """Return what is summed, and what the nodes have written."""
+    files = {path.name: path.read_text() for path in nodes.folder.glob("*.json")}
+    return {**strategy.model()[0], "files": files, "metrics": strategy.metrics_}
+
+
+def ids_of_three() -> Tables:
+    """Deal ids that overlap in part."""
+    return [{"ids": [f"patient {k}" for k in range(i, i + 9)]} for i in (0, 3, 5)]
+
+
+def blocks_of_columns() -> Tables:
+    """Deal rows of a block to three nodes, of another to two; a node has one by itself."""
+    rng = np.random.default_rng(0)
+    blocks = ("own", "patients", "genes", "patients", "genes", "patients")
+    return [{"x": rng.standard_normal((9, 3)) + k, "block": b} for k, b in enumerate(blocks)]
+
+
+ALIGN = Method(
+    AlignIds,
+    AlignmentClient,
+    outcome_of_align,
+    files="none",
+    paths={"alignment": "{}.npz"},
+    resumes=False,
+    ended="mend it and start align again",
+)
+RANGES = Method(
+    ColumnRanges,
+    RangesClient,
+    outcome_of_ranges,
+    files="none",
+    paths={"ranges": "{}.json", "scaling": "{}-scaling.json"},
+    resumes=False,
+    ended="mend it and start again, .*; two runs that differ in their nodes show single ones",
+)
+
 WAYS: dict[str, Way] = {
     "fed-cg": fed_cg({}, main=True),
     "fed-cg in parts": fed_cg({}, 20),
@@ -243,8 +311,9 @@ WAYS: dict[str, Way] = {
     "fdskl, three actives, judged on the way": fdskl(3, {**_STREAM, "evaluate_every": 3}, 5),
     "fdskl in trees": fdskl(1, {**_ONCE, "topology": "tree"}),
     "fdskl, two actives in trees": fdskl(2, {**_STREAM, "topology": "tree"}, 3),
+    "align": Way(ALIGN, ids_of_three, main=True),
+    "ranges": Way(RANGES, blocks_of_columns, main=True),
 }
-MAIN = [name for name, way in WAYS.items() if way.main]
 
 
 def assert_same(found: Table, expected: Table) -> None:

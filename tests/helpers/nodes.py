@@ -19,12 +19,16 @@ Table = dict[str, Any]  # arguments of a client
 
 @dataclass
 class Nodes:
-    """Serves the clients of tables, keeps their contexts, reads the predictions they write."""
+    """Serves the clients of tables, keeps their contexts, reads the predictions they write.
+
+    ``paths`` has options that name files of a node, and their names with the partition in it.
+    """
 
     client: type[Any]
     tables: list[Table]
     folder: Path
     common: Table = field(default_factory=dict)
+    paths: dict[str, str] = field(default_factory=dict)
     state: bool = True
     contexts: dict[int, Context] = field(default_factory=dict)
 
@@ -34,8 +38,9 @@ class Nodes:
         self.contexts[k] = context
         table: Table = {"state_dir": self.folder / f"node-{k}"} if self.state else {}
         table |= {**self.common, **self.tables[k]}
-        if "y" in table:
+        if "y" in table and not self.paths:
             table["predictions"] = self.folder / f"{k}.csv"
+        table = {name: self.folder / path.format(k) for name, path in self.paths.items()} | table
         return self.client(context, **table)
 
     def run(self, strategy: Any, **more: Any) -> Any:

@@ -524,26 +524,6 @@ def test_users_and_owner_of_an_svm_take_tags(tmp_path: Path) -> None:
 # -- what goes wrong
 
 
-EXCHANGES = [("align-hop", 1), ("align-hop", 2), ("align-hop", 3), ("align-tags", 4)]
-
-
-@pytest.mark.parametrize(("phase", "number"), EXCHANGES)
-@pytest.mark.parametrize("kind", ["vanished", "error", "duplicate", "lost reply", "lost request"])
-def test_a_party_that_misses_a_message_is_asked_again(
-    parties: Parties, phase: str, number: int, kind: Any
-) -> None:
-    faults = FaultPlan([(1, phase, number, Fault(kind))])
-    timeout = 0.5 if kind.startswith("lost") else 60.0
-    strategy = parties.run(faults=faults, timeout=timeout)
-    parties.check(strategy)
-    again = kind != "duplicate"
-    assert strategy.ledger_.exchanges == 5 + again
-    assert strategy.ledger_.messages == 3 * 5 + again
-    assert set(strategy.ledger_.failures) == ({"1"} if again else set())
-    for context in parties.contexts.values():
-        assert load_state(context) is None
-
-
 @pytest.mark.parametrize("phase", ["align-hop", "align-tags"])
 def test_a_party_that_stays_away_ends_the_run(parties: Parties, phase: str) -> None:
     faults = FaultPlan([(1, phase, None, Fault("error"))])
