@@ -137,7 +137,7 @@ def test_every_node_gets_the_ranges_of_its_block(network: Network) -> None:
     np.testing.assert_array_equal(count, [45, 42, 45])
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     nodes=st.integers(2, 5),
     mean=st.floats(-1e5, 1e5),
