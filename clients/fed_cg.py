@@ -22,10 +22,9 @@ from fedkern_flwr.options import check_choice
 from fedkern_flwr.solvers.least_squares import pack_equations
 from fedkern_flwr.wire import DescribeRequest
 
-from .fed_cg_kernel import HospitalKernel
+from .fed_cg_kernel import HospitalKernel, KernelRows
 from .fed_cg_landmarks import LandmarkedParty, wider
 from .fed_cg_paper import make_hops
-from .fed_cg_rows import KernelRows
 from .fed_cg_table import HybridTable
 from .party_table import Floats
 

@@ -27,7 +27,7 @@ from fedkern_flwr.method import answers
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_message
 
-from .fed_cg_state import RunState
+from .fed_cg_kernel import RunState
 from .fed_cg_table import HybridTable
 from .party_table import Floats
 from .table_client import TableClient

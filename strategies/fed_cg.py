@@ -13,7 +13,7 @@ from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid import parties as hybrid
 from fedkern_flwr.hybrid.landmarks import Sampling
-from fedkern_flwr.hybrid.parties import MissingBlocks, Plan
+from fedkern_flwr.hybrid.parties import MissingBlocks, Plan, match_rows, summing_sets
 from fedkern_flwr.kernels.product import ProductKernel, landmark_gammas
 from fedkern_flwr.method import Method, Round, Rounds, Save, Steps, option
 from fedkern_flwr.model_file import check_model
@@ -25,7 +25,6 @@ from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.wire import DescribeReply
 
 from .fed_cg_paper import ChainSystem, NaiveSystem
-from .fed_cg_parties import match_rows, summing_sets
 from .fed_cg_privacy import WARNINGS, seen_by
 from .fed_cg_secure import SecureSystem
 from .fed_cg_solvers import first_coefficients, iterate, solve_directly

@@ -11,8 +11,8 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedkern_flwr.clients import HybridKernelClient
+from fedkern_flwr.clients.fed_cg_kernel import RunState
 from fedkern_flwr.clients.fed_cg_paper import label_noise
-from fedkern_flwr.clients.fed_cg_state import RunState
 from fedkern_flwr.errors import (
     ProtocolError,
     RefusedError,

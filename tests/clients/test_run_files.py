@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.clients.fdskl_store import PhaseStore
-from fedkern_flwr.clients.fed_cg_rows import KernelRows
+from fedkern_flwr.clients.fed_cg_kernel import KernelRows
 from fedkern_flwr.errors import StateError
 
 File = Callable[..., Any]  # (folder, partition) -> the file

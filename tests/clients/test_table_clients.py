@@ -16,7 +16,7 @@ from nodes import Table
 
 from fedkern_flwr.alignment import hash_ids
 from fedkern_flwr.clients import HybridKernelClient, VerticalKernelClient
-from fedkern_flwr.clients.fed_cg_state import RunState
+from fedkern_flwr.clients.fed_cg_kernel import RunState
 from fedkern_flwr.clients.party_table import PartyTable
 from fedkern_flwr.errors import OptionError, ProtocolError, TableError
 from fedkern_flwr.hybrid.messages import HybridDescribeReply

@@ -21,8 +21,8 @@ from scipy.spatial.distance import cdist
 from sklearn import datasets, metrics
 
 from fedkern_flwr.clients import HybridKernelClient
+from fedkern_flwr.clients.fed_cg_kernel import RunState
 from fedkern_flwr.clients.fed_cg_paper import label_noise
-from fedkern_flwr.clients.fed_cg_state import RunState
 from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError, ProtocolError
 from fedkern_flwr.hybrid.landmarks import draw_landmarks, public_seed
 from fedkern_flwr.node.session_state import SessionState
