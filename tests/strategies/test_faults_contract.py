@@ -30,9 +30,10 @@ from faulty import (
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.errors import CheckpointError, CohortError, FedKernError, ProtocolError
+from fedkern_flwr.exchange import payload_bytes
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import load_state
-from fedkern_flwr.simulations.engines import DropOut, Fault
+from fedkern_flwr.simulations.engines import DropOut, Fault, Transcript
 
 ENDS = ("describe", "finish")
 Table = dict[str, Any]
@@ -147,6 +148,26 @@ def ways(*, main: int = 1, others: int = 0, count: int = 0, resumes: bool = Fals
 def names(*, resumes: bool = False) -> list[Any]:
     """Return the names of all ways; but for the main ones they are left to make test-long."""
     return [pytest.param(way.values[0], marks=way.marks) for way in ways(resumes=resumes)]
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_strategy_may_be_started_again_and_its_ledger_says_what_passed(
+    name: str, case: Callable[[str], Case]
+) -> None:
+    """Whether messages are serialised or not."""
+    quiet = case(name)
+    strategy = quiet.make()
+    for serialise in (True, False):
+        nodes, record = quiet.nodes(), Transcript()
+        quiet.run(nodes, strategy, serialise=serialise, transcript=record)
+        quiet.check(strategy, nodes)
+        ledger, messages = strategy.ledger_, record._messages
+        assert ledger.by_phase == quiet.phases
+        assert ledger.messages == sum(way == "down" for way, _ in messages)
+        assert ledger.bytes_up == sum(payload_bytes(m) for way, m in messages if way == "up")
+        assert ledger.bytes_down == sum(payload_bytes(m) for way, m in messages if way == "down")
+        assert ledger.bytes_up > 0
+        assert not ledger.failures
 
 
 # -- faults that pass

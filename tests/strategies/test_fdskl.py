@@ -910,39 +910,32 @@ def test_a_step_that_is_too_large_is_noticed(actives: int, parties: Callable[...
     assert "\n" not in str(caught.value)
 
 
-BAD_OPTIONS: dict[str, tuple[Table, str]] = {
-    "directions": ({"directions": 3}, "directions is for schedule streaming; add schedule"),
-    "batch": ({"batch": 3}, "batch is for schedule streaming"),
-    "step": ({"step": 0.5}, "step is for schedule streaming"),
-    "step_schedule": ({"step_schedule": "constant"}, "step_schedule is for schedule streaming"),
-    "evaluate_every": ({"evaluate_every": 3}, "evaluate_every is for schedule streaming"),
-    "features": ({"schedule": "streaming", "features": 30}, "features is for schedule one-shot; l"),
-    "too fast": (
+_ONE: Table = {"directions": 3, "batch": 3, "step": 0.5, "evaluate_every": 3}
+_ONE |= {"step_schedule": "constant"}
+#: Values that cannot be of options by themselves.
+ALONE: Table = {
+    **dict.fromkeys(("loss", "kernel", "schedule", "topology", "frequencies", "missing"), "other"),
+    **{"features": 0, "attempts": 0, "phase_bits": 8, "gamma": -1.0, "regularization": 0.0},
+}
+BAD_OPTIONS: list[tuple[Table, str]] = [
+    *(({name: value}, f"{name} is for schedule streaming; add") for name, value in _ONE.items()),
+    *(({name: value}, f"{name} is {value!r}") for name, value in ALONE.items()),
+    *(
+        ({"schedule": "streaming", name: 0}, f"{name} is 0(.0)?; use ")
+        for name in ("batch", "directions", "step")
+    ),
+    ({"schedule": "streaming", "step": np.inf}, "step is inf"),
+    ({"schedule": "streaming", "features": 30}, "features is for schedule one-shot; l"),
+    (
         {"schedule": "streaming", "step": 2.0, "regularization": 0.5},
         "step 2 times regularization 0.5 is not below 1; use a smaller step",
     ),
-    "much too fast": ({"schedule": "streaming", "step": 2e4}, "step 20000 times regularization"),
-    "no step": ({"schedule": "streaming", "step": 0.0}, "step is 0.0; use a positive number"),
-    "infinite step": ({"schedule": "streaming", "step": np.inf}, "step is inf"),
-    "no batch": ({"schedule": "streaming", "batch": 0}, "batch is 0; use at least 1"),
-    "no directions": ({"schedule": "streaming", "directions": 0}, "directions is 0"),
-    "no features": ({"features": 0}, "features is 0; use at least 1"),
-    "bits": ({"phase_bits": 8}, "phase_bits is 8; use 16 or 32"),
-    "gamma": ({"gamma": -1.0}, "gamma is -1"),
-    "regularization": ({"regularization": 0.0}, "regularization is 0"),
-    "loss": ({"loss": "hinge"}, "loss is 'hinge'"),
-    "kernel": ({"kernel": "linear"}, "kernel is 'linear'"),
-    "schedule": ({"schedule": "ring"}, "schedule is 'ring'"),
-    "topology": ({"topology": "ring"}, "topology is 'ring'"),
-    "frequencies": ({"frequencies": "public"}, "frequencies is 'public'"),
-    "missing": ({"missing": "ignore"}, "missing is 'ignore'"),
-    "attempts": ({"attempts": 0}, "attempts is 0"),
-}
+    ({"schedule": "streaming", "step": 2e4}, "step 20000 times regularization"),
+]
 
 
-@pytest.mark.parametrize("name", BAD_OPTIONS)
-def test_options_that_cannot_work_are_refused(name: str) -> None:
-    options, text = BAD_OPTIONS[name]
+@pytest.mark.parametrize(("options", "text"), BAD_OPTIONS, ids=str)
+def test_options_that_cannot_work_are_refused(options: Table, text: str) -> None:
     with pytest.raises(OptionError, match=f"^{text}") as caught:
         FDSKL(**options)
     assert caught.value.remedy
