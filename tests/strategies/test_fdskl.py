@@ -728,25 +728,8 @@ def nothing(tables: list[Table]) -> None:
     pass
 
 
-def no_labels(tables: list[Table]) -> None:
-    for name in ("y", "y_test", "x_test", "ids_test", "classes"):
-        del tables[0][name]
-
-
 def lacks_rows(tables: list[Table]) -> None:
     tables[2]["x"], tables[2]["ids"] = tables[2]["x"][3:], tables[2]["ids"][3:]
-
-
-def no_ids(tables: list[Table]) -> None:
-    for table in tables:
-        table.pop("ids", None)
-        table.pop("ids_test", None)
-        table["alignment_key"] = None
-    del tables[0]["x_test"], tables[0]["y_test"]
-
-
-def no_ids_here(tables: list[Table]) -> None:
-    tables[2]["alignment_key"] = tables[2]["ids"] = None
 
 
 def twice(tables: list[Table]) -> None:
@@ -755,10 +738,6 @@ def twice(tables: list[Table]) -> None:
 
 def other_key(tables: list[Table]) -> None:
     tables[2]["alignment_key"] = b"another secret of somebody"
-
-
-def both(tables: list[Table]) -> None:
-    tables[1]["y"] = np.where(np.arange(len(tables[1]["y"])) < 30, 1.0, np.nan)
 
 
 def numbers(tables: list[Table]) -> None:
@@ -770,26 +749,6 @@ def allowed(tables: list[Table]) -> None:
     tables[1]["allow_single"] = False
 
 
-def only_one(tables: list[Table]) -> None:
-    for table in tables[2:]:
-        table["x"] = np.zeros((len(table["x"]), 0))
-
-
-def no_features(tables: list[Table]) -> None:
-    for table in tables:
-        for name in ("x", "x_test"):
-            if name in table:
-                table[name] = table[name][:, :0]
-
-
-def other_classes(tables: list[Table]) -> None:
-    tables[1]["classes"] = (0, 1, 2)
-
-
-def nan(tables: list[Table]) -> None:
-    tables[2]["x"][5, 0] = np.nan
-
-
 def is_private(tables: list[Table]) -> None:
     tables[2]["frequencies"] = "private"
 
@@ -798,32 +757,13 @@ def is_star(tables: list[Table]) -> None:
     tables[3]["topology"] = "star"
 
 
-def no_rows_left(tables: list[Table]) -> None:
-    tables[0]["y"][:] = np.nan
-
-
 STREAM: Table = {"schedule": "streaming", "batch": 6, "directions": 3}
 REFUSED: dict[str, tuple[Any, Table, str]] = {
-    "no active party": (
-        no_labels,
-        {},
-        "phase describe: there is no active party: nobody has labels; start at least one node wit",
-    ),
     "rows missing": (
         lacks_rows,
         {},
         r"partition 2, phase describe: it does not hold 3 of the 60 rows with labels; check the "
         "ids, or choose --missing drop-row",
-    ),
-    "no ids, other counts": (
-        no_ids,
-        {},
-        r"partition 1, phase describe: it has 60 rows without ids, partition 0 has 45; bring the",
-    ),
-    "no ids at one party": (
-        no_ids_here,
-        {},
-        "partition 2, phase describe: its rows have no ids, those of other parties have; give all",
     ),
     "duplicate ids": (twice, {}, r"partition 1.*: 1 duplicate ids; keep one row per id"),
     "another alignment key": (
@@ -832,18 +772,11 @@ REFUSED: dict[str, tuple[Any, Table, str]] = {
         "partition 2, phase describe: it holds none of the 60 rows; check its id column and that "
         "all parties have the same alignment key",
     ),
-    "another alignment key, rows dropped": (
-        other_key,
-        {"missing": "drop-row"},
-        "partition 2, phase describe: it holds none of the 60 rows",
-    ),
-    "one party": (nothing, {"q": 1}, "there is one party: no columns are split; start the nodes"),
     "two parties": (
         nothing,
         {"q": 2},
         "partition 1 alone has columns beside partition 0, which would learn .*; let more parties",
     ),
-    "two parties with columns": (only_one, {}, "partition 1 alone has columns beside partition 0"),
     "two parties, one does not allow it": (
         allowed,
         {"q": 2, "allow_single": True},
@@ -855,25 +788,11 @@ REFUSED: dict[str, tuple[Any, Table, str]] = {
         {"actives": 2},
         "schedule one-shot trains at one active party, there are 2; use --schedule streaming, or",
     ),
-    "labels twice": (
-        both,
-        {"actives": 2, **STREAM},
-        "phase describe: [0-9]+ rows have labels at two parties, or are held out and learned from;",
-    ),
-    "other classes": (
-        other_classes,
-        {"actives": 2, **STREAM},
-        "partition 1, phase describe: its labels differ from those of partition 0 in number of",
-    ),
     "logistic regression of numbers": (
         numbers,
         {"loss": "logistic"},
         "loss logistic is for classes, the labels are numbers; use --loss square, or name",
     ),
-    "hinge of numbers": (numbers, {"loss": "smooth-hinge", **STREAM}, "loss smooth-hinge is for c"),
-    "no columns": (no_features, {}, "no party has features; give at least one a feature column"),
-    "nothing to learn from": (no_rows_left, {}, "there are no labelled rows to learn from"),
-    "NaN": (nan, {}, r".*TableError.*|.*node 1002.*|partition 2.*"),
     "private only": (
         is_private,
         {"frequencies": "shared"},
