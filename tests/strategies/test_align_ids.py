@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fault_cases import WAYS
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nodes import Nodes
 
 import fedkern_flwr.clients.alignment as client_module
 from fedkern_flwr.align import private_intersection
 from fedkern_flwr.alignment import AlignmentTags, hash_ids
 from fedkern_flwr.clients import (
     AlignmentClient,
-    HybridKernelClient,
     SVMClient,
-    VerticalKernelClient,
     serve,
 )
 from fedkern_flwr.clients.fdskl_table import VerticalTable
@@ -36,13 +36,12 @@ from fedkern_flwr.errors import (
     SmallCohortError,
     StateError,
 )
-from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
 from fedkern_flwr.simulations.engines import Fault, FaultPlan
-from fedkern_flwr.strategies import FDSKL, AlignIds, FedCG
+from fedkern_flwr.strategies import AlignIds
 from fedkern_flwr.wire import DescribeRequest
 
 KEY = b"a secret of the data's owners"
@@ -359,40 +358,6 @@ def test_no_party_sees_final_points_of_another(
 # -- the same model as with a common key
 
 
-def hospital_tables() -> list[dict[str, Any]]:
-    """Two hospitals with some features, two centres with the others."""
-    rng = np.random.default_rng(3)
-    x, ids = rng.random((60, 6)), np.array([f"patient {k}" for k in range(60)])
-    y = (x.sum(axis=1) > 3.0).astype(int)
-    out: list[dict[str, Any]] = []
-    for rows in np.array_split(rng.permutation(60), 2):
-        fit, test = rows[:-8], rows[-8:]
-        table = {"x": x[fit, :2], "y": y[fit], "ids": ids[fit], "classes": (0, 1)}
-        table |= {"x_test": x[test, :2], "y_test": y[test], "ids_test": ids[test]}
-        out.append({**table, "landmark_seed": public_seed(0, "clinical")})
-    for k, columns in ((2, (2, 3)), (3, (4, 5))):
-        order = rng.permutation(60)
-        table = {"x": x[np.ix_(order, columns)], "ids": ids[order]}
-        out.append({**table, "landmark_seed": public_seed(0, f"centre {k}")})
-    return out
-
-
-def column_tables() -> list[dict[str, Any]]:
-    """One party with labels, two more with columns of the same rows."""
-    rng = np.random.default_rng(4)
-    x, ids = rng.random((50, 6)), np.array([f"client {k}" for k in range(50)])
-    y = (x.sum(axis=1) > 3.0).astype(int)
-    fit, test = np.split(rng.permutation(50), [40])
-    first = {"x": x[fit, :2], "y": y[fit], "ids": ids[fit], "classes": (0, 1)}
-    first |= {"x_test": x[test, :2], "y_test": y[test], "ids_test": ids[test]}
-    out: list[dict[str, Any]] = [{**first, "frequency_seed": bytes([9]) * 32}]
-    for k in (1, 2):
-        order = rng.permutation(50)
-        table = {"x": x[order, 2 * k : 2 * k + 2], "ids": ids[order]}
-        out.append({**table, "frequency_seed": bytes([k]) * 32})
-    return out
-
-
 def align(tables: list[dict[str, Any]], folder: Path) -> list[AlignmentTags]:
     folder.mkdir()
     ids = [[str(name) for name in table["ids"]] for table in tables]
@@ -402,36 +367,16 @@ def align(tables: list[dict[str, Any]], folder: Path) -> list[AlignmentTags]:
     return parties.files()
 
 
-Method = tuple[Callable[[], Any], Callable[..., Any], Callable[[], list[dict[str, Any]]]]
-METHODS: dict[str, Method] = {
-    "fed-cg": (
-        lambda: FedCG(landmarks=15, regularization=0.1, seed=1),
-        HybridKernelClient,
-        hospital_tables,
-    ),
-    "fdskl": (
-        lambda: FDSKL(features=60, gamma=0.5, seed=1),
-        VerticalKernelClient,
-        column_tables,
-    ),
-}
+METHODS = ("fed-cg", "fdskl")
 
 
 def fit(name: str, keys: list[Any], folder: Path) -> tuple[Any, list[list[str]]]:
     """Return the strategy after a run, and the lines of all predictions."""
-    make, client, tables = METHODS[name]
+    way, method = WAYS[name], WAYS[name].method
     folder.mkdir()
-    given = tables()
-
-    def client_fn(context: Context) -> Any:
-        k = int(context.node_config["partition-id"])
-        own = {**given[k], "alignment_key": keys[k], "state_dir": folder / f"node-{k}"}
-        if "y" in own:
-            own["predictions"] = folder / f"{k}.csv"
-        return client(context, own.pop("x"), own.pop("y", None), **own)
-
-    strategy = make()
-    simulate(strategy, client_fn, len(given))
+    tables = [{**own, "alignment_key": key} for own, key in zip(way.tables(), keys, strict=True)]
+    strategy = method.strategy(**{**method.options, **way.options, "seed": 1})
+    Nodes(method.client, tables, folder).run(strategy)
     written = [sorted(p.read_text().splitlines()) for p in sorted(folder.glob("*.csv"))]
     assert written
     return strategy, written
@@ -448,7 +393,7 @@ def test_tags_give_the_model_of_a_common_key(
 
     monkeypatch.setattr(PartyTable, "_ranks", ranks)
     monkeypatch.setattr(VerticalTable, "_ranks", ranks)
-    tables = METHODS[name][2]()
+    tables = WAYS[name].tables()
     expected, lines = fit(name, [KEY] * len(tables), tmp_path / "key")
     found, again = fit(name, align(tables, tmp_path / "align"), tmp_path / "tags")
     assert again == lines
@@ -466,7 +411,7 @@ def numbers(lines: list[str]) -> dict[str, float]:
 @pytest.mark.parametrize("name", METHODS)
 def test_in_an_order_of_their_own_tags_give_the_same_predictions(name: str, tmp_path: Path) -> None:
     """FDSKL's batches and folds follow the order too: its accuracy is what can be compared."""
-    tables = METHODS[name][2]()
+    tables = WAYS[name].tables()
     expected, lines = fit(name, [KEY] * len(tables), tmp_path / "key")
     found, again = fit(name, align(tables, tmp_path / "align"), tmp_path / "tags")
     for one, other in zip(lines, again, strict=True):
@@ -480,7 +425,7 @@ def test_in_an_order_of_their_own_tags_give_the_same_predictions(name: str, tmp_
 
 @pytest.mark.parametrize("name", METHODS)
 def test_files_of_two_runs_do_not_match(name: str, tmp_path: Path) -> None:
-    tables = METHODS[name][2]()
+    tables = WAYS[name].tables()
     one, other = (align(tables, tmp_path / run) for run in ("one", "other"))
     mixed = [*one[:-1], other[-1]]
     with pytest.raises(FedKernError) as error:
@@ -491,7 +436,7 @@ def test_files_of_two_runs_do_not_match(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_key_and_a_file_do_not_match(name: str, tmp_path: Path) -> None:
-    tables = METHODS[name][2]()
+    tables = WAYS[name].tables()
     files = align(tables, tmp_path / "align")
     with pytest.raises(FedKernError, match="or files of the same align run"):
         fit(name, [*files[:-1], KEY], tmp_path / "mixed")
@@ -499,7 +444,7 @@ def test_a_key_and_a_file_do_not_match(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_rows_that_were_not_aligned_are_refused(name: str, tmp_path: Path) -> None:
-    tables = METHODS[name][2]()
+    tables = WAYS[name].tables()
     fewer = [{**table, "ids": table["ids"][3:]} for table in tables]
     files = align(fewer, tmp_path / "align")
     with pytest.raises(
