@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from faulty import At
-from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.app import ArrayRecord, Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 from hypothesis import given, settings
@@ -36,13 +35,10 @@ from fedkern_flwr.errors import (
     OptionError,
     ProtocolError,
     SmallCohortError,
-    SumError,
 )
-from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.scaling import Scaling, read_ranges, scale_by_ranges
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.secure_sum.identity import sign_key
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
 from fedkern_flwr.simulations.engines import Audit, Fault
 from fedkern_flwr.simulations.engines.ray import as_client
@@ -567,45 +563,3 @@ def test_the_audit_finds_no_plain_field(network: Network) -> None:
     seen = strategy.privacy()
     assert [c["parties"] for c in seen["cohorts"]] == [2, 3]
     assert any("counts, means and variances" in line for line in seen["server_sees"])
-
-
-def test_nothing_of_a_finished_run_is_kept(network: Network) -> None:
-    network.go()
-    for context in network.contexts.values():
-        assert load_state(context) is None
-        assert SessionState.load(context).payload == b""
-
-
-def test_pinned_identities_are_checked(network: Network, tmp_path: Path) -> None:
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    lines = []
-    for k, own in enumerate(network.tables):
-        key = Ed25519PrivateKey.generate()
-        own["identity_key"], own["trusted_keys"] = tmp_path / f"id{k}", tmp_path / "trusted"
-        own["identity_key"].write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.OpenSSH,
-                serialization.NoEncryption(),
-            )
-        )
-        public = key.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
-        lines.append(f"{k} {public.decode()} node\n")
-        assert sign_key(key, "session", k, bytes(32), (0, 0))
-    (tmp_path / "trusted").write_text("".join(lines))
-    network.go()
-    network.tables[2]["identity_key"] = network.tables[3]["identity_key"]
-    with pytest.raises((ProtocolError, SumError), match="partition 2"):
-        network.go()
-
-
-def test_a_node_outside_a_run_answers_nothing(network: Network) -> None:
-    place = Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), {})
-    client = network.client_fn(place)
-    make: Callable[..., Any] = client.fit
-    with pytest.raises(ProtocolError, match="does not take part in phase 'svm-save'"):
-        make([], {"phase": "svm-save", "session": "5e", "protocol": 3})

@@ -439,6 +439,7 @@ def test_a_checkpoint_fits_one_run_only(name: str, case: Callable[[str], Case]) 
 SEALED = {
     "fed-cg in a chain": (3, "hybrid-chain"),
     "fdskl in trees": (3, "vertical-hops"),
+    "align": (0, "align-hop"),
 }
 
 
@@ -452,6 +453,7 @@ def test_what_is_sealed_cannot_be_changed_on_the_way(
     with pytest.raises(ProtocolError, match="through the server was changed or misplaced"):
         quiet.run(nodes, quiet.make(), plan)
     assert not nodes.written()
+    assert not nodes.files("npz")
 
 
 @pytest.mark.parametrize("name", names())
