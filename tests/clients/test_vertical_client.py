@@ -168,10 +168,11 @@ def step(number: int = 1, **more: Any) -> wire.StepRequest:
     return wire.StepRequest(**{**fields, **more})
 
 
-def outcome(number: int) -> wire.OutcomeRequest:
-    nothing = np.zeros(0, np.int32)
-    fields: Table = {"scoring": False, "count": True}
-    fields |= {"owners": nothing, "sizes": nothing, "rows": nothing}
+def outcome(number: int, rows: Any = ()) -> wire.OutcomeRequest:
+    """Ask for the counts of some of its held-out rows."""
+    held = np.array(rows, np.int32)
+    owner, size = np.array([4], np.int32), np.array([len(held)], np.int32)
+    fields: Table = {"scoring": False, "count": True, "owners": owner, "sizes": size, "rows": held}
     return wire.OutcomeRequest(session=SESSION, round=number, **fields)
 
 
@@ -290,13 +291,6 @@ def test_labels_are_used_for_own_rows_only() -> None:
 def test_counts_are_of_the_same_held_out_rows_in_a_run_and_of_half_of_them_at_least() -> None:
     """The difference of two counts is the label of the row in which they differ."""
 
-    def outcome(number: int, rows: Any) -> wire.OutcomeRequest:
-        own = {"session": SESSION, "round": number, "save_as": 0, "delivered": 0}
-        owner, size = np.array([4], np.int32), np.array([len(rows)], np.int32)
-        return wire.OutcomeRequest(
-            **own, scoring=False, count=True, owners=owner, sizes=size, rows=rows
-        )
-
     place, client = opened(x_test=X + 0.1, y_test=[1, 0, 1, 0], ids_test=list("efgh"))
     send(client, step(1))
     order = KeptState.unpack(SessionState.load(place).payload).arrays["order"]
@@ -308,6 +302,20 @@ def test_counts_are_of_the_same_held_out_rows_in_a_run_and_of_half_of_them_at_le
     with pytest.raises(ProtocolError, match="other held-out rows are to be counted than before"):
         send(client, outcome(3, held_out[1:]))
     send(client, outcome(3, held_out[:3]))
+
+
+def test_counts_are_of_the_model_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a run that was resumed asks in the same words for another model."""
+    place, client = opened(x_test=X + 0.1, y_test=[1, 0, 1, 1], ids_test=list("efgh"))
+    send(client, step(1))
+    order = KeptState.unpack(SessionState.load(place).payload).arrays["order"]
+    held_out, found = np.flatnonzero((order >= 3) & (order < 7)), []
+    for number, score in ((2, 1.0), (3, -1.0)):
+        scores = np.full((4, 1), score)
+        monkeypatch.setattr(VerticalKernelClient, "_scores", lambda *_, scores=scores: scores)
+        found.append(send(client, outcome(number, held_out), wire.OutcomeReply).counts)
+    assert found[0].sum() == found[1].sum() == 4
+    assert (found[0] != found[1]).any()
 
 
 def test_rows_that_are_learned_from_stay_the_same_in_a_run() -> None:
