@@ -31,7 +31,7 @@ test: test-quick
 test-quick: $(VENV)/.dev
 	$(BIN)/pytest tests -q -n 2 --dist worksteal -m "not ($(SLOW) or $(BY_HAND))" --durations=15
 
-# Every method and the walk-through of docs/deploy.md on real servers; some minutes more.
+# Every method and the walk-through of docs/deploy.md on real servers, and a Ray cluster; minutes.
 test-deployments: $(VENV)/.dev
 	$(BIN)/pytest tests -m deployment
 

@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from common import Record, run_script
+from common import Record, new_table, run_script
 from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
 from fedkern_flwr.clients import OnlineKernelClient
 from fedkern_flwr.clients.pof_mkl import _book, _gradient
 from fedkern_flwr.clients.pof_mkl_account import StreamAccount
+from fedkern_flwr.guard.policy import SIMULATION
 from fedkern_flwr.kernels.dictionary import bandwidth_dictionary
 from fedkern_flwr.kernels.random_features import gaussian_frequencies
 from fedkern_flwr.online.learning import kernel_weights
@@ -73,7 +73,7 @@ class Ours:
         context = Context(
             run_id=1,
             node_id=1,
-            node_config={"partition-id": 0, "num-partitions": 1},
+            node_config={SIMULATION: True, "partition-id": 0, "num-partitions": 1},
             state=RecordDict(),
             run_config={},
         )
@@ -95,6 +95,8 @@ class Ours:
                 precision="float32",
                 frequency_draw="independent" if paper else "orthogonal",
                 theta=theta32,
+                centre=0.0,
+                released=0,
                 kernels_per_round=CHOSEN,
                 selection="bins" if paper else "subset",
                 exploration=EXPLORATION,
@@ -149,9 +151,7 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
                     times.setdefault(name, []).append(elapsed / samples)
     medians = {name: statistics.median(values) for name, values in times.items()}
     title = f"client step, per sample: d={DIMENSION}, N={KERNELS}, D={FEATURES}, M={CHOSEN}"
-    table = Table(title=title)
-    for column in ("plain / this", "microseconds", ""):
-        table.add_column(column, justify="right" if column else "left")
+    table = new_table(title, "plain / this | microseconds | ")
     for name, seconds in medians.items():
         table.add_row(f"{medians[plain] / seconds:.2f}", f"{seconds * 1e6:.1f}", name)
     console.print(table)

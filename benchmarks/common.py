@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
+from rich.table import Table
 
 from fedkern_flwr.flower_compat import quiet_flower
 
@@ -48,7 +49,7 @@ class Record:
 def run_script(
     text: str | None,
     measure: Callable[[argparse.Namespace, Console], list[Record]],
-    add: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
+    **options: Any,
 ) -> None:
     """Read a benchmark's options, measure, and write the figures where they are asked for.
 
@@ -58,9 +59,9 @@ def run_script(
         What the help says.
     measure : callable
         (options, console) -> figures; prints its table.
-    add : callable, optional
-        Adds options of its own to those that all have: ``--quick`` for sizes that a guard has time
-        for, and ``--json``.
+    **options
+        Options beside those that all have, ``--quick`` for sizes that a guard has time for, and
+        ``--json``: the default of each, which has its type, or (default, help).
     """
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -68,13 +69,33 @@ def run_script(
     parser.add_argument("--quick", action="store_true", help="smaller sizes")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    add(parser)
-    options = parser.parse_args()
+    for name, given in options.items():
+        default, told = given if isinstance(given, tuple) else (given, None)
+        kind = type(default[0] if isinstance(default, list) else default)
+        more: dict[str, Any] = {"type": float if default is None else kind}
+        if isinstance(default, bool):
+            more = {"action": "store_true"}
+        elif isinstance(default, list):
+            more["nargs"] = "+"
+        parser.add_argument(f"--{name.replace('_', '-')}", default=default, help=told, **more)
+    chosen = parser.parse_args()
     quiet_flower(logging.CRITICAL)
     logging.getLogger("fedkern_flwr").setLevel(logging.ERROR)
-    records = measure(options, Console(width=max(120, Console().width)))
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(record) for record in records], indent=1))
+    records = measure(chosen, Console(width=max(120, Console().width)))
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps([asdict(record) for record in records], indent=1))
+
+
+def new_table(title: str, headings: str, *, text: str = "", **more: Any) -> Table:
+    """Return a table with columns of figures, but for the one without a name and those of ``text``.
+
+    Headings are separated by a bar: ``"ratio | seconds | method"``.
+    """
+    table = Table(title=title, **more)
+    for heading in headings.split(" | "):
+        words = heading in ("", *text.split(" | "))
+        table.add_column(heading, justify="left" if words else "right", no_wrap=not words)
+    return table
 
 
 def in_own_process(

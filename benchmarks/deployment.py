@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Record, run_script
+from common import Record, new_table, run_script
 from rich.console import Console
-from rich.table import Table
 
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations.cli.main import run
@@ -78,18 +77,14 @@ def difference(one: Path, other: Path, metrics: tuple[dict[str, Any], dict[str, 
     return max(gaps)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the methods."""
-    parser.add_argument("--methods", default=",".join(RUNS))
-
-
 def measure(given: argparse.Namespace, console: Console) -> list[Record]:
     """Deploy each method; print the table."""
     records = []
-    table = Table(title="deployed on this machine, TLS and node authentication")
-    table.add_column("method")
-    for name in ("nodes", "seconds", "to connect", "exchanges", "s per exchange", "difference"):
-        table.add_column(name, justify="right")
+    table = new_table(
+        "deployed on this machine, TLS and node authentication",
+        "method | nodes | seconds | to connect | exchanges | s per exchange | difference",
+        text="method",
+    )
     with tempfile.TemporaryDirectory(prefix="fedkern-") as place:
         for method in given.methods.split(","):
             options, deployed, simulated = (text.split() for text in RUNS[method])
@@ -119,4 +114,8 @@ def measure(given: argparse.Namespace, console: Console) -> list[Record]:
 
 
 if __name__ == "__main__":
-    run_script(__doc__, measure, add_options)
+    run_script(
+        __doc__,
+        measure,
+        methods=",".join(RUNS),
+    )

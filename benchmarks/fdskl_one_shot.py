@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Record, in_own_process, peak_memory, run_script
+from common import Record, in_own_process, new_table, peak_memory, run_script
 from flwr.app import Context
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.simulations import simulate
@@ -85,17 +84,6 @@ def run(
     }
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add sizes."""
-    parser.add_argument("--rows", type=int, default=32_000, help="most rows")
-    parser.add_argument("--columns", type=int, default=40)
-    parser.add_argument("--features", type=int, default=1000, help="most directions")
-    parser.add_argument("--parties", type=int, default=4)
-    parser.add_argument("--repetitions", type=int, default=2)
-    parser.add_argument("--loss", default="smooth-hinge", help="of the run on a9a")
-    parser.add_argument("--out", type=Path, default=OUT, help="where to write the figure")
-
-
 def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Measure how time grows with rows and with directions; a9a where it is at hand."""
     if options.one:
@@ -113,10 +101,10 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
         runs = [in_own_process(__file__, shape) for _ in range(repetitions)]
         found[n, r] = min(runs, key=lambda one: one["seconds"])
     unit = found[rows, features]["seconds"] / (rows * features)
-    table = Table(title=f"FDSKL one-shot, {options.parties} parties, square loss, in process")
-    headings = ("per row and\ndirection", "n", "R", "s", "GB", "MB up\nper party", "by 2 n R")
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    table = new_table(
+        f"FDSKL one-shot, {options.parties} parties, square loss, in process",
+        "per row and\ndirection | n | R | s | GB | MB up\nper party | by 2 n R",
+    )
     for (n, r), one in sorted(found.items()):
         table.add_row(
             f"{one['seconds'] / (n * r) / unit:.2f}",
@@ -173,4 +161,14 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
 
 
 if __name__ == "__main__":
-    run_script(__doc__, measure, add_options)
+    run_script(
+        __doc__,
+        measure,
+        rows=(32_000, "most rows"),
+        columns=40,
+        features=(1000, "most directions"),
+        parties=4,
+        repetitions=2,
+        loss=("smooth-hinge", "of the run on a9a"),
+        out=(OUT, "where to write the figure"),
+    )

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Record, run_script
+from common import Record, new_table, run_script
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from scipy import linalg
 
 from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
@@ -99,11 +98,6 @@ def exact_accuracy(data: VerticalData, gamma: float, width: int) -> float:
     return hits / len(test)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the number of directions."""
-    parser.add_argument("--features", type=int, default=2000)
-
-
 def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Print errors and accuracies of each data set."""
     sets: dict[str, tuple[VerticalSettings, float]] = {
@@ -114,11 +108,12 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
         for name, gamma in (("svmguide1", 4.0), ("phishing", 0.05)):
             sets[name] = VerticalSettings(str(folder / f"{name}.npz")), gamma
         sets["a9a"] = VerticalSettings(str(folder / "a9a.npz"), train_rows=10_000), 0.03
-    table = Table(title=f"phases: kernel from R = {DIRECTIONS}, model from R = {options.features}")
-    for heading in ("mean error\n/ 0.02", "data", "phases", "kernel:\nmean error", "maximum"):
-        table.add_column(heading, justify="left" if heading in ("data", "phases") else "right")
-    for heading in ("accuracy", "MB per\nparty"):
-        table.add_column(heading, justify="right")
+    table = new_table(
+        f"phases: kernel from R = {DIRECTIONS}, model from R = {options.features}",
+        "mean error\n/ 0.02 | data | phases | kernel:\nmean error | maximum | "
+        "accuracy | MB per\nparty",
+        text="data | phases",
+    )
     records = []
     for name, (settings, gamma) in track(sets.items(), transient=True):
         data = VerticalData(settings)
@@ -155,4 +150,8 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
 
 
 if __name__ == "__main__":
-    run_script(__doc__, measure, add_options)
+    run_script(
+        __doc__,
+        measure,
+        features=2000,
+    )

@@ -11,9 +11,8 @@ import argparse
 import os
 from pathlib import Path
 
-from common import Record, run_script
+from common import Record, new_table, run_script
 from rich.console import Console
-from rich.table import Table
 
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.methods.vertical_data import VerticalData, VerticalSettings
@@ -22,16 +21,6 @@ from fedkern_flwr.strategies import FDSKL
 
 OUT = Path(__file__).parent.parent / "docs" / "images" / "fdskl-streaming.png"
 _BATCH, _DIRECTIONS = 64, 16
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add data and steps."""
-    parser.add_argument("--data", default="", help="breast-cancer, or phishing if it is at hand")
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--gamma", type=float, default=0.06)
-    parser.add_argument("--step", type=float, default=None)
-    parser.add_argument("--parties", type=int, default=4)
-    parser.add_argument("--out", type=Path, default=OUT, help="where to write the figure")
 
 
 def measure(options: argparse.Namespace, console: Console) -> list[Record]:
@@ -53,13 +42,11 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
         evaluate_every=max(1, options.rounds // 10),
     )
     simulate(streaming, data.client_fn(streaming), options.parties, num_rounds=options.rounds)
-    table = Table(
-        title=f"{Path(name).stem}, {options.parties} parties, {train:,} rows to learn from"
+    table = new_table(
+        f"{Path(name).stem}, {options.parties} parties, {train:,} rows to learn from",
+        "bytes /\none-shot | iterations | accuracy | MB up\nper party | "
+        "without\ncache | seconds | exchanges",
     )
-    for heading in ("bytes /\none-shot", "iterations", "accuracy", "MB up\nper party"):
-        table.add_column(heading, justify="right")
-    for heading in ("without\ncache", "seconds", "exchanges"):
-        table.add_column(heading, justify="right")
     own = 2.0 * train * once.features
     for row in streaming.history_:
         t, sent = int(row["round"]), row["bytes_up"] / options.parties
@@ -99,4 +86,13 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
 
 
 if __name__ == "__main__":
-    run_script(__doc__, measure, add_options)
+    run_script(
+        __doc__,
+        measure,
+        data=("", "breast-cancer, or phishing if it is at hand"),
+        rounds=200,
+        gamma=0.06,
+        step=None,
+        parties=4,
+        out=(OUT, "where to write the figure"),
+    )

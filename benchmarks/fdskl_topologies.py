@@ -12,9 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from common import Record, run_script
+from common import Record, new_table, run_script
 from rich.console import Console
-from rich.table import Table
 
 from fedkern_flwr.simulations.lab.links import Link
 from fedkern_flwr.simulations.lab.topologies import (
@@ -31,26 +30,13 @@ from fedkern_flwr.simulations.lab.topologies import (
 OUT = Path(__file__).parent.parent / "docs" / "images" / "fdskl-topologies.png"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add sizes and the link."""
-    parser.add_argument("--parties", type=int, nargs="+", default=PARTIES)
-    parser.add_argument("--sizes", type=float, nargs="+", default=SIZES, help="bytes of a vector")
-    parser.add_argument("--latency", type=float, default=Link.latency, help="seconds")
-    parser.add_argument("--rate", type=float, default=Link.rate, help="bits per second")
-    parser.add_argument("--out", type=Path, default=OUT, help="where to write the figure")
-
-
 def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Print a table for each size and draw the figure."""
     link = Link(options.latency, options.rate)
     for size in options.sizes:
-        table = Table(
-            title=f"sum of a vector of {size_text(size)} per party, "
-            f"{1e3 * link.latency:g} ms, {link.rate / 1e6:g} Mbit/s"
-        )
-        for heading in COLUMNS:
-            side = "left" if heading == "topology" else "right"
-            table.add_column(heading, justify=side, no_wrap=True)
+        title = f"sum of a vector of {size_text(size)} per party, "
+        title += f"{1e3 * link.latency:g} ms, {link.rate / 1e6:g} Mbit/s"
+        table = new_table(title, " | ".join(COLUMNS), text="topology")
         for q in options.parties:
             for cells in table_rows(topology_rows([q], [size], link=link)):
                 table.add_row(*cells)
@@ -63,4 +49,12 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
 
 
 if __name__ == "__main__":
-    run_script(__doc__, measure, add_options)
+    run_script(
+        __doc__,
+        measure,
+        parties=[*PARTIES],
+        sizes=([*SIZES], "bytes of a vector"),
+        latency=(Link.latency, "seconds"),
+        rate=(Link.rate, "bits per second"),
+        out=(OUT, "where to write the figure"),
+    )

@@ -29,10 +29,9 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-from common import Record, run_script
+from common import Record, new_table, run_script
 from flwr.app import Context
 from rich.console import Console
-from rich.table import Table
 from sklearn.datasets import load_breast_cancer
 
 from fedkern_flwr.clients import HybridKernelClient
@@ -171,26 +170,17 @@ def expected(run: Measured, m: int, party: int) -> dict[str, int]:
     return {"up": up, "down": down}
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add sizes."""
-    parser.add_argument("--m", type=int, default=50, help="landmarks")
-    parser.add_argument("--gamma", type=float, default=0.5)
-    parser.add_argument("--regularization", type=float, default=1e-3)
-    parser.add_argument("--rounds", type=int, default=1000, help="most iterations of cg")
-
-
 def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Run all; print two tables."""
     runs = {name: Measured(name, options) for name in RUNS}
     base = next(iter(runs.values()))
-    table = Table(
-        title=f"FedCG on breast cancer: {HOSPITALS} hospitals, {CENTRES} centres, m={options.m}, "
-        f"lambda={options.regularization:g}"
+    table = new_table(
+        f"FedCG on breast cancer: {HOSPITALS} hospitals, {CENTRES} centres, m={options.m}, "
+        f"lambda={options.regularization:g}",
+        "exchanges /\nthe first's | protocol | exchanges | iterations | kB up | "
+        "kB down | s | test\naccuracy",
+        text="protocol",
     )
-    table.add_column("exchanges /\nthe first's", justify="right")
-    table.add_column("protocol", no_wrap=True)
-    for heading in ("exchanges", "iterations", "kB up", "kB down", "s", "test\naccuracy"):
-        table.add_column(heading, justify="right")
     for name, run in runs.items():
         table.add_row(*run.row(name, base))
     console.print(table)
@@ -199,10 +189,11 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
         Record(name, run.strategy.ledger_.exchanges / first, "exchanges / the first's", "lower")
         for name, run in runs.items()
     ]
-    parts = Table(title="bytes of a party against the formulas in this script's docstring")
-    texts = ("protocol", "party", "way")
-    for heading in ("measured /\nformula", *texts, "measured", "formula", "off by %"):
-        parts.add_column(heading, justify="left" if heading in texts else "right", no_wrap=True)
+    parts = new_table(
+        "bytes of a party against the formulas in this script's docstring",
+        "measured /\nformula | protocol | party | way | measured | formula | off by %",
+        text="protocol | party | way",
+    )
     for name, run in runs.items():
         for party in (0, HOSPITALS) if run.strategy.protocol == "secure" else ():
             for way, size in expected(run, options.m, party).items():
@@ -223,4 +214,11 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
 
 
 if __name__ == "__main__":
-    run_script(__doc__, measure, add_options)
+    run_script(
+        __doc__,
+        measure,
+        m=(50, "landmarks"),
+        gamma=0.5,
+        regularization=1e-3,
+        rounds=(1000, "most iterations of cg"),
+    )

@@ -21,12 +21,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from common import Record, in_own_process, peak_memory, run_script
+from common import Record, in_own_process, new_table, peak_memory, run_script
 from flwr.app import Context
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from scipy import linalg
 
 from fedkern_flwr.clients import HybridKernelClient
@@ -207,19 +206,6 @@ def run(kind: str, **values: int) -> dict[str, Any]:
     return {**found, "peak": peak_memory()}
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add sizes."""
-    parser.add_argument("--n", type=int, default=50_000, help="most rows")
-    parser.add_argument("--d", type=int, default=40, help="features")
-    parser.add_argument("--m", type=int, default=500, help="most landmarks")
-    parser.add_argument("--hospitals", type=int, default=4)
-    parser.add_argument("--centres", type=int, default=3)
-    parser.add_argument("--repetitions", type=int, default=1)
-    parser.add_argument("--full", action="store_true", help="--n 200000 --m 1000")
-    parser.add_argument("--bits", type=int, default=64, help="of distances, 32 or 64")
-    parser.add_argument("--no-growth", action="store_true", help="only the largest problem")
-
-
 def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Measure the largest problem, then how time grows with rows and landmarks."""
     if options.one:
@@ -237,16 +223,13 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     if not (options.no_growth or options.quick):
         sizes += [size(n >> k, m) for k in (1, 2, 3)]
         sizes += [size(n, m >> k) for k in (1, 2)]
-    table = Table(
-        title=f"FedCG, secure, {shape[1]} hospitals, {shape[2]} centres, {shape[0]} features, "
-        f"{shape[3]} bits: goal is a ratio of {GOAL_RATIO:g} and {GOAL_BYTES / 1e9:g} GB"
+    table = new_table(
+        f"FedCG, secure, {shape[1]} hospitals, {shape[2]} centres, {shape[0]} features, "
+        f"{shape[3]} bits: goal is a ratio of {GOAL_RATIO:g} and {GOAL_BYTES / 1e9:g} GB",
+        "ours /\npooled | of CPU\ntime | n | m | ours\ns | \nCPU s | pooled\ns | "
+        "\nCPU s | ours\nGB | pooled\nGB | exchanges\n(distances) | GB up | "
+        "most that\nf differs",
     )
-    for heading in ("ours /\npooled", "of CPU\ntime", "n", "m", "ours\ns", "\nCPU s", "pooled\ns"):
-        table.add_column(heading, justify="right")
-    for heading in ("\nCPU s", "ours\nGB", "pooled\nGB", "exchanges\n(distances)"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("GB up", "most that\nf differs"):
-        table.add_column(heading, justify="right")
     records = []
     for each in track(sizes, transient=True):
         cells, ratio = row(each, 3 if options.quick else options.repetitions)
@@ -258,4 +241,16 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
 
 
 if __name__ == "__main__":
-    run_script(__doc__, measure, add_options)
+    run_script(
+        __doc__,
+        measure,
+        n=(50_000, "most rows"),
+        d=(40, "features"),
+        m=(500, "most landmarks"),
+        hospitals=4,
+        centres=3,
+        repetitions=1,
+        full=(False, "--n 200000 --m 1000"),
+        bits=(64, "of distances, 32 or 64"),
+        no_growth=(False, "only the largest problem"),
+    )

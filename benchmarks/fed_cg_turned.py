@@ -76,12 +76,6 @@ def accuracy(x: np.ndarray, y: np.ndarray, split: int, kernel: str, sampling: st
     return float(((outputs > 0.0) == y[test]).mean())
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the data sets."""
-    more = ["ionosphere", "sonar"] if "FEDKERN_DATA" in os.environ else []
-    parser.add_argument("--sets", nargs="+", default=[*BUILT_IN, *more])
-
-
 def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Print a line per data set, kernel and sampling."""
     records = []
@@ -104,4 +98,8 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
 
 
 if __name__ == "__main__":
-    run_script(__doc__, measure, add_options)
+    run_script(
+        __doc__,
+        measure,
+        sets=[*BUILT_IN, *(["ionosphere", "sonar"] if "FEDKERN_DATA" in os.environ else [])],
+    )

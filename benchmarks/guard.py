@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from common import new_table
 from rich.console import Console
-from rich.table import Table
 
 BASELINE = Path(__file__).parent / "baseline.json"
 EXACT, TIMED = 1e-3, 0.25  # least tolerance of figures without and with noise
@@ -130,9 +130,11 @@ def check(
         console.print("the run and the baseline have different sizes; use --quick for both or none")
         raise typer.Exit(2)
     compared = compare(before, results)
-    table = Table("", "benchmark", "of what", "ratio")
-    for heading in ("before", "now", "change", "tolerance"):
-        table.add_column(heading, justify="right")
+    table = new_table(
+        "",
+        " | benchmark | of what | ratio | before | now | change | tolerance",
+        text="benchmark | of what | ratio",
+    )
     for one in compared:
         if every or one.verdict != "ok":
             table.add_row(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Record, run_script
+from common import Record, new_table, run_script
 from flwr.app import Context
 from numpy.typing import NDArray
 from rich.console import Console
@@ -165,11 +165,12 @@ def first_close(strategy: HierarchicalSVM, optimum: float) -> str:
 
 def show_groups(data: list[Task], rounds: int, console: Console) -> list[Record]:
     """Print iterations and accuracy for every number of groups."""
-    table = Table(
-        "data", "split", "groups", "iterations / 1e-3", "to the end", "gap", title="groups"
+    table = new_table(
+        "groups",
+        "data | split | groups | iterations / 1e-3 | to the end | gap | "
+        "accuracy - SVC's, points | seconds | exchanges",
+        text="data | split | groups | iterations / 1e-3 | to the end | gap",
     )
-    for name in ("accuracy - SVC's, points", "seconds", "exchanges"):
-        table.add_column(name, justify="right")
     records = []
     for task in data:
         for split, counts in (("horizontal", (1, 2, 5, 13)), ("vertical", (2, 4))):
@@ -279,15 +280,6 @@ def show_speed(rounds: int, console: Console) -> None:
     console.print(table)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add parts and sizes."""
-    parser.add_argument("--parts", default="groups,asynchronous,slow-group,speed")
-    parser.add_argument("--seeds", type=int, default=3, help="of asynchronous runs")
-    parser.add_argument("--mean", type=float, default=0.05, help="mean delay in seconds")
-    parser.add_argument("--engine", default="in-process", choices=("in-process", "ray"))
-    parser.add_argument("--rounds", type=int, default=300)
-
-
 def measure(given: argparse.Namespace, console: Console) -> list[Record]:
     """Print the tables of the parts; only that of groups if quick."""
     data, parts = tasks(0), ["groups"] if given.quick else given.parts.split(",")
@@ -304,4 +296,12 @@ def measure(given: argparse.Namespace, console: Console) -> list[Record]:
 
 
 if __name__ == "__main__":
-    run_script(__doc__, measure, add_options)
+    run_script(
+        __doc__,
+        measure,
+        parts="groups,asynchronous,slow-group,speed",
+        seeds=(3, "of asynchronous runs"),
+        mean=(0.05, "mean delay in seconds"),
+        engine="in-process",
+        rounds=300,
+    )

@@ -30,7 +30,17 @@ METHODS = {
     "align, ranges": "align|alignment|ranges|column_ranges",
 }
 #: Files of the core that drive a method; the others, such as errors, are used by all.
-DRIVER = {"method", "run", "strategy", "summing", "gather", "overlap"}
+DRIVER = {
+    "method",
+    "driven",
+    "run",
+    "run_log",
+    "asking",
+    "strategy",
+    "summing",
+    "gather",
+    "overlap",
+}
 _SILENT = {
     tokenize.COMMENT,
     tokenize.NL,

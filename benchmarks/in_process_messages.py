@@ -10,12 +10,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from common import Record, interleave, run_script
+from common import Record, interleave, new_table, run_script
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
 from fedkern_flwr.exchange import exchange, request_messages
 from fedkern_flwr.flower_compat import NumPyClient
@@ -104,9 +103,10 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     calls = {name: partial(block, *variant) for name, variant in variants.items()}
     seconds = interleave(calls, BLOCKS // 2 if options.quick else BLOCKS, warm_up=1)
     rates = {k: CLIENTS * ROUNDS / statistics.median(v) for k, v in seconds.items()}
-    table = Table(title=f"in-process messages: {CLIENTS} clients, 10 numbers each way")
-    for column in ("this / bare stock", "messages/s", ""):
-        table.add_column(column, justify="right" if column else "left")
+    table = new_table(
+        f"in-process messages: {CLIENTS} clients, 10 numbers each way",
+        "this / bare stock | messages/s | ",
+    )
     for name, rate in rates.items():
         table.add_row(f"{rate / next(iter(rates.values())):.2f}", f"{rate:,.0f}", name)
     console.print(table)

@@ -12,10 +12,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from common import Record, interleave, run_script
+from common import Record, interleave, new_table, run_script
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
 from fedkern_flwr.secure_sum import CIPHERS, add_streams
 from fedkern_flwr.secure_sum.masks import _PARALLEL
@@ -55,11 +54,11 @@ def adding(size: int, streams: int, dtype: Any) -> Callable[[], object]:
 
 def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Interleave all variants of a size; print the best repetition of each."""
-    table = Table(title=f"mask streams: goal {GOAL / 1e9:g} GB/s per core, best of {REPETITIONS}")
-    for column in ("this / goal", "GB/s", "per core", "this / add", "vector", "dtype"):
-        table.add_column(column, justify="right")
-    table.add_column("cipher", no_wrap=True)
-    table.add_column("cores")
+    table = new_table(
+        f"mask streams: goal {GOAL / 1e9:g} GB/s per core, best of {REPETITIONS}",
+        "this / goal | GB/s | per core | this / add | vector | dtype | cipher | cores",
+        text="cipher | cores",
+    )
     records = []
     repetitions = 3 if options.quick else REPETITIONS
     for size, streams, calls in SIZES:

@@ -37,7 +37,6 @@ QUICK = (
     "fed_cg_scale",
     "in_process_messages",
     "mask_stream",
-    "scaling",
     "secagg_plus",
     "secure_gram",
     "secure_sum",

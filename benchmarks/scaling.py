@@ -1,9 +1,9 @@
 """How the methods scale: formulas against measurements, and what many clients or rows take.
 
-Four parts. ``bytes``: exchanges and bytes by the formulas of ``costs.py`` against the ledger of
-real runs in process. ``cpu``: constants of CPU time fitted to small runs predict a larger one, that
-of clients and of the server apart. ``large``: real runs at scale, each a process of its own with
-its peak memory, one core. ``computed``: bytes by formula where no run is possible.
+Three parts. ``cpu``: constants of CPU time fitted to small runs predict a larger one, that of
+clients and of the server apart. ``large``: real runs at scale, each a process of its own with its
+peak memory, one core. ``computed``: bytes by the formulas of ``costs.py``, which the tests hold
+against the ledgers of real runs.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from unittest import mock
 import cases
 import costs
 import numpy as np
-from common import Record, in_own_process, peak_memory, run_script
+from common import Record, in_own_process, new_table, peak_memory, run_script
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from scipy.optimize import nnls
 
 from fedkern_flwr.secure_sum.graph import degree
 from fedkern_flwr.simulations import InProcessGrid, simulate
 
-PARTS = ("bytes", "cpu", "large", "computed")
+PARTS = ("cpu", "large", "computed")
 Sizes = dict[str, Any]
 
 
@@ -43,8 +42,6 @@ class Method:
     title : str
     case, cost : callable
         Take the sizes as arguments; those that the other does not know are left out.
-    small : tuple of dict
-        Sizes for ``bytes``.
     terms : callable
         Sizes -> what the CPU time of clients and of the server is a sum of, with constants.
     fit : tuple of dict
@@ -54,7 +51,6 @@ class Method:
     title: str
     case: Callable[..., cases.Case]
     cost: Callable[..., costs.Cost]
-    small: tuple[Sizes, ...]
     terms: Callable[[Any], tuple[list[float], list[float]]]
     fit: tuple[Sizes, ...]
 
@@ -124,7 +120,6 @@ METHODS = {
         "POF-MKL, plain",
         cases.pof_mkl,
         costs.pof_mkl,
-        grid(*ONLINE, of=((5, 6, 1, 7), (40, 5, 2, 20), (200, 4, 4, 10)), secure=False),
         _online_terms,
         grid(
             *ONLINE,
@@ -136,7 +131,6 @@ METHODS = {
         "POF-MKL, secure",
         cases.pof_mkl,
         costs.pof_mkl,
-        grid(*ONLINE, of=((5, 6, 1, 7), (20, 5, 2, 20), (100, 3, 3, 10)), secure=True),
         _online_terms,
         grid(
             *ONLINE,
@@ -148,7 +142,6 @@ METHODS = {
         "FedCG, secure",
         cases.fed_cg,
         costs.fed_cg,
-        grid(*HYBRID, of=((2, 2, 100, 7), (4, 3, 1000, 50), (10, 4, 5000, 100))),
         _hybrid_terms,
         grid(
             *HYBRID,
@@ -165,7 +158,6 @@ METHODS = {
         "FDSKL, one-shot",
         cases.fdskl,
         costs.fdskl,
-        grid(*VERTICAL, of=((3, 100, 20, 16), (5, 1000, 100, 64), (10, 4000, 400, 100))),
         _vertical_terms,
         grid(
             *VERTICAL,
@@ -182,7 +174,6 @@ METHODS = {
         "FDSKL, streaming",
         cases.fdskl_streaming,
         costs.fdskl_streaming,
-        grid(*STREAM, of=((3, 100, 20, 2, 10, 20), (4, 1000, 100, 4, 64, 60))),
         lambda s: (
             [s.parties * s.rounds, s.parties**2 * s.directions * s.batch * s.rounds**2],
             [s.parties * s.rounds, s.parties * s.directions * s.batch * s.rounds**2],
@@ -201,10 +192,6 @@ METHODS = {
         "Secure Gram",
         cases.secure_gram,
         costs.secure_gram,
-        (
-            *grid(*MATRIX, of=((4, 10, 20), (40, 3, 100)), drop_outs=False),
-            *grid(*MATRIX, of=((4, 10, 20), (40, 3, 100), (100, 2, 150)), drop_outs=True),
-        ),
         _matrix_terms,
         grid(
             *MATRIX,
@@ -216,10 +203,6 @@ METHODS = {
         "FedCFK",
         cases.fed_cfk,
         costs.fed_cfk,
-        (
-            *grid(*MATRIX, of=((4, 10, 20), (40, 3, 100)), drop_outs=False),
-            *grid(*MATRIX, of=((4, 10, 20), (40, 3, 100), (100, 2, 150)), drop_outs=True),
-        ),
         _matrix_terms,
         grid(
             *MATRIX,
@@ -231,7 +214,6 @@ METHODS = {
         "HierarchicalSVM, rows",
         cases.horizontal_svm,
         costs.horizontal_svm,
-        grid(*BY_ROWS, of=((4, 2, 3, 40, 4), (12, 3, 10, 600, 10), (50, 5, 30, 2000, 5))),
         _group_terms,
         grid(
             *BY_ROWS,
@@ -247,7 +229,6 @@ METHODS = {
         "HierarchicalSVM, columns",
         cases.vertical_svm,
         costs.vertical_svm,
-        grid(*BY_COLUMNS, of=((2, 2, 6, 40, 4), (3, 2, 9, 600, 8), (4, 3, 12, 2001, 6))),
         _column_terms,
         grid(
             *BY_COLUMNS,
@@ -375,47 +356,17 @@ def text_of(sizes: Sizes) -> str:
     )  # fmt: skip
 
 
-def check_bytes(names: Sequence[str], console: Console) -> list[Record]:
-    """Compare formulas with ledgers."""
-    table = Table("method", "sizes", title="exchanges and bytes: ledger / formula")
-    for heading in ("exchanges", "up", "down", "MB up", "MB down"):
-        table.add_column(heading, justify="right")
-    records = []
-    for name in track(names, "bytes", console=console, transient=True):
-        for sizes in METHODS[name].small:
-            found = run(name, sizes)
-            cost = formula(name, {**sizes, **_iterations(found)})
-            ratios = {
-                "exchanges": found["exchanges"] / cost.exchanges,
-                "up": found["up"] / cost.up(),
-                "down": found["down"] / cost.down(),
-            }
-            table.add_row(
-                METHODS[name].title,
-                text_of(sizes),
-                f"{found['exchanges']} / {cost.exchanges}",
-                f"{ratios['up']:.4f}",
-                f"{ratios['down']:.4f}",
-                f"{found['up'] / 1e6:.3f}",
-                f"{found['down'] / 1e6:.3f}",
-            )
-            records += [
-                Record(f"{name}: {what} ({text_of(sizes)})", ratio, "ledger / formula", "lower")
-                for what, ratio in ratios.items()
-            ]
-    console.print(table)
-    return records
-
-
 def _iterations(found: dict[str, Any]) -> Sizes:
     return {"iterations": found["iterations"]} if found["iterations"] else {}
 
 
 def check_cpu(names: Sequence[str], console: Console) -> list[Record]:
     """Fit constants to small runs, predict a larger one."""
-    table = Table("method", "predicted run", title="CPU seconds: measured / predicted")
-    for heading in ("clients", "server", "clients s", "server s"):
-        table.add_column(heading, justify="right")
+    table = new_table(
+        "CPU seconds: measured / predicted",
+        "method | predicted run | clients | server | clients s | server s",
+        text="method | predicted run",
+    )
     records = []
     for name in track(names, "cpu", console=console, transient=True):
         method, rows = METHODS[name], []
@@ -449,9 +400,12 @@ def check_cpu(names: Sequence[str], console: Console) -> list[Record]:
 
 def run_large(names: Sequence[str], limit: float, large: str, console: Console) -> list[Record]:
     """Run at scale what is so large; each run for ``limit`` seconds at most."""
-    table = Table("method", "large", "sizes", title="real runs in process, one core")
-    for heading in ("seconds", "clients ms", "server s", "peak GB", "GB up", "GB down", "bytes"):
-        table.add_column(heading, justify="right")
+    table = new_table(
+        "real runs in process, one core",
+        "method | large | sizes | seconds | clients ms | server s | peak GB | GB up | "
+        "GB down | bytes",
+        text="method | large | sizes",
+    )
     records = []
     for name, what, sizes in track(LARGE, "large", console=console, transient=True):
         if name not in names or not what.startswith(large):
@@ -488,9 +442,11 @@ def run_large(names: Sequence[str], limit: float, large: str, console: Console) 
 
 def compute(names: Sequence[str], console: Console) -> list[Record]:
     """Print bytes by formula."""
-    table = Table("method", "large", "sizes", "role", title="by formula")
-    for heading in ("exchanges", "MB up each", "MB down each", "TB in all"):
-        table.add_column(heading, justify="right")
+    table = new_table(
+        "by formula",
+        "method | large | sizes | role | exchanges | MB up each | MB down each | TB in all",
+        text="method | large | sizes | role",
+    )
     records = []
     for name, what, sizes in COMPUTED:
         if name not in names:
@@ -516,26 +472,25 @@ def compute(names: Sequence[str], console: Console) -> list[Record]:
     return records
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the parts and the methods."""
-    parser.add_argument("--parts", default="bytes,cpu,computed", help=",".join(PARTS))
-    parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds of a large run")
-    parser.add_argument("--large", default="", help="only what is so large, as 10^7")
-
-
 def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Print the tables of the parts."""
     if options.one:
         print(json.dumps(run(**json.loads(options.one))))
         return []
-    parts = ["bytes"] if options.quick else options.parts.split(",")
+    parts = ["computed"] if options.quick else options.parts.split(",")
     names = options.methods.split(",")
     console.width = max(150, console.width)
     large = partial(run_large, limit=options.limit, large=options.large)
-    steps = {"bytes": check_bytes, "cpu": check_cpu, "large": large, "computed": compute}
+    steps = {"cpu": check_cpu, "large": large, "computed": compute}
     return [record for part in parts for record in steps[part](names, console=console)]
 
 
 if __name__ == "__main__":
-    run_script(__doc__, measure, add_options)
+    run_script(
+        __doc__,
+        measure,
+        parts=("cpu,computed", ",".join(PARTS)),
+        methods=",".join(METHODS),
+        limit=(600.0, "seconds of a large run"),
+        large=("", "only what is so large, as 10^7"),
+    )

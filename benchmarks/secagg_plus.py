@@ -29,7 +29,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import numpy as np
-from common import Record, run_script
+from common import Record, new_table, run_script
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
@@ -41,7 +41,6 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 from secure_sum import CaseClients, OneSum
 
 from fedkern_flwr.flower_compat import NumPyClient
@@ -250,14 +249,6 @@ class Contest:
         self.error[method] = max(error, self.error.get(method, 0.0))
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add sizes."""
-    parser.add_argument("--clients", type=int, default=50)
-    parser.add_argument("--length", type=int, default=50_000)
-    parser.add_argument("--repetitions", type=int, default=1, help="starts of Ray per method")
-    parser.add_argument("--sums", type=int, default=2, help="sums per start, the first not counted")
-
-
 def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Interleave the methods; print the best sum of each on each engine, if not quick."""
     contest = Contest(options.clients, options.length, options.sums)
@@ -270,14 +261,12 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
             contest.run_on_ray(method)
     libraries = ("flwr", "ray", "numpy", "cryptography")
     versions = ", ".join(f"{name} {version(name)}" for name in libraries)
-    table = Table(
-        title=f"one sum of {options.clients} vectors of {options.length:,} numbers, "
+    table = new_table(
+        f"one sum of {options.clients} vectors of {options.length:,} numbers, "
         f"{degree(options.clients) + 1} shares",
+        "SecAgg+ / this | on Ray | s, one core | s on Ray | MB up | error | ",
         caption=f"{versions}, Python {platform.python_version()}",
     )
-    for column in ("SecAgg+ / this", "on Ray", "s, one core", "s on Ray", "MB up", "error"):
-        table.add_column(column, justify="right")
-    table.add_column("")
     here = {method: min(seconds) for method, seconds in contest.in_process.items()}
     ray = {method: min(seconds, default=math.nan) for method, seconds in contest.on_ray.items()}
     for method in contest.methods:
@@ -298,4 +287,11 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
 
 
 if __name__ == "__main__":
-    run_script(__doc__, measure, add_options)
+    run_script(
+        __doc__,
+        measure,
+        clients=50,
+        length=50_000,
+        repetitions=(1, "starts of Ray per method"),
+        sums=(2, "sums per start, the first not counted"),
+    )

@@ -24,9 +24,8 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when Flower is impo
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 import numpy as np
-from common import Record, run_script
+from common import Record, new_table, run_script
 from rich.console import Console
-from rich.table import Table
 from secagg_plus import CountingGrid, one_core
 
 from fedkern_flwr.simulations import InProcessGrid
@@ -57,14 +56,6 @@ def more_lines(path: Path, plain: Path) -> int:
     return sum(lines[n - 1].strip() not in known for n in lines_of_code(path))
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add sizes."""
-    parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--length", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--repetitions", type=int, default=5)
-
-
 def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Interleave the three; print lines, seconds as ratios of pairs, bytes and errors."""
     repetitions = 2 if options.quick else options.repetitions
@@ -86,15 +77,13 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     pairs = list(zip(seconds["theirs"][1:], seconds["ours"][1:], strict=True))
     ratio = statistics.median(theirs / ours for theirs, ours in pairs)
     low, high = min(a / b for a, b in pairs), max(a / b for a, b in pairs)
-    table = Table(
-        title=f"{options.rounds} rounds of FedAvg, {options.clients} clients, "
+    table = new_table(
+        f"{options.rounds} rounds of FedAvg, {options.clients} clients, "
         f"{options.length:,} numbers; SecAgg+ / ours {ratio:.1f} ({low:.1f} to {high:.1f})",
+        "lines | not in plain | s, median | / plain | MB up a round | error | ",
         caption=f"flwr {version('flwr')}, numpy {version('numpy')}, "
         f"Python {platform.python_version()}",
     )
-    for column in ("lines", "not in plain", "s, median", "/ plain", "MB up a round", "error"):
-        table.add_column(column, justify="right")
-    table.add_column("")
     plain = seconds["plain"][1:]
     for name, title in NAMES.items():
         path = USERS / f"{name}.py"
@@ -113,4 +102,11 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
 
 
 if __name__ == "__main__":
-    run_script(__doc__, measure, add_options)
+    run_script(
+        __doc__,
+        measure,
+        clients=10,
+        length=100_000,
+        rounds=5,
+        repetitions=5,
+    )

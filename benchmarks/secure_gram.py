@@ -16,9 +16,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import Record, in_own_process, peak_memory, run_script
+from common import Record, in_own_process, new_table, peak_memory, run_script
 from rich.console import Console
-from rich.table import Table
 from scipy import sparse
 
 from fedkern_flwr.clients import GramClient
@@ -70,23 +69,17 @@ def run(each: int, drop: float, min_support: int) -> dict[str, float]:
     }
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add sizes."""
-    parser.add_argument("--full", action="store_true")
-    parser.add_argument("--drop", type=float, default=0.1)
-
-
 def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Print a row per case."""
     if options.one:
         print(json.dumps(run(**json.loads(options.one))))
         return []
     name, x = ratings()
-    table = Table(title=f"{name}: {x.shape[0]} users, {x.shape[1]} items")
-    for heading in ("goal /\nthis", "users\nper node", "drop", "support", "seconds", "peak MB"):
-        table.add_column(heading, justify="right")
-    for heading in ("items", "users", "error", "MB up\nper node", "float64 /\nours", "exchanges"):
-        table.add_column(heading, justify="right")
+    table = new_table(
+        f"{name}: {x.shape[0]} users, {x.shape[1]} items",
+        "goal /\nthis | users\nper node | drop | support | seconds | peak MB | items | "
+        "users | error | MB up\nper node | float64 /\nours | exchanges",
+    )
     cases = [(0.0, 0), (0.0, 5), (options.drop, 5)]
     records = []
     for each in (47, 1) if options.full else (47,):
@@ -118,4 +111,9 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
 
 
 if __name__ == "__main__":
-    run_script(__doc__, measure, add_options)
+    run_script(
+        __doc__,
+        measure,
+        full=False,
+        drop=0.1,
+    )

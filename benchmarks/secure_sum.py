@@ -88,14 +88,10 @@ class VectorClient(PhaseClient):
     def describe(self, request: DescribeRequest) -> DescribeReply:
         """Tell the partition; there is no table."""
         return DescribeReply(
-            partition=self.partition,
-            partitions=self.partitions,
-            role=self.role,
             rows=0,
             features=0,
             test_rows=0,
             columns="",
-            restored=True,
         )
 
     def handlers(self) -> dict[str, Any]:
@@ -377,13 +373,6 @@ def cases(clients: int, length: int) -> list[Case]:
     ]
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the size of the first case."""
-    parser.add_argument("--clients", type=int, default=50, help="of the first case")
-    parser.add_argument("--length", type=int, default=1_400_000, help="of the first case")
-    parser.add_argument("--repetitions", type=int, default=2)
-
-
 def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Interleave the three ways for each case; print the best repetition of each."""
     runs, length = options.repetitions, 200_000 if options.quick else options.length
@@ -429,4 +418,10 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
 
 
 if __name__ == "__main__":
-    run_script(__doc__, measure, add_options)
+    run_script(
+        __doc__,
+        measure,
+        clients=(50, "of the first case"),
+        length=(1_400_000, "of the first case"),
+        repetitions=2,
+    )

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Record, peak_memory, run_script
+from common import Record, new_table, peak_memory, run_script
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 from secure_sum import CaseClients, OneSum
 
 from fedkern_flwr.secure_sum import Encoding
@@ -84,12 +83,6 @@ def resident() -> int:
     return pages * resource.getpagesize()
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add sizes."""
-    parser.add_argument("--clients", type=int, default=200)
-    parser.add_argument("--length", type=int, default=700_000)
-
-
 def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Sum once; print the peak."""
     clients = 50 if options.quick else options.clients
@@ -102,11 +95,10 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     used = strategy.peak_ - strategy.idle_
     exact = np.array_equal(strategy.total_, vectors.total)
     upload, k = options.length * BITS / 8e6, degree(clients)
-    table = Table(title=f"memory of the server: {clients} uploads of {upload:.1f} MB, k={k}")
-    for column in ("goal / this", "MB above idle", "idle MB", "peak MB"):
-        table.add_column(column, justify="right")
-    for column in ("uploads MB", "seconds", "exact"):
-        table.add_column(column, justify="right")
+    table = new_table(
+        f"memory of the server: {clients} uploads of {upload:.1f} MB, k={k}",
+        "goal / this | MB above idle | idle MB | peak MB | uploads MB | seconds | exact",
+    )
     table.add_row(
         f"{GOAL / used:.2f}",
         f"{used / 1e6:.0f}",
@@ -121,4 +113,9 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
 
 
 if __name__ == "__main__":
-    run_script(__doc__, measure, add_options)
+    run_script(
+        __doc__,
+        measure,
+        clients=200,
+        length=700_000,
+    )

@@ -111,14 +111,10 @@ class AlignmentClient(AnsweringClient):
     def describe(self, request: DescribeRequest) -> DescribeReply:
         """Tell how many ids there are."""
         return DescribeReply(
-            partition=self.partition,
-            partitions=self.partitions,
-            role=self.role,
             rows=len(self.ids) - self.tests,
             features=0,
             test_rows=self.tests,
             columns=columns_digest(()),
-            restored=self.restored,
         )
 
     @answers(wire.HopRequest)

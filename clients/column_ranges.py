@@ -131,14 +131,10 @@ class RangesClient(AnsweringClient):
         with self.keeping(request.session):
             self.check_table(self._digest(request.session))
         return wire.RangesDescribeReply(
-            partition=self.partition,
-            partitions=self.partitions,
-            role=self.role,
             rows=len(self.x),
             features=self.x.shape[1],
             test_rows=0,
             columns=columns_digest(self.columns),
-            restored=self.restored,
             block=self.block,
             labelled=self.y is not None,
         )

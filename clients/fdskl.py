@@ -105,7 +105,7 @@ class VerticalKernelClient(ColumnsClient):
         check_choice("frequencies", frequencies, FREQUENCIES)
         check_choice("topology", topology, TOPOLOGIES)
         self._check_role(role, y, common.get("y_test"))
-        self.role = ACTIVE if y is not None else PASSIVE  # type: ignore[misc]
+        self.role = ACTIVE if y is not None else PASSIVE
         if frequency_seed is not None:
             check_frequency_seed(frequency_seed)
         self.frequencies, self.topology = frequencies, topology

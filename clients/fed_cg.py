@@ -118,7 +118,7 @@ class HybridKernelClient(LandmarkedParty):
         check_choice("protocol", protocol, PROTOCOLS)
         if landmark_seed is not None:
             check_seed_bytes(landmark_seed)
-        self.role = HOSPITAL if y is not None else CENTRE  # type: ignore[misc]
+        self.role = HOSPITAL if y is not None else CENTRE
         default = "clinical" if y is not None else f"centre {self.partition}"
         self.block = default if block is None else block
         self.protocol, self.landmark_seed = protocol, landmark_seed

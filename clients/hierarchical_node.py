@@ -71,7 +71,7 @@ class SVMNode(AnsweringClient):
         **common: Any,
     ) -> None:
         super().__init__(context, **common)
-        self.role = role or str(context.node_config.get("role", USER))  # type: ignore[misc]
+        self.role = role or str(context.node_config.get("role", USER))
         check_choice("role", self.role, ROLES)
         check_choice("product", product, PRODUCTS)
         self.group = _group(group if group is not None else context.node_config.get("group", 0))
@@ -153,14 +153,10 @@ class SVMNode(AnsweringClient):
         if self.role == OWNER or not table.y.size:
             ids = table.pseudonyms(request.session, self.alignment_key)
         return wire.SVMDescribeReply(
-            partition=self.partition,
-            partitions=self.partitions,
-            role=self.role,
             rows=table.rows,
             features=table.features,
             test_rows=table.tests,
             columns=columns_digest(table.columns),
-            restored=self.restored,
             group=-1 if self.role == OWNER else self.group,
             outputs=table.y.shape[1],
             classes=len(table.classes),

@@ -17,13 +17,13 @@ from fedkern_flwr.guard import SumRule, counting, refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.kernels.random_features import FeatureMap, Real, feature_map
 from fedkern_flwr.node.answering import AnsweringClient, answers
-from fedkern_flwr.node.client import check_rows
 from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import network
 from fedkern_flwr.online.learning import (
     WEIGHT_RULES,
     Floats,
+    check_rows,
     current_weights,
     kernel_weights,
     pick_frequencies,
@@ -148,14 +148,10 @@ class OnlineKernelClient(AnsweringClient):
         if np.vecdot(self.x, self.x).max(initial=0.0) > 1.01 or np.ptp(self.y) > 1.01:
             logger.warning("rows outside the unit ball or labels wider than [0, 1]: scale them")
         return DescribeReply(
-            partition=self.partition,
-            partitions=self.partitions,
-            role=self.role,
             rows=len(self.x),
             features=self.x.shape[1],
             test_rows=len(self.y_test),
             columns=columns_digest(self.columns),
-            restored=self.restored,
             binary=self.binary,
         )
 

@@ -181,14 +181,10 @@ class GramClient(AnsweringClient):
     def describe(self, request: DescribeRequest) -> DescribeReply:
         """Tell how many rows and items there are."""
         return DescribeReply(
-            partition=self.partition,
-            partitions=self.partitions,
-            role=self.role,
             rows=self.x.shape[0],
             features=self.x.shape[1],
             test_rows=self.x_new.shape[1],
             columns="" if self.items is None else columns_digest(self.items),
-            restored=self.restored,
         )
 
     def answer(self, request: Any, method: Any) -> Any:

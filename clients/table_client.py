@@ -119,14 +119,10 @@ class TableClient(AnsweringClient):
             self.check_table(table.digest())
             self.keep_order(ids, table.order(*known).astype(np.int32))
         return reply(
-            partition=self.partition,
-            partitions=self.partitions,
-            role=self.role,
             rows=table.rows,
             features=table.features,
             test_rows=table.tests,
             columns=columns_digest(table.columns),
-            restored=self.restored,
             outputs=table.y.shape[1],
             classes=len(table.classes),
             labels=columns_digest(map(str, table.classes)),

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import io
 import math
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from .errors import EngineError, FedKernError, ProtocolError
-from .flower_compat import ACTOR_DIED, NODE_UNAVAILABLE
+from .errors import FedKernError, ProtocolError
+from .failure import Failure, read_error
 from .ledger import Ledger
-from .plain_text import LONGEST, plain_line
+from .plain_text import LONGEST
 from .wire.message import PhaseMessage
 from .wire.sections import Section, attach, detach, section_arrays, section_bytes
 
@@ -28,62 +27,10 @@ Reply = TypeVar("Reply", bound=PhaseMessage)
 CONFIG, PARAMETERS, REPLY = "fitins.config", "fitins.parameters", "fitres.metrics"
 _UPLOADS = "fitres.parameters"
 _EMPTY = "_empty"  # Flower's placeholder for an empty list of arrays
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_READ = 50_000  # characters of a report that are read at its beginning and at its end
-_MARK = "[fedkern] "  # what follows was written by one of our clients and quotes no data
-_MARKED = re.compile(re.escape(_MARK) + r"(.*?)(?:'>|\n|$)")
-# Otherwise Flower reports <class 'module.Name'>:<'text'>, Ray a traceback with module.Name: text.
-_CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)(?:\(\w+\))?'>")
-_TRACEBACK_END = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*)(?:: |$)", re.MULTILINE)
-_WRAPPERS = ("RayTaskError", "ClientAppException")
 _POLL_FIRST, _POLL_LAST = 0.05, 0.5  # seconds
 _GROUP = 32  # replies that are asked for at once: Flower's grids hold them all in memory
 _LOOK = 10.0  # seconds from one look at who is connected to the next
 _GRACE = 1.0  # seconds that nodes get at least when the others' replies are enough
-
-
-#: Errors of clients after which another attempt is no use.
-_FINAL = (
-    "ProtocolError:",
-    "RefusedError:",
-    "OptionError:",
-    "TableError:",
-    "SumError:",
-    "CheckpointError:",
-)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a node did not answer properly.
-
-    Attributes
-    ----------
-    kind : {"raised", "timed out", "unreachable", "invalid reply"}
-    detail : str
-        The class of the client's exception, or the text of our own error, as one plain line. Never
-        the text of a foreign exception: it may quote data.
-    """
-
-    kind: Literal["raised", "timed out", "unreachable", "invalid reply"]
-    detail: str = ""
-
-    def __post_init__(self) -> None:
-        """Keep nothing of a node's text that a log or a terminal would obey."""
-        object.__setattr__(self, "detail", plain_line(self.detail))
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.detail}".strip()
-
-    def raise_final(self, phase: str) -> None:
-        """Raise what the node said, if another attempt would be no use.
-
-        Raises
-        ------
-        ProtocolError
-        """
-        if self.detail.startswith(_FINAL):
-            raise ProtocolError(self.detail.partition(": ")[2], phase=phase)
 
 
 @dataclass(frozen=True)
@@ -374,7 +321,7 @@ class Courier:
                 arrived += 1
                 node, phase = place
                 if reply.has_error():
-                    outcome.failures[node] = _read_error(reply, phase)
+                    outcome.failures[node] = read_error(reply, phase)
                     continue
                 self.ledger.bytes_up += payload_bytes(reply)
                 try:
@@ -405,29 +352,3 @@ class Courier:
 def _groups(ids: list[str]) -> Iterator[list[str]]:
     for start in range(0, len(ids), _GROUP):
         yield ids[start : start + _GROUP]
-
-
-def _read_error(reply: Message, phase: str) -> Failure:
-    reason = reply.error.reason or ""
-    if len(reason) > 2 * _READ:
-        reason = f"{reason[:_READ]}\n{reason[-_READ:]}"
-    reason = _COLOUR.sub("", reason)
-    if reply.error.code == ACTOR_DIED and "ActorDied" in reason:
-        raise EngineError(
-            "a Ray actor died and its engine cannot go on without it",
-            remedy="look for memory exhaustion or a crash in client code, then resume",
-            phase=phase,
-        )
-    if reply.error.code == NODE_UNAVAILABLE:
-        return Failure("unreachable")
-    if (marked := _MARKED.search(reason)) is not None:
-        return Failure("raised", marked[1])
-    found = _CLASS.match(reason)
-    if found is None or found[1] in _WRAPPERS:
-        found = _TRACEBACK_END.search(reason) or found
-    return Failure("raised", found[1] if found else f"error code {reply.error.code}")
-
-
-def mark_error(text: str) -> str:
-    """Mark the text of an error that leaves a client as safe to be shown by the server."""
-    return text if text.startswith(_MARK) else f"{_MARK}{text}"

@@ -10,7 +10,8 @@ from typing import TypeVar
 from flwr.serverapp import Grid
 
 from .errors import CohortError, ProtocolError, RefusedError
-from .exchange import Failure, exchange, read_reply, request_messages
+from .exchange import exchange, read_reply, request_messages
+from .failure import Failure
 from .ledger import Ledger
 from .secure_sum.keys import KEY_BYTES
 from .wire.describe import DescribeReply, DescribeRequest, check_parties

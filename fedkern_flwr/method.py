@@ -30,15 +30,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
+from .driven import Driven
 from .errors import EngineError, FedKernError
 from .flower_compat import is_simulated
 from .node.answering import AnsweringClient, answers
 from .node.method_client import MethodClient, contributes
-from .options import declared, describe, option
+from .options import at_least, declared, describe, option
 from .run import Run
+from .run_log import RunLog
 from .steps import Answers, Ask, Deliver, LostState, Round, Rounds, Save, Steps, Sum, Term
-from .strategy import Arrays, at_least
-from .summing import SummingStrategy
+from .strategy import Arrays
 from .wire import DescribeReply
 
 __all__ = [
@@ -61,7 +62,7 @@ __all__ = [
 ]
 
 
-class Method(SummingStrategy):
+class Method(Driven):
     """Base class of methods: a Flower ``Strategy`` whose run is the generator :meth:`rounds`.
 
     Options are annotated attributes, ``components: int = option(2, "Components.", least=1)``.
@@ -95,19 +96,6 @@ class Method(SummingStrategy):
 
     #: Default of ``num_rounds``, for methods that stop by themselves.
     default_rounds: ClassVar[int] = 1
-    #: Whether checkpoints are those of rounds that the clients confirm: a ``Save`` after each round
-    #: is kept every ``checkpoint_every`` rounds and after the last of ``planned``, and written when
-    #: all who take part have answered that round or a later one. They keep their states in the same
-    #: rounds. What was answered after it is the method's to skip: it has no log of answers.
-    confirmed: ClassVar[bool] = False
-    #: Whether its clients open a sum of their rows once in a run, and remember that: a run that
-    #: broke off while one was opened goes on without those who opened it, in ``spent_``.
-    opens_once: ClassVar[bool] = False
-    #: Whether the progress is that of replies, ``planned`` in all: with few exchanges of many.
-    counts_replies: ClassVar[bool] = False
-    #: Whether a run that is resumed may open a sum again: what the clients add is the same each
-    #: time, and what another set of them would show is said by the method.
-    reopens: ClassVar[bool] = False
     #: The client that belongs to it, or where it is: "package.module:Class".
     client: ClassVar[type[MethodClient] | str] = ""
     #: Metrics that tables show: name -> what it is.
@@ -138,14 +126,9 @@ class Method(SummingStrategy):
 
     def _reset(self) -> None:
         super()._reset()
-        self.run_seed, self.num_rounds, self.planned = 0, 1, 1
-        self.is_secure, self.simulated = True, False
+        self.run_seed, self.num_rounds, self.is_secure = 0, 1, True
         self.model_: Arrays = {}
         self.initial_: list[NDArray[Any]] = []
-        self.saved_: Arrays = {}
-        self.saved_meta_: dict[str, Any] = {}
-        self.kept_: int | None = None
-        self.spent_: set[int] = set()
         self._seen = 0  # replies
 
     # -- what a method adds
@@ -165,20 +148,7 @@ class Method(SummingStrategy):
             See :mod:`fedkern_flwr.steps`.
         """
 
-    def check_answer(self, partition: int, answer: Any) -> None:
-        """Refuse a reply that is well-formed but wrong.
-
-        Raises
-        ------
-        ProtocolError
-        """
-
     # -- what a method tells about itself
-
-    @property
-    def session(self) -> str:
-        """Name of the run."""
-        return self._session
 
     def options(self) -> dict[str, Any]:
         """Return the options that determine the model."""
@@ -338,30 +308,31 @@ class Method(SummingStrategy):
         self.is_secure = secure = self.takes_sums(grid)
         self.simulated = is_simulated(grid)
         self.summary()
-        restored = self.restore()
+        log = RunLog(self)
+        restored = log.restore()
         resume_round = 0
         if restored:
             kept = restored[1].get("kept")
             resume_round = restored[1]["round"] if kept is None else kept
         self.gather(grid, resume_round=resume_round, secure=secure)
-        run = Run(self, grid, timeout)
-        run.tell = tell
+        run = Run(self, grid, timeout, log, tell)
         try:
             if restored:
-                run.take_up(*restored)
+                log.take_up(*restored)
             self.metrics_ = run.drive(rounds(list(self.parties_.values())))
         except EngineError:
             raise  # nobody can be reached any more
         except FedKernError:
             self._part(run, secure)
             raise
-        self._part(run, secure and not run.over)
+        self._part(run, secure and not run.asking.over)
 
     def _part(self, run: Run, secure: bool) -> None:
         """Let whoever is left erase the secrets of the run."""
         if secure:
             with contextlib.suppress(FedKernError):
-                self.finish(run.grid, number=run.number + 1, timeout=run.timeout)
+                asking = run.asking
+                self.finish(asking.grid, number=run.log.number + 1, timeout=asking.timeout)
 
 
 def _tests(row: Mapping[str, Any]) -> MetricRecord:

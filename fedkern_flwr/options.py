@@ -181,3 +181,14 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """
     if value not in choices:
         raise OptionError(f"{name} is {value!r}", remedy=f"choose one of {', '.join(choices)}")
+
+
+def at_least(name: str, value: float, least: float) -> None:
+    """Refuse an option below its least value.
+
+    Raises
+    ------
+    OptionError
+    """
+    if not least <= value < math.inf:
+        raise OptionError(f"{name} is {value}", remedy=f"use at least {least}")

@@ -5,19 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
+from .driven import Driven
 from .errors import ProtocolError
-from .exchange import Courier, Failure, Outcome, read_reply, request_messages
+from .exchange import Courier, Outcome, read_reply, request_messages
+from .failure import Failure
 from .flower_compat import is_simulated
 from .secure_sum import RunningSum
 from .wire import sums as sum_wire
-
-if TYPE_CHECKING:
-    from .method import Method
 
 _FIRST, _LAST, _SIMULATED = 0.002, 0.5, 0.01  # seconds between two looks
 
@@ -30,7 +29,7 @@ class Overlap:
 
     Parameters
     ----------
-    method : Method
+    method : Driven
         Whose run it is.
     grid : Grid
         Flower's grid.
@@ -38,7 +37,7 @@ class Overlap:
         Seconds that parties have.
     """
 
-    def __init__(self, method: Method, grid: Grid, timeout: float) -> None:
+    def __init__(self, method: Driven, grid: Grid, timeout: float) -> None:
         self.method, self.grid, self.timeout = method, grid, timeout
         self._courier = Courier(grid, method.ledger_, method.on_reply())
         self._outcome, self._kinds = Outcome(), dict[int, Any]()

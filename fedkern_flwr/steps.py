@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import CohortError
-from .exchange import Failure
+from .failure import Failure
 from .secure_sum import Encoding, RunningSum
 from .wire import PhaseMessage
 

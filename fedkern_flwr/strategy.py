@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,15 +14,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from .checkpoint import VERSION, load_arrays, save_arrays
 from .errors import CheckpointError, CohortError, OptionError, RefusedError
-from .exchange import (
-    Failure,
-    Outcome,
-    exchange,
-)
+from .exchange import Outcome, exchange
+from .failure import Failure
 from .gather import gather_nodes
 from .ledger import Ledger
+from .options import at_least
 from .wire import DescribeReply, check_parties
 
 logger = logging.getLogger("fedkern_flwr")
@@ -114,7 +110,6 @@ class PhaseStrategy(Strategy):
         self.order_seed = -1
         self._missed: dict[int, int] = {}
         self._last_missed: dict[int, int] = {}
-        self._pending: tuple[int, Arrays, dict[str, Any], set[int]] | None = None
         self.resumable = False  # whether this run has a checkpoint
 
     # -- what a method tells about itself
@@ -239,7 +234,7 @@ class PhaseStrategy(Strategy):
             enough=enough,
         )
         for node, failure in sorted(outcome.failures.items()):
-            self._count_failure(node, failure, number)
+            self.reject(node, failure, number)
             if failure.detail.startswith(_REFUSED) and not self.summed:
                 raise RefusedError(failure.detail.removeprefix(_REFUSED), phase=phase)
         self.require(len(outcome.replies), number, phase, outcome.failures, required)
@@ -293,15 +288,12 @@ class PhaseStrategy(Strategy):
         """Note that a client gave a proper answer."""
         self._missed[self.parties_[node].partition] = 0
 
-    def reject(self, node: int, failure: Failure, number: int) -> None:
-        """Count a reply that arrived but could not be used."""
-        self._count_failure(node, failure, number)
-
     def in_order(self, outcome: Outcome) -> list[Message]:
         """Return the replies sorted by partition, so that sums are reproducible."""
         return [outcome.replies[node] for node in self.parties_ if node in outcome.replies]
 
-    def _count_failure(self, node: int, failure: Failure, number: int) -> None:
+    def reject(self, node: int, failure: Failure, number: int) -> None:
+        """Count that a client gave none, or one that could not be used."""
         partition = self.parties_[node].partition
         self.ledger_.add_failure(partition, str(failure))
         once = self._last_missed.get(partition) != number  # a round may have several exchanges
@@ -314,84 +306,25 @@ class PhaseStrategy(Strategy):
 
     # -- checkpoints
 
-    def keep(self, number: int, arrays: Arrays, meta: dict[str, Any], *, last: bool) -> None:
-        """Snapshot the state after round ``number`` when a checkpoint is due.
-
-        One is due every ``checkpoint_every`` rounds and after the ``last``.
-
-        The clients save their private state in the same round. A snapshot is written only when
-        every client taking part has answered that round or a later one, because only then can
-        all of them go back to it.
-        """
-        if self.checkpoint is None or not (last or number % self.checkpoint_every == 0):
-            return
-        if self._pending and not last:
-            if number - self._pending[0] < _PATIENCE * self.checkpoint_every:
-                return
-            logger.warning("checkpoint of round %d given up: not confirmed", self._pending[0])
-        waiting = {self.parties_[node].partition for node in self.active_nodes()}
-        arrays = {name: array.copy() for name, array in arrays.items()}
-        self._pending = (number, arrays, {**self._shared_state(number), **meta}, waiting)
-
-    def write_checkpoint(self, number: int, arrays: Arrays, meta: dict[str, Any]) -> None:
-        """Write a checkpoint that no client has to confirm."""
-        if self.checkpoint is not None:
-            save_arrays(self.checkpoint, arrays, {**self._shared_state(number), **meta})
-            self.resumable = True
-
-    def _shared_state(self, number: int) -> dict[str, Any]:
+    def progress(self) -> dict[str, Any]:
+        """Return what a resumed run must know of the one that broke off."""
         return {
-            "version": VERSION,
             "options": self.options(),
             "session": self._session,
-            "round": number,
             "ledger": self.ledger_.to_dict(),
             "history": list(self.history_),
             "missed": {str(k): v for k, v in self._missed.items()},
             "left_out": list(self.left_out_),
         }
 
-    def confirm(self, outcome: Outcome) -> None:
-        """Write the snapshot at hand once all its clients have confirmed."""
-        if self._pending is None or self.checkpoint is None:
-            return
-        number, arrays, meta, waiting = self._pending
-        waiting -= {self.parties_[node].partition for node in outcome.replies}
-        waiting -= set(self.left_out_)
-        if not waiting:
-            save_arrays(self.checkpoint, arrays, meta)
-            self.resumable = True
-            logger.info("checkpoint of round %d written", number)
-            self._pending = None
-
-    def restore(self) -> tuple[Arrays, dict[str, Any]] | None:
-        """Load the checkpoint when the run is to be resumed.
-
-        Raises
-        ------
-        CheckpointError
-            The checkpoint is missing, damaged, of another version or of a run with other options.
-        """
-        if not self.resume or self.checkpoint is None:
-            return None
-        arrays, meta = load_arrays(self.checkpoint)
-        if "options" in meta and meta.get("version") != VERSION:
-            raise CheckpointError(
-                f"{self.checkpoint} was written by another version of fedkern-flwr",
-                remedy="resume with that version, or start anew",
-            )
-        if meta.get("options") != self.options():
-            raise CheckpointError(
-                f"{self.checkpoint} belongs to a run with other options",
-                remedy="resume with the options of that run",
-            )
+    def go_on(self, progress: Mapping[str, Any]) -> None:
+        """Take up a run that broke off, before the nodes are gathered."""
         self.resumable = True
-        self._session = meta["session"]
-        self.ledger_ = Ledger.from_dict(meta["ledger"])
-        self.history_ = meta["history"]
-        self._missed = {int(k): v for k, v in meta["missed"].items()}
-        self.left_out_ = meta["left_out"]
-        return arrays, meta
+        self._session = progress["session"]
+        self.ledger_ = Ledger.from_dict(progress["ledger"])
+        self.history_ = progress["history"]
+        self._missed = {int(k): v for k, v in progress["missed"].items()}
+        self.left_out_ = progress["left_out"]
 
     # -- Flower's rounds of training and evaluation: none unless a method has them
 
@@ -421,15 +354,6 @@ class PhaseStrategy(Strategy):
 
 
 _REFUSED = "RefusedError: "
-_PATIENCE = 30  # checkpoints that one may wait to be confirmed; clients keep a few more states
-
-#: What the server sees of a client in a method that sends plain gradients.
-PLAIN_GRADIENTS = (
-    "each client's gradients, from which its samples and labels can be computed",
-    "each client's squared error, regret and largest loss so far",
-    "number of rows, held-out rows and columns per client, digest of the column names",
-    "each client's squared error on its held-out rows, if there are any",
-)
 
 
 def count_failures(failures: Mapping[int, Failure] | None) -> str:
@@ -437,26 +361,3 @@ def count_failures(failures: Mapping[int, Failure] | None) -> str:
     kinds = Counter(str(failure) for failure in (failures or {}).values())
     why = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     return f" ({why})" if why else ""
-
-
-def at_least(name: str, value: float, least: float) -> None:
-    """Refuse an option below its least value.
-
-    Raises
-    ------
-    OptionError
-    """
-    if not least <= value < math.inf:
-        raise OptionError(f"{name} is {value}", remedy=f"use at least {least}")
-
-
-def within(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    """Refuse an option outside its range.
-
-    Raises
-    ------
-    OptionError
-    """
-    if not (low <= value <= high) or (open_low and value == low):
-        bracket = "(" if open_low else "["
-        raise OptionError(f"{name} is {value}", remedy=f"use a value in {bracket}{low}, {high}]")

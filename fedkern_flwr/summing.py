@@ -9,10 +9,12 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from .errors import CohortError, SumError
-from .exchange import Failure, request_messages, take_sections
+from .exchange import request_messages, take_sections
+from .failure import Failure
 from .guard import counting
+from .options import at_least
 from .secure_sum import RunningSum, SecureSum
-from .strategy import PhaseStrategy, at_least, logger
+from .strategy import PhaseStrategy, logger
 from .wire import PhaseMessage
 from .wire import sums as sum_wire
 
@@ -112,23 +114,22 @@ class SummingStrategy(PhaseStrategy):
         return {**out, "sums": self.released_sums()}
 
     def released_sums(self) -> list[dict[str, Any]]:
-        """Return the numbers and unknowns of all sums that were opened, by name.
+        """Return the numbers and unknowns of all sums that the server opened, by name.
 
         Sums of one name over the same cohort count together; of several cohorts the one with the
         most numbers for an unknown is told.
         """
         worst: dict[str, tuple[float, dict[str, Any]]] = {}
-        for (name, cohort, receiver), numbers in (self.sums.released if self.sums else {}).items():
+        for (name, cohort), numbers in (self.sums.released if self.sums else {}).items():
             if name.startswith(counting.OF_NO_ROWS):
                 continue
-            unknowns = self._unknowns(name, cohort, receiver)
-            shown = name if receiver < 0 else f"{name}, opened by a client"
+            unknowns = self._unknowns(name, cohort)
             ratio = numbers / max(unknowns, 1)
-            if ratio > worst.get(shown, (-1.0, {}))[0]:
-                worst[shown] = ratio, counting.released(shown, numbers, unknowns)
+            if ratio > worst.get(name, (-1.0, {}))[0]:
+                worst[name] = ratio, counting.released(name, numbers, unknowns)
         return [entry for _, entry in worst.values()]
 
-    def _unknowns(self, name: str, cohort: int, receiver: int) -> float:
+    def _unknowns(self, name: str, cohort: int = 0) -> float:
         assert self.sums is not None
         held_out = name.startswith(counting.OF_HELD_OUT)
         members = self.sums.membership.cohorts[cohort].members
@@ -136,7 +137,7 @@ class SummingStrategy(PhaseStrategy):
             p.partition: ((held_out and p.test_rows) or p.rows) * (p.features + self.labels_of_row)
             for p in self.parties_.values()
         }
-        return counting.hidden_rows(cells, members, receiver=receiver)
+        return counting.hidden_rows(cells, members)
 
     def check_count(self, problem: str) -> None:
         """Stop, or warn, where a sum would release too many numbers: as the nodes would.
@@ -226,7 +227,7 @@ class SummingStrategy(PhaseStrategy):
         """Count an aborted sum against the parties whose masks did not fit."""
         for node, party in self.parties_.items():
             if party.partition in running.suspects:
-                self._count_failure(node, Failure("invalid reply", error.problem), number)
+                self.reject(node, Failure("invalid reply", error.problem), number)
 
     def finish_sums(self, grid: Grid, *, number: int, timeout: float) -> None:
         """Let all clients erase what belongs to the run's secure sums; wait a minute at most."""

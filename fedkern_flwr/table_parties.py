@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from .alignment import count_duplicates
 from .errors import CheckpointError, ProtocolError, TableError
 from .wire.describe import DescribeReply, check_partitions
-from .wire.message import Message, array
+from .wire.message import array
 
 
-class TableReply(DescribeReply, Message):
+class TableReply(DescribeReply):
     """What a party with a table tells about itself."""
 
     outputs: int  # k, columns of the targets; 0 without labels

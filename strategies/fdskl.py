@@ -14,7 +14,8 @@ from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.labels import counts_length, outcome_metrics
 from fedkern_flwr.method import Round, Rounds, Save, option
 from fedkern_flwr.model_file import check_model
-from fedkern_flwr.strategy import Arrays, at_least, logger
+from fedkern_flwr.options import at_least
+from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical import parties as vertical

@@ -29,7 +29,8 @@ from fedkern_flwr.gram.plan import (
     supported,
 )
 from fedkern_flwr.method import Ask, Method, Round, Steps, Term, option
-from fedkern_flwr.strategy import at_least, logger
+from fedkern_flwr.options import at_least
+from fedkern_flwr.strategy import logger
 from fedkern_flwr.wire import PhaseMessage
 
 #: Below so many rows per item a matrix of counts has been taken apart: all 943 users of MovieLens

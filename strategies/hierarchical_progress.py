@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedkern_flwr.exchange import Failure
+from fedkern_flwr.failure import Failure
 from fedkern_flwr.groups.consensus import Floats, Residuals
 from fedkern_flwr.groups.members import Group
 from fedkern_flwr.secure_sum import RunningSum

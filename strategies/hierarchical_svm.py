@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import CheckpointError
 from fedkern_flwr.method import Round, Rounds
 from fedkern_flwr.model_file import check_model
-from fedkern_flwr.strategy import Arrays, at_least, logger
+from fedkern_flwr.options import at_least
+from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
 
 from .hierarchical_flat import FlatRounds

@@ -23,13 +23,21 @@ from fedkern_flwr.method import Answers, Ask, Method, Round, Rounds, Save, Steps
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.learning import StepSize
 from fedkern_flwr.secure_sum import Encoding, RunningSum
-from fedkern_flwr.strategy import PLAIN_GRADIENTS, Arrays, logger
+from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply, PhaseMessage
 
 Floats = NDArray[np.float64]
 Auto = Literal["auto"]
 _ENCODING = Encoding.fixed_point(wire.SUM_BOUND)
 _REPORTED = ("round", "total_samples", "total_squared_error", "regret", "largest_loss")
+
+#: What the server sees of a client in a method that sends plain gradients.
+PLAIN_GRADIENTS = (
+    "each client's gradients, from which its samples and labels can be computed",
+    "each client's squared error, regret and largest loss so far",
+    "number of rows, held-out rows and columns per client, digest of the column names",
+    "each client's squared error on its held-out rows, if there are any",
+)
 
 
 class OnlineStrategy(Method):

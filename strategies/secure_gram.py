@@ -15,7 +15,8 @@ from fedkern_flwr.gram.dot_kernels import DotKernel, KernelName
 from fedkern_flwr.gram.matrix import pack, unpack
 from fedkern_flwr.gram.values import quantisation_error
 from fedkern_flwr.method import Rounds, Save, Steps, option
-from fedkern_flwr.strategy import Arrays, at_least, logger
+from fedkern_flwr.options import at_least
+from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
 
 from .gram_release import SAFER_ROWS_PER_ITEM, GramRelease

@@ -21,7 +21,7 @@ DEVIATIONS_SUM = "column deviations"
 Floats = NDArray[Any]
 
 
-class RangesDescribeReply(DescribeReply, Message):
+class RangesDescribeReply(DescribeReply):
     """What a node tells about itself."""
 
     block: str  # nodes with the same block have the same columns

@@ -6,7 +6,6 @@ summed travels in secure sums, named here; what follows the vector of a sum are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,6 @@ PREDICTED_SUM = "predicted outputs"
 EVALUATION_SUM = "evaluation"
 
 
-@dataclass(frozen=True, kw_only=True)
 class SVMDescribeReply(DescribeReply):
     """What a node tells about itself."""
 

@@ -8,10 +8,12 @@ refused is another cohort for a row that was summed before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .rows import Digests, RowSet
 
@@ -45,6 +47,51 @@ class Entry:
     cohort: Digests | None = None
     parties: int = 0
     run: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A sum that an answer is about.
+
+    Attributes
+    ----------
+    purpose : str
+        What is summed.
+    rows : ndarray of int, optional
+        Places of its rows in the node's table; by default all that are learned from.
+    each : bool
+        Whether it is made row by row.
+    cohort : sequence of bytes, optional
+        The pinned keys of its parties.
+    parties : int
+        How many they are; 0 for what is not a sum.
+    again : bool
+        Whether a sum that was entered before is opened, maybe over fewer parties.
+    """
+
+    purpose: str
+    rows: NDArray[np.integer[Any]] | None = None
+    each: bool = False
+    cohort: Sequence[bytes] | None = None
+    parties: int = 0
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What the ledger shows of a run: no session, no digest, no id."""
+
+    number: int
+    opened: str
+    method: str
+    secure: bool
+    pinned: bool
+    sums: tuple[str, ...]
+    rows: int
+    parties: int
+    evaluations: int
+    refusals: int
+    permissions: int
 
 
 @dataclass(frozen=True, order=True)

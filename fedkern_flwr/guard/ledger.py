@@ -11,7 +11,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +20,13 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError, ProtocolError
 from .counting import mode
-from .history import Conflict, Entry, conflicts
-from .ledger_file import LedgerFile
+from .history import Answer, Conflict, Entry, RunSummary, conflicts
+from .ledger_file import LedgerFile, keep_set, kept_set, secret_key
 from .orders import refusal
 from .policy import NodePolicy
 from .rows import OwnRows, RowSet, digest, set_of
 
 _ROUNDING = 1e-9
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """What the ledger shows of a run: no session, no digest, no id."""
-
-    number: int
-    opened: str
-    method: str
-    secure: bool
-    pinned: bool
-    sums: tuple[str, ...]
-    rows: int
-    parties: int
-    evaluations: int
-    refusals: int
-    permissions: int
 
 
 class NodeLedger:
@@ -89,10 +72,10 @@ class NodeLedger:
             The rows of the node's table.
         """
         with self.file.writing() as db:
-            key = _key(db)
+            key = secret_key(db)
             held = rows.digests(key)
-            learned = self._keep(db, key, held.take(slice(rows.learned)).sorted())
-            values = (kind, method[:40], secure, pinned, self._keep(db, key, held), learned)
+            learned = keep_set(db, key, held.take(slice(rows.learned)).sorted())
+            values = (kind, method[:40], secure, pinned, keep_set(db, key, held), learned)
             db.execute(
                 "INSERT INTO runs (session, partition, opened, kind, method, secure, pinned, held,"
                 " learned) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
@@ -134,7 +117,7 @@ class NodeLedger:
         """
         with self.file.writing() as db:
             run, kind = self._run(db, session)
-            key = _key(db)
+            key = secret_key(db)
             for answer in sums:
                 for entry in self._entries(db, key, run, answer):
                     self._enter(db, key, kind, entry, policy, records=records)
@@ -171,7 +154,7 @@ class NodeLedger:
         """
         with self.file.writing() as db:
             run, _ = self._run(db, session)
-            key = _key(db)
+            key = secret_key(db)
             place = (run, digest(key, asked.encode()))
             found = db.execute(
                 "SELECT told FROM evaluations WHERE run = ? AND asked = ?", place
@@ -179,8 +162,8 @@ class NodeLedger:
             if found is not None:
                 told: list[float] = json.loads(found[0])
                 return told
-            about = _held(db, run).take(rows).sorted()
-            judged = self._keep(db, key, RowSet(about.names, about.names))
+            about = self._held(db, run).take(rows).sorted()
+            judged = keep_set(db, key, RowSet(about.names, about.names))
             (done,) = db.execute(
                 "SELECT count(*) FROM evaluations WHERE rows = ?", (judged,)
             ).fetchone()
@@ -268,12 +251,12 @@ class NodeLedger:
                 "SELECT DISTINCT rows, of, each FROM sums WHERE run = ? AND purpose = ?",
                 (run, answer.purpose),
             ).fetchall():
-                yield replace(entry, rows=_members(db, rows), group=of, each=bool(each))
+                yield replace(entry, rows=kept_set(db, rows), group=of, each=bool(each))
         elif answer.rows is None:
             (learned,) = db.execute("SELECT learned FROM runs WHERE id = ?", (run,)).fetchone()
-            yield replace(entry, rows=_members(db, learned))
+            yield replace(entry, rows=kept_set(db, learned))
         else:
-            rows = _held(db, run).take(answer.rows).sorted()
+            rows = self._held(db, run).take(answer.rows).sorted()
             yield replace(entry, rows=rows, group=answer.purpose, each=answer.each)
 
     def _enter(
@@ -294,17 +277,17 @@ class NodeLedger:
         """
         cohort = None
         if entry.cohort is not None:
-            cohort = self._keep(db, key, RowSet(entry.cohort, entry.cohort))
+            cohort = keep_set(db, key, RowSet(entry.cohort, entry.cohort))
         rows = entry.rows
         place = (entry.run, entry.purpose, entry.group, entry.each, cohort, entry.parties)
         where = "run = ? AND purpose = ? AND of = ? AND each = ? AND cohort IS ? AND parties = ?"
         before = db.execute(f"SELECT rows FROM sums WHERE {where}", place).fetchall()
         if entry.each and before:  # rows that were asked for one after the other are one entry
-            known = _members(db, before[0][0])
+            known = kept_set(db, before[0][0])
             rows = known.union(rows)
             if len(rows) == len(known) and len(rows.values) == len(known.values):
                 return
-        kept = self._keep(db, key, rows)
+        kept = keep_set(db, key, rows)
         if (kept,) in before:
             return
         found = conflicts(
@@ -332,13 +315,13 @@ class NodeLedger:
         if share <= before:
             return
         db.execute("UPDATE runs SET share = ? WHERE id = ?", (share, run))
-        rows = _members(db, learned)
+        rows = kept_set(db, learned)
         others = {
             other: spent
             for other, spent, held in db.execute(
                 "SELECT id, share, learned FROM runs WHERE share > 0 AND id <> ?", (run,)
             ).fetchall()
-            if rows.meets(_members(db, held))
+            if rows.meets(kept_set(db, held))
         }
         strict = mode(policy, refuses=True) == "refuse"
         if strict and share + sum(others.values()) > 1.0 + _ROUNDING:
@@ -352,8 +335,8 @@ class NodeLedger:
             " ON runs.id = run WHERE kind = ? AND (of = ? OR purpose = ?)",
             (kind, new.group, new.purpose),
         ):
-            pinned = None if cohort is None else _members(db, cohort).names
-            yield Entry(purpose, _members(db, rows), of, bool(each), pinned, parties, run)
+            pinned = None if cohort is None else kept_set(db, cohort).names
+            yield Entry(purpose, kept_set(db, rows), of, bool(each), pinned, parties, run)
 
     def _permit(self, db: sqlite3.Connection, run: int, found: list[Conflict]) -> None:
         """Use up the permissions that conflicts need, each once for a run.
@@ -397,62 +380,14 @@ class NodeLedger:
         return number, kind
 
     def _number(self, db: sqlite3.Connection, session: str) -> int | None:
-        place = (digest(_key(db), session.encode()), self.partition)
+        place = (digest(secret_key(db), session.encode()), self.partition)
         query = "SELECT id FROM runs WHERE session = ? AND partition = ?"
         found = db.execute(query, place).fetchone()
         return None if found is None else int(found[0])
 
-    def _keep(self, db: sqlite3.Connection, key: bytes, members: RowSet) -> int:
-        """Keep a set; return its number."""
-        packed = members.pack()
-        name = digest(key, packed)
-        db.execute(
-            "INSERT INTO sets (digest, members) VALUES (?, ?) ON CONFLICT DO NOTHING",
-            (name, packed),
-        )
-        return int(db.execute("SELECT id FROM sets WHERE digest = ?", (name,)).fetchone()[0])
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A sum that an answer is about.
-
-    Attributes
-    ----------
-    purpose : str
-        What is summed.
-    rows : ndarray of int, optional
-        Places of its rows in the node's table; by default all that are learned from.
-    each : bool
-        Whether it is made row by row.
-    cohort : sequence of bytes, optional
-        The pinned keys of its parties.
-    parties : int
-        How many they are; 0 for what is not a sum.
-    again : bool
-        Whether a sum that was entered before is opened, maybe over fewer parties.
-    """
-
-    purpose: str
-    rows: NDArray[np.integer[Any]] | None = None
-    each: bool = False
-    cohort: Sequence[bytes] | None = None
-    parties: int = 0
-    again: bool = False
-
-
-def _key(db: sqlite3.Connection) -> bytes:
-    return bytes(db.execute("SELECT key FROM secret").fetchone()[0])
-
-
-def _held(db: sqlite3.Connection, run: int) -> RowSet:
-    (held,) = db.execute("SELECT held FROM runs WHERE id = ?", (run,)).fetchone()
-    return _members(db, held)
-
-
-def _members(db: sqlite3.Connection, number: int) -> RowSet:
-    found = db.execute("SELECT members FROM sets WHERE id = ?", (number,)).fetchone()
-    return RowSet.unpack(found[0])
+    def _held(self, db: sqlite3.Connection, run: int) -> RowSet:
+        (held,) = db.execute("SELECT held FROM runs WHERE id = ?", (run,)).fetchone()
+        return kept_set(db, held)
 
 
 def _count(db: sqlite3.Connection, where: str, run: int, what: str = "count(*)") -> int:

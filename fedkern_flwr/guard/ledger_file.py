@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ..errors import OptionError
+from .rows import RowSet, digest
 
 FILE = "ledger.sqlite"
 VERSION = 1
@@ -124,3 +125,24 @@ def _begin_log(db: sqlite3.Connection) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
+
+
+def secret_key(db: sqlite3.Connection) -> bytes:
+    """Return the key of all digests in the file."""
+    return bytes(db.execute("SELECT key FROM secret").fetchone()[0])
+
+
+def keep_set(db: sqlite3.Connection, key: bytes, rows: RowSet) -> int:
+    """Keep a set of digests; return its number."""
+    packed = rows.pack()
+    name = digest(key, packed)
+    db.execute(
+        "INSERT INTO sets (digest, members) VALUES (?, ?) ON CONFLICT DO NOTHING", (name, packed)
+    )
+    return int(db.execute("SELECT id FROM sets WHERE digest = ?", (name,)).fetchone()[0])
+
+
+def kept_set(db: sqlite3.Connection, number: int) -> RowSet:
+    """Return the set of that number."""
+    found = db.execute("SELECT members FROM sets WHERE id = ?", (number,)).fetchone()
+    return RowSet.unpack(found[0])

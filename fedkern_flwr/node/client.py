@@ -8,20 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from ..checkpoint import write_atomically
 from ..errors import (
     FedKernError,
     OptionError,
     ProtocolError,
     RefusedError,
     SumError,
-    TableError,
 )
-from ..exchange import mark_error
+from ..failure import mark_error
 from ..flower_compat import Client, NumPyClient
 from ..guard import NodePolicy, RunRecord, check_own_rows, check_run
 from ..guard.evaluations import open_once
@@ -32,20 +29,19 @@ from ..wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
 from ..wire import sums as sum_wire
 from ..wire.sections import Section, attach, detach
 from .failures import conceal, replied
-from .guarded import GuardedNode
 from .ledger import ClientLedger
 from .session_state import SessionState
+from .sessions import SessionNode
 from .sums import ClientSums, erase_state, load_state, store_state
 
 logger = logging.getLogger("fedkern_flwr")
 
-_KEPT_STATES = 32  # a checkpoint is written a few rounds after the one it belongs to
 _SERVER = "server"
 
 Handler = Callable[[Any], PhaseMessage]
 
 
-class PhaseClient(GuardedNode, NumPyClient):
+class PhaseClient(SessionNode, NumPyClient):
     """Base class of the clients: a phase named in the request is handled by one method.
 
     Parameters
@@ -81,7 +77,7 @@ class PhaseClient(GuardedNode, NumPyClient):
         whose sum it helped to open.
     """
 
-    role: ClassVar[str] = "client"
+    role: str = "client"
     #: Whether the method seals messages between two clients.
     pair_secrets: ClassVar[bool] = False
     #: What helps where two clients share no secret.
@@ -131,7 +127,7 @@ class PhaseClient(GuardedNode, NumPyClient):
         raise ProtocolError("this client answers no phase")
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
-        """Answer who this node is. Called in a fresh session."""
+        """Answer what this node has. Called in a fresh session."""
         raise ProtocolError("this client does not describe itself")
 
     def choose_partners(self, request: Any) -> Collection[int]:
@@ -165,59 +161,7 @@ class PhaseClient(GuardedNode, NumPyClient):
         """Erase what a finished run leaves on this node; return what is kept of its state."""
         return state.payload
 
-    # -- sessions
-
-    def open_session(self, session: str) -> SessionState:
-        """Return the node's state in a session that ``describe`` has opened.
-
-        Raises
-        ------
-        ProtocolError
-            Another session is open.
-        """
-        state = SessionState.load(self.context)
-        if not session or state.session != session:
-            raise ProtocolError(
-                "the request belongs to a session that this node has not opened",
-                remedy="start the run again",
-                party=self.name,
-            )
-        return state
-
-    def open_round(self, session: str, number: int, checkpoint_every: int) -> SessionState:
-        """Return the state with which to work on a round.
-
-        Raises
-        ------
-        ProtocolError
-            Another session is open, or the round has been done already (a late duplicate).
-        """
-        state = self.open_session(session)
-        if number <= state.round:
-            raise ProtocolError(
-                f"round {number} has been done already (last round {state.round})",
-                party=self.name,
-            )
-        if checkpoint_every:  # checkpoints whose rounds never reached this node find it unchanged
-            missed = range(state.round + 1, number)
-            for due in [n for n in missed if n % checkpoint_every == 0][-_KEPT_STATES:]:
-                self._save(state, due)
-        return state
-
-    def close_round(
-        self, state: SessionState, number: int, payload: bytes, checkpoint_every: int
-    ) -> None:
-        """Keep the state after a round; the last thing a handler does before it answers.
-
-        In a secure run the number is noted on disk as well: a run that is resumed must not repeat
-        a sum of the same values, see :meth:`_open_session`.
-        """
-        state.round, state.payload = number, payload
-        if self.sums is not None and checkpoint_every:
-            self.note_answered(state.session, number)
-        if checkpoint_every and number % checkpoint_every == 0:
-            self._save(state, number)
-        state.store(self.context)
+    # -- requests
 
     def _answer(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
         """Answer a request; Flower shows the server the text of whatever is raised here."""
@@ -237,8 +181,8 @@ class PhaseClient(GuardedNode, NumPyClient):
     def _dispatch(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
         self.sums, self._group, self._small, self._share = None, None, "", 0.0
         parameters, config, sections = detach(parameters, config, party=_SERVER)
-        phase = str(config.get("phase", ""))
-        self.record = RunRecord.load(self.context, str(config.get("session", "")))
+        phase, session = str(config.get("phase", "")), str(config.get("session", ""))
+        self.record = RunRecord.load(self.context, session)
         self.record.check(self.name)
         if phase == DescribeRequest.phase:
             opening = DescribeRequest.unpack(parameters, config, party=_SERVER)
@@ -254,15 +198,9 @@ class PhaseClient(GuardedNode, NumPyClient):
         message, handler = handlers[phase]
         self._request = request = message.unpack(parameters, config, party=_SERVER)
         self.partners = self.choose_partners(request)
-        self.sums = self._open_sums(str(config.get("session", "")), sections)
-        sums = self.sums
+        self.sums = sums = self._open_sums(session, sections)
         reply = replied(handler, request)
-        self.ledger.enter(
-            str(config.get("session", "")),
-            sums,
-            records=self.records,
-            share=self._share,
-        )
+        self.ledger.enter(session, sums, records=self.records, share=self._share)
         if self.sums is not None:
             self.sums.check_done()
             if load_state(self.context) is not None and phase != sum_wire.FinishRequest.phase:
@@ -282,8 +220,13 @@ class PhaseClient(GuardedNode, NumPyClient):
                 remedy="run the same release of fedkern-flwr on both sides",
                 party=self.name,
             )
-        method, known = request.method, self._pinned
-        check_run(self.policy, method, secure=request.secure, pinned=known, party=self.name)
+        check_run(
+            self.policy,
+            request.method,
+            secure=request.secure,
+            pinned=self._pinned,
+            party=self.name,
+        )
         state = SessionState(session=request.session)
         self.restored, self.answered, self.opened = not request.resume_round, 0, 0
         before = SessionState.load(self.context)
@@ -294,57 +237,25 @@ class PhaseClient(GuardedNode, NumPyClient):
             if path is not None and path.is_file():
                 self.restored = True
                 state.round, state.payload = request.resume_round, path.read_bytes()
-            self.answered = self._noted(request.session, ".answered")
-            self.opened = self._noted(request.session, ".opened")
+            self.answered = self.noted(request.session, ".answered")
+            self.opened = self.noted(request.session, ".opened")
             state.round = max(state.round, self.answered)
         state.store(self.context)
-
-    def note_answered(self, session: str, number: int, *, opened: bool = False) -> None:
-        """Note on disk, before the reply leaves, that a secure round was answered, or opened."""
-        path = self.state_path(session, ".opened" if opened else ".answered")
-        if path is not None:
-            write_atomically(path, str(number).encode(), private=True)
-
-    def _noted(self, session: str, name: str) -> int:
-        path = self.state_path(session, name)
-        return int(path.read_text()) if path is not None and path.is_file() else 0
-
-    def state_path(self, session: str, name: str) -> Path | None:
-        """Return this node's file for a session in its folder; None without a folder."""
-        if self.state_dir is None or not session.isalnum():
-            return None
-        return self.state_dir / session / f"partition-{self.partition}{name}"
-
-    def saved_state(self, session: str, number: int) -> Path | None:
-        """Return the file of the state after a round; None without a folder."""
-        return self.state_path(session, f"-round-{number}.state")
-
-    def _save(self, state: SessionState, number: int) -> None:
-        path = self.state_path(state.session, f"-round-{number}.state")
-        if path is None:
-            return
-        write_atomically(path, state.payload, private=True)
-        older = sorted(
-            path.parent.glob(f"partition-{self.partition}-round-*.state"),
-            key=lambda file: int(file.stem.rsplit("-", 1)[1]),
-        )
-        for file in older[:-_KEPT_STATES]:
-            file.unlink(missing_ok=True)
 
     # -- secure sums
 
     @property
     def _sum_handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
         """Phases that carry sections and nothing else."""
-        return {
-            "vote": (sum_wire.VoteRequest, self._answer_sections),
-            "unmask": (sum_wire.UnmaskRequest, self._answer_sections),
-            "recover": (sum_wire.RecoverRequest, self._answer_sections),
-            "finish": (sum_wire.FinishRequest, self._finish_sums),
-        }
+        carry = (sum_wire.VoteRequest, sum_wire.UnmaskRequest, sum_wire.RecoverRequest)
+        answered = {kind.phase: (kind, self._answer_sections) for kind in carry}
+        finish = sum_wire.FinishRequest
+        return {**answered, finish.phase: (finish, self._finish_sums)}
 
     def _announce(self, request: DescribeRequest, reply: DescribeReply) -> DescribeReply:
-        """Add the node's key of the run to its description."""
+        """Add who the node is, and its key of the run, to its description."""
+        known_as: dict[str, Any] = {"partition": self.partition, "partitions": self.partitions}
+        reply = replace(reply, **known_as, role=self.role, restored=self.restored)
         if self.records:
             check_own_rows(self.policy, reply.rows, party=self.name)
         if not self.simulated:
@@ -405,9 +316,9 @@ class PhaseClient(GuardedNode, NumPyClient):
             for name, place in sums.opened.items():
                 group = self._counted_rows()
                 if group.has(place):
-                    opened = sums.party.state.open[place]
+                    receiver = sums.party.state.open[place].order.receiver
                     numbers, alive = group.open(place), sums.survivors[name]
-                    self._count(group, numbers, alive, opened.receiver)
+                    self._count(group, numbers, alive, receiver)
         return sums
 
     @property
@@ -470,21 +381,3 @@ def _node_number(context: Context, key: str) -> int:
             else "add num-partitions=... to --node-config",
         )
     return value
-
-
-def check_rows(x: NDArray[Any], y: NDArray[Any], party: str) -> None:
-    """Refuse features and labels that cannot be streamed.
-
-    Raises
-    ------
-    TableError
-        Wrong number of dimensions, different lengths, NaN or infinite values.
-    """
-    if x.ndim != 2 or y.ndim != 1 or len(x) != len(y):
-        raise TableError(
-            f"features of shape {x.shape} and labels of shape {y.shape} do not fit",
-            remedy="pass x of shape (n, d) and y of shape (n,)",
-            party=party,
-        )
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        raise TableError("NaN or infinite values", remedy="clean the table first", party=party)

@@ -15,7 +15,7 @@ from itertools import dropwhile
 from typing import Any, TypeVar
 
 from ..errors import ClientError
-from ..exchange import mark_error
+from ..failure import mark_error
 from ..wire.message import PhaseMessage
 
 Reply = TypeVar("Reply", bound=PhaseMessage)

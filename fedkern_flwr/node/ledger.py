@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..guard import NodePolicy
+from ..guard.history import Answer
 from ..guard.rows import OwnRows
 from ..secure_sum import Party
 from ..wire import DescribeRequest
 from .sums import ClientSums
 
 if TYPE_CHECKING:
-    from ..guard.ledger import Answer, NodeLedger
+    from ..guard.ledger import NodeLedger
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -103,8 +104,6 @@ class ClientLedger:
 
 def _answers(sums: ClientSums, noted: dict[str, tuple[Positions, bool]]) -> Iterator[Answer]:
     """Yield what is to be entered: rows that were noted, sums contributed to, sums opened."""
-    from ..guard.ledger import Answer
-
     state, added = sums.party.state, dict(noted)
     for order in sums.contributed:
         members = state.cohorts[order.cohort].members

@@ -184,14 +184,10 @@ class MethodClient(AnsweringClient):
         """Tell partition, role and the size of the table."""
         labels = [] if self.y is None else [self.y]
         return DescribeReply(
-            partition=self.partition,
-            partitions=self.partitions,
-            role=self.role,
             rows=len(self.x),
             features=self.x.shape[1],
             test_rows=len(self.x_test),
             columns=columns_digest(self.columns),
-            restored=self.restored,
             binary=counting.binary_columns(self.x, *labels),
         )
 

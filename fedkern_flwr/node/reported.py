@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from flwr.app import Context
 
 from ..errors import ColumnError, FedKernError, TableError
-from ..exchange import mark_error
+from ..failure import mark_error
 from .failures import conceal
 
 logger = logging.getLogger("fedkern_flwr")

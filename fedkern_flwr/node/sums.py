@@ -205,7 +205,7 @@ class ClientSums:
     def _unmask(self, request: wire.Unmask) -> None:
         self.replies.append(self.party.unmask(request))
         place = request.cohort, request.index
-        name = self.party.state.open[place].name
+        name = self.party.state.open[place].order.name
         self.opened[name] = place
         self.survivors[name] = self.party.state.cohorts[request.cohort].unpack(request.alive)
 

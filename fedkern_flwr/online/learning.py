@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import TableError
 from ..seeding import derive_seed
 
 Floats = NDArray[np.float64]
@@ -367,3 +368,21 @@ def regret_bound(kernels: int, learning_rate: float, samples: int, largest_loss:
     """
     largest = max(1.0, largest_loss)
     return float(np.log(kernels) / learning_rate + learning_rate * largest**2 * samples / 2.0)
+
+
+def check_rows(x: NDArray[Any], y: NDArray[Any], party: str) -> None:
+    """Refuse features and labels that cannot be streamed.
+
+    Raises
+    ------
+    TableError
+        Wrong number of dimensions, different lengths, NaN or infinite values.
+    """
+    if x.ndim != 2 or y.ndim != 1 or len(x) != len(y):
+        raise TableError(
+            f"features of shape {x.shape} and labels of shape {y.shape} do not fit",
+            remedy="pass x of shape (n, d) and y of shape (n,)",
+            party=party,
+        )
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise TableError("NaN or infinite values", remedy="clean the table first", party=party)

@@ -5,15 +5,10 @@ A request rides beside the records that a strategy sends to the app, which never
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from ..wire.message import PhaseMessage
-
-__all__ = ["AverageReply", "AverageRequest", "FiguresReply", "FiguresRequest"]
+from ..wire.message import Message
 
 
-@dataclass(frozen=True, kw_only=True)
-class AverageRequest(PhaseMessage):
+class AverageRequest(Message, phase="average"):
     """Have the app train; add what it returns, times its weight, to the sum of this exchange.
 
     Attributes
@@ -25,14 +20,12 @@ class AverageRequest(PhaseMessage):
         Metric that is the weight.
     """
 
-    phase = "average"
     session: str
     round: int
     weighted_by: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class AverageReply(PhaseMessage):
+class AverageReply(Message, phase="average"):
     """The vector travels masked, in a section.
 
     Attributes
@@ -43,20 +36,13 @@ class AverageReply(PhaseMessage):
         contributes zeros.
     """
 
-    phase = "average"
     round: int
     layout: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class FiguresRequest(AverageRequest):
+class FiguresRequest(AverageRequest, phase="average-evaluate"):
     """Have the app evaluate; add its metrics, times their weight, to the sum of this exchange."""
 
-    phase = "average-evaluate"
 
-
-@dataclass(frozen=True, kw_only=True)
-class FiguresReply(AverageReply):
+class FiguresReply(AverageReply, phase="average-evaluate"):
     """The figures travel masked, in a section."""
-
-    phase = "average-evaluate"

@@ -153,14 +153,10 @@ class AveragingClient(PhaseClient):
         learned, tests = self._tables(self.examples), self._tables(self.held_out)
         widths = [table.shape[1] for table in learned]
         return DescribeReply(
-            partition=self.partition,
-            partitions=self.partitions,
-            role=self.role,
             rows=len(learned[0]) if learned else 0,
             features=sum(widths),
             test_rows=len(tests[0]) if tests else 0,
             columns=columns_digest(map(str, widths)),
-            restored=self.restored,
             binary=counting.binary_columns(*learned),
         )
 

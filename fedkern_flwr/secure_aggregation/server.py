@@ -6,8 +6,7 @@ mean over the nodes, with their total weight. Everything else is the strategy's 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -30,7 +29,8 @@ from flwr.serverapp.strategy import (
 )
 
 from ..errors import OptionError, ProtocolError, SumError
-from ..exchange import CONFIG, REPLY, Failure, Outcome, read_reply, request_messages
+from ..exchange import CONFIG, REPLY, Outcome, read_reply, request_messages
+from ..failure import Failure
 from ..guard import counting
 from ..ledger import Ledger
 from ..secure_sum import RunningSum
@@ -38,6 +38,7 @@ from ..strategy import logger
 from ..summing import SummingStrategy
 from . import averages
 from . import messages as wire
+from .one_reply import OneReply
 
 #: Strategies that look at single replies, or wrap one that does.
 _SINGLE = (
@@ -152,7 +153,7 @@ class SecureAggregation(Strategy):
         """
         self._averages.open(grid, num_rounds)
         result = super().start(
-            _OneReply(grid, self._averages),
+            OneReply(grid, self._averages.parties_, self._averages.ask),
             initial_arrays,
             num_rounds,
             timeout,
@@ -162,44 +163,6 @@ class SecureAggregation(Strategy):
         )
         self._averages.close(grid, timeout)
         return result
-
-
-class _OneReply(Grid):
-    """A grid of the nodes of a run that answers with the mean of their replies."""
-
-    def __init__(self, grid: Grid, means: _Averages) -> None:
-        self._grid, self._averages = grid, means
-
-    def set_run(self, run: Any) -> None:
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self._grid.run
-
-    def create_message(self, *args: Any, **options: Any) -> Message:
-        return self._grid.create_message(*args, **options)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return list(self._averages.parties_)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise _by_itself()
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        raise _by_itself()
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        return self._averages.ask(self._grid, list(messages), timeout or math.inf)
-
-
-def _by_itself() -> OptionError:
-    return OptionError(
-        "the strategy exchanges messages in a way of its own, which nothing masks",
-        remedy="use one that leaves them to Strategy.start",
-    )
 
 
 class _Averages(SummingStrategy):
@@ -256,7 +219,7 @@ class _Averages(SummingStrategy):
         arrays = averages.sent_arrays(first) if training else ArrayRecord()
         length = averages.vector_length(arrays)
         if training and not self.survivors_:
-            unknowns = self._unknowns(averages.TRAIN_SUM, 0, -1)
+            unknowns = self._unknowns(averages.TRAIN_SUM)
             self.check_count(counting.too_many(length * self._rounds, unknowns))
         assert self.sums is not None
         name = averages.sum_name(first, 0 if training else self._step)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError, SumError
+from ..wire.sums import Order
 
 Kind = Literal["fixed-point", "integer", "circle"]
 RingArray = NDArray[np.unsignedinteger[Any]]
@@ -69,6 +70,17 @@ class Encoding:
     def circle(cls, bits: int = 32) -> Encoding:
         """Angles in radians; only their sum modulo 2 pi survives."""
         return cls("circle", bits, 0.0)
+
+    @classmethod
+    def of(cls, order: Order) -> Encoding:
+        """The encoding that an order asks for.
+
+        Raises
+        ------
+        OptionError
+            There is none such.
+        """
+        return cls(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:

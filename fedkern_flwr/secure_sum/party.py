@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from ..errors import SumError
 from ..wire.sums import (
     Ballot,
     Delivery,
@@ -40,12 +36,11 @@ from .keys import (
 from .masks import Stream, add_streams
 from .membership import Cohort, Membership
 from .pairs import derive_pairs
+from .party_rules import PartyRules
 from .party_state import OpenSum, PartyState, order_terms
 from .seeds import commitment
 from .shamir import SHARE_BYTES, cut, share_seeds
-from .votes import Subject, check_votes, sign_vote
-
-_LONGEST_LEAP = 1024  # sums that a party may have missed in a row
+from .votes import sign_vote
 
 
 class _Accepted(NamedTuple):
@@ -55,7 +50,7 @@ class _Accepted(NamedTuple):
     keys: dict[int, tuple[bytes, bytes]]
 
 
-class Party:
+class Party(PartyRules):
     """One party in all sums of a run.
 
     Parameters
@@ -86,25 +81,8 @@ class Party:
         what that shows.
     """
 
-    def __init__(
-        self,
-        partition: int,
-        state: PartyState,
-        *,
-        identity: Ed25519PrivateKey | None = None,
-        trusted: dict[int, bytes] | None = None,
-        allow_single: bool = False,
-        pair_secrets: bool = False,
-        partners: Collection[int] = (),
-        whole_cohorts: bool = False,
-        allow_recovery: bool = True,
-        regroup: bool = False,
-    ) -> None:
-        self.regroup = regroup
-        self.partition, self.state, self.partners = partition, state, partners
-        self.pair_secrets, self.whole_cohorts = pair_secrets, whole_cohorts
-        self.identity, self.trusted, self.allow_single = identity, trusted, allow_single
-        self.allow_recovery = allow_recovery
+    def __init__(self, partition: int, state: PartyState, **rules: Any) -> None:
+        super().__init__(partition, state, **rules)
         self._accepted: dict[tuple[int, int], _Accepted] = {}
 
     # -- set-up
@@ -136,31 +114,27 @@ class Party:
         members = Membership.read(roster, self.state.session)
         if self.state.digest:
             if self.state.digest != members.digest:
-                raise self._refuse("the roster of the run has changed", "start the run again")
+                raise self.refuse("the roster of the run has changed", "start the run again")
             return
         if self.trusted is not None:
-            for partition, public in members.keys.items():
-                if partition != self.partition:
-                    signature = members.signatures[partition]
-                    signature = signature if any(signature) else b""
-                    counts = members.counts[partition]
-                    check_key(
-                        self.trusted, self.state.session, partition, public, signature, counts
-                    )
+            for other in sorted(members.keys.keys() - {self.partition}):
+                signature = members.signatures[other]
+                signed = members.keys[other], signature if any(signature) else b""
+                check_key(self.trusted, self.state.session, other, *signed, members.counts[other])
             if self.identity is None:
-                raise self._refuse(
+                raise self.refuse(
                     "it pins the identities of others and has none, so it cannot vote",
                     "give it its identity key",
                 )
         if not self.state.private:
-            raise self._refuse("this party has announced no key", "start the run again")
+            raise self.refuse("this party has announced no key", "start the run again")
         private, public = read_key(self.state.private)
         if members.keys.get(self.partition) != public:
-            raise self._refuse(
+            raise self.refuse(
                 "the roster holds another key under the name of this party", "start the run again"
             )
         if members.counts[self.partition] != self.state.counts.get(self.partition, (0, 0)):
-            raise self._refuse(
+            raise self.refuse(
                 "the roster tells of another number of rows of this party", "start the run again"
             )
         derived, common = derive_pairs(
@@ -193,7 +167,8 @@ class Party:
         OptionError
             The ring has no room for the sum.
         """
-        cohort, encoding = self._check(order)
+        cohort, encoding = self.check_order(order)
+        self.state.close(order.cohort, order.open_from)
         label = sum_label(self.state.session, cohort.number, order.index, order_terms(order))
         keys = self._advance(cohort, order.index, label)
         self._accepted[order.cohort, order.index] = _Accepted(cohort, encoding, label, keys)
@@ -218,23 +193,20 @@ class Party:
             The ring has no room for the sum.
         """
         if np.shape(values) != (order.length,):
-            raise SumError(
-                f"{order.name} has shape {np.shape(values)} instead of ({order.length},)",
-                party=self._name,
+            raise self.refuse(
+                f"{order.name} has shape {np.shape(values)} instead of ({order.length},)"
             )
         if (order.cohort, order.index) not in self._accepted:
             self.accept(order)
         cohort, encoding, label, keys = self._accepted[order.cohort, order.index]
-        try:
+        with self.named():
             masked = encoding.encode(
                 np.asarray(values), len(cohort.members), name=order.name, overwrite=overwrite
             )
-        except SumError as error:
-            raise SumError(error.problem, remedy=error.remedy, party=self._name) from None
         del self._accepted[order.cohort, order.index]
         others = cohort.neighbours[self.partition]
         streams: list[Stream] = [(keys[j][0], j < self.partition) for j in others]
-        opened = OpenSum.of(order, keys)
+        opened = OpenSum(order, keys)
         if order.receiver == self.partition:
             opened.pad = secrets.token_bytes(KEY_BYTES)
             streams.append((opened.pad, False))
@@ -255,8 +227,8 @@ class Party:
         return Upload(
             cohort=cohort.number,
             index=order.index,
-            shares=self._seal(relay.SHARE, label, others, shares, opened),
-            backups=self._seal(relay.BACKUP, label, others, backups, opened),
+            shares=self._seal(relay.SHARE, label, shares, opened),
+            backups=self._seal(relay.BACKUP, label, backups, opened),
             commitments=committed,
             masked=chunks(masked),
         )
@@ -269,12 +241,12 @@ class Party:
         SumError
             It has no identity key; see also :meth:`unmask`.
         """
-        opened, cohort = self._opened(ballot.cohort, ballot.index)
-        self._check_survivors(opened, cohort, ballot.alive)
+        opened, cohort = self.opened(ballot)
+        self.check_survivors(opened, ballot.alive)
         if self.identity is None:
-            raise self._refuse("it has no identity key to vote with", "give it its identity key")
+            raise self.refuse("it has no identity key to vote with", "give it its identity key")
         opened.alive = ballot.alive
-        signature = sign_vote(self.identity, self._subject(cohort, ballot))
+        signature = sign_vote(self.identity, self.subject(cohort, ballot))
         return Vote(cohort=ballot.cohort, index=ballot.index, signature=signature)
 
     def unmask(self, request: Unmask) -> UnmaskReply:
@@ -287,17 +259,17 @@ class Party:
             set; fewer survivors than the threshold; this party or the receiver is not among them;
             identities are pinned and too few have voted; a relayed share was changed.
         """
-        opened, cohort = self._opened(request.cohort, request.index)
-        living = self._check_survivors(opened, cohort, request.alive)
+        opened, cohort = self.opened(request)
+        living = self.check_survivors(opened, request.alive)
         alive, dead = cohort.unpack(request.alive), cohort.unpack(request.dead)
         if alive & dead or len(alive) + len(dead) != len(cohort.members):
-            raise self._refuse("survivors and dropped parties overlap or leave gaps")
-        self._check_votes(cohort, request)
+            raise self.refuse("survivors and dropped parties overlap or leave gaps")
+        self.check_votes(cohort, request)
         others = cohort.neighbours[self.partition]
         sealed = cut(request.shares, relay.SEALED_SHARE)
         if len(sealed) != len(living):
-            raise self._refuse(f"{len(sealed)} relayed shares for {len(living)} neighbours")
-        label = opened.label(self.state.session, cohort.number, request.index)
+            raise self.refuse(f"{len(sealed)} relayed shares for {len(living)} neighbours")
+        label = opened.label(self.state.session)
         shares = [opened.own_share]
         for source, text in zip(living, sealed, strict=True):
             shares.append(self._unseal(relay.SHARE, label, source, text, opened))
@@ -318,27 +290,27 @@ class Party:
             The survivors are not those that this party has answered for, a pair of two survivors
             is asked for, or this party allows no recovery.
         """
-        opened, cohort = self._opened(request.cohort, request.index)
+        opened, cohort = self.opened(request)
         if not self.allow_recovery:
-            raise self._refuse("it does not help to recover seeds of others", "allow recovery")
+            raise self.refuse("it does not help to recover seeds of others", "allow recovery")
         if not opened.answered or opened.alive != request.alive:
-            raise self._refuse("a second set of survivors for the same sum")
+            raise self.refuse("a second set of survivors for the same sum")
         alive, silent = cohort.unpack(request.alive), cohort.unpack(request.silent)
         others = cohort.neighbours[self.partition]
         if not silent or not silent <= alive or not silent <= set(others):
-            raise self._refuse("seeds are asked for that stay secret in this sum")
+            raise self.refuse("seeds are asked for that stay secret in this sum")
         sources = [j for j in others if j in silent]
-        label = opened.label(self.state.session, cohort.number, request.index)
+        label = opened.label(self.state.session)
         size, rest = divmod(len(request.backups), max(1, len(sources)))
         if rest or not size:
-            raise self._refuse("relayed backups of the wrong size")
+            raise self.refuse("relayed backups of the wrong size")
         out = []
         for source, text in zip(sources, cut(request.backups, size), strict=True):
             plain = self._unseal(relay.BACKUP, label, source, text, opened)
             shares = cut(plain, SHARE_BYTES)
             pairs = cohort.neighbours[source]
             if len(shares) != len(pairs):
-                raise self._refuse(f"what partition {source} sealed has the wrong size")
+                raise self.refuse(f"what partition {source} sealed has the wrong size")
             out += [s for j, s in zip(pairs, shares, strict=True) if j not in alive]
         return RecoverReply(cohort=cohort.number, index=request.index, shares=b"".join(out))
 
@@ -350,112 +322,22 @@ class Party:
         (str, ndarray)
             Name of the sum and its total; of angles the ring's own numbers, 2^bits to a turn.
         """
-        opened, cohort = self._opened(delivery.cohort, delivery.index)
-        if opened.receiver != self.partition:
-            raise self._refuse("a sum was delivered that belongs to somebody else")
-        encoding, parts = opened.encoding, delivery.padded
+        opened, cohort = self.opened(delivery)
+        order, parts, parties = opened.order, delivery.padded, len(cohort.members)
+        if order.receiver != self.partition:
+            raise self.refuse("a sum was delivered that belongs to somebody else")
+        encoding = Encoding.of(order)
         total = np.concatenate(parts) if parts else np.zeros(0, encoding.dtype)
-        if any(part.dtype != encoding.dtype for part in parts) or total.size != opened.length:
-            raise self._refuse(f"the total of {opened.name} has the wrong size or dtype")
+        if any(part.dtype != encoding.dtype for part in parts) or total.size != order.length:
+            raise self.refuse(f"the total of {order.name} has the wrong size or dtype")
         add_streams(total, [(opened.pad, True)], cipher=self.state.cipher)
         if encoding.kind == "circle":  # as compact as they travelled
-            return opened.name, total
-        parties = len(cohort.members)
+            return order.name, total
         values = encoding.decode(total, parties, overwrite=True)
-        encoding.check_total(values, parties, name=opened.name)
-        return opened.name, values
+        encoding.check_total(values, parties, name=order.name)
+        return order.name, values
 
     # -- pieces
-
-    @property
-    def _name(self) -> str:
-        return f"partition {self.partition}"
-
-    def _refuse(self, problem: str, remedy: str = "") -> SumError:
-        return SumError(problem, remedy=remedy, party=self._name)
-
-    def _check(self, order: Order) -> tuple[Cohort, Encoding]:
-        cohort = self.state.cohorts.get(order.cohort)
-        if cohort is None:
-            raise self._refuse("this party is not in the cohort of the sum")
-        leap = order.index - self.state.last[order.cohort]
-        if leap < 1:
-            raise self._refuse(f"number {order.index} of a sum has been used already")
-        if leap > _LONGEST_LEAP:
-            raise self._refuse(f"number {order.index} of a sum is too far ahead")
-        if order.receiver >= 0:
-            if order.receiver not in cohort.members:
-                raise self._refuse("the receiver is not in the cohort")
-            if len(cohort.members) == 2 and order.receiver != self.partition:
-                self._check_single()
-        if self.whole_cohorts and order.self_masks:
-            raise self._refuse("this method sums over whole cohorts, without self masks")
-        self._check_fixed(order)
-        encoding = Encoding(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
-        encoding.check_room(len(cohort.members))
-        self.state.close(order.cohort, order.open_from)
-        return cohort, encoding
-
-    def _check_survivors(self, opened: OpenSum, cohort: Cohort, survivors: bytes) -> list[int]:
-        """Refuse survivors for whom nobody should answer; return this party's living neighbours."""
-        if not opened.self_masks:
-            raise self._refuse("a sum without self masks is never unmasked")
-        alive = cohort.unpack(survivors)
-        if opened.alive and opened.alive != survivors:
-            raise self._refuse("a second set of survivors for the same sum")
-        if len(alive) < cohort.threshold:
-            raise self._refuse(
-                f"{len(alive)} survivors are fewer than the threshold {cohort.threshold}"
-            )
-        if self.partition not in alive or (opened.receiver >= 0 and opened.receiver not in alive):
-            raise self._refuse("the survivors leave out this party or the receiver")
-        if opened.receiver not in (-1, self.partition) and len(alive) == 2:
-            self._check_single()
-        living = [j for j in cohort.neighbours[self.partition] if j in alive]
-        if len(living) + 1 < cohort.share_threshold:
-            raise self._refuse("too few neighbours of this party survived to open the sum")
-        return living
-
-    def _check_votes(self, cohort: Cohort, request: Unmask) -> None:
-        """Refuse survivors for whom too few have voted; only where identities are pinned."""
-        if self.trusted is None:
-            return
-        pinned = dict(self.trusted)
-        if self.identity is not None:
-            pinned[self.partition] = self.identity.public_key().public_bytes_raw()
-        try:
-            check_votes(pinned, self._subject(cohort, request), request.voters, request.votes)
-        except SumError as error:
-            raise self._refuse(error.problem, error.remedy) from None
-
-    def _subject(self, cohort: Cohort, section: Ballot | Unmask) -> Subject:
-        return Subject(self.state.session, cohort, section.index, section.alive)
-
-    def _check_fixed(self, order: Order) -> None:
-        """A sum is repeated, under its name, only as it was: cohort, receiver, masks, encoding.
-
-        The difference of sums of the same values over two cohorts is that of the parties in which
-        they differ; and what is rounded to ever more digits shows the digits of single parties by
-        the carries. What follows a # in a name tells what is summed, not under which rule.
-        """
-        members = self.state.cohorts[order.cohort].members
-        terms = [members, order.receiver, order.self_masks, order.kind, order.bits, order.bound]
-        if self.regroup and order.self_masks:
-            terms = ["under self masks"]
-        digest = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:32]
-        name = order.name.partition("#")[0]
-        if self.state.fixed.setdefault(name, digest) != digest:
-            raise self._refuse(
-                f"{name} was summed before and would be repeated otherwise",
-                "repeat it with the same parties, or end the run",
-            )
-
-    def _check_single(self) -> None:
-        if not self.allow_single:
-            raise self._refuse(
-                "the receiver of this sum would learn this party's values: there is no third",
-                "let more parties take part, or allow it with allow_single",
-            )
 
     def _advance(self, cohort: Cohort, index: int, label: bytes) -> dict[int, tuple[bytes, bytes]]:
         """Turn the ratchet to this sum; return neighbour -> (mask key, relay key)."""
@@ -470,42 +352,15 @@ class Party:
         self.state.last[cohort.number] = index
         return keys
 
-    def _opened(self, cohort: int, index: int) -> tuple[OpenSum, Cohort]:
-        opened = self.state.open.get((cohort, index))
-        if opened is None:
-            raise self._refuse("the sum is closed, or this party had no part in it")
-        return opened, self.state.cohorts[cohort]
-
-    def _seal(
-        self,
-        kind: int,
-        label: bytes,
-        others: Sequence[int],
-        plain: Sequence[bytes],
-        opened: OpenSum,
-    ) -> bytes:
+    def _seal(self, kind: int, label: bytes, plain: Sequence[bytes], opened: OpenSum) -> bytes:
         """Seal a piece for each neighbour; nothing if there are none to seal."""
-        return b"".join(
-            relay.seal(
-                opened.keys[j][1],
-                text,
-                label=label,
-                kind=kind,
-                source=self.partition,
-                destination=j,
-            )
-            for j, text in (zip(others, plain, strict=True) if plain else ())
-        )
+        sealed = [
+            relay.seal(seal, text, relay.Route(label, kind, self.partition, other))
+            for (other, (_, seal)), text in zip(opened.keys.items(), plain, strict=bool(plain))
+        ]
+        return b"".join(sealed)
 
     def _unseal(self, kind: int, label: bytes, source: int, text: bytes, opened: OpenSum) -> bytes:
-        try:
-            return relay.unseal(
-                opened.keys[source][1],
-                text,
-                label=label,
-                kind=kind,
-                source=source,
-                destination=self.partition,
-            )
-        except SumError as error:
-            raise self._refuse(error.problem) from None
+        with self.named():
+            route = relay.Route(label, kind, source, self.partition)
+            return relay.unseal(opened.keys[source][1], text, route)

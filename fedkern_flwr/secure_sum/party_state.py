@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..wire.sums import Order
-from .encoding import Encoding
 from .identity import Counts
 from .keys import sum_label
 from .membership import Cohort
 
 
-def order_terms(order: Order | OpenSum) -> str:
+def order_terms(order: Order) -> str:
     """Return what all parties of a sum must have been told alike, for its label.
 
     Masks of parties that were told different things do not cancel. Else a server that gives one
@@ -33,41 +32,16 @@ def order_terms(order: Order | OpenSum) -> str:
 class OpenSum:
     """A sum to which this party has contributed and that is not closed."""
 
-    name: str
-    length: int
-    kind: str
-    bits: int
-    bound: float
-    receiver: int
-    self_masks: bool
+    order: Order
     keys: dict[int, tuple[bytes, bytes]]
     own_share: bytes = b""
     pad: bytes = b""
     alive: bytes = b""  # the only survivors that it votes or answers for
     answered: bool = False
 
-    @classmethod
-    def of(cls, order: Order, keys: dict[int, tuple[bytes, bytes]]) -> OpenSum:
-        """Return the record of an order."""
-        return cls(
-            order.name,
-            order.length,
-            order.kind,
-            order.bits,
-            order.bound,
-            order.receiver,
-            order.self_masks,
-            keys,
-        )
-
-    @property
-    def encoding(self) -> Encoding:
-        """The encoding of the sum."""
-        return Encoding(self.kind, self.bits, self.bound)  # type: ignore[arg-type]
-
-    def label(self, session: str, cohort: int, index: int) -> bytes:
+    def label(self, session: str) -> bytes:
         """Return the label of the sum."""
-        return sum_label(session, cohort, index, order_terms(self))
+        return sum_label(session, self.order.cohort, self.order.index, order_terms(self.order))
 
 
 @dataclass(repr=False)  # its text would show secrets
@@ -134,7 +108,7 @@ class PartyState:
             ],
             "last": list(self.last.items()),
             "fixed": self.fixed,
-            "open": [[*key, _pack_open(opened)] for key, opened in self.open.items()],
+            "open": [_pack_open(opened) for opened in self.open.values()],
             "secrets": [[j, secret.hex()] for j, secret in self.secrets.items()],
             "counts": [[j, *pair] for j, pair in self.counts.items()],
         }
@@ -154,7 +128,7 @@ class PartyState:
             roots={c: {j: bytes.fromhex(root) for j, root in r} for c, r in value["roots"]},
             last=dict(value["last"]),
             fixed=value["fixed"],
-            open={(c, k): _unpack_open(opened) for c, k, opened in value["open"]},
+            open={(s.order.cohort, s.order.index): s for s in map(_unpack_open, value["open"])},
             secrets={j: bytes.fromhex(secret) for j, secret in value["secrets"]},
             counts={j: (rows, tests) for j, rows, tests in value["counts"]},
         )
@@ -163,6 +137,7 @@ class PartyState:
 def _pack_open(opened: OpenSum) -> dict[str, Any]:
     return {
         **vars(opened),
+        "order": vars(opened.order),
         "keys": [[j, mask.hex(), seal.hex()] for j, (mask, seal) in opened.keys.items()],
         "own_share": opened.own_share.hex(),
         "pad": opened.pad.hex(),
@@ -173,4 +148,4 @@ def _pack_open(opened: OpenSum) -> dict[str, Any]:
 def _unpack_open(value: dict[str, Any]) -> OpenSum:
     keys = {j: (bytes.fromhex(mask), bytes.fromhex(seal)) for j, mask, seal in value["keys"]}
     secret = {name: bytes.fromhex(value[name]) for name in ("own_share", "pad", "alive")}
-    return OpenSum(**{**value, "keys": keys, **secret})
+    return OpenSum(**{**value, "order": Order(**value["order"]), "keys": keys, **secret})

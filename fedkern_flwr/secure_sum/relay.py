@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -14,22 +16,31 @@ SEALED_SHARE = SHARE_BYTES + TAG_BYTES
 SHARE, BACKUP = 1, 2
 
 
-def seal(
-    key: bytes, plain: bytes, *, label: bytes, kind: int, source: int, destination: int
-) -> bytes:
-    """Encrypt and authenticate; adds 16 bytes.
+class Route(NamedTuple):
+    """Where a sealed message belongs: label of its sum, kind, from whom to whom."""
 
-    The relay key belongs to one pair and one sum; the nonce holds kind and source, so that no
-    nonce comes twice under a key. Associated data: label of the sum, kind, source, destination.
-    """
-    return AESGCM(key).encrypt(
-        _nonce(kind, source), plain, _place(label, kind, source, destination)
-    )
+    label: bytes
+    kind: int
+    source: int
+    destination: int
+
+    @property
+    def nonce(self) -> bytes:
+        """Kind and source: none comes twice under a key, which is one pair's and one sum's."""
+        return self.kind.to_bytes(4, "big") + self.source.to_bytes(8, "big")
+
+    @property
+    def place(self) -> bytes:
+        """What is authenticated with the message."""
+        return self.label + b"|%d|%d|%d" % self[1:]
 
 
-def unseal(
-    key: bytes, sealed: bytes, *, label: bytes, kind: int, source: int, destination: int
-) -> bytes:
+def seal(key: bytes, plain: bytes, route: Route) -> bytes:
+    """Encrypt and authenticate; adds 16 bytes."""
+    return AESGCM(key).encrypt(route.nonce, plain, route.place)
+
+
+def unseal(key: bytes, sealed: bytes, route: Route) -> bytes:
     """Decrypt what :func:`seal` made.
 
     Raises
@@ -38,18 +49,8 @@ def unseal(
         One bit or anything about its place differs.
     """
     try:
-        return AESGCM(key).decrypt(
-            _nonce(kind, source), sealed, _place(label, kind, source, destination)
-        )
+        return AESGCM(key).decrypt(route.nonce, sealed, route.place)
     except (InvalidTag, ValueError):
         raise SumError(
-            f"what partition {source} sent through the server was changed or misplaced"
+            f"what partition {route.source} sent through the server was changed or misplaced"
         ) from None
-
-
-def _nonce(kind: int, source: int) -> bytes:
-    return kind.to_bytes(4, "big") + source.to_bytes(8, "big")
-
-
-def _place(label: bytes, kind: int, source: int, destination: int) -> bytes:
-    return label + b"|%d|%d|%d" % (kind, source, destination)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from numpy.typing import NDArray
@@ -24,9 +25,14 @@ from .encoding import Encoding
 from .identity import Counts
 from .masks import CIPHERS
 from .membership import Membership, check_cohort, make_roster
-from .running_sum import RunningSum
+from .running_sum import Reply, RunningSum
 
 logger = logging.getLogger("fedkern_flwr")
+
+#: Sections of replies.
+_REPLIES: dict[str, type[Reply]] = {
+    kind.phase: kind for kind in (Upload, Vote, UnmaskReply, RecoverReply)
+}
 
 
 class SecureSum:
@@ -98,8 +104,8 @@ class SecureSum:
         self._knows: set[int] = set()
         self._open: dict[tuple[int, int], RunningSum] = {}
         self._counted: dict[tuple[int, int], int] = {}
-        #: Name of a sum, cohort, receiver -> numbers released.
-        self.released: dict[tuple[str, int, int], int] = {}
+        #: Name of a sum, cohort -> numbers released to the server.
+        self.released: dict[tuple[str, int], int] = {}
         self._asked: dict[tuple[int, int, int], Recover] = {}
 
     def _write_roster(self, session: str) -> None:
@@ -191,11 +197,8 @@ class SecureSum:
         SumError
             A sum has too few survivors. Then no sum is declared.
         """
-        out: dict[int, list[PhaseMessage]] = {}
-        for running in self._declare(sums):
-            for party in running.survivors if running.votes_missing else ():
-                out.setdefault(party, []).append(running.ballot())
-        return dict(sorted(out.items()))
+        declared = [running for running in self._declare(sums) if running.votes_missing]
+        return _by_party((p, running.ballot()) for running in declared for p in running.survivors)
 
     def unmask_sections(self, sums: Iterable[RunningSum]) -> dict[int, list[PhaseMessage]]:
         """Declare the survivors of sums; return per party what its next request must carry.
@@ -207,11 +210,8 @@ class SecureSum:
         SumError
             A sum has too few survivors: then no sum is declared. Or too few have voted for them.
         """
-        out: dict[int, list[PhaseMessage]] = {}
-        for running in self._declare(sums):
-            for party in running.survivors if running.order.self_masks else ():
-                out.setdefault(party, []).append(running.unmask_request(party))
-        return dict(sorted(out.items()))
+        masked = [running for running in self._declare(sums) if running.order.self_masks]
+        return _by_party((p, one.unmask_request(p)) for one in masked for p in one.survivors)
 
     def _declare(self, sums: Iterable[RunningSum]) -> list[RunningSum]:
         sums = list(sums)
@@ -224,16 +224,13 @@ class SecureSum:
 
     def recover_sections(self, sums: Iterable[RunningSum]) -> dict[int, list[PhaseMessage]]:
         """Return what to ask next when survivors fell silent: they again, and their neighbours."""
-        out: dict[int, list[PhaseMessage]] = {}
-        for running in sums:
-            if running.complete:
-                continue
-            for party in running.silent:
-                out.setdefault(party, []).append(running.unmask_request(party))
+        out: list[tuple[int, PhaseMessage]] = []
+        for running in [one for one in sums if not one.complete]:
+            out += [(party, running.unmask_request(party)) for party in running.silent]
             for party, request in running.recover_requests().items():
                 self._asked[party, request.cohort, request.index] = request
-                out.setdefault(party, []).append(request)
-        return dict(sorted(out.items()))
+                out.append((party, request))
+        return _by_party(out)
 
     def take(self, partition: int, sections: Iterable[Section]) -> None:
         """Take the sections of a party's reply.
@@ -245,23 +242,17 @@ class SecureSum:
         """
         party = f"partition {partition}"
         for section in sections:
-            if section.phase == Upload.phase:
-                upload = section.read(Upload, party=party)
-                self._running(upload, party).add(partition, upload)
-            elif section.phase == Vote.phase:
-                vote = section.read(Vote, party=party)
-                self._running(vote, party).vote(partition, vote)
-            elif section.phase == UnmaskReply.phase:
-                unmasked = section.read(UnmaskReply, party=party)
-                self._running(unmasked, party).reveal(partition, unmasked)
-            elif section.phase == RecoverReply.phase:
-                recovered = section.read(RecoverReply, party=party)
-                asked = self._asked.pop((partition, recovered.cohort, recovered.index), None)
-                if asked is None:
-                    raise SumError("it was not asked to recover anything", party=party)
-                self._running(recovered, party).recover(partition, asked, recovered)
-            else:
+            kind = _REPLIES.get(section.phase)
+            if kind is None:
                 raise SumError(f"unexpected section {section.phase[:20]!r}", party=party)
+            reply = section.read(kind, party=party)
+            place = reply.cohort, reply.index
+            asked = self._asked.pop((partition, *place), None) if kind is RecoverReply else None
+            if kind is RecoverReply and asked is None:
+                raise SumError("it was not asked to recover anything", party=party)
+            if place not in self._open:
+                raise SumError("its message belongs to no open sum", party=party)
+            self._open[place].take(partition, reply, asked)
         self._knows.add(partition)
 
     def total(self, running: RunningSum) -> NDArray[Any]:
@@ -272,36 +263,18 @@ class SecureSum:
         SumError
             It cannot be opened, or belongs to a receiver.
         """
-        total = running.total()
-        self._count(running)
+        total, order = running.total(), running.order
+        for party in running.survivors:
+            self._counted[party, order.cohort] = order.index
+        key = order.name.partition("#")[0], order.cohort
+        self.released[key] = self.released.get(key, 0) + order.length
+        self.close(running)
         return total
-
-    def delivery_sections(self, sums: Iterable[RunningSum]) -> dict[int, list[PhaseMessage]]:
-        """Close sums that belong to clients; return per receiver what its next request must carry.
-
-        Raises
-        ------
-        SumError
-            A sum cannot be opened.
-        """
-        out: dict[int, list[PhaseMessage]] = {}
-        for running in sums:
-            out.setdefault(running.order.receiver, []).append(running.delivery())
-            self._count(running)
-        return dict(sorted(out.items()))
 
     def close(self, running: RunningSum) -> None:
         """Forget a sum; the parties erase what belongs to it with the next order or at the end."""
         self._open.pop((running.order.cohort, running.order.index), None)
         running.close()
-
-    def _count(self, running: RunningSum) -> None:
-        for party in running.survivors:
-            self._counted[party, running.order.cohort] = running.order.index
-        order = running.order
-        key = order.name.partition("#")[0], order.cohort, order.receiver
-        self.released[key] = self.released.get(key, 0) + order.length
-        self.close(running)
 
     @property
     def contributors(self) -> int:
@@ -325,10 +298,10 @@ class SecureSum:
         self._write_roster(self.membership.session)
         self._counted = {(party, cohort): index for party, cohort, index in progress["counted"]}
 
-    def _running(
-        self, section: Upload | Vote | UnmaskReply | RecoverReply, party: str
-    ) -> RunningSum:
-        running = self._open.get((section.cohort, section.index))
-        if running is None:
-            raise SumError("its message belongs to no open sum", party=party)
-        return running
+
+def _by_party(messages: Iterable[tuple[int, PhaseMessage]]) -> dict[int, list[PhaseMessage]]:
+    """Return party -> its messages, by party."""
+    out: dict[int, list[PhaseMessage]] = {}
+    for party, message in sorted(messages, key=itemgetter(0)):
+        out.setdefault(party, []).append(message)
+    return out

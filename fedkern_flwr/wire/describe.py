@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from ..errors import PartitionError, ProtocolError
-from .message import PhaseMessage
+from .message import Message
 
 
-@dataclass(frozen=True)
-class DescribeRequest(PhaseMessage):
+class DescribeRequest(Message, phase="describe"):
     """Ask a node who it is and open a session.
 
     Attributes
@@ -29,7 +27,6 @@ class DescribeRequest(PhaseMessage):
         order. -1 for an order of this session.
     """
 
-    phase = "describe"
     session: str
     method: str
     resume_round: int
@@ -37,9 +34,11 @@ class DescribeRequest(PhaseMessage):
     order_seed: int = -1
 
 
-@dataclass(frozen=True)
-class DescribeReply(PhaseMessage):
+class DescribeReply(Message, phase="describe"):
     """What a node tells about itself: sizes and names of columns, never values.
+
+    A client says how large its table is; who it is, and what else belongs to a run, is filled in by
+    its base.
 
     Attributes
     ----------
@@ -68,15 +67,14 @@ class DescribeReply(PhaseMessage):
         or ``off``.
     """
 
-    phase = "describe"
-    partition: int
-    partitions: int
-    role: str
     rows: int
     features: int
-    test_rows: int
-    columns: str
-    restored: bool
+    test_rows: int = 0
+    columns: str = ""
+    partition: int = -1
+    partitions: int = 0
+    role: str = ""
+    restored: bool = True
     public_key: bytes = b""
     signature: bytes = b""
     answered: int = 0

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ProtocolError
-from .message import PhaseMessage, arrays
+from .message import Message, arrays
 
 _WHOLE = ("i", "u", "b")  # kinds of arrays that travel as float64
 
 
-@dataclass(frozen=True, kw_only=True)
-class MethodRequest(PhaseMessage):
+class MethodRequest(Message, phase="method"):
     """Ask the clients for what a method calls ``name``.
 
     Attributes
@@ -37,7 +35,6 @@ class MethodRequest(PhaseMessage):
         The arrays, flat.
     """
 
-    phase = "method"
     session: str
     round: int
     checkpoint_every: int
@@ -46,8 +43,7 @@ class MethodRequest(PhaseMessage):
     given: tuple[NDArray[Any], ...] = arrays("n")
 
 
-@dataclass(frozen=True, kw_only=True)
-class MethodReply(PhaseMessage):
+class MethodReply(Message, phase="method"):
     """A client's answer.
 
     Attributes
@@ -60,7 +56,6 @@ class MethodReply(PhaseMessage):
         Arrays, flat.
     """
 
-    phase = "method"
     round: int
     plain: bytes = b""
     given: tuple[NDArray[Any], ...] = arrays("n")

@@ -11,36 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
-from .message import PhaseMessage, arrays
-
-__all__ = [
-    "Ballot",
-    "Delivery",
-    "FinishRequest",
-    "Order",
-    "Recover",
-    "RecoverReply",
-    "RecoverRequest",
-    "Roster",
-    "SumReply",
-    "SumRequest",
-    "Unmask",
-    "UnmaskReply",
-    "UnmaskRequest",
-    "Upload",
-    "Vote",
-    "VoteRequest",
-    "bind",
-]
+from .message import Message, PhaseMessage, arrays
 
 
-@dataclass(frozen=True, kw_only=True)
-class Roster(PhaseMessage):
+class Roster(Message, phase="sum-roster"):
     """Server to client: all keys of the run, and the cohorts among which it will sum.
 
     Attributes
@@ -60,7 +38,6 @@ class Roster(PhaseMessage):
         and signed with its key; little-endian int64.
     """
 
-    phase = "sum-roster"
     partitions: bytes
     keys: bytes
     signatures: bytes
@@ -69,16 +46,14 @@ class Roster(PhaseMessage):
     counts: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class SumSection(PhaseMessage):
+class SumSection(Message):
     """What every section about one sum carries: its cohort and its number in that cohort."""
 
     cohort: int
     index: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Order(SumSection):
+class Order(SumSection, phase="sum-order"):
     """Server to client: contribute to a sum.
 
     Attributes
@@ -98,7 +73,6 @@ class Order(SumSection):
         Number of the last sum of this cohort in which this client's vector was counted.
     """
 
-    phase = "sum-order"
     name: str
     length: int
     kind: str
@@ -110,8 +84,7 @@ class Order(SumSection):
     counted: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Upload(SumSection):
+class Upload(SumSection, phase="sum-upload"):
     """Client to server: the masked vector in chunks, and what recovers its masks.
 
     Attributes
@@ -126,15 +99,13 @@ class Upload(SumSection):
     masked : tuple of ndarray
     """
 
-    phase = "sum-upload"
     shares: bytes
     backups: bytes
     commitments: bytes
     masked: tuple[NDArray[Any], ...] = arrays("numbers", dtype="ring")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ballot(SumSection):
+class Ballot(SumSection, phase="sum-vote"):
     """Server to client: sign that these are the survivors of a sum.
 
     Attributes
@@ -143,12 +114,10 @@ class Ballot(SumSection):
         Bit set.
     """
 
-    phase = "sum-vote"
     alive: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Vote(SumSection):
+class Vote(SumSection, phase="sum-vote"):
     """Client to server: the only survivors for which it will ever answer.
 
     Attributes
@@ -157,12 +126,10 @@ class Vote(SumSection):
         Ed25519, 64 bytes; see :mod:`fedkern_flwr.secure_sum.votes`.
     """
 
-    phase = "sum-vote"
     signature: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unmask(SumSection):
+class Unmask(SumSection, phase="sum-unmask"):
     """Server to client: the survivors of a sum, declared once and for all.
 
     Attributes
@@ -176,7 +143,6 @@ class Unmask(SumSection):
         needed.
     """
 
-    phase = "sum-unmask"
     alive: bytes
     dead: bytes
     shares: bytes
@@ -184,8 +150,7 @@ class Unmask(SumSection):
     votes: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnmaskReply(SumSection):
+class UnmaskReply(SumSection, phase="sum-unmask"):
     """Client to server: shares of survivors' self seeds, seeds of its pairs with the dead.
 
     Attributes
@@ -196,13 +161,11 @@ class UnmaskReply(SumSection):
         Seeds of this sum that it has in common with each dead neighbour, 32 bytes each.
     """
 
-    phase = "sum-unmask"
     shares: bytes
     seeds: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recover(SumSection):
+class Recover(SumSection, phase="sum-recover"):
     """Server to client: survivors that fell silent; reveal shares of their pairs with the dead.
 
     Attributes
@@ -215,52 +178,39 @@ class Recover(SumSection):
         Per silent party: what it sealed for this client.
     """
 
-    phase = "sum-recover"
     alive: bytes
     silent: bytes
     backups: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecoverReply(SumSection):
+class RecoverReply(SumSection, phase="sum-recover"):
     """Client to server: per silent party and dead neighbour of it, a share of their seed."""
 
-    phase = "sum-recover"
     shares: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Delivery(SumSection):
+class Delivery(SumSection, phase="sum-delivery"):
     """Server to the receiver of a sum: the total, still under the receiver's pad."""
 
-    phase = "sum-delivery"
     padded: tuple[NDArray[Any], ...] = arrays("numbers", dtype="ring")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SumRequest(PhaseMessage):
+class SumRequest(Message):
     """A request that only carries sections."""
 
     session: str
     round: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class VoteRequest(SumRequest):
+class VoteRequest(SumRequest, phase="vote"):
     """Carries :class:`Ballot` sections."""
 
-    phase = "vote"
 
-
-@dataclass(frozen=True, kw_only=True)
-class UnmaskRequest(SumRequest):
+class UnmaskRequest(SumRequest, phase="unmask"):
     """Carries :class:`Unmask` sections."""
 
-    phase = "unmask"
 
-
-@dataclass(frozen=True, kw_only=True)
-class RecoverRequest(SumRequest):
+class RecoverRequest(SumRequest, phase="recover"):
     """Carries :class:`Unmask` sections to the silent again, :class:`Recover` to those who answered.
 
     Attributes
@@ -269,22 +219,15 @@ class RecoverRequest(SumRequest):
         From 1.
     """
 
-    phase = "recover"
     attempt: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class FinishRequest(SumRequest):
+class FinishRequest(SumRequest, phase="finish"):
     """The run is over: erase all that belongs to its sums."""
 
-    phase = "finish"
 
-
-@dataclass(frozen=True)
-class SumReply(PhaseMessage):
+class SumReply(Message, phase="sum-reply"):
     """A reply that only carries sections."""
-
-    phase = "sum-reply"
 
 
 def bind(name: str, request: PhaseMessage) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,9 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError
@@ -23,12 +20,12 @@ from ..lab.audits import PLANS, Audited, Plan, Variant, audit, plan_of
 from ..lab.audits.engine import Progress
 from ..lab.audits.report import COLUMNS, cells, write_all, write_audit
 from ..methods.experiment import versions
-from ..methods.registry import family, method, options
+from ..methods.registry import family
 from ..run.entries import check_seed
-from ..run.folders import folder_of_results
+from ..run.folders import chosen_folder, folder_of_results, json_writer
 from ..run.options import RUN, Option
-from ..run.run_folder import open_json_target
-from .console import Screen
+from .console import Screen, plain_table
+from .run import run_options
 
 _RESULT = "audit.json"
 #: Exit code of an audit that found more than is documented.
@@ -45,16 +42,12 @@ AUDITED = tuple(name for plan in PLANS for name in plan.methods)
 
 def audit_options(name: str) -> list[Option]:
     """Return the options of an audit: those of a run that apply, as deployments have them."""
-    own, plan = family(name), plan_of(name)
+    plan, every = plan_of(name), run_options(name)
     hidden = {*_OF_SIMULATIONS, *plan.hidden}
-    every = {o.name: o for o in options(method(name))} | {o.name: o for o in own.parameters()}
-    if every["secure"].default is None:  # other options decide
-        hidden.add("secure")
-    shown = [o for o in every.values() if o.name not in hidden]
-    return [replace(o, default=plan.defaults.get(o.name, o.default)) for o in shown] + [
-        *plan.own,
-        _TRIALS,
-    ]
+    hidden |= {o.name for o in every if o.name == "secure" and o.default is None}  # others decide
+    shown = [o for o in every if o.name not in hidden]
+    changed = [replace(o, default=plan.defaults.get(o.name, o.default)) for o in shown]
+    return [*changed, *plan.own, _TRIALS]
 
 
 def audit_method(name: str, values: dict[str, Any]) -> None:
@@ -66,18 +59,19 @@ def audit_method(name: str, values: dict[str, Any]) -> None:
         for key, value in values.items()
         if key not in _NO_OPTIONS and value != defaults[key]
     }
-    json_file = open_json_target(values["json_target"]) if values["json_target"] else None
+    tell = json_writer(values["json_target"])
     _check(values["trials"], values["seed"])
-    folder = _folder(values["out"], name)
+    folder = chosen_folder(values["out"], f"audit-{name}")
     with folder_of_results(folder, _RESULT):
         with screen.progress() as bar:
             done = _audit(Variant(name, chosen), values, bar.update)
         _show(screen, done)
         facts = _facts(values["seed"], values["trials"])
-        _save(folder, {**done.to_dict(), **_common(values)})
+        result = {**done.to_dict(), **_common(values)}
+        _save(folder, result)
         page = write_audit(folder / "audit.html", done, facts, plan_of(name).why)
     screen.note(f"report: {page.resolve()}")
-    _print({**done.to_dict(), **_common(values)}, values["json_target"], json_file)
+    tell(result)
     if done.leaks:
         raise typer.Exit(LEAK)
 
@@ -97,9 +91,9 @@ def audit_all(
     found to give away what it is said to give away, else 3.
     """
     screen = Screen(quiet)
-    json_file = open_json_target(json_target) if json_target else None
+    tell = json_writer(json_target)
     _check(trials, seed)
-    folder = _folder(out, "all")
+    folder = chosen_folder(out, "audit-all")
     audits: list[Audited] = []
     with folder_of_results(folder, _RESULT), screen.progress() as bar:
         for variant in (variant for plan in PLANS for variant in plan.variants):
@@ -126,7 +120,7 @@ def audit_all(
     page = write_all(folder / "audit.html", audits, _facts(seed, trials))
     screen.note(f"{number} of {len(audits)} audits as documented")
     screen.note(f"report: {page.resolve()}")
-    _print(result, json_target, json_file)
+    tell(result)
     if not good:
         raise typer.Exit(LEAK)
 
@@ -158,10 +152,6 @@ def _check(trials: int, seed: int) -> None:
         raise OptionError(f"trials is {trials}", remedy=f"use at least {_FEW} to see small leaks")
 
 
-def _folder(out: str | None, name: str) -> Path:
-    return Path(out or Path("runs") / f"audit-{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-
-
 def _common(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"seed": values["seed"], "trials": values["trials"], "versions": versions()}
 
@@ -173,7 +163,7 @@ def _facts(seed: int, trials: int) -> dict[str, str]:
 
 def _show(screen: Screen, done: Audited) -> None:
     """Print the table of an audit; text wraps, figures do not."""
-    shown = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    shown = plain_table()
     for number, name in enumerate(COLUMNS):
         if number < _TEXTS:
             shown.add_column(name, min_width=12)
@@ -194,11 +184,3 @@ def _line(screen: Screen, done: Audited) -> None:
 
 def _save(folder: Path, result: Mapping[str, Any]) -> None:
     write_atomically(folder / _RESULT, json.dumps(result, allow_nan=False).encode())
-
-
-def _print(result: Mapping[str, Any], target: str | None, file: Path | None) -> None:
-    text = json.dumps(result, allow_nan=False)
-    if file is not None:
-        file.write_text(f"{text}\n")
-    elif target:
-        sys.stdout.write(f"{text}\n")

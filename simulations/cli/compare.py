@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -27,9 +25,8 @@ from ..lab.sweep import CellFailed, choose_jobs, sweep
 from ..methods.experiment import versions
 from ..run.data import Settings
 from ..run.entries import check_seed
-from ..run.folders import folder_of_results
+from ..run.folders import chosen_folder, folder_of_results, json_writer
 from ..run.provenance import provenance
-from ..run.run_folder import open_json_target
 from .console import Screen
 
 _RESULT = "compare.json"
@@ -91,54 +88,42 @@ def compare_presets(
     screen = Screen(quiet)
     if jobs is not None and jobs < 1:
         raise OptionError(f"jobs is {jobs}", remedy="use at least 1")
-    json_file = open_json_target(json_target) if json_target else None
+    tell = json_writer(json_target)
     listed, left_out = _presets(names, datasets)
     for reason in left_out:
         screen.note(f"left out: {reason}")
-    chosen = [
-        _adjust(
-            one,
-            engine=cast("Engine | None", engine),
-            runs=runs,
-            rounds=rounds,
-            clients=clients,
-            seed=seed,
-        )
-        for one in listed
-    ]
-    stem = names[0] if len(names) == 1 else "several"
-    folder = Path(out or Path("runs") / f"compare-{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+    asked = {k: v for k, v in (("rounds", rounds), ("clients", clients)) if v is not None}
+    chosen = [_adjust(one, cast("Engine | None", engine), runs, seed, asked) for one in listed]
+    folder = chosen_folder(out, f"compare-{names[0] if len(names) == 1 else 'several'}")
     with folder_of_results(folder, _RESULT):
         store = CellStore(Path(cells), fresh=fresh)
-        compared, failures = _run_all(
-            screen, chosen, store, seed=seed, jobs=jobs, ray_address=ray_address
-        )
+        compared, failures = _run_all(screen, chosen, _Engines(store, seed, jobs, ray_address))
         left_out += [f"{name}: {error}" for name, error in failures.items()]
         results = [_result(one, comparisons, seed) for one, comparisons in compared]
         alone = len(chosen) == 1 and not left_out
         result = results[0] if alone else {"presets": results, "left_out": left_out}
-        text = json.dumps(result, allow_nan=False)
-        write_atomically(folder / _RESULT, text.encode())
+        write_atomically(folder / _RESULT, json.dumps(result, allow_nan=False).encode())
         from ..lab.comparison_report import write_comparison_report
 
         report = write_comparison_report(folder, compared, seed=seed, left_out=left_out)
     screen.note(f"report: {report.resolve()}")
-    if json_file is not None:
-        json_file.write_text(f"{text}\n")
-    elif json_target:
-        sys.stdout.write(f"{text}\n")
+    tell(result)
     if failures:
         raise next(iter(failures.values()))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Engines:
+    """Where draws are computed and kept."""
+
+    store: CellStore
+    seed: int
+    jobs: int | None
+    ray_address: str | None
+
+
 def _run_all(
-    screen: Screen,
-    chosen: list[Preset],
-    store: CellStore,
-    *,
-    seed: int,
-    jobs: int | None,
-    ray_address: str | None,
+    screen: Screen, chosen: list[Preset], how: _Engines
 ) -> tuple[list[tuple[Preset, list[Comparison]]], dict[str, FedKernError]]:
     """Run the presets; return what was compared, and what stopped those that failed.
 
@@ -153,7 +138,7 @@ def _run_all(
         if len(chosen) > 1:
             screen.note(f"\n{one.title}")
         try:
-            comparisons = _run(screen, one, store, seed=seed, jobs=jobs, ray_address=ray_address)
+            comparisons = _run(screen, one, how)
         except FedKernError as error:
             if len(failures) + 1 == len(chosen):
                 raise
@@ -195,20 +180,12 @@ def _presets(names: list[str], datasets: str | None) -> tuple[list[Preset], list
     return beside + [preset(name, wanted) for name in others], []
 
 
-def _run(
-    screen: Screen,
-    chosen: Preset,
-    store: CellStore,
-    *,
-    seed: int,
-    jobs: int | None,
-    ray_address: str | None,
-) -> list[Comparison]:
+def _run(screen: Screen, chosen: Preset, how: _Engines) -> list[Comparison]:
     """Compute what is missing, and show each table as soon as it is complete."""
-    parts = plan(chosen, seed)
+    parts = plan(chosen, how.seed)
     titles = {cell.key: label for part in parts for label, cell in part.named()}
     cells = {cell.key: cell for part in parts for _, cell in part.named()}
-    records = {key: store.find(cell) for key, cell in cells.items()}
+    records = {key: how.store.find(cell) for key, cell in cells.items()}
     missing = [cells[key] for key, record in records.items() if record is None]
     if len(missing) < len(cells):
         screen.note(f"{len(cells) - len(missing)} of {len(cells)} draws are finished already")
@@ -232,7 +209,7 @@ def _run(
         def done(cell: Cell, record: Record) -> None:
             nonlocal finished
             finished += 1
-            records[cell.key] = store.keep(cell, record)
+            records[cell.key] = how.store.keep(cell, record)
             bar.update(titles[cell.key], finished, len(missing))
             show_complete()
 
@@ -243,8 +220,8 @@ def _run(
         try:
             sweep(
                 missing,
-                jobs=choose_jobs(missing, chosen.runs) if jobs is None else jobs,
-                ray_address=ray_address,
+                jobs=choose_jobs(missing, chosen.runs) if how.jobs is None else how.jobs,
+                ray_address=how.ray_address,
                 progress=progress,
                 done=done,
             )
@@ -291,35 +268,29 @@ def _show(
 
 
 def _adjust(
-    chosen: Preset,
-    *,
-    engine: Engine | None,
-    runs: int | None,
-    rounds: int | None,
-    clients: int | None,
-    seed: int,
+    chosen: Preset, engine: Engine | None, runs: int | None, seed: int, asked: Mapping[str, Any]
 ) -> Preset:
     """Apply what the user asked for instead of the preset's own settings."""
     if runs is not None and runs < 1:
         raise OptionError(f"runs is {runs}", remedy="use at least 1")
     check_seed(seed, chosen.runs if runs is None else runs)
-    asked = {k: v for k, v in (("rounds", rounds), ("clients", clients)) if v is not None}
     for name in asked:
         if not any(_may_set(settings, name) for settings in chosen.data.values()):
             raise OptionError(f"{chosen.name} has no {name}", remedy=f"leave out --{name}")
 
-    def change(settings: Settings) -> Settings:
-        new: dict[str, Any] = {k: v for k, v in asked.items() if _may_set(settings, k)}
-        return dataclasses.replace(settings, **new, seed=seed)
+    def change(every: Mapping[str, Settings]) -> dict[str, Settings]:
+        return {
+            name: dataclasses.replace(
+                settings, **{k: v for k, v in asked.items() if _may_set(settings, k)}, seed=seed
+            )
+            for name, settings in every.items()
+        }
 
     sections = [
         dataclasses.replace(
             section,
-            data={dataset: change(settings) for dataset, settings in section.data.items()},
-            dealt={
-                dataset: {label: change(settings) for label, settings in dealt.items()}
-                for dataset, dealt in section.dealt.items()
-            },
+            data=change(section.data),
+            dealt={dataset: change(dealt) for dataset, dealt in section.dealt.items()},
         )
         for section in chosen.sections
     ]

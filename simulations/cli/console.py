@@ -91,7 +91,7 @@ class Screen:
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, text: int = 1
     ) -> None:
         """Print a table whose first ``text`` columns are text and the others figures."""
-        table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+        table = plain_table()
         for number, column in enumerate(columns):
             justify: Literal["left", "right"] = "left" if number < text else "right"
             table.add_column(column.replace(" ", "\n"), justify=justify, no_wrap=True)
@@ -99,6 +99,11 @@ class Screen:
             table.add_row(*row)
         self.console.print(f"\n{title}", style="bold", markup=False, soft_wrap=True)
         self.console.print(table)
+
+
+def plain_table(*headings: str) -> Table:
+    """Return a table with a line below its headings and no other."""
+    return Table(*headings, header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
 
 
 class _Once(logging.Filter):

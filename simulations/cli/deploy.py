@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,13 +23,15 @@ from ..deployment.local import CONNECTION, last_line
 from ..deployment.node_files import NodeConfig, toml
 from ..deployment.run_config import app_folder, run_config
 from ..methods.base import Family
-from ..methods.experiment import checkpoint_file, summarise, versions
+from ..methods.experiment import checkpoint_file, summarise
 from ..methods.registry import FAMILIES, family, method, options
 from ..run.data import Prepared
 from ..run.entries import Entry
+from ..run.folders import chosen_folder, json_writer
 from ..run.options import RUN, Option
-from ..run.run_folder import ARTIFACTS, RunFolder, open_json_target
+from ..run.run_folder import ARTIFACTS, RunFolder
 from .console import Screen
+from .run import prepare_data, run_options, save_result
 
 #: Options of ``fedkern run`` that mean nothing here; they keep their defaults.
 _OF_SIMULATIONS = (
@@ -66,9 +67,7 @@ def deploy_options(name: str) -> list[Option]:
     """Return the options of a deployment: those of a run that apply, and its own."""
     own = family(name)
     hidden = (*_OF_SIMULATIONS, *own.dealt_by_nodes, *own.run_options)
-    shared = {o.name: o for o in own.parameters()}
-    every = {o.name: o for o in options(method(name))} | shared
-    shown = [o for o in every.values() if o.name not in hidden]
+    shown = [o for o in run_options(name) if o.name not in hidden]
     usual = own.deployed_defaults
     return [replace(o, default=usual.get(o.name, o.default)) for o in shown] + list(_OWN)
 
@@ -76,17 +75,11 @@ def deploy_options(name: str) -> list[Option]:
 def deploy_method(name: str, values: dict[str, Any]) -> None:
     """Deploy a method with the options of the command line, show and save the result."""
     screen = Screen(values["quiet"])
-    target = values["json_target"]
-    json_file = open_json_target(target) if target else None
+    tell = json_writer(values["json_target"])
     if values["predict"]:
-        result = _predict(screen, name, Path(values["predict"]), values)
+        tell(_predict(screen, name, Path(values["predict"]), values))
     else:
-        result = _fit(screen, name, values)
-    text = json.dumps(result, allow_nan=False)
-    if json_file is not None:
-        json_file.write_text(f"{text}\n")
-    elif target:
-        sys.stdout.write(f"{text}\n")
+        tell(_fit(screen, name, values))
 
 
 def _fit(screen: Screen, name: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -94,15 +87,14 @@ def _fit(screen: Screen, name: str, values: dict[str, Any]) -> dict[str, Any]:
     own, result = family(name), None
     if values["resume"]:
         folder, config = _open(name, Path(values["resume"]))
-        prepared: Prepared = own.prepare(own.settings.from_values(config["data"]))
+        prepared = prepare_data(config)
         nodes, result = _read_nodes(folder), folder.result()
     else:
         config = _config(own, name, values)
         own.check(config)
-        prepared = own.prepare(own.settings.from_values(config["data"]))
+        prepared = prepare_data(config)
         own.check_data(config, prepared)
-        default = Path("runs") / f"deploy-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        folder = RunFolder.create(Path(values["out"] or default), config)
+        folder = RunFolder.create(chosen_folder(values["out"], f"deploy-{name}"), config)
         nodes = _write_nodes(screen, folder, config, prepared)
     for note in prepared.notes:
         screen.note(f"note: {note}")
@@ -198,20 +190,9 @@ def _execute(
     answer, times = _run(screen, folder, config, nodes, more, keep=keep)
     entry = Entry(method(name).title, name, config["options"], [answer])
     write_atomically(place / ARTIFACTS["scaling"], prepared.scaling_json().encode())
-    result = {
-        "method": name,
-        "engine": _ENGINE,
-        "seed": config["seed"],
-        "config": {**config, **prepared.facts(), "notes": list(prepared.notes)},
-        "versions": versions(),
-        **summarise(entry),
-        "survivors": answer["survivors"],
-        "matched": answer.get("matched", {}),
-        **times,
-        "artifacts": {**ARTIFACTS, "server_log": _SERVER_LOG, "nodes": "nodes"},
-    }
-    folder.save_result(result)
-    return result
+    told = {"survivors": answer["survivors"], "matched": answer.get("matched", {}), **times}
+    files = {"server_log": _SERVER_LOG, "nodes": "nodes"}
+    return save_result(folder, config, prepared, {**summarise(entry), **told}, files)
 
 
 def _predict(screen: Screen, name: str, path: Path, values: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import click
 import typer
@@ -14,16 +16,17 @@ from fedkern_flwr import __version__
 from fedkern_flwr.errors import FedKernError
 
 from ..lab.presets import NAMES
-from ..methods.registry import METHODS, family, options
+from ..methods.registry import METHODS
+from ..run.options import Option
 from .audit import AUDITED, audit_all, audit_method, audit_options
 from .compare import ALL, compare_presets
 from .deploy import DEPLOYABLE, deploy_method, deploy_options
 from .doctor import doctor
 from .new_method import new_method
 from .node import node_app
-from .options import build_command, parameter
+from .options import build_command
 from .predict import predict
-from .run import run_method
+from .run import run_method, run_options
 
 _INTERRUPTED_TEXT = (
     "interrupted; a comparison goes on with the same command, a run with --resume and its folder"
@@ -38,38 +41,34 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-run_app = typer.Typer(name="run", help="Run one method on one data set.", no_args_is_help=True)
-for name, strategy in METHODS.items():
-    summary = (strategy.__doc__ or "").strip().splitlines()[0]
-    shared = {o.name: o for o in family(name).parameters()}
-    every = {o.name: o for o in options(strategy)} | shared
-    parameters = [parameter(option) for option in every.values()]
-    command = build_command(partial(run_method, name), parameters, summary)
-    run_app.command(name)(command)
-app.add_typer(run_app)
-deploy_app = typer.Typer(
-    name="deploy-local",
-    help="Run one method on a SuperLink and SuperNodes of this machine.",
-    no_args_is_help=True,
+
+
+def _commands(
+    name: str,
+    text: str,
+    methods: Iterable[str],
+    run: Callable[[str, dict[str, Any]], None],
+    options_of: Callable[[str], list[Option]],
+) -> typer.Typer:
+    """Return a command with a command for each method, with the method's options."""
+    group = typer.Typer(name=name, help=text, no_args_is_help=True)
+    for method in methods:
+        summary = (METHODS[method].__doc__ or "").strip().splitlines()[0]
+        group.command(method)(build_command(partial(run, method), options_of(method), summary))
+    app.add_typer(group)
+    return group
+
+
+_commands("run", "Run one method on one data set.", METHODS, run_method, run_options)
+_commands(
+    "deploy-local",
+    "Run one method on a SuperLink and SuperNodes of this machine.",
+    DEPLOYABLE,
+    deploy_method,
+    deploy_options,
 )
-for name in DEPLOYABLE:
-    summary = (METHODS[name].__doc__ or "").strip().splitlines()[0]
-    command = build_command(
-        partial(deploy_method, name), [parameter(o) for o in deploy_options(name)], summary
-    )
-    deploy_app.command(name)(command)
-app.add_typer(deploy_app)
-audit_app = typer.Typer(
-    name="audit", help="Attack a method and report what is recovered.", no_args_is_help=True
-)
-for name in AUDITED:
-    summary = (METHODS[name].__doc__ or "").strip().splitlines()[0]
-    command = build_command(
-        partial(audit_method, name), [parameter(o) for o in audit_options(name)], summary
-    )
-    audit_app.command(name)(command)
-audit_app.command("all")(audit_all)
-app.add_typer(audit_app)
+_ATTACK = "Attack a method and report what is recovered."
+_commands("audit", _ATTACK, AUDITED, audit_method, audit_options).command("all")(audit_all)
 app.add_typer(node_app)
 app.command("compare", epilog=f"Presets: {', '.join((*NAMES, ALL))}.")(compare_presets)
 app.command("predict")(predict)
@@ -117,10 +116,10 @@ def run(arguments: list[str] | None = None) -> int:
         click.echo(error.format_message())
         return 2
     except click.ClickException as error:
-        return _complain(error.format_message() + _commands(error), 2)
+        return _complain(error.format_message() + _known(error), 2)
 
 
-def _commands(error: click.ClickException) -> str:
+def _known(error: click.ClickException) -> str:
     """Name the commands there are when an unknown one was asked for."""
     context = getattr(error, "ctx", None)
     if context is None or not isinstance(context.command, click.Group):

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.guard.ledger_file import FILE
 from fedkern_flwr.guard.policy import RULES, read_policy, write_policy
+
+from .console import plain_table
 
 node_app = typer.Typer(name="node", help="For the owner of a node.", no_args_is_help=True)
 policy_app = typer.Typer(name="policy", help="What a node takes part in.", no_args_is_help=True)
@@ -125,9 +125,7 @@ def _print(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 160
-    table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    for head in heads:
-        table.add_column(head)
+    table = plain_table(*heads)
     for row in rows:
         table.add_row(*row)
     console.print(table)

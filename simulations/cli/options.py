@@ -15,8 +15,23 @@ from rich.markup import escape
 from ..run.options import Option
 
 
-def parameter(option: Option) -> tuple[str, Any, Any]:
-    """Return (argument, annotation, default) of an option, as Typer wants it."""
+def build_command(
+    run: Callable[[dict[str, Any]], None], options: Iterable[Option], text: str
+) -> Callable[..., None]:
+    """Return a function with a parameter per option for Typer, which reads its signature."""
+    parameters = [_parameter(option) for option in options]
+
+    def command(**values: Any) -> None:
+        run(values)
+
+    command.__doc__ = text
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    """Return an option as a parameter that Typer understands."""
     kind, choices, optional = _read_type(option.type)
     flag = option.flag
     if not flag:
@@ -28,28 +43,12 @@ def parameter(option: Option) -> tuple[str, Any, Any]:
         chosen_of, annotation = _NumberOr(choices), Any
     text = escape(option.help)  # brackets are not markup
     shown = typer.Option(flag, help=text, rich_help_panel=option.panel, click_type=chosen_of)
-    return option.name, Annotated[annotation, shown], option.default
-
-
-def build_command(
-    run: Callable[[dict[str, Any]], None], parameters: list[tuple[str, Any, Any]], text: str
-) -> Callable[..., None]:
-    """Return a function with the given parameters for Typer, which reads its signature."""
-
-    def command(**values: Any) -> None:
-        run(values)
-
-    command.__doc__ = text
-    command.__annotations__ = {name: annotation for name, annotation, _ in parameters}
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default
-            )
-            for name, annotation, default in parameters
-        ]
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        annotation=Annotated[annotation, shown],
+        default=option.default,
     )
-    return command
 
 
 class _NumberOr(click.ParamType):  # type: ignore[type-arg]
@@ -79,6 +78,6 @@ def _read_type(hint: Any) -> tuple[Any, tuple[str, ...], bool]:
         hint, optional = inner, True
     if get_origin(hint) is Literal:
         return str, get_args(hint), optional
-    if get_origin(hint) is Iterable or get_origin(hint) is not None:
+    if get_origin(hint) is not None:
         return list[float], (), optional
     return hint, (), optional

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,18 +11,25 @@ from fedkern_flwr.errors import FedKernError, OptionError
 from ...strategies import PhaseStrategy
 from ..engines.ray_cluster import check_ray_address
 from ..methods.experiment import run_entries, summarise, versions
-from ..methods.registry import family, method
+from ..methods.registry import family, method, options
 from ..run.data import Prepared
 from ..run.entries import Entry
-from ..run.run_folder import ARTIFACTS, RunFolder, open_json_target
+from ..run.folders import chosen_folder, json_writer
+from ..run.options import Option
+from ..run.run_folder import ARTIFACTS, RunFolder
 from .console import Screen
+
+
+def run_options(name: str) -> list[Option]:
+    """Return the options of a run: those of the method, and those of its family."""
+    shared = {o.name: o for o in family(name).parameters()}
+    return list(({o.name: o for o in options(method(name))} | shared).values())
 
 
 def run_method(name: str, values: dict[str, Any]) -> None:
     """Run a method with the options of the command line, show and save the result."""
     screen = Screen(values["quiet"])
-    target = values["json_target"]
-    json_file = open_json_target(target) if target else None
+    tell = json_writer(values["json_target"])
     address = values["ray_address"]
     if values["resume"]:
         folder, config = RunFolder.open(Path(values["resume"]))
@@ -36,16 +40,15 @@ def run_method(name: str, values: dict[str, Any]) -> None:
             )
         check_ray_address(config["engine"], address)
         result = folder.result() or _execute(
-            screen, folder, config, _prepare(config), address, resume=True
+            screen, folder, config, prepare_data(config), address, resume=True
         )
     else:
         config = family(name).config(name, values)
         family(name).check(config)
         check_ray_address(config["engine"], address)
-        prepared = _prepare(config)
+        prepared = prepare_data(config)
         family(name).check_data(config, prepared)
-        default = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        folder = RunFolder.create(Path(values["out"] or default), config)
+        folder = RunFolder.create(chosen_folder(values["out"], name), config)
         try:
             result = _execute(screen, folder, config, prepared, address, resume=False)
         except FedKernError as error:
@@ -53,14 +56,11 @@ def run_method(name: str, values: dict[str, Any]) -> None:
                 folder.discard()  # it is known only now that this cannot be run
             raise
     _show(screen, folder, result)
-    text = json.dumps(result, allow_nan=False)
-    if json_file is not None:
-        json_file.write_text(f"{text}\n")
-    elif target:
-        sys.stdout.write(f"{text}\n")
+    tell(result)
 
 
-def _prepare(config: dict[str, Any]) -> Prepared:
+def prepare_data(config: dict[str, Any]) -> Prepared:
+    """Return the data of a run's settings."""
     own = family(config["method"])
     prepared: Prepared = own.prepare(own.settings.from_values(config["data"]))
     return prepared
@@ -105,14 +105,23 @@ def _execute(
             draw_done=draw_done,
         )
     summary = summarise(entry)
+    return save_result(folder, config, prepared, summary, _plots(folder, entry, summary))
+
+
+def save_result(
+    folder: RunFolder,
+    config: dict[str, Any],
+    prepared: Prepared,
+    found: dict[str, Any],
+    artifacts: dict[str, str],
+) -> dict[str, Any]:
+    """Save what a run found, with its settings and the files beside it; return all of it."""
     result = {
-        "method": config["method"],
-        "engine": config["engine"],
-        "seed": config["seed"],
+        **{name: config[name] for name in ("method", "engine", "seed")},
         "config": {**config, **prepared.facts(), "notes": list(prepared.notes)},
         "versions": versions(),
-        **summary,
-        "artifacts": {**ARTIFACTS, **_plots(folder, entry, summary)},
+        **found,
+        "artifacts": {**ARTIFACTS, **artifacts},
     }
     folder.save_result(result)
     return result

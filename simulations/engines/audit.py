@@ -28,6 +28,17 @@ from .wrapper import GridWrapper
 
 Direction = Literal["up", "down"]
 
+
+def _by_field(**kinds: dict[str, str]) -> dict[tuple[str, str], str]:
+    """Return (phase, field) -> kind of what is listed by kind: phase -> its fields."""
+    return {
+        (phase, name): kind
+        for kind, phases in kinds.items()
+        for phase, names in phases.items()
+        for name in names.split()
+    }
+
+
 #: Kinds of what a client sends. ``plain``: computed from its own rows, for the server to read.
 #: ``size``: of its table. ``declared``: what its owner says of it, such as ranges and classes.
 #: ``pseudonym``: keyed hash of an id. ``masked``: one-time padded. ``sealed``: for another client.
@@ -35,115 +46,89 @@ Direction = Literal["up", "down"]
 #: ``commitment``: digest of a random seed. ``share``: of the seed of a survivor's self mask.
 #: ``seed``: of a mask of a client that dropped out. ``key``: public. ``control``: numbers of
 #: rounds and sums, names, versions.
-_UP = {
-    ("align-hop", "sealed"): "sealed",
-    ("align-hop", "fingerprint"): "commitment",
-    ("align-tags", "fingerprint"): "commitment",
-    ("align-tags", "ids"): "pseudonym",
-    ("average", "layout"): "control",
-    ("average-evaluate", "layout"): "control",
-    ("describe", "partition"): "control",
-    ("describe", "partitions"): "control",
-    ("describe", "role"): "control",
-    ("describe", "restored"): "control",
-    ("describe", "answered"): "control",
-    ("describe", "opened"): "control",
-    ("describe", "counting"): "control",
-    ("describe", "binary"): "size",
-    ("describe", "rows"): "size",
-    ("describe", "features"): "size",
-    ("describe", "test_rows"): "size",
-    ("describe", "others"): "size",
-    ("describe", "columns"): "size",
-    ("describe", "public_key"): "key",
-    ("describe", "signature"): "key",
-    ("describe", "block"): "declared",
-    ("describe", "seeded"): "declared",
-    ("describe", "square_bound"): "declared",
-    ("describe", "absolute_bound"): "declared",
-    ("describe", "outputs"): "declared",
-    ("describe", "classes"): "declared",
-    ("describe", "labels"): "declared",
-    ("describe", "label_bound"): "declared",
-    ("describe", "labelled"): "declared",
-    ("describe", "allow_single"): "declared",
-    ("describe", "named"): "declared",
-    ("describe", "ids"): "pseudonym",
-    ("hybrid-moments", "sealed"): "sealed",
-    ("hybrid-distances", "fingerprint"): "commitment",
-    ("hybrid-blocks", "fingerprint"): "commitment",
-    ("hybrid-chain", "sent"): "sealed",
-    ("vertical-hops", "sealed"): "sealed",
-    ("describe", "group"): "declared",
-    ("describe", "product"): "declared",
-    ("svm-agent", "sealed"): "sealed",
-    ("svm-agent", "term"): "total",
-    ("svm-ring", "sealed"): "sealed",
-    ("svm-ring", "term"): "total",
-    ("svm-chain", "to_left"): "sealed",
-    ("svm-chain", "to_right"): "sealed",
-    ("svm-columns", "orthogonal"): "sealed",
-    ("svm-block", "sealed"): "sealed",
-    ("svm-multiplier", "sealed"): "sealed",
-    ("svm-owner", "sealed"): "sealed",
-    ("svm-owner", "model"): "control",
-    ("svm-recall", "sealed"): "sealed",
-    ("svm-predict", "samples"): "size",
-    ("svm-write", "samples"): "size",
-    ("gram-predict", "users"): "size",
-    ("online-predict", "samples"): "size",
-    ("sum-upload", "masked"): "masked",
-    ("sum-upload", "shares"): "sealed",
-    ("sum-upload", "backups"): "sealed",
-    ("sum-upload", "commitments"): "commitment",
-    ("sum-vote", "signature"): "key",
-    ("sum-unmask", "shares"): "share",
-    ("sum-unmask", "seeds"): "seed",
-    ("sum-recover", "shares"): "share",
-}
+_UP = _by_field(
+    sealed={
+        "align-hop": "sealed",
+        "hybrid-moments": "sealed",
+        "hybrid-chain": "sent",
+        "vertical-hops": "sealed",
+        "svm-agent": "sealed",
+        "svm-ring": "sealed",
+        "svm-chain": "to_left to_right",
+        "svm-columns": "orthogonal",
+        "svm-block": "sealed",
+        "svm-multiplier": "sealed",
+        "svm-owner": "sealed",
+        "svm-recall": "sealed",
+        "sum-upload": "shares backups",
+    },
+    commitment={
+        "align-hop": "fingerprint",
+        "align-tags": "fingerprint",
+        "hybrid-distances": "fingerprint",
+        "hybrid-blocks": "fingerprint",
+        "sum-upload": "commitments",
+    },
+    pseudonym={"align-tags": "ids", "describe": "ids"},
+    control={
+        "average": "layout",
+        "average-evaluate": "layout",
+        "describe": "partition partitions role restored answered opened counting",
+        "svm-owner": "model",
+    },
+    size={
+        "describe": "binary rows features test_rows others columns",
+        "svm-predict": "samples",
+        "svm-write": "samples",
+        "gram-predict": "users",
+        "online-predict": "samples",
+    },
+    key={"describe": "public_key signature", "sum-vote": "signature"},
+    declared={
+        "describe": "block seeded square_bound absolute_bound outputs classes labels label_bound "
+        "labelled allow_single named group product",
+    },
+    total={"svm-agent": "term", "svm-ring": "term"},
+    masked={"sum-upload": "masked"},
+    share={"sum-unmask": "shares", "sum-recover": "shares"},
+    seed={"sum-unmask": "seeds"},
+)
 #: What a client gets is ``public`` (chosen by the server, or made of released sums) but for these.
 #: ``matching``: which of its rows belong together with those of others. ``own``: of its own rows.
-_DOWN = {
-    ("align-hop", "received"): "sealed",
-    ("align-tags", "received"): "sealed",
-    ("sum-roster", "keys"): "key",
-    ("sum-roster", "signatures"): "key",
-    ("sum-unmask", "shares"): "sealed",
-    ("sum-recover", "backups"): "sealed",
-    ("sum-delivery", "padded"): "masked",
-    ("hybrid-moments", "rows"): "matching",
-    ("hybrid-distances", "rows"): "matching",
-    ("hybrid-distances", "sealed_seed"): "sealed",
-    ("hybrid-blocks", "rows"): "matching",
-    ("hybrid-blocks", "sealed_seed"): "sealed",
-    ("hybrid-chain", "received"): "sealed",
-    ("hybrid-coefficients", "predictions"): "own",
-    ("vertical-step", "rows"): "matching",
-    ("vertical-step", "finish_rows"): "matching",
-    ("vertical-step", "score_rows"): "matching",
-    ("vertical-hops", "rows"): "matching",
-    ("vertical-hops", "received"): "sealed",
-    ("vertical-train", "rows"): "matching",
-    ("vertical-train", "tests"): "matching",
-    ("vertical-outcome", "rows"): "matching",
-    ("svm-local", "sealed"): "sealed",
-    ("svm-ring", "sealed"): "sealed",
-    ("svm-chain", "from_left"): "sealed",
-    ("svm-chain", "from_right"): "sealed",
-    ("svm-columns", "take"): "matching",
-    ("svm-columns", "place"): "matching",
-    ("svm-visit", "coordinates"): "sealed",
-    ("svm-visit", "message"): "sealed",
-    ("svm-visit", "weights"): "sealed",
-    ("svm-multiplier", "sealed"): "sealed",
-    ("svm-multiplier", "vectors"): "sealed",
-    ("svm-contribute", "sealed"): "sealed",
-    ("svm-write", "take"): "matching",
-    ("svm-contribute", "take"): "matching",
-    ("svm-contribute", "place"): "matching",
-    ("svm-owner", "take"): "matching",
-    ("svm-owner", "place"): "matching",
-}
+_DOWN = _by_field(
+    sealed={
+        "align-hop": "received",
+        "align-tags": "received",
+        "sum-unmask": "shares",
+        "sum-recover": "backups",
+        "hybrid-distances": "sealed_seed",
+        "hybrid-blocks": "sealed_seed",
+        "hybrid-chain": "received",
+        "vertical-hops": "received",
+        "svm-local": "sealed",
+        "svm-ring": "sealed",
+        "svm-chain": "from_left from_right",
+        "svm-visit": "coordinates message weights",
+        "svm-multiplier": "sealed vectors",
+        "svm-contribute": "sealed",
+    },
+    key={"sum-roster": "keys signatures"},
+    masked={"sum-delivery": "padded"},
+    matching={
+        "hybrid-moments": "rows",
+        "hybrid-distances": "rows",
+        "hybrid-blocks": "rows",
+        "vertical-step": "rows finish_rows score_rows",
+        "vertical-hops": "rows",
+        "vertical-train": "rows tests",
+        "vertical-outcome": "rows",
+        "svm-columns": "take place",
+        "svm-write": "take",
+        "svm-contribute": "take place",
+        "svm-owner": "take place",
+    },
+    own={"hybrid-coefficients": "predictions"},
+)
 #: Fields whose values are sealed for the next client or, at the end of the way, for the server to
 #: read. Sealed numbers are longer by nonce and tag, so that bare ones cannot pass for them.
 _SOME_SEALED = {("up", "hybrid-chain", "sent"): "sent to the server"}

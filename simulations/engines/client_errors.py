@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fedkern_flwr.errors import FedKernError
-from fedkern_flwr.exchange import mark_error
+from fedkern_flwr.failure import mark_error
 from fedkern_flwr.flower_compat import CLIENT_RAISED
 from fedkern_flwr.node.failures import describe_raised
 

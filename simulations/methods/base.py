@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -15,9 +15,22 @@ from fedkern_flwr.summing import SummingStrategy
 from ...strategies import PhaseStrategy
 from ..engines import DropOut
 from ..run.data import Prepared, Settings
-from ..run.entries import Entry, check_seed
-from ..run.options import Option, options
-from .common import Column, per_draw
+from ..run.entries import Entry, average, check_seed
+from ..run.options import RUN, Option, of_settings, options
+from .common import (
+    DROP,
+    ENGINE,
+    RAY_ADDRESS,
+    RESULT,
+    TIMEOUT,
+    Column,
+    Shown,
+    cost_rows,
+    failure_rows,
+    per_draw,
+    server_row,
+)
+from .new_rows import PredictRows, SavedRun, read_rows, write_rows
 
 Config = Mapping[str, Any]
 
@@ -38,14 +51,30 @@ class Family(ABC, Generic[S, P]):
         The strategies of the family.
     settings : type of Settings
         The settings of its data; each field is one of the :meth:`parameters`.
+    data : str
+        The data set by default.
+    own_options : tuple of Option
+        Options of a run of these methods, beside those of the data and of all runs.
+    repetitions, seeded : str
+        What is averaged, and what the seed decides.
+    secured_by : (str, str, str)
+        The option that decides whether sums are secure, the choice that makes them so, the others.
+    always_secure : str
+        Why there are no other sums, where there are none.
     run_options : tuple of str
         Parameters that the configuration of a run keeps beside the common ones.
     draws : str
         What the repetitions of a run are, in the plural.
     columns : dict
         Columns for the tables of comparisons, by name.
+    shown : tuple of Shown
+        Metrics that the table of a run shows.
     reading : tuple of str
         How to read the methods and figures; columns say it themselves.
+    predict_rows : callable or None
+        Returns the outputs of new rows, or raises a :class:`TableError`.
+    unpredictable : (str, str)
+        Why models predict no rows of a file, and what to do instead.
     left_out : str
         Why rows are not predicted.
     app : str
@@ -60,10 +89,22 @@ class Family(ABC, Generic[S, P]):
 
     strategies: ClassVar[tuple[type[PhaseStrategy], ...]]
     settings: type[S]
+    data: ClassVar[str]
+    own_options: ClassVar[Sequence[Option]] = ()
+    repetitions: ClassVar[str]
+    secured_by: ClassVar[tuple[str, str, str] | None] = None
+    always_secure: ClassVar[str] = ""
+    seeded: ClassVar[str]
     run_options: ClassVar[tuple[str, ...]] = ()
     draws: ClassVar[str] = "draws"
     columns: ClassVar[Mapping[str, Column]]
+    shown: ClassVar[Sequence[Shown]] = ()
     reading: ClassVar[tuple[str, ...]] = ()
+    predict_rows: ClassVar[PredictRows | None] = None
+    unpredictable: ClassVar[tuple[str, str]] = (
+        "models of {} do not predict the rows of a file",
+        "load its model in Python with fedkern_flwr.model_file.load_model",
+    )
     left_out: ClassVar[str] = "they lack a value"
     app: ClassVar[str] = ""
     deployable: ClassVar[tuple[str, ...]] = ()
@@ -72,9 +113,30 @@ class Family(ABC, Generic[S, P]):
 
     # -- a run's configuration
 
-    @abstractmethod
     def parameters(self) -> list[Option]:
         """Return the options of a run that are not the strategy's, as the help shows them."""
+        return [
+            *of_settings(self.settings, self.data),
+            *self.own_options,
+            Option("runs", int, 1, self.repetitions, RUN),
+            ENGINE,
+            RAY_ADDRESS,
+            *self.secure_options(),
+            Option("seed", int, 0, f"Seed of {self.seeded}.", RUN),
+            DROP,
+            TIMEOUT,
+            *RESULT,
+        ]
+
+    def secure_options(self) -> list[Option]:
+        """Return the option ``secure``, if there is one."""
+        what = "Secure sums: always; --no-secure is refused."
+        if self.secured_by is not None:
+            option, secure, _ = self.secured_by
+            what = f"Refuse the run unless --{option} is {secure}, or unless it is not."
+        elif not self.always_secure:
+            return []
+        return [Option("secure", bool | None, None, what, RUN)]
 
     def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Make the configuration of a run from the values of the command line.
@@ -84,7 +146,13 @@ class Family(ABC, Generic[S, P]):
         dict
             ``method``, ``data`` (the settings), ``options`` (of the strategy), and the options of
             the run. JSON, and all that is needed to run again.
+
+        Raises
+        ------
+        OptionError
+            Options contradict each other.
         """
+        self._check_secure(values)
         strategy = self._strategy(name)
         data = asdict(self.settings.from_values(values))
         if Path(data["data"]).is_file():
@@ -175,19 +243,52 @@ class Family(ABC, Generic[S, P]):
     ) -> tuple[int, int]:
         """Predict the rows of a file with the model of a run; return (predicted, left out).
 
+        Parameters
+        ----------
+        folder : Path
+            Folder of the run.
+        config : mapping
+            The run's configuration.
+        data : Path
+            File with the columns of the training data; others are ignored, as is a label. Values
+            beyond the training rows' range are clipped to it.
+        id_column : str or None
+            Column of record ids; row numbers by default.
+        out : Path
+            CSV file: id, then the predicted class and the outputs, or the predicted value.
+
         Raises
         ------
         OptionError
             Models of this family do not predict new rows.
+        TableError
+            The file lacks a column of the model, or every row lacks a value.
+        CheckpointError
+            The folder has no model.
         """
-        raise OptionError(
-            f"models of {config['method']} do not predict the rows of a file",
-            remedy="load its model in Python with fedkern_flwr.model_file.load_model",
-        )
+        if self.predict_rows is None:
+            problem, remedy = self.unpredictable
+            raise OptionError(problem.format(config["method"]), remedy=remedy)
+        run = SavedRun.open(folder, config)
+        label = str(config["data"].get("label") or "")
+        x, ids = read_rows(data, run.scaling, id_column, label, scaled=self.scales_rows(run))
+        found = self.predict_rows(run, x)
+        write_rows(out, ids, found, run.scaling)
+        return len(found), len(x) - len(found)
 
-    @abstractmethod
+    def scales_rows(self, run: SavedRun) -> bool:
+        """Tell whether new rows are scaled as those of the run were, or stay as they are."""
+        return True
+
     def summarise(self, entry: Entry) -> dict[str, Any]:
-        """Average the results of an entry's draws, see :func:`average`."""
+        """Average the results of an entry's draws; history and matched rows are the first one's."""
+        first = entry.results[0]
+        history = first["history"]
+        last = history[-1]["survivors"] if history and "survivors" in history[-1] else 0
+        found = average(
+            entry.results, metrics={}, history=history, survivors=first.get("survivors", last)
+        )
+        return {**{name: first[name] for name in first if name == "matched"}, **found}
 
     def per_draw(self, entry: Entry) -> dict[str, Any]:
         """Return figures of the single draws that a comparison keeps: metrics and seconds."""
@@ -199,13 +300,44 @@ class Family(ABC, Generic[S, P]):
     def size(self, facts: Mapping[str, Any]) -> str:
         """Return the size of a run from what :meth:`Prepared.facts` returns."""
 
-    @abstractmethod
     def rows(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return (name, figure) of what is shown of a run's result."""
+        return [
+            *self.figures(result),
+            *cost_rows(result),
+            *self.seen(result),
+            *failure_rows(result),
+        ]
 
-    @abstractmethod
+    def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
+        """Return the rows that say how good a model is."""
+        return [row for shown in self.shown for row in shown.rows(result["metrics"])]
+
+    def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
+        """Return the rows that say what the server saw, and what else there is to say."""
+        return [server_row(result)]
+
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
-        """Draw the plots of a run; return name of the artifact -> file."""
+        """Draw the plots of a run, by default none; return name of the artifact -> file."""
+        return {}
+
+    def _check_secure(self, values: Mapping[str, Any]) -> None:
+        """Refuse ``--secure`` where another option says that it is not, and the other way round."""
+        wanted = values.get("secure")
+        if self.always_secure and wanted is False:
+            raise OptionError(
+                f"this method has secure sums only: {self.always_secure}",
+                remedy="leave out --no-secure",
+            )
+        if self.secured_by is None or wanted is None:
+            return
+        option, secure, others = self.secured_by
+        if wanted != (values[option] == secure):
+            flag, better = ("--secure", secure) if wanted else ("--no-secure", others)
+            raise OptionError(
+                f"the {option} is {values[option]}",
+                remedy=f"leave out {flag}, or use --{option} {better}",
+            )
 
     def _strategy(self, name: str) -> type[PhaseStrategy]:
         return next(cls for cls in self.strategies if cls.method == name)
@@ -217,3 +349,44 @@ def _refuse_options_of_sums(strategy: type[PhaseStrategy], chosen: Mapping[str, 
         if name in chosen and chosen[name] != defaults.get(name):
             flag = name.replace("_", "-")
             raise OptionError(f"--{flag} is for secure sums", remedy="add --secure")
+
+
+def check_rounds(config: Config) -> None:
+    """Refuse a number of rounds below one.
+
+    Raises
+    ------
+    OptionError
+    """
+    rounds = config["data"]["rounds"]
+    if rounds is not None and rounds < 1:
+        raise OptionError(f"rounds is {rounds}", remedy="use at least 1")
+
+
+def check_numbers(prepared: Prepared, option: str, chosen: str | None, of_numbers: str) -> None:
+    """Refuse what is for classes where the labels are numbers.
+
+    Raises
+    ------
+    OptionError
+    """
+    if chosen not in (None, of_numbers) and not prepared.facts()["classes"]:
+        raise OptionError(
+            f"{option} {chosen} is for classes, the labels are numbers",
+            remedy=f"use --{option} {of_numbers}, or --task classification",
+        )
+
+
+def same_number(values: Mapping[str, Any], name: str) -> int | None:
+    """Return a number that may be named ``clients`` as well; None where it is not given.
+
+    Raises
+    ------
+    OptionError
+        Both are given, and differ.
+    """
+    own: int | None = values[name]
+    clients: int | None = values["clients"]
+    if None not in (own, clients) and own != clients:
+        raise OptionError(f"{own} {name} are not {clients} clients", remedy="leave out --clients")
+    return clients if own is None else own

@@ -4,40 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..engines import Engine
 from ..run.entries import Entry
 from ..run.format import count, figure, megabytes, size
-from ..run.options import DATA, RUN, Option
+from ..run.options import RUN, Option
 
 Summary = Mapping[str, Any]
+Writer = Callable[[float | None], str]
 
 
-def source(data: str) -> list[Option]:
-    """Return the options that name the table, by default a built-in one."""
-    return [
-        Option("data", str, data, "Built-in data set, or a .npz, .csv or .parquet file.", DATA),
-        Option("label", str | None, None, "Label column (npz: array, or column of y).", DATA),
-        Option(
-            "target", str | None, None, "Feature column (index or name) to predict instead.", DATA
-        ),
-        Option("id_column", str | None, None, "Column of record ids.", DATA, "--id"),
-        Option("site_column", str | None, None, "Column of sites.", DATA, "--site"),
-    ]
-
-
-def held_out(share: float) -> Option:
-    """Return the option of the share of rows held out."""
-    return Option("test_size", float, share, "Share of rows held out for a last evaluation.", DATA)
-
-
-def seed(what: str) -> Option:
-    """Return the option of the seed; ``what`` names what it decides."""
-    return Option("seed", int, 0, f"Seed of {what}.", RUN)
-
-
-TRAIN_ROWS = Option("train_rows", int | None, None, "Learn from a choice of so many rows.", DATA)
 ENGINE = Option("engine", Engine, "in-process", "Engine.", RUN)
 RAY_ADDRESS = Option(
     "ray_address",
@@ -45,14 +23,6 @@ RAY_ADDRESS = Option(
     None,
     "Engine ray: host:port of a Ray cluster that is there already, or auto (default: the "
     "environment variable RAY_ADDRESS, else Ray is started here).",
-    RUN,
-)
-SECURE = Option(
-    "secure",
-    bool,
-    False,
-    "Secure sums: the server sees sums over the clients, no client's update; costs an "
-    "exchange more per round, and rounds with too few clients are lost.",
     RUN,
 )
 DROP = Option("drop", float, 0.0, "Probability that a client vanishes in a round.", RUN)
@@ -97,7 +67,7 @@ class Column:
     headings: tuple[str, ...]
     cells: Callable[[Summary], list[str]]
     rank: Callable[[Summary], float | None] | None = None
-    paper: Callable[[float | None], str] = figure
+    paper: Writer = figure
     values: Callable[[Summary], list[float | None]] | None = None
     higher_is_better: bool = False
     reading: str = ""
@@ -138,9 +108,7 @@ COSTS: dict[str, Column] = {
         "read. What sums and released matrices say of the rows is not counted here.",
     ),
     "seconds": Column(
-        ("seconds",),
-        lambda s: [figure(s["seconds"], 1)],
-        reading="Seconds depend on the machine.",
+        ("seconds",), lambda s: [figure(s["seconds"], 1)], reading="Seconds depend on the machine."
     ),
     "megabytes": Column(
         ("MB up", "MB down"),
@@ -168,32 +136,27 @@ def range_cells(name: str, digits: int) -> Callable[[Summary], list[str]]:
     return cells
 
 
-def accuracy(digits: int, paper: Callable[[float | None], str] = figure) -> Column:
+def accuracy(places: int, paper: int = 2) -> Column:
     """Return the column of accuracies."""
     return Column(
         ("accuracy", "range"),
-        range_cells("test_accuracy", digits),
+        range_cells("test_accuracy", places),
         rank=lambda s: -(s["metrics"].get("test_accuracy") or 0.0),
-        paper=paper,
+        paper=digits(paper),
         values=drawn("test_accuracy"),
         higher_is_better=True,
         reading="Accuracy: of held-out rows, mean and range over the draws.",
     )
 
 
-def rmse(digits: int) -> Column:
+def rmse(places: int) -> Column:
     """Return the column of root mean squared errors."""
     return Column(
         ("RMSE", "range"),
-        range_cells("test_rmse", digits),
+        range_cells("test_rmse", places),
         rank=lambda s: s["metrics"].get("test_rmse"),
         reading="RMSE: of held-out rows, in the unit of the label; mean and range over the draws.",
     )
-
-
-def to_pooled(reading: str, metric: str = "centralised_difference") -> Column:
-    """Return the column of what parts a model from that of pooled data."""
-    return Column(("to pooled",), lambda s: [scientific(s["metrics"].get(metric))], reading=reading)
 
 
 def scientific(value: float | None) -> str:
@@ -201,11 +164,90 @@ def scientific(value: float | None) -> str:
     return "-" if value is None else f"{value:.1e}"
 
 
+def digits(count: int) -> Writer:
+    """Return what writes a figure with so many digits."""
+    return partial(figure, digits=count)
+
+
+def metric(
+    heading: str,
+    name: str,
+    write: int | Writer = scientific,
+    *,
+    paper: int | None = None,
+    **more: Any,
+) -> Column:
+    """Return the column of a metric's mean over the draws.
+
+    Parameters
+    ----------
+    heading, name : str
+        Of the column, and of the metric.
+    write : int or callable
+        Digits, or what writes the mean.
+    paper : int, optional
+        Digits of the paper's figure, with which the draws are compared.
+    **more
+        See :class:`Column`.
+    """
+    written: Writer = digits(write) if isinstance(write, int) else write
+    if paper is not None:
+        more = {"paper": digits(paper), "values": drawn(name), **more}
+    return Column((heading,), lambda s: [written(s["metrics"].get(name))], **more)
+
+
+def short(value: float | None) -> str:
+    """Write an option that was chosen; - for none."""
+    return "-" if value is None else f"{value:.3g}"
+
+
+def to_pooled(reading: str, name: str = "centralised_difference") -> Column:
+    """Return the column of what parts a model from that of pooled data."""
+    return metric("to pooled", name, reading=reading)
+
+
 def per_draw(entry: Entry) -> dict[str, list[Any]]:
     """Return each metric's values in the single draws, and their ``seconds``."""
     names = {name for result in entry.results for name in result["metrics"]}
     found = {n: [r["metrics"].get(n) for r in entry.results] for n in sorted(names)}
     return found | {"seconds": [result["seconds"] for result in entry.results]}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A row of a run's table that shows a metric, where there is one.
+
+    Attributes
+    ----------
+    metric, text : str
+    write : int or callable
+        Digits, or what writes it.
+    zero : bool
+        Whether zero is shown.
+    """
+
+    metric: str
+    text: str
+    write: int | Writer = 4
+    zero: bool = True
+
+    def rows(self, metrics: Mapping[str, Any]) -> list[list[str]]:
+        """Return the row, if there is one."""
+        value = metrics.get(self.metric)
+        write = digits(self.write) if isinstance(self.write, int) else self.write
+        here = value is not None if self.zero else bool(value)
+        return [[self.text, write(value)]] if here else []
+
+
+#: How good a model is.
+JUDGED = (
+    Shown("test_accuracy", "accuracy on held-out rows"),
+    Shown("test_recall", "  recall"),
+    Shown("test_precision", "  precision"),
+    Shown("test_rmse", "RMSE on held-out rows"),
+)
+DIFFERENCE = Shown("centralised_difference", "largest difference to pooled", scientific)
+ITERATIONS = Shown("iterations", "iterations", lambda v: figure(v, 1).removesuffix(".0"))
 
 
 def cost_rows(result: Summary) -> list[list[str]]:

@@ -12,48 +12,36 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.gram.values import count_values
-from fedkern_flwr.vertical.parties import MissingRows
 
 from ... import strategies
 from ...strategies import PhaseStrategy, SecureGram
-from ..run.entries import Entry, average
-from ..run.format import figure
-from ..run.options import DATA, RUN, Option
-from .base import Config, Family
+from ..run.options import RUN, Option
+from .base import Config
 from .common import (
     COSTS,
-    TRAIN_ROWS,
-    Column,
+    DIFFERENCE,
+    JUDGED,
+    Shown,
     accuracy,
-    cost_rows,
-    failure_rows,
-    held_out,
+    metric,
     rmse,
     scientific,
-    server_row,
-    source,
+    short,
     to_pooled,
 )
 from .gram_data import GramSettings, InstanceData, prepare_gram
-from .gram_learner import Learner, Machine, choose_machine
-from .gram_options import (
-    check_cohorts,
-    check_rounds,
-    common_options,
-    kernel_rows,
-    ratings_dealt,
-    ratings_source,
-    refuse_plain,
-)
-from .labelled_data import Task
+from .gram_learner import Learner, Machine
+from .gram_options import MatrixFamily
+from .gram_predict import predict_rows, train_machine
+from .new_rows import SavedRun
 from .rating_data import RatingData, rows_of
 
 _COLUMNS = {
     "accuracy": accuracy(4),
     "rmse": rmse(4),
-    "error": Column(
-        ("error of K",),
-        lambda s: [scientific(s["metrics"].get("max_abs_error"))],
+    "error": metric(
+        "error of K",
+        "max_abs_error",
         reading="Error of K: largest difference of an entry of the Gram matrix from that of pooled "
         "data; counts are exact, features are rounded.",
     ),
@@ -61,12 +49,12 @@ _COLUMNS = {
         "To pooled: largest difference of an output of the machine that the coordinator trains on "
         "the kernel from that of the same machine on pooled, rounded features."
     ),
-    "items": Column(("items",), lambda s: [figure(s["metrics"].get("items"), 0)]),
+    "items": metric("items", "items", 0),
     **COSTS,
 }
 
 
-class GramFamily(Family[GramSettings, RatingData | InstanceData]):
+class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
     """Secure Gram."""
 
     strategies = (strategies.SecureGram,)
@@ -74,47 +62,30 @@ class GramFamily(Family[GramSettings, RatingData | InstanceData]):
     run_options = ("learner", "cost")
     draws = "runs"
     columns = _COLUMNS
-
-    def parameters(self) -> list[Option]:
-        """Return the options of a run that are not the strategy's."""
-        table = [option for option in source("") if option.name != "data"]
-        return [
-            Option(
-                "data",
-                str,
-                "nyc-flights",
-                "Ratings (built-in, u.data, ratings.dat, .inter, or a table with --user and "
-                "--item), or a table (built-in, .npz, .csv, .parquet).",
-                DATA,
-            ),
-            *ratings_source()[1:],
-            *ratings_dealt(),
-            *table,
-            Option("missing", MissingRows, "error", "Rows of a table that lack a value.", DATA),
-            Option("task", Task, "auto", "What a table's labels are.", DATA),
-            Option("positive", float | None, None, "Class that is told from all others.", DATA),
-            TRAIN_ROWS,
-            held_out(0.25),
-            Option("learner", Learner, "svc", "Of a table: machine trained on the kernel.", RUN),
-            Option(
-                "cost",
-                float | None,
-                None,
-                "C of svc or lambda of ridge (default: cross-validation at the coordinator).",
-                RUN,
-            ),
-            *common_options("split and nodes that take part"),
-        ]
-
-    def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the configuration of a run; refuse what contradicts itself."""
-        refuse_plain(values)
-        return super().config(name, values)
+    shown = (
+        *JUDGED,
+        Shown("gamma", "gamma", short),
+        Shown("cost", "C, or lambda", short),
+        DIFFERENCE,
+        Shown("max_abs_error", "largest error of K", scientific),
+        Shown("error_bound", "  bound of rounding", scientific, zero=False),
+    )
+    predict_rows = staticmethod(predict_rows)
+    own_options = (
+        Option("learner", Learner, "svc", "Of a table: machine trained on the kernel.", RUN),
+        Option(
+            "cost",
+            float | None,
+            None,
+            "C of svc or lambda of ridge (default: cross-validation at the coordinator).",
+            RUN,
+        ),
+    )
+    seeded = "split and nodes that take part"
 
     def check(self, config: Config) -> None:
         """Refuse options that cannot work before any data is read."""
         super().check(config)
-        check_rounds(config)
         if config["cost"] is not None and not 0.0 < config["cost"] < np.inf:
             raise OptionError(f"cost is {config['cost']}", remedy="use a positive number")
 
@@ -127,7 +98,6 @@ class GramFamily(Family[GramSettings, RatingData | InstanceData]):
         """
         super().check_data(config, prepared)
         strategy = SecureGram(**config["options"])
-        check_cohorts(strategy, prepared.num_clients)
         if isinstance(prepared, RatingData):
             refuse_options_of_tables(config)
         if isinstance(prepared, InstanceData):
@@ -148,26 +118,21 @@ class GramFamily(Family[GramSettings, RatingData | InstanceData]):
         assert isinstance(strategy, SecureGram)
         if isinstance(prepared, RatingData):
             return {"max_abs_error": ratings_error(strategy, prepared)}
-        return judge_table(strategy, prepared, config.get("learner", "svc"), config.get("cost"))
+        return judge_table(strategy, prepared, config)
 
-    def predict(
-        self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
-    ) -> tuple[int, int]:
-        """Predict the rows of a file with the kernel of a run."""
-        from .gram_predict import predict_rows
+    def scales_rows(self, run: SavedRun) -> bool:
+        """Tell whether the matrix is one of scaled features, and not of counts.
 
-        return predict_rows(folder, config, data, id_column, out)
-
-    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
-        """Return how many nodes were summed."""
-        assert isinstance(strategy, SecureGram)
-        return {"survivors": len(strategy.survivors_)}
-
-    def summarise(self, entry: Entry) -> dict[str, Any]:
-        """Average the runs; the history is that of the first."""
-        first = entry.results[0]
-        survivors = first["survivors"]
-        return average(entry.results, metrics={}, history=first["history"], survivors=survivors)
+        Raises
+        ------
+        OptionError
+            The run had no labels.
+        """
+        if "items" in run.scaling:
+            raise OptionError(
+                "ratings have no labels to predict", remedy="use fedkern run fed-cfk to recommend"
+            )
+        return bool(run.meta["encoding"] != "counts")
 
     def size(self, facts: Mapping[str, Any]) -> str:
         """Return the numbers of nodes, users and items, or of rows."""
@@ -176,36 +141,12 @@ class GramFamily(Family[GramSettings, RatingData | InstanceData]):
         rows = f"{facts['rows']} training and {facts['held_out_rows']} held-out rows"
         return f"{facts['clients']} parties, {rows}"
 
-    def rows(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return how exact the matrix is, how good a machine on it, what it cost."""
-        metrics, rows = result["metrics"], []
-        for name, text in (
-            ("test_accuracy", "accuracy on held-out rows"),
-            ("test_recall", "  recall"),
-            ("test_precision", "  precision"),
-            ("test_rmse", "RMSE on held-out rows"),
-        ):
-            if metrics.get(name) is not None:
-                rows.append([text, figure(metrics[name], 4)])
-        for name, text in (("gamma", "gamma"), ("cost", "C, or lambda")):
-            if metrics.get(name) is not None:
-                rows.append([text, f"{metrics[name]:.3g}"])
-        if metrics.get("centralised_difference") is not None:
-            rows.append(
-                ["largest difference to pooled", scientific(metrics["centralised_difference"])]
-            )
-        rows += [["largest error of K", scientific(metrics["max_abs_error"])]]
-        if metrics.get("error_bound"):
-            rows.append(["  bound of rounding", scientific(metrics["error_bound"])])
-        plain = 8e-6 * metrics["catalogue"] ** 2
+    def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
+        """Return what a node sent, and what the server saw."""
+        plain = 8e-6 * result["metrics"]["catalogue"] ** 2
         each = result["bytes_up"] / 1e6 / max(1, result["config"]["clients"])
-        sent = [["MB per node", f"{each:.2f} (plain float64 matrix: {plain:.2f})"]]
-        rows += [*kernel_rows(result), *cost_rows(result), *sent, server_row(result)]
-        return rows + failure_rows(result)
-
-    def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
-        """Draw nothing: a run has one matrix."""
-        return {}
+        sent = f"{each:.2f} (plain float64 matrix: {plain:.2f})"
+        return [["MB per node", sent], *super().seen(result)]
 
 
 def refuse_options_of_tables(config: Config) -> None:
@@ -269,9 +210,7 @@ def ratings_error(strategy: SecureGram, prepared: RatingData) -> int:
     return int(np.abs(strategy.gram_ - exact).max())
 
 
-def judge_table(
-    strategy: SecureGram, prepared: InstanceData, learner: str, cost: float | None
-) -> dict[str, Any]:
+def judge_table(strategy: SecureGram, prepared: InstanceData, config: Config) -> dict[str, Any]:
     """Train a machine on the kernel of a run; return its metrics, seconds and the errors."""
     seed = strategy.seed or 0
     part = prepared.split(seed)
@@ -285,17 +224,8 @@ def judge_table(
     if not (~train).any() or len(np.unique(y[train])) < 2:
         return found
     started = time.perf_counter()
-    machine = choose_machine(
-        gram[np.ix_(train, train)],
-        strategy.rows_,
-        y[train],
-        strategy.dot_kernel_,
-        part.classes,
-        learner=learner,
-        gamma=strategy.gamma,
-        cost=cost,
-        seed=seed,
-    )
+    own = gram[np.ix_(train, train)]
+    machine = train_machine(strategy, own, y[train], part.classes, config, seed)
     outputs = predict_held_out(machine, gram, y, train)
     seconds = time.perf_counter() - started
     steps = 2.0**strategy.fraction_bits
@@ -314,10 +244,7 @@ def judge_table(
 
 
 def predict_held_out(
-    machine: Machine,
-    gram: NDArray[np.float64],
-    y: NDArray[np.float64],
-    train: NDArray[np.bool_],
+    machine: Machine, gram: NDArray[np.float64], y: NDArray[np.float64], train: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
     """Return the outputs of the rows held out."""
     kernel = machine.kernel.matrix(gram, machine.rows)

@@ -2,67 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.interactions import is_interactions
+from fedkern_flwr.tables.table import Table
 from fedkern_flwr.vertical.parties import MissingRows
 
 from ...clients import GramClient
 from ...strategies import PhaseStrategy, SecureGram
 from ..engines.ray import ClientFn
 from ..run.datasets import BUILTIN_INTERACTIONS
-from .labelled_data import (
-    DealtData,
-    LabelledSettings,
-    constant_columns,
-    labelled_rows,
-    part_rows,
-    pool_rows,
-    read_task,
-    scale,
-)
-from .pooled import PooledSplit, pool
-from .rating_data import RatingData, RatingSettings
+from .clients import DealtClients
+from .labelled_data import DealtData, DealtTable, LabelledSettings, named_columns
+from .rating_data import RatingColumns, RatingData, RatingSettings
 
 Floats = NDArray[np.float64]
 _PARTIES = 4
 
 
 @dataclass(frozen=True)
-class GramSettings(LabelledSettings):
+class GramSettings(RatingColumns, LabelledSettings):
     """Which table or ratings are used, and who gets which columns or users.
+
+    A table's columns are dealt to 4 clients by default.
 
     Attributes
     ----------
-    test_size : float
-        Of a table: share of each class's rows held out.
+    data : str
+        Ratings (built-in, u.data, ratings.dat, .inter, or a table with --user and --item), or a
+        table (built-in, .npz, .csv, .parquet).
     missing : {"error", "drop-row"}
-        Of a table: what to do with rows that lack a value.
-    user, item, rating, time, min_rating, clients, users_per_client, rounds
-        See :class:`~fedkern_flwr.simulations.methods.rating_data.RatingSettings`; a table's
-        columns are dealt to 4 clients by default.
+        Rows of a table that lack a value.
+    task : {"auto", "classification", "regression"}
+        What a table's labels are.
     """
-
-    adjustable: ClassVar[frozenset[str]] = frozenset({"clients"})
 
     test_size: float = 0.25
     missing: MissingRows = "error"
-    user: str | None = None
-    item: str | None = None
-    rating: str | None = None
-    time: str | None = None
-    min_rating: float | None = None
-    clients: int | None = None
-    users_per_client: int | None = None
-    rounds: int | None = None
 
     @property
     def rates(self) -> bool:
@@ -80,34 +63,20 @@ class GramSettings(LabelledSettings):
         return RatingSettings(**{**{n: getattr(self, n) for n in names}, "test_size": 0.0})
 
 
-@dataclass(frozen=True)
-class Instances:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Instances(DealtTable):
     """One split of a table.
 
     Attributes
     ----------
-    raw, x : ndarray, shape (n, d)
-        Features as they are, and scaled to [0, 1] by the range of the training rows.
-    y : ndarray, shape (n,)
-        Labels; of a regression scaled so that those of the training rows are in [-1, 1].
-    train : ndarray of bool, shape (n,)
+    raw : ndarray, shape (n, d)
+        Features as they are.
     parts : tuple of ndarray
         Columns of each party.
-    classes : tuple of float
-        Empty for a regression.
-    scaling : dict
-        How the table was scaled, plain values.
-    notes : tuple of str
     """
 
     raw: Floats
-    x: Floats
-    y: Floats
-    train: NDArray[np.bool_]
     parts: tuple[NDArray[np.intp], ...]
-    classes: tuple[float, ...]
-    scaling: Mapping[str, Any]
-    notes: tuple[str, ...]
 
     def features(self, encoding: str) -> Floats:
         """Return what is summed: whole numbers as they are, or scaled features."""
@@ -115,7 +84,7 @@ class Instances:
 
 
 @dataclass(frozen=True)
-class InstanceClients:
+class InstanceClients(DealtClients):
     """A ``client_fn``: parties with columns of a table.
 
     Attributes
@@ -127,22 +96,18 @@ class InstanceClients:
     x_new : ndarray, shape (new, d), or None
     """
 
+    kind = GramClient
     x: Floats
     parts: tuple[NDArray[np.intp], ...]
     merge: Any = "disjoint"
     state_dir: Path | None = None
     x_new: Floats | None = None
 
-    def __call__(self, context: Context) -> GramClient:
-        """Build the client of a node."""
-        columns = self.parts[int(context.node_config["partition-id"])]
-        return GramClient(
-            context,
-            self.x[:, columns].T,
-            x_new=None if self.x_new is None else self.x_new[:, columns].T,
-            merge=self.merge,
-            state_dir=self.state_dir,
-        )
+    def arguments(self, partition: int) -> dict[str, Any]:
+        """Return the columns of a node."""
+        own = self.parts[partition]
+        x_new = None if self.x_new is None else self.x_new[:, own].T
+        return {"x": self.x[:, own].T, "x_new": x_new, "merge": self.merge}
 
 
 class InstanceData(DealtData[GramSettings, Instances]):
@@ -159,16 +124,13 @@ class InstanceData(DealtData[GramSettings, Instances]):
     """
 
     def __init__(self, settings: GramSettings) -> None:
-        super().__init__(settings)
         for name in ("users_per_client", "min_rating", "rating", "time"):
             if getattr(settings, name) is not None:
                 raise OptionError(
                     f"{name.replace('_', '-')} is for ratings, {settings.data} is a table",
                     remedy="leave it out, or name the columns of ratings with --user and --item",
                 )
-        first = self.split(settings.seed)
-        self.columns = tuple(first.scaling["columns"])
-        self.notes = first.notes + constant_columns(first.x[first.train], self.columns)
+        super().__init__(settings)
 
     @property
     def num_clients(self) -> int:
@@ -182,7 +144,7 @@ class InstanceData(DealtData[GramSettings, Instances]):
         x = part.features(strategy.encoding)
         return InstanceClients(x, part.parts, strategy.merge, state_dir)
 
-    def variant(self, strategy: PhaseStrategy) -> Hashable:
+    def variant(self, strategy: PhaseStrategy) -> tuple[Hashable, ...]:
         """Return what the clients depend on: what is summed and how, and the split."""
         assert isinstance(strategy, SecureGram)
         seed = strategy.seed if self.settings.resplit else 0
@@ -194,37 +156,19 @@ class InstanceData(DealtData[GramSettings, Instances]):
 
     def facts(self) -> dict[str, Any]:
         """Return who got which columns, and how many rows there are."""
-        first = self.split(self.settings.seed)
-        return {
-            "clients": self.num_clients,
-            "columns": [[self.columns[c] for c in part] for part in first.parts],
-            "rows": int(first.train.sum()),
-            "held_out_rows": int((~first.train).sum()),
-            "classes": list(first.classes),
-        }
+        parts = self.split(self.settings.seed).parts
+        return {**super().facts(), "columns": named_columns(self.columns, parts)}
 
-    def pooled(self, seed: int) -> PooledSplit:
-        """Return the split of a run in the hands of a single owner."""
-        return pool(self.split(seed))
-
-    def deal(self, seed: int) -> Instances:
-        """Load the table, split and scale it, deal its columns."""
-        settings = self.settings
-        table = settings.load(settings.missing)
-        if settings.resplit and table.x_test is not None and table.y_test is not None:
-            table = pool_rows(table)
-        table, train = part_rows(settings, table, seed)
-        rows = labelled_rows(settings, table, train, seed)
-        table, train = table.take(rows), train[rows]
-        x, y, classes, scaling = scale(settings, table, train)
-        if not 2 <= self.num_clients <= len(table.columns):
+    def deal(self, found: DealtTable, table: Table, seed: int) -> Instances:
+        """Deal the columns to the parties."""
+        columns, parties = len(table.columns), self.num_clients
+        if not 2 <= parties <= columns:
             raise OptionError(
-                f"{len(table.columns)} columns cannot be dealt to {self.num_clients} clients",
-                remedy=f"use 2 to {len(table.columns)} clients",
+                f"{columns} columns cannot be dealt to {parties} clients",
+                remedy=f"use 2 to {columns} clients",
             )
-        parts = tuple(np.array_split(np.arange(len(table.columns)), self.num_clients))
-        notes = (*table.notes, *read_task(settings, table)[1])
-        return Instances(table.x, x, y, train, parts, classes, scaling, notes)
+        parts = tuple(np.array_split(np.arange(columns), parties))
+        return Instances(**vars(found), raw=table.x, parts=parts)
 
 
 def prepare_gram(settings: GramSettings) -> RatingData | InstanceData:

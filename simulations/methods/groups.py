@@ -11,54 +11,43 @@ import numpy as np
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.groups.linear_model import model_rows
-from fedkern_flwr.vertical.parties import MissingRows
 
 from ... import strategies
 from ...strategies import HierarchicalSVM, PhaseStrategy
 from ..engines.delays import DelayLaw
 from ..run import plots
-from ..run.entries import Entry, average
+from ..run.entries import Entry
 from ..run.format import figure
-from ..run.options import DATA, METHOD, RUN, Option
-from ..run.splits import Split
-from .base import Config, Family
+from ..run.options import DATA, METHOD, Option
+from .base import Config, Family, check_numbers, check_rounds, same_number
 from .common import (
     COSTS,
-    DROP,
-    ENGINE,
-    RAY_ADDRESS,
-    RESULT,
-    TIMEOUT,
-    TRAIN_ROWS,
+    ITERATIONS,
     Column,
+    Shown,
     accuracy,
-    cost_rows,
-    failure_rows,
-    held_out,
+    digits,
+    metric,
     rmse,
     scientific,
-    seed,
-    source,
     to_pooled,
 )
 from .groups_data import HierarchicalData
-from .groups_options import GROUPS, USERS, count_users, read_numbers
 from .groups_oracle import pooled_optimum
+from .groups_predict import predict_rows
 from .groups_settings import HierarchicalSettings
-from .labelled_data import Task
+from .new_rows import SavedRun
 
 DEFAULT_ROUNDS = 200
+USERS, GROUPS = 20, 2  # by default
 _CLOSE = 1e-3  # relative distance from the pooled optimum that counts as reached
+_OPTIMUM = "  of the pooled optimum"
 _CURVES = {
     "primal": "primal residual",
     "dual": "dual residual",
     "consensus_difference": "change of the model",
     "gap": "duality gap",
 }
-
-
-def _metric(name: str, digits: int) -> Callable[[Mapping[str, Any]], list[str]]:
-    return lambda summary: [figure(summary["metrics"].get(name), digits)]
 
 
 def _of_converged(name: str) -> Callable[[Mapping[str, Any]], list[float | None]]:
@@ -73,37 +62,40 @@ def _of_converged(name: str) -> Callable[[Mapping[str, Any]], list[float | None]
 
 
 _COLUMNS = {
-    "accuracy": accuracy(4, paper=partial(figure, digits=4)),
+    "accuracy": accuracy(4, paper=4),
     "rmse": rmse(4),
-    "objective": Column(("objective",), _metric("objective", 3)),
+    "objective": metric("objective", "objective", 3),
     "gap": to_pooled(
         "To pooled: objective of the model on all rows, relative to the optimum of pooled data, "
         "less 1.",
         "objective_gap",
     ),
-    "iterations": Column(
-        ("iterations",),
-        _metric("iterations", 1),
+    "iterations": metric(
+        "iterations",
+        "iterations",
+        1,
         rank=lambda s: s["metrics"].get("iterations"),
-        paper=lambda value: figure(value, 0),
+        paper=0,
         values=_of_converged("iterations"),
         reading="Iterations: those of the slowest group.",
     ),
-    "close": Column(
-        ("iterations to 1e-3",),
-        _metric("iterations_to_pooled", 1),
+    "close": metric(
+        "iterations to 1e-3",
+        "iterations_to_pooled",
+        1,
         reading="Iterations to 1e-3: until the objective is within 0.1 % of the pooled optimum.",
     ),
     "time": Column(
         ("seconds",),
         lambda s: [figure(s["seconds"], 2)],
-        paper=partial(figure, digits=0),
+        paper=digits(0),
         values=_of_converged("seconds"),
     ),
-    "kilobytes": Column(
-        ("KB up per user",),
-        _metric("kilobytes_per_user", 1),
-        paper=lambda value: figure(value, 0),
+    "kilobytes": metric(
+        "KB up per user",
+        "kilobytes_per_user",
+        1,
+        paper=0,
         values=_of_converged("kilobytes_per_user"),
         reading="KB up per user: arrays that all nodes sent, divided by the number of users.",
     ),
@@ -120,60 +112,26 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
     app, deployable = "hierarchical_svm", ("hierarchical-svm",)
     dealt_by_nodes = ("clients", "users")
     columns = _COLUMNS
-
-    # -- a run's configuration
-
-    def parameters(self) -> list[Option]:
-        """Return the options of a run that are not the strategy's."""
-        return [
-            *source("breast-cancer"),
-            Option("missing", MissingRows, "error", "Rows that lack a value.", DATA),
-            Option("users", int | None, None, f"N, all users (default: {USERS}).", DATA),
-            Option("clients", int | None, None, "The same as --users.", DATA),
-            Option("groups", int | None, None, f"S, groups (default: {GROUPS}).", DATA),
-            Option(
-                "group_sizes",
-                str | None,
-                None,
-                "Users of each group, separated by commas, instead of --groups.",
-                DATA,
-            ),
-            Option("split", Split, "iid", "How rows are dealt to users (horizontal).", DATA),
-            Option("alpha", float, 0.5, "Concentration of the Dirichlet split.", DATA),
-            Option("task", Task, "auto", "What the labels are (auto: few whole numbers).", DATA),
-            Option("positive", float | None, None, "Class that is told from all others.", DATA),
-            TRAIN_ROWS,
-            held_out(0.3),
-            Option(
-                "step_sizes",
-                str | None,
-                None,
-                "rho of each group, separated by commas.",
-                METHOD,
-            ),
-            Option(
-                "rounds", int | None, None, f"Most iterations (default: {DEFAULT_ROUNDS}).", RUN
-            ),
-            Option(
-                "delay",
-                str | None,
-                None,
-                "Simulated: replies of a group's users come later by exponential:SECONDS, drawn "
-                "per iteration, or fixed:SECONDS; a number for each group, separated by commas.",
-                RUN,
-            ),
-            Option("resplit", bool, False, "A split of its own for every run.", RUN),
-            Option("runs", int, 1, "Runs averaged, each with its own delays and features.", RUN),
-            ENGINE,
-            RAY_ADDRESS,
-            Option(
-                "secure", bool | None, None, "Secure sums: always; --no-secure is refused.", RUN
-            ),
-            seed("split, delays and random features"),
-            DROP,
-            TIMEOUT,
-            *RESULT,
-        ]
+    shown = (
+        Shown("test_accuracy", "accuracy on held-out rows"),
+        Shown("centralised_test_accuracy", _OPTIMUM),
+        Shown("test_rmse", "RMSE on held-out rows"),
+        Shown("centralised_test_rmse", _OPTIMUM),
+        Shown("objective", "objective"),
+        Shown("centralised_objective", _OPTIMUM),
+        Shown("objective_gap", "  relative difference", scientific),
+        ITERATIONS,
+        Shown("groups_left_out", "groups left out", 0, zero=False),
+    )
+    predict_rows = staticmethod(predict_rows)
+    data = "breast-cancer"
+    own_options = (
+        Option("clients", int | None, None, "The same as --users.", DATA),
+        Option("step_sizes", str | None, None, "rho of each group, separated by commas.", METHOD),
+    )
+    repetitions = "Runs averaged, each with its own delays and features."
+    seeded = "split, delays and random features"
+    always_secure = "a user's model shows its rows"
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
         """Make a node per group an agent, in a vertical split one the label owner, others users."""
@@ -196,11 +154,6 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         ------
         OptionError
         """
-        if values["secure"] is False:
-            raise OptionError(
-                "this method has secure sums only: a user's model shows its rows",
-                remedy="leave out --no-secure",
-            )
         sizes = read_numbers("group-sizes", values["group_sizes"], int)
         steps = read_numbers("step-sizes", values["step_sizes"], float)
         given = {"group_sizes": sizes, "step_sizes": steps}
@@ -213,8 +166,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         sizes = HierarchicalSettings.from_values(data).sizes
         hierarchical = chosen.get("architecture", "hierarchical") == "hierarchical"
         groups = len(sizes)
-        if data["rounds"] is not None and data["rounds"] < 1:
-            raise OptionError(f"rounds is {data['rounds']}", remedy="use at least 1")
+        check_rounds(config)
         if not hierarchical and groups > 1:
             raise OptionError(
                 f"architecture {chosen['architecture']} has no groups",
@@ -260,11 +212,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         """
         super().check_data(config, prepared)
         model = config["options"].get("model", "linear")
-        if model != "ridge" and not prepared.facts()["classes"]:
-            raise OptionError(
-                f"model {model} is for classes, the labels are numbers",
-                remedy="use --model ridge, or --task classification",
-            )
+        check_numbers(prepared, "model", model, "ridge")
 
     # -- data and draws
 
@@ -308,28 +256,19 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
                 found["iterations_to_pooled"] = close[0]
         return found
 
-    def predict(
-        self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
-    ) -> tuple[int, int]:
-        """Predict the rows of a file with the model of a run."""
-        from .groups_predict import predict_rows
-
-        return predict_rows(folder, config, data, id_column, out)
+    def scales_rows(self, run: SavedRun) -> bool:
+        """Leave new rows as they are: the model is one of columns as they are."""
+        return False
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return how many nodes took part to the end."""
         return {"survivors": len(strategy.active_nodes())}
 
     def summarise(self, entry: Entry) -> dict[str, Any]:
-        """Average the runs; the history is that of the first."""
-        first = entry.results[0]
-        converged = all(result["metrics"].get("converged") for result in entry.results)
-        return average(
-            entry.results,
-            metrics={"converged": converged},
-            history=first["history"],
-            survivors=first["survivors"],
-        )
+        """Average the runs; they have converged if all have."""
+        found = super().summarise(entry)
+        found["metrics"]["converged"] = all(r["metrics"].get("converged") for r in entry.results)
+        return found
 
     # -- what the user sees of a run
 
@@ -339,27 +278,9 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         dealt = f"{facts['users']} users in {groups} group{'s' * (groups > 1)}"
         return f"{dealt}, {facts['rows']} training and {facts['held_out_rows']} held-out rows"
 
-    def rows(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return how good the model is, how near to the pooled optimum, what it cost."""
-        metrics, rows = result["metrics"], []
-        for name, text in (
-            ("test_accuracy", "accuracy on held-out rows"),
-            ("centralised_test_accuracy", "  of the pooled optimum"),
-            ("test_rmse", "RMSE on held-out rows"),
-            ("centralised_test_rmse", "  of the pooled optimum"),
-            ("objective", "objective"),
-            ("centralised_objective", "  of the pooled optimum"),
-        ):
-            if metrics.get(name) is not None:
-                rows.append([text, figure(metrics[name], 4)])
-        if metrics.get("objective_gap") is not None:
-            rows.append(["  relative difference", scientific(metrics["objective_gap"])])
-        rows.append(["iterations", figure(metrics["iterations"], 1).removesuffix(".0")])
-        if metrics.get("groups_left_out"):
-            rows.append(["groups left out", figure(metrics["groups_left_out"], 0)])
-        rows += cost_rows(result)
-        rows.append(["the server saw", "the global model in every iteration"])
-        return rows + failure_rows(result)
+    def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
+        """Return what the server saw."""
+        return [["the server saw", "the global model in every iteration"]]
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
         """Draw the residuals, or the label owner's duality gap, over the iterations."""
@@ -383,3 +304,41 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
                 ylabel="gap, relative to the objective" if "duality gap" in curves else "residuals",
             )
         }
+
+
+def read_numbers(name: str, text: str | None, kind: Callable[[str], Any]) -> list[Any] | None:
+    """Read numbers separated by commas.
+
+    Raises
+    ------
+    OptionError
+    """
+    if text is None:
+        return None
+    try:
+        return [kind(number) for number in text.split(",")]
+    except ValueError:
+        raise OptionError(
+            f"{name} is {text!r}", remedy="give numbers separated by commas, such as 10,10"
+        ) from None
+
+
+def count_users(values: Mapping[str, Any], sizes: list[int] | None) -> dict[str, int]:
+    """Return the numbers of users and groups, which may be named in several ways.
+
+    Raises
+    ------
+    OptionError
+        They contradict each other.
+    """
+    users, groups = same_number(values, "users"), values["groups"]
+    if sizes is not None and groups not in (None, len(sizes)):
+        raise OptionError(
+            f"{len(sizes)} group sizes are not {groups} groups", remedy="leave out --groups"
+        )
+    if users is None:
+        users = USERS if sizes is None else sum(sizes)
+    if groups is None:
+        layers = values["architecture"] == "hierarchical"
+        groups = len(sizes) if sizes is not None else GROUPS if layers else 1
+    return {"users": users, "groups": groups}

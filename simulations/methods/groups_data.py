@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.groups.members import AGENT, OWNER, USER
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.tables.table import Table
@@ -20,106 +18,51 @@ from ...clients import SVMClient
 from ...strategies import HierarchicalSVM, PhaseStrategy
 from ..engines.delays import DelayLaw, GroupDelays
 from ..engines.faults import Plan
-from ..engines.ray import ClientFn
 from ..run.random_labels import RANDOM_LABELS, random_labels
+from ..run.splits import split_rows
+from .clients import TableClients
 from .groups_settings import HierarchicalSettings
-from .groups_users import deal_rows, group_of
-from .labelled_data import (
-    DealtData,
-    constant_columns,
-    labelled_rows,
-    part_rows,
-    pool_rows,
-    read_task,
-    scale,
-)
-from .pooled import PooledSplit, pool
-from .vertical_data import alignment_key
-
-Floats = NDArray[np.float64]
+from .labelled_data import DealtData, DealtTable, check_sites, named_columns
 
 
-@dataclass(frozen=True)
-class Dealt:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dealt(DealtTable):
     """One split of the pooled table, its columns as they are.
 
     Attributes
     ----------
-    x : ndarray, shape (n, d)
-    y : ndarray, shape (n,)
-        Labels; of a regression scaled so that those of the training rows are in [-1, 1].
-    train : ndarray of bool, shape (n,)
     blocks : tuple of ndarray
         Columns of each block: of each group, or all of them.
     holders : tuple of ndarray of int, each of shape (n,)
         For each block, the user who holds a row of it.
-    classes : tuple of float
-        Empty for regression.
-    scaling : dict
-        What is needed to read new rows, plain values.
     vertical : bool
         Whether the blocks are those of groups, and the labels at an owner of theirs.
-    label_bound : float
-        Bound of the scaled labels; held-out ones may lie beyond those of the training rows.
-    notes : tuple of str
     """
 
-    x: Floats
-    y: Floats
-    train: NDArray[np.bool_]
     blocks: tuple[NDArray[np.intp], ...]
     holders: tuple[NDArray[np.intp], ...]
-    classes: tuple[float, ...]
-    scaling: Mapping[str, Any]
     vertical: bool
-    label_bound: float
-    notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class HierarchicalClients:
+@dataclass(frozen=True, kw_only=True)
+class HierarchicalClients(TableClients[Dealt]):
     """A ``client_fn``: users in the order of their groups, then agents, then the label owner.
 
     Attributes
     ----------
-    dealt : Dealt
     sizes : tuple of int
         Users of each group.
-    columns : tuple of str
-    seed : int
-        Of the order in which the label owner holds its rows.
     agents : bool
         Whether the groups have agents.
-    allow_single : bool
-    product : str
-    state_dir : Path or None
     """
 
-    dealt: Dealt
+    kind = SVMClient
     sizes: tuple[int, ...]
-    columns: tuple[str, ...]
-    seed: int
     agents: bool
-    allow_single: bool
-    product: Any
-    state_dir: Path | None
-    _tables: dict[int, dict[str, Any]] = field(default_factory=dict, compare=False, repr=False)
 
-    def __call__(self, context: Context) -> SVMClient:
-        """Build the client of a node."""
-        partition = int(context.node_config["partition-id"])
-        return SVMClient(context, **self.arguments(partition), state_dir=self.state_dir)
-
-    def arguments(self, partition: int) -> dict[str, Any]:
-        """Return role, table, secrets and options of a node."""
-        if partition not in self._tables:  # a run asks for the same tables with every message
-            self._tables[partition] = self.table(partition)
-        options = {"product": self.product, "allow_single": self.allow_single}
-        return {**self._tables[partition], **options}
-
-    def deployed(self, partition: int) -> dict[str, Any]:
-        """Return what the files and the configuration of a deployed node say."""
-        return self.arguments(partition)
+    def predicts(self, partition: int) -> bool:
+        """Tell whether a node owns the labels."""
+        return self.roles[partition] == OWNER
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -144,7 +87,7 @@ class HierarchicalClients:
         columns = self.dealt.blocks[block]
         own = self._parts("x", self.dealt.x[:, columns], rows)
         own |= self._ids(rows) if self.dealt.vertical else self._targets(rows)
-        named = tuple(self.columns[c] for c in columns)
+        named = tuple(self.dealt.columns[c] for c in columns)
         return {"role": USER, "group": group, "columns": named, **own}
 
     def _parts(self, name: str, values: NDArray[Any], rows: NDArray[np.intp]) -> dict[str, Any]:
@@ -155,16 +98,18 @@ class HierarchicalClients:
 
     def _ids(self, rows: NDArray[np.intp]) -> dict[str, Any]:
         names = np.arange(len(self.dealt.y)).astype(str)
-        return {**self._parts("ids", names, rows), "alignment_key": alignment_key(self.seed)}
+        return {**self._parts("ids", names, rows), "alignment_key": self.alignment_key}
 
     def _targets(self, rows: NDArray[np.intp]) -> dict[str, Any]:
         dealt = self.dealt
-        named = {"classes": dealt.classes or None, "label_bound": dealt.label_bound}
-        return {**self._parts("y", dealt.y, rows), **named}
+        found = self._parts("y", dealt.y, rows)
+        if not np.isfinite(found.get("y_test", 0.0)).all():  # of new rows nobody knows them
+            del found["y_test"]
+        return {**found, "classes": dealt.classes or None, "label_bound": dealt.label_bound}
 
 
 class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
-    """A table ready to be dealt, once or anew for every run.
+    """A table dealt to groups.
 
     Parameters
     ----------
@@ -176,14 +121,12 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
         The table cannot be used, or there are too few rows or columns to deal.
     """
 
+    clients, told = HierarchicalClients, ("product", "allow_single")
+    drawn = {RANDOM_LABELS: random_labels}  # noqa: RUF012
+
     def __init__(self, settings: HierarchicalSettings) -> None:
         self.sizes = settings.sizes
         super().__init__(settings)
-        first = self.split(settings.seed)
-        self.columns = tuple(first.scaling["columns"])
-        self.notes = first.notes + constant_columns(first.x[first.train], self.columns)
-
-    # -- what every family's data has
 
     @property
     def num_clients(self) -> int:
@@ -193,98 +136,46 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
 
     def nodes(self, strategy: PhaseStrategy) -> int:
         """Return the number of nodes of an architecture: agents are in the hierarchical one."""
-        assert isinstance(strategy, HierarchicalSVM)
-        hierarchical = strategy.architecture == "hierarchical"
-        return self.num_clients if hierarchical else self.settings.users
+        return self.num_clients if _hierarchical(strategy) else self.settings.users
 
-    def client_fn(self, strategy: PhaseStrategy, state_dir: Path | None = None) -> ClientFn:
-        """Return what builds the nodes of a run."""
-        assert isinstance(strategy, HierarchicalSVM)
-        hierarchical = strategy.architecture == "hierarchical"
-        return HierarchicalClients(
-            self.split(strategy.seed or 0),
-            self.sizes if hierarchical else (self.settings.users,),
-            self.columns,
-            strategy.seed or 0,
-            hierarchical,
-            strategy.allow_single,
-            strategy.product,
-            state_dir,
-        )
+    def sizes_of(self, strategy: PhaseStrategy) -> tuple[int, ...]:
+        """Return the number of users of each group of an architecture."""
+        return self.sizes if _hierarchical(strategy) else (self.settings.users,)
 
-    def variant(self, strategy: PhaseStrategy) -> Hashable:
+    def dealing(self, strategy: PhaseStrategy) -> dict[str, Any]:
+        """Return the groups; nobody writes predictions."""
+        agents = _hierarchical(strategy)
+        return {"sizes": self.sizes_of(strategy), "agents": agents, "predictions": None}
+
+    def variant(self, strategy: PhaseStrategy) -> tuple[Hashable, ...]:
         """Return what nodes and delays depend on."""
-        assert isinstance(strategy, HierarchicalSVM)
-        own = self.settings.resplit or self.settings.delay or self.settings.partition == "vertical"
-        return (
-            strategy.architecture,
-            strategy.allow_single,
-            strategy.product,
-            strategy.seed if own else 0,
-        )
+        settings = self.settings
+        *told, seed = super().variant(strategy)
+        own = settings.resplit or settings.delay or settings.partition == "vertical"
+        return _hierarchical(strategy), *told, seed if own else 0
 
     def faults(self, strategy: PhaseStrategy) -> Plan | None:
         """Return the delays of a run; every run has draws of its own."""
-        assert isinstance(strategy, HierarchicalSVM)
         if self.settings.delay is None:
             return None
-        sizes = self.sizes
-        if strategy.architecture != "hierarchical":
-            sizes = (self.settings.users,)
-        return GroupDelays(DelayLaw.parse(self.settings.delay), group_of(sizes), strategy.seed or 0)
-
-    def start(self) -> dict[str, Any]:
-        """Return the largest number of iterations."""
-        rounds = self.settings.rounds
-        return {} if rounds is None else {"num_rounds": rounds}
+        groups = group_of(self.sizes_of(strategy))
+        return GroupDelays(DelayLaw.parse(self.settings.delay), groups, strategy.seed or 0)
 
     def facts(self) -> dict[str, Any]:
         """Return who got which columns, and how many rows there are."""
-        first = self.split(self.settings.seed)
         return {
-            "clients": self.num_clients,
+            **super().facts(),
             "users": self.settings.users,
             "group_sizes": list(self.sizes),
-            "columns": [[self.columns[c] for c in block] for block in first.blocks],
-            "rows": int(first.train.sum()),
-            "held_out_rows": int((~first.train).sum()),
-            "classes": list(first.classes),
+            "columns": named_columns(self.columns, self.split(self.settings.seed).blocks),
         }
 
-    def pooled(self, seed: int) -> PooledSplit:
-        """Return the split of a run in the hands of a single owner."""
-        return pool(self.split(seed))
-
-    def deal(self, seed: int) -> Dealt:
-        """Load the table, split and deal it."""
-        settings = self.settings
-        table, train = self._load(seed)
-        rows = labelled_rows(settings, table, train, seed)
-        table, train = table.take(rows), train[rows]
-        _, y, classes, scaling = scale(settings, table, train)
-        blocks, holders = self._deal(table, train, seed)
-        return Dealt(
-            table.x,
-            y,
-            train,
-            blocks,
-            holders,
-            classes,
-            scaling,
-            settings.partition == "vertical",
-            1.0 if classes else float(np.abs(y).max(initial=1.0)),
-            (*table.notes, *read_task(settings, table)[1]),
-        )
-
-    def _load(self, seed: int) -> tuple[Table, NDArray[np.bool_]]:
-        """Return training and held-out rows as one table, and which of them are for training."""
-        settings = self.settings
-        if settings.data == RANDOM_LABELS:
-            return part_rows(settings, random_labels(seed), seed)
-        table = settings.load(settings.missing)
-        if settings.resplit and table.x_test is not None and table.y_test is not None:
-            table = pool_rows(table)
-        return part_rows(settings, table, seed)
+    def deal(self, found: DealtTable, table: Table, seed: int) -> Dealt:
+        """Deal columns as they are, and rows."""
+        blocks, holders = self._deal(table, found.train, seed)
+        vertical = self.settings.partition == "vertical"
+        own = {**vars(found), "x": table.x}
+        return Dealt(**own, blocks=blocks, holders=holders, vertical=vertical)
 
     def _deal(
         self, table: Table, train: NDArray[np.bool_], seed: int
@@ -304,3 +195,43 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
             for g, size in enumerate(sizes)
         )
         return tuple(np.array_split(columns, len(sizes))), holders
+
+
+def _hierarchical(strategy: PhaseStrategy) -> bool:
+    assert isinstance(strategy, HierarchicalSVM)
+    return strategy.architecture == "hierarchical"
+
+
+def group_of(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the group of each user."""
+    return tuple(np.repeat(np.arange(len(sizes)), sizes).tolist())
+
+
+def deal_rows(
+    settings: HierarchicalSettings, table: Table, train: NDArray[np.bool_], users: int, seed: int
+) -> NDArray[np.intp]:
+    """Return to which of so many users each row goes; every user gets rows to learn from.
+
+    Raises
+    ------
+    OptionError, TableError
+        There are too few rows or users.
+    """
+    if train.sum() < users:
+        raise TableError(
+            f"{int(train.sum())} training rows cannot be dealt to {users} users",
+            remedy="use fewer users, or hold out fewer rows",
+        )
+    kind = settings.split
+    if kind == "site":
+        check_sites(table.take(np.flatnonzero(train)), users, "users", "more users")
+    holder = np.empty(table.rows, np.intp)
+    rows, held_out = np.flatnonzero(train), np.flatnonzero(~train)
+    for user, mine in enumerate(
+        split_rows(table.take(rows), kind, users, seed, alpha=settings.alpha)
+    ):
+        holder[rows[mine]] = user
+    rng = np.random.default_rng(derive_seed(seed, "held-out rows of users"))
+    for user, mine in enumerate(np.array_split(rng.permutation(held_out), users)):
+        holder[mine] = user  # whoever judges a row, the sum is the same
+    return holder

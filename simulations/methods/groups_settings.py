@@ -9,9 +9,7 @@ from fedkern_flwr.errors import OptionError
 from fedkern_flwr.vertical.parties import MissingRows
 
 from ..run.splits import Split
-from .labelled_data import (
-    LabelledSettings,
-)
+from .labelled_data import LabelledSettings
 
 Partition = Literal["horizontal", "vertical"]
 
@@ -21,30 +19,32 @@ class HierarchicalSettings(LabelledSettings):
     """Which users are in which group, and who holds what.
 
     Horizontal: every user holds rows with their labels. Vertical: every group holds a block of
-    columns, dealt in order, its users rows of it; a label owner holds the labels.
+    columns, dealt in order, its users rows of it; a label owner holds the labels. Rows held out are
+    dealt to the users as well, users to groups evenly and in order.
 
     Attributes
     ----------
-    test_size : float
-        Share of each class's rows held out; they are dealt to the users as well.
-    missing : {"error", "drop-row"}
-        What to do with rows that lack a value: refuse the table, or leave them out.
     partition : {"horizontal", "vertical"}
+        How the table is split.
     users : int
-        N, users of all groups.
+        N, all users (default: 20).
     groups : int
-        S; users are dealt to them evenly, in order.
+        S, groups (default: 2).
     group_sizes : tuple of int or None
-        Users of each group, instead of ``groups``.
+        Users of each group, separated by commas, instead of --groups.
     split : {"iid", "site", "dirichlet"}
-        How rows are dealt to users in a horizontal split.
+        How rows are dealt to users (horizontal).
     alpha : float
-        Concentration of ``split="dirichlet"``.
+        Concentration of the Dirichlet split.
     delay : str or None
-        How long replies of a group's users are held back, see :class:`DelayLaw`.
+        Simulated: replies of a group's users come later by exponential:SECONDS, drawn per
+        iteration, or fixed:SECONDS; a number for each group, separated by commas.
     rounds : int or None
-        Largest number of iterations, 200 by default.
+        Most iterations (default: 200).
     """
+
+    of_method = frozenset({"partition"})
+    worked_out = frozenset({"users", "groups"})
 
     test_size: float = 0.3
     missing: MissingRows = "error"
@@ -54,8 +54,8 @@ class HierarchicalSettings(LabelledSettings):
     group_sizes: tuple[int, ...] | None = None
     split: Split = "iid"
     alpha: float = 0.5
-    delay: str | None = None
     rounds: int | None = None
+    delay: str | None = None
 
     @property
     def sizes(self) -> tuple[int, ...]:

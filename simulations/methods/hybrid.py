@@ -9,42 +9,30 @@ from typing import Any
 import numpy as np
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.hybrid.parties import MissingBlocks
 
 from ... import strategies
 from ...strategies import FedCG, PhaseStrategy
 from ..run import plots
-from ..run.entries import Entry, average, mean
+from ..run.entries import Entry, mean
 from ..run.format import figure
-from ..run.options import DATA, RUN, Option
-from ..run.splits import Split
+from ..run.options import DATA, Option
 from .base import Config, Family
 from .common import (
     COSTS,
-    DROP,
-    ENGINE,
-    RAY_ADDRESS,
-    RESULT,
-    TIMEOUT,
-    TRAIN_ROWS,
+    DIFFERENCE,
+    ITERATIONS,
+    JUDGED,
     Column,
+    Shown,
     accuracy,
-    cost_rows,
-    drawn,
-    failure_rows,
-    held_out,
+    metric,
     rmse,
     scientific,
-    seed,
-    source,
     to_pooled,
 )
-from .hybrid_data import HybridData, HybridSettings, Task
+from .hybrid_data import HybridData, HybridSettings
 from .hybrid_oracle import ATTACKS, centralised_difference, check_reconstruction, reconstruction
-
-
-def _mean(name: str, digits: int) -> Any:
-    return lambda summary: [figure(summary["metrics"].get(name), digits)]
+from .hybrid_predict import predict_rows
 
 
 def _stop_epoch(tolerance: str) -> Column:
@@ -75,10 +63,6 @@ def _reconstruction(summary: Mapping[str, Any]) -> list[str]:
     return [scientific(found.get(f"reconstruction_{name}")) for name in ATTACKS]
 
 
-def _two_digits(value: float | None) -> str:
-    return figure(value, 2)
-
-
 def _server_saw(config: Mapping[str, Any]) -> str:
     """Return what the server saw in a few words; ``result.json`` has all of it."""
     short = {"naive": "every feature and label", "chain": "products of each hospital, noisy labels"}
@@ -98,30 +82,25 @@ def _missing_rows(result: Mapping[str, Any]) -> list[list[str]]:
 
 
 _COLUMNS = {
-    "accuracy": accuracy(3, paper=_two_digits),
+    "accuracy": accuracy(3),
     "rmse": rmse(3),
-    "recall": Column(
-        ("recall",),
-        _mean("test_recall", 3),
-        paper=_two_digits,
-        values=drawn("test_recall"),
+    "recall": metric(
+        "recall",
+        "test_recall",
+        3,
+        paper=2,
         higher_is_better=True,
         reading="Recall, precision: of held-out rows, mean over the draws.",
     ),
-    "precision": Column(
-        ("precision",),
-        _mean("test_precision", 3),
-        paper=_two_digits,
-        values=drawn("test_precision"),
-        higher_is_better=True,
-    ),
-    "iterations": Column(
-        ("iterations",),
-        _mean("iterations", 1),
+    "precision": metric("precision", "test_precision", 3, paper=2, higher_is_better=True),
+    "iterations": metric(
+        "iterations",
+        "iterations",
+        1,
         reading="Iterations: of conjugate gradients, 0 where the normal equations were solved.",
     ),
     **{f"stop epoch {t}": _stop_epoch(t) for t in ("1e-3", "1e-4", "1e-6")},
-    "residual": Column(("residual",), lambda s: [scientific(s["metrics"]["residual"])]),
+    "residual": metric("residual", "residual"),
     "difference": to_pooled(
         "To pooled: largest difference of a prediction from that of the pooled solution in "
         "float64, where the labels of a regression are scaled to [-1, 1]."
@@ -141,58 +120,29 @@ class HybridFamily(Family[HybridSettings, HybridData]):
     app, deployable = "fed_cg", ("fed-cg",)
     dealt_by_nodes = ("clients", "centres")
     columns = _COLUMNS
-
-    def parameters(self) -> list[Option]:
-        """Return the options of a run that are not the strategy's."""
-        return [
-            *source("breast-cancer"),
-            Option("missing", MissingBlocks, "error", "Rows that lack a block of features.", DATA),
-            Option("hospitals", int | None, None, "Hospitals, which hold rows (default: 2).", DATA),
-            Option("centres", int, 2, "Centres, which hold columns.", DATA),
-            Option(
-                "clients",
-                int | None,
-                None,
-                "Hospitals and centres together, instead of --hospitals.",
-                DATA,
-            ),
-            Option("own_block", bool, True, "Hospitals hold the first block of columns.", DATA),
-            Option("split", Split, "iid", "How rows are dealt to hospitals.", DATA),
-            Option("alpha", float, 0.5, "Concentration of the Dirichlet split.", DATA),
-            Option("task", Task, "auto", "What the labels are (auto: few whole numbers).", DATA),
-            Option("positive", float | None, None, "Class that is told from all others.", DATA),
-            Option(
-                "allow_single",
-                bool,
-                False,
-                "Allow a single hospital, and rows that a single centre knows.",
-                DATA,
-            ),
-            TRAIN_ROWS,
-            held_out(0.3),
-            Option(
-                "reconstruction",
-                bool,
-                False,
-                "Attack the naive protocol's kernel and report the errors (pools the data).",
-                RUN,
-            ),
-            Option("resplit", bool, False, "A split of its own for every run.", RUN),
-            Option("runs", int, 1, "Runs averaged, each with its own landmarks.", RUN),
-            ENGINE,
-            RAY_ADDRESS,
-            Option(
-                "secure",
-                bool | None,
-                None,
-                "Refuse the run unless --protocol is secure, or unless it is not.",
-                RUN,
-            ),
-            seed("split and landmarks"),
-            DROP,
-            TIMEOUT,
-            *RESULT,
-        ]
+    shown = (
+        *JUDGED,
+        DIFFERENCE,
+        *(
+            Shown(f"reconstruction_{n}", f"error of distances by {text}", scientific)
+            for n, text in ATTACKS.items()
+        ),
+        ITERATIONS,
+        Shown("residual", "relative residual", scientific),
+    )
+    predict_rows = staticmethod(predict_rows)
+    data = "breast-cancer"
+    own_options = (
+        Option(
+            "clients",
+            int | None,
+            None,
+            "Hospitals and centres together, instead of --hospitals.",
+            DATA,
+        ),
+    )
+    repetitions, seeded = "Runs averaged, each with its own landmarks.", "split and landmarks"
+    secured_by = ("protocol", "secure", "naive or chain")
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
         """Make two nodes hospitals unless told otherwise, the others centres."""
@@ -210,12 +160,6 @@ class HybridFamily(Family[HybridSettings, HybridData]):
         ------
         OptionError
         """
-        protocol, secure = values["protocol"], values["secure"]
-        if secure is not None and secure != (protocol == "secure"):
-            remedy = "leave out --secure, or use --protocol secure"
-            if not secure:
-                remedy = "leave out --no-secure, or use --protocol naive or chain"
-            raise OptionError(f"the protocol is {protocol}", remedy=remedy)
         hospitals, centres, clients = (values[n] for n in ("hospitals", "centres", "clients"))
         if hospitals is None:
             hospitals = 2 if clients is None else clients - centres
@@ -251,8 +195,8 @@ class HybridFamily(Family[HybridSettings, HybridData]):
     ) -> dict[str, Any]:
         """Return the difference from the pooled solution, and errors in the labels' units."""
         assert isinstance(strategy, FedCG)
-        found: dict[str, Any] = {}
         difference = centralised_difference(strategy, prepared)
+        found: dict[str, Any] = {}
         if difference is not None:
             found["centralised_difference"] = difference
         if prepared.settings.reconstruction:
@@ -262,29 +206,10 @@ class HybridFamily(Family[HybridSettings, HybridData]):
             found["test_rmse"] = strategy.metrics_["test_rmse"] * half
         return found
 
-    def predict(
-        self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
-    ) -> tuple[int, int]:
-        """Predict the rows of a file with the model of a run."""
-        from .hybrid_predict import predict_rows
-
-        return predict_rows(folder, config, data, id_column, out)
-
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return which rows were matched."""
         assert isinstance(strategy, FedCG)
         return {"matched": strategy.plan_.report()}
-
-    def summarise(self, entry: Entry) -> dict[str, Any]:
-        """Average the runs; history and matched rows are those of the first."""
-        first = entry.results[0]
-        matched = {"matched": first["matched"]} if "matched" in first else {}
-        return matched | average(
-            entry.results,
-            metrics={},
-            history=first["history"],
-            survivors=first["history"][-1]["survivors"] if first["history"] else 0,
-        )
 
     def per_draw(self, entry: Entry) -> dict[str, Any]:
         """Return the metrics and squared residuals of the single runs."""
@@ -300,30 +225,9 @@ class HybridFamily(Family[HybridSettings, HybridData]):
         rows = f"{sum(facts['rows'])} training and {sum(facts['held_out_rows'])} held-out rows"
         return f"{facts['hospitals']} hospitals, {facts['centres']} centres, {rows}"
 
-    def rows(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return how good the model is, what it cost and who saw what."""
-        metrics, rows = result["metrics"], []
-        for name, text in (
-            ("test_accuracy", "accuracy on held-out rows"),
-            ("test_recall", "  recall"),
-            ("test_precision", "  precision"),
-            ("test_rmse", "RMSE on held-out rows"),
-        ):
-            if metrics.get(name) is not None:
-                rows.append([text, figure(metrics[name], 4)])
-        if metrics.get("centralised_difference") is not None:
-            rows.append(
-                ["largest difference to pooled", scientific(metrics["centralised_difference"])]
-            )
-        for name, text in ATTACKS.items():
-            if f"reconstruction_{name}" in metrics:
-                error = scientific(metrics[f"reconstruction_{name}"])
-                rows.append([f"error of distances by {text}", error])
-        rows.append(["iterations", figure(metrics["iterations"], 1).removesuffix(".0")])
-        rows.append(["relative residual", scientific(metrics["residual"])])
-        rows += cost_rows(result)
-        rows.append(["the server saw", _server_saw(result["config"])])
-        return rows + _missing_rows(result) + failure_rows(result)
+    def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
+        """Return what the server saw, and how many rows lack a block."""
+        return [["the server saw", _server_saw(result["config"])], *_missing_rows(result)]
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
         """Draw the residual over the iterations, where there were any."""

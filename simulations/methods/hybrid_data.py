@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.hybrid.landmarks import Sampling, public_seed
-from fedkern_flwr.hybrid.parties import CENTRE, HOSPITAL, MissingBlocks
+from fedkern_flwr.hybrid.landmarks import public_seed
+from fedkern_flwr.hybrid.parties import CENTRE, HOSPITAL
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.tables.table import Table
 
 from ...clients import HybridKernelClient
 from ...strategies import FedCG, PhaseStrategy
-from ..engines.ray import ClientFn
 from ..run.splits import Split, split_rows
 from ..run.toy import three_hospitals
-from .labelled_data import (
-    DealtData,
-    LabelledSettings,
-    Task,
-    constant_columns,
-    labelled_rows,
-    part_rows,
-    read_task,
-    scale,
-)
+from .clients import TableClients
+from .labelled_data import DealtData, DealtTable, LabelledSettings, bound_of, check_sites
 
 Floats = NDArray[np.float64]
 
 OWN_BLOCK = "clinical"
-_TOY = "three-hospitals"
 
 
 @dataclass(frozen=True)
@@ -48,25 +35,27 @@ class HybridSettings(LabelledSettings):
 
     Attributes
     ----------
-    test_size : float
-        Share of each class's rows held out.
     missing : {"error", "drop-row", "neutral"}
-        What to do with rows that lack a block.
-    hospitals, centres : int
+        Rows that lack a block of features.
+    hospitals : int
+        Hospitals, which hold rows (default: 2).
+    centres : int
+        Centres, which hold columns.
     own_block : bool
-        Whether hospitals hold a block of their own.
+        Hospitals hold the first block of columns.
     split : {"iid", "site", "dirichlet"}
-        How rows are dealt.
+        How rows are dealt to hospitals.
     alpha : float
-        Concentration of ``split="dirichlet"``.
+        Concentration of the Dirichlet split.
     allow_single : bool
-        See :class:`~fedkern_flwr.strategies.FedCG`.
+        Allow a single hospital, and rows that a single centre knows.
     reconstruction : bool
-        Whether to attack the naive protocol's kernel.
+        Attack the naive protocol's kernel and report the errors (pools the data).
     """
 
+    worked_out = frozenset({"hospitals"})
+
     test_size: float = 0.3
-    missing: MissingBlocks = "error"
     hospitals: int = 2
     centres: int = 2
     own_block: bool = True
@@ -81,42 +70,20 @@ class HybridSettings(LabelledSettings):
         return f"{self.hospitals} hospitals{own} and {self.centres} centres"
 
 
-@dataclass(frozen=True)
-class Pooled:
-    """One split of the pooled table, scaled.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pooled(DealtTable):
+    """One split of the pooled table.
 
     Attributes
     ----------
-    x : ndarray, shape (n, d)
-        In [0, 1] by the range of the training rows; NaN where a block is missing.
-    y : ndarray, shape (n,)
-        Labels; of a regression scaled so that those of the training rows are in [-1, 1].
-    train : ndarray of bool, shape (n,)
     hospital : ndarray of int, shape (n,)
         To which hospital a row goes.
     blocks : dict
         Name of a block -> positions of its columns; the hospitals' own first, if they have one.
-    classes : tuple of float
-        Empty for regression.
-    scaling : dict
-        How the table was scaled, plain values.
-    incomplete : int
-        Rows left out at the hospitals: without a label, or with holes in the hospitals' block.
     """
 
-    x: Floats
-    y: Floats
-    train: NDArray[np.bool_]
     hospital: NDArray[np.intp]
     blocks: Mapping[str, NDArray[np.intp]]
-    classes: tuple[float, ...]
-    scaling: Mapping[str, Any]
-    incomplete: int = 0
-
-    @property
-    def label_bound(self) -> float:
-        """Bound of the scaled labels; held-out ones may lie beyond those of the training rows."""
-        return float(np.fmax.reduce(np.abs(self.y), initial=1.0))
 
     @property
     def hospitals(self) -> int:
@@ -135,74 +102,53 @@ class Pooled:
         return np.asarray(self.x[rng.choice(complete, count, replace=False)])
 
 
-@dataclass(frozen=True)
-class HybridClients:
+@dataclass(frozen=True, kw_only=True)
+class HybridClients(TableClients[Pooled]):
     """A ``client_fn``: hospitals are partitions 0 to H - 1, centres follow.
 
     Attributes
     ----------
-    pooled : Pooled
     hospitals : int
-    columns : tuple of str
-    seed : int
-        Of the landmarks and of the centres' row orders.
     given : ndarray of shape (m, d) or None
         Landmarks that were chosen from the pooled rows.
-    protocol : str
-    allow_single : bool
-    predictions : Path
-        Folder for the hospitals' predictions.
-    state_dir : Path or None
     """
 
-    pooled: Pooled
+    kind = HybridKernelClient
     hospitals: int
-    columns: tuple[str, ...]
-    seed: int
     given: Floats | None
-    protocol: Any
-    allow_single: bool
-    predictions: Path
-    state_dir: Path | None
 
-    def __call__(self, context: Context) -> HybridKernelClient:
-        """Build the client of a node."""
-        partition = int(context.node_config["partition-id"])
-        own = self.arguments(partition)
-        if partition < self.hospitals:
-            own["predictions"] = self.predictions / f"partition-{partition}.csv"
-        return HybridKernelClient(context, **own, state_dir=self.state_dir)
+    def predicts(self, partition: int) -> bool:
+        """Tell whether a node is a hospital."""
+        return partition < self.hospitals
 
-    def arguments(self, partition: int) -> dict[str, Any]:
-        """Return table, secrets and options of a node."""
-        pooled, centre = self.pooled, partition - self.hospitals
-        names = list(pooled.blocks)
-        block = OWN_BLOCK if centre < 0 else names[centre + (OWN_BLOCK in pooled.blocks)]
-        columns = pooled.blocks.get(block, np.zeros(0, np.intp))
+    def table(self, partition: int) -> dict[str, Any]:
+        """Return the block of a node, its rows and secrets."""
+        dealt, centre = self.dealt, partition - self.hospitals
+        names = list(dealt.blocks)
+        block = OWN_BLOCK if centre < 0 else names[centre + (OWN_BLOCK in dealt.blocks)]
+        columns = dealt.blocks.get(block, np.zeros(0, np.intp))
         common: dict[str, Any] = {
             "block": block,
-            "columns": tuple(self.columns[c] for c in columns),
-            "alignment_key": hashlib.sha256(b"simulated alignment %d" % self.seed).digest(),
+            "columns": tuple(dealt.columns[c] for c in columns),
+            "alignment_key": self.alignment_key,
             "landmark_seed": public_seed(self.seed, block),
             "landmarks": None if self.given is None else self.given[:, columns],
-            "protocol": self.protocol,
-            "allow_single": self.allow_single,
         }
         if centre < 0:
-            mine = pooled.hospital == partition
-            train, test = (np.flatnonzero(mine & part) for part in (pooled.train, ~pooled.train))
+            mine = dealt.hospital == partition
+            train, test = (np.flatnonzero(mine & part) for part in (dealt.train, ~dealt.train))
             return {
-                "x": pooled.x[np.ix_(train, columns)],
-                "y": pooled.y[train],
+                "x": dealt.x[np.ix_(train, columns)],
+                "y": dealt.y[train],
                 "ids": train,
-                "x_test": pooled.x[np.ix_(test, columns)],
-                "y_test": pooled.y[test] if np.isfinite(pooled.y[test]).all() else None,
+                "x_test": dealt.x[np.ix_(test, columns)],
+                "y_test": dealt.y[test] if np.isfinite(dealt.y[test]).all() else None,
                 "ids_test": test,
-                "classes": pooled.classes or None,
-                "label_bound": pooled.label_bound,
+                "classes": dealt.classes or None,
+                "label_bound": dealt.label_bound,
                 **common,
             }
-        x = pooled.x[:, columns]
+        x = dealt.x[:, columns]
         rows = np.flatnonzero(np.isfinite(x).all(axis=1))
         rows = np.random.default_rng([self.seed, partition]).permutation(rows)
         return {"x": x[rows], "ids": rows, **common}
@@ -222,7 +168,7 @@ class HybridClients:
 
 
 class HybridData(DealtData[HybridSettings, Pooled]):
-    """A table ready to be dealt, once or anew for every run.
+    """A table dealt to hospitals and centres.
 
     Parameters
     ----------
@@ -234,6 +180,9 @@ class HybridData(DealtData[HybridSettings, Pooled]):
         The table cannot be used, or there are too few rows or columns to deal.
     """
 
+    clients, told = HybridClients, ("protocol", "allow_single")
+    drawn = {"three-hospitals": three_hospitals}  # noqa: RUF012
+
     def __init__(self, settings: HybridSettings) -> None:
         if settings.hospitals < 1 or settings.centres < 0:
             raise OptionError(
@@ -243,64 +192,40 @@ class HybridData(DealtData[HybridSettings, Pooled]):
         if not settings.centres and not settings.own_block:
             raise OptionError("nobody has columns", remedy="use --own-block or more centres")
         super().__init__(settings)
-        table, _ = self._load(settings.seed)
-        self.columns, self.notes = table.columns, table.notes
-        self.notes += read_task(settings, table)[1]
-        first = self.split(settings.seed)
-        if first.incomplete:
-            rows = first.incomplete + len(first.y)
-            lack = "the label" + " or a value of the hospitals' block" * settings.own_block
-            self.notes += (f"left out {first.incomplete} of {rows} rows that lack {lack}",)
-        self.notes += constant_columns(first.x[first.train], self.columns)
-
-    # -- what every family's data has
 
     @property
     def num_clients(self) -> int:
         """Number of hospitals and centres."""
         return self.settings.hospitals + self.settings.centres
 
-    def client_fn(self, strategy: PhaseStrategy, state_dir: Path | None = None) -> ClientFn:
-        """Return what builds the hospitals and centres of a run."""
+    def dealing(self, strategy: PhaseStrategy) -> dict[str, Any]:
+        """Return the number of hospitals, and landmarks that are training rows."""
         assert isinstance(strategy, FedCG)
-        seed = strategy.seed or 0
-        pooled = self.split(seed)
-        return HybridClients(
-            pooled,
-            self.settings.hospitals,
-            self.columns,
-            seed,
-            self.given(strategy),
-            strategy.protocol,
-            strategy.allow_single,
-            self.predictions,
-            state_dir,
-        )
+        return {"hospitals": self.settings.hospitals, "given": self.given(strategy)}
 
-    def variant(self, strategy: PhaseStrategy) -> Hashable:
-        """Return what the clients depend on: protocol, seed, landmarks that are training rows."""
+    def variant(self, strategy: PhaseStrategy) -> tuple[Hashable, ...]:
+        """Return what the clients depend on, with the number of landmarks that are rows."""
         assert isinstance(strategy, FedCG)
         rows = strategy.landmarks if strategy.sampling == "P" else 0
-        return strategy.protocol, strategy.allow_single, strategy.seed, rows
+        return *super().variant(strategy), rows
 
     def facts(self) -> dict[str, Any]:
         """Return who got which columns and how many rows."""
         first = self.split(self.settings.seed)
+        rows, held_out = (
+            [int((first.hospital[part] == h).sum()) for h in range(first.hospitals)]
+            for part in (first.train, ~first.train)
+        )
         return {
-            "clients": self.num_clients,
+            **super().facts(),
             "hospitals": self.settings.hospitals,
             "centres": self.settings.centres,
             "columns": {
                 block: [self.columns[c] for c in columns] for block, columns in first.blocks.items()
             },
-            "rows": [int((first.hospital[first.train] == h).sum()) for h in range(first.hospitals)],
-            "held_out_rows": [
-                int((first.hospital[~first.train] == h).sum()) for h in range(first.hospitals)
-            ],
-            "classes": list(first.classes),
+            "rows": rows,
+            "held_out_rows": held_out,
         }
-
-    # -- what the family needs
 
     def given(self, strategy: FedCG) -> Floats | None:
         """Return landmarks chosen from the pooled training rows, where the sampling is P."""
@@ -309,24 +234,19 @@ class HybridData(DealtData[HybridSettings, Pooled]):
         seed = strategy.seed or 0
         return self.split(seed).landmarks(strategy.landmarks, seed)
 
-    def _load(self, seed: int) -> tuple[Table, NDArray[np.bool_]]:
-        """Return training and held-out rows as one table, and which of them are for training."""
-        settings = self.settings
-        if settings.data == _TOY:
-            return part_rows(settings, three_hospitals(seed), seed)
-        table = settings.load("error" if settings.missing == "error" else "keep")
-        return part_rows(settings, table, seed)
+    def read(self) -> Table:
+        """Load the table; which rows lack a block is found when the parties match theirs."""
+        return self.settings.load("error" if self.settings.missing == "error" else "keep")
 
-    def deal(self, seed: int) -> Pooled:
-        """Load the table, split, scale and deal it."""
-        return self._deal(*self._load(seed), seed)
+    def usable(self, table: Table, train: NDArray[np.bool_], seed: int) -> NDArray[np.intp]:
+        """Return all rows, or those that are chosen: those left out are counted first."""
+        if self.settings.train_rows is None:
+            return np.arange(table.rows)
+        return super().usable(table, train, seed)
 
-    def _deal(self, table: Table, train: NDArray[np.bool_], seed: int) -> Pooled:
-        settings, d = self.settings, len(table.columns)
-        if settings.train_rows is not None:
-            rows = labelled_rows(settings, table, train, seed)
-            table, train = table.take(rows), train[rows]
-        x, y, classes, scaling = scale(settings, table, train)
+    def deal(self, found: DealtTable, table: Table, seed: int) -> Pooled:
+        """Deal the columns to blocks, and the rows that hospitals can use."""
+        settings, d, notes = self.settings, len(table.columns), found.notes
         shares = settings.centres + settings.own_block
         if d < shares:
             raise OptionError(
@@ -336,19 +256,31 @@ class HybridData(DealtData[HybridSettings, Pooled]):
         names = [OWN_BLOCK] if settings.own_block else []
         names += [f"centre {c + 1}" for c in range(settings.centres)]
         blocks = dict(zip(names, parts, strict=True))
-        keep = np.isfinite(y)
+        keep = np.isfinite(found.y)
         if settings.own_block:
-            keep &= np.isfinite(x[:, blocks[OWN_BLOCK]]).all(axis=1)
+            keep &= np.isfinite(found.x[:, blocks[OWN_BLOCK]]).all(axis=1)
         rows = np.flatnonzero(keep)
-        x, y, train = x[rows], y[rows], train[rows]
+        if len(rows) < len(keep):
+            lack = "the label" + " or a value of the hospitals' block" * settings.own_block
+            notes += (f"left out {int((~keep).sum())} of {len(keep)} rows that lack {lack}",)
+        x, y, train = found.x[rows], found.y[rows], found.train[rows]
         for block, columns in blocks.items():
             if not np.isfinite(x[:, columns]).all(axis=1).any():
                 raise TableError(
                     f"every row lacks a column of block {block!r}",
                     remedy="leave out columns that are mostly empty, or use more centres",
                 )
-        hospital = _deal_rows(settings, table.take(rows), train, seed)
-        return Pooled(x, y, train, hospital, blocks, classes, scaling, int((~keep).sum()))
+        return Pooled(
+            x=x,
+            y=y,
+            train=train,
+            classes=found.classes,
+            scaling=found.scaling,
+            label_bound=bound_of(y, found.classes),
+            notes=notes,
+            hospital=_deal_rows(settings, table.take(rows), train, seed),
+            blocks=blocks,
+        )
 
 
 def _deal_rows(
@@ -357,12 +289,7 @@ def _deal_rows(
     """Return to which hospital each row goes."""
     hospitals, parts = settings.hospitals, [part for part in (train, ~train) if part.any()]
     if settings.split == "site" and table.site is not None:
-        sites = len(np.unique(table.site))
-        if sites > hospitals:
-            raise OptionError(
-                f"the rows come from {sites} sites, {hospitals} hospitals cannot hold them all",
-                remedy=f"use --hospitals {sites}, or another --split",
-            )
+        sites = check_sites(table, hospitals, "hospitals", "--hospitals {}")
         if any(len(np.unique(table.site[part])) < sites for part in parts):
             parts = [np.ones_like(train)]  # else a hospital's two parts would be of two sites
     hospital = np.empty(table.rows, np.intp)
@@ -379,6 +306,3 @@ def _deal_rows(
     if (np.bincount(hospital[train], minlength=hospitals) == 0).any():
         raise OptionError("a hospital has no training rows", remedy="use fewer hospitals")
     return hospital
-
-
-__all__ = ["HybridClients", "HybridData", "HybridSettings", "Pooled", "Sampling", "Task"]

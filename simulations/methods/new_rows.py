@@ -1,15 +1,19 @@
-"""Rows of a file that are new to a model, scaled as the model's own were, and its predictions."""
+"""Rows of a file that are new to the model of a run, scaled as its own were; predictions."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedkern_flwr.checkpoint import write_atomically
@@ -18,24 +22,79 @@ from fedkern_flwr.labels import decide
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.tables import load_table
 
+from ..engines import InProcessGrid
+from .clients import TableClients
+
 Floats = NDArray[np.float64]
+#: Row of a file -> its outputs, for those that are predicted.
+Outputs = dict[Any, list[float]]
 
 
-def read_model(
-    folder: Path, method: str
-) -> tuple[dict[str, NDArray[Any]], dict[str, Any], dict[str, Any]]:
-    """Return arrays and meta of a run's model, and how its table was scaled.
+@dataclass(frozen=True)
+class SavedRun:
+    """A run whose model predicts new rows.
 
-    Raises
-    ------
-    CheckpointError
-        The folder has no model, or one of another method.
+    Attributes
+    ----------
+    folder : Path
+        Folder of the run.
+    config : dict
+        Its configuration.
+    arrays, meta : dict
+        Its model.
+    scaling : dict
+        How its table was scaled.
     """
-    arrays, meta = load_model(folder / "model.npz", method)
-    try:
-        return arrays, meta, json.loads((folder / "scaling.json").read_text())
-    except (OSError, ValueError):
-        raise CheckpointError(f"{folder} has no scaling.json", remedy="run again") from None
+
+    folder: Path
+    config: Mapping[str, Any]
+    arrays: dict[str, NDArray[Any]]
+    meta: dict[str, Any]
+    scaling: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path, config: Mapping[str, Any]) -> SavedRun:
+        """Read the model of a run.
+
+        Raises
+        ------
+        CheckpointError
+            The folder has no model, or one of another method.
+        """
+        arrays, meta = load_model(folder / "model.npz", config["method"])
+        try:
+            scaling = json.loads((folder / "scaling.json").read_text())
+        except (OSError, ValueError):
+            raise CheckpointError(f"{folder} has no scaling.json", remedy="run again") from None
+        return cls(folder, config, arrays, meta, scaling)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return int(self.config["seed"])
+
+    def ask(
+        self, clients: TableClients[Any], nodes: int, predict: Callable[[Grid], object]
+    ) -> dict[int, list[float]]:
+        """Return row -> outputs, as the nodes of the run predict them with what they kept."""
+        with tempfile.TemporaryDirectory(prefix="fedkern-") as place:
+            state = self.folder / "private_state"
+            building = replace(clients, predictions=Path(place), state_dir=state)
+            predict(InProcessGrid(ClientApp(lambda c: building(c).to_client()), nodes))
+            return read_predictions(Path(place))
+
+
+class PredictRows(Protocol):
+    """What predicts new rows with the model of a run."""
+
+    def __call__(self, run: SavedRun, x: Floats, /) -> Outputs:
+        """Return the outputs of the rows that can be predicted.
+
+        Raises
+        ------
+        TableError
+            There is none.
+        """
 
 
 def read_rows(
@@ -85,22 +144,20 @@ def read_rows(
     return x, ids
 
 
-def write_rows(
-    out: Path, ids: list[str], outputs: list[list[float]], scaling: Mapping[str, Any]
-) -> None:
+def write_rows(out: Path, ids: list[str], found: Outputs, scaling: Mapping[str, Any]) -> None:
     """Write predictions: id, class and outputs, or id and the value in the label's unit."""
     text, classes = io.StringIO(), scaling["classes"]
-    writer = csv.writer(text)
-    values = np.array(outputs)
+    writer, rows = csv.writer(text), sorted(found)
+    values, names = np.array([found[row] for row in rows]), [ids[row] for row in rows]
     if classes:
         decided = decide(values)
         writer.writerow(["id", "class", *(f"output_{k}" for k in range(values.shape[1]))])
-        for name, place, row in zip(ids, decided, values.tolist(), strict=True):
+        for name, place, row in zip(names, decided, values.tolist(), strict=True):
             writer.writerow([name, f"{classes[place]:g}", *map(repr, row)])
     else:
         writer.writerow(["id", "prediction"])
         values = values * scaling["y_half_range"] + scaling["y_middle"]
-        for name, row in zip(ids, values.tolist(), strict=True):
+        for name, row in zip(names, values.tolist(), strict=True):
             writer.writerow([name, *map(repr, row)])
     write_atomically(out, text.getvalue().encode(), private=True)
 

@@ -8,35 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from fedkern_flwr.errors import OptionError
-
 from ... import strategies
 from ...strategies import PhaseStrategy
 from ..run import plots
 from ..run.entries import Entry, average, mean
 from ..run.format import figure, milli
-from ..run.options import DATA, RUN, Option
-from ..run.splits import Split
+from ..run.options import RUN, Option
 from .base import Config, Family
-from .common import (
-    COSTS,
-    DROP,
-    ENGINE,
-    RAY_ADDRESS,
-    RESULT,
-    SECURE,
-    TIMEOUT,
-    Column,
-    cost_rows,
-    drawn,
-    failure_rows,
-    held_out,
-    seed,
-    server_row,
-    source,
-)
+from .common import COSTS, Column, drawn
 from .hindsight import server_regret
-from .online_data import DataSettings, Missing, Streams, prepare
+from .online_data import DataSettings, Streams, prepare
 
 _COLUMNS = {
     "mse": Column(
@@ -79,61 +60,38 @@ class OnlineFamily(Family[DataSettings, Streams]):
     app, deployable = "pof_mkl", ("pof-mkl",)
     deployed_defaults = {"samples_per_round": 50, "checkpoint_every": 2}  # noqa: RUF012
     columns = _COLUMNS
+    unpredictable = (
+        "a model of {} belongs to its clients, who predict with weights of their own",
+        "hold rows out with --test-size",
+    )
+    data = "nyc-weather"
+    own_options = (
+        Option(
+            "hindsight",
+            bool,
+            False,
+            "Also the server's regret against the best kernel in hindsight (pools the data).",
+            RUN,
+        ),
+    )
+    repetitions, seeded = "Feature draws averaged.", "split and features"
 
-    def parameters(self) -> list[Option]:
-        """Return the options of a run that are not the strategy's."""
+    def secure_options(self) -> list[Option]:
+        """Return the option of secure sums, which simulations do without by default."""
         return [
-            *source("nyc-weather"),
-            Option("sites", str | None, None, "Sites to keep, separated by commas.", DATA),
-            Option("missing", Missing, "error", "Rows with missing values.", DATA),
             Option(
-                "clients",
-                int | None,
-                None,
-                "K, number of clients (default: 10, or one a site).",
-                DATA,
-            ),
-            Option("split", Split, "iid", "How rows are dealt.", DATA),
-            Option("site_share", float, 1.0, "Share of a client's rows from its own site.", DATA),
-            Option("alpha", float, 0.5, "Concentration of the Dirichlet split.", DATA),
-            held_out(0.0),
-            Option(
-                "rounds",
-                int | None,
-                None,
-                "T, samples per client (default: 500, or what there is).",
-                RUN,
-            ),
-            Option("runs", int, 1, "Feature draws averaged.", RUN),
-            ENGINE,
-            RAY_ADDRESS,
-            seed("split and features"),
-            SECURE,
-            DROP,
-            TIMEOUT,
-            Option(
-                "hindsight",
+                "secure",
                 bool,
                 False,
-                "Also the server's regret against the best kernel in hindsight (pools the data).",
+                "Secure sums: the server sees sums over the clients, no client's update; costs an "
+                "exchange more per round, and rounds with too few clients are lost.",
                 RUN,
-            ),
-            *RESULT,
+            )
         ]
 
     def prepare(self, settings: DataSettings) -> Streams:
         """Load, scale and deal the data."""
         return prepare(settings)
-
-    def predict(
-        self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
-    ) -> tuple[int, int]:
-        """Refuse: what a simulated client has learnt ends with it."""
-        raise OptionError(
-            f"a model of {config['method']} belongs to its clients, who predict with weights of "
-            "their own",
-            remedy="hold rows out with --test-size",
-        )
 
     def measure(self, strategy: PhaseStrategy, prepared: Streams, config: Config) -> dict[str, Any]:
         """Return the server's regret where it was asked for."""
@@ -165,8 +123,8 @@ class OnlineFamily(Family[DataSettings, Streams]):
         """Return the numbers of clients and of samples per client."""
         return f"{facts['clients']} clients x {facts['rounds']} samples"
 
-    def rows(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return errors, regrets, costs and who took part."""
+    def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
+        """Return errors and regrets."""
         metrics, config = result["metrics"], result["config"]
         rows = [
             ["MSE (10⁻³)", milli(metrics["mse"], 3)],
@@ -183,12 +141,15 @@ class OnlineFamily(Family[DataSettings, Streams]):
             rows.append(["  largest share of Theorem 1's bound", share])
         if metrics.get("server_regret") is not None:
             rows.append(["server's regret", figure(metrics["server_regret"], 1)])
-        rows += cost_rows(result)
-        present = f"{result['survivors']} of {config['clients']}"
-        rows += [["clients in the last round", present], server_row(result)]
+        return rows
+
+    def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
+        """Return who took part, what the server saw, and which rounds are lost."""
+        present = f"{result['survivors']} of {result['config']['clients']}"
+        rows = [["clients in the last round", present], *super().seen(result)]
         if rounds_lost := sum(row["survivors"] == 0 for row in result["history"]):
             rows.append(["rounds lost: too few for a sum", str(rounds_lost)])
-        return rows + failure_rows(result)
+        return rows
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
         """Draw the error and the average regret over time."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
@@ -19,6 +18,7 @@ from ...clients import OnlineKernelClient
 from ...strategies import PhaseStrategy
 from ..run.data import Prepared, TableSettings, hold_out
 from ..run.splits import Split, split_rows
+from .clients import DealtClients
 
 DEFAULT_ROUNDS, DEFAULT_CLIENTS = 500, 10
 
@@ -31,29 +31,29 @@ class DataSettings(TableSettings):
 
     Attributes
     ----------
-    missing : {"error", "drop-row"}
-        What to do with rows that hold missing values.
     sites : tuple of str
-        Sites to keep; all when empty.
+        Sites to keep, separated by commas.
+    missing : {"error", "drop-row"}
+        Rows with missing values.
     clients : int or None
-        K; by default the number of sites for ``split="site"``, else 10.
-    rounds : int or None
-        T, samples per client; by default 500, or fewer when there are not so many rows.
+        K, number of clients (default: 10, or one a site).
     split : {"iid", "site", "dirichlet"}
         How rows are dealt.
     site_share : float
-        Share of a client's rows that comes from its own site (``split="site"``).
+        Share of a client's rows from its own site.
     alpha : float
-        Concentration of ``split="dirichlet"``.
+        Concentration of the Dirichlet split.
+    rounds : int or None
+        T, samples per client (default: 500, or what there is).
     """
 
-    missing: Missing = "error"
     sites: tuple[str, ...] = ()
+    missing: Missing = "error"
     clients: int | None = None
-    rounds: int | None = None
     split: Split = "iid"
     site_share: float = 1.0
     alpha: float = 0.5
+    rounds: int | None = None
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
@@ -79,7 +79,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class TableClients:
+class StreamClients(DealtClients):
     """A ``client_fn``: builds the client of a node from its shard.
 
     Attributes
@@ -92,30 +92,22 @@ class TableClients:
         Where the simulated nodes keep private state for a resumed run.
     """
 
+    kind = OnlineKernelClient
     shards: tuple[Shard, ...]
     columns: tuple[str, ...]
     state_dir: Path | None = None
-
-    def __call__(self, context: Context) -> OnlineKernelClient:
-        """Build the client of a node."""
-        partition = int(context.node_config["partition-id"])
-        return OnlineKernelClient(context, **self.arguments(partition), state_dir=self.state_dir)
 
     def arguments(self, partition: int) -> dict[str, Any]:
         """Return the table of a node."""
         shard = self.shards[partition]
         return {**vars(shard), "columns": self.columns}
 
-    def deployed(self, partition: int) -> dict[str, Any]:
-        """Return what the files and the configuration of a deployed node say."""
-        return self.arguments(partition)
-
 
 @dataclass(frozen=True)
 class Streams(Prepared):
     """Data ready for an online method."""
 
-    clients: TableClients
+    clients: StreamClients
     scaling: Scaling
     rounds: int
     notes: tuple[str, ...]
@@ -125,7 +117,7 @@ class Streams(Prepared):
         """Number K of clients."""
         return len(self.clients.shards)
 
-    def client_fn(self, strategy: PhaseStrategy, state_dir: Path | None = None) -> TableClients:
+    def client_fn(self, strategy: PhaseStrategy, state_dir: Path | None = None) -> StreamClients:
         """Return what builds the client of a node; all methods have the same."""
         return replace(self.clients, state_dir=state_dir)
 
@@ -163,13 +155,7 @@ def prepare(settings: DataSettings) -> Streams:
     clients = _number_of_clients(table, settings)
     rounds, notes = _number_of_rounds(table, clients, settings)
     parts = split_rows(
-        table,
-        settings.split,
-        clients,
-        settings.seed,
-        rounds,
-        settings.site_share,
-        settings.alpha,
+        table, settings.split, clients, settings.seed, rounds, settings.site_share, settings.alpha
     )
     assert table.y is not None
     test = np.array_split(np.arange(len(y_test)), clients)
@@ -182,7 +168,7 @@ def prepare(settings: DataSettings) -> Streams:
         )
         for rows, held in zip(parts, test, strict=True)
     )
-    return Streams(TableClients(shards, table.columns), scaling, rounds, (*table.notes, *notes))
+    return Streams(StreamClients(shards, table.columns), scaling, rounds, (*table.notes, *notes))
 
 
 def _keep_sites(table: Table, sites: Sequence[str]) -> Table:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,37 +88,6 @@ class PooledSplit:
 
     def _targets(self, y: Floats) -> Floats:
         return encode_classes(y, self.classes, _OWNER) if self.classes else y[:, None]
-
-
-class Part(Protocol):
-    """A split of a table in the hands of several parties."""
-
-    @property
-    def x(self) -> Floats:
-        """Scaled features of all rows."""
-
-    @property
-    def y(self) -> Floats:
-        """Scaled labels."""
-
-    @property
-    def train(self) -> NDArray[np.bool_]:
-        """Which rows are for training."""
-
-    @property
-    def classes(self) -> tuple[float, ...]:
-        """All classes."""
-
-    @property
-    def scaling(self) -> Mapping[str, Any]:
-        """How it was scaled."""
-
-
-def pool(part: Part) -> PooledSplit:
-    """Return a split in the hands of a single owner."""
-    train, test = part.train, ~part.train
-    unit = float(part.scaling["y_half_range"])
-    return PooledSplit(part.x[train], part.y[train], part.x[test], part.y[test], part.classes, unit)
 
 
 def error_of(metrics: Mapping[str, float]) -> float:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
-from flwr.app import Context
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
@@ -24,46 +23,65 @@ from ...strategies import FedCFK, PhaseStrategy, SecureGram
 from ..engines.ray import ClientFn
 from ..run.data import Prepared, Settings
 from ..run.datasets import read_interactions
+from .clients import DealtClients
 
 HoldOut = Literal["random", "time"]
 _CLIENTS = 20
 
 
 @dataclass(frozen=True)
-class RatingSettings(Settings):
-    """Which ratings are used, which of them are held out, and how many users a node has.
+class RatingColumns(Settings):
+    """Columns of ratings, and who has which users.
 
     Attributes
     ----------
-    test_size : float
-        Share of the positive ratings held out.
-    user, item, rating, time : str or None
-        Columns, see :func:`fedkern_flwr.interactions.load_interactions`.
+    user : str or None
+        Column of users (.csv, .tsv, .parquet).
+    item : str or None
+        Column of items (.csv, .tsv, .parquet).
+    rating : str or None
+        Column of ratings (.csv, .tsv, .parquet).
+    time : str or None
+        Column of times (.csv, .tsv, .parquet).
     min_rating : float or None
-        Least rating that counts as positive; all by default.
-    hold_out : {"random", "time"}
-        Random ratings, or the latest.
-    clients, users_per_client : int or None
-        Number of nodes (default: 20), or users of each.
-    resplit : bool
-        Whether every run holds out others.
+        Least positive rating (default: all).
+    clients : int or None
+        Nodes (default: 20).
+    users_per_client : int or None
+        Users of each node, instead.
     rounds : int or None
-        Of merge max.
+        Rounds of --merge max.
+    resplit : bool
+        A split of its own for every repetition.
     """
 
     adjustable: ClassVar[frozenset[str]] = frozenset({"clients"})
 
-    test_size: float = 0.1
     user: str | None = None
     item: str | None = None
     rating: str | None = None
     time: str | None = None
     min_rating: float | None = None
-    hold_out: HoldOut = "random"
     clients: int | None = None
     users_per_client: int | None = None
-    resplit: bool = False
     rounds: int | None = None
+    resplit: bool = False
+
+
+@dataclass(frozen=True)
+class RatingSettings(RatingColumns):
+    """Which ratings are used, which of them are held out, and how many users a node has.
+
+    Attributes
+    ----------
+    data : str
+        Built-in ratings, or a u.data, ratings.dat, .inter, .csv, .tsv or .parquet file.
+    hold_out : {"random", "time"}
+        Hold out random ratings, or the latest.
+    """
+
+    test_size: float = 0.1
+    hold_out: HoldOut = "random"
 
     def describe(self) -> str:
         """Return who gets what, for the caption of a table."""
@@ -123,7 +141,7 @@ class PooledRatings:
 
 
 @dataclass(frozen=True)
-class RatingClients:
+class RatingClients(DealtClients):
     """A ``client_fn``: nodes of one user or of many.
 
     Attributes
@@ -142,6 +160,7 @@ class RatingClients:
     state_dir : Path or None
     """
 
+    kind = GramClient
     train: csr_array
     test: csr_array | None
     parts: list[slice]
@@ -159,16 +178,13 @@ class RatingClients:
             return None
         return self.state_dir / "recommendations"
 
-    def __call__(self, context: Context) -> GramClient:
-        """Build the client of a node."""
-        partition, folder = int(context.node_config["partition-id"]), self.recommendations
-        return GramClient(
-            context,
-            **self.arguments(partition),
-            noise_seed=derive_seed(self.seed, "noisy requests", partition),
-            recommendations=None if folder is None else folder / f"partition-{partition}.csv",
-            state_dir=self.state_dir,
-        )
+    def simulated(self, partition: int) -> dict[str, Any]:
+        """Return the seed of a node's noise, and the file for what it recommends."""
+        folder = self.recommendations
+        return {
+            "noise_seed": derive_seed(self.seed, "noisy requests", partition),
+            "recommendations": None if folder is None else folder / f"partition-{partition}.csv",
+        }
 
     def arguments(self, partition: int) -> dict[str, Any]:
         """Return ratings and options of a node."""
@@ -181,10 +197,6 @@ class RatingClients:
             "merge": self.merge,
             "request": self.request,
         }
-
-    def deployed(self, partition: int) -> dict[str, Any]:
-        """Return what the files and the configuration of a deployed node say."""
-        return self.arguments(partition)
 
 
 class RatingData(Prepared):

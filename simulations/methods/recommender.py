@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,89 +19,45 @@ from fedkern_flwr.tables.table import listing
 
 from ... import strategies
 from ...strategies import FedCFK, PhaseStrategy
-from ..run.entries import Entry, average
-from ..run.format import figure
-from ..run.options import DATA, Option
-from .base import Config, Family
-from .common import (
-    COSTS,
-    Column,
-    cost_rows,
-    drawn,
-    failure_rows,
-    held_out,
-    range_cells,
-    scientific,
-    server_row,
-    to_pooled,
-)
-from .gram_options import (
-    COLUMNS_READ,
-    check_cohorts,
-    check_rounds,
-    common_options,
-    kernel_rows,
-    ratings_dealt,
-    ratings_source,
-    refuse_plain,
-)
-from .new_rows import read_model
-from .rating_data import HoldOut, RatingData, RatingSettings, rows_of
+from .base import Config
+from .common import COSTS, DIFFERENCE, Column, Shown, digits, drawn, metric, range_cells, to_pooled
+from .gram_options import COLUMNS_READ, MatrixFamily
+from .new_rows import SavedRun
+from .rating_data import RatingData, RatingSettings, rows_of
 from .recommender_oracle import pooled_kernel, rank_all
-
-
-def _mean(name: str) -> Callable[[Mapping[str, Any]], list[str]]:
-    def cells(summary: Mapping[str, Any]) -> list[str]:
-        return [figure(summary["metrics"].get(name), 3)]
-
-    return cells
-
 
 _COLUMNS = {
     "auc": Column(
         ("AUC", "range"),
         range_cells("auc", 3),
         rank=lambda s: -(s["metrics"].get("auc") or 0.0),
-        paper=lambda value: figure(value, 3),
+        paper=digits(3),
         values=drawn("auc"),
         higher_is_better=True,
         reading="AUC, nDCG@100 and recall@100: of the ratings held out, among the items that a "
         "user has not rated before; means over users with ratings in both parts, and their range "
         "over repetitions.",
     ),
-    "ndcg": Column(
-        ("nDCG@100",),
-        _mean("ndcg@100"),
-        paper=lambda value: figure(value, 3),
-        values=drawn("ndcg@100"),
-        higher_is_better=True,
-    ),
-    "recall": Column(
-        ("recall@100",),
-        _mean("recall@100"),
-        paper=lambda value: figure(value, 3),
-        values=drawn("recall@100"),
-        higher_is_better=True,
-    ),
-    "items": Column(("items",), lambda s: [figure(s["metrics"].get("items"), 0)]),
-    "users": Column(
-        ("users",),
-        lambda s: [figure(s["metrics"].get("rows"), 0)],
+    "ndcg": metric("nDCG@100", "ndcg@100", 3, paper=3, higher_is_better=True),
+    "recall": metric("recall@100", "recall@100", 3, paper=3, higher_is_better=True),
+    "items": metric("items", "items", 0),
+    "users": metric(
+        "users",
+        "rows",
+        0,
         reading="Users: those whose ratings are in the kernel; all get recommendations.",
     ),
     "difference": to_pooled(
         "To pooled: largest difference of these figures from those of CF-KOMD on pooled data with "
         "the same users and items in the kernel."
     ),
-    "kernel-error": Column(
-        ("error after the last round",), lambda s: [scientific(s["metrics"]["kernel_error"])]
-    ),
-    "exact-from": Column(("exact from round",), lambda s: [figure(s["metrics"]["exact_from"], 0)]),
+    "kernel-error": metric("error after the last round", "kernel_error"),
+    "exact-from": metric("exact from round", "exact_from", 0),
     **COSTS,
 }
 
 
-class RecommenderFamily(Family[RatingSettings, RatingData]):
+class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
     """FedCFK."""
 
     strategies = (strategies.FedCFK,)
@@ -111,40 +67,18 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
     app, deployable = "fed_cfk", ("fed-cfk",)
     dealt_by_nodes = ("clients", "users_per_client")
     columns = _COLUMNS
-
-    def parameters(self) -> list[Option]:
-        """Return the options of a run that are not the strategy's."""
-        return [
-            *ratings_source(),
-            *ratings_dealt(),
-            held_out(0.1),
-            Option("hold_out", HoldOut, "random", "Hold out random ratings, or the latest.", DATA),
-            *common_options("split, nodes that take part and noisy requests"),
-        ]
+    shown = (
+        Shown("auc", "AUC"),
+        Shown("ndcg@100", "nDCG@100"),
+        Shown("recall@100", "recall@100"),
+        Shown("evaluated_users", "users judged", 0),
+        DIFFERENCE,
+    )
+    seeded = "split, nodes that take part and noisy requests"
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
         """Deal the users to the nodes."""
         return {"clients": nodes, "users_per_client": None}
-
-    def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the configuration of a run; refuse what contradicts itself."""
-        refuse_plain(values)
-        return super().config(name, values)
-
-    def check(self, config: Config) -> None:
-        """Refuse options that cannot work before any data is read."""
-        super().check(config)
-        check_rounds(config)
-
-    def check_data(self, config: Config, prepared: RatingData) -> None:
-        """Refuse options that cannot work with so many nodes.
-
-        Raises
-        ------
-        OptionError, SmallCohortError
-        """
-        super().check_data(config, prepared)
-        check_cohorts(FedCFK(**config["options"]), prepared.num_clients)
 
     def prepare(self, settings: RatingSettings) -> RatingData:
         """Load the ratings and hold some out."""
@@ -209,8 +143,9 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
         """
         if id_column is not None:
             raise OptionError("ratings have no ids of records", remedy="leave out --id")
-        arrays, meta, scaling = read_model(folder, config["method"])
-        names, items, own = tuple(scaling["items"]), arrays["items"], config["data"]
+        run = SavedRun.open(folder, config)
+        arrays, meta, own = run.arrays, run.meta, config["data"]
+        names, items = tuple(run.scaling["items"]), arrays["items"]
         run_columns = [own[n] or n for n in COLUMNS_READ if n != "rating" or own[n]]
         found = load_interactions(
             data,
@@ -261,41 +196,9 @@ class RecommenderFamily(Family[RatingSettings, RatingData]):
         write_recommendations(out, lines)
         return made, found.users - made
 
-    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
-        """Return how many nodes were summed."""
-        assert isinstance(strategy, FedCFK)
-        return {"survivors": len(strategy.survivors_)}
-
-    def summarise(self, entry: Entry) -> dict[str, Any]:
-        """Average the repetitions; the history is that of the first."""
-        first = entry.results[0]
-        survivors = first["survivors"]
-        return average(entry.results, metrics={}, history=first["history"], survivors=survivors)
-
     def size(self, facts: Mapping[str, Any]) -> str:
         """Return the numbers of users, items and nodes."""
         return f"{facts['users']} users on {facts['clients']} nodes, {facts['items']} items"
-
-    def rows(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return how good the recommendations are, what they cost and who saw what."""
-        metrics = result["metrics"]
-        rows = [
-            [name, figure(metrics[key], 4)]
-            for key, name in zip(RANKING, ("AUC", "nDCG@100", "recall@100"), strict=True)
-            if metrics.get(key) is not None
-        ]
-        if metrics.get("evaluated_users") is not None:
-            rows.append(["users judged", figure(metrics["evaluated_users"], 0)])
-        if metrics.get("centralised_difference") is not None:
-            rows.append(
-                ["largest difference to pooled", scientific(metrics["centralised_difference"])]
-            )
-        rows += [*kernel_rows(result), *cost_rows(result), server_row(result)]
-        return rows + failure_rows(result)
-
-    def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
-        """Draw nothing: a run has one figure of each kind."""
-        return {}
 
 
 _TOP = 100

@@ -18,15 +18,7 @@ from .recommender import RecommenderFamily
 from .rows import RowsFamily
 from .vertical import VerticalFamily
 
-__all__ = [
-    "FAMILIES",
-    "METHODS",
-    "Option",
-    "family",
-    "family_with",
-    "method",
-    "options",
-]
+__all__ = ["FAMILIES", "METHODS", "Option", "family", "family_with", "method", "options"]
 
 #: A new family is registered here.
 FAMILIES: tuple[Family[Any, Any], ...] = (

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
-from flwr.app import Context
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.errors import TableError
 from fedkern_flwr.method import Method, MethodClient
 from fedkern_flwr.registered import client_of, find_method, registered
 from fedkern_flwr.scaling import ranges_to_json
@@ -20,27 +19,12 @@ from fedkern_flwr.tables import load_table
 from fedkern_flwr.tables.table import Table, drop_constant_columns
 
 from ...strategies import PhaseStrategy
-from ..run.data import Prepared, TableSettings
-from ..run.entries import Entry, average
+from ..run.data import Prepared, TableSettings, hold_out
 from ..run.format import figure
-from ..run.options import DATA, RUN, Option
 from ..run.splits import Split, split_rows
 from .base import Config, Family
-from .common import (
-    COSTS,
-    DROP,
-    ENGINE,
-    RAY_ADDRESS,
-    RESULT,
-    TIMEOUT,
-    Column,
-    cost_rows,
-    failure_rows,
-    held_out,
-    seed,
-    server_row,
-    source,
-)
+from .clients import DealtClients
+from .common import COSTS, Column
 
 Missing = Literal["error", "drop-row"]
 Floats = NDArray[np.float64]
@@ -53,13 +37,13 @@ class RowSettings(TableSettings):
     Attributes
     ----------
     missing : {"error", "drop-row"}
-        What to do with rows that hold missing values.
+        Rows with missing values.
     clients : int
         Number of clients.
     split : {"iid", "site", "dirichlet"}
         How rows are dealt.
     alpha : float
-        Concentration of ``split="dirichlet"``.
+        Concentration of the Dirichlet split.
     """
 
     missing: Missing = "error"
@@ -86,7 +70,7 @@ class RowSettings(TableSettings):
 
 
 @dataclass(frozen=True)
-class RowClients:
+class RowClients(DealtClients):
     """A ``client_fn``: builds the client of a node from its rows.
 
     Attributes
@@ -102,19 +86,16 @@ class RowClients:
     tables: tuple[dict[str, Any], ...]
     state_dir: Path | None = None
 
-    def __call__(self, context: Context) -> MethodClient:
-        """Build the client of a node."""
-        partition = int(context.node_config["partition-id"])
+    def arguments(self, partition: int) -> dict[str, Any]:
+        """Return the table of a node."""
+        return self.tables[partition]
+
+    def simulated(self, partition: int) -> dict[str, Any]:
+        """Return where a node writes its results, and what draws them."""
         results = None
         if self.state_dir is not None:
             results = self.state_dir.parent / "nodes" / str(partition)
-        return self.kind(
-            context,
-            **self.tables[partition],
-            state_dir=self.state_dir,
-            results=results,
-            draw=scatter_plot(),
-        )
+        return {"results": results, "draw": scatter_plot()}
 
     def deployed(self, partition: int) -> dict[str, Any]:
         """Return what the files and the configuration of a deployed node say."""
@@ -161,30 +142,14 @@ class RowsFamily(Family[RowSettings, RowData]):
 
     strategies = tuple(find_method(name) for name in registered())
     settings = RowSettings
-    left_out = "they lack a value"
     app, deployable = "method", tuple(registered())
     columns = {  # noqa: RUF012
         "figures": Column(("figures",), lambda s: [_figures(s)], reading="Figures: see its page."),
         **COSTS,
     }
 
-    def parameters(self) -> list[Option]:
-        """Return the options of a run that are not the strategy's."""
-        return [
-            *source("iris"),
-            Option("missing", Missing, "error", "Rows with missing values.", DATA),
-            Option("clients", int, 5, "Number of clients.", DATA),
-            Option("split", Split, "iid", "How rows are dealt.", DATA),
-            Option("alpha", float, 0.5, "Concentration of the Dirichlet split.", DATA),
-            held_out(0.0),
-            Option("runs", int, 1, "Runs averaged, each with a seed of its own.", RUN),
-            ENGINE,
-            RAY_ADDRESS,
-            seed("split and method"),
-            DROP,
-            TIMEOUT,
-            *RESULT,
-        ]
+    data = "iris"
+    repetitions, seeded = "Runs averaged, each with a seed of its own.", "split and method"
 
     def check_data(self, config: Config, prepared: RowData) -> None:
         """Refuse a table without labels where the method needs them."""
@@ -197,18 +162,8 @@ class RowsFamily(Family[RowSettings, RowData]):
 
         The ranges are those of the training rows; a deployment declares them.
         """
-        if not 0.0 <= settings.test_size < 1.0:
-            raise OptionError(f"test-size is {settings.test_size}", remedy="use a share in [0, 1)")
         table = drop_constant_columns(settings.table())
-        x_test, y_test = table.x[:0], None if table.y is None else table.y[:0]
-        if table.x_test is not None and table.y_test is not None:
-            x_test, y_test = table.x_test, table.y_test
-        elif settings.test_size:
-            order = np.random.default_rng([settings.seed, 1]).permutation(table.rows)
-            held, kept = np.split(order, [round(settings.test_size * table.rows)])
-            held, kept = np.sort(held), np.sort(kept)
-            x_test, y_test = table.x[held], None if table.y is None else table.y[held]
-            table = table.take(kept)
+        table, x_test, y_test = hold_out(table, settings.test_size, settings.seed)
         low, high = table.x.min(axis=0), table.x.max(axis=0)
         width = np.where(high > low, high - low, 1.0)
         x, x_test = (np.clip((part - low) / width, 0.0, 1.0) for part in (table.x, x_test))
@@ -216,26 +171,16 @@ class RowsFamily(Family[RowSettings, RowData]):
             table, settings.split, settings.clients, settings.seed, alpha=settings.alpha
         )
         tests = np.array_split(np.arange(len(x_test)), len(parts))
-        dealt = []
+        given = []
         for rows, held in zip(parts, tests, strict=True):
             own: dict[str, Any] = {"x": x[rows], "x_test": x_test[held], "columns": table.columns}
-            if table.y is not None and y_test is not None:
+            if table.y is not None:
                 own |= {"y": table.y[rows], "y_test": y_test[held]}
             if table.ids is not None:
                 own["ids"] = [str(name) for name in np.asarray(table.ids)[rows]]
-            dealt.append(own)
+            given.append(own)
         ranges = ranges_to_json(table.columns, low, low + width, clip=True)
-        return RowData(tuple(dealt), ranges, table.notes)
-
-    def summarise(self, entry: Entry) -> dict[str, Any]:
-        """Average the runs; the history is that of the first."""
-        first = entry.results[0]
-        return average(
-            entry.results,
-            metrics={},
-            history=first["history"],
-            survivors=first["survivors"],
-        )
+        return RowData(tuple(given), ranges, table.notes)
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return how many clients there were at the end."""
@@ -247,13 +192,12 @@ class RowsFamily(Family[RowSettings, RowData]):
         held = sum(facts["held_out_rows"])
         return f"{len(facts['rows'])} clients, {rows}" + (f" and {held} held out" if held else "")
 
-    def rows(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return the metrics, what they cost and who saw what."""
+    def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
+        """Return the metrics, first those that the method shows by name."""
         shown = find_method(result["method"]).shows
         metrics = {k: v for k, v in result["metrics"].items() if isinstance(v, (int, float))}
         ordered = [*(n for n in shown if n in metrics), *(n for n in metrics if n not in shown)]
-        rows = [[shown.get(name, name), _written(metrics[name])] for name in ordered]
-        return [*rows, *cost_rows(result), server_row(result), *failure_rows(result)]
+        return [[shown.get(name, name), _written(metrics[name])] for name in ordered]
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
         """Return the plots that the simulated nodes drew of their own rows."""

@@ -15,8 +15,9 @@ from fedkern_flwr.vertical.doubly_stochastic import draw_batch, new_coefficients
 from fedkern_flwr.vertical.phase_training import minimise, outputs, solve_square
 
 from ...strategies import FDSKL
+from .clients import alignment_key
 from .new_rows import read_predictions
-from .vertical_data import Columns, VerticalData, alignment_key, frequency_seed
+from .vertical_data import Columns, VerticalData, frequency_seed
 
 Floats = NDArray[np.float64]
 _CHUNK = 1 << 21  # numbers of a temporary array

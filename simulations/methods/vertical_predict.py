@@ -2,85 +2,45 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import numpy as np
-from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
 
 from ...strategies import FDSKL
-from ..engines import InProcessGrid
-from .new_rows import complete_rows, read_model, read_predictions, read_rows, write_rows
-from .vertical_data import Columns, VerticalClients, VerticalSettings
+from .new_rows import Outputs, SavedRun, complete_rows
+from .vertical_data import Columns, VerticalClients, VerticalData, VerticalSettings
 
 
-def predict_rows(
-    folder: Path, config: Mapping[str, Any], data: Path, id_column: str | None, out: Path
-) -> tuple[int, int]:
-    """Predict the rows of a file with the model of a run and write a CSV file.
+def predict_rows(run: SavedRun, x: NDArray[np.float64]) -> Outputs:
+    """Predict new rows with the model of a run.
 
     Columns are dealt as in the run; directions and coefficients are those that the simulated
-    parties kept. The first active party predicts all rows. Values beyond the training rows' range
-    are clipped to it.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of the run.
-    config : mapping
-        The run's configuration.
-    data : Path
-        File with the columns of the training data; others are ignored, as is a label.
-    id_column : str or None
-        Column of record ids; row numbers by default.
-    out : Path
-        CSV file: id, then the predicted class and the outputs, or the predicted value.
-
-    Returns
-    -------
-    (int, int)
-        Rows predicted, and rows left out because they lack a value.
+    parties kept. The first active party predicts all rows.
 
     Raises
     ------
     TableError
-        The file lacks a column of the model, or every row lacks a value.
-    CheckpointError
-        The folder has no model.
+        Every row lacks a value.
     """
-    _, meta, scaling = read_model(folder, config["method"])
-    x, ids = read_rows(data, scaling, id_column, str(config["data"].get("label") or ""))
-    settings = VerticalSettings.from_values(config["data"])
+    settings = VerticalSettings.from_values(run.config["data"])
+    strategy = FDSKL.of_model(run.meta, allow_single=settings.allow_single)
     rows = complete_rows(x)
-    pooled = Columns(
-        x[rows],
-        np.full(len(rows), np.nan),
-        np.zeros(len(rows), bool),
-        np.zeros(len(rows), np.intp),
-        tuple(np.array_split(np.arange(x.shape[1]), settings.parties)),
-        tuple(scaling["classes"]),
-        scaling,
-        float(meta["label_bound"]),
+    new = Columns(
+        x=x[rows],
+        y=np.full(len(rows), np.nan),
+        train=np.zeros(len(rows), bool),
+        classes=tuple(run.scaling["classes"]),
+        scaling=run.scaling,
+        label_bound=float(run.meta["label_bound"]),
+        owner=np.zeros(len(rows), np.intp),
+        parts=tuple(np.array_split(np.arange(x.shape[1]), settings.parties)),
     )
-    strategy = FDSKL.of_model(meta, allow_single=settings.allow_single)
-    with tempfile.TemporaryDirectory(prefix="fedkern-") as place:
-        clients = VerticalClients(
-            pooled,
-            settings.active_parties,
-            tuple(scaling["columns"]),
-            int(config["seed"]),
-            strategy.frequencies,
-            strategy.topology,
-            settings.allow_single,
-            Path(place),
-            folder / "private_state",
-        )
-        app = ClientApp(client_fn=lambda context: clients(context).to_client())
-        strategy.predict(InProcessGrid(app, settings.parties), meta)
-        found = read_predictions(Path(place))
-    write_rows(
-        out, [ids[rows[k]] for k in sorted(found)], [found[k] for k in sorted(found)], scaling
+    clients = VerticalClients(
+        dealt=new,
+        seed=run.seed,
+        options={name: getattr(strategy, name) for name in VerticalData.told},
+        predictions=None,
+        state_dir=None,
+        actives=settings.active_parties,
     )
-    return len(found), len(x) - len(found)
+    found = run.ask(clients, settings.parties, lambda grid: strategy.predict(grid, run.meta))
+    return {rows[k]: outputs for k, outputs in found.items()}

@@ -24,18 +24,25 @@ from .datasets import load_data
 class Settings(ABC):
     """Which data is used; a family adds who gets which part of it.
 
+    The fields are options of the command line, which shows what is said of them here.
+
     Attributes
     ----------
     data : str
-        Name of a built-in data set or path of a file.
+        Built-in data set, or a .npz, .csv or .parquet file.
     test_size : float
-        Share held out.
+        Share of rows held out for a last evaluation.
     seed : int
         Seed of the split.
     """
 
     #: Settings that ``fedkern compare`` may set for all data of a preset.
     adjustable: ClassVar[frozenset[str]] = frozenset({"rounds", "clients"})
+
+    #: Settings that are options of the strategy, too.
+    of_method: ClassVar[frozenset[str]] = frozenset()
+    #: Settings whose default on the command line follows from other options.
+    worked_out: ClassVar[frozenset[str]] = frozenset()
 
     data: str
     test_size: float = 0.0
@@ -59,8 +66,14 @@ class TableSettings(Settings):
 
     Attributes
     ----------
-    label, target, id_column, site_column : str or None
-        Columns, see :func:`fedkern_flwr.tables.load_table`.
+    label : str or None
+        Label column (npz: array, or column of y).
+    target : str or None
+        Feature column (index or name) to predict instead.
+    id_column : str or None
+        Column of record ids.
+    site_column : str or None
+        Column of sites.
     """
 
     label: str | None = None
@@ -144,7 +157,7 @@ class Prepared(ABC):
 def hold_out(
     table: Table, test_size: float, seed: int
 ) -> tuple[Table, NDArray[np.float64], NDArray[np.float64]]:
-    """Return the rows to learn from, and the features and labels of the test rows.
+    """Return the rows to learn from, and the features and labels (if any) of the test rows.
 
     Test rows that came with the data are used; else a random share of the rows is taken.
 
@@ -155,10 +168,10 @@ def hold_out(
     """
     if not 0.0 <= test_size < 1.0:
         raise OptionError(f"test-size is {test_size}", remedy="use a share in [0, 1)")
-    assert table.y is not None
     if table.x_test is not None and table.y_test is not None:
         return table, table.x_test, table.y_test
     order = np.random.default_rng([seed, 1]).permutation(table.rows)
     held, kept = np.split(order, [round(test_size * table.rows)])
     held, kept = np.sort(held), np.sort(kept)
-    return table.take(kept), table.x[held], table.y[held]
+    y_test = np.empty(0) if table.y is None else table.y[held]
+    return table.take(kept), table.x[held], y_test

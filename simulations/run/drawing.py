@@ -19,59 +19,26 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-
 Dash = Literal["-", "--", ":", "-."]
-
-
 Scale = Literal["linear", "log"]
 
 
 # Okabe and Ito's palette without yellow, which is too pale for lines on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
-
-
 _DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
-
-
 _MARKERS = "osD^vPX"
-
-
 _DPI = 150
-
-
 _WIDTH = 5.2  # inches: the text stays readable when the figure shrinks to a column
-
-
 INK = "#222222"
-
-
 SOFT = "#666666"
-
-
 GRID = "#E3E3E3"
-
-
 TEXT = 9.5  # points
-
-
 SMALL = 8.5
-
-
 LOG_FROM = 50.0  # ratio of largest to smallest value from which an axis is logarithmic
-
-
 _OFF_SCALE = 1000.0  # a curve this many times above the typical one leaves the figure
-
-
 _MOST_POINTS = 400  # per curve; more cannot be seen and bloat the SVG
-
-
 _MARK_EVERY = 0.16  # distance of markers, in diagonals of the axes
-
-
 _LONGEST_NAME = 60
-
-
 _LONGEST_LINE = 30  # beside a bar; there is room for two
 
 
@@ -92,6 +59,17 @@ class Style:
     colour: str
     dash: Dash
     marker: str
+
+    def line(self) -> dict[str, Any]:
+        """Return the look of a curve as matplotlib's keywords."""
+        return {
+            "color": self.colour,
+            "linestyle": self.dash,
+            "linewidth": 1.7,
+            "marker": self.marker,
+            "markeredgecolor": "white",
+            "markeredgewidth": 0.5,
+        }
 
 
 def assign_styles(names: Iterable[str]) -> dict[str, Style]:
@@ -223,18 +201,8 @@ def note_of(scale: Scale) -> str:
 
 def draw_line(axes: Axes, xs: Sequence[float], ys: Sequence[float], style: Style) -> None:
     """Draw a curve with a few markers."""
-    axes.plot(
-        xs,
-        ys,
-        color=style.colour,
-        linestyle=style.dash,
-        linewidth=1.7,
-        marker=style.marker,
-        markersize=4.2,
-        markeredgecolor="white",
-        markeredgewidth=0.5,
-        markevery=_MARK_EVERY if len(xs) > 12 else 1,
-    )
+    apart = _MARK_EVERY if len(xs) > 12 else 1
+    axes.plot(xs, ys, **style.line(), markersize=4.2, markevery=apart)
 
 
 def value_at(axes: Axes, x: float, y: float, text: str) -> None:
@@ -296,20 +264,7 @@ def legend_below(figure: Figure, labels: Mapping[str, str], styles: Mapping[str,
 
     if not labels:
         return
-    handles: list[Any] = [
-        Line2D(
-            [],
-            [],
-            color=styles[name].colour,
-            linestyle=styles[name].dash,
-            linewidth=1.7,
-            marker=styles[name].marker,
-            markersize=4.8,
-            markeredgecolor="white",
-            markeredgewidth=0.5,
-        )
-        for name in labels
-    ]
+    handles: list[Any] = [Line2D([], [], **styles[name].line(), markersize=4.8) for name in labels]
     longest = max(len(label) for label in labels.values())
     columns = max(1, min(len(labels), 4, 78 // (longest + 8)))
     rows = -(-len(labels) // columns)

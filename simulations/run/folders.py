@@ -1,14 +1,45 @@
-"""Folders that commands leave."""
+"""Where commands leave their results: folders, and the JSON of ``--json``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.private_files import make_private_folder
+
+
+def chosen_folder(out: str | None, stem: str) -> Path:
+    """Return the folder that ``--out`` names, by default one below ``runs`` with the time."""
+    return Path(out or Path("runs") / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def json_writer(target: str | None) -> Callable[[Mapping[str, Any]], None]:
+    """Return what writes a result where ``--json`` says: nowhere, a file, or - for stdout.
+
+    Raises
+    ------
+    TableError
+        The folder of the file does not exist, which is said before hours are spent.
+    """
+    path = None if target in (None, "", "-") else Path(str(target))
+    if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
+        raise TableError(f"--json {target} cannot be written", remedy="name a file in a folder")
+
+    def write(result: Mapping[str, Any]) -> None:
+        text = f"{json.dumps(result, allow_nan=False)}\n"
+        if path is not None:
+            path.write_text(text)
+        elif target:
+            sys.stdout.write(text)
+
+    return write
 
 
 def make_folder(folder: Path, option: str) -> None:

@@ -1,10 +1,10 @@
-"""Options of a command: those read off a strategy, and those that a family of methods declares."""
+"""Options of a command: those read off a strategy or off the settings of its data, and others."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_origin, get_type_hints
 
 from fedkern_flwr.options import declared, members
@@ -15,6 +15,9 @@ from ...strategies import PhaseStrategy
 _OF_THE_RUN = frozenset({"seed", "checkpoint", "resume", "secure"})
 
 METHOD, DATA, RUN = "Method", "Data", "Run"
+
+_OF_A_RUN = frozenset({"rounds", "resplit", "reconstruction", "delay"})  # of the settings
+_FLAGS = {"id_column": "--id", "site_column": "--site"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,34 @@ class Option:
     def takes_text(self) -> bool:
         """Tell whether a value may be a text."""
         return any(kind is str or get_origin(kind) is Literal for kind in self.kinds())
+
+
+def of_settings(settings: type[Any], data: str) -> list[Option]:
+    """Return the options that say which data is used: fields of a dataclass with its docstrings.
+
+    Parameters
+    ----------
+    settings : type of Settings
+        The dataclass.
+    data : str
+        The data set by default.
+    """
+    hints = get_type_hints(settings)
+    texts: dict[str, str] = {}
+    for cls in reversed(settings.__mro__):
+        texts |= _descriptions(cls)
+    found = []
+    for one in sorted(fields(settings), key=lambda one: one.name == "test_size"):  # as the last
+        if one.name not in ("seed", *settings.of_method):
+            default = data if one.name == "data" else one.default
+            kinds = members(hints[one.name])
+            kind = str if any(get_origin(k) is tuple for k in kinds) else hints[one.name]
+            if (kind is str and one.name != "data") or one.name in settings.worked_out:
+                kind, default = kind | None, None
+            panel = RUN if one.name in _OF_A_RUN else DATA
+            flag = _FLAGS.get(one.name, "")
+            found.append(Option(one.name, kind, default, texts[one.name], panel, flag))
+    return found
 
 
 def options(strategy: type[PhaseStrategy]) -> list[Option]:

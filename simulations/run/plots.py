@@ -17,36 +17,11 @@ from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING
 
-from .drawing import (
-    INK,
-    LOG_FROM,
-    SMALL,
-    SOFT,
-    Scale,
-    Style,
-    ceiling_of,
-    clean_name,
-    complete_styles,
-    draw_line,
-    finish_axes,
-    legend_below,
-    name_rows,
-    new_figure,
-    note_of,
-    power_or_number,
-    save_figure,
-    say_no_data,
-    scale_x,
-    thin_out,
-    ticks_of_log,
-    tint,
-    value_at,
-    write_number,
-)
+from . import drawing
+from .drawing import Scale, Style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-from .drawing import averages_of, scale_bars, write_mean_and_std
 
 __all__ = [
     "plot_average_regret",
@@ -93,32 +68,32 @@ def plot_average_regret(
     OptionError
         If matplotlib is not installed.
     """
-    figure = new_figure(3.2)
+    figure = drawing.new_figure(3.2)
     axes = figure.add_subplot()
     axes.set_autoscaley_on(False)  # it would follow the curves that are off scale
-    looks = complete_styles(styles, curves)
-    averages = {name: averages_of(points) for name, points in curves.items()}
+    looks = drawing.complete_styles(styles, curves)
+    averages = {name: drawing.averages_of(points) for name, points in curves.items()}
     drawn = {name: points for name, points in averages.items() if points}
-    top = ceiling_of([[y for _, y in points] for points in drawn.values()])
+    top = drawing.ceiling_of([[y for _, y in points] for points in drawn.values()])
     shown = [[y for _, y in points if abs(y) <= top] for points in drawn.values()]
 
     labels, note = {}, ""
     for name, points in averages.items():
-        label = clean_name(name) if points else f"{clean_name(name)} (n/a)"
+        label = drawing.clean_name(name) if points else f"{drawing.clean_name(name)} (n/a)"
         if extreme := max((y for _, y in points if abs(y) > top), key=abs, default=None):
-            label += f" (off scale: {write_number(extreme)})"
+            label += f" (off scale: {drawing.write_number(extreme)})"
         labels[name] = label
-        xs, ys = zip(*thin_out(points), strict=True) if points else ((), ())
-        draw_line(axes, xs, ys, looks[name])
+        xs, ys = zip(*drawing.thin_out(points), strict=True) if points else ((), ())
+        drawing.draw_line(axes, xs, ys, looks[name])
     if drawn:
-        scale_x(axes, [t for points in drawn.values() for t, _ in points], log_from=20)
+        drawing.scale_x(axes, [t for points in drawn.values() for t, _ in points], log_from=20)
         note = _scale_regret(axes, shown)
     else:
-        say_no_data(axes)
+        drawing.say_no_data(axes)
     ylabel = f"average regret per sample\n(squared error{note})"
-    finish_axes(axes, title, "samples per client $t$", ylabel)
-    legend_below(figure, labels, looks)
-    return save_figure(figure, path)
+    drawing.finish_axes(axes, title, "samples per client $t$", ylabel)
+    drawing.legend_below(figure, labels, looks)
+    return drawing.save_figure(figure, path)
 
 
 def plot_mse_bars(
@@ -154,14 +129,14 @@ def plot_mse_bars(
     OptionError
         If matplotlib is not installed.
     """
-    figure = new_figure(1.15 + 0.31 * max(len(bars), 1))
+    figure = drawing.new_figure(1.15 + 0.31 * max(len(bars), 1))
     axes = figure.add_subplot()
-    looks = complete_styles(styles, bars)
+    looks = drawing.complete_styles(styles, bars)
     rows = [_in_thousandths(entry) for entry in bars.values()]
     scale, low, high = _bar_scale(
         [mean for mean, _ in rows], [mean + (std or 0.0) for mean, std in rows], room=0.26
     )
-    scale_bars(axes, scale, low, high)
+    drawing.scale_bars(axes, scale, low, high)
     for place, (name, (mean, std)) in enumerate(zip(bars, rows, strict=True)):
         end = low
         if math.isfinite(mean) and mean > low:
@@ -173,16 +148,18 @@ def plot_mse_bars(
                     mean,
                     place,
                     xerr=[[left], [std]],
-                    color=INK,
+                    color=drawing.INK,
                     elinewidth=1.1,
                     capsize=3,
                     capthick=1.1,
                 )
                 end = mean + std
-        value_at(axes, min(end, high), place, write_mean_and_std(mean, std))
-    name_rows(axes, list(bars))
-    finish_axes(axes, title, "mean squared error (10⁻³)" + note_of(scale), "", grid="x")
-    return save_figure(figure, path)
+        drawing.value_at(axes, min(end, high), place, drawing.write_mean_and_std(mean, std))
+    drawing.name_rows(axes, list(bars))
+    drawing.finish_axes(
+        axes, title, "mean squared error (10⁻³)" + drawing.note_of(scale), "", grid="x"
+    )
+    return drawing.save_figure(figure, path)
 
 
 def plot_bytes(
@@ -217,18 +194,20 @@ def plot_bytes(
     OptionError
         If matplotlib is not installed.
     """
-    figure = new_figure(1.45 + 0.44 * max(len(traffic), 1))
+    figure = drawing.new_figure(1.45 + 0.44 * max(len(traffic), 1))
     from matplotlib.patches import Patch  # after `new_figure`, which says what to install
 
     axes = figure.add_subplot()
-    looks = complete_styles(styles, traffic)
+    looks = drawing.complete_styles(styles, traffic)
     rows = [(up / 1e6, down / 1e6) for up, down in traffic.values()]
     sizes = [size for row in rows for size in row]
     scale, low, high = _bar_scale(sizes, sizes, room=0.14)
-    scale_bars(axes, scale, low, high)
+    drawing.scale_bars(axes, scale, low, high)
     for place, (name, row) in enumerate(zip(traffic, rows, strict=True)):
         colour = looks[name].colour
-        for shift, size, face in zip((-0.19, 0.19), row, (colour, tint(colour)), strict=True):
+        for shift, size, face in zip(
+            (-0.19, 0.19), row, (colour, drawing.tint(colour)), strict=True
+        ):
             if size > low:
                 axes.barh(
                     place + shift,
@@ -239,22 +218,24 @@ def plot_bytes(
                     edgecolor=colour,
                     linewidth=0.8,
                 )
-            value_at(axes, min(max(size, low), high), place + shift, write_number(size))
-    name_rows(axes, list(traffic))
-    finish_axes(axes, title, "traffic (MB)" + note_of(scale), "", grid="x")
+            drawing.value_at(
+                axes, min(max(size, low), high), place + shift, drawing.write_number(size)
+            )
+    drawing.name_rows(axes, list(traffic))
+    drawing.finish_axes(axes, title, "traffic (MB)" + drawing.note_of(scale), "", grid="x")
     figure.legend(
         [
-            Patch(facecolor=SOFT, edgecolor=SOFT),
-            Patch(facecolor=tint(SOFT), edgecolor=SOFT),
+            Patch(facecolor=drawing.SOFT, edgecolor=drawing.SOFT),
+            Patch(facecolor=drawing.tint(drawing.SOFT), edgecolor=drawing.SOFT),
         ],
         ["up: clients to server", "down: server to clients"],
         loc="outside lower center",
         ncols=2,
         frameon=False,
-        fontsize=SMALL,
-        labelcolor=INK,
+        fontsize=drawing.SMALL,
+        labelcolor=drawing.INK,
     )
-    return save_figure(figure, path)
+    return drawing.save_figure(figure, path)
 
 
 def plot_sweep(
@@ -294,15 +275,15 @@ def plot_sweep(
     OptionError
         If matplotlib is not installed.
     """
-    figure = new_figure(3.2)
+    figure = drawing.new_figure(3.2)
     axes = figure.add_subplot()
-    looks = complete_styles(styles, curves)
+    looks = drawing.complete_styles(styles, curves)
     all_x: list[float] = []
     all_y: list[float] = []
     labels = {}
     for name, points in curves.items():
         kept = sorted(p for p in points if math.isfinite(p[0]) and math.isfinite(p[1]))
-        labels[name] = clean_name(name) if kept else f"{clean_name(name)} (n/a)"
+        labels[name] = drawing.clean_name(name) if kept else f"{drawing.clean_name(name)} (n/a)"
         xs, means = [x for x, _, _ in kept], [mean for _, mean, _ in kept]
         stds = [std if math.isfinite(std) else 0.0 for _, _, std in kept]
         if any(stds):
@@ -314,21 +295,21 @@ def plot_sweep(
                 alpha=0.16,
                 linewidth=0,
             )
-        draw_line(axes, xs, means, looks[name])
+        drawing.draw_line(axes, xs, means, looks[name])
         all_x += xs
         all_y += means
     if all_x:
-        scale_x(axes, all_x, log_from=LOG_FROM)
-        if min(all_y) > 0 and max(all_y) > LOG_FROM * min(all_y):
+        drawing.scale_x(axes, all_x, log_from=drawing.LOG_FROM)
+        if min(all_y) > 0 and max(all_y) > drawing.LOG_FROM * min(all_y):
             axes.set_yscale("log", nonpositive="clip")
             # A band that reaches zero must not drag the axis down with it.
             axes.set_ylim(min(all_y) / 2, None)
-            ticks_of_log(axes.yaxis, min(all_y), max(all_y))
+            drawing.ticks_of_log(axes.yaxis, min(all_y), max(all_y))
     else:
-        say_no_data(axes)
-    finish_axes(axes, title, xlabel, ylabel)
-    legend_below(figure, labels, looks)
-    return save_figure(figure, path)
+        drawing.say_no_data(axes)
+    drawing.finish_axes(axes, title, xlabel, ylabel)
+    drawing.legend_below(figure, labels, looks)
+    return drawing.save_figure(figure, path)
 
 
 def _scale_regret(axes: Axes, curves: list[list[float]]) -> str:
@@ -348,25 +329,25 @@ def _scale_regret(axes: Axes, curves: list[list[float]]) -> str:
     if low > 0 and high > 5 * low:
         axes.set_yscale("log")
         axes.set_ylim(low / 1.3, high * 1.3)
-        ticks_of_log(axes.yaxis, low, high)
-    elif low <= 0 and smallest > 0 and largest > LOG_FROM * smallest:
+        drawing.ticks_of_log(axes.yaxis, low, high)
+    elif low <= 0 and smallest > 0 and largest > drawing.LOG_FROM * smallest:
         threshold = 10.0 ** round(math.log10(max(smallest, largest / 1e4)))
         axes.set_yscale("symlog", linthresh=threshold, linscale=0.5)
         locator = SymmetricalLogLocator(base=10, linthresh=threshold)
         locator.set_params(numticks=7)
         axes.yaxis.set_major_locator(locator)
-        axes.yaxis.set_major_formatter(power_or_number)
+        axes.yaxis.set_major_formatter(drawing.power_or_number)
         pad = 1.6
         axes.set_ylim(
             low * pad if low < -threshold else low - 0.5 * threshold,
             high * pad if high > threshold else high + 0.5 * threshold,
         )
-        note = f"; linear within ±{power_or_number(threshold)}"
+        note = f"; linear within ±{drawing.power_or_number(threshold)}"
     else:
         margin = 0.06 * ((high - low) or abs(high) or 1.0)
         axes.set_ylim(low - margin, high + margin)
     if low < 0 < high:
-        axes.axhline(0.0, color=SOFT, linewidth=0.8, zorder=1.5)
+        axes.axhline(0.0, color=drawing.SOFT, linewidth=0.8, zorder=1.5)
     return note
 
 
@@ -381,7 +362,7 @@ def _bar_scale(
     if not finite:
         return "linear", 0.0, 1.0
     top = max([*finite, *(end for end in ends if math.isfinite(end))])
-    if max(finite) / min(finite) > LOG_FROM:
+    if max(finite) / min(finite) > drawing.LOG_FROM:
         low = max(10.0 ** math.floor(math.log10(min(finite)) - 0.15), 1 / _HUGE)
         return "log", low, min(top * (top / low) ** room, _HUGE)
     return "linear", 0.0, min(top, _HUGE) * (1 + room)

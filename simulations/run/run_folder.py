@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.errors import CheckpointError, OptionError, TableError
+from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.model_file import save_model
 from fedkern_flwr.private_files import make_private_folder
 
@@ -170,19 +170,3 @@ class RunFolder:
             raise CheckpointError(
                 f"{self.path / name} is damaged", remedy="start the run anew"
             ) from None
-
-
-def open_json_target(target: str) -> Path | None:
-    """Check where the JSON goes before hours are spent: None for standard output.
-
-    Raises
-    ------
-    TableError
-        The folder of the file does not exist.
-    """
-    if target == "-":
-        return None
-    path = Path(target)
-    if path.is_dir() or not path.resolve().parent.is_dir():
-        raise TableError(f"--json {target} cannot be written", remedy="name a file in a folder")
-    return path

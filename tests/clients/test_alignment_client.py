@@ -60,7 +60,7 @@ class Nodes:
         return kinds[request.phase].unpack(answer, scalars, party=f"partition {k}")
 
     def describe(self) -> None:
-        request = DescribeRequest(SESSION, "align", 0, secure=True)
+        request = DescribeRequest(session=SESSION, method="align", resume_round=0, secure=True)
         replies = [self.send(k, request) for k in range(len(self.ids))]
         keys = {r.partition: (r.public_key, r.signature) for r in replies}
         counts = {r.partition: (r.rows, r.test_rows) for r in replies}
@@ -130,7 +130,9 @@ def test_training_and_held_out_rows_get_tags(tmp_path: Path) -> None:
     one, other = (AlignmentTags.load(tmp_path / f"{k}.npz") for k in range(2))
     for name in ("a", "c"):
         assert one.tags_of([name]) == other.tags_of([name])
-    reply = nodes.client(1).describe(DescribeRequest(SESSION, "align", 0))
+    reply = nodes.client(1).describe(
+        DescribeRequest(session=SESSION, method="align", resume_round=0)
+    )
     assert (reply.rows, reply.test_rows, reply.features) == (1, 2, 0)
 
 
@@ -274,7 +276,7 @@ def test_requests_out_of_turn_are_refused(nodes: Nodes) -> None:
 def test_a_node_that_was_described_anew_does_not_draw_other_secrets(nodes: Nodes) -> None:
     nodes.describe()
     nodes.hops(2)
-    nodes.send(1, DescribeRequest(SESSION, "align", 0, secure=True))
+    nodes.send(1, DescribeRequest(session=SESSION, method="align", resume_round=0, secure=True))
     with pytest.raises(FedKernError, match=r"gone|no secret with"):
         nodes.hop(2, 1)
     with pytest.raises(FedKernError, match=r"gone|no secret with"):

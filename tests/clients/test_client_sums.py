@@ -29,16 +29,7 @@ class Client(PhaseClient):
         return {"work": (Work, self.work)}
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
-        return DescribeReply(
-            partition=self.partition,
-            partitions=self.partitions,
-            role=self.role,
-            rows=1,
-            features=1,
-            test_rows=0,
-            columns="",
-            restored=True,
-        )
+        return DescribeReply(rows=1, features=1)
 
     def work(self, request: PhaseMessage) -> PhaseMessage:
         if self.sums is None:
@@ -138,8 +129,7 @@ def test_sums_may_be_filled_in_any_order_and_delivered_together() -> None:
     b = run.server.order("b", 3, encoding(), receiver=0, self_masks=False)
     run.contribute(a, b, cls=Backwards)
     assert run.server.unmask_sections([a, b]) == {}
-    for k, sections in run.server.delivery_sections([a, b]).items():
-        run.ask(k, work(), sections, Backwards)
+    run.ask(0, work(), [a.delivery(), b.delivery()], Backwards)
     assert sorted(delivered) == [(0, "a"), (0, "b")]
     for total in delivered.values():
         np.testing.assert_array_equal(total, np.full(3, 10.0))

@@ -148,7 +148,7 @@ def test_a_run_that_has_begun_is_not_begun_again(meet: Callable[..., Any]) -> No
     client, session = found.client, found.request.session
     before = client.open_session(session).payload
     kept = RunState.unpack(before).settings
-    send(client, DescribeRequest(session, "fed-cg", 0, secure=True))
+    send(client, DescribeRequest(session=session, method="fed-cg", resume_round=0, secure=True))
     again = RunState.unpack(client.open_session(session).payload).settings
     rows = [name for name in kept if name.startswith("rows of ")]
     assert rows

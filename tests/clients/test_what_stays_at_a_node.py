@@ -11,7 +11,8 @@ from flwr.app import Context, RecordDict
 
 from fedkern_flwr.clients import serve
 from fedkern_flwr.errors import FedKernError, RefusedError
-from fedkern_flwr.exchange import mark_error, request_messages
+from fedkern_flwr.exchange import request_messages
+from fedkern_flwr.failure import mark_error
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.guard import NodePolicy, SumRule
 from fedkern_flwr.node.client import PhaseClient
@@ -38,16 +39,7 @@ class Client(PhaseClient):
         return {"work": (Work, self.work)}
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
-        return DescribeReply(
-            partition=self.partition,
-            partitions=self.partitions,
-            role=self.role,
-            rows=9,
-            features=1,
-            test_rows=0,
-            columns="",
-            restored=True,
-        )
+        return DescribeReply(rows=9, features=1)
 
     def work(self, request: PhaseMessage) -> PhaseMessage:
         assert self.sums is not None

@@ -16,16 +16,15 @@ import fedkern_flwr.exchange as exchange_module
 from fedkern_flwr.errors import EngineError, ProtocolError
 from fedkern_flwr.exchange import (
     Courier,
-    Failure,
     Outcome,
     exchange,
-    mark_error,
     payload_bytes,
     read_array,
     read_reply,
     request_messages,
     take_sections,
 )
+from fedkern_flwr.failure import Failure, mark_error
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.ledger import Ledger
 from fedkern_flwr.online.messages import PersonalReply

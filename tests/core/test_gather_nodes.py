@@ -10,9 +10,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from fedkern_flwr.errors import CohortError, RefusedError
-from fedkern_flwr.exchange import (
-    mark_error,
-)
+from fedkern_flwr.failure import mark_error
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.gather import gather_nodes
 from fedkern_flwr.ledger import Ledger

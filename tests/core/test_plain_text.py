@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from flwr.app import Context, Error, Message
@@ -14,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkern_flwr.errors import FedKernError, ProtocolError
-from fedkern_flwr.exchange import Failure, _read_error, mark_error, request_messages
+from fedkern_flwr.exchange import request_messages
+from fedkern_flwr.failure import Failure, mark_error, read_error
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.plain_text import LONGEST, plain_line
@@ -75,7 +75,7 @@ def test_errors_of_clients_are_read_as_plain_lines(
     name: str, marked: bool, make_error: Callable[[str], Message]
 ) -> None:
     text = mark_error(NASTY[name]) if marked else f"<class '{NASTY[name]}'>:<'{NASTY[name]}'>"
-    assert_plain(_read_error(make_error(text), "fit").detail)
+    assert_plain(read_error(make_error(text), "fit").detail)
 
 
 @pytest.fixture
@@ -94,16 +94,10 @@ class Vandal(PhaseClient):
     def describe(self, request: DescribeRequest) -> DescribeReply:
         if not self.field:
             raise FedKernError(self.text)
-        said: dict[str, Any] = {"role": "client", "columns": "0" * 16, self.field: self.text}
-        return DescribeReply(
-            partition=self.partition,
-            partitions=self.partitions,
-            rows=3 + self.partition,
-            features=2 + self.partition,
-            test_rows=0,
-            restored=True,
-            **said,
-        )
+        if self.field == "role":
+            self.role = self.text
+        columns = self.text if self.field == "columns" else "0" * 16
+        return DescribeReply(rows=3 + self.partition, features=2 + self.partition, columns=columns)
 
 
 @pytest.mark.parametrize("field", ["", "role", "columns"])

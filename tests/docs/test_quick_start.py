@@ -136,7 +136,8 @@ def superlink(tmp_path: Path) -> Iterator[None]:
             process.kill()
 
 
-@pytest.mark.app
+@pytest.mark.deployment
+@pytest.mark.timeout(280)
 def test_the_app_of_the_page_runs_with_flower(superlink: None, tmp_path: Path) -> None:
     printed = run_blocks(tmp_path, *INSTALL, "deploy-local", "fedkern run", "alone.py")
     rehearsed, simulated = accuracies(printed)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sums_in_memory import Reference, refused
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.secure_sum import Encoding
@@ -29,11 +30,11 @@ def encode(encoding: Encoding, values: Any, parties: int = 3) -> np.ndarray:
 
 @given(bits=rings, parties=st.integers(2, 2000), bound=bounds)
 def test_the_overflow_rule_leaves_the_sum_below_a_quarter_of_the_ring(
-    reference: Any, bits: int, parties: int, bound: float
+    bits: int, parties: int, bound: float
 ) -> None:
     encoding = Encoding.fixed_point(bound, bits)
     f = encoding.fraction_bits(parties)
-    assert f == reference.fraction_bits(encoding, parties)
+    assert f == Reference.fraction_bits(encoding, parties)
     scaled = parties * Fraction(bound) * Fraction(2) ** f
     assert scaled <= 2 ** (bits - 2)
     assert 2 * scaled > 2 ** (bits - 2) / 4  # not a bit more is given away than two roundings
@@ -76,13 +77,13 @@ def test_both_ends_of_the_range_are_exact(bits: int, bound: float) -> None:
 
 @given(bits=rings, bound=bounds, parties=st.integers(2, 50), data=st.data())
 def test_a_number_is_rounded_to_the_nearest_step(
-    reference: Any, bits: int, bound: float, parties: int, data: st.DataObject
+    bits: int, bound: float, parties: int, data: st.DataObject
 ) -> None:
     encoding = Encoding.fixed_point(bound, bits)
     values = data.draw(st.lists(st.floats(-bound, bound), min_size=1, max_size=8))
     ring = encode(encoding, values, parties)
     assert ring.dtype == encoding.dtype
-    assert ring.tolist() == reference.ring(encoding, parties, values)
+    assert ring.tolist() == Reference.ring(encoding, parties, values)
     half_step = Fraction(2) ** -(encoding.fraction_bits(parties) + 1)
     for value, element in zip(values, ring.tolist(), strict=True):
         signed = (element + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
@@ -108,9 +109,7 @@ def test_32_bits_give_distances_the_26_fractional_bits_of_the_design() -> None:
 
 
 @given(bits=rings, parties=st.integers(2, 30), data=st.data())
-def test_integers_are_summed_exactly(
-    reference: Any, bits: int, parties: int, data: st.DataObject
-) -> None:
+def test_integers_are_summed_exactly(bits: int, parties: int, data: st.DataObject) -> None:
     largest = (2 ** (bits - 1) - 1) // parties
     bound = data.draw(st.integers(1, min(largest, 2**52)))
     encoding = Encoding.integers(bound, bits)
@@ -136,9 +135,7 @@ def test_all_integer_types_enter(dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("bits", "parties", "most"), [(16, 4, 8191), (32, 4, 2**29 - 1)])
-def test_integers_that_could_overflow_are_refused(
-    refused: Any, bits: int, parties: int, most: int
-) -> None:
+def test_integers_that_could_overflow_are_refused(bits: int, parties: int, most: int) -> None:
     Encoding.integers(most, bits).check_room(parties)
     refused(
         Encoding.integers(most + 1, bits).check_room,
@@ -158,7 +155,7 @@ def test_an_unchecked_sum_would_overflow() -> None:
     assert encoding.decode(np.asarray(total, np.uint16), 4).tolist() == [-32768]
 
 
-def test_large_integers_beyond_the_bound_are_refused(refused: Any) -> None:
+def test_large_integers_beyond_the_bound_are_refused() -> None:
     refused(encode, Encoding.integers(2**53), [2**53 + 1], text="exceeds its declared bound")
 
 
@@ -183,14 +180,12 @@ def test_angles_count_modulo_a_turn(bits: int) -> None:
     bits=rings,
     angles=st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=6),
 )
-def test_sums_of_angles_are_right_modulo_a_turn(
-    reference: Any, bits: int, angles: list[float]
-) -> None:
+def test_sums_of_angles_are_right_modulo_a_turn(bits: int, angles: list[float]) -> None:
     encoding = Encoding.circle(bits)
     total = np.zeros(1, encoding.dtype)
     for angle in angles:
         ring = encode(encoding, [angle])
-        assert ring.tolist() == reference.ring(encoding, 3, [angle])
+        assert ring.tolist() == Reference.ring(encoding, 3, [angle])
         total += ring
     (found,) = encoding.decode(total, 3)
     error = abs(np.angle(np.exp(1j * (found - math.fsum(angles)))))
@@ -211,7 +206,7 @@ SECRET = 123456.789
 
 @pytest.mark.parametrize("bits", RINGS)
 @pytest.mark.parametrize("bound", [1.0, 0.1, 8.0, 1e-20, 1e300])
-def test_one_ulp_beyond_the_bound_is_refused(refused: Any, bits: int, bound: float) -> None:
+def test_one_ulp_beyond_the_bound_is_refused(bits: int, bound: float) -> None:
     encoding = Encoding.fixed_point(bound, bits)
     for value in (bound, -bound):
         encode(encoding, [0.0, value])
@@ -224,7 +219,7 @@ def test_one_ulp_beyond_the_bound_is_refused(refused: Any, bits: int, bound: flo
         )
 
 
-def test_float32_is_compared_with_the_bound_as_it_is(refused: Any) -> None:
+def test_float32_is_compared_with_the_bound_as_it_is() -> None:
     """float32(0.1) is larger than 0.1."""
     encoding = Encoding.fixed_point(0.1)
     refused(encode, encoding, np.array([0.1], np.float32), text="exceeds its declared bound")
@@ -254,7 +249,7 @@ def test_float32_is_compared_with_the_bound_as_it_is(refused: Any) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused_and_never_quoted(
-    refused: Any, encoding: Encoding, values: Any, text: str
+    encoding: Encoding, values: Any, text: str
 ) -> None:
     error = refused(encode, encoding, values, text=text)
     for shown in (str(error), repr(error), repr(error.args)):
@@ -262,7 +257,7 @@ def test_what_does_not_fit_is_refused_and_never_quoted(
         assert "nan" not in shown.replace("NaN", "")
 
 
-def test_a_bad_number_is_found_wherever_it_stands(refused: Any) -> None:
+def test_a_bad_number_is_found_wherever_it_stands() -> None:
     """Vectors are encoded piece by piece; the last piece counts as the first."""
     values = np.zeros((1 << 17) + 3)
     encode(Encoding.fixed_point(1.0), values)
@@ -319,14 +314,14 @@ def test_the_values_themselves_are_left_alone() -> None:
 # -- the reference of these tests is itself right
 
 
-def test_the_reference_finds_known_elements(reference: Any) -> None:
+def test_the_reference_finds_known_elements() -> None:
     """Negative control: the independent encoder is not a copy of the code under test."""
-    assert reference.ring(Encoding.fixed_point(1.0, 16), 4, [1.0, -1.0, 0.25]) == [
+    assert Reference.ring(Encoding.fixed_point(1.0, 16), 4, [1.0, -1.0, 0.25]) == [
         4096,
         61440,
         1024,
     ]
-    assert reference.ring(Encoding.circle(16), 4, [math.pi, -math.pi / 2]) == [32768, 49152]
-    assert reference.total(Encoding.integers(9), 2, [[9, -9], [9, -9]]).tolist() == [18, -18]
+    assert Reference.ring(Encoding.circle(16), 4, [math.pi, -math.pi / 2]) == [32768, 49152]
+    assert Reference.total(Encoding.integers(9), 2, [[9, -9], [9, -9]]).tolist() == [18, -18]
     off = Encoding.fixed_point(1.0, 16)
-    assert encode(off, [0.25], 4).tolist() != reference.ring(off, 8, [0.25])
+    assert encode(off, [0.25], 4).tolist() != Reference.ring(off, 8, [0.25])

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from sums_in_memory import Run
 
 from fedkern_flwr.errors import ProtocolError, SumError
 from fedkern_flwr.secure_sum import Encoding
@@ -20,6 +21,7 @@ PLACE: tuple[str | int, ...] = ("chain", "session", 3, 0, 1)
 # -- sealed messages
 
 
+@settings(max_examples=40)
 @given(plain=st.binary(max_size=300), place=st.lists(st.text(max_size=5) | st.integers(0, 9)))
 def test_what_is_sealed_is_opened_by_the_other(plain: bytes, place: list[Any]) -> None:
     sealed = seal_message(SECRET, plain, *place)
@@ -90,8 +92,8 @@ def secrets_of(run: Any) -> dict[int, dict[int, bytes]]:
     return {p: run.party(p).state.secrets for p in run.members}
 
 
-def test_two_parties_of_a_cohort_have_a_secret_that_is_theirs(make_run: Any) -> None:
-    found = secrets_of(make_run(5, clients={"pair_secrets": True}))
+def test_two_parties_of_a_cohort_have_a_secret_that_is_theirs() -> None:
+    found = secrets_of(Run(5, clients={"pair_secrets": True}))
     for i, j in combinations(range(5), 2):
         assert found[i][j] == found[j][i]
         assert len(found[i][j]) == 32
@@ -99,17 +101,17 @@ def test_two_parties_of_a_cohort_have_a_secret_that_is_theirs(make_run: Any) -> 
     assert all(p not in mine for p, mine in found.items())
 
 
-def test_secrets_are_fresh_in_every_run_and_independent_of_all_masks(make_run: Any) -> None:
-    first = make_run(3, clients={"pair_secrets": True})
-    second = make_run(3, clients={"pair_secrets": True})
+def test_secrets_are_fresh_in_every_run_and_independent_of_all_masks() -> None:
+    first = Run(3, clients={"pair_secrets": True})
+    second = Run(3, clients={"pair_secrets": True})
     assert secrets_of(first)[0][1] != secrets_of(second)[0][1]
     state = first.party(0).state
     roots = [root for mine in state.roots.values() for root in mine.values()]
     assert not set(roots) & set(state.secrets.values())
 
 
-def test_strangers_share_no_secret_and_common_cohorts_share_one(make_run: Any) -> None:
-    run = make_run(5, clients={"pair_secrets": True}, cohorts=[[0, 1], [1, 2, 3], [0, 1, 3]])
+def test_strangers_share_no_secret_and_common_cohorts_share_one() -> None:
+    run = Run(5, clients={"pair_secrets": True}, cohorts=[[0, 1], [1, 2, 3], [0, 1, 3]])
     found = secrets_of(run)
     assert {p: sorted(mine) for p, mine in found.items()} == {
         0: [1, 3],
@@ -122,24 +124,24 @@ def test_strangers_share_no_secret_and_common_cohorts_share_one(make_run: Any) -
     assert found[1][3] == found[3][1]
 
 
-def test_without_being_asked_for_there_are_none(make_run: Any) -> None:
-    assert secrets_of(make_run(3)) == {0: {}, 1: {}, 2: {}}
+def test_without_being_asked_for_there_are_none() -> None:
+    assert secrets_of(Run(3)) == {0: {}, 1: {}, 2: {}}
 
 
 # -- zeros, and sums without self masks that the server opens
 
 
 @pytest.mark.parametrize("options", [{}, {"self_masks": False}, {"receiver": 1}])
-def test_a_party_may_take_part_with_zeros(make_run: Any, options: Any) -> None:
-    run, encoding = make_run(3), Encoding.fixed_point(4.0)
+def test_a_party_may_take_part_with_zeros(options: Any) -> None:
+    run, encoding = Run(3), Encoding.fixed_point(4.0)
     values = {p: np.array([0.5, -1.25]) * p for p in range(3)}
     values[1] = np.broadcast_to(0.0, 2)
     total = run.sum(values, encoding=encoding, **options)
     np.testing.assert_array_equal(total, [1.0, -2.5])
 
 
-def test_zeros_are_masked_like_anything_else(make_run: Any) -> None:
-    run = make_run(3)
+def test_zeros_are_masked_like_anything_else() -> None:
+    run = Run(3)
     running = run.order(4000, Encoding.fixed_point(4.0), self_masks=False)
     upload = run.contribute(running, 0, np.broadcast_to(0.0, 4000))
     words = np.concatenate(upload.masked)
@@ -149,14 +151,14 @@ def test_zeros_are_masked_like_anything_else(make_run: Any) -> None:
     assert len(np.unique(words)) == 4000
 
 
-def test_one_number_that_is_repeated_is_not_taken_for_zeros(make_run: Any) -> None:
+def test_one_number_that_is_repeated_is_not_taken_for_zeros() -> None:
     values = {p: np.broadcast_to(float(p), 3) for p in range(3)}
-    assert make_run(3).sum(values, encoding=Encoding.fixed_point(4.0)).tolist() == [3.0] * 3
+    assert Run(3).sum(values, encoding=Encoding.fixed_point(4.0)).tolist() == [3.0] * 3
 
 
-def test_without_self_masks_every_party_must_be_in(make_run: Any) -> None:
+def test_without_self_masks_every_party_must_be_in() -> None:
     """Nothing is released otherwise; repeated with all, the sum is exact."""
-    run = make_run(4)
+    run = Run(4)
     values = {p: np.array([10**p]) for p in range(4)}
     running = run.order(1, self_masks=False)
     for p in (0, 1, 3):
@@ -173,16 +175,16 @@ def test_without_self_masks_every_party_must_be_in(make_run: Any) -> None:
     assert run.server.total(again).tolist() == [1111]
 
 
-def test_a_method_may_insist_on_whole_cohorts(make_run: Any) -> None:
+def test_a_method_may_insist_on_whole_cohorts() -> None:
     """Where values are repeated, sums over different survivors would show the difference."""
-    run = make_run(3, clients={"whole_cohorts": True})
+    run = Run(3, clients={"whole_cohorts": True})
     with pytest.raises(SumError, match="this method sums over whole cohorts, without self masks"):
         run.contribute(run.order(1), 0, [1])
     assert run.sum({p: [p] for p in range(3)}, self_masks=False).tolist() == [3]
 
 
-def test_a_party_that_is_asked_twice_announces_the_same_key(make_run: Any) -> None:
-    run = make_run(3)
+def test_a_party_that_is_asked_twice_announces_the_same_key() -> None:
+    run = Run(3)
     party = run.party(1)
     assert party.announce() == run.keys[1]
     run.keep(party)
@@ -190,17 +192,17 @@ def test_a_party_that_is_asked_twice_announces_the_same_key(make_run: Any) -> No
     assert run.party(1).announce() != run.keys[1]  # the old one is erased
 
 
-def test_a_sum_of_zeros_is_of_the_length_that_was_ordered(make_run: Any) -> None:
-    run = make_run(3)
+def test_a_sum_of_zeros_is_of_the_length_that_was_ordered() -> None:
+    run = Run(3)
     running = run.order(4)
     for length in (3, 5):
         with pytest.raises(SumError, match=rf"has shape \({length},\) instead of \(4,\)"):
             run.contribute(running, 0, np.broadcast_to(0.0, length))
 
 
-def test_values_are_overwritten_only_where_that_was_allowed(make_run: Any) -> None:
+def test_values_are_overwritten_only_where_that_was_allowed() -> None:
     """The fast path may put the masked vector where the values were, and nowhere else."""
-    run, encoding = make_run(3), Encoding.fixed_point(4.0)
+    run, encoding = Run(3), Encoding.fixed_point(4.0)
     running = run.order(3, encoding, self_masks=False)
     run.join()
     order = running.order

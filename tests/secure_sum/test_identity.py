@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
+from sums_in_memory import refused
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.secure_sum import Party, PartyState, SecureSum
@@ -51,7 +52,7 @@ def test_openssh_and_pem_keys_are_read(tmp_path: Path, encoding: Any, form: Any)
 
 @pytest.mark.skipif(which("ssh-keygen") is None, reason="no ssh-keygen here")
 @pytest.mark.parametrize("passphrase", ["", "correct horse"])
-def test_keys_of_ssh_keygen_itself(tmp_path: Path, refused: Any, passphrase: str) -> None:
+def test_keys_of_ssh_keygen_itself(tmp_path: Path, passphrase: str) -> None:
     path = tmp_path / "id"
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-f", str(path)]
     subprocess.run(command, check=True)
@@ -89,7 +90,7 @@ def bad_keys() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("kind", "data"), bad_keys().items(), ids=list(bad_keys()))
-def test_other_keys_are_refused(tmp_path: Path, refused: Any, kind: str, data: bytes) -> None:
+def test_other_keys_are_refused(tmp_path: Path, kind: str, data: bytes) -> None:
     path = tmp_path / "hospital-a"
     path.write_bytes(data)
     refused(
@@ -101,7 +102,9 @@ def test_other_keys_are_refused(tmp_path: Path, refused: Any, kind: str, data: b
     )
 
 
-def test_a_missing_key_file_is_refused(tmp_path: Path, refused: Any) -> None:
+def test_a_missing_key_file_is_refused(
+    tmp_path: Path,
+) -> None:
     for path in (tmp_path / "nowhere", tmp_path):
         refused(read_identity, path, text="is not an Ed25519 private key", kind=OptionError)
 
@@ -137,9 +140,7 @@ KEY = openssh_line(IDENTITIES[0])
         (f"1 {KEY}\n2 garbage", 3),
     ],
 )
-def test_lines_that_are_no_trusted_key(
-    tmp_path: Path, refused: Any, line: str, number: int
-) -> None:
+def test_lines_that_are_no_trusted_key(tmp_path: Path, line: str, number: int) -> None:
     path = tmp_path / "trusted.txt"
     path.write_text(f"0 {KEY}\n{line}\n")
     refused(
@@ -151,7 +152,9 @@ def test_lines_that_are_no_trusted_key(
     )
 
 
-def test_a_partition_is_pinned_once(tmp_path: Path, refused: Any) -> None:
+def test_a_partition_is_pinned_once(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "trusted"
     for again in ("3", "03"):
         path.write_text(f"3 {KEY}\n{again} {openssh_line(IDENTITIES[1])}\n")
@@ -159,7 +162,9 @@ def test_a_partition_is_pinned_once(tmp_path: Path, refused: Any) -> None:
         refused(read_trusted, path, text=text, kind=OptionError)
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path, refused: Any) -> None:
+def test_a_file_that_cannot_be_read(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "trusted"
     path.write_bytes(b"\xff\xfe\xfa")
     for wrong in (path, tmp_path / "nowhere", tmp_path):
@@ -194,18 +199,18 @@ def test_a_signature_is_accepted_in_its_place() -> None:
         (("run", 0, PUBLIC, b""), "its key of this run is not signed, its identity is pinned"),
     ],
 )
-def test_other_signatures_are_refused(refused: Any, arguments: Any, text: str) -> None:
+def test_other_signatures_are_refused(arguments: Any, text: str) -> None:
     party = f"partition {arguments[1]}"
     refused(check_key, TRUSTED, *arguments, COUNTS, text=text, remedy=SWAPPED, party=party)
 
 
-def test_numbers_of_rows_are_signed(refused: Any) -> None:
+def test_numbers_of_rows_are_signed() -> None:
     text = "is not signed by its pinned identity"
     wrong = ("run", 0, PUBLIC, SIGNATURE, (8, 2))
     refused(check_key, TRUSTED, *wrong, text=text, remedy=SWAPPED, party="partition 0")
 
 
-def test_an_unpinned_party_is_refused(refused: Any) -> None:
+def test_an_unpinned_party_is_refused() -> None:
     refused(
         check_key,
         {},
@@ -233,7 +238,7 @@ def announce_all(
     return parties, {p: party.announce() for p, party in parties.items()}
 
 
-def test_signed_runs_work(make_run: Any) -> None:
+def test_signed_runs_work() -> None:
     parties, keys = announce_all(dict(enumerate(IDENTITIES)), TRUSTED)
     assert all(len(signature) == 64 for _, signature in keys.values())
     server = SecureSum("run", keys)
@@ -251,7 +256,7 @@ def test_without_pins_signatures_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("kind", ["swapped", "unsigned", "signed by another", "unpinned"])
-def test_a_server_that_swaps_a_key_is_found_out(refused: Any, kind: str) -> None:
+def test_a_server_that_swaps_a_key_is_found_out(kind: str) -> None:
     trusted = dict(TRUSTED)
     parties, keys = announce_all(dict(enumerate(IDENTITIES)), trusted)
     signature = keys[2][1]
@@ -286,7 +291,7 @@ def test_a_swapped_key_goes_unnoticed_without_pins() -> None:
     assert parties[0].state.digest
 
 
-def test_a_signature_of_an_earlier_run_is_refused(refused: Any) -> None:
+def test_a_signature_of_an_earlier_run_is_refused() -> None:
     old = Party(2, PartyState("an earlier run"), identity=IDENTITIES[2])
     parties, keys = announce_all(dict(enumerate(IDENTITIES)), TRUSTED)
     keys[2] = old.announce()

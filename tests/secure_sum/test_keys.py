@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sums_in_memory import Run, refused
 
 from fedkern_flwr.errors import SumError
 from fedkern_flwr.secure_sum.keys import (
@@ -21,7 +22,7 @@ from fedkern_flwr.secure_sum.keys import (
     sum_label,
 )
 from fedkern_flwr.secure_sum.party_state import order_terms
-from fedkern_flwr.secure_sum.relay import BACKUP, SHARE, seal, unseal
+from fedkern_flwr.secure_sum.relay import BACKUP, SHARE, Route, seal, unseal
 
 ONE, OTHER = generate_key(), generate_key()
 PLACE = {"digest": bytes(32), "cohort": 0, "pair": pair_label(0, 1)}
@@ -86,8 +87,8 @@ def test_labels_tell_sums_apart(one: Any, other: Any) -> None:
     assert (sum_label(*one) == sum_label(*other)) == (one == other)
 
 
-def test_the_label_holds_what_all_parties_must_have_been_told(make_run: Any) -> None:
-    order = make_run(3).order(3).order
+def test_the_label_holds_what_all_parties_must_have_been_told() -> None:
+    order = Run(3).order(3).order
     others = {"name": "b", "length": 4, "kind": "fixed-point", "bits": 32, "bound": 8.0}
     others |= {"receiver": 0, "self_masks": False}
     told = [replace(order, **{field: value}) for field, value in others.items()]
@@ -122,10 +123,10 @@ def unseal_at(sealed: bytes, key: bytes = KEY, **change: Any) -> bytes:
     where, route = dict(WHERE), dict(ROUTE)
     for name, value in change.items():
         (where if name in where else route)[name] = value
-    return unseal(key, sealed, label=sum_label(**where), **route)
+    return unseal(key, sealed, Route(sum_label(**where), **route))
 
 
-SEALED = seal(KEY, PLAIN, label=sum_label(**WHERE), **ROUTE)
+SEALED = seal(KEY, PLAIN, Route(sum_label(**WHERE), **ROUTE))
 
 
 def test_what_is_sealed_opens_in_its_place() -> None:
@@ -152,7 +153,7 @@ def test_what_is_sealed_opens_in_its_place() -> None:
         {"key": os.urandom(32)},
     ],
 )
-def test_a_message_out_of_place_stays_closed(refused: Any, change: dict[str, Any]) -> None:
+def test_a_message_out_of_place_stays_closed(change: dict[str, Any]) -> None:
     source = change.get("source", 2)
     text = f"what partition {source} sent through the server was changed or misplaced"
     error = refused(lambda: unseal_at(SEALED, **change), text=text)
@@ -184,9 +185,9 @@ def test_any_place_and_any_bit_are_bound(
     kind = data.draw(st.sampled_from([SHARE, BACKUP]))
     source, destination = data.draw(st.permutations([0, 1, 12, 2**31 - 1]))[:2]
     label = sum_label(**WHERE)
-    route = {"label": label, "kind": kind, "source": source, "destination": destination}
-    sealed = seal(KEY, plain, **route)
-    assert unseal(KEY, sealed, **route) == plain
+    route = Route(label, kind, source, destination)
+    sealed = seal(KEY, plain, route)
+    assert unseal(KEY, sealed, route) == plain
     bit = data.draw(st.integers(0, 8 * len(sealed) - 1))
     changed = (int.from_bytes(sealed, "little") ^ (1 << bit)).to_bytes(len(sealed), "little")
     wrong = data.draw(
@@ -199,13 +200,17 @@ def test_any_place_and_any_bit_are_bound(
             ]
         )
     )
-    for broken, where in ((changed, route), (sealed, route | wrong), (sealed[:-1], route)):
+    for broken, where in (
+        (changed, route),
+        (sealed, route._replace(**wrong)),
+        (sealed[:-1], route),
+    ):
         with pytest.raises(SumError, match="changed or misplaced"):
-            unseal(KEY, broken, **where)
+            unseal(KEY, broken, where)
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16])
-def test_truncated_messages_fail_closed(refused: Any, size: int) -> None:
+def test_truncated_messages_fail_closed(size: int) -> None:
     refused(unseal_at, SEALED[:size], text="was changed or misplaced")
 
 
@@ -213,7 +218,7 @@ def test_two_directions_and_kinds_never_share_a_nonce() -> None:
     """The same text under the same key looks different each time."""
     label = sum_label(**WHERE)
     made = {
-        seal(KEY, PLAIN, label=label, kind=kind, source=s, destination=d)[:33]
+        seal(KEY, PLAIN, Route(label, kind, s, d))[:33]
         for kind in (SHARE, BACKUP)
         for s, d in ((2, 3), (3, 2))
     }

@@ -10,6 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
+from sums_in_memory import assert_uniform
 
 from fedkern_flwr.secure_sum import CIPHERS, add_streams, masks
 
@@ -67,22 +68,14 @@ def check_stream(dtype: Any, size: int, threads: int, cipher: str) -> None:
     assert (target == expected).all()
 
 
-LONG = [
-    BLOCK - 8,
-    BLOCK,
-    BLOCK + 8,
-    2 * BLOCK + 8 * 37,
-    4 * BLOCK + 8,
-    5 * BLOCK - 8,
-    8 * BLOCK + 8,
-]
+LONG = [BLOCK - 8, BLOCK, BLOCK + 8, 4 * BLOCK + 8, 5 * BLOCK - 8]
 
 
 @pytest.mark.parametrize("cipher", CIPHERS)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("size", LONG)
 def test_streams_cross_blocks_and_threads(size: int, threads: int, cipher: str) -> None:
-    for dtype in TYPES if size == LONG[4] else TYPES[2:]:
+    for dtype in TYPES if size == LONG[3] else TYPES[2:]:
         check_stream(dtype, size, threads, cipher)
 
 
@@ -171,7 +164,7 @@ def test_a_folded_seed_is_noticed(monkeypatch: pytest.MonkeyPatch, cipher: str, 
         check_flips(cipher)
 
 
-KEYS = 100_000
+KEYS = 50_000
 
 
 def first_words(cipher: str, keys: int = KEYS) -> np.ndarray:
@@ -187,10 +180,12 @@ def check_no_collision(words: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("cipher", CIPHERS)
-def test_first_words_never_collide(cipher: str, assert_uniform: Any) -> None:
-    """Among 10^5 words of 64 bits a collision has probability 3e-10."""
+def test_first_words_never_collide(
+    cipher: str,
+) -> None:
+    """Among 50 000 words of 64 bits a collision has probability 7e-11."""
     words = first_words(cipher)
     check_no_collision(words)
     assert_uniform(words)
     with pytest.raises(AssertionError):
-        check_no_collision(words >> np.uint64(36))  # as from a seed of 28 effective bits
+        check_no_collision(words >> np.uint64(40))  # as from a seed of 24 effective bits

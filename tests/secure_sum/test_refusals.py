@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sums_in_memory import Run, carry, refused
 
 from fedkern_flwr.errors import (
     CohortError,
@@ -20,134 +21,110 @@ from fedkern_flwr.errors import (
     SmallCohortError,
     SumError,
 )
-from fedkern_flwr.secure_sum import Encoding, PartyState
-from fedkern_flwr.secure_sum import party as party_module
+from fedkern_flwr.secure_sum import Encoding, PartyState, party_rules
 from fedkern_flwr.wire.sums import Delivery, Recover, RecoverReply, Unmask, UnmaskReply, Upload
 
 SECRET = 987654
+NAMED = {"party": "partition 0"}
+#: Kind of forgery -> what is said of it, and what is changed.
+Table = dict[str, tuple[str, Callable[..., dict[str, Any]]]]
 
 
-def begin(
-    make_run: Any, parties: int = 6, dead: tuple[int, ...] = (), length: int = 3, **options: Any
-) -> tuple[Any, Any]:
+def begin(parties: int = 6, *, dead: Iterable[int] = (), **options: Any) -> tuple[Any, Any]:
     """A run and a sum that has its uploads, with backups where they can help."""
     order = {name: options.pop(name) for name in ("receiver", "self_masks") if name in options}
-    run = make_run(parties, **options)
+    run = Run(parties, **options)
     spare = parties - 1 > run.server.membership.cohorts[0].share_threshold
-    running = run.order(length, backups=order.get("self_masks", True) and spare, **order)
-    for p in run.members:
-        if p not in dead:
-            run.upload(running, p, np.full(length, SECRET + p))
-    return run, running
+    backups = order.get("self_masks", True) and spare
+    return run, run.filled(3, dead=dead, plus=SECRET, backups=backups, **order)
 
 
-def replaced(message: Any, **change: Any) -> Any:
-    return dataclasses.replace(message, **change)
+def joined(parties: int = 3) -> Any:
+    run = Run(parties)
+    run.join()
+    return run
 
 
 # -- 6. unmask
 
-UNMASK: dict[str, tuple[Callable[[Any, Unmask], Unmask], str]] = {
-    "a party alive and dead": (
-        lambda c, m: replaced(m, dead=c.pack([3, 5])),
-        "survivors and dropped parties overlap or leave gaps",
-    ),
-    "a gap": (
-        lambda c, m: replaced(m, dead=c.pack([])),
-        "survivors and dropped parties overlap or leave gaps",
-    ),
-    "all alive and one dead": (
-        lambda c, m: replaced(m, alive=c.pack(range(6))),
-        "survivors and dropped parties overlap or leave gaps",
-    ),
-    "one exchanged": (
-        lambda c, m: replaced(m, alive=c.pack([0, 1, 2, 3, 5])),
-        "survivors and dropped parties overlap or leave gaps",
-    ),
+GAPS = "survivors and dropped parties overlap or leave gaps"
+LEFT_OUT = "the survivors leave out this party or the receiver"
+CHANGED = "what partition {} sent through the server was changed or misplaced"
+UNMASK: Table = {
+    "a party alive and dead": (GAPS, lambda c, m: {"dead": c.pack([3, 5])}),
+    "a gap": (GAPS, lambda c, m: {"dead": c.pack([])}),
+    "all alive and one dead": (GAPS, lambda c, m: {"alive": c.pack(range(6))}),
+    "one exchanged": (GAPS, lambda c, m: {"alive": c.pack([0, 1, 2, 3, 5])}),
     "too few survivors": (
-        lambda c, m: replaced(m, alive=c.pack([0, 1, 2]), dead=c.pack([3, 4, 5])),
         "3 survivors are fewer than the threshold 4",
+        lambda c, m: {"alive": c.pack([0, 1, 2]), "dead": c.pack([3, 4, 5])},
     ),
     "no survivors": (
-        lambda c, m: replaced(m, alive=c.pack([]), dead=c.pack(range(6))),
         "0 survivors are fewer than the threshold 4",
+        lambda c, m: {"alive": c.pack([]), "dead": c.pack(range(6))},
     ),
     "itself left out": (
-        lambda c, m: replaced(m, alive=c.pack([1, 2, 3, 4]), dead=c.pack([0, 5])),
-        "the survivors leave out this party or the receiver",
+        LEFT_OUT,
+        lambda c, m: {"alive": c.pack([1, 2, 3, 4]), "dead": c.pack([0, 5])},
     ),
     "the receiver left out": (
-        lambda c, m: replaced(m, alive=c.pack([0, 1, 3, 4]), dead=c.pack([2, 5])),
-        "the survivors leave out this party or the receiver",
+        LEFT_OUT,
+        lambda c, m: {"alive": c.pack([0, 1, 3, 4]), "dead": c.pack([2, 5])},
     ),
     "a share too few": (
-        lambda c, m: replaced(m, shares=m.shares[:-49]),
         "3 relayed shares for 4 neighbours",
+        lambda c, m: {"shares": m.shares[:-49]},
     ),
     "a share too many": (
-        lambda c, m: replaced(m, shares=m.shares + bytes(49)),
         "5 relayed shares for 4 neighbours",
+        lambda c, m: {"shares": m.shares + bytes(49)},
     ),
-    "a share cut short": (
-        lambda c, m: replaced(m, shares=m.shares[:-1]),
-        "what partition 4 sent through the server was changed or misplaced",
-    ),
+    "a share cut short": (CHANGED.format(4), lambda c, m: {"shares": m.shares[:-1]}),
     "shares exchanged": (
-        lambda c, m: replaced(m, shares=m.shares[49:98] + m.shares[:49] + m.shares[98:]),
-        "what partition 1 sent through the server was changed or misplaced",
+        CHANGED.format(1),
+        lambda c, m: {"shares": m.shares[49:98] + m.shares[:49] + m.shares[98:]},
     ),
-    "a bit flipped": (
-        lambda c, m: replaced(m, shares=m.shares[:60] + bytes([m.shares[60] ^ 4]) + m.shares[61:]),
-        "what partition 2 sent through the server was changed or misplaced",
-    ),
+    "a bit flipped": (CHANGED.format(2), lambda c, m: {"shares": flip(m.shares, 60)}),
 }
 
 
-def refuse_unmask(make_run: Any, refused: Any, kind: str) -> None:
-    change, text = UNMASK.get(kind, (lambda _, m: m, ""))
-    run, running = begin(make_run, dead=(5,), threshold=4, receiver=2)
-    request = run.unmask_request(running, 0)
-    party = run.party(0)
+def flip(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("kind", UNMASK)
+def test_unmask_refuses(kind: str) -> None:
+    text, change = UNMASK[kind]
+    run, running = begin(dead=[5], threshold=4, receiver=2)
+    request, party = run.unmask_request(running, 0), run.party(0)
     before = party.state.pack()
-    error = refused(party.unmask, change(running.cohort, request), text=text, party="partition 0")
+    forged = replace(request, **change(running.cohort, request))
+    error = refused(party.unmask, forged, text=text, **NAMED)
     assert party.state.pack() == before  # what was refused binds to nothing
     assert str(SECRET) not in repr(error)
     assert party.unmask(request).seeds  # the honest request is answered all the same
 
 
-@pytest.mark.parametrize("kind", UNMASK)
-def test_unmask_refuses(make_run: Any, refused: Any, kind: str) -> None:
-    refuse_unmask(make_run, refused, kind)
-
-
-def test_the_honest_request_is_not_refused(make_run: Any, refused: Any) -> None:
-    """Negative control of the checker above."""
-    with pytest.raises(AssertionError, match="it was accepted"):
-        refuse_unmask(make_run, refused, "honest")
-
-
 @pytest.mark.parametrize("bits", [b"", b"\x3f\x00", b"\x40", b"\xff"])
-def test_bit_sets_of_another_cohort_are_refused(make_run: Any, refused: Any, bits: bytes) -> None:
-    run, running = begin(make_run)
+def test_bit_sets_of_another_cohort_are_refused(bits: bytes) -> None:
+    run, running = begin()
     request = run.unmask_request(running, 0)
-    text = "a set of parties is not one of 6 members"
     for field in ("alive", "dead"):
-        refused(run.party(0).unmask, replaced(request, **{field: bits}), text=text)
+        text = "a set of parties is not one of 6 members"
+        refused(run.party(0).unmask, replace(request, **{field: bits}), text=text)
 
 
-def test_a_second_set_of_survivors_is_refused(make_run: Any, refused: Any) -> None:
-    run, running = begin(make_run, threshold=4)
-    party = run.party(0)
-    first = run.unmask_request(running, 0)
+def test_a_second_set_of_survivors_is_refused() -> None:
+    run, running = begin(threshold=4)
+    party, first = run.party(0), run.unmask_request(running, 0)
     running.survivors = (0, 1, 2, 3, 4)
     second = running.unmask_request(0)
     answer = party.unmask(first)
     text = "a second set of survivors for the same sum"
-    refused(party.unmask, second, text=text, party="partition 0")
+    refused(party.unmask, second, text=text, **NAMED)
     run.keep(party)  # it is remembered across messages
-    refused(run.party(0).unmask, second, text=text, party="partition 0")
-    assert run.party(0).unmask(first) == answer
-    assert party.unmask(first) == answer
+    refused(run.party(0).unmask, second, text=text, **NAMED)
+    assert run.party(0).unmask(first) == party.unmask(first) == answer
     fresh = run.party(1)  # negative control: whoever has answered nothing accepts it
     assert fresh.unmask(running.unmask_request(1)).seeds
 
@@ -161,7 +138,7 @@ def check_never_both(
     seed_of: set[int] = set()
     for alive, dead in requests:
         running.survivors = tuple(sorted(alive))
-        request = replaced(running.unmask_request(0), dead=running.cohort.pack(dead))
+        request = replace(running.unmask_request(0), dead=running.cohort.pack(dead))
         try:
             reply = party.unmask(request)
         except SumError:
@@ -169,8 +146,7 @@ def check_never_both(
         answers += 1
         share_of |= alive - {0}
         seed_of |= dead
-        assert len(reply.shares) == 33 * len(alive)
-        assert len(reply.seeds) == 32 * len(dead)
+        assert (len(reply.shares), len(reply.seeds)) == (33 * len(alive), 32 * len(dead))
         if forget:
             party.state.open[0, 1].alive = b""
     assert not share_of & seed_of
@@ -182,8 +158,8 @@ EVERYBODY = set(range(6))
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_never_both_seeds_of_a_party(make_run: Any, data: st.DataObject) -> None:
-    run, running = begin(make_run, threshold=4)
+def test_never_both_seeds_of_a_party(data: st.DataObject) -> None:
+    run, running = begin(threshold=4)
     requests = []
     for _ in range(data.draw(st.integers(1, 6))):
         alive = data.draw(st.sets(st.integers(0, 5), min_size=3))
@@ -192,113 +168,84 @@ def test_never_both_seeds_of_a_party(make_run: Any, data: st.DataObject) -> None
     check_never_both(run, running, requests)
 
 
-def test_a_party_that_forgets_the_survivors_is_noticed(make_run: Any) -> None:
+def test_a_party_that_forgets_the_survivors_is_noticed() -> None:
     """Negative control."""
-    run, running = begin(make_run, threshold=4)
+    run, running = begin(threshold=4)
     requests = [(EVERYBODY, set()), (EVERYBODY - {5}, {5}), (EVERYBODY, set())]
     assert check_never_both(run, running, requests) == 2
     with pytest.raises(AssertionError):
         check_never_both(run, running, requests, forget=True)
 
 
-def test_sums_without_self_masks_are_never_unmasked(make_run: Any, refused: Any) -> None:
-    for receiver in (0, None):
-        run, running = begin(make_run, receiver=receiver, self_masks=False)
-        every, none = running.cohort.pack(range(6)), running.cohort.pack([])
-        what = {"cohort": 0, "index": 1, "shares": b"", "voters": b"", "votes": b""}
-        request = Unmask(alive=every, dead=none, **what)
-        text = "a sum without self masks is never unmasked"
-        refused(run.party(1).unmask, request, text=text, party="partition 1")
-        assert run.server.unmask_sections([running]) == {}
+@pytest.mark.parametrize("receiver", [0, None])
+def test_sums_without_self_masks_are_never_unmasked(receiver: int | None) -> None:
+    run, running = begin(receiver=receiver, self_masks=False)
+    every, none = running.cohort.pack(range(6)), running.cohort.pack([])
+    what = {"cohort": 0, "index": 1, "shares": b"", "voters": b"", "votes": b""}
+    text = "a sum without self masks is never unmasked"
+    refused(run.party(0).unmask, Unmask(alive=every, dead=none, **what), text=text, **NAMED)
+    assert run.server.unmask_sections([running]) == {}
 
 
-def test_only_open_sums_are_unmasked(make_run: Any, refused: Any) -> None:
-    run, running = begin(make_run)
+def test_only_open_sums_are_unmasked_and_only_by_those_who_contributed() -> None:
+    run, running = begin(dead=[5], threshold=4)
     request = run.unmask_request(running, 0)
     text = "the sum is closed, or this party had no part in it"
     for other in ({"index": 2}, {"index": 0}, {"cohort": 1}):
-        refused(run.party(0).unmask, replaced(request, **other), text=text, party="partition 0")
+        refused(run.party(0).unmask, replace(request, **other), text=text, **NAMED)
+    run.join()
+    refused(run.party(5).unmask, request, text=text, party="partition 5")
     run.unmask(running)
     run.result(running)
     run.contribute(run.order(1), 0, [1])  # closes the first
-    refused(run.party(0).unmask, request, text=text, party="partition 0")
-
-
-def test_a_party_that_did_not_contribute_reveals_nothing(make_run: Any, refused: Any) -> None:
-    run, running = begin(make_run, dead=(5,))
-    run.join()
-    running.declare(2)
-    with pytest.raises(SumError, match="had no part in it"):
-        run.party(5).unmask(run.unmask_request(running, 0))
+    refused(run.party(0).unmask, request, text=text, **NAMED)
 
 
 # -- recover
 
 
-def begin_recovery(make_run: Any) -> tuple[Any, Any, Recover]:
+def begin_recovery() -> tuple[Any, Any, Recover]:
     """Party 5 is dead, 4 silent; the request is that to party 0."""
-    run, running = begin(make_run, dead=(5,), threshold=4)
+    run, running = begin(dead=[5], threshold=4)
     assert running.backups
     run.unmask(running, [0, 1, 2, 3])
     (request,) = run.server.recover_sections([running])[0]
     return run, running, request
 
 
-RECOVER: dict[str, tuple[Callable[[Any, Recover], Recover], str]] = {
-    "the dead": (
-        lambda c, m: replaced(m, silent=c.pack([4, 5])),
-        "seeds are asked for that stay secret in this sum",
-    ),
-    "only the dead": (
-        lambda c, m: replaced(m, silent=c.pack([5])),
-        "seeds are asked for that stay secret in this sum",
-    ),
-    "itself": (
-        lambda c, m: replaced(m, silent=c.pack([0, 4])),
-        "seeds are asked for that stay secret in this sum",
-    ),
-    "another set of survivors": (
-        lambda c, m: replaced(m, alive=c.pack([0, 1, 2, 4])),
-        "a second set of survivors for the same sum",
-    ),
-    "a larger set of survivors": (
-        lambda c, m: replaced(m, alive=c.pack(range(6))),
-        "a second set of survivors for the same sum",
-    ),
-    "a bit flipped": (
-        lambda c, m: replaced(m, backups=bytes([m.backups[0] ^ 1]) + m.backups[1:]),
-        "what partition 4 sent through the server was changed or misplaced",
-    ),
-    "backups cut short": (
-        lambda c, m: replaced(m, backups=m.backups[:-1]),
-        "what partition 4 sent through the server was changed or misplaced",
-    ),
-    "another party's backups": (
-        lambda c, m: replaced(m, silent=c.pack([3])),
-        "what partition 3 sent through the server was changed or misplaced",
-    ),
+SECRETS_STAY = "seeds are asked for that stay secret in this sum"
+SECOND_SET = "a second set of survivors for the same sum"
+RECOVER: Table = {
+    "the dead": (SECRETS_STAY, lambda c, m: {"silent": c.pack([4, 5])}),
+    "only the dead": (SECRETS_STAY, lambda c, m: {"silent": c.pack([5])}),
+    "itself": (SECRETS_STAY, lambda c, m: {"silent": c.pack([0, 4])}),
+    "nobody": (SECRETS_STAY, lambda c, m: {"silent": c.pack([])}),
+    "nobody's backups": (SECRETS_STAY, lambda c, m: {"silent": c.pack([]), "backups": b""}),
+    "another set of survivors": (SECOND_SET, lambda c, m: {"alive": c.pack([0, 1, 2, 4])}),
+    "a larger set of survivors": (SECOND_SET, lambda c, m: {"alive": c.pack(range(6))}),
+    "a bit flipped": (CHANGED.format(4), lambda c, m: {"backups": flip(m.backups, 0)}),
+    "backups cut short": (CHANGED.format(4), lambda c, m: {"backups": m.backups[:-1]}),
+    "backups twice": (CHANGED.format(4), lambda c, m: {"backups": 2 * m.backups}),
+    "no backups": ("relayed backups of the wrong size", lambda c, m: {"backups": b""}),
+    "another party's backups": (CHANGED.format(3), lambda c, m: {"silent": c.pack([3])}),
     "another sum": (
-        lambda c, m: replaced(m, index=2),
         "the sum is closed, or this party had no part in it",
+        lambda c, m: {"index": 2},
     ),
 }
 
 
-def refuse_recover(make_run: Any, refused: Any, kind: str) -> None:
-    run, running, request = begin_recovery(make_run)
-    change, text = RECOVER.get(kind, (lambda _, m: m, ""))
-    party = run.party(0)
-    refused(party.recover, change(running.cohort, request), text=text, party="partition 0")
-
-
 @pytest.mark.parametrize("kind", RECOVER)
-def test_recover_refuses(make_run: Any, refused: Any, kind: str) -> None:
-    refuse_recover(make_run, refused, kind)
+def test_recover_refuses(kind: str) -> None:
+    text, change = RECOVER[kind]
+    run, running, request = begin_recovery()
+    forged = replace(request, **change(running.cohort, request))
+    refused(run.party(0).recover, forged, text=text, **NAMED)
 
 
-def test_who_is_asked_to_recover(make_run: Any) -> None:
+def test_who_is_asked_to_recover() -> None:
     """Each party gets one request: the silent the first one again, the others for their shares."""
-    run, running = begin(make_run, parties=7, dead=(6,), threshold=4)
+    run, running = begin(7, dead=[6], threshold=4)
     run.unmask(running, [0, 1, 2, 3])
     requests = run.server.recover_sections([running])
     asked = {p: [m.phase for m in messages] for p, messages in requests.items()}
@@ -308,11 +255,9 @@ def test_who_is_asked_to_recover(make_run: Any) -> None:
     assert sorted(requests) == [3, 4, 5]  # not those who have told all they know
 
 
-def test_the_honest_recovery_is_answered(make_run: Any, refused: Any) -> None:
-    """Negative control; and what is revealed is the silent party's pair with the dead one only."""
-    with pytest.raises(AssertionError, match="it was accepted"):
-        refuse_recover(make_run, refused, "honest")
-    run, running, request = begin_recovery(make_run)
+def test_the_honest_recovery_is_answered() -> None:
+    """What is revealed is the silent party's pair with the dead one only."""
+    run, running, request = begin_recovery()
     reply = run.party(0).recover(request)
     assert len(reply.shares) == 33
     assert run.party(0).recover(request) == reply
@@ -320,134 +265,98 @@ def test_the_honest_recovery_is_answered(make_run: Any, refused: Any) -> None:
     assert run.result(running).tolist() == [5 * SECRET + 10] * 3
 
 
-def test_a_pair_of_two_survivors_is_never_recovered(make_run: Any) -> None:
+def recovery(running: Any, silent: int, alive: Iterable[int]) -> Recover:
+    pack = running.cohort.pack
+    backups = running.enclosed.backed_up([silent], 0)
+    return Recover(cohort=0, index=1, alive=pack(alive), silent=pack([silent]), backups=backups)
+
+
+def test_a_pair_of_two_survivors_is_never_recovered() -> None:
     """Everybody uploaded, one is silent: there is nothing to ask, and nothing is told."""
-    run, running = begin(make_run, threshold=4)
+    run, running = begin(threshold=4)
     run.unmask(running, [0, 1, 2, 3, 4])
     assert running.complete
-    request = Recover(
-        cohort=0,
-        index=1,
-        alive=running.cohort.pack(range(6)),
-        silent=running.cohort.pack([5]),
-        backups=running._backup(5, 0),
-    )
-    assert run.party(0).recover(request).shares == b""
+    assert run.party(0).recover(recovery(running, 5, range(6))).shares == b""
 
 
-def test_recovery_comes_after_unmasking(make_run: Any, refused: Any) -> None:
-    run, running = begin(make_run, dead=(5,), threshold=4)
+def test_recovery_comes_after_unmasking() -> None:
+    run, running = begin(dead=[5], threshold=4)
     running.declare(2)
-    request = Recover(
-        cohort=0,
-        index=1,
-        alive=running.cohort.pack(range(5)),
-        silent=running.cohort.pack([4]),
-        backups=running._backup(4, 0),
-    )
-    text = "a second set of survivors for the same sum"
-    refused(run.party(0).recover, request, text=text, party="partition 0")
-    refused(run.party(0).recover, replaced(request, alive=b""), text=text, party="partition 0")
+    request = recovery(running, 4, range(5))
+    for alive in (request.alive, b""):
+        early = replace(request, alive=alive)
+        refused(run.party(0).recover, early, text=SECOND_SET, **NAMED)
     run.unmask(running, [0, 1, 2, 3])
     assert len(run.party(0).recover(request).shares) == 33
-
-
-def test_recover_refuses_backups_of_the_wrong_number(make_run: Any, refused: Any) -> None:
-    run, running, request = begin_recovery(make_run)
-    for backups in (b"", request.backups * 2):
-        with pytest.raises(SumError) as caught:
-            run.party(0).recover(replaced(request, backups=backups))
-        assert caught.value.party == "partition 0"
-    nobody = replaced(request, silent=running.cohort.pack([]), backups=b"")
-    text = "seeds are asked for that stay secret"
-    refused(run.party(0).recover, nobody, text=text, party="partition 0")
-
-
-def test_recover_refuses_backups_for_nobody(make_run: Any, refused: Any) -> None:
-    run, running, request = begin_recovery(make_run)
-    nobody = replaced(request, silent=running.cohort.pack([]))
-    refused(run.party(0).recover, nobody, text="", party="partition 0")
 
 
 # -- orders
 
 
-def test_a_number_is_never_used_twice(make_run: Any, refused: Any) -> None:
-    run, running = begin(make_run)
+def test_a_number_is_never_used_twice() -> None:
+    run, running = begin()
     values = np.zeros(3, np.int64)
-    text = "number 1 of a sum has been used already"
-    refused(run.party(0).contribute, running.order, values, text=text, party="partition 0")
-    later = replaced(running.order, index=5)
-    party = run.party(0)
+    text = "number {} of a sum has been used already"
+    refused(run.party(0).contribute, running.order, values, text=text.format(1), **NAMED)
+    later, party = replace(running.order, index=5), run.party(0)
     party.contribute(later, values)
     for used in (5, 4, 3, 2, 1, 0, -1):
-        text = f"number {used} of a sum has been used already"
-        refused(party.contribute, replaced(later, index=used), values, text=text, **NAMED)
+        earlier = replace(later, index=used)
+        refused(party.contribute, earlier, values, text=text.format(used), **NAMED)
     run.keep(party)
-    refused(run.party(0).contribute, later, values, text="number 5 of a sum has been", **NAMED)
+    refused(run.party(0).contribute, later, values, text=text.format(5), **NAMED)
     assert run.party(1).contribute(later, values)  # negative control
 
 
-NAMED = {"party": "partition 0"}
-
-
-def test_a_number_far_ahead_is_refused(make_run: Any, refused: Any) -> None:
+def test_a_number_far_ahead_is_refused() -> None:
     """It would cost the party as many steps of its ratchet for each neighbour."""
-    run, running = begin(make_run)
-    order = replaced(running.order, index=2 + party_module._LONGEST_LEAP)
-    refused(run.party(0).contribute, order, np.zeros(3, np.int64), text="number", **NAMED)
-    run.party(0).contribute(replaced(running.order, index=100), np.zeros(3, np.int64))
+    run, running = begin()
+    order, values = running.order, np.zeros(3, np.int64)
+    ahead = replace(order, index=2 + party_rules._LONGEST_LEAP)
+    refused(run.party(0).contribute, ahead, values, text="is too far ahead", **NAMED)
+    run.party(0).contribute(replace(order, index=100), values)
 
 
-ORDERS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "another cohort": ({"cohort": 3}, "this party is not in the cohort of the sum", ""),
-    "a strange receiver": ({"receiver": 9}, "the receiver is not in the cohort", ""),
-    "the wrong length": ({"length": 4}, "gradient has shape (3,) instead of (4,)", ""),
-}
-
-
-@pytest.mark.parametrize("kind", ORDERS)
-def test_orders_that_break_a_rule_are_refused(make_run: Any, refused: Any, kind: str) -> None:
-    change, text, remedy = ORDERS[kind]
-    run = make_run(3)
-    run.join()
-    order, values = run.order(3).order, np.full(3, SECRET)
-    party = run.party(0)
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"cohort": 3}, "this party is not in the cohort of the sum"),
+        ({"receiver": 9}, "the receiver is not in the cohort"),
+        ({"length": 4}, "gradient has shape (3,) instead of (4,)"),
+    ],
+)
+def test_orders_that_break_a_rule_are_refused(change: dict[str, Any], text: str) -> None:
+    run = joined()
+    order, values, party = run.order(3).order, np.full(3, SECRET), run.party(0)
     before = party.state.pack()
-    error = refused(
-        party.contribute, replaced(order, **change), values, text=text, remedy=remedy, **NAMED
-    )
+    error = refused(party.contribute, replace(order, **change), values, text=text, **NAMED)
     assert str(SECRET) not in repr(error)
     assert party.state.pack() == before  # the number may be used by a sum that keeps the rules
     assert party.contribute(order, values)
 
 
-def test_values_that_are_refused_use_up_the_number(make_run: Any, refused: Any) -> None:
+def test_values_that_are_refused_use_up_the_number() -> None:
     """Whatever becomes of an order: no keys of a number that the state does not remember."""
-    run = make_run(3)
-    run.join()
-    order = run.order(3).order
-    party = run.party(0)
+    run = joined()
+    order, party = run.order(3).order, run.party(0)
     error = refused(
         party.contribute,
-        replaced(order, bound=10.0),
+        replace(order, bound=10.0),
         np.full(3, SECRET),
         text="gradient exceeds its declared bound of 10",
         remedy="scale the data, or declare a larger bound for all parties",
         **NAMED,
     )
     assert str(SECRET) not in repr(error)
-    assert party.state.last == {0: 1}
-    assert party.state.open == {}
+    assert (party.state.last, party.state.open) == ({0: 1}, {})
     run.keep(party)
     text = "number 1 of a sum has been used already"
     refused(run.party(0).contribute, order, np.full(3, 1), text=text, **NAMED)
-    assert run.party(0).contribute(replaced(order, index=2, bound=10.0), np.full(3, 1))
+    assert run.party(0).contribute(replace(order, index=2, bound=10.0), np.full(3, 1))
 
 
-def test_an_accepted_order_is_contributed_to_once(make_run: Any, refused: Any) -> None:
-    run = make_run(3)
-    run.join()
+def test_an_accepted_order_is_contributed_to_once() -> None:
+    run = joined()
     party = run.party(0)
     orders = [run.order(3, name=name).order for name in ("a", "b")]
     for order in orders:
@@ -463,31 +372,26 @@ def test_an_accepted_order_is_contributed_to_once(make_run: Any, refused: Any) -
     refused(run.party(0).contribute, orders[1], np.full(3, 1), text="number 2 of a sum", **NAMED)
 
 
-def test_accepted_orders_give_the_right_sum(make_run: Any) -> None:
-    run = make_run(3)
-    run.join()
+def test_accepted_orders_give_the_right_sum() -> None:
+    run = joined()
     sums = [run.order(1, name=name) for name in ("a", "b")]
     for p in run.members:
         party = run.party(p)
         for running in sums:
             party.accept(running.order)
         for k, running in reversed(list(enumerate(sums))):
-            upload = party.contribute(running.order, np.array([p + 10 * k]))
-            run.transcript(running).uploads[p] = upload
-            run.take(p, upload)
+            run.take(p, party.contribute(running.order, np.array([p + 10 * k])))
         run.keep(party)
     for k, running in enumerate(sums):
         run.unmask(running)
         assert run.result(running).tolist() == [3 + 30 * k]
 
 
-def test_orders_without_room_are_refused(make_run: Any) -> None:
-    run = make_run(3)
-    run.join()
-    order = run.order(3).order
-    for change in ({"bits": 16}, {"bits": 8}, {"kind": "float"}, {"bound": -1.0}):
-        with pytest.raises(OptionError):
-            run.party(0).contribute(replaced(order, **change), np.full(3, SECRET))
+@pytest.mark.parametrize("change", [{"bits": 16}, {"bits": 8}, {"kind": "float"}, {"bound": -1.0}])
+def test_orders_without_room_are_refused(change: dict[str, Any]) -> None:
+    run = joined()
+    with pytest.raises(OptionError):
+        run.party(0).contribute(replace(run.order(3).order, **change), np.full(3, SECRET))
 
 
 @pytest.mark.parametrize(
@@ -500,217 +404,169 @@ def test_orders_without_room_are_refused(make_run: Any) -> None:
         (None, "has shape () instead of (3,)"),
     ],
 )
-def test_values_that_do_not_fit_never_leave(
-    make_run: Any, refused: Any, values: Any, text: str
-) -> None:
-    run = make_run(3)
-    run.join()
+def test_values_that_do_not_fit_never_leave(values: Any, text: str) -> None:
+    run = joined()
     error = refused(run.party(0).contribute, run.order(3).order, values, text=text, **NAMED)
     assert str(SECRET) not in repr(error)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_numbers_that_are_none_never_leave(make_run: Any, refused: Any, bad: float) -> None:
-    run = make_run(3)
-    run.join()
-    order = run.order(2, Encoding.fixed_point(1e6)).order
+def test_numbers_that_are_none_never_leave(bad: float) -> None:
+    run = joined()
+    order, values = run.order(2, Encoding.fixed_point(1e6)).order, np.array([bad, SECRET])
     text = "gradient holds NaN or infinite values"
-    refused(
-        run.party(0).contribute, order, np.array([bad, SECRET]), text=text, remedy="clean", **NAMED
-    )
+    refused(run.party(0).contribute, order, values, text=text, remedy="clean", **NAMED)
 
 
 # -- uploads
 
-UPLOADS: dict[str, tuple[Callable[[Upload], Upload], str]] = {
+NUMBERS, SIZE = "its masked vector has not 3 numbers", "its sealed shares have the wrong size"
+NO_OPEN_SUM = "its message belongs to no open sum"
+UPLOADS: Table = {
     "another dtype": (
-        lambda m: replaced(m, masked=(m.masked[0].astype(np.uint32),)),
         "its masked vector has the wrong dtype",
+        lambda m: {"masked": (m.masked[0].astype(np.uint32),)},
     ),
-    "one number less": (
-        lambda m: replaced(m, masked=(m.masked[0][:-1],)),
-        "its masked vector has not 3 numbers",
-    ),
-    "one number more": (
-        lambda m: replaced(m, masked=(*m.masked, m.masked[0][:1])),
-        "its masked vector has not 3 numbers",
-    ),
-    "no numbers": (lambda m: replaced(m, masked=()), "its masked vector has not 3 numbers"),
-    "shares cut": (
-        lambda m: replaced(m, shares=m.shares[:-1]),
-        "its sealed shares have the wrong size",
-    ),
-    "no shares": (lambda m: replaced(m, shares=b""), "its sealed shares have the wrong size"),
-    "backups cut": (
-        lambda m: replaced(m, backups=m.backups[:-1]),
-        "its sealed shares have the wrong size",
-    ),
-    "too many commitments": (
-        lambda m: replaced(m, commitments=m.commitments + bytes(16)),
-        "its sealed shares have the wrong size",
-    ),
-    "a future sum": (lambda m: replaced(m, index=7), "its message belongs to no open sum"),
-    "another cohort": (lambda m: replaced(m, cohort=1), "its message belongs to no open sum"),
+    "one number less": (NUMBERS, lambda m: {"masked": (m.masked[0][:-1],)}),
+    "one number more": (NUMBERS, lambda m: {"masked": (*m.masked, m.masked[0][:1])}),
+    "no numbers": (NUMBERS, lambda m: {"masked": ()}),
+    "shares cut": (SIZE, lambda m: {"shares": m.shares[:-1]}),
+    "no shares": (SIZE, lambda m: {"shares": b""}),
+    "backups cut": (SIZE, lambda m: {"backups": m.backups[:-1]}),
+    "too many commitments": (SIZE, lambda m: {"commitments": m.commitments + bytes(16)}),
+    "a future sum": (NO_OPEN_SUM, lambda m: {"index": 7}),
+    "another cohort": (NO_OPEN_SUM, lambda m: {"cohort": 1}),
 }
 
 
-def refuse_upload(make_run: Any, refused: Any, kind: str) -> None:
-    change, text = UPLOADS.get(kind, (lambda m: m, ""))
-    run = make_run(6, threshold=4)
-    running = run.order(3, backups=True)
-    for p in (1, 2, 3, 4, 5):
-        run.upload(running, p, np.full(3, p))
+@pytest.mark.parametrize("kind", UPLOADS)
+def test_wrong_uploads_are_refused_and_change_nothing(kind: str) -> None:
+    text, change = UPLOADS[kind]
+    run = Run(6, threshold=4)
+    running = run.filled(3, dead=[0], backups=True)
     upload = run.contribute(running, 0, np.full(3, SECRET))
-    refused(run.take, 0, change(upload), text=text, party="partition 0")
+    refused(run.take, 0, replace(upload, **change(upload)), text=text, **NAMED)
     assert running.uploaded == (1, 2, 3, 4, 5)
     run.take(0, upload)  # the sum is as before: the right one still fits
     run.unmask(running)
     assert run.result(running).tolist() == [SECRET + 15] * 3
 
 
-@pytest.mark.parametrize("kind", UPLOADS)
-def test_wrong_uploads_are_refused_and_change_nothing(
-    make_run: Any, refused: Any, kind: str
-) -> None:
-    refuse_upload(make_run, refused, kind)
-
-
-def test_a_right_upload_is_not_refused(make_run: Any, refused: Any) -> None:
-    """Negative control."""
-    with pytest.raises(AssertionError, match="it was accepted"):
-        refuse_upload(make_run, refused, "right")
-
-
 @pytest.mark.parametrize("dtype", ["float64", "int64", ">u8", "bool", "uint8"])
-def test_uploads_of_foreign_types_break_the_message(
-    make_run: Any, refused: Any, dtype: str
-) -> None:
-    run = make_run(3)
-    running = run.order(3)
-    upload = run.contribute(running, 0, np.full(3, 1))
-    wrong = copy.copy(upload)
-    vars(wrong)["masked"] = (upload.masked[0].astype(dtype),)  # no code of ours makes such a one
+def test_uploads_of_foreign_types_break_the_message(dtype: str) -> None:
+    run = Run(3)
+    wrong = copy.copy(run.contribute(run.order(3), 0, np.full(3, 1)))
+    vars(wrong)["masked"] = (wrong.masked[0].astype(dtype),)  # no code of ours makes such a one
     error = refused(
         run.take,
         0,
         wrong,
         text="masked has dtype",
-        party="partition 0",
         kind=ProtocolError,
         remedy="run the same release of fedkern-flwr on both sides",
+        **NAMED,
     )
     assert error.phase == "sum-upload"
 
 
-def test_strangers_and_duplicates_are_refused(make_run: Any, refused: Any) -> None:
-    run = make_run(5, cohorts=[range(5), range(3)])
-    running = run.order(1, cohort=1)
-    for p in range(3):
-        run.upload(running, p, [p])
-    copy = run.transcript(running).uploads[2]
-    refused(run.take, 4, copy, text="it is not in the cohort of the sum", party="partition 4")
-    refused(run.take, 99, copy, text="it is not in the cohort of the sum", party="partition 99")
-    refused(run.take, 2, copy, text="a second vector for the same sum", party="partition 2")
+def test_strangers_and_duplicates_are_refused() -> None:
+    run = Run(5, cohorts=[range(5), range(3)])
+    running = run.filled(cohort=1)
+    copied = run.transcript(running).uploads[2]
+    for p in (4, 99):
+        text = "it is not in the cohort of the sum"
+        refused(run.take, p, copied, text=text, party=f"partition {p}")
+    refused(run.take, 2, copied, text="a second vector for the same sum", party="partition 2")
     run.unmask(running)
     assert run.result(running).tolist() == [3]
     with pytest.raises(SumError, match="this party is not in the cohort of the sum"):
         run.party(4).contribute(running.order, np.array([1]))
 
 
-def test_uploads_of_an_earlier_sum_are_refused(make_run: Any, refused: Any) -> None:
-    run, first = begin(make_run)
-    copy = run.transcript(first).uploads[3]
+def test_uploads_of_an_earlier_sum_are_refused() -> None:
+    run, first = begin()
+    copied = run.transcript(first).uploads[3]
     second = run.order(3)
-    refused(run.take, 3, copy, text="a second vector for the same sum", party="partition 3")
+    refused(run.take, 3, copied, text="a second vector for the same sum", party="partition 3")
     run.unmask(first)
     run.result(first)
-    text = "its message belongs to no open sum"
-    refused(run.take, 3, copy, text=text, party="partition 3")
+    refused(run.take, 3, copied, text=NO_OPEN_SUM, party="partition 3")
     assert second.uploaded == ()
 
 
-def test_an_earlier_upload_under_a_new_number_is_refused(make_run: Any, refused: Any) -> None:
-    run, first = begin(make_run, threshold=4)
-    second = run.order(3, backups=first.backups)
-    for p in run.members[1:]:
-        run.upload(second, p, np.full(3, p))
+def test_an_earlier_upload_under_a_new_number_is_refused() -> None:
+    run, first = begin(threshold=4)
+    second = run.filled(3, dead=[0], backups=first.backups)
     run.contribute(second, 0, np.full(3, 1))
-    copy = replaced(run.transcript(first).uploads[0], index=2)
-    text = "its masks do not fit those of 5 others"
-    refused(run.take, 0, copy, text=text, party="partition 0")
+    copied = replace(run.transcript(first).uploads[0], index=2)
+    refused(run.take, 0, copied, text="its masks do not fit those of 5 others", **NAMED)
     run.unmask(second)
     assert run.result(second).tolist() == [15] * 3
 
 
-def test_unexpected_sections_are_refused(make_run: Any, refused: Any, sections: Any) -> None:
-    run, running = begin(make_run)
+def test_unexpected_sections_are_refused() -> None:
+    run, running = begin()
     delivery = Delivery(cohort=0, index=1, padded=())
     for message in (running.order, run.server.roster, delivery):
-        text = f"unexpected section {message.phase!r}"
-        refused(run.take, 0, message, text=text, party="partition 0")
-    (section,) = sections([delivery])
-    long = dataclasses.replace(section, phase="x" * 1000)
-    error = refused(run.server.take, 0, [long], text="unexpected section", party="partition 0")
+        refused(run.take, 0, message, text=f"unexpected section {message.phase!r}", **NAMED)
+    (section,) = carry([delivery])
+    long = replace(section, phase="x" * 1000)
+    error = refused(run.server.take, 0, [long], text="unexpected section", **NAMED)
     assert len(str(error)) < 100
 
 
 # -- replies to unmask and recover
 
-REPLIES: dict[str, tuple[Callable[[UnmaskReply], UnmaskReply], str]] = {
-    "a share less": (
-        lambda m: replaced(m, shares=m.shares[33:]),
-        "its shares and seeds have the wrong size",
-    ),
-    "a share more": (
-        lambda m: replaced(m, shares=m.shares + bytes(33)),
-        "its shares and seeds have the wrong size",
-    ),
-    "no seeds": (lambda m: replaced(m, seeds=b""), "its shares and seeds have the wrong size"),
-    "half a seed": (
-        lambda m: replaced(m, seeds=m.seeds[:16]),
-        "its shares and seeds have the wrong size",
-    ),
+WRONG_SIZE = "its shares and seeds have the wrong size"
+REPLIES: Table = {
+    "a share less": (WRONG_SIZE, lambda m: {"shares": m.shares[33:]}),
+    "a share more": (WRONG_SIZE, lambda m: {"shares": m.shares + bytes(33)}),
+    "no seeds": (WRONG_SIZE, lambda m: {"seeds": b""}),
+    "half a seed": (WRONG_SIZE, lambda m: {"seeds": m.seeds[:16]}),
     "a forged seed": (
-        lambda m: replaced(m, seeds=bytes(32)),
         "a seed differs from the one it committed to",
+        lambda m: {"seeds": bytes(32)},
     ),
-    "another sum": (lambda m: replaced(m, index=2), "its message belongs to no open sum"),
+    "another sum": (NO_OPEN_SUM, lambda m: {"index": 2}),
 }
 
 
-@pytest.mark.parametrize("kind", REPLIES)
-def test_wrong_replies_are_refused_and_change_nothing(
-    make_run: Any, refused: Any, kind: str
-) -> None:
-    change, text = REPLIES[kind]
-    run, running = begin(make_run, dead=(5,), threshold=4)
+def answers(run: Any, running: Any) -> dict[int, UnmaskReply]:
     requests = run.server.unmask_sections([running])
-    replies = {p: run.party(p).unmask(requests[p][0]) for p in requests}
-    refused(run.take, 0, change(replies[0]), text=text, party="partition 0")
+    return {p: run.party(p).unmask(request) for p, (request,) in requests.items()}
+
+
+@pytest.mark.parametrize("kind", REPLIES)
+def test_wrong_replies_are_refused_and_change_nothing(kind: str) -> None:
+    text, change = REPLIES[kind]
+    run, running = begin(dead=[5], threshold=4)
+    replies = answers(run, running)
+    refused(run.take, 0, replace(replies[0], **change(replies[0])), text=text, **NAMED)
     assert running.silent == (0, 1, 2, 3, 4)
     for p in (1, 2, 3, 4, 0):
         run.take(p, replies[p])
     again = "it was not asked to unmask, or has answered before"
-    refused(run.take, 0, replies[0], text=again, party="partition 0")
-    refused(run.take, 5, replies[1], text=again, party="partition 5")
-    refused(run.take, 77, replies[1], text=again, party="partition 77")
+    for p in (0, 5, 77):
+        refused(run.take, p, replies[0 if not p else 1], text=again, party=f"partition {p}")
     assert run.result(running).tolist() == [5 * SECRET + 10] * 3
-    refused(run.take, 1, replies[1], text="its message belongs to no open sum", party="partition 1")
+    refused(run.take, 1, replies[1], text=NO_OPEN_SUM, party="partition 1")
 
 
-def test_replies_before_the_survivors_are_declared_are_refused(make_run: Any, refused: Any) -> None:
-    run, _ = begin(make_run)
+def test_replies_before_the_survivors_are_declared_are_refused() -> None:
+    run, _ = begin()
     reply = UnmaskReply(cohort=0, index=1, shares=bytes(6 * 33), seeds=b"")
-    refused(run.take, 0, reply, text="it was not asked to unmask", party="partition 0")
+    refused(run.take, 0, reply, text="it was not asked to unmask", **NAMED)
 
 
-def test_unasked_recoveries_are_refused(make_run: Any, refused: Any) -> None:
-    run, running, request = begin_recovery(make_run)
-    reply = run.party(0).recover(request)
-    wrong = replaced(reply, shares=reply.shares[1:])
-    text = "its shares have the wrong size"
-    refused(run.take, 0, wrong, text=text, party="partition 0")
+def test_unasked_recoveries_are_refused() -> None:
+    run, running, request = begin_recovery()
     text = "it was not asked to recover anything"
+    other = RecoverReply(cohort=0, index=2, shares=b"")  # of another sum
+    refused(run.take, 0, other, text=text, **NAMED)
+    assert not running.complete
+    reply = run.party(0).recover(request)
+    wrong = replace(reply, shares=reply.shares[1:])
+    refused(run.take, 0, wrong, text="its shares have the wrong size", **NAMED)
     for p in (0, 4, 5, 77):  # the request of party 0 was used up by the wrong reply
         refused(run.take, p, reply, text=text, party=f"partition {p}")
     run.recover(running, [0, 1, 2, 3])
@@ -720,142 +576,98 @@ def test_unasked_recoveries_are_refused(make_run: Any, refused: Any) -> None:
 # -- forged shares
 
 
-def forge(shares: bytes, place: int) -> bytes:
-    """Change one of the 33-byte shares."""
-    at = 33 * place
-    return shares[:at] + bytes([shares[at] ^ 1]) + shares[at + 1 :]
-
-
-def answer_with_forgery(run: Any, running: Any, answers: int, forger: int, place: int) -> None:
-    requests = run.server.unmask_sections([running])
-    for p in list(requests)[:answers]:
-        reply = run.party(p).unmask(requests[p][0])
-        if p == forger:
-            reply = replaced(reply, shares=forge(reply.shares, place))
+def answer_with_forgery(run: Any, running: Any, forged: dict[int, int], among: int = 6) -> None:
+    """Let some unmask; forgers change one of their 33-byte shares, at the given place."""
+    for p, reply in list(answers(run, running).items())[:among]:
+        if p in forged:
+            reply = replace(reply, shares=flip(reply.shares, 33 * forged[p]))
         run.take(p, reply)
 
 
-@pytest.mark.parametrize("forger", range(6))
+@pytest.mark.parametrize("forger", [None, 0, 3, 4, 5])
 @pytest.mark.parametrize("place", [0, 1, 5])
-def test_a_forged_share_is_left_out_and_its_maker_named(
-    make_run: Any, forger: int, place: int
-) -> None:
-    run, running = begin(make_run, threshold=4)
-    answer_with_forgery(run, running, 6, forger, place)
-    total = run.result(running)
-    assert total.tolist() == [6 * SECRET + 15] * 3
+def test_a_forged_share_is_left_out_and_its_maker_named(forger: int | None, place: int) -> None:
+    """Without a forger nobody is named."""
+    run, running = begin(threshold=4)
+    answer_with_forgery(run, running, {} if forger is None else {forger: place})
+    assert run.result(running).tolist() == [6 * SECRET + 15] * 3
     # shares of the first t points are used; the others are looked at only when they are needed
-    assert running.forgers == ([forger] if forger < 4 else [])
-
-
-def test_honest_shares_name_nobody(make_run: Any) -> None:
-    """Negative control."""
-    run, running = begin(make_run, threshold=4)
-    run.unmask(running)
-    run.result(running)
-    assert running.forgers == []
+    assert running.forgers == ([forger] if forger in (0, 3) else [])
 
 
 @pytest.mark.parametrize("place", range(6))
-def test_without_spare_shares_a_forgery_aborts(make_run: Any, refused: Any, place: int) -> None:
-    run, running = begin(make_run, threshold=4)
-    answer_with_forgery(run, running, 4, forger=1, place=place)
+def test_without_spare_shares_a_forgery_aborts(place: int) -> None:
+    run, running = begin(threshold=4)
+    answer_with_forgery(run, running, {1: place}, among=4)
     owner = [1, 0, 2, 3, 4, 5][place]  # its own share first, then its neighbours'
     before = running._vector.copy()
     for release in (running.total, running.delivery):
-        refused(
-            release,
-            text="shares do not fit the seed that its owner committed to",
-            party=f"partition {owner}",
-        )
+        text = "shares do not fit the seed that its owner committed to"
+        refused(release, text=text, party=f"partition {owner}")
     np.testing.assert_array_equal(running._vector, before)
 
 
-def test_two_forgers_abort(make_run: Any, refused: Any) -> None:
-    run, running = begin(make_run, threshold=4)
-    requests = run.server.unmask_sections([running])
-    for p in requests:
-        reply = run.party(p).unmask(requests[p][0])
-        if p in (1, 2):
-            place = 0 if p == 1 else 2  # both forge their share of party 1's seed
-            reply = replaced(reply, shares=forge(reply.shares, place))
-        run.take(p, reply)
+def test_two_forgers_abort() -> None:
+    run, running = begin(threshold=4)
+    answer_with_forgery(run, running, {1: 0, 2: 2})  # both of a share of party 1's seed
     refused(running.total, text="shares do not fit the seed", party="partition 1")
 
 
-def with_false_commitment(run: Any, running: Any, liar: int, place: int) -> Upload:
+def with_false_commitment(run: Any, running: Any, liar: int, places: Iterable[int]) -> Upload:
+    """A party's upload whose digests at some places are none of its seeds."""
     upload = run.contribute(running, liar, np.full(3, liar))
-    wrong = upload.commitments[: 16 * place] + bytes(16) + upload.commitments[16 * place + 16 :]
-    return replaced(upload, commitments=wrong)
+    digests = [upload.commitments[k : k + 16] for k in range(0, len(upload.commitments), 16)]
+    wrong = [bytes(16) if k in set(places) else d for k, d in enumerate(digests)]
+    return replace(upload, commitments=b"".join(wrong))
 
 
-def test_a_false_commitment_to_a_self_seed_names_its_owner(make_run: Any, refused: Any) -> None:
-    run = make_run(6, threshold=4)
-    running = run.order(3)
-    for p in run.members:
-        if p == 2:
-            run.take(2, with_false_commitment(run, running, 2, 0))
-        else:
-            run.upload(running, p, np.full(3, p))
+def test_a_false_commitment_to_a_self_seed_names_its_owner() -> None:
+    run = Run(6, threshold=4)
+    running = run.filled(3, dead=[2])
+    run.take(2, with_false_commitment(run, running, 2, [0]))
     run.unmask(running)
     refused(running.total, text="shares do not fit the seed", party="partition 2")
 
 
 @pytest.mark.parametrize("backups", [True, False])
 @pytest.mark.parametrize("place", [1, 5])
-def test_a_false_commitment_to_a_pair_seed_is_noticed(
-    make_run: Any, refused: Any, place: int, backups: bool
-) -> None:
+def test_a_false_commitment_to_a_pair_seed_is_noticed(place: int, backups: bool) -> None:
     """Nobody can say which of the two lies, so the sum is aborted and both are suspects."""
-    run = make_run(6, threshold=4)
-    running = run.order(3, backups=backups)
-    wrong = with_false_commitment(run, running, 0, place)
-    for p in run.members[1:]:
-        run.upload(running, p, np.full(3, p))
-    run.take(0, wrong)
+    run = Run(6, threshold=4)
+    running = run.filled(3, dead=[0], backups=backups)
+    run.take(0, with_false_commitment(run, running, 0, [place]))
     text = "do not fit those of 1 other, or those do not fit its"
-    refused(run.unmask, running, text=text, party="partition 0")
+    refused(run.unmask, running, text=text, **NAMED)
     assert running.suspects == [0, place]
     assert not running.survivors
 
 
-def test_one_liar_does_not_have_the_others_refused(make_run: Any, refused: Any) -> None:
-    """It is first, so at first every honest party is at odds with the only one that is there."""
-    run = make_run(6, threshold=4)
-    running = run.order(3)
-    upload = run.contribute(running, 0, np.full(3, 0))
-    run.take(0, replaced(upload, commitments=upload.commitments[:16] + bytes(5 * 16)))
-    for p in run.members[1:]:
-        run.upload(running, p, np.full(3, p))
-    text = "do not fit those of 5 others"
-    refused(run.unmask, running, text=text, party="partition 0")
-    assert running.suspects == [0]
+@pytest.mark.parametrize("liars", [1, 2])
+def test_liars_do_not_have_the_others_refused(liars: int) -> None:
+    """They are first, so at first every honest party is at odds with all that are there.
 
-
-def test_two_liars_do_not_have_the_others_refused(make_run: Any, refused: Any) -> None:
-    run = make_run(9)
+    Two of them agree on the seed of their own pair.
+    """
+    parties = {1: 6, 2: 9}[liars]
+    run = Run(parties)
     running = run.order(3)
-    for p in (0, 1):
-        upload = run.contribute(running, p, np.full(3, p))
-        among = upload.commitments[:32]  # to its own seed and to that of the two
-        run.take(p, replaced(upload, commitments=among + bytes(7 * 16)))
-    for p in run.members[2:]:
+    for p in range(liars):
+        run.take(p, with_false_commitment(run, running, p, range(liars, parties)))
+    for p in range(liars, parties):
         run.upload(running, p, np.full(3, p))
-    refused(run.unmask, running, text="do not fit those of 7 others", party="partition 0")
-    assert running.suspects == [0, 1]
+    text = f"do not fit those of {parties - liars} others"
+    refused(run.unmask, running, text=text, **NAMED)
+    assert running.suspects == [*range(liars)]
 
 
 @pytest.mark.parametrize("spare", [0, 1])
-def test_forged_shares_of_pair_seeds(make_run: Any, refused: Any, spare: int) -> None:
-    run, running = begin(make_run, parties=8, dead=(7,), threshold=5)
+def test_forged_shares_of_pair_seeds(spare: int) -> None:
+    run, running = begin(8, dead=[7], threshold=5)
     run.unmask(running, range(5 + spare))  # 6 is silent, and 5 if nobody is spare
     requests = run.server.recover_sections([running])
     for p in range(5 + spare):
-        request = requests[p][0]
-        reply = run.party(p).recover(request)
-        if p == 0:
-            reply = replaced(reply, shares=forge(reply.shares, 0))
-        run.take(p, reply)
+        reply = run.party(p).recover(requests[p][0])
+        run.take(p, reply if p else replace(reply, shares=flip(reply.shares, 0)))
     if spare:
         assert run.result(running).tolist() == [7 * SECRET + 21] * 3
         assert running.forgers == [0]
@@ -864,17 +676,13 @@ def test_forged_shares_of_pair_seeds(make_run: Any, refused: Any, spare: int) ->
 
 
 @pytest.mark.parametrize("backups", [True, False])
-def test_a_forged_pair_seed_never_changes_a_sum_in_silence(
-    make_run: Any, refused: Any, backups: bool
-) -> None:
-    run, running = begin(make_run, parties=5, dead=(4,), threshold=3 if backups else 4)
+def test_a_forged_pair_seed_never_changes_a_sum_in_silence(backups: bool) -> None:
+    run, running = begin(5, dead=[4], threshold=3 if backups else 4)
     assert running.backups == backups
-    requests = run.server.unmask_sections([running])
-    replies = {p: run.party(p).unmask(requests[p][0]) for p in requests}
-    text = "a seed differs from the one it committed to"
+    replies = answers(run, running)
     for forged in (bytes(32), replies[1].seeds):
-        wrong = replaced(replies[0], seeds=forged)
-        refused(run.take, 0, wrong, text=text, party="partition 0")
+        text = "a seed differs from the one it committed to"
+        refused(run.take, 0, replace(replies[0], seeds=forged), text=text, **NAMED)
     for p, reply in replies.items():
         run.take(p, reply)
     assert run.result(running).tolist() == [4 * SECRET + 6] * 3
@@ -883,8 +691,8 @@ def test_a_forged_pair_seed_never_changes_a_sum_in_silence(
 # -- receivers
 
 
-def test_deliveries_are_checked(make_run: Any, refused: Any) -> None:
-    run, running = begin(make_run, receiver=2)
+def test_deliveries_are_checked() -> None:
+    run, running = begin(receiver=2)
     run.unmask(running)
     delivery = running.delivery()
     text = "a sum was delivered that belongs to somebody else"
@@ -892,55 +700,42 @@ def test_deliveries_are_checked(make_run: Any, refused: Any) -> None:
     text = "the total of gradient has the wrong size or dtype"
     (part,) = delivery.padded
     for padded in ((), (part[:2],), (part, part), (part.astype(np.uint32),)):
-        wrong = replaced(delivery, padded=padded)
+        wrong = replace(delivery, padded=padded)
         refused(run.party(2).receive, wrong, text=text, party="partition 2")
     text = "the sum is closed, or this party had no part in it"
-    refused(run.party(2).receive, replaced(delivery, index=9), text=text, party="partition 2")
+    refused(run.party(2).receive, replace(delivery, index=9), text=text, party="partition 2")
     refused(running.total, text="gradient belongs to partition 2")
     _, total = run.party(2).receive(delivery)
     assert total.tolist() == [6 * SECRET + 15] * 3
 
 
-def test_a_sum_for_the_server_is_delivered_to_nobody(make_run: Any, refused: Any) -> None:
-    run, running = begin(make_run)
+def test_a_sum_for_the_server_is_delivered_to_nobody() -> None:
+    run, running = begin()
     run.unmask(running)
     text = "a sum was delivered that belongs to somebody else"
-    refused(run.party(0).receive, running.delivery(), text=text, party="partition 0")
+    refused(run.party(0).receive, running.delivery(), text=text, **NAMED)
 
 
-def test_two_parties_and_a_receiver_need_permission(make_run: Any, refused: Any) -> None:
-    remedy = "let more parties take part, or allow it with allow_single"
-    run = make_run(2)
-    refused(
-        run.order,
-        1,
-        receiver=0,
-        text="partition 0 would learn the values of the only other party in gradient",
-        remedy=remedy,
-        kind=OptionError,
-    )
-    run = make_run(2, allow_single=True)
+ALLOW = "let more parties take part, or allow it with allow_single"
+NO_THIRD = "the receiver of this sum would learn this party's values: there is no third"
+
+
+def test_two_parties_and_a_receiver_need_permission() -> None:
+    text = "partition 0 would learn the values of the only other party in gradient"
+    refused(Run(2).order, 1, receiver=0, text=text, remedy=ALLOW, kind=OptionError)
+    run = Run(2, allow_single=True)
     running = run.order(1, receiver=0)
     run.upload(running, 0, [1])  # the receiver itself has nothing to lose
-    refused(
-        run.contribute,
-        running,
-        1,
-        [SECRET],
-        text="the receiver of this sum would learn this party's values: there is no third",
-        remedy=remedy,
-        party="partition 1",
-    )
-    run = make_run(2, allow_single=True, clients={"allow_single": True})
+    one = {"text": NO_THIRD, "remedy": ALLOW, "party": "partition 1"}
+    refused(run.contribute, running, 1, [SECRET], **one)
+    run = Run(2, allow_single=True, clients={"allow_single": True})
     assert run.sum({0: [1], 1: [SECRET]}, receiver=0).tolist() == [SECRET + 1]
 
 
-def test_a_receiver_is_not_left_with_a_single_other_party(make_run: Any, refused: Any) -> None:
+def test_a_receiver_is_not_left_with_a_single_other_party() -> None:
     """Three parties with threshold 2 may become two."""
-    run = make_run(3, threshold=2)
-    running = run.order(2, receiver=0)
-    for p in (0, 1):
-        run.upload(running, p, [SECRET, p])
+    run = Run(3, threshold=2)
+    running = run.filled(2, dead=[2], plus=SECRET, receiver=0)
     refused(
         run.server.unmask_sections,
         [running],
@@ -949,27 +744,22 @@ def test_a_receiver_is_not_left_with_a_single_other_party(make_run: Any, refused
     )
     assert running.survivors == ()
     running.survivors = (0, 1)  # the client refuses as well
-    refused(
-        run.party(1).unmask,
-        running.unmask_request(1),
-        text="the receiver of this sum would learn this party's values: there is no third",
-        remedy="let more parties take part, or allow it with allow_single",
-        party="partition 1",
-    )
+    one = {"text": NO_THIRD, "remedy": ALLOW, "party": "partition 1"}
+    refused(run.party(1).unmask, running.unmask_request(1), **one)
     running.survivors = ()
     run.upload(running, 2, [1, 1])
     run.unmask(running)
-    assert run.result(running).tolist() == [2 * SECRET + 1, 2]
+    assert run.result(running).tolist() == [2 * SECRET + 2] * 2
 
 
 # -- the server's own options
 
 
-def test_one_party_is_too_few(make_run: Any, refused: Any) -> None:
-    for cohorts in (None, [[0]]):
+def test_one_party_is_too_few() -> None:
+    for parties, cohorts in ((1, None), (3, [[0]])):
         error = refused(
-            make_run,
-            1 if cohorts is None else 3,
+            Run,
+            parties,
             cohorts=cohorts,
             text="1 party is too few for a secure sum, 2 are needed",
             remedy="let more parties take part, or run without secure sums",
@@ -978,56 +768,45 @@ def test_one_party_is_too_few(make_run: Any, refused: Any) -> None:
         assert isinstance(error, CohortError)
         assert error.exit_code == 2
     too_few = {"text": "too few for a secure sum", "kind": SmallCohortError}
-    refused(make_run, 0, **too_few)
-    refused(make_run, 4, min_cohort=5, **too_few)
-    refused(make_run, 5, cohorts=[range(5), [0, 1]], min_cohort=3, **too_few)
-    refused(make_run, 3, cohorts=[], text="there is no cohort to sum over", kind=OptionError)
-    make_run(5, cohorts=[range(5), [0, 1, 2]], min_cohort=3)  # negative control
+    refused(Run, 0, **too_few)
+    refused(Run, 4, min_cohort=5, **too_few)
+    refused(Run, 5, cohorts=[range(5), [0, 1]], min_cohort=3, **too_few)
+    refused(Run, 3, cohorts=[], text="there is no cohort to sum over", kind=OptionError)
+    Run(5, cohorts=[range(5), [0, 1, 2]], min_cohort=3)  # negative control
+    for least in (1, 0, -1):
+        remedy = "a sum of one party hides nothing: use 2"
+        text = f"min_cohort is {least}"
+        refused(Run, 3, min_cohort=least, text=text, remedy=remedy, kind=OptionError)
 
 
-@pytest.mark.parametrize("least", [1, 0, -1])
-def test_a_minimum_below_two_is_refused(make_run: Any, refused: Any, least: int) -> None:
-    refused(
-        make_run,
-        3,
-        min_cohort=least,
-        text=f"min_cohort is {least}",
-        remedy="a sum of one party hides nothing: use 2",
-        kind=OptionError,
-    )
-
-
-def test_two_parties_are_warned_about(make_run: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_parties_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "fedkern_flwr")
-    run = make_run(2)
+    run = Run(2)
     text = "a sum has two parties: with one of them, whoever opens it has the other's part"
     assert text in caplog.text.replace("\n", " ")
     assert run.sum({0: [1], 1: [2]}).tolist() == [3]
     caplog.clear()
-    make_run(3)
+    Run(3)
     assert caplog.text == ""
-    make_run(4, cohorts=[range(4), [2, 3]])
+    Run(4, cohorts=[range(4), [2, 3]])
     assert "a sum has two parties" in caplog.text
 
 
-@pytest.mark.parametrize("parties", [2, 3, 4, 5, 20, 31])
-def test_thresholds_at_or_below_half_are_refused(make_run: Any, refused: Any, parties: int) -> None:
+@pytest.mark.parametrize("parties", [2, 3, 4, 31])
+def test_thresholds_at_or_below_half_are_refused(parties: int) -> None:
     least = parties // 2 + 1
     for threshold in (parties // 2, 1, 0, -1, parties + 1):
-        refused(
-            make_run,
-            parties,
-            threshold=threshold,
-            text=f"threshold is {threshold} for {parties} parties",
-            remedy=f"use {least} to {parties}",
-            kind=OptionError,
+        text, remedy = (
+            f"threshold is {threshold} for {parties} parties",
+            f"use {least} to {parties}",
         )
+        refused(Run, parties, threshold=threshold, text=text, remedy=remedy, kind=OptionError)
     for threshold in (least, parties):
-        assert make_run(parties, threshold=threshold).server.membership.cohorts[0].threshold
+        assert Run(parties, threshold=threshold).server.membership.cohorts[0].threshold
 
 
-def test_orders_of_the_server_are_checked(make_run: Any, refused: Any) -> None:
-    run = make_run(4)
+def test_orders_of_the_server_are_checked() -> None:
+    run = Run(4)
     refused(run.order, 1, receiver=4, text="partition 4 is not in the cohort", kind=OptionError)
     text = "4 integers up to 9000 overflow a 16-bit ring"
     refused(run.order, 1, Encoding.integers(9000, 16), text=text, kind=OptionError)
@@ -1036,8 +815,8 @@ def test_orders_of_the_server_are_checked(make_run: Any, refused: Any) -> None:
     assert run.order(1).order.index == 1  # none of these has used up a number
 
 
-def test_a_closed_sum_is_not_released_again(make_run: Any, refused: Any) -> None:
-    run, running = begin(make_run)
+def test_a_closed_sum_is_not_released_again() -> None:
+    run, running = begin()
     run.unmask(running)
     assert running.total().tolist() == running.total().tolist()  # as often as you like before
     run.result(running)
@@ -1045,12 +824,10 @@ def test_a_closed_sum_is_not_released_again(make_run: Any, refused: Any) -> None
         refused(release, text="gradient is closed")
 
 
-def test_sessions_do_not_mix(make_run: Any, refused: Any) -> None:
+def test_sessions_do_not_mix() -> None:
     """A party of another session, with the same keys, masks with other streams."""
-    run = make_run(3)
-    running = run.order(2)
-    for p in (0, 1):
-        run.upload(running, p, [1, 2])
+    run = Run(3)
+    running = run.filled(2, dead=[2])
     state = PartyState.unpack(run.states[2])
     state.session = "another"
     run.states[2] = state.pack()
@@ -1059,36 +836,23 @@ def test_sessions_do_not_mix(make_run: Any, refused: Any) -> None:
     refused(run.take, 2, upload, text=text, party="partition 2")
 
 
-def test_recover_replies_are_what_they_say(make_run: Any, refused: Any) -> None:
-    """A reply of another kind does not pass for one that was asked for."""
-    run, running, _ = begin_recovery(make_run)
-    reply = RecoverReply(cohort=0, index=2, shares=b"")
-    text = "it was not asked to recover anything"
-    refused(run.take, 0, reply, text=text, party="partition 0")
-    assert not running.complete
-
-
-def test_a_total_beyond_the_bound_is_never_given_out(make_run: Any, refused: Any) -> None:
+def test_a_total_beyond_the_bound_is_never_given_out() -> None:
     """Garbage of one party; asking again does not unmask the vector a second time."""
-    run = make_run(3)
-    running = run.order(3)
-    for p in run.members:
-        upload = run.contribute(running, p, np.full(3, p))
-        noise = (np.array([1 << 60, 0, 7], np.uint64),)
-        run.take(p, replaced(upload, masked=noise) if p == 1 else upload)
+    run = Run(3)
+    running = run.filled(3, dead=[1])
+    noise = (np.array([1 << 60, 0, 7], np.uint64),)
+    run.take(1, replace(run.contribute(running, 1, np.full(3, 1)), masked=noise))
     run.unmask(running)
     refused(running.total, text="larger than 3 vectors within the bound can be")
     refused(running.total, text="gradient is closed")
 
 
-def test_a_total_that_more_parties_could_have_is_none_of_the_survivors(
-    make_run: Any, refused: Any
-) -> None:
-    run = make_run(5, threshold=3)
+def test_a_total_that_more_parties_could_have_is_none_of_the_survivors() -> None:
+    run = Run(5, threshold=3)
     running = run.order(1, Encoding.integers(100))
     for p in range(3):
         upload = run.contribute(running, p, [100])
         noise = (upload.masked[0] + np.uint64(1),) if p == 1 else upload.masked
-        run.take(p, replaced(upload, masked=noise))
+        run.take(p, replace(upload, masked=noise))
     run.unmask(running)
     refused(running.total, text="larger than 3 vectors within the bound can be")

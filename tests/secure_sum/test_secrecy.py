@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
+from sums_in_memory import Run, assert_alike, assert_uniform, refused, sparse
 
 from fedkern_flwr.errors import SumError
 from fedkern_flwr.secure_sum import CIPHERS, Encoding, add_streams, relay
 from fedkern_flwr.secure_sum import party as party_module
 from fedkern_flwr.secure_sum.seeds import commitment
-from fedkern_flwr.secure_sum.shamir import SHARE_BYTES, reconstruct_seed
+from fedkern_flwr.secure_sum.shamir import SHARE_BYTES, cut, reconstruct_seed
 from fedkern_flwr.wire.sums import UnmaskReply
 
 RINGS = (16, 32, 64)
 LARGE = {16: 2.0**12, 32: 2.0**20, 64: 2.0**20}  # 16 bits have no room for 2^20
 LENGTH = 64
 UPLOADS = 250
-
-
-def cut(data: bytes, size: int) -> list[bytes]:
-    return [data[k : k + size] for k in range(0, len(data), size)]
 
 
 def whole(upload: Any) -> np.ndarray:
@@ -34,11 +32,9 @@ def whole(upload: Any) -> np.ndarray:
 # -- 1. a masked upload looks random, whatever is in it
 
 
-def collect_uploads(
-    make_run: Any, value: float, bits: int, cipher: str, uploads: int = UPLOADS
-) -> np.ndarray:
+def collect_uploads(value: float, bits: int, cipher: str, uploads: int = UPLOADS) -> np.ndarray:
     """Uploads of one party, a row for each sum, always the same vector."""
-    run = make_run(3, cipher=cipher)
+    run = Run(3, cipher=cipher)
     run.join()
     party, rows = run.party(1), []
     encoding = Encoding.fixed_point(LARGE[bits], bits)
@@ -52,11 +48,9 @@ def collect_uploads(
 
 @pytest.mark.parametrize("cipher", CIPHERS)
 @pytest.mark.parametrize("bits", RINGS)
-def test_uploads_are_uniform_and_alike(
-    make_run: Any, assert_uniform: Any, assert_alike: Any, bits: int, cipher: str
-) -> None:
-    zeros = collect_uploads(make_run, 0.0, bits, cipher)
-    large = collect_uploads(make_run, LARGE[bits], bits, cipher)
+def test_uploads_are_uniform_and_alike(bits: int, cipher: str) -> None:
+    zeros = collect_uploads(0.0, bits, cipher)
+    large = collect_uploads(LARGE[bits], bits, cipher)
     assert_uniform(zeros)
     assert_uniform(large)
     assert_alike(zeros, large)
@@ -85,8 +79,6 @@ def half(target: np.ndarray, given: Any, *, cipher: str) -> None:
     ids=["no masks", "a constant mask", "narrow masks"],
 )
 def test_poor_masks_are_noticed(
-    make_run: Any,
-    assert_uniform: Any,
     monkeypatch: pytest.MonkeyPatch,
     bits: int,
     broken: Callable[..., None],
@@ -95,22 +87,20 @@ def test_poor_masks_are_noticed(
     monkeypatch.setattr(party_module, "add_streams", broken)
     for value in (0.0, LARGE[bits]):
         with pytest.raises(AssertionError):
-            assert_uniform(collect_uploads(make_run, value, bits, CIPHERS[0]))
+            assert_uniform(collect_uploads(value, bits, CIPHERS[0]))
 
 
 @pytest.mark.parametrize("bits", RINGS)
-def test_bare_encodings_are_told_apart(
-    make_run: Any, assert_alike: Any, monkeypatch: pytest.MonkeyPatch, bits: int
-) -> None:
+def test_bare_encodings_are_told_apart(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
     """Negative control of the two-sample test, down to a bias of a quarter of a mask."""
     for broken in (only(lambda given: []), half):
         monkeypatch.setattr(party_module, "add_streams", broken)
-        samples = [collect_uploads(make_run, x, bits, CIPHERS[0]) for x in (0.0, LARGE[bits])]
+        samples = [collect_uploads(x, bits, CIPHERS[0]) for x in (0.0, LARGE[bits])]
         with pytest.raises(AssertionError):
             assert_alike(*samples)
 
 
-def test_a_single_bare_bit_is_noticed(assert_uniform: Any) -> None:
+def test_a_single_bare_bit_is_noticed() -> None:
     """Negative control: one bit of one place that is never masked, or one that leans a little."""
     rng = np.random.default_rng(0)
     words = rng.integers(0, 2**32, (UPLOADS, LENGTH), dtype=np.uint32)
@@ -127,11 +117,10 @@ def test_a_single_bare_bit_is_noticed(assert_uniform: Any) -> None:
 # -- 5. nothing comes twice
 
 
-def two_uploads(run: Any, attempts: Iterable[Any], values: np.ndarray) -> list[np.ndarray]:
-    return [whole(run.contribute(running, 1, values)) for running in attempts]
-
-
-def check_fresh(one: np.ndarray, other: np.ndarray, assert_uniform: Any) -> None:
+def check_fresh(runs: tuple[Any, Any], *attempts: Any) -> None:
+    """Two uploads of the same vector, one of another run maybe, have nothing in common."""
+    vector = np.arange(4096)
+    one, other = (whole(r.contribute(s, 1, vector)) for r, s in zip(runs, attempts, strict=True))
     assert (one != other).all()
     assert_uniform(one - other)
     assert_uniform(one + other)
@@ -148,47 +137,28 @@ REPETITIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", REPETITIONS)
-def test_the_same_vector_is_masked_afresh(make_run: Any, assert_uniform: Any, kind: str) -> None:
-    run = make_run(4, cohorts=[range(4), range(4)])
-    values = np.arange(4096)
-    attempts = [run.order(4096, **options) for options in REPETITIONS[kind]]
-    check_fresh(*two_uploads(run, attempts, values), assert_uniform)
+def test_the_same_vector_is_masked_afresh(kind: str) -> None:
+    run = Run(4, cohorts=[range(4), range(4)])
+    check_fresh((run, run), *(run.order(4096, **options) for options in REPETITIONS[kind]))
 
 
-def test_two_runs_mask_afresh(make_run: Any, assert_uniform: Any) -> None:
-    uploads = []
-    for _ in range(2):
-        run = make_run(4)
-        uploads += two_uploads(run, [run.order(4096)], np.arange(4096))
-    check_fresh(*uploads, assert_uniform)
+def test_two_runs_mask_afresh() -> None:
+    runs = Run(4), Run(4)
+    check_fresh(runs, *(run.order(4096) for run in runs))
 
 
-def test_repeated_masks_are_noticed(
-    make_run: Any, assert_uniform: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Negative control: neither labels nor ratchet nor fresh seeds."""
-    monkeypatch.setattr(party_module, "sum_label", lambda *_: b"a sum")
-    monkeypatch.setattr(party_module, "next_root", lambda root: root)
-    monkeypatch.setattr(party_module.secrets, "token_bytes", bytes)
-    run = make_run(4)
-    attempts = [run.order(4096), run.order(4096)]
-    with pytest.raises(AssertionError):
-        check_fresh(*two_uploads(run, attempts, np.arange(4096)), assert_uniform)
-
-
-@pytest.mark.parametrize("kept", ["labels", "ratchet", "self masks"])
-def test_each_of_three_precautions_suffices(
-    make_run: Any, assert_uniform: Any, monkeypatch: pytest.MonkeyPatch, kept: str
-) -> None:
+@pytest.mark.parametrize("kept", ["labels", "ratchet", "self masks", ""])
+def test_each_of_three_precautions_suffices(monkeypatch: pytest.MonkeyPatch, kept: str) -> None:
+    """Without any the repetition is noticed: the negative control."""
     if kept != "labels":
         monkeypatch.setattr(party_module, "sum_label", lambda *_: b"a sum")
     if kept != "ratchet":
         monkeypatch.setattr(party_module, "next_root", lambda root: root)
     if kept != "self masks":
         monkeypatch.setattr(party_module.secrets, "token_bytes", bytes)
-    run = make_run(4)
-    attempts = [run.order(4096), run.order(4096)]
-    check_fresh(*two_uploads(run, attempts, np.arange(4096)), assert_uniform)
+    run = Run(4)
+    with nullcontext() if kept else pytest.raises(AssertionError):
+        check_fresh((run, run), run.order(4096), run.order(4096))
 
 
 # -- 3. the server and colluding clients
@@ -210,9 +180,7 @@ class Coalition:
 
     def unseal(self, kind: int, text: bytes, source: int, holder: int) -> bytes:
         key = self.open[holder].keys[source][1]
-        return relay.unseal(
-            key, text, label=self.label, kind=kind, source=source, destination=holder
-        )
+        return relay.unseal(key, text, relay.Route(self.label, kind, source, holder))
 
     def shares_of_self_seed(self, owner: int) -> dict[int, bytes]:
         """Point -> share."""
@@ -332,10 +300,8 @@ ENDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("cipher", CIPHERS)
 @pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
-def test_fewer_than_t_colluders_learn_nothing(
-    make_run: Any, assert_uniform: Any, ends: dict[str, Any], cipher: str
-) -> None:
-    run = make_run(9, cipher=cipher)  # t = 7
+def test_fewer_than_t_colluders_learn_nothing(ends: dict[str, Any], cipher: str) -> None:
+    run = Run(9, cipher=cipher)  # t = 7
     running = run.order(LONG)
     assert running.backups
     play(run, running, **ends)
@@ -351,11 +317,9 @@ def test_fewer_than_t_colluders_learn_nothing(
 
 
 @pytest.mark.parametrize("dead", [[], [0], [8]], ids=["all survive", "victim late", "other dead"])
-def test_without_backups_pair_seeds_are_not_shared(
-    make_run: Any, assert_uniform: Any, dead: list[int]
-) -> None:
+def test_without_backups_pair_seeds_are_not_shared(dead: list[int]) -> None:
     """t = 8: seven colluders learn nothing; eight hold the shares, or all pair seeds."""
-    run = make_run(9, threshold=8)
+    run = Run(9, threshold=8)
     running = run.order(LONG)
     assert not running.backups
     play(run, running, dead=dead)
@@ -367,9 +331,9 @@ def test_without_backups_pair_seeds_are_not_shared(
     assert is_open(Coalition(run, running, range(1, 9)).remainder(0))
 
 
-def test_t_colluders_open_a_late_vector(make_run: Any, assert_uniform: Any) -> None:
+def test_t_colluders_open_a_late_vector() -> None:
     """Negative control: the threshold is real, from both sides."""
-    run = make_run(9)
+    run = Run(9)
     running = run.order(LONG)
     play(run, running, dead=[0])
     for count in range(9):
@@ -383,9 +347,9 @@ def test_t_colluders_open_a_late_vector(make_run: Any, assert_uniform: Any) -> N
             assert is_open(coalition.remainder(0))
 
 
-def test_t_colluders_open_pair_seeds_from_backups(make_run: Any) -> None:
+def test_t_colluders_open_pair_seeds_from_backups() -> None:
     """The seeds of pairs are shared with the same threshold, once the victim has uploaded."""
-    run = make_run(9)
+    run = Run(9)
     running = run.order(LONG)
     play(run, running)
     assert Coalition(run, running, range(2, 8)).backed_up(0, 8) is None
@@ -393,12 +357,10 @@ def test_t_colluders_open_pair_seeds_from_backups(make_run: Any) -> None:
     assert full.backed_up(0, 8) == run.party(0).state.open[0, 1].keys[8][0]
 
 
-def test_a_sparse_neighbourhood_keeps_its_threshold(
-    make_run: Any, sparse: Any, assert_uniform: Any
-) -> None:
+def test_a_sparse_neighbourhood_keeps_its_threshold() -> None:
     """k = 6: 3 neighbours and any strangers do not open a late vector, 4 neighbours do."""
     with sparse(6):
-        run = make_run(20, threshold=11)
+        run = Run(20, threshold=11)
         running = run.order(LONG)
         around = running.cohort.neighbours[0]
         strangers = [p for p in run.members if p not in around and p != 0]
@@ -409,12 +371,10 @@ def test_a_sparse_neighbourhood_keeps_its_threshold(
         assert is_open(Coalition(run, running, around[:4]).remainder(0))
 
 
-def test_a_sparse_survivor_needs_an_honest_neighbourhood_and_an_honest_neighbour(
-    make_run: Any, sparse: Any, assert_uniform: Any
-) -> None:
+def test_a_sparse_survivor_needs_an_honest_neighbourhood_and_an_honest_neighbour() -> None:
     """With backups the seed of a pair stands with either end: both need fewer than 4 colluders."""
     with sparse(6):
-        run = make_run(20, threshold=11)
+        run = Run(20, threshold=11)
         running = run.order(LONG)
         assert running.backups
         play(run, running)
@@ -437,11 +397,9 @@ def test_a_sparse_survivor_needs_an_honest_neighbourhood_and_an_honest_neighbour
         assert is_open(coalition.remainder(0)) == bare
 
 
-def test_a_receiver_in_the_coalition_learns_the_sum_only(
-    make_run: Any, assert_uniform: Any
-) -> None:
+def test_a_receiver_in_the_coalition_learns_the_sum_only() -> None:
     for options in ({"receiver": 1}, {"receiver": 1, "self_masks": False}):
-        run = make_run(9)
+        run = Run(9)
         running = run.order(LONG, **options)
         play(run, running)
         colluders = range(1, 7)
@@ -450,11 +408,11 @@ def test_a_receiver_in_the_coalition_learns_the_sum_only(
         assert (run.result(running) == 9 * VALUE).all()
 
 
-def test_the_server_alone_sees_a_padded_sum(make_run: Any, assert_uniform: Any) -> None:
+def test_the_server_alone_sees_a_padded_sum() -> None:
     """A sum with a receiver stays closed to the server, and to all clients but the receiver."""
     pads = set()
     for options in ({"receiver": 1}, {"receiver": 1, "self_masks": False}):
-        run = make_run(4, threshold=3)
+        run = Run(4, threshold=3)
         running = run.order(LONG, **options)
         play(run, running)
         running.open()
@@ -471,12 +429,10 @@ def test_the_server_alone_sees_a_padded_sum(make_run: Any, assert_uniform: Any) 
     assert len(pads) == 2  # none that the server could know
 
 
-def test_masks_of_one_kind_would_be_opened(
-    make_run: Any, assert_uniform: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_masks_of_one_kind_would_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: with pair masks alone a late vector is bare, with self masks alone any."""
     for kept, ends in (("pairs", {"dead": [0]}), ("self", {})):
-        run = make_run(9)
+        run = Run(9)
         running = run.order(LONG)
         pick = (lambda given: given[:-1]) if kept == "pairs" else (lambda given: given[-1:])
         for p in range(1, 9):
@@ -505,11 +461,9 @@ def test_masks_of_one_kind_would_be_opened(
 
 
 @pytest.mark.parametrize("k", [None, 6], ids=["complete", "sparse"])
-def test_a_late_vector_stays_closed_after_all_pair_seeds_are_known(
-    make_run: Any, sparse: Any, refused: Any, assert_uniform: Any, k: int | None
-) -> None:
+def test_a_late_vector_stays_closed_after_all_pair_seeds_are_known(k: int | None) -> None:
     with sparse(k):
-        run = make_run(12, threshold=7)
+        run = Run(12, threshold=7)
         running = run.order(LONG)
         play(run, running, dead=[3])
         server = Coalition(run, running, [])
@@ -556,11 +510,9 @@ def attack(run: Any, full: Any, smaller: Any, late: int, receivers: list[int]) -
     return totals[0] - totals[1]
 
 
-def retry(
-    make_run: Any, first: dict[str, Any], second: dict[str, Any], bypass: bool
-) -> tuple[Any, Any, Any]:
+def retry(first: dict[str, Any], second: dict[str, Any], bypass: bool) -> tuple[Any, Any, Any]:
     """A sum of six in which the vector of party 5 is late, then one without it, same values."""
-    run = make_run(6, cohorts=[range(6), range(5)], threshold=None)
+    run = Run(6, cohorts=[range(6), range(5)], threshold=None)
     full = run.order(LONG, **first)
     for p in range(5):
         run.upload(full, p, np.full(LONG, VALUE))
@@ -579,49 +531,37 @@ def retry(
 
 
 BARE = {"receiver": 0, "self_masks": False}
-BARE_FOR_THE_SERVER = {"receiver": None, "self_masks": False}
-BARES = pytest.mark.parametrize("bare", [BARE, BARE_FOR_THE_SERVER], ids=["client", "server"])
+FOR_THE_SERVER = {"self_masks": False}
+#: How a sum is repeated -> as it was, as it is then, and who puts the two together.
+RETRIES: dict[str, tuple[dict[str, Any], dict[str, Any], list[int]]] = {
+    "smaller cohort": (BARE, {**BARE, "cohort": 1}, [0]),
+    "with self masks": (BARE, {"receiver": 0}, [0]),
+    "with self masks, smaller cohort": (BARE, {"receiver": 0, "cohort": 1}, [0]),
+    "the server's, smaller cohort": (FOR_THE_SERVER, {**FOR_THE_SERVER, "cohort": 1}, [0]),
+    "the server's, with self masks": (FOR_THE_SERVER, {}, [0]),
+    "the server's, with self masks, smaller cohort": (FOR_THE_SERVER, {"cohort": 1}, [0]),
+    "for the server": (BARE, {}, [0]),
+    "for another": (BARE, {"receiver": 1}, [0, 1]),
+    "for another, smaller cohort": (BARE, {**BARE, "receiver": 1, "cohort": 1}, [0, 1]),
+}
 
 
-@BARES
-def test_a_retry_without_self_masks_would_open_the_late_vector(
-    make_run: Any, bare: dict[str, Any]
-) -> None:
-    run, full, smaller = retry(make_run, bare, bare | {"cohort": 1}, bypass=True)
-    assert is_open(attack(run, full, smaller, 5, [0]))
-
-
-@BARES
-@pytest.mark.parametrize(
-    "second",
-    [{"self_masks": False, "cohort": 1}, {}, {"cohort": 1}],
-    ids=["smaller cohort", "with self masks", "with self masks, smaller cohort"],
-)
-def test_clients_refuse_that_retry(
-    make_run: Any, bare: dict[str, Any], second: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("kind", RETRIES)
+def test_clients_refuse_a_retry_that_would_open_the_late_vector(kind: str) -> None:
+    first, second, colluders = RETRIES[kind]
     with pytest.raises(SumError) as caught:
-        retry(make_run, bare, {"receiver": bare["receiver"], **second}, bypass=False)
+        retry(first, second, bypass=False)
     assert caught.value.party == "partition 0"
     text = "gradient was summed before and would be repeated otherwise"
     assert caught.value.problem == text
     assert caught.value.remedy == "repeat it with the same parties, or end the run"
+    run, full, smaller = retry(first, second, bypass=True)  # negative control
+    assert is_open(attack(run, full, smaller, 5, colluders))
 
 
-@BARES
-def test_the_same_retry_with_self_masks_would_open_the_late_vector(
-    make_run: Any, bare: dict[str, Any]
-) -> None:
-    """Negative control: what is refused above is an attack."""
-    for cohort in (0, 1):
-        second = {"receiver": bare["receiver"], "cohort": cohort}
-        run, full, smaller = retry(make_run, bare, second, bypass=True)
-        assert is_open(attack(run, full, smaller, 5, [0]))
-
-
-@BARES
-def test_a_repetition_with_the_same_parties_is_allowed(make_run: Any, bare: dict[str, Any]) -> None:
-    run = make_run(6)
+@pytest.mark.parametrize("bare", [BARE, FOR_THE_SERVER], ids=["client", "server"])
+def test_a_repetition_with_the_same_parties_is_allowed(bare: dict[str, Any]) -> None:
+    run = Run(6)
     values = {p: [p] for p in run.members}
     for name in ("a", "a", "b", "a"):
         assert run.sum(values, name=name, **bare).tolist() == [15]
@@ -631,57 +571,32 @@ def test_a_repetition_with_the_same_parties_is_allowed(make_run: Any, bare: dict
 @pytest.mark.parametrize("second", [{"cohort": 1}, {}], ids=["smaller cohort", "same cohort"])
 @pytest.mark.parametrize("receiver", [0, None])
 def test_a_retry_under_self_masks_leaves_the_late_vector_closed(
-    make_run: Any, assert_uniform: Any, receiver: int | None, second: dict[str, Any]
+    receiver: int | None, second: dict[str, Any]
 ) -> None:
     options = {"receiver": receiver}
-    run, full, smaller = retry(make_run, options, options | second, bypass=True)
+    run, full, smaller = retry(options, options | second, bypass=True)
     assert_uniform(attack(run, full, smaller, 5, [0]))
     assert (run.result(full) == 5 * VALUE).all()
     assert (run.result(smaller) == 5 * VALUE).all()
 
 
-SOMEBODY_ELSE: dict[str, tuple[dict[str, Any], list[int]]] = {
-    "the server": ({"receiver": None}, [0]),
-    "another": ({"receiver": 1}, [0, 1]),
-    "another without self masks": ({"receiver": 1, "self_masks": False, "cohort": 1}, [0, 1]),
-}
-
-
-@pytest.mark.parametrize("kind", SOMEBODY_ELSE)
-def test_a_retry_for_somebody_else_is_refused(make_run: Any, kind: str) -> None:
-    second, _ = SOMEBODY_ELSE[kind]
-    text = "gradient was summed before and would be repeated otherwise"
-    with pytest.raises(SumError, match=text):
-        retry(make_run, BARE, second, bypass=False)
-
-
 @pytest.mark.parametrize("again", ["a#1", "a#2"])
-def test_another_receiver_with_the_same_parties_is_refused_too(make_run: Any, again: str) -> None:
-    run = make_run(3)
+def test_another_receiver_with_the_same_parties_is_refused_too(again: str) -> None:
+    run = Run(3)
     values = {p: [p] for p in run.members}
     run.sum(values, receiver=0, self_masks=False, name="a#1")
     with pytest.raises(SumError, match="a was summed before and would be repeated"):
         run.sum(values, receiver=1, self_masks=False, name=again)
 
 
-@pytest.mark.parametrize("kind", SOMEBODY_ELSE)
-def test_a_retry_for_somebody_else_would_open_the_late_vector(make_run: Any, kind: str) -> None:
-    """Negative control: what is refused above is an attack."""
-    second, colluders = SOMEBODY_ELSE[kind]
-    run, full, smaller = retry(make_run, BARE, second, bypass=True)
-    assert is_open(attack(run, full, smaller, 5, colluders))
-
-
 # -- a server that tells parties different things
 
 
 @pytest.mark.parametrize("k", [None, 6], ids=["complete", "sparse"])
-def test_two_stories_about_the_survivors(
-    make_run: Any, sparse: Any, refused: Any, assert_uniform: Any, k: int | None
-) -> None:
+def test_two_stories_about_the_survivors(k: int | None) -> None:
     """The victim hears that others dropped, they hear that the victim did: no colluder."""
     with sparse(k):
-        run = make_run(12)  # t = 9
+        run = Run(12)  # t = 9
         running = run.order(LONG)
         for p in run.members:
             run.upload(running, p, np.full(LONG, VALUE))
@@ -706,12 +621,10 @@ def test_two_stories_about_the_survivors(
         assert is_open(left)  # negative control
 
 
-def test_a_party_left_alone_by_its_neighbours_refuses(
-    make_run: Any, sparse: Any, refused: Any
-) -> None:
+def test_a_party_left_alone_by_its_neighbours_refuses() -> None:
     """Such a sum cannot be opened anyway; answering would reveal the seeds of all its pairs."""
     with sparse(6):
-        run = make_run(20, threshold=11)
+        run = Run(20, threshold=11)
         running = run.order(LONG)
         for p in run.members:
             run.upload(running, p, np.full(LONG, VALUE))
@@ -725,65 +638,7 @@ def test_a_party_left_alone_by_its_neighbours_refuses(
         assert len(run.party(0).unmask(running.unmask_request(0)).seeds) == 3 * 32
 
 
-def lie(run: Any, running: Any, count: int) -> np.ndarray:
-    """What a lying server and ``count`` colluders are left with of the upload of party 0.
-
-    As many neighbours of the victim as may be are dropped in the story that it hears; they hear
-    that all survived, and reveal shares of its self seed, as it does itself. Its other neighbours
-    hear that it dropped, and reveal the seeds of their pairs with it. Colluders are among those.
-    """
-    cohort, around = running.cohort, running.cohort.neighbours[0]
-    needed, members = cohort.share_threshold, cohort.members
-    gone, others = around[: len(around) + 1 - needed], around[len(around) + 1 - needed :]
-    streams, shares = [], {}
-    running.survivors = tuple(p for p in members if p not in gone)
-    reply = run.party(0).unmask(running.unmask_request(0))
-    shares[cohort.point(0)] = reply.shares[:SHARE_BYTES]
-    streams += [(s, j > 0) for j, s in zip(gone, cut(reply.seeds, 32), strict=True)]
-    running.survivors = members
-    for p in gone:
-        reply = run.party(p).unmask(running.unmask_request(p))
-        place = 1 + cohort.neighbours[p].index(0)
-        shares[cohort.point(p)] = cut(reply.shares, SHARE_BYTES)[place]
-    running.survivors = members[1:]
-    for p in others:
-        streams.append((run.party(p).unmask(running.unmask_request(p)).seeds, p > 0))
-    running.survivors = members
-    coalition = Coalition(run, running, others[:count])
-    shares |= coalition.shares_of_self_seed(0)
-    seed = coalition.reconstruct(shares, coalition.seen.uploads[0].commitments[:16])
-    left = whole(coalition.seen.uploads[0])
-    add_streams(left, streams + ([(seed, True)] if seed else []), cipher=running.cipher)
-    return left
-
-
-def all_uploaded(make_run: Any, parties: int, threshold: int | None) -> tuple[Any, Any]:
-    run = make_run(parties, threshold=threshold)
-    running = run.order(LONG)
-    for p in run.members:
-        run.upload(running, p, np.full(LONG, VALUE))
-    return run, running
-
-
-LIES = [(4, None), (5, 3), (9, None), (9, 5), (20, None), (31, None), (50, None)]
-
-
-@pytest.mark.parametrize(("parties", "threshold"), LIES)
-def test_how_many_colluders_a_lying_server_needs(
-    make_run: Any, assert_uniform: Any, parties: int, threshold: int | None
-) -> None:
-    """2 s - k - 2 of the victim's k neighbours, where s shares open a seed; k = N - 1, s = t if
-    the graph is complete. Outside the model, in which the server does not lie."""
-    run, running = all_uploaded(make_run, parties, threshold)
-    k, s = len(running.cohort.neighbours[0]), running.cohort.share_threshold
-    enough = 2 * s - k - 2
-    assert enough >= 0
-    if enough:
-        assert_uniform(lie(run, running, enough - 1))
-    assert is_open(lie(run, running, enough))
-
-
-def test_random_numbers_pass_the_checker(assert_uniform: Any, assert_alike: Any) -> None:
+def test_random_numbers_pass_the_checker() -> None:
     """The checkers do not reject what is uniform, at any width and shape that is used above."""
     for dtype in (np.uint16, np.uint32, np.uint64):
         for shape in ((UPLOADS, LENGTH), (LONG,)):

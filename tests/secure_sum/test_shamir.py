@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import shamirs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sums_in_memory import assert_uniform, refused
 
 from fedkern_flwr.secure_sum import shamir
 from fedkern_flwr.secure_sum.seeds import commitment, open_seed
@@ -197,14 +197,16 @@ def collect_shares(seed: bytes, count: int = 800) -> list[np.ndarray]:
     return out
 
 
-def check_combinations(seed: bytes, assert_uniform: Any) -> None:
+def check_combinations(
+    seed: bytes,
+) -> None:
     for combination in collect_shares(seed):
         assert_uniform(combination)
 
 
 @pytest.mark.parametrize("seed", [bytes(32), b"\xff" * 32], ids=["zeros", "ones"])
-def test_fewer_shares_are_uniform_whatever_the_seed(assert_uniform: Any, seed: bytes) -> None:
-    check_combinations(seed, assert_uniform)
+def test_fewer_shares_are_uniform_whatever_the_seed(seed: bytes) -> None:
+    check_combinations(seed)
 
 
 @pytest.mark.parametrize(
@@ -217,12 +219,12 @@ def test_fewer_shares_are_uniform_whatever_the_seed(assert_uniform: Any, seed: b
     ids=["none", "short", "the same for all coefficients"],
 )
 def test_poor_coefficients_are_noticed(
-    assert_uniform: Any, monkeypatch: pytest.MonkeyPatch, noise: Callable[[int], bytes]
+    monkeypatch: pytest.MonkeyPatch, noise: Callable[[int], bytes]
 ) -> None:
     """Negative control of the test above."""
     monkeypatch.setattr(shamir.secrets, "token_bytes", noise)
     with pytest.raises(AssertionError):
-        check_combinations(bytes(32), assert_uniform)
+        check_combinations(bytes(32))
 
 
 # -- opening a seed in spite of a forged share
@@ -244,7 +246,7 @@ def test_one_forged_share_is_found_and_left_out(
     assert open_seed(shares, threshold, LABEL, committed) == (seed, forger if used else None)
 
 
-def test_forgery_beyond_repair_is_an_error(refused: Any) -> None:
+def test_forgery_beyond_repair_is_an_error() -> None:
     seed = os.urandom(32)
     committed = commitment(LABEL, seed)
     shares = share(seed, [1, 2, 3, 4, 5], 3)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sums_in_memory import Run
 
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.secure_sum import Party, PartyState
@@ -85,11 +86,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     [{}, {"receiver": 1}, {"receiver": 0}, {"receiver": 1, "self_masks": False}],
     ids=["server", "own receiver", "other receiver", "no self masks"],
 )
-def test_a_closed_sum_leaves_nothing_behind(
-    make_run: Any, drawn: list[bytes], options: dict[str, Any]
-) -> None:
+def test_a_closed_sum_leaves_nothing_behind(drawn: list[bytes], options: dict[str, Any]) -> None:
     """Party 1 looks at its state after every message of two sums."""
-    run = make_run(5, threshold=4)
+    run = Run(5, threshold=4)
     run.join()
     before = roots_of(run.party(1).state)
     running = run.order(3, **options)
@@ -120,9 +119,9 @@ def test_a_closed_sum_leaves_nothing_behind(
     assert list(run.party(1).state.open) == [(0, 2)]
 
 
-def test_a_self_seed_is_never_stored(make_run: Any, drawn: list[bytes]) -> None:
+def test_a_self_seed_is_never_stored(drawn: list[bytes]) -> None:
     """Only its shares are: the party itself could not open its own mask."""
-    run = make_run(4)
+    run = Run(4)
     running = run.order(3)
     run.join()
     drawn.clear()
@@ -131,8 +130,8 @@ def test_a_self_seed_is_never_stored(make_run: Any, drawn: list[bytes]) -> None:
     check_forgotten(run.states[1], {"self seed": seed})
 
 
-def test_roots_lead_forward_only(make_run: Any) -> None:
-    run = make_run(4)
+def test_roots_lead_forward_only() -> None:
+    run = Run(4)
     run.join()
     seen: Secrets = {}
     for number in range(1, 6):
@@ -145,15 +144,13 @@ def test_roots_lead_forward_only(make_run: Any) -> None:
 
 
 @pytest.mark.parametrize("broken", ["no ratchet", "nothing is closed"])
-def test_a_state_that_remembers_is_noticed(
-    make_run: Any, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
+def test_a_state_that_remembers_is_noticed(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     """Negative control: a party that keeps its roots, or its sums."""
     if broken == "no ratchet":
         monkeypatch.setattr(party_module, "next_root", lambda root: root)
     else:
         monkeypatch.setattr(PartyState, "close", lambda *_: None)
-    run = make_run(4)
+    run = Run(4)
     run.join()
     before = roots_of(run.party(1).state)
     running = run.order(1)
@@ -169,8 +166,8 @@ def test_a_state_that_remembers_is_noticed(
             check_no_way_back(run.states[1], secrets)
 
 
-def test_the_private_key_is_erased_when_the_roster_has_come(make_run: Any) -> None:
-    run = make_run(4, cohorts=[range(4), range(3)])
+def test_the_private_key_is_erased_when_the_roster_has_come() -> None:
+    run = Run(4, cohorts=[range(4), range(3)])
     private = run.party(1).state.private
     with pytest.raises(AssertionError, match="the state still holds the private key"):
         check_forgotten(run.states[1], {"private key": private})  # negative control
@@ -182,9 +179,9 @@ def test_the_private_key_is_erased_when_the_roster_has_come(make_run: Any) -> No
     check_forgotten(run.states[1], {"private key": private})
 
 
-def test_the_private_key_alone_would_open_everything(make_run: Any) -> None:
+def test_the_private_key_alone_would_open_everything() -> None:
     """Negative control: with a key that was not erased all roots come back."""
-    run = make_run(3)
+    run = Run(3)
     party = run.party(1)
     again = Party(1, PartyState.unpack(run.states[1]))
     for p in (party, again):
@@ -192,8 +189,8 @@ def test_the_private_key_alone_would_open_everything(make_run: Any) -> None:
     assert party.state.roots == again.state.roots
 
 
-def test_open_sums_are_closed_by_number_and_cohort(make_run: Any) -> None:
-    run = make_run(3, cohorts=[range(3), range(3)])
+def test_open_sums_are_closed_by_number_and_cohort() -> None:
+    run = Run(3, cohorts=[range(3), range(3)])
     run.join()
     party = run.party(1)
     sums = [run.order(1, name=f"{k}", cohort=k % 2) for k in range(6)]
@@ -210,8 +207,8 @@ def test_open_sums_are_closed_by_number_and_cohort(make_run: Any) -> None:
     assert set(party.state.open) == {(0, 2), (0, 3), (0, 4), (1, 4)}
 
 
-def test_the_state_survives_packing(make_run: Any) -> None:
-    run = make_run(5, cohorts=[range(5), [0, 1, 2]], threshold=None)
+def test_the_state_survives_packing() -> None:
+    run = Run(5, cohorts=[range(5), [0, 1, 2]], threshold=None)
     states = [run.party(1).state]
     run.join()
     states.append(run.party(1).state)
@@ -233,9 +230,9 @@ def test_the_state_survives_packing(make_run: Any) -> None:
     assert sorted(states[-1].fixed) == ['a "name"', "bare"]  # and how sums were ordered
 
 
-def test_errors_hold_no_values_and_no_keys(make_run: Any) -> None:
+def test_errors_hold_no_values_and_no_keys() -> None:
     """Whatever is raised while a party works: neither data nor secrets in its text."""
-    run = make_run(5, threshold=4)
+    run = Run(5, threshold=4)
     run.join()
     running = run.order(2, receiver=2)
     secret = np.array([987654, 123456])
@@ -272,8 +269,8 @@ def test_errors_hold_no_values_and_no_keys(make_run: Any) -> None:
         check_forgotten(repr(state).encode() + state.pack(), hidden)
 
 
-def test_the_state_does_not_show_its_secrets(make_run: Any) -> None:
-    run = make_run(3)
+def test_the_state_does_not_show_its_secrets() -> None:
+    run = Run(3)
     state = run.party(1).state
     assert repr(state.private)[2:-1] not in repr(state)
     run.contribute(run.order(1), 1, [1])
@@ -282,8 +279,8 @@ def test_the_state_does_not_show_its_secrets(make_run: Any) -> None:
         assert repr(secret)[2:-1] not in repr(state)
 
 
-def test_the_server_forgets_a_closed_sum(make_run: Any) -> None:
-    run = make_run(5, threshold=3)
+def test_the_server_forgets_a_closed_sum() -> None:
+    run = Run(5, threshold=3)
     running = run.order(2, backups=True)
     for p in range(4):
         run.upload(running, p, [1, 2])
@@ -293,8 +290,8 @@ def test_the_server_forgets_a_closed_sum(make_run: Any) -> None:
     assert running._seeds
     assert running._pair_shares
     run.result(running)
-    for kept in (running._shares, running._seeds, running._pair_shares, running._uploads):
+    for kept in (running._shares, running._seeds, running._pair_shares, running.uploaded):
         assert not kept
     assert running._vector.size == 0
-    assert running._spool.closed
+    assert running.enclosed.spool.closed
     assert run.server._open == {}

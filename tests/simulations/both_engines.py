@@ -2,7 +2,8 @@
 
 Seven nodes serve all methods. In the folder that it works in, the file ``now`` names the method at
 hand, and ``phase-round-partition`` is a message at which a node raises, once; it prints what each
-run came to.
+run came to. With ``bugs`` the clients with bugs alone are run, in process; with an address the runs
+that a cluster has.
 """
 
 from __future__ import annotations
@@ -11,18 +12,23 @@ import atexit
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, Message
+from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAdam, FedAvg
 
-from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.clients import OnlineKernelClient
+from fedkern_flwr.errors import FedKernError, TableError
 from fedkern_flwr.flower_compat import quiet_flower
 from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.simulations import Fault, SimulationStep, simulate_all
 from fedkern_flwr.simulations.engines import ray_cluster
 from fedkern_flwr.simulations.engines.faults import Delivery
@@ -31,6 +37,7 @@ from fedkern_flwr.simulations.lab.cells import Cell, run_cell
 from fedkern_flwr.simulations.lab.sweep import CellFailed, sweep
 from fedkern_flwr.simulations.methods.online_data import DataSettings
 from fedkern_flwr.simulations.methods.registry import family, method, options
+from fedkern_flwr.strategies import POFMKL
 
 HERE = Path.cwd()
 NODES = 7
@@ -49,6 +56,7 @@ RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {**STREAMS, "secure": True, "samples_per_round": 1},
         ("online-personal-2-1", "unmask-3-2"),
     ),
+    "pof-mkl, slow": (STREAMS, ("online-personal-6-1",)),  # where it sleeps instead
     "ofskl": (STREAMS, ("online-shared-2-3",)),
     "ofmkl-avg": (STREAMS, ("online-shared-3-0",)),
     "vm-kofl": (STREAMS, ("online-shared-2-6",)),
@@ -72,7 +80,8 @@ RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "hierarchical-svm, asynchronous": ({**SVM, "staleness": 4, "rounds": 16}, ()),
     "kernel-pca": ({**WINE, "features": 6, "test_size": 0.2}, ("method-3-4",)),
 }
-BROKEN = "pof-mkl, broken"
+BROKEN, SLOW, BUGS = "pof-mkl, broken", "pof-mkl, slow", "bugs"
+SECONDS = {SLOW: 3.0}  # to answer; 200 elsewhere
 
 
 class Nodes(ClientApp):
@@ -91,6 +100,9 @@ class Nodes(ClientApp):
             (self.here / "seen" / node).touch()
         config = next(iter(message.content.config_records.values()), {})
         partition = context.node_config["partition-id"]
+        number = message.content.config_records.get("config", {}).get("server-round", 0)
+        if partition == 3 and number >= 2:
+            raise RuntimeError("a node of the example is lost")
         place = self.here / f"{config.get('phase')}-{config.get('round', 0)}-{partition}"
         if place.exists():
             told = place.read_text()
@@ -99,7 +111,10 @@ class Nodes(ClientApp):
                 os._exit(1)
             if told == "interrupt":
                 raise KeyboardInterrupt
-            raise ValueError("private value 4711")
+            if told != "sleep":
+                raise ValueError("private value 4711")
+            (self.here / "asleep").touch()
+            time.sleep(SECONDS[SLOW] + 1.0)
         return served(self.clients[(self.here / "now").read_text()])(message, context)
 
 
@@ -112,6 +127,29 @@ def prepared_of(name: str, given: dict[str, Any]) -> tuple[Any, dict[str, Any], 
     return prepared, config["options"], prepared.start()
 
 
+class Buggy(OnlineKernelClient):
+    """A client with a bug in each of its first five rounds, in the nodes 0 and 1."""
+
+    def __init__(self, context: Context) -> None:
+        self.buggy = context.node_config["partition-id"] < 2
+        if self.buggy and SessionState.load(context).round == 5:
+            raise ValueError("nine lives")  # init
+        rng = np.random.default_rng(context.node_config["partition-id"])
+        super().__init__(context, rng.random((6, 3)) / 2, np.ones(6) / 2)
+
+    def train_personal(self, request: Any) -> Any:  # none
+        """Fail."""
+        number = request.round if self.buggy else 0
+        if number == 1:
+            np.ones((3, 4)) @ np.ones((5, 6))  # shape
+        reply = super().train_personal(request)
+        if number == 2:
+            return replace(reply, round=np.int64(2))  # type: ignore[arg-type]  # int64
+        if number == 4:
+            raise TableError("nine rows", remedy="count", party=self.name)
+        return None if number == 3 else reply
+
+
 class Runs:
     """Runs on the same nodes, one after the other."""
 
@@ -120,16 +158,19 @@ class Runs:
         self.found: dict[str, Any] = {}
         self.steps: list[SimulationStep[Any]] = []
 
-    def add(self, run: str, raising: tuple[str, ...] = (), told: str = "", **more: Any) -> None:
-        """Add a run; ``told`` is what a node does in place of raising."""
-        name, given = run.partition(",")[0], STREAMS if run.startswith(BROKEN) else RUNS[run][0]
-        prepared, chosen, start = prepared_of(name, given)
-        strategy = method(name)(seed=5, **chosen, **more)
-        assert prepared.nodes(strategy) == NODES, run
+    def enter(
+        self,
+        run: str,
+        strategy: Any,
+        clients: Any,
+        look: Callable[[SimulationStep[Any]], dict[str, Any]],
+        raising: tuple[str, ...] = (),
+        told: str = "",
+        **start: Any,
+    ) -> None:
+        """Add a run; ``look`` says what it came to, ``told`` what a node does besides raising."""
         found = self.found[run] = {"ended": ""}
-        state = HERE / "state" / run.replace(", ", "-")
-        # nodes of kernel-pca with a folder draw a plot there, which takes longer than all the rest
-        self.clients[run] = prepared.client_fn(strategy, None if name == "kernel-pca" else state)
+        self.clients[run] = clients
         real: Callable[..., Any] = strategy.start
 
         def started(**arguments: Any) -> Any:  # an error must not end the steps that follow
@@ -143,27 +184,66 @@ class Runs:
             for place in raising:
                 (HERE / place).write_text(told)
 
-        def after(_: Any) -> None:
-            arrays = model(strategy, state)
-            phases = {k: v for k, v in strategy.ledger_.by_phase.items() if k != "describe"}
-            found.update(
-                model={name: array.ravel().tolist() for name, array in arrays.items()},
-                metrics=strategy.metrics_,
-                history=strategy.history_,
-                failures=strategy.ledger_.failures,
-                by_phase=phases,
-                left=[place for place in raising if (HERE / place).exists()],
-            )
+        def after(step: SimulationStep[Any]) -> None:
+            left: Any = [place for place in raising if (HERE / place).exists()]
+            found.update(look(step), left=left)
+            if (HERE / "asleep").exists():
+                time.sleep(
+                    3.0
+                )  # what the node keeps is saved when it wakes, over that of a next run
+                (HERE / "asleep").unlink()
 
         if told != "die":  # that ends the engine
-            strategy.start = started  # type: ignore[method-assign]
-        start = {**start, "timeout": 60.0}
+            strategy.start = started
         self.steps.append(SimulationStep(strategy, before=before, after=after, start=start))
+
+    def add(self, run: str, raising: tuple[str, ...] = (), told: str = "", **more: Any) -> None:
+        """Add a run of a method."""
+        name, given = run.partition(",")[0], STREAMS if run.startswith(BROKEN) else RUNS[run][0]
+        prepared, chosen, start = prepared_of(name, given)
+        strategy = method(name)(seed=5, **chosen, **more)
+        assert prepared.nodes(strategy) == NODES, run
+        state = HERE / "state" / run.replace(", ", "-")
+        # nodes of kernel-pca with a folder draw a plot there, which takes longer than all the rest
+        clients = prepared.client_fn(strategy, None if name == "kernel-pca" else state)
+
+        def look(_: Any) -> dict[str, Any]:
+            arrays = model(strategy, state)
+            return {
+                "model": {name: array.ravel().tolist() for name, array in arrays.items()},
+                "metrics": strategy.metrics_,
+                "history": strategy.history_,
+                "failures": strategy.ledger_.failures,
+                "by_phase": {k: v for k, v in strategy.ledger_.by_phase.items() if k != "describe"},
+            }
+
+        start = {**start, "timeout": SECONDS.get(run, 200.0)}
+        told = "sleep" if run == SLOW else told
+        self.enter(run, strategy, clients, look, raising, told, **start)
+
+    def add_bugs(self) -> None:
+        """Add a run whose clients have bugs."""
+        strategy = POFMKL(kernels=5, features=4, secure=False)
+        self.enter(BUGS, strategy, Buggy, lambda _: strategy.ledger_.failures, num_rounds=6)
+
+    def add_example(self, *strategies: type[Any]) -> None:
+        """Add runs of the example of secure aggregation, which loses a node on its way."""
+        from client_app import app
+        from task import initial
+
+        def look(step: SimulationStep[Any]) -> dict[str, Any]:
+            assert step.result is not None
+            return {name: array.numpy().tolist() for name, array in step.result.arrays.items()}
+
+        for kind in strategies:
+            arrays = ArrayRecord({name: Array(value) for name, value in initial().items()})
+            run = f"example, {kind.__name__}"
+            self.enter(run, kind(), app, look, num_rounds=3, initial_arrays=arrays)
 
     def run(self, engine: Any, **more: Any) -> dict[str, Any]:
         """Run all; return what was found."""
-        nodes = Nodes(self.clients, HERE)
-        simulate_all(self.steps, nodes, NODES, engine=engine, faults=delays, **more)
+        nodes, faults = Nodes(self.clients, HERE), delays if engine == "ray" else losses
+        simulate_all(self.steps, nodes, NODES, engine=engine, faults=faults, **more)
         return self.found
 
 
@@ -172,6 +252,15 @@ def delays(delivery: Delivery) -> Fault | None:
     late = delivery.phase == "svm-local" and delivery.partition < 2
     late = late and (HERE / "now").read_text().endswith("asynchronous")
     return Fault("delay", seconds=0.1) if late else None
+
+
+def losses(delivery: Delivery) -> Fault | None:
+    """Lose in process, where nobody can be late, the reply that is late on Ray."""
+    place = HERE / f"{delivery.phase}-{delivery.round}-{delivery.partition}"
+    if place.exists() and place.read_text() == "sleep":
+        place.unlink()
+        return Fault("lost reply")
+    return delays(delivery)
 
 
 def model(strategy: Any, state: Path) -> dict[str, np.ndarray]:
@@ -207,8 +296,13 @@ def on_both_engines() -> dict[str, Any]:
         runs = Runs()
         for run, (_, raising) in RUNS.items():
             runs.add(run, raising if label != "quiet" else ())
+        runs.add_example(*((FedAvg, FedAdam) if label == "in-process" else ()))
         if engine == "in-process":
             found[label] = runs.run(engine)
+    from server_app import STRATEGIES
+
+    runs.add_example(*STRATEGIES.values())
+    runs.add_bugs()
     at = ("online-personal-5-1",)
     broken, there, here = Runs(), {"checkpoint": HERE / "a.npz"}, {"checkpoint": HERE / "b.npz"}
     broken.add(f"{BROKEN} off", at, "interrupt", **there)
@@ -266,4 +360,10 @@ def on_a_cluster(address: str) -> dict[str, Any]:
 if __name__ == "__main__":
     quiet_flower(50)
     ratings()
-    print(json.dumps(on_a_cluster(sys.argv[1]) if sys.argv[1:] else on_both_engines()))
+    if sys.argv[1:] == ["bugs"]:
+        alone = Runs()
+        alone.add_bugs()
+        outcome = alone.run("in-process")
+    else:
+        outcome = on_a_cluster(sys.argv[1]) if sys.argv[1:] else on_both_engines()
+    print(json.dumps(outcome))

@@ -216,7 +216,7 @@ class CommandLine:
         """Return a method's name and options that make a run of a second."""
         ratings = ["--data", str(self.ratings), "--user", "who", "--item", "what"]
         ratings += ["--clients", "6", "--min-support", "3"]
-        stream = ["--data", "wine", "--clients", "4", "--rounds", "12"]
+        stream = ["--data", "wine", "--clients", "4", "--rounds", "12", "--test-size", "0.3"]
         own = {
             "fed-cg": ["--landmarks", "16", "--regularization", "0.05"],
             "fdskl": ["--features", "40", "--gamma", "2", "--regularization", "0.01"],

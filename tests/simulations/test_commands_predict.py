@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkern_flwr.errors import OptionError
 from fedkern_flwr.model_file import load_model
-from fedkern_flwr.simulations.methods.base import Family
 from fedkern_flwr.simulations.methods.online import OnlineFamily
 from fedkern_flwr.simulations.methods.registry import METHODS
 
@@ -149,12 +147,6 @@ def test_what_cannot_be_predicted_is_one_line(name, finished, tables, commands):
         tables.write("empty.csv", {name: [np.nan] * 2 for name in columns})
         line = commands.complaint("predict", here, "--data", "empty.csv")
         assert "every row lacks" in line
-
-
-def test_a_method_that_says_nothing_of_itself_does_not_predict() -> None:
-    with pytest.raises(OptionError) as error:
-        Family.predict(None, Path(), {"method": "ours"}, Path(), None, Path())  # type: ignore[arg-type]
-    assert str(error.value).startswith("models of ours do not predict the rows of a file; ")
 
 
 def test_damaged_and_foreign_models_are_one_line(finished, tables, commands):

@@ -14,17 +14,17 @@ from scipy.spatial.distance import cdist
 from sklearn import datasets
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.simulations.lab.attacks import (
+from fedkern_flwr.simulations.lab.attacks.distances import distances_by_quadric, distances_by_svd
+from fedkern_flwr.simulations.lab.attacks.edm_completion import (
     COMPLETIONS,
     alternating_descent,
-    correlation,
-    distances_by_quadric,
-    distances_by_svd,
-    distances_from_kernel,
     rank_alternation,
     reconstruction_errors,
-    relative_error,
     soft_impute,
+)
+from fedkern_flwr.simulations.lab.attacks.errors import correlation, relative_error
+from fedkern_flwr.simulations.lab.attacks.trilateration import (
+    distances_from_kernel,
     trilaterate,
     trilaterate_secret_widths,
     trilaterate_unknown_width,
@@ -85,15 +85,6 @@ class TestDistancesFromKernel:
 
         assert found == 0.0
 
-    @pytest.mark.parametrize("value", [-0.1, 1.1, np.nan, np.inf])
-    def test_refuses_what_is_no_kernel(self, value: float) -> None:
-        with pytest.raises(OptionError, match="between 0 and 1"):
-            distances_from_kernel(np.array([[0.5, value]]), 1.0)
-
-    def test_refuses_a_width_that_is_not_positive(self) -> None:
-        with pytest.raises(OptionError, match="gamma must be positive"):
-            distances_from_kernel(np.array([[0.5]]), 0.0)
-
 
 class TestTrilateration:
     def test_by_hand(self) -> None:
@@ -101,15 +92,6 @@ class TestTrilateration:
         d = np.array([[25.0, 17.0, 9.0], [2.0, 10.0, 10.0]])
 
         np.testing.assert_allclose(trilaterate(d, w), [[3.0, 4.0], [1.0, 1.0]], atol=1e-14)
-
-    @pytest.mark.parametrize("name", ["iris", "wine", "breast_cancer"])
-    def test_d_plus_one_landmarks_give_every_row(self, name: str) -> None:
-        x = table(name)
-        w = landmarks(x.shape[1] + 1, x)
-        d = distances_from_kernel(np.exp(-0.5 * squared(x, w)), 0.5)
-
-        assert relative_error(trilaterate(d, w), x) < 1e-10
-        assert relative_error(trilaterate(d[:1], w), x[:1]) < 1e-10
 
     def test_d_landmarks_give_only_what_they_span(self) -> None:
         x, w = uniform(50, 5, 5)
@@ -131,10 +113,6 @@ class TestTrilateration:
         assert relative_error(found[1], x[1]) > 0.1
         assert np.isnan(found[2]).all()
 
-    def test_refuses_shapes_that_differ(self) -> None:
-        with pytest.raises(OptionError, match="do not fit landmarks"):
-            trilaterate(np.ones((3, 4)), np.ones((5, 2)))
-
 
 class TestUnknownWidths:
     def test_one_gamma_by_hand(self) -> None:
@@ -145,33 +123,6 @@ class TestUnknownWidths:
         np.testing.assert_allclose(found.gamma, 2.0)
         np.testing.assert_allclose(found.x, [[2.0]])
         assert found.misfit < 1e-14
-
-    @pytest.mark.parametrize("name", ["iris", "wine", "breast_cancer"])
-    def test_one_gamma_takes_d_plus_two_landmarks(self, name: str) -> None:
-        x = table(name)
-        w = landmarks(x.shape[1] + 2, x)
-
-        found = trilaterate_unknown_width(0.7 * squared(x, w), w)
-
-        assert found.consistent
-        np.testing.assert_allclose(found.gamma, 0.7, rtol=1e-9)
-        assert relative_error(found.x, x) < 1e-9
-        with pytest.raises(OptionError, match="fix no width"):
-            trilaterate_unknown_width(0.7 * squared(x, w[:-1]), w[:-1])
-
-    @pytest.mark.parametrize("name", ["iris", "wine", "breast_cancer"])
-    def test_a_secret_gamma_of_every_landmark_does_not_help(self, name: str) -> None:
-        """Equation 4.1 with squared distances."""
-        x = table(name)
-        w = landmarks(x.shape[1] + 3, x)
-        gamma = widths(len(w))
-        kernel = np.exp(-gamma * squared(x, w))
-
-        found = trilaterate_secret_widths(distances_from_kernel(kernel, 1.0), w)
-
-        assert found.consistent
-        np.testing.assert_allclose(found.gamma, gamma, rtol=1e-8)
-        assert relative_error(found.x, x) < 1e-8
 
     def test_nor_do_distances_that_are_not_squared(self) -> None:
         """Equation 4.1 as printed: its exponents need only be squared."""
@@ -200,6 +151,49 @@ class TestUnknownWidths:
         assert (relative_error(found.gamma, gamma) < EXACT) == enough
 
 
+@pytest.mark.parametrize("name", ["iris", "wine", "breast_cancer"])
+def test_few_landmarks_that_are_known_give_every_row(name: str) -> None:
+    """d + 1 do, d + 2 with one unknown gamma, and d + 3 with a secret one each (equation 4.1)."""
+    x = table(name)
+    w = landmarks(x.shape[1] + 3, x)
+    few, more = w[:-2], w[:-1]
+    d = distances_from_kernel(np.exp(-0.5 * squared(x, few)), 0.5)
+    assert relative_error(trilaterate(d, few), x) < 1e-10
+    assert relative_error(trilaterate(d[:1], few), x[:1]) < 1e-10
+
+    found = trilaterate_unknown_width(0.7 * squared(x, more), more)
+    assert found.consistent
+    np.testing.assert_allclose(found.gamma, 0.7, rtol=1e-9)
+    assert relative_error(found.x, x) < 1e-9
+    with pytest.raises(OptionError, match="fix no width"):
+        trilaterate_unknown_width(0.7 * squared(x, few), few)
+
+    gamma = widths(len(w))
+    kernel = np.exp(-gamma * squared(x, w))
+    found = trilaterate_secret_widths(distances_from_kernel(kernel, 1.0), w)
+    assert found.consistent
+    np.testing.assert_allclose(found.gamma, gamma, rtol=1e-8)
+    assert relative_error(found.x, x) < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("attack", "given", "text"),
+    [
+        *(
+            (distances_from_kernel, (np.array([[0.5, value]]), 1.0), "between 0 and 1")
+            for value in (-0.1, 1.1, np.nan, np.inf)
+        ),
+        (distances_from_kernel, (np.array([[0.5]]), 0.0), "gamma must be positive"),
+        (trilaterate, (np.ones((3, 4)), np.ones((5, 2))), "do not fit landmarks"),
+        (distances_by_svd, (np.array([[1.0, np.inf], [1.0, 2.0]]),), "infinite or missing"),
+        (distances_by_quadric, (np.ones((5, 1)),), "rank 1"),
+    ],
+)
+def test_what_no_kernel_can_be_is_refused(attack: Any, given: Any, text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        attack(*given)
+
+
 class TestDistancesBySVD:
     def test_by_hand(self) -> None:
         d = np.array([[1.0, 25.0], [0.0, 16.0], [4.0, 4.0], [36.0, 4.0]])  # 0, 1, 3, 7 to 1, 5
@@ -222,7 +216,7 @@ class TestDistancesBySVD:
         assert found.consistent
         assert relative_error(found.distances, squared(x, x)) < EXACT
 
-    @pytest.mark.parametrize("d", [2, 5, 10])
+    @pytest.mark.parametrize("d", [2, 5, 7])
     def test_conditions(self, d: int) -> None:
         """With c = (d + 1)(d + 2) / 2: n >= c, or n + m > c; not n + m = c, not m = d."""
         c = comb(d + 2, 2)
@@ -245,7 +239,7 @@ class TestDistancesBySVD:
     def test_is_never_sure_and_wrong(self) -> None:
         rng = np.random.default_rng(5)
         sure = 0
-        for seed in range(150):
+        for seed in range(60):
             d = int(rng.integers(1, 6))
             n, m = (int(v) for v in rng.integers(2, comb(d + 2, 2) + 4, 2))
             x, w = uniform(n, m, d, seed=seed)
@@ -253,7 +247,7 @@ class TestDistancesBySVD:
             sure += found.consistent
             if found.consistent:
                 assert relative_error(found.distances, squared(x, x)) < EXACT, (seed, n, m, d)
-        assert sure > 50
+        assert sure > 20
 
     def test_a_constant_feature_changes_nothing(self) -> None:
         x, w = uniform(40, 9, 5)
@@ -295,10 +289,6 @@ class TestDistancesBySVD:
         assert errors[0] > errors[1] > errors[2]
         assert errors[0] < 0.3
         assert errors[2] < 0.1
-
-    def test_refuses_infinite_distances(self) -> None:
-        with pytest.raises(OptionError, match="infinite or missing"):
-            distances_by_svd(np.array([[1.0, np.inf], [1.0, 2.0]]))
 
     @pytest.mark.skipif(DATA is None, reason="FEDKERN_DATA is not set")
     def test_sonar_and_ionosphere(self) -> None:
@@ -347,10 +337,6 @@ class TestDistancesByQuadric:
         assert not found.consistent
         # 0.63 to 0.77 by the processor: the last bits of a null space fill what is left open
         assert correlation(found.distances, squared(x, x)) > 0.5
-
-    def test_refuses_one_column(self) -> None:
-        with pytest.raises(OptionError, match="rank 1"):
-            distances_by_quadric(np.ones((5, 1)))
 
 
 def ring_values(shape: tuple[int, int]) -> np.ndarray:
@@ -503,7 +489,7 @@ class TestCompletion:
 
     def test_difficulty_of_completion_is_no_protection(self) -> None:
         """Where the iterative algorithms of figure 8 fail, closed forms are exact."""
-        x = table("wine")
+        x = table("wine")[:110]
 
         errors = reconstruction_errors(x, landmarks(15, x), iterations=30)
 

@@ -13,7 +13,6 @@ from fedkern_flwr.simulations.lab.presets import NAMES, preset
 from fedkern_flwr.simulations.methods.experiment import Entry, run_entries, summarise
 from fedkern_flwr.simulations.methods.hindsight import server_regret
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
-from fedkern_flwr.simulations.methods.registry import METHODS, options
 from fedkern_flwr.simulations.run.datasets import BUILTIN, BUILTIN_INTERACTIONS
 from fedkern_flwr.simulations.run.random_labels import RANDOM_LABELS
 from fedkern_flwr.strategies import OFSKL
@@ -122,12 +121,6 @@ def test_server_regret_is_against_the_best_ridge_fit():
     assert server_regret(strategy, prepared) == pytest.approx(expected, rel=1e-8)
 
 
-def test_every_option_of_a_strategy_has_a_help_text():
-    for strategy in METHODS.values():
-        for option in options(strategy):
-            assert option.help, (strategy, option.name)
-
-
 @pytest.mark.skipif(not DATA, reason="FEDKERN_DATA is not set")
 def test_presets_describe_the_papers_experiments():
     for name in NAMES:
@@ -143,6 +136,7 @@ def test_presets_describe_the_papers_experiments():
     assert {len(shard.x) for shard in air.clients.shards} == {500}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not DATA, reason="FEDKERN_DATA is not set")
 @pytest.mark.parametrize(
     ("settings", "entry_options", "most"),
@@ -152,17 +146,15 @@ def test_presets_describe_the_papers_experiments():
             {"kernels_per_round": 25, "features": 20},
             1.6e-3,
         ),
-        pytest.param(
+        (
             {"data": "naval.npz", "target": "0", "clients": 23},
             {"kernels_per_round": 1, "features": 100},
             5.0e-3,
-            marks=pytest.mark.long,
         ),
-        pytest.param(
+        (
             {"data": "ujiindoorloc.npz", "label": "0", "clients": 39},
             {"kernels_per_round": 25, "features": 20},
             28e-3,
-            marks=pytest.mark.long,
         ),
     ],
     ids=["naval (25, 20)", "naval (1, 100)", "uji (25, 20)"],

@@ -24,6 +24,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "fdskl": (VerticalSettings, {"features": 40, "gamma": 1.0, "regularization": 0.01}),
     "hierarchical-svm": (HierarchicalSettings, {"rho": 1.0}),
 }
+ACTIVE = {"active_parties": 3}
 DIFFERENCE = {"fed-cg": 1e-6, "fdskl": 1e-2}
 every_family = pytest.mark.parametrize("name", FAMILIES)
 every_solution = pytest.mark.parametrize("name", DIFFERENCE)
@@ -101,6 +102,31 @@ def test_runs_share_a_split_unless_each_is_to_have_its_own(name):
 
 def _places(split: Any) -> tuple[np.ndarray, ...]:
     return tuple(map(np.asarray, (split.train, *getattr(split, "holders", ())[:1])))
+
+
+@every_solution
+def test_columns_are_dealt_in_order_and_rows_in_equal_shares(name):
+    more = {"hospitals": 3, "centres": 3} if name == "fed-cg" else {"parties": 4}
+    data = prepare(name, "breast-cancer", **(more if name == "fed-cg" else more | ACTIVE))
+    split, facts = data.split(0), data.facts()
+    parts = list(split.blocks.values()) if name == "fed-cg" else split.parts
+    assert np.concatenate(parts).tolist() == list(range(30))
+    assert [len(part) for part in parts] == [8, 8, 7, 7]
+    named = facts["columns"]
+    named = list(named.values()) if name == "fed-cg" else named
+    assert [len(names) for names in named] == [8, 8, 7, 7]
+    assert named[3][-1] == "worst fractal dimension"
+    assert (split.x[split.train].min(), split.x.max()) == (0.0, 1.0)
+    assert facts["clients"] == data.num_clients == {"fed-cg": 6, "fdskl": 4}[name]
+    assert np.sum(facts["rows"]) + np.sum(facts["held_out_rows"]) == 569
+    assert facts["classes"] == [0.0, 1.0]
+    held = split.y[~split.train]
+    assert held.mean() == pytest.approx(split.y[split.train].mean(), abs=0.01)  # of each class
+    holders = split.hospital if name == "fed-cg" else split.owner
+    for part in (split.train, ~split.train):
+        counts = np.bincount(holders[part])
+        assert len(counts) == 3
+        assert counts.max() - counts.min() <= 1
 
 
 @every_solution

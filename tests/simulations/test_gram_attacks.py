@@ -105,7 +105,7 @@ def test_a_user_subtracts_itself_in_a_cohort_of_two() -> None:
     np.testing.assert_array_equal(found, x[1])
 
 
-@pytest.mark.parametrize("users", [2, 5, 20, 60])
+@pytest.mark.parametrize("users", [2, 20, 40])
 def test_fewer_users_than_items_are_all_found(users: int) -> None:
     x = profiles_of(users, 120, min_support=2)
     found = peel_profiles(x.T @ x)
@@ -176,7 +176,7 @@ def test_binary_vector_is_the_one_in_the_ellipsoid() -> None:
 def test_linear_program_finds_profiles_of_few_users() -> None:
     x = profiles_of(40, 160, min_support=2)
     kernel = x.T @ x
-    found = [sparse_profile(kernel, item) for item in range(0, len(kernel), 12)]
+    found = [sparse_profile(kernel, item) for item in range(0, len(kernel), 24)]
     rows = np.array([z for z in found if z is not None])
     assert len(rows) > len(found) / 2
     assert rows_in(rows, x) == len(rows)

@@ -292,7 +292,6 @@ def run_one(prepared: HierarchicalData, runs: int = 1, **options: Any) -> Entry:
 @pytest.mark.parametrize(
     ("of_data", "options"),
     [
-        ({"name": "iris", "positive": 1.0}, {}),
         pytest.param({"name": "iris"}, {"model": "logistic"}, marks=pytest.mark.long),
         ({"name": "iris", "target": "0"}, {"model": "ridge"}),
         ({"name": "iris", "positive": 1.0}, {"model": "rbf", "features": 6, "gamma": 0.5}),
@@ -308,7 +307,8 @@ def run_one(prepared: HierarchicalData, runs: int = 1, **options: Any) -> Entry:
     ],
 )
 def test_runs_come_to_the_pooled_optimum(of_data: dict[str, Any], options: dict[str, Any]) -> None:
-    metrics = run_one(data(**of_data, rounds=200), tolerance=1e-4, **options).results[0]["metrics"]
+    prepared = data(**of_data, users=4, rounds=200)
+    metrics = run_one(prepared, tolerance=1e-4, **options).results[0]["metrics"]
     assert abs(metrics["objective_gap"]) < 1e-3
     assert metrics["objective"] > 0.0
     assert metrics["iterations"] >= 2
@@ -320,11 +320,13 @@ def test_runs_come_to_the_pooled_optimum(of_data: dict[str, Any], options: dict[
 
 def test_another_c_is_another_optimum() -> None:
     """The negative control of the gap that a run reports."""
-    prepared = data("iris", positive=1.0)
-    strategy = HierarchicalSVM(seed=0, C=0.1, tolerance=1e-5)
+    prepared = data("iris", positive=1.0, users=4)
+    strategy = HierarchicalSVM(seed=0, C=0.1, tolerance=1e-4)
     simulate(strategy, prepared.client_fn(strategy), prepared.nodes(strategy))
     right = HierarchicalFamily().measure(strategy, prepared, {})
     assert abs(right["objective_gap"]) < 1e-3
+    accuracy = pytest.approx(right["centralised_test_accuracy"], rel=0.03)
+    assert strategy.metrics_["test_accuracy"] == accuracy
     for name, value in (("C", 0.2), ("scale", "none")):
         before = getattr(strategy, name)
         setattr(strategy, name, value)
@@ -338,5 +340,4 @@ def test_delays_make_a_run_last_and_change_nothing_else() -> None:
     quick = run_one(data("iris", positive=1.0, rounds=5), **options).results[0]
     slow = run_one(data("iris", positive=1.0, rounds=5, delay="fixed:0.1,0.2"), **options)
     assert slow.results[0]["metrics"]["objective"] == quick["metrics"]["objective"]
-    assert slow.results[0]["seconds"] > 5 * 0.2
-    assert quick["seconds"] < 5 * 0.2
+    assert slow.results[0]["seconds"] > max(5 * 0.2, quick["seconds"])

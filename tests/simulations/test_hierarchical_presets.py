@@ -103,91 +103,50 @@ def test_table3_compares_the_architectures(
     assert report.count("data:image/png") == 1
 
 
-def test_table2_has_random_labels(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table2_has_random_labels(
+    tables: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hierarchical, "_MANY_USERS", 10)
     found = compared(capsys, "hierarchical-table2", "--rounds", "2")
     methods = found["datasets"]["Random labels"]["methods"]
     assert len(methods) == 3
     chain = methods["chain of neighbours, rho 5"]
     assert chain["metrics"]["iterations"] == 2
-    assert chain["metrics"]["kilobytes_per_user"] == pytest.approx(chain["bytes_up"] / 1e5)
+    assert chain["metrics"]["kilobytes_per_user"] == pytest.approx(chain["bytes_up"] / 1e4)
     assert "514" in Path("here/report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "counts", "plots"),
-    [
-        ("figure7", "_FEW_GROUPS", ["breast-cancer-groups-accuracy-over-groups.png"]),
-        pytest.param(
-            "figure10a",
-            "_ALL_GROUPS",
-            [
-                "breast-cancer-groups-iterations-over-groups.png",
-                "breast-cancer-groups-reached-over-groups.png",
-            ],
-            marks=pytest.mark.long,
-        ),
-    ],
-)
-def test_figures_over_groups(
-    name: str,
-    counts: str,
-    plots: list[str],
-    tables: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(hierarchical, counts, (2, 3))
-    arguments = ("--datasets", "Breast cancer", "--runs", "1", "--rounds", "4")
-    found = compared(capsys, f"hierarchical-{name}", *arguments)
-    assert list(found["datasets"]) == ["Breast cancer, 2 groups", "Breast cancer, 3 groups"]
-    assert sorted(path.name for path in Path("here/plots").glob("*.png")) == plots
+#: Figure -> entries, and its plots; ``make test-long`` has those that are like others.
+FIGURES: dict[str, tuple[int, list[str]]] = {
+    "figure7": (3, ["groups-accuracy-over-groups"]),
+    "figure8": (3, ["users-iterations-over-users"]),
+    "figure10a": (1, ["groups-iterations-over-groups", "groups-reached-over-groups"]),
+    "figure10b": (1, ["ratio-of-users-iterations-over-ratio"]),
+    "figure11": (3, ["columns-iterations-over-groups", "columns-seconds-over-groups"]),
+    "figure12": (9, ["step_sizes-accuracy", "step_sizes-iterations"]),
+    "figure13": (2, ["advance-iterations-over-groups", "advance-seconds-over-groups"]),
+    "staleness": (4, ["staleness-seconds"]),
+}
+QUICK = ("figure7", "figure10b", "staleness")
 
 
 @pytest.mark.parametrize(
-    ("name", "entries", "plots"),
-    [
-        pytest.param(
-            "figure8",
-            3,
-            ["breast-cancer-users-iterations-over-users.png"],
-            marks=pytest.mark.long,
-        ),
-        ("figure10b", 1, ["breast-cancer-ratio-of-users-iterations-over-ratio.png"]),
-        pytest.param(
-            "figure11",
-            3,
-            [
-                "breast-cancer-columns-iterations-over-groups.png",
-                "breast-cancer-columns-seconds-over-groups.png",
-            ],
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "figure12",
-            9,
-            ["breast-cancer-step_sizes-accuracy.png", "breast-cancer-step_sizes-iterations.png"],
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            "figure13",
-            2,
-            [
-                "breast-cancer-advance-iterations-over-groups.png",
-                "breast-cancer-advance-seconds-over-groups.png",
-            ],
-            marks=pytest.mark.long,
-        ),
-        ("staleness", 4, ["breast-cancer-staleness-seconds.png"]),
-    ],
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.long) for n in FIGURES]
 )
-def test_the_other_figures(
-    name: str, entries: int, plots: list[str], tables: Path, capsys: pytest.CaptureFixture[str]
+def test_figures(
+    name: str, tables: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for counts in ("_FEW_GROUPS", "_ALL_GROUPS"):
+        monkeypatch.setattr(hierarchical, counts, (2, 3))
+    entries, plots = FIGURES[name]
     arguments = ("--datasets", "Breast cancer", "--runs", "1", "--rounds", "2")
     found = compared(capsys, f"hierarchical-{name}", *arguments)
     for dataset in found["datasets"].values():
         assert len(dataset["methods"]) == entries
-    assert sorted(path.name for path in Path("here/plots").glob("*.png")) == plots
+    if name == "figure7":
+        assert list(found["datasets"]) == ["Breast cancer, 2 groups", "Breast cancer, 3 groups"]
+    drawn = sorted(path.name for path in Path("here/plots").glob("*.png"))
+    assert drawn == [f"breast-cancer-{plot}.png" for plot in plots]
 
 
 def test_the_demo_has_the_method() -> None:

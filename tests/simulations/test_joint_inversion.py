@@ -54,10 +54,10 @@ def recovered(release: Release, true: np.ndarray, **effort: Any) -> float:
     ("step_size", "centre"), [("adaptive", 0.0), ("adaptive", 0.5), ("paper", 0.0)]
 )
 def test_whole_gradients_of_ten_samples_give_all_of_them_away(step_size, centre):
-    """A first round, a later one and the last; release 0.1 learned labels around 0."""
+    """A first round and the last; release 0.1 learned labels around 0."""
     whole = {"samples_per_round": 1, "frequencies_per_round": "all", "step_size": step_size}
     of_rounds = sums(10, 5, centre, kernels_per_round=51, **whole)
-    share = {k: recovered(*of_rounds[k]) for k in (0, 2, 4)}
+    share = {k: recovered(*of_rounds[k]) for k in (0, 4)}
     assert all(found >= 0.95 for found in share.values()), share
 
 
@@ -79,7 +79,7 @@ def few(release: Release, rng: np.random.Generator, share: float = 0.9) -> Relea
 def test_fewer_numbers_than_unknowns_return_no_row():
     """The same sums and the same effort, but a part of the numbers."""
     rng = np.random.default_rng(0)
-    for release, true in sums(10, 12, samples_per_round=1, frequencies_per_round="all")[2:5]:
+    for release, true in sums(10, 12, samples_per_round=1, frequencies_per_round="all")[2:4]:
         part = few(release, rng)
         assert part.numbers < part.unknowns
         assert recovered(part, true) == 0.0
@@ -89,11 +89,11 @@ def test_fewer_numbers_than_unknowns_tell_whether_a_row_is_behind_them():
     """What the rule of counting does not prevent; of rows that are not there nothing is told."""
     rng, sheet = np.random.default_rng(0), Sheet(0)
     here, absent = (Subject("membership in a sum", "server", w) for w in ("in it", "not in it"))
-    of_rounds = sums(10, 24, samples_per_round=1, frequencies_per_round="all")
+    of_rounds = sums(10, 18, samples_per_round=1, frequencies_per_round="all")
     everything = np.concatenate([true for _, true in of_rounds])
     for number, (release, true) in enumerate(of_rounds):
         others = np.delete(everything, np.s_[10 * number : 10 * number + 10], axis=0)
-        known, decoys, candidates = np.split(rng.permutation(others), [120, 220])
+        known, decoys, candidates = np.split(rng.permutation(others), [70, 160])
         middle = np.append(np.zeros(true.shape[1] - 1), 0.5 - release.middle)
         for subject, rows in ((here, true), (absent, candidates)):
             drawn = decoys[rng.permutation(len(decoys))[: 9 * len(rows)]].reshape(len(rows), 9, -1)

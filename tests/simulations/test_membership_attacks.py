@@ -10,36 +10,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attacked import X, Y
 from flwr.app import Context
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.datasets import load_breast_cancer
 
 from fedkern_flwr.clients import HybridKernelClient
-from fedkern_flwr.secure_sum import SecureSum
 from fedkern_flwr.simulations import Transcript, simulate
-from fedkern_flwr.simulations.lab.attacks import (
-    HybridRun,
-    Insiders,
+from fedkern_flwr.simulations.lab.attacks.hybrid import HybridRun
+from fedkern_flwr.simulations.lab.attacks.hybrid_insiders import Insiders
+from fedkern_flwr.simulations.lab.attacks.membership import (
+    ROUNDING,
     area_under_curve,
     leverage,
     membership,
 )
-from fedkern_flwr.simulations.lab.attacks.membership import ROUNDING
 from fedkern_flwr.solvers.least_squares import unpack_equations
 from fedkern_flwr.strategies import FedCG
 
 HOSPITALS, CENTRES = 3, 2
 BLOCKS = np.array_split(np.arange(30), CENTRES + 1)  # that of the hospitals first
 SEEDS = (0, 1, 2)
-
-
-def scaled_table() -> tuple[np.ndarray, np.ndarray]:
-    x, y = load_breast_cancer(return_X_y=True)
-    return (x - x.min(axis=0)) / np.ptp(x, axis=0), y.astype(float)
-
-
-X, Y = scaled_table()
 
 
 def serve(rows: int, seed: int) -> Callable[[Context], HybridKernelClient]:
@@ -61,57 +52,46 @@ def serve(rows: int, seed: int) -> Callable[[Context], HybridKernelClient]:
     return client_fn
 
 
-def attack(rows: int, landmarks: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def attack(rows: int, landmarks: int, seed: int) -> list[float]:
     """Run FedCG; return the area under the curve of server and hospital, and that of losses.
 
     They know the sum that was opened, the kernels of hospital 0, and those of the candidates.
     """
-    totals: dict[str, np.ndarray] = {}
-    total = SecureSum.total
-
-    def opened(self: SecureSum, running: Any) -> np.ndarray:
-        totals[running.order.name] = total(self, running)
-        return totals[running.order.name]
-
     insiders, transcript = Insiders(), Transcript()
     strategy = FedCG(landmarks=landmarks, seed=seed)
-    with monkeypatch.context() as patch:
-        patch.setattr(SecureSum, "total", opened)
-        served = insiders.watch(serve(rows, seed))
-        simulate(strategy, served, HOSPITALS + CENTRES, transcript=transcript)
-    outputs = strategy.coefficients_.shape[1]
-    released = totals["equations"][: landmarks * (landmarks + 1) // 2 + landmarks * outputs]
-    gram = unpack_equations(released, landmarks, outputs)[0]
-
+    served = insiders.watch(serve(rows, seed))
+    simulate(strategy, served, HOSPITALS + CENTRES, transcript=transcript)
     seen = HybridRun(transcript, insiders)
+    released = next(total for vector, total in seen.opened() if vector.order.name == "equations")
+    outputs = strategy.coefficients_.shape[1]
+    size = landmarks * (landmarks + 1) // 2 + landmarks * outputs
+    gram = unpack_equations(released[:size], landmarks, outputs)[0]
     kernels = [seen.kernel(h) for h in range(HOSPITALS)]
     trained = [len(seen.training_kernel(h)) for h in range(HOSPITALS)]
     assert sum(trained) == rows
-    members, others = (
-        np.vstack([kernels[h][part(trained[h])] for h in range(1, HOSPITALS)])
-        for part in (lambda n: slice(n), lambda n: slice(n, None))
-    )
+
+    def parted(values: list[np.ndarray]) -> list[np.ndarray]:
+        """Return what is of members, and of others, at all hospitals but the first."""
+        parts = [np.split(values[h], [trained[h]]) for h in range(1, HOSPITALS)]
+        return [np.concatenate(part) for part in zip(*parts, strict=True)]
+
+    members, others = parted(kernels)
     rounding = landmarks * np.finfo(float).eps / ROUNDING  # see leverage
     assert leverage(gram, members).max() <= 1.0 + rounding
     found = (membership(gram, kernels[0][: trained[0]], kernels[0], c) for c in (members, others))
-    losses = ([], [])
-    for h in range(1, HOSPITALS):
-        outcomes = kernels[h] @ strategy.coefficients_
-        labels = labels_of(seen, h)
-        errors = -((outcomes - labels) ** 2).sum(axis=1)
-        losses[0].append(errors[: trained[h]])
-        losses[1].append(errors[trained[h] :])
-    by_loss = area_under_curve(*(np.concatenate(part) for part in losses))
-    return [area_under_curve(*found), by_loss]
+    misses = [
+        -((kernel @ strategy.coefficients_ - labels_of(seen, h)) ** 2).sum(axis=1)
+        for h, kernel in enumerate(kernels)
+    ]
+    return [area_under_curve(*found), area_under_curve(*parted(misses))]
 
 
 def labels_of(seen: HybridRun, hospital: int) -> np.ndarray:
     """Return the targets of all rows of a hospital in the kernel's order."""
     client = seen.insiders.parties[hospital].client
-    table = client.table
     positions = seen.positions[hospital, hospital]
-    order = table.order(seen.session, client.alignment_key)[positions]
-    return np.vstack([table.y, table.y_test])[order]
+    order = client.table.order(seen.session, client.alignment_key)[positions]
+    return np.vstack([client.table.y, client.table.y_test])[order]
 
 
 @pytest.mark.parametrize(
@@ -119,10 +99,10 @@ def labels_of(seen: HybridRun, hospital: int) -> np.ndarray:
     [(60, 100, 0.99, 1.0), (60, 40, 0.9, 1.0), (150, 100, 0.9, 1.0), (240, 40, 0.5, 0.8)],
 )
 def test_the_released_matrix_tells_whom_the_model_was_learned_from(
-    rows: int, landmarks: int, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+    rows: int, landmarks: int, least: float, most: float
 ) -> None:
     """Nearly all with few rows per landmark; with many, little is left."""
-    found = np.array([attack(rows, landmarks, seed, monkeypatch) for seed in SEEDS])
+    found = np.array([attack(rows, landmarks, seed) for seed in SEEDS])
     low, high = found.min(axis=0), found.max(axis=0)
     print(
         f"\nn = {rows}, m = {landmarks}: matrix {low[0]:.2f} to {high[0]:.2f}, "

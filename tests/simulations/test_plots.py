@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.simulations.run import drawing, plots
+from fedkern_flwr.simulations.run import drawing
 from fedkern_flwr.simulations.run.drawing import assign_styles
 from fedkern_flwr.simulations.run.plots import (
     plot_average_regret,
@@ -27,6 +27,7 @@ from fedkern_flwr.simulations.run.plots import (
     plot_mse_bars,
     plot_sweep,
 )
+from fedkern_flwr.simulations.run.scatter import plot_scatter
 
 PAPER = {
     "POF-MKL (1, 100)": (31.0e-3, 0.7e-3),
@@ -48,7 +49,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
         figures.append(make(height))
         return figures[-1]
 
-    monkeypatch.setattr(plots, "new_figure", remember)
+    monkeypatch.setattr(drawing, "new_figure", remember)
     return figures
 
 
@@ -105,6 +106,18 @@ def test_png_and_svg_lie_next_to_each_other(tmp_path: Path, name: str) -> None:
     assert png == tmp_path / "new" / "fig.png"
     assert_valid(png)
     assert sorted(p.name for p in png.parent.iterdir()) == ["fig.png", "fig.svg"]
+
+
+@pytest.mark.parametrize(("classes", "colours"), [(0, 1), (3, 3), (8, 1)])
+def test_rows_of_a_node_are_drawn_by_class(
+    tmp_path: Path, drawn: list[Figure], classes: int, colours: int
+) -> None:
+    """Where there are at most seven."""
+    labels = np.arange(24.0) % classes if classes else None
+    assert_valid(plot_scatter(tmp_path / "rows", np.random.default_rng(0).random((24, 2)), labels))
+    (axes,) = drawn[0].axes
+    assert len(axes.collections) == colours
+    assert (axes.get_legend() is not None) == (colours > 1)
 
 
 def test_a_dot_in_the_name_is_no_suffix(tmp_path: Path) -> None:

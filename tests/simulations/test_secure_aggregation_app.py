@@ -1,11 +1,8 @@
-"""The example of the page on secure aggregation: in process, on Ray, on real servers."""
+"""The example of the page on secure aggregation, in process and on real servers."""
 
 from __future__ import annotations
 
 import importlib
-import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -78,62 +75,6 @@ def test_the_example_is_the_plain_run(example: SimpleNamespace, name: str, first
     judged, expected = found.evaluate_metrics_clientapp[4], plain.evaluate_metrics_clientapp[4]
     assert judged["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-9)
     assert judged["accuracy"] > 0.8
-
-
-@pytest.mark.ray
-def test_the_example_on_ray_is_the_plain_run_in_process(
-    example: SimpleNamespace, tmp_path: Path
-) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        f"""
-import json, sys
-sys.path.insert(0, {str(EXAMPLE)!r})
-sys.path.insert(0, {str(tmp_path)!r})
-from flwr.app import Array, ArrayRecord
-from app import app
-from fedkern_flwr.simulations import simulate
-from server_app import STRATEGIES
-from task import initial
-
-found = {{}}
-for name, strategy in STRATEGIES.items():
-    arrays = ArrayRecord({{n: Array(v) for n, v in initial().items()}})
-    done = simulate(strategy(), app, {NODES}, "ray", num_rounds=3, initial_arrays=arrays)
-    found[name] = {{n: a.numpy().tolist() for n, a in done.arrays.items()}}
-print(json.dumps(found))
-"""
-    )
-    (tmp_path / "app.py").write_text(
-        """
-from client_app import app as whole
-from flwr.clientapp import ClientApp
-
-class LosesNode(ClientApp):
-    def __call__(self, message, context):
-        number = message.content.config_records.get("config", {}).get("server-round", 0)
-        if context.node_config["partition-id"] == 3 and number >= 2:
-            raise RuntimeError("lost")
-        return whole(message, context)
-
-app = LosesNode()
-"""
-    )
-    path = os.pathsep.join([str(EXAMPLE), str(tmp_path)])
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},  # of Ray's workers too
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    for name, stock in STOCK.items():
-        plain = start(example, stock(), LosesNode(example.client_app.app, 2), 3)
-        assert gap({n: np.array(v) for n, v in found[name].items()}, plain.arrays) < 1e-9
 
 
 @pytest.mark.deployment

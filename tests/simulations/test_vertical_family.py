@@ -26,28 +26,6 @@ def settings(path: str, **more: Any) -> VerticalSettings:
 # --- Dealing --------------------------------------------------------------------------------
 
 
-def test_columns_are_dealt_in_order_and_labels_to_the_first_parties():
-    data = VerticalData(VerticalSettings("breast-cancer", parties=4, active_parties=3))
-    pooled = data.split(0)
-    assert np.concatenate(pooled.parts).tolist() == list(range(30))
-    assert [len(part) for part in pooled.parts] == [8, 8, 7, 7]
-    assert pooled.x[pooled.train].min() == 0.0
-    assert pooled.x.max() == 1.0
-    facts = data.facts()
-    assert facts["clients"] == data.num_clients == facts["parties"] == 4
-    assert facts["active_parties"] == 3
-    assert (facts["rows"], facts["held_out_rows"]) == (427, 142)
-    assert facts["columns"][3][-1] == "worst fractal dimension"
-    assert [len(names) for names in facts["columns"]] == [8, 8, 7, 7]
-    assert facts["classes"] == [0.0, 1.0]
-    held = pooled.y[~pooled.train]
-    assert held.mean() == pytest.approx(pooled.y[pooled.train].mean(), abs=0.01)  # of each class
-    for part in (pooled.train, ~pooled.train):  # an equal share of the labels for each
-        counts = np.bincount(pooled.owner[part])
-        assert len(counts) == 3
-        assert counts.max() - counts.min() <= 1
-
-
 def test_every_label_is_at_one_party_and_every_row_at_all(table, tables, tmp_path):
     data = VerticalData(
         settings(tables.write(tmp_path / "t.csv", table), parties=3, active_parties=2)
@@ -63,7 +41,8 @@ def test_every_label_is_at_one_party_and_every_row_at_all(table, tables, tmp_pat
         rows = np.array(own["ids"], int)
         np.testing.assert_array_equal(own["x"], pooled.x[np.ix_(rows, pooled.parts[party])])
         if party == 2:
-            assert set(own) == {"x", "ids"}  # no label, and it is not told what is held out
+            shared = {"columns", "alignment_key", "frequency_seed"}
+            assert set(own) == {"x", "ids"} | shared  # no label, nor what is held out
             continue
         labelled = np.isfinite(own["y"])
         np.testing.assert_array_equal(own["y"][labelled], pooled.y[rows[labelled]])
@@ -232,8 +211,3 @@ def test_clients_are_made_anew_only_where_they_depend_on_the_strategy():
     for other in ({"frequencies": "shared"}, {"topology": "tree"}, {"allow_single": True}):
         assert data.variant(FDSKL(seed=0, **other)) != first
     assert data.variant(FDSKL(seed=1)) != first
-
-
-def test_number_of_iterations_goes_to_the_strategy():
-    assert VerticalData(VerticalSettings("iris")).start() == {}
-    assert VerticalData(VerticalSettings("iris", rounds=7)).start() == {"num_rounds": 7}

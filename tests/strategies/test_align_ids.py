@@ -456,7 +456,11 @@ def test_users_and_owner_of_an_svm_take_tags(tmp_path: Path) -> None:
             own = {"ids": ids[::-1], "x": x[::-1]}
         client = SVMClient(context, alignment_key=files[k], **own)
         SessionState("5e55").store(context)
-        seen.append(client.describe(DescribeRequest("5e55", "hierarchical-svm", 0)).ids)
+        seen.append(
+            client.describe(
+                DescribeRequest(session="5e55", method="hierarchical-svm", resume_round=0)
+            ).ids
+        )
     np.testing.assert_array_equal(seen[0], seen[1])
 
 

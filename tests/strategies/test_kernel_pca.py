@@ -1,4 +1,4 @@
-"""Kernel PCA: that of pooled rows, whoever drops out, on every engine."""
+"""Kernel PCA: that of pooled rows, whoever drops out."""
 
 from __future__ import annotations
 
@@ -38,15 +38,12 @@ def pooled(strategy: KernelPCA, parties: list[int]) -> tuple[PCA, Any]:
     return fitted, features
 
 
-@pytest.mark.parametrize(
-    ("engine", "lost"),
-    [("in-process", ()), ("in-process", (1, 4)), pytest.param("ray", (2,), marks=pytest.mark.ray)],
-)
-def test_components_are_those_of_pooled_rows(engine: Any, lost: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("lost", [(), (1, 4)])
+def test_components_are_those_of_pooled_rows(lost: tuple[int, ...]) -> None:
     """Of those who contributed; who vanished then is there again for the projections."""
     strategy = KernelPCA(components=3, seed=7, threshold=4)
     faults = FaultPlan([(k, "method", 1, Fault("vanished")) for k in lost])
-    simulate(strategy, client, CLIENTS, engine, faults=faults)
+    simulate(strategy, client, CLIENTS, faults=faults)
     alive = [k for k in range(CLIENTS) if k not in lost]
     assert strategy.metrics_["rows"] == 30 * len(alive)
     oracle, features = pooled(strategy, alive)

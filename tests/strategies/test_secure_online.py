@@ -415,14 +415,14 @@ def test_nothing_secret_stays_behind(
 ) -> None:
     """After the run the nodes remember no secret; logs, metrics and files never held one."""
     made: list[str] = []
-    original = party_module.OpenSum.of
+    original = party_module.OpenSum
 
-    def of(order: Any, keys: dict[int, tuple[bytes, bytes]]) -> Any:
+    def opened(order: Any, keys: dict[int, tuple[bytes, bytes]]) -> Any:
         made.extend(key.hex() for pair in keys.values() for key in pair)
         return original(order, keys)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(party_module.OpenSum, "of", of)
+        patch.setattr(party_module, "OpenSum", opened)
         streams = make_streams(CLIENTS, ROUNDS, state_dir=tmp_path / "state")
         strategy = METHODS["pof-mkl"](secure=True, checkpoint=tmp_path / "checkpoint.npz")
         with caplog.at_level("DEBUG"):
@@ -453,7 +453,7 @@ def test_state_between_rounds_holds_no_secret_of_a_finished_round(
     strategy.on_round = look
     run(strategy, streams)
     secrets_of = [
-        {value for entry in state["open"] for key in entry[2]["keys"] for value in key[1:]}
+        {value for entry in state["open"] for key in entry["keys"] for value in key[1:]}
         | {root for _, roots in state["roots"] for _, root in roots}
         for state in seen
     ]

@@ -80,12 +80,6 @@ class DistanceRecovery:
     consistent: bool
 
 
-# -- known landmarks
-
-
-# -- unknown landmarks
-
-
 def distances_by_svd(distances: Floats, *, rounding: float = ROUNDING) -> DistanceRecovery:
     """Compute the distances among rows from their squared distances to unknown landmarks.
 
@@ -366,6 +360,3 @@ def _symmetric(upper: Floats, size: int) -> Floats:
     a, b = np.triu_indices(size)
     matrix[a, b] = matrix[b, a] = upper
     return matrix
-
-
-# -- scores

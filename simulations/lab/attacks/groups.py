@@ -12,7 +12,7 @@ opens what is sealed or padded for it. In a horizontal split with agents:
               :meth:`SVMRun.by_user`
     ========  ==================================================================================
 
-What can be made of all that is in :mod:`.hierarchical_inference`.
+What can be made of all that is in :mod:`.groups_inference`.
 
 Source: the messages of :mod:`fedkern_flwr.groups.messages`.
 """
@@ -24,31 +24,20 @@ from typing import Any
 
 import numpy as np
 
-from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.linear_model import model_rows
 from fedkern_flwr.secure_sum.envelope import unseal_message
-from fedkern_flwr.secure_sum.membership import Membership
-from fedkern_flwr.wire.message import PhaseMessage
-from fedkern_flwr.wire.sums import Roster
 
 from ...engines import Transcript
 from .gradient_inversion import Floats
 from .groups_inference import centers_of_terms, gradients_of_sums, sums_of_centers, terms_of_models
 from .groups_insiders import SVMInsiders
-from .seen import MaskedVector, masked_vectors, read_messages
+from .seen import MaskedVector, SeenRun
 
-_KINDS: list[type[PhaseMessage]] = [
-    kind
-    for kind in vars(wire).values()
-    if isinstance(kind, type) and issubclass(kind, PhaseMessage) and kind.phase
-]
-_REQUESTS = {kind.phase: kind for kind in _KINDS if kind.__name__.endswith("Request")}
-_REPLIES = {kind.phase: kind for kind in _KINDS if kind.__name__.endswith("Reply")}
 _GROUP_STATISTICS, _AGENT_STATISTICS = 3, 5
 
 
-class SVMRun:
+class SVMRun(SeenRun):
     """A recorded run of HierarchicalSVM: messages, and what each party can open of them.
 
     Parameters
@@ -60,39 +49,17 @@ class SVMRun:
 
     Attributes
     ----------
-    messages : list of Passed
-    parties : dict
-        Partition -> its description.
-    cohorts : dict
-        Number -> partitions that sum together.
     groups : dict
         Group -> its users; those of the only layer are group 0.
     agents : dict
         Group -> its agent.
-
-    Raises
-    ------
-    ProtocolError
-        Messages are missing: nothing could be audited.
     """
 
+    name, kinds, opening = "HierarchicalSVM", wire, wire.SVMRequest
+    insiders: SVMInsiders
+
     def __init__(self, transcript: Transcript, insiders: SVMInsiders) -> None:
-        self.insiders = insiders
-        self.messages = list(read_messages(transcript, _REQUESTS, _REPLIES))
-        self.parties: dict[int, wire.SVMDescribeReply] = {
-            p.partition: p.message
-            for p in self.messages
-            if isinstance(p.message, wire.SVMDescribeReply)
-        }
-        rosters = [s for p in self.messages for s in p.sections if isinstance(s, Roster)]
-        if not rosters:
-            raise ProtocolError(
-                "the transcript holds no run of HierarchicalSVM",
-                remedy="record all messages as they pass",
-            )
-        session = next(p.message.session for p in self.messages if not p.up)
-        members = Membership.read(rosters[0], session).cohorts
-        self.cohorts: dict[int, tuple[int, ...]] = {c.number: c.members for c in members}
+        super().__init__(transcript, insiders)
         self.groups: dict[int, list[int]] = {}
         self.agents: dict[int, int] = {}
         for number, party in sorted(self.parties.items()):
@@ -133,22 +100,6 @@ class SVMRun:
         return found
 
     # -- what passes
-
-    def requests(self, kind: type[Any], partition: int | None = None) -> Iterator[Any]:
-        """Yield the requests of a kind, to one party or to all."""
-        for passed in self.messages:
-            if type(passed.message) is kind and partition in (None, passed.partition):
-                yield passed.message
-
-    def masked(self) -> Iterator[MaskedVector]:
-        """Yield every masked vector that the server was sent, and every total that it passed on.
-
-        Raises
-        ------
-        ProtocolError
-            A reply came without any of the vectors that were ordered.
-        """
-        yield from masked_vectors(self.messages, self.cohorts)
 
     def totals(self, name: str) -> list[Floats]:
         """Return what the server opens by adding up the vectors of whole cohorts."""

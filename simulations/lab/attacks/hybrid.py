@@ -42,24 +42,16 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from fedkern_flwr.alignment import AlignmentKey
-from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.landmarks import draw_landmarks, public_seed
 from fedkern_flwr.secure_sum.envelope import unseal_message
-from fedkern_flwr.secure_sum.membership import Membership
-from fedkern_flwr.wire.message import PhaseMessage
-from fedkern_flwr.wire.sums import Roster
 
 from ...engines import Transcript
 from .gradient_inversion import Floats
 from .hybrid_insiders import SERVER, Insiders, Matrix
-from .seen import MaskedVector, Passed, Reading, masked_vectors, read_messages
+from .seen import MaskedVector, Reading, SeenRun
 from .trilateration import distances_from_kernel
 
-_OWN = [m for m in vars(wire).values() if getattr(m, "__module__", "") == wire.__name__]
-_MESSAGES: list[type[PhaseMessage]] = [m for m in _OWN if getattr(m, "phase", "")]
-_REQUESTS = {m.phase: m for m in _MESSAGES if m.__name__.endswith("Request")}
-_REPLIES = {m.phase: m for m in _MESSAGES if m.__name__.endswith("Reply")}
 _NONCE = 12  # bytes before the content of a sealed message
 _TAG = 16  # bytes after it
 
@@ -67,7 +59,7 @@ _TAG = 16  # bytes after it
 # -- what is seen
 
 
-class HybridRun:
+class HybridRun(SeenRun):
     """A recorded run of FedCG: messages, what each party can open of them, and the truth.
 
     Attacks are those on the Gaussian kernel.
@@ -83,23 +75,16 @@ class HybridRun:
 
     Attributes
     ----------
-    messages : list of Passed
-    parties : dict
-        Partition -> its description.
     protocol : {"secure", "naive", "chain"}
-    cohorts : dict
-        Number -> partitions that sum together.
     positions : dict
         (party, hospital) -> which of the party's announced rows stands at each position of the
         hospital's kernel, -1 for none.
     settings : LandmarksRequest
         The first: widths, number of landmarks, public seed.
-
-    Raises
-    ------
-    ProtocolError
-        Messages are missing: nothing could be audited.
     """
+
+    name, kinds, opening = "FedCG", wire, wire.LandmarksRequest
+    insiders: Insiders
 
     def __init__(
         self,
@@ -107,27 +92,15 @@ class HybridRun:
         insiders: Insiders,
         ranges: Mapping[str, Floats] | None = None,
     ) -> None:
-        self.transcript, self.insiders = transcript, insiders
+        super().__init__(transcript, insiders)
         self.ranges = dict(ranges or {})
-        self.messages = list(read_messages(transcript, _REQUESTS, _REPLIES))
-        replies = [p.message for p in self.messages if p.up]
-        self.parties: dict[int, wire.HybridDescribeReply] = {
-            m.partition: m for m in replies if isinstance(m, wire.HybridDescribeReply)
-        }
-        requests = [p for p in self.messages if isinstance(p.message, wire.LandmarksRequest)]
-        if not requests:
-            raise ProtocolError(
-                "the transcript holds no run of FedCG", remedy="record all messages as they pass"
-            )
-        self.settings: wire.LandmarksRequest = requests[0].message
-        self.protocol, self.session = self.settings.variant, self.settings.session
-        rosters = [s for p in self.messages for s in p.sections if isinstance(s, Roster)]
-        members = Membership.read(rosters[0], self.session).cohorts if rosters else ()
-        self.cohorts: dict[int, tuple[int, ...]] = {c.number: c.members for c in members}
+        self.protocol = self.settings.variant
         self.positions: dict[tuple[int, int], NDArray[np.int32]] = {}
         self._trained: dict[int, int] = {}
-        for passed in requests:
+        for passed in self.messages:
             request = passed.message
+            if not isinstance(request, wire.LandmarksRequest):
+                continue
             for k, hospital in enumerate(request.hospitals.tolist()):
                 self.positions[passed.partition, hospital] = request.rows[k]
                 self._trained[hospital] = int(request.trains[k])
@@ -339,16 +312,6 @@ class HybridRun:
 
     # -- sums
 
-    def masked(self) -> Iterator[MaskedVector]:
-        """Yield every masked vector that the server was sent, and every total that it passed on.
-
-        Raises
-        ------
-        ProtocolError
-            A reply came without any of the vectors that were ordered.
-        """
-        yield from masked_vectors(self.messages, self.cohorts)
-
     def opened(self) -> Iterator[tuple[MaskedVector, Floats]]:
         """Yield all sums that the server can open: one of their vectors, and the total.
 
@@ -368,7 +331,7 @@ class HybridRun:
     def products(self, hospital: int) -> tuple[Floats, Floats]:
         """Return p and K_h^T K_h p of all products of a chain, as the server has them, (m, j)."""
         directions, found = [], []
-        for passed, request in self._answered(wire.ChainReply):
+        for passed, request in self.answered(wire.ChainReply):
             if request.purpose == "product":
                 for k, h in enumerate(request.hospitals.tolist()):
                     if h == hospital and request.tos[k] < 0:
@@ -380,21 +343,6 @@ class HybridRun:
         """Return hospital -> v = K a - y + noise of its training rows, as a chain shows it."""
         return {
             passed.partition: passed.message.residual
-            for passed, request in self._answered(wire.ChainReply)
+            for passed, request in self.answered(wire.ChainReply)
             if request.purpose == "start" and passed.message.residual.size
         }
-
-    def _answered(self, reply: type[PhaseMessage]) -> Iterator[tuple[Passed, Any]]:
-        """Yield replies and the requests that they answer."""
-        asked: dict[int, Any] = {}
-        for passed in self.messages:
-            if not passed.up:
-                asked[passed.partition] = passed.message
-            elif isinstance(passed.message, reply):
-                yield passed, asked[passed.partition]
-
-
-# -- attacks
-
-
-# -- landmarks on a box

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.secure_sum.membership import Membership
 from fedkern_flwr.wire import DescribeReply
 from fedkern_flwr.wire.message import PhaseMessage
 from fedkern_flwr.wire.sections import detach
@@ -92,20 +94,14 @@ class MaskedVector:
         return np.fmod(np.nan_to_num(self.ring.view(np.float64)), bound)
 
 
-def read_messages(
-    transcript: Transcript,
-    requests: Mapping[str, type[PhaseMessage]],
-    replies: Mapping[str, type[PhaseMessage]],
-) -> Iterator[Passed]:
-    """Yield the messages of a method in the order in which they passed.
-
-    Parameters
-    ----------
-    transcript : Transcript
-        Of a whole run.
-    requests, replies : mapping
-        Phase -> class of the messages; others are left out.
-    """
+def read_messages(transcript: Transcript, messages: ModuleType) -> Iterator[Passed]:
+    """Yield the messages of a method, those of a module, in the order in which they passed."""
+    own = [m for m in vars(messages).values() if getattr(m, "phase", "")]
+    requests, replies = (
+        {kind.phase: kind for kind in own if kind.__name__.endswith(end)}
+        for end in ("Request", "Reply")
+    )
+    replies.setdefault(DescribeReply.phase, DescribeReply)
     partition_of: dict[int, int] = {}
     for entry in transcript.entries():
         up = entry.direction == "up"
@@ -123,49 +119,108 @@ def read_messages(
         yield Passed(up, partition_of[entry.node], message, known)
 
 
-def masked_vectors(
-    messages: Iterable[Passed], cohorts: Mapping[int, tuple[int, ...]]
-) -> Iterator[MaskedVector]:
-    """Yield every masked vector that the server was sent, and every total that it passed on.
+class SeenRun:
+    """A recorded run of a method: its messages, who took part, and what is under masks.
 
     Parameters
     ----------
-    messages : iterable of Passed
+    transcript : Transcript
+        All messages, what came late included.
+    insiders : Watcher, optional
+        Who watched the same run.
+
+    Attributes
+    ----------
+    messages : list of Passed
         In the order in which they passed.
-    cohorts : mapping
-        Number of a cohort -> its members.
+    settings : PhaseMessage
+        The first request of the kind :attr:`opening`.
+    session : str
+    parties : dict
+        Partition -> its description.
+    cohorts : dict
+        Number -> partitions that sum together; none of a run without secure sums.
 
     Raises
     ------
     ProtocolError
-        A reply came without any of the vectors that were ordered.
+        Messages are missing: nothing could be audited.
     """
-    orders: dict[tuple[int, int], tuple[Order, Any]] = {}
-    due: dict[int, bool] = {}
-    for passed in messages:
-        if not passed.up:
-            ordered = [s for s in passed.sections if isinstance(s, Order)]
-            orders |= {(s.cohort, s.index): (s, passed.message) for s in ordered}
-            due[passed.partition] = bool(ordered)
-        elif due.pop(passed.partition, False) and not passed.sections:
+
+    name: str
+    kinds: ModuleType
+    opening: type[PhaseMessage]
+    settings: Any
+
+    def __init__(self, transcript: Transcript, insiders: Any = None) -> None:
+        self.transcript, self.insiders = transcript, insiders
+        self.messages = list(read_messages(transcript, self.kinds))
+        opened: list[Any] = [
+            p.message for p in self.messages if isinstance(p.message, self.opening)
+        ]
+        if not opened:
             raise ProtocolError(
-                "the transcript holds a reply without its masked vectors",
+                f"the transcript holds no run of {self.name}",
                 remedy="record all messages as they pass",
-                party=f"partition {passed.partition}",
             )
-        for section in passed.sections:
-            if isinstance(section, Upload | Delivery):
-                order, request = orders[section.cohort, section.index]
-                delivered = isinstance(section, Delivery)
-                parts = section.padded if isinstance(section, Delivery) else section.masked
-                yield MaskedVector(
-                    partition=passed.partition,
-                    order=order,
-                    request=request,
-                    members=cohorts[section.cohort],
-                    delivered=delivered,
-                    ring=np.concatenate(parts),
+        self.settings = opened[0]
+        self.session: str = self.settings.session
+        self.parties: dict[int, Any] = {
+            p.partition: p.message for p in self.messages if isinstance(p.message, DescribeReply)
+        }
+        rosters = [s for p in self.messages for s in p.sections if isinstance(s, Roster)]
+        members = Membership.read(rosters[0], self.session).cohorts if rosters else ()
+        self.cohorts: dict[int, tuple[int, ...]] = {c.number: c.members for c in members}
+
+    def requests(self, kind: type[Any], partition: int | None = None) -> Iterator[Any]:
+        """Yield the requests of a kind, to one party or to all."""
+        for passed in self.messages:
+            if type(passed.message) is kind and partition in (None, passed.partition):
+                yield passed.message
+
+    def answered(self, *replies: type[PhaseMessage]) -> Iterator[tuple[Passed, Any]]:
+        """Yield replies of some kinds, and the requests that they answer."""
+        asked: dict[int, Any] = {}
+        for passed in self.messages:
+            if not passed.up:
+                asked[passed.partition] = passed.message
+            elif isinstance(passed.message, replies) and passed.partition in asked:
+                yield passed, asked[passed.partition]
+
+    def masked(self) -> Iterator[MaskedVector]:
+        """Yield every masked vector that the server was sent, and every total that it passed on.
+
+        Raises
+        ------
+        ProtocolError
+            A reply came without any of the vectors that were ordered.
+        """
+        orders: dict[tuple[int, int], tuple[Order, Any]] = {}
+        due: dict[int, bool] = {}
+        for passed in self.messages:
+            if not passed.up:
+                ordered = [s for s in passed.sections if isinstance(s, Order)]
+                orders |= {(s.cohort, s.index): (s, passed.message) for s in ordered}
+                due[passed.partition] = bool(ordered)
+            elif due.pop(passed.partition, False) and not passed.sections:
+                raise ProtocolError(
+                    "the transcript holds a reply without its masked vectors",
+                    remedy="record all messages as they pass",
+                    party=f"partition {passed.partition}",
                 )
+            for section in passed.sections:
+                if isinstance(section, Upload | Delivery):
+                    order, request = orders[section.cohort, section.index]
+                    delivered = isinstance(section, Delivery)
+                    parts = section.padded if isinstance(section, Delivery) else section.masked
+                    yield MaskedVector(
+                        partition=passed.partition,
+                        order=order,
+                        request=request,
+                        members=self.cohorts[section.cohort],
+                        delivered=delivered,
+                        ring=np.concatenate(parts),
+                    )
 
 
 @dataclass

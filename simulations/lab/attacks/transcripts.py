@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import OptionError, ProtocolError
+from fedkern_flwr.errors import OptionError
 from fedkern_flwr.kernels.random_features import (
     FrequencyDraw,
     Precision,
@@ -24,15 +24,21 @@ from fedkern_flwr.online.learning import (
     shared_frequencies,
     shared_subset,
 )
-from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.wire.sections import Section, detach
-from fedkern_flwr.wire.sums import Order, Upload
+from fedkern_flwr.wire.message import PhaseMessage
 
-from ...engines import Transcript, TranscriptEntry
+from ...engines import Transcript
 from .gradient_inversion import TOLERANCE, Floats, Inversion, invert_gradient
+from .network_inversion import invert_network
+from .seen import SeenRun
 
 _SAME = 1e-3  # distance below which two solutions are one client
 _CURVED = 1e5  # times the tolerance: squared frequency above which a kernel is not linear
+
+
+class OnlineRun(SeenRun):
+    """A recorded run of POF-MKL or of one of its baselines."""
+
+    name, kinds, opening = "an online method", wire, wire.StreamRequest
 
 
 @dataclass(frozen=True)
@@ -41,69 +47,33 @@ class Observation:
 
     Attributes
     ----------
-    node, partition, round : int
+    partition, round : int
     dimension : int
         Number d of features of the client's rows, from its description.
-    request : PersonalRequest
-        What the server asked, with theta.
+    request : StreamRequest
+        What the server asked, with theta or the network's parameters.
     kernels : ndarray, shape (m,)
-        The kernels that the client chose, or those in which its vector is not zero.
-    gradient : ndarray, shape (m, 2D)
+        The kernels whose gradients it has, or those in which a masked vector is not zero; none of
+        a network.
+    gradient : ndarray, shape (m, 2D) or (parameters,)
         Their gradients. Of a secure run: the masked vector decoded as if it were not masked.
     masked : bool
     """
 
-    node: int
     partition: int
     round: int
     dimension: int
-    request: wire.PersonalRequest
+    request: Any
     kernels: NDArray[np.integer[Any]]
     gradient: Real
     masked: bool
 
 
-@dataclass(frozen=True)
-class Recovery:
-    """The attack on one client in one round.
-
-    Attributes
-    ----------
-    node, partition, round : int
-    inversion : Inversion or None
-        None when the gradient does not fix x.
-    """
-
-    node: int
-    partition: int
-    round: int
-    inversion: Inversion | None
-
-
-def attack_transcript(transcript: Transcript) -> Iterator[Recovery]:
-    """Attack every client in every round of a POF-MKL run.
-
-    Parameters
-    ----------
-    transcript : Transcript
-        All messages of the run.
-
-    Yields
-    ------
-    Recovery
-        In the order of the replies. Rounds of more than one sample come out inconsistent.
-
-    Raises
-    ------
-    ProtocolError
-        See :func:`observe`.
-    """
-    for seen in observe(transcript):
-        yield Recovery(seen.node, seen.partition, seen.round, invert(seen))
+_LEARNING = (wire.PersonalRequest, wire.SharedRequest, wire.DrawnRequest, wire.NetworkRequest)
 
 
 def observe(transcript: Transcript) -> Iterator[Observation]:
-    """Yield what the server sees of each client in each round.
+    """Yield what the server sees of each client in each round, in the order of the replies.
 
     The vectors of a secure run are read as if they carried no mask: without it a client's vector
     is zero but for the kernels it chose.
@@ -113,54 +83,62 @@ def observe(transcript: Transcript) -> Iterator[Observation]:
     ProtocolError
         A masked reply without its vector: the transcript was stripped, nothing can be audited.
     """
-    described: dict[int, TranscriptEntry] = {}
-    asked: dict[int, TranscriptEntry] = {}
-    for entry in transcript.entries():
-        if entry.direction == "down":
-            asked[entry.node] = entry
-        elif entry.phase == "describe":
-            described[entry.node] = entry
-        elif entry.phase in (wire.PersonalReply.phase, wire.MaskedReply.phase):
-            question = asked[entry.node]
-            answers = question.scalars.get("round") == entry.scalars["round"]
-            if answers and question.phase == wire.PersonalRequest.phase:
-                yield _read(described[entry.node].scalars, question, entry)
-
-
-def _read(party: dict[str, Any], question: TranscriptEntry, answer: TranscriptEntry) -> Observation:
-    name = f"partition {party['partition']}"
-    arrays, scalars, orders = detach(question.arrays, question.scalars, party="server")
-    request = wire.PersonalRequest.unpack(arrays, scalars, party="server")
-    arrays, scalars, uploads = detach(answer.arrays, answer.scalars, party=name)
-    masked = answer.phase == wire.MaskedReply.phase
-    kernels: NDArray[np.integer[Any]]
-    if masked:
-        order = _section(orders, Order.phase, name).read(Order, party="server")
-        upload = _section(uploads, Upload.phase, name).read(Upload, party=name)
-        encoding = Encoding(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
-        vector = encoding.decode(np.concatenate(upload.masked), party["partitions"])
-        summed = full_gradient(vector[: -wire.STATISTICS], request)
-        if request.selection == "shared":
-            many = request.kernels_per_round
-            kernels = shared_subset(len(request.theta), many, request.seed, request.round)
-            gradient = summed
+    run = OnlineRun(transcript)
+    sent = {
+        (v.partition, v.request.round): v for v in run.masked() if v.order.name == wire.UPDATE_SUM
+    }
+    for passed, request in run.answered(PhaseMessage):
+        if type(request) not in _LEARNING or passed.message.round != request.round:
+            continue
+        masked = isinstance(passed.message, wire.MaskedReply)
+        if masked:
+            vector = sent[passed.partition, request.round]
+            kernels, gradient = _unmasked(request, vector.read("fixed point"))
         else:
-            kernels = np.flatnonzero(summed.any(axis=1))
-            gradient = summed[kernels]
-    else:
-        reply = wire.PersonalReply.unpack(arrays, scalars, party=name)
-        kernels = np.arange(len(request.theta)) if request.released else reply.kernels
-        gradient = full_gradient(reply.gradient.reshape(-1), request)
-    return Observation(
-        node=answer.node,
-        partition=party["partition"],
-        round=request.round,
-        dimension=party["features"],
-        request=request,
-        kernels=kernels,
-        gradient=gradient,
-        masked=masked,
-    )
+            kernels, gradient = _plain(request, passed.message)
+        dimension = run.parties[passed.partition].features
+        yield Observation(
+            passed.partition, request.round, dimension, request, kernels, gradient, masked
+        )
+
+
+def _plain(request: Any, reply: Any) -> tuple[NDArray[np.integer[Any]], Real]:
+    """Return whose gradients a reply has, and these."""
+    kernels = _asked_kernels(request)
+    if isinstance(request, wire.NetworkRequest):
+        return kernels, reply.gradient
+    if isinstance(request, wire.PersonalRequest) and not request.released:
+        kernels = reply.kernels
+    return kernels, full_gradient(reply.gradient.reshape(-1), request)
+
+
+def _unmasked(request: Any, vector: Floats) -> tuple[NDArray[np.integer[Any]], Floats]:
+    """Read a masked vector as if it had no mask."""
+    kernels = _asked_kernels(request)
+    if isinstance(request, wire.NetworkRequest):
+        return kernels, vector[: -wire.STATISTICS]
+    size = 2 * request.released or len(kernels) * request.theta.shape[1]
+    gradient = full_gradient(vector[:size], request)
+    used = gradient.any(axis=1)  # without a mask, kernels that were not chosen are zero
+    return kernels[used], gradient[used]
+
+
+def _asked_kernels(request: Any) -> NDArray[np.intp]:
+    """Return the kernels whose gradients are asked for; none of a network."""
+    if isinstance(request, wire.NetworkRequest):
+        return np.zeros(0, np.intp)
+    if isinstance(request, wire.DrawnRequest):
+        return np.array([request.kernel], np.intp)
+    return summed_kernels(request)
+
+
+def summed_kernels(request: wire.KernelRequest) -> NDArray[np.intp]:
+    """Return the kernels that a sum has, which all clients choose alike or each by itself."""
+    kernels = len(request.theta)
+    if isinstance(request, wire.PersonalRequest) and request.selection == "shared":
+        many = request.kernels_per_round
+        return shared_subset(kernels, many, request.seed, request.round).astype(np.intp)
+    return np.arange(kernels)
 
 
 def full_gradient(values: Real, request: wire.KernelRequest) -> Real:
@@ -177,33 +155,30 @@ def full_gradient(values: Real, request: wire.KernelRequest) -> Real:
     return place_frequencies(values.reshape(-1, 2), chosen, *shape)
 
 
-def _section(sections: Sequence[Section], phase: str, party: str) -> Section:
-    for section in sections:
-        if section.phase == phase:
-            return section
-    raise ProtocolError(
-        f"the transcript holds no {phase} of a secure round",
-        remedy="record all messages as they pass",
-        party=party,
-    )
-
-
 def invert(seen: Observation) -> Inversion | None:
     """Compute a client's sample from what the server sees in one round.
 
     Returns
     -------
     Inversion or None
-        See :func:`invert_gradient`.
+        See :func:`invert_gradient` and :func:`invert_network`. Rounds of more than one sample come
+        out inconsistent.
     """
     request = seen.request
+    if isinstance(request, wire.NetworkRequest):
+        gradient = np.asarray(seen.gradient, np.float64)
+        given = request.parameters, request.layers, request.seed, seen.dimension
+        return invert_network(gradient, *given)
+    probability: float | None = getattr(request, "probability", 1.0)
+    if isinstance(request, wire.PersonalRequest):
+        probability = known_probability(request, seen.kernels.size)
     found = invert_gradient(
         seen.gradient,
         request.theta[seen.kernels],
         request_frequencies(request, seen.dimension)[seen.kernels],
-        probability=known_probability(request, seen.kernels.size),
+        probability=probability,
         regularization=request.regularization,
-        selection=cast(Selection, request.selection),
+        selection=cast(Selection, getattr(request, "selection", "subset")),
         precision=cast(Precision, request.precision),
     )
     return None if found is None else replace(found, y=found.y + request.centre)
@@ -277,7 +252,7 @@ def known_probability(request: wire.PersonalRequest, chosen: int) -> float | Non
     return (1.0 - exploration) * chosen / kernels + exploration / bins
 
 
-def request_frequencies(request: wire.PersonalRequest, dimension: int) -> Floats:
+def request_frequencies(request: wire.KernelRequest, dimension: int) -> Floats:
     """Return rho of all kernels, as rounded by the clients, shape (N, D, d)."""
     return _draw(
         request.bandwidths,

@@ -31,33 +31,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.kernels.frequencies import draw_directions, public_frequency_seed
 from fedkern_flwr.secure_sum.envelope import unseal_message
-from fedkern_flwr.secure_sum.membership import Membership
 from fedkern_flwr.vertical import messages as wire
-from fedkern_flwr.wire.message import PhaseMessage
-from fedkern_flwr.wire.sums import Roster
 
 from ...engines import Transcript
 from .gradient_inversion import Floats
-from .seen import MaskedVector, masked_vectors, read_messages
+from .seen import SeenRun
 from .vertical_insiders import VerticalInsiders
-
-_REQUESTS: dict[str, type[PhaseMessage]] = {
-    cls.phase: cls
-    for cls in (wire.StepRequest, wire.HopsRequest, wire.TrainRequest, wire.OutcomeRequest)
-}
-_REPLIES: dict[str, type[PhaseMessage]] = {
-    cls.phase: cls
-    for cls in (
-        wire.VerticalDescribeReply,
-        wire.StepReply,
-        wire.HopsReply,
-        wire.TrainReply,
-        wire.OutcomeReply,
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -113,7 +94,7 @@ class Hop:
     directions: Floats | None
 
 
-class VerticalRun:
+class VerticalRun(SeenRun):
     """A recorded run of FDSKL: messages, what each party can open of them, and the truth.
 
     Parameters
@@ -125,40 +106,18 @@ class VerticalRun:
 
     Attributes
     ----------
-    messages : list of Passed
-    parties : dict
-        Partition -> its description.
     settings : PhasesRequest
         The first: kernel, width, bits, topology, public seed.
-    cohorts : dict
-        Number -> partitions that sum together.
-
-    Raises
-    ------
-    ProtocolError
-        Messages are missing: nothing could be audited.
     """
 
+    name, kinds, opening = "FDSKL", wire, wire.PhasesRequest
+    insiders: VerticalInsiders
+
     def __init__(self, transcript: Transcript, insiders: VerticalInsiders) -> None:
-        self.transcript, self.insiders = transcript, insiders
-        self.messages = list(read_messages(transcript, _REQUESTS, _REPLIES))
-        self.parties: dict[int, wire.VerticalDescribeReply] = {
-            p.partition: p.message
-            for p in self.messages
-            if isinstance(p.message, wire.VerticalDescribeReply)
-        }
-        asked = [p for p in self.messages if isinstance(p.message, wire.PhasesRequest)]
-        if not asked:
-            raise ProtocolError(
-                "the transcript holds no run of FDSKL", remedy="record all messages as they pass"
-            )
-        self.settings: wire.PhasesRequest = asked[0].message
-        rosters = [s for p in self.messages for s in p.sections if isinstance(s, Roster)]
-        members = Membership.read(rosters[0], self.settings.session).cohorts
-        self.cohorts: dict[int, tuple[int, ...]] = {c.number: c.members for c in members}
+        super().__init__(transcript, insiders)
         self._matched: dict[int, dict[int, NDArray[np.int32]]] = {}
-        for passed in asked:
-            if len(passed.message.rows):
+        for passed in self.messages:
+            if isinstance(passed.message, wire.PhasesRequest) and len(passed.message.rows):
                 rows = self._matched.setdefault(passed.message.collection, {})
                 rows[passed.partition] = passed.message.rows
 
@@ -201,7 +160,7 @@ class VerticalRun:
                     owner,
                     count,
                     self.parties[party].features,
-                    settings.kernel,  # type: ignore[arg-type]
+                    settings.kernel,
                     settings.gamma,
                 )
                 for party in parties
@@ -277,15 +236,3 @@ class VerticalRun:
             values=values.reshape(len(request.rows), count) if tree == 1 else values,
             directions=self.public_directions(sorted(parties), request.receiver, count),
         )
-
-    # -- what the server has
-
-    def masked(self) -> Iterator[MaskedVector]:
-        """Yield every masked vector that the server was sent, and every total that it passed on.
-
-        Raises
-        ------
-        ProtocolError
-            A reply came without any of the vectors that were ordered.
-        """
-        yield from masked_vectors(self.messages, self.cohorts)

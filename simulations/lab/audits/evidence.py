@@ -111,9 +111,13 @@ class Evidence:
     def enough(self, trials: int) -> bool:
         """Whether there are so many trials, and values where there is a correlation."""
         rated = len(self.hits) >= trials or (not self.hits and bool(self.pairs))
-        clear = self.costly and len(self.hits) >= LEAST_COSTLY and self.p_value < CLEAR
-        rated = rated or clear
-        return rated and (not self.pairs or self.values >= LEAST_VALUES)
+        clear = self.costly and len(self.hits) >= LEAST_COSTLY and self.certain
+        return (rated or clear) and (not self.pairs or self.values >= LEAST_VALUES)
+
+    @property
+    def recovered(self) -> float | None:
+        """Share of hits; None for a check that is a correlation only."""
+        return sum(self.hits) / len(self.hits) if self.hits else None
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -123,9 +127,23 @@ class Evidence:
         return float(low), float(high)
 
     @property
-    def p_value(self) -> float:
-        """Probability of as many hits or more by chance."""
+    def p_value(self) -> float | None:
+        """Probability of as many hits or more by chance; None without trials."""
+        if not self.hits:
+            return None
         return float(binom.sf(sum(self.hits) - 1, len(self.hits), self.chance))
+
+    @property
+    def certain(self) -> bool:
+        """Whether chance cannot explain the hits."""
+        return self.p_value is not None and self.p_value < CLEAR
+
+    @property
+    def within(self) -> bool:
+        """Whether all lies within what chance explains: the plain 95 % interval, and |r| < 0.1."""
+        share = self.recovered
+        inside = share is None or self.interval[0] <= share <= self.interval[1]
+        return inside and abs(self.correlation or 0.0) < CORRELATION
 
 
 class Sheet:
@@ -308,6 +326,14 @@ class Sheet:
 
     def _entry(self, subject: Subject, chance: float) -> Evidence:
         return self.evidence.setdefault(subject, Evidence(chance))
+
+
+def two_kinds(targets: Floats) -> NDArray[np.bool_]:
+    """Part labels into two kinds for :meth:`Sheet.order`: above the median, or the largest."""
+    kind = targets > np.median(targets)
+    if kind.all() or not kind.any():
+        kind = targets >= targets.max()
+    return np.asarray(kind)
 
 
 def _ranks(values: Any) -> Floats:

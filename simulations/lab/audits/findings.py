@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .evidence import CLEAR, CORRELATION, Evidence, Subject
+from .evidence import CORRELATION, Evidence, Subject
 
 Verdict = Literal["nothing", "documented", "LEAK"]
 
@@ -32,64 +32,36 @@ class Finding:
     Attributes
     ----------
     subject : Subject
-    trials : int
-    recovered : float or None
-        Share of hits; None for a check that is a correlation only.
-    chance, low, high : float or None
-        What a guess hits, and its 95 % interval.
-    p_value : float or None
-        Of as many hits or more.
-    correlation : float or None
-        With the truth, of a reconstruction.
-    values : int
-        Of the correlation.
+    evidence : Evidence
+        Its trials.
     repeated : bool
         Whether the check was doubtful at first, and this is what came out the second time.
     verdict : {"nothing", "documented", "LEAK"}
     """
 
     subject: Subject
-    trials: int
-    recovered: float | None
-    chance: float | None
-    low: float | None
-    high: float | None
-    p_value: float | None
-    correlation: float | None
-    values: int
+    evidence: Evidence
     repeated: bool
     verdict: Verdict
 
-    @property
-    def within(self) -> bool:
-        """Whether all lies within what chance explains: the plain 95 % interval, and |r| < 0.1."""
-        inside = self.recovered is None or _inside(self)
-        return inside and abs(self.correlation or 0.0) < CORRELATION
-
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
+        found, rated = self.evidence, bool(self.evidence.hits)
         return {
             "attack": self.subject.attack,
             "viewer": self.subject.viewer,
             "target": self.subject.target,
-            "trials": self.trials,
-            "recovered": self.recovered,
-            "chance": self.chance,
-            "interval": None if self.low is None else [self.low, self.high],
-            "p_value": self.p_value,
-            "correlation": self.correlation,
-            "values": self.values,
-            "within_chance": self.within,
+            "trials": len(found.hits),
+            "recovered": found.recovered,
+            "chance": found.chance if rated else None,
+            "interval": list(found.interval) if rated else None,
+            "p_value": found.p_value,
+            "correlation": found.correlation,
+            "values": found.values,
+            "within_chance": found.within,
             "repeated": self.repeated,
             "verdict": self.verdict,
         }
-
-
-def _inside(finding: Finding) -> bool:
-    assert finding.recovered is not None
-    assert finding.low is not None
-    assert finding.high is not None
-    return finding.low <= finding.recovered <= finding.high
 
 
 def judge(
@@ -110,32 +82,15 @@ def judge(
 
 
 def _judge(subject: Subject, evidence: Evidence, level: float, repeated: bool) -> Finding:
-    rated = bool(evidence.hits)
-    low, high = evidence.interval if rated else (None, None)
-    p_value = evidence.p_value if rated else None
-    correlation = evidence.correlation
-    found = (p_value is not None and p_value < level) or abs(correlation or 0.0) >= CORRELATION
+    p_value, correlation = evidence.p_value, abs(evidence.correlation or 0.0)
+    found = (p_value is not None and p_value < level) or correlation >= CORRELATION
     verdict: Verdict = "LEAK" if found else "nothing"
-    if subject.documented:
-        verdict = "documented"
-    return Finding(
-        subject=subject,
-        trials=len(evidence.hits),
-        recovered=sum(evidence.hits) / len(evidence.hits) if rated else None,
-        chance=evidence.chance if rated else None,
-        low=low,
-        high=high,
-        p_value=p_value,
-        correlation=correlation,
-        values=evidence.values,
-        repeated=repeated,
-        verdict=verdict,
-    )
+    return Finding(subject, evidence, repeated, "documented" if subject.documented else verdict)
 
 
 def doubtful(finding: Finding) -> bool:
     """Whether a check is to be made once more: beyond chance, but not clearly."""
-    if finding.verdict == "documented" or finding.within:
+    evidence = finding.evidence
+    if finding.verdict == "documented" or evidence.within:
         return False
-    certain = finding.p_value is not None and finding.p_value < CLEAR
-    return not certain and abs(finding.correlation or 0.0) < _CLEAR_CORRELATION
+    return not evidence.certain and abs(evidence.correlation or 0.0) < _CLEAR_CORRELATION

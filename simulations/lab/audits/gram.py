@@ -14,19 +14,15 @@ from scipy.spatial.distance import cdist
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.gram import messages as wire
-from fedkern_flwr.gram.matrix import packed_diagonal, packed_size
-from fedkern_flwr.secure_sum.membership import Membership
+from fedkern_flwr.gram.matrix import packed_diagonal, packed_size, unpack
 from fedkern_flwr.seeding import derive_seed
-from fedkern_flwr.wire import DescribeReply
-from fedkern_flwr.wire.message import PhaseMessage
-from fedkern_flwr.wire.sums import Roster
 
 from ....strategies import FedCFK
 from ....strategies.gram_release import SAFER_ROWS_PER_ITEM
 from ...methods.gram_data import InstanceData
 from ..attacks.gram import peel_profiles
 from ..attacks.gram_rows import rows_up_to_rotation
-from ..attacks.seen import masked_vectors, read_messages
+from ..attacks.seen import SeenRun
 from .evidence import CHOICES, Sheet, Subject
 from .plan import Plan, Recorded, Variant
 
@@ -37,12 +33,12 @@ _LEAST, _MOST = 0.06, 0.16  # popularity of the common items
 _ROUNDS, _HALF = 12, 0.5  # of merge max, with half the nodes each
 _NEVER = 1e-9
 _NODES, _PATIENCE, _LIMIT = 4_000, 8, 60  # effort of the search for profiles
-_REQUESTS: dict[str, type[PhaseMessage]] = {
-    kind.phase: kind for kind in (wire.CountsRequest, wire.MatrixRequest)
-}
-_REPLIES: dict[str, type[PhaseMessage]] = {
-    kind.phase: kind for kind in (DescribeReply, wire.CountsReply, wire.MatrixReply)
-}
+
+
+class GramRun(SeenRun):
+    """A recorded run of Secure Gram or FedCFK."""
+
+    name, kinds, opening = "Secure Gram", wire, wire.SumRequest
 
 
 def inspect(run: Recorded, sheet: Sheet) -> None:
@@ -122,11 +118,7 @@ def masked(run: Recorded) -> list[Any]:
     ProtocolError
         There is none: nothing could be audited.
     """
-    messages = list(read_messages(run.transcript, _REQUESTS, _REPLIES))
-    roster = next(s for p in messages for s in p.sections if isinstance(s, Roster))
-    session = next(p.message.session for p in messages if not p.up)
-    cohorts = {c.number: c.members for c in Membership.read(roster, session).cohorts}
-    sent = [v for v in masked_vectors(messages, cohorts) if not v.delivered]
+    sent = [v for v in GramRun(run.transcript).masked() if not v.delivered]
     matrices = [v for v in sent if _is_matrix(v.order.name)]
     if not matrices:
         raise ProtocolError(
@@ -193,20 +185,13 @@ def masked_features(run: Recorded, sheet: Sheet) -> None:
         x = clients.x[items][:, clients.parts[vector.partition]]
         numbers = vector.read("fixed point")[:size]
         diagonal = packed_diagonal(numbers, len(items))
-        found = diagonal[:, None] + diagonal - 2.0 * _square(numbers, len(items))
+        found = diagonal[:, None] + diagonal - 2.0 * unpack(numbers, len(items))
         sheet.distances(subject, found, x)
     rows = rows_up_to_rotation(np.asarray(strategy.linear_))
     truth = clients.x[items]
     what = "distances among the rows, as the matrix tells"
     far = cdist(rows, rows, "sqeuclidean")
     sheet.distances(Subject("whole matrix", "server", what, documented=True), far, truth)
-
-
-def _square(packed: Floats, size: int) -> Floats:
-    square = np.zeros((size, size))
-    rows, columns = np.triu_indices(size)
-    square[rows, columns] = square[columns, rows] = packed
-    return square
 
 
 # -- the plan

@@ -22,7 +22,7 @@ from ..attacks.groups_inference import (
 )
 from ..attacks.groups_insiders import SVMInsiders
 from ..attacks.seen import MaskedVector
-from .evidence import CHOICES, Sheet, Subject
+from .evidence import CHOICES, Sheet, Subject, two_kinds
 from .plan import Plan, Recorded, Variant
 
 Floats = NDArray[np.float64]
@@ -166,8 +166,7 @@ class _Vertical:
         self.seen, self.dealt = seen, run.clients.dealt
         self.owner = next(p for p, about in seen.parties.items() if about.role == "owner")
         self.client = seen.insiders.parties[self.owner].client
-        session = next(p.message.session for p in seen.messages if not p.up)
-        order = self.client.table.order(session, self.client.alignment_key)
+        order = self.client.table.order(seen.session, self.client.alignment_key)
         self.order = np.asarray(order[seen.kept(self.owner)["take"]])
         table = run.clients.table(self.owner)
         ids = np.concatenate([table["ids"], table.get("ids_test", [])])
@@ -235,10 +234,7 @@ class _Vertical:
 
     def labels(self, sheet: Sheet) -> None:
         """Read labels off the signs of the first message that somebody opens."""
-        targets = self.dealt.y[self.rows]
-        kind = targets > np.median(targets)
-        if kind.all() or not kind.any():
-            kind = targets >= targets.max()
+        kind = two_kinds(self.dealt.y[self.rows])
         for user in self.users:
             agent, mine = self.seen.agents[self.seen.parties[user].group], kind[self.place(user)]
             opened = self.seen.unsealed(agent, "message")

@@ -20,7 +20,7 @@ from ..attacks.hybrid_matrix import attack_matrix
 from ..attacks.hybrid_rows import gradient_of_others, gram_of_products
 from ..attacks.membership import membership
 from ..attacks.seen import MaskedVector
-from .evidence import Sheet, Subject
+from .evidence import Sheet, Subject, two_kinds
 from .plan import Plan, Recorded, Variant
 
 Floats = NDArray[np.float64]
@@ -116,10 +116,7 @@ def labels(seen: HybridRun, sheet: Sheet) -> None:
     subject = Subject("labels", "server", "labels of a hospital's patients")
     scores = dict(_scores(seen))
     for hospital in seen.hospitals:
-        targets = seen.targets(hospital)[:, 0]
-        kind = targets > np.median(targets)
-        if kind.all() or not kind.any():
-            kind = targets >= targets.max()
+        kind = two_kinds(seen.targets(hospital)[:, 0])
         guess = scores.get(hospital)
         if guess is not None:
             guess = np.pad(guess[: len(kind)], (0, max(0, len(kind) - len(guess))))

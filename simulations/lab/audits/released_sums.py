@@ -11,13 +11,17 @@ from scipy.spatial.distance import cdist
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.online.learning import shared_subset
 from fedkern_flwr.seeding import derive_seed
 
 from ....strategies import POFMKL
 from ..attacks.joint_inversion import Release, invert_release
 from ..attacks.sum_membership import sum_membership
-from ..attacks.transcripts import full_gradient, invert_sum, request_frequencies
+from ..attacks.transcripts import (
+    full_gradient,
+    invert_sum,
+    request_frequencies,
+    summed_kernels,
+)
 from .evidence import CHOICES, Sheet, Subject
 from .plan import Recorded
 
@@ -117,13 +121,9 @@ def _test_members(
 
 def released_gradient(request: wire.PersonalRequest, total: Floats) -> Floats:
     """Return the gradient that the numbers of a sum are, (N, 2D), NaN where there is none."""
-    kernels = np.arange(len(request.theta))
-    if request.selection == "shared":
-        many = request.kernels_per_round
-        kernels = shared_subset(len(kernels), many, request.seed, request.round).astype(np.intp)
     given = full_gradient(np.ones_like(total), request) > 0.0
     dense = np.full(request.theta.shape, np.nan)
-    dense[kernels] = np.where(given, full_gradient(total, request), np.nan)
+    dense[summed_kernels(request)] = np.where(given, full_gradient(total, request), np.nan)
     return dense
 
 

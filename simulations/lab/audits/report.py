@@ -78,20 +78,19 @@ class Audited:
 
 def cells(finding: Finding) -> list[str]:
     """Return the row of a finding in a table."""
-    subject, r = finding.subject, finding.correlation
-    recovered = chance = "-"
-    if finding.recovered is not None:
-        recovered = f"{100 * finding.recovered:.1f} %"
-    if finding.chance is not None and finding.low is not None and finding.high is not None:
-        chance = f"{100 * finding.chance:.0f} %"
-        if finding.chance:
-            chance += f" ({100 * finding.low:.1f} to {100 * finding.high:.1f})"
+    subject, found = finding.subject, finding.evidence
+    recovered, chance, r = found.recovered, "-", found.correlation
+    if recovered is not None:
+        low, high = found.interval
+        chance = f"{100 * found.chance:.0f} %"
+        if found.chance:
+            chance += f" ({100 * low:.1f} to {100 * high:.1f})"
     return [
         subject.attack,
         subject.viewer,
         subject.target,
-        str(finding.trials or finding.values),
-        recovered,
+        str(len(found.hits) or found.values),
+        "-" if recovered is None else f"{100 * recovered:.1f} %",
         chance,
         "-" if r is None else f"{r:.3f}",
         finding.verdict,
@@ -178,12 +177,12 @@ def _section(name: str, findings: Sequence[Finding]) -> TextBlock:
 
 def _sentence(finding: Finding) -> str:
     """Say what was recovered and what that means."""
-    subject, parts = finding.subject, []
-    if finding.recovered is not None and finding.chance is not None:
-        hits = f"{100 * finding.recovered:.1f} % of {finding.trials} trials"
-        parts.append(f"{hits} were right, where a guess is right in {100 * finding.chance:.0f} %")
-    if finding.correlation is not None:
-        parts.append(f"the correlation with the truth is {finding.correlation:.3f}")
+    subject, found, parts = finding.subject, finding.evidence, []
+    if found.recovered is not None:
+        hits = f"{100 * found.recovered:.1f} % of {len(found.hits)} trials"
+        parts.append(f"{hits} were right, where a guess is right in {100 * found.chance:.0f} %")
+    if found.correlation is not None:
+        parts.append(f"the correlation with the truth is {found.correlation:.3f}")
     meaning = {
         "LEAK": "That is a leak.",
         "nothing": "That is no better than a guess.",

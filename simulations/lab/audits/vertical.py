@@ -138,35 +138,33 @@ def two_trees(
     seen: VerticalRun, hops: dict[int, list[Hop]], masked: list[Sums], sheet: Sheet
 ) -> None:
     """Take the masks of one tree off the sums of the other; of a star, one mask off another."""
-    what = "omega^T x of other parties"
+
+    def enter(viewer: str, found: Floats | None, truth: Floats) -> None:
+        rows = some_rows(len(truth), sheet)
+        subject = Subject("two trees", viewer, "omega^T x of other parties")
+        sheet.rows(subject, None if found is None else found[rows], truth[rows])
+
     exposed = 0
-    for viewer, received in hops.items():
+    for received in hops.values():
         for group, values in without_masks(received):
-            owner, rows = received[0].owner, some_rows(len(values), sheet)
-            parts = [seen.own_directions(p, owner, values.shape[1])[0] for p in sorted(group)]
-            features = seen.features(sorted(group), viewer, received[0].rows)
-            truth = (features @ np.hstack(parts).T)[rows]
-            sheet.rows(Subject("two trees", _WORKER, what), values[rows], truth)
+            enter(_WORKER, values, sums_of(seen, received[0], group, values.shape[1]))
             exposed += 1
     for one, other in pairwise(masked):
         if one.values.shape == other.values.shape and one.directions is not None:
-            rows = some_rows(len(one.values), sheet)
-            truth = (one.truth @ one.directions.T)[rows]
-            found = (one.values - other.values)[rows]
-            sheet.rows(Subject("two trees", one.viewer, what), found, truth)
-    for viewer, received in hops.items():
+            enter(one.viewer, one.values - other.values, one.truth @ one.directions.T)
+    for received in hops.values():
         firsts = [h for h in received if h.tree == 1]
         if firsts and not exposed:  # these trees keep their values apart: nothing to compute with
-            hop = firsts[0]
-            rows = some_rows(len(hop.values), sheet)
-            parts = [
-                seen.own_directions(p, hop.owner, hop.values.shape[1])[0]
-                for p in sorted(hop.parties)
-            ]
-            features = seen.features(sorted(hop.parties), viewer, hop.rows)
-            truth = (features @ np.hstack(parts).T)[rows]
-            sheet.rows(Subject("two trees", _WORKER, what), None, truth)
+            enter(_WORKER, None, sums_of(seen, firsts[0], firsts[0].parties))
             exposed += 1
+
+
+def sums_of(seen: VerticalRun, hop: Hop, parties: frozenset[int], count: int = 0) -> Floats:
+    """Return omega^T x of parties together, for the rows of a hop."""
+    width = count or hop.values.shape[1]
+    parts = [seen.own_directions(p, hop.owner, width)[0] for p in sorted(parties)]
+    features = seen.features(sorted(parties), hop.viewer, hop.rows)
+    return np.asarray(features @ np.hstack(parts).T)
 
 
 def phase_differences(seen: VerticalRun, each: Sums, sheet: Sheet) -> None:
@@ -220,7 +218,7 @@ def guessed_directions(
                     viewer,
                     count,
                     size,
-                    settings.kernel,  # type: ignore[arg-type]
+                    settings.kernel,
                     settings.gamma,
                 )
                 for secret, size in zip(secrets, sizes, strict=True)
@@ -236,7 +234,7 @@ def geometry(seen: VerticalRun, known: Any, features: Floats, sheet: Sheet) -> N
     far = distances_of_phases(
         known.angles,
         settings.gamma,
-        settings.kernel,  # type: ignore[arg-type]
+        settings.kernel,
     )
     subject = Subject("distances of phases", "active party", "distances of the others' rows", True)
     sheet.distances(subject, far, features)

@@ -7,7 +7,7 @@ from pathlib import Path
 from ...run import plots
 from ...run.report import FigureBlock
 from ..comparison import Comparison
-from .common import DrawFigure, Styles, file_of, traffic
+from .common import DrawFigure, Styles, against_option, draw_curves, file_of, traffic
 
 
 def _errors(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
@@ -41,29 +41,13 @@ def _regrets(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
 def _sweep(comparison: Comparison, stem: Path, _: Styles) -> FigureBlock:
     """Regret against the option of a sweep, a line per value of the other options."""
     option = comparison.section.sweep
-    curves: dict[str, list[tuple[float, float, float]]] = {}
-    for label, summary in comparison.summaries.items():
-        draws = [
-            r["metrics"]["regret_mean"]
-            for e in comparison.entries
-            if e.label == label
-            for r in e.results
-        ]
-        mean = sum(draws) / len(draws)
-        spread = (sum((d - mean) ** 2 for d in draws) / len(draws)) ** 0.5
-        series = label.split(f", {option}")[0]
-        curves.setdefault(series, []).append((float(summary["options"][option]), mean, spread))
-    path = plots.plot_sweep(
-        curves,
+    return draw_curves(
+        against_option(comparison, lambda result: float(result["metrics"]["regret_mean"])),
         file_of(stem, option),
-        title=f"{comparison.dataset}: regret against the {option} rate",
-        xlabel=f"{option} rate",
-        ylabel="mean regret per client (squared error)",
-    )
-    return FigureBlock(
         f"{comparison.dataset}: mean regret per client after the last sample; band: one standard "
         "deviation over feature draws",
-        path,
+        title=f"{comparison.dataset}: regret against the {option} rate",
+        axes=(f"{option} rate", "mean regret per client (squared error)"),
     )
 
 

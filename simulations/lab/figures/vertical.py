@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from ...methods.pooled import error_of
-from ...run import plots
 from ...run.entries import Entry
 from ...run.report import FigureBlock
 from ..comparison import Comparison
 from ..error_plots import plot_error_boxes, plot_error_time
 from ..topologies import SERVER_NOTE, plot_topologies
-from .common import DrawAcross, DrawFigure, Styles, traffic
+from .common import DrawAcross, DrawFigure, Styles, against_data, draw_curves, file_of, traffic
 
 
 def _error_time(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
@@ -24,7 +23,7 @@ def _error_time(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlo
     name, (text, unit, scale) = comparison.dataset, _error_unit(comparison)
     path = plot_error_time(
         {entry.label: _curve(entry, scale) for entry in comparison.entries},
-        stem.with_name(f"{stem.name}-error-time.png"),
+        file_of(stem, "error-time"),
         title=f"{name}: {text} against training time",
         ylabel=f"{text} ({unit})",
         styles=styles,
@@ -45,7 +44,7 @@ def _errors_box(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlo
             entry.label: [scale * _final(result) for result in entry.results]
             for entry in comparison.entries
         },
-        stem.with_name(f"{stem.name}-errors-box.png"),
+        file_of(stem, "errors-box"),
         title=f"{name}: {text} over runs",
         xlabel=f"{text} ({unit})",
         styles=styles,
@@ -90,7 +89,7 @@ def _final(result: Mapping[str, Any]) -> float:
 
 def _topologies(comparison: Comparison, stem: Path, _: Styles) -> FigureBlock:
     """Draw link times of star, ring and tree (Figure 4)."""
-    path = plot_topologies(stem.with_name(f"{stem.name}-topologies.png"))
+    path = plot_topologies(file_of(stem, "topologies"))
     return FigureBlock(
         "Link time of one sum by star, ring, tree and two trees, computed: 1 ms of latency, "
         f"100 Mbit/s. {SERVER_NOTE}",
@@ -100,22 +99,18 @@ def _topologies(comparison: Comparison, stem: Path, _: Styles) -> FigureBlock:
 
 def _time_size(comparisons: Sequence[Comparison], stem: Path, styles: Styles) -> FigureBlock:
     """Draw the seconds of a run against the number of training rows (Figure 5)."""
-    curves: dict[str, list[tuple[float, float, float]]] = {}
-    for comparison in comparisons:
-        rows = comparison.section.data[comparison.dataset].train_rows  # type: ignore[attr-defined]
-        for entry in comparison.entries:
-            seconds = np.array([result["seconds"] for result in entry.results])
-            point = (float(rows), float(seconds.mean()), float(seconds.std()))
-            curves.setdefault(entry.label, []).append(point)
-    path = plots.plot_sweep(
-        curves,
+    return draw_curves(
+        against_data(comparisons, _training_rows, lambda result: float(result["seconds"])),
         stem.with_name(f"{stem.name}.png"),
+        "Seconds of a run, masking, training and prediction included",
         title="Time of a run against the number of training rows",
-        xlabel="training rows",
-        ylabel="seconds",
+        axes=("training rows", "seconds"),
         styles=styles,
     )
-    return FigureBlock("Seconds of a run, masking, training and prediction included", path)
+
+
+def _training_rows(settings: Any) -> float:
+    return float(settings.train_rows)
 
 
 ACROSS: dict[str, DrawAcross] = {"time-size": _time_size}

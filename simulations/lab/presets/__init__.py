@@ -13,11 +13,9 @@ __all__ = ["NAMES", "PAPERS", "Preset", "Section", "preset", "registered_methods
 
 #: Tables and figures of the papers.
 _PAPERS: dict[str, Builder] = {
-    **online.PRESETS,
-    **hybrid.PRESETS,
-    **vertical.PRESETS,
-    **gram.PRESETS,
-    **hierarchical.PRESETS,
+    name: builder
+    for family in (online, hybrid, vertical, gram, hierarchical)
+    for name, builder in family.PRESETS.items()
 }
 #: New presets are registered here.
 _PRESETS: dict[str, Builder] = {"demo": demo.demo, **cross.PRESETS, **_PAPERS}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,42 @@ class Preset:
 
 #: Makes a preset for the data sets of the paper that are asked for; all when there are none.
 Builder = Callable[[tuple[str, ...]], Preset]
+#: Makes the sections of a preset, of the data sets that are asked for.
+Sections = Callable[[tuple[str, ...]], Iterable[Section]]
+
+
+class Presets(dict[str, Builder]):
+    """Presets by name, each declared where its sections are made."""
+
+    def add(
+        self, name: str, title: str, text: str, *, runs: int = 20
+    ) -> Callable[[Sections], Sections]:
+        """Return what makes a preset of a function that returns its sections."""
+
+        def register(sections: Sections) -> Sections:
+            self[name] = lambda datasets: Preset(name, title, text, tuple(sections(datasets)), runs)
+            return sections
+
+        return register
+
+    def each(
+        self,
+        name: str,
+        title: str,
+        text: str,
+        kept: Callable[[tuple[str, ...]], Iterable[str]],
+        *,
+        runs: int = 20,
+    ) -> Callable[[Callable[[str], Section]], None]:
+        """Return what makes a preset of a function that returns the section of one data set.
+
+        ``kept`` returns which to show of those that are asked for.
+        """
+
+        def register(section: Callable[[str], Section]) -> None:
+            self.add(name, title, text, runs=runs)(lambda asked: map(section, kept(asked)))
+
+        return register
 
 
 def data_file(name: str) -> str:
@@ -162,8 +198,10 @@ def data_path(name: str) -> Path:
     return Path(folder) / name
 
 
-def choose(datasets: tuple[str, ...], known: Sequence[str]) -> tuple[str, ...]:
-    """Return the data sets asked for; all that are known when there are none.
+def choose(
+    datasets: tuple[str, ...], known: Iterable[str], usual: Iterable[str] = ()
+) -> tuple[str, ...]:
+    """Return the data sets asked for; the usual ones, or all that are known, when there are none.
 
     Raises
     ------
@@ -175,4 +213,4 @@ def choose(datasets: tuple[str, ...], known: Sequence[str]) -> tuple[str, ...]:
         raise TableError(
             f"the presets have no data set {unknown[0]!r}", remedy=f"choose of {', '.join(known)}"
         )
-    return tuple(dict.fromkeys(datasets)) or tuple(known)
+    return tuple(dict.fromkeys(datasets)) or tuple(usual) or tuple(known)

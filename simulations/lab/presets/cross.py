@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
-
-from fedkern_flwr.errors import TableError
 
 from ...methods.gram_data import GramSettings
 from ...methods.groups_settings import HierarchicalSettings
 from ...methods.hybrid_data import HybridSettings
 from ...methods.vertical_data import VerticalSettings
-from .base import Builder, Contender, Preset, Section, choose, data_file
+from ...run.data import Settings
+from .base import Contender, Presets, Section, choose, data_file, is_there
 
 # name -> (data, training rows of a split)
 _SETS = {
@@ -50,9 +50,11 @@ _BESIDES = (
     "equations, the whole Gram matrix of Secure Gram, which is the instances up to a rotation, and "
     "the model of HierarchicalSVM where users have rows."
 )
-_COLUMNS = ("accuracy", "exchanges", "megabytes", "seconds", "plain")
 _FED_CG, _FDSKL = "FedCG", "FDSKL, one-shot"
 _SECURE_GRAM, _SVM = "Secure Gram + SVC", "HierarchicalSVM (linear)"
+
+
+PRESETS = Presets()
 
 
 def _data(name: str, **more: Any) -> dict[str, Any]:
@@ -61,116 +63,90 @@ def _data(name: str, **more: Any) -> dict[str, Any]:
     return {"data": path, "test_size": _SHARE, "resplit": True, **more}
 
 
-def _kept(datasets: tuple[str, ...]) -> list[str]:
+def _kept(datasets: tuple[str, ...]) -> tuple[str, ...]:
     """Return the data sets asked for; else the built-in ones, and the others that are there."""
-    kept = []
-    for name in choose(datasets, tuple(_SETS)):
-        try:
-            _data(name)
-        except TableError:
-            if datasets:
-                raise
-            continue
-        kept.append(name)
-    return kept
+    files = {name: data for name, (data, _) in _SETS.items()}
+    there = (name for name, data in files.items() if not data.endswith(".npz") or is_there(data))
+    return choose(datasets, _SETS, there)
 
 
-def _vertical(datasets: tuple[str, ...]) -> Preset:
-    return Preset(
-        "cross-vertical",
-        "One task, four protocols: columns at four parties",
-        "The columns of the same rows lie at four parties, one of which has the labels; 30 % of "
-        "the rows are held out, others in every run. FedCG takes that party as its only hospital, "
-        "so that the server reads K^T K of this one (--allow-single). Pooled models see "
-        f"everything. {_BESIDES}",
-        tuple(
-            Section(
-                {name: VerticalSettings(**_data(name), parties=_PARTIES)},
-                (
-                    (_FED_CG, "fed-cg", {"allow_single": True, **_CHOSEN[name]}),
-                    (_FDSKL, "fdskl", {}),
-                    (_SECURE_GRAM, "secure-gram", _GRAM),
-                    (_SVM, "hierarchical-svm", _VERTICAL_SVM),
-                    *_POOLED,
-                ),
-                _COLUMNS,
-                ("errors-box", "bytes"),
-                title=name,
-                dealt={
-                    name: {
-                        _FED_CG: HybridSettings(
-                            **_data(name), hospitals=1, centres=_PARTIES - 1, allow_single=True
-                        ),
-                        _SECURE_GRAM: GramSettings(**_data(name), clients=_PARTIES),
-                        _SVM: HierarchicalSettings(
-                            **_data(name), partition="vertical", users=_PARTIES, groups=_PARTIES
-                        ),
-                    }
-                },
-            )
-            for name in _kept(datasets)
-        ),
-        runs=_RUNS,
+def _columns_apart(name: str, parties: int, **more: Any) -> dict[str, Settings]:
+    """Return how parties with columns get their data, by method."""
+    data = _data(name, **more)
+    return {
+        _FDSKL: VerticalSettings(**data, parties=parties),
+        _SECURE_GRAM: GramSettings(**data, clients=parties),
+        _SVM: HierarchicalSettings(**data, partition="vertical", users=parties, groups=parties),
+    }
+
+
+def _section(
+    name: str,
+    entries: tuple[Contender, ...],
+    dealt: Mapping[str, Settings],
+    parties: int,
+    holders: str = "",
+) -> Section:
+    return Section(
+        {name: VerticalSettings(**_data(name), parties=parties)},
+        (*entries, *_POOLED),
+        ("accuracy", "exchanges", "megabytes", "seconds", "plain"),
+        ("errors-box", "bytes"),
+        title=name,
+        dealt={name: dealt},
+        parties=holders,
     )
 
 
-def _hybrid(datasets: tuple[str, ...]) -> Preset:
-    parties = _CENTRES + 1
-    alone = f"{_FDSKL}, one hospital"
-    gram, svm = f"{_SECURE_GRAM}, one hospital", f"{_SVM}, one hospital"
-    rows = f"{_SVM}, columns given away"
-    return Preset(
-        "cross-hybrid",
-        "One task, four protocols: rows at four hospitals, columns also at two centres",
-        "A third of the columns lies at the hospitals, of their own patients, the others at two "
-        "centres; 30 % of the rows are held out, others in every run. FedCG learns from all "
-        "patients. Vertical methods serve one hospital and the centres: a quarter of the rows. "
-        "HierarchicalSVM over all hospitals needs all columns at them: the centres give theirs "
-        f"away. Pooled models see everything. {_BESIDES}",
-        tuple(
-            Section(
-                {name: VerticalSettings(**_data(name), parties=parties)},
-                (
-                    (_FED_CG, "fed-cg", _CHOSEN[name]),
-                    (alone, "fdskl", {}),
-                    (gram, "secure-gram", _GRAM),
-                    (svm, "hierarchical-svm", _VERTICAL_SVM),
-                    (rows, "hierarchical-svm", {}),
-                    *_POOLED,
-                ),
-                _COLUMNS,
-                ("errors-box", "bytes"),
-                title=name,
-                parties=f"{_HOSPITALS} hospitals and {_CENTRES} centres",
-                dealt={
-                    name: {
-                        _FED_CG: HybridSettings(
-                            **_data(name), hospitals=_HOSPITALS, centres=_CENTRES
-                        ),
-                        alone: VerticalSettings(
-                            **_data(name, train_rows=_one_hospital(name)), parties=parties
-                        ),
-                        gram: GramSettings(
-                            **_data(name, train_rows=_one_hospital(name)), clients=parties
-                        ),
-                        svm: HierarchicalSettings(
-                            **_data(name, train_rows=_one_hospital(name)),
-                            partition="vertical",
-                            users=parties,
-                            groups=parties,
-                        ),
-                        rows: HierarchicalSettings(**_data(name), users=_HOSPITALS, groups=1),
-                    }
-                },
-            )
-            for name in _kept(datasets)
-        ),
-        runs=_RUNS,
+@PRESETS.each(
+    "cross-vertical",
+    "One task, four protocols: columns at four parties",
+    "The columns of the same rows lie at four parties, one of which has the labels; 30 % of "
+    "the rows are held out, others in every run. FedCG takes that party as its only hospital, "
+    "so that the server reads K^T K of this one (--allow-single). Pooled models see "
+    f"everything. {_BESIDES}",
+    _kept,
+    runs=_RUNS,
+)
+def _vertical(name: str) -> Section:
+    single: dict[str, Any] = {"hospitals": 1, "centres": _PARTIES - 1, "allow_single": True}
+    dealt = {_FED_CG: HybridSettings(**_data(name), **single), **_columns_apart(name, _PARTIES)}
+    del dealt[_FDSKL]  # has its data as the section has
+    entries: tuple[Contender, ...] = (
+        (_FED_CG, "fed-cg", {"allow_single": True, **_CHOSEN[name]}),
+        (_FDSKL, "fdskl", {}),
+        (_SECURE_GRAM, "secure-gram", _GRAM),
+        (_SVM, "hierarchical-svm", _VERTICAL_SVM),
     )
+    return _section(name, entries, dealt, _PARTIES)
 
 
-def _one_hospital(name: str) -> int:
-    return _SETS[name][1] // _HOSPITALS
-
-
-PRESETS: dict[str, Builder] = {"cross-vertical": _vertical, "cross-hybrid": _hybrid}
+@PRESETS.each(
+    "cross-hybrid",
+    "One task, four protocols: rows at four hospitals, columns also at two centres",
+    "A third of the columns lies at the hospitals, of their own patients, the others at two "
+    "centres; 30 % of the rows are held out, others in every run. FedCG learns from all "
+    "patients. Vertical methods serve one hospital and the centres: a quarter of the rows. "
+    "HierarchicalSVM over all hospitals needs all columns at them: the centres give theirs "
+    f"away. Pooled models see everything. {_BESIDES}",
+    _kept,
+    runs=_RUNS,
+)
+def _hybrid(name: str) -> Section:
+    parties, rows = _CENTRES + 1, f"{_SVM}, columns given away"
+    alone = _columns_apart(name, parties, train_rows=_SETS[name][1] // _HOSPITALS)
+    fdskl, gram, svm = (f"{label}, one hospital" for label in alone)
+    dealt = {
+        _FED_CG: HybridSettings(**_data(name), hospitals=_HOSPITALS, centres=_CENTRES),
+        **dict(zip((fdskl, gram, svm), alone.values(), strict=True)),
+        rows: HierarchicalSettings(**_data(name), users=_HOSPITALS, groups=1),
+    }
+    entries: tuple[Contender, ...] = (
+        (_FED_CG, "fed-cg", _CHOSEN[name]),
+        (fdskl, "fdskl", {}),
+        (gram, "secure-gram", _GRAM),
+        (svm, "hierarchical-svm", _VERTICAL_SVM),
+        (rows, "hierarchical-svm", {}),
+    )
+    who = f"{_HOSPITALS} hospitals and {_CENTRES} centres"
+    return _section(name, entries, dealt, parties, holders=who)

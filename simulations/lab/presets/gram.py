@@ -8,11 +8,14 @@ comes nearest to the paper's figures.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from fedkern_flwr.errors import TableError
 
 from ...methods.gram_data import GramSettings
 from ...methods.rating_data import RatingSettings
-from .base import Builder, Contender, Preset, Section, choose, data_path
+from .base import Presets, Section, choose, data_path
 
 _FILES = {
     "ml-100k": ("ml-100k/u.data", "ml-100k/ml-100k.inter", "u.data", "ml-100k.inter"),
@@ -39,6 +42,16 @@ _PAPER: dict[str, dict[int, tuple[float, float, float]]] = {
     },
 }
 _POOLED = "pooled"
+_HELD_OUT: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("random", "All rated items positive, random ratings held out", {"resplit": True}),
+    (
+        "time",
+        "Ratings from 4 positive, the latest held out",
+        {"min_rating": 4.0, "hold_out": "time"},
+    ),
+)
+
+PRESETS = Presets()
 
 
 def _ratings(name: str) -> str:
@@ -53,21 +66,11 @@ def _ratings(name: str) -> str:
     return str(found)
 
 
-def _table(number: int, name: str) -> Preset:
-    path, each = _ratings(name), _USERS_PER_NODE[name]
-    names = {_POOLED: 100, **{f"{share} %": share for share in _SHARES}}
-    paper = {
-        column: {label: _PAPER[name][share][place] for label, share in names.items()}
-        for place, column in enumerate(("auc", "ndcg", "recall"))
-    }
-    entries: tuple[Contender, ...] = (
-        (_POOLED, "cf-komd", {"regularization": 1.0}),
-        *(
-            (f"{s} %", "fed-cfk", {"participation": s / 100, "regularization": 1.0})
-            for s in _SHARES
-        ),
-    )
-    return Preset(
+def _table(number: int, name: str) -> None:
+    """Declare Table 1 or 2."""
+    each = _USERS_PER_NODE[name]
+
+    @PRESETS.add(
         f"fed-cfk-table{number}",
         f"FedCFK, Table {number}: users whose ratings are in the kernel",
         f"{name} on nodes of {each} users, ten repetitions with other nodes in the kernel; cosine "
@@ -75,64 +78,54 @@ def _table(number: int, name: str) -> Preset:
         "fewer than 5 of the summed users are left out of FedCFK's kernel, not of the pooled one. "
         "The paper says neither what is positive nor how it holds out: its level is not ours, the "
         "decline is.",
-        tuple(
-            Section(
+        runs=10,
+    )
+    def sections(datasets: tuple[str, ...]) -> Iterator[Section]:
+        choose(datasets, (name,))
+        path, labels = _ratings(name), {f"{share} %": share for share in _SHARES}
+        printed = {_POOLED: 100, **labels}
+        paper = {
+            column: {label: _PAPER[name][share][k] for label, share in printed.items()}
+            for k, column in enumerate(("auc", "ndcg", "recall"))
+        }
+        for text, title, more in _HELD_OUT:
+            yield Section(
                 {f"{name} {text}": RatingSettings(path, users_per_client=each, **more)},
-                entries,
+                (
+                    (_POOLED, "cf-komd", {"regularization": 1.0}),
+                    *(
+                        (label, "fed-cfk", {"participation": s / 100, "regularization": 1.0})
+                        for label, s in labels.items()
+                    ),
+                ),
                 ("auc", "ndcg", "recall", "items", "users", "difference", "seconds"),
                 ("participation",),
                 title=title,
                 paper={f"{name} {text}": paper},
             )
-            for text, title, more in (
-                ("random", "All rated items positive, random ratings held out", {"resplit": True}),
-                (
-                    "time",
-                    "Ratings from 4 positive, the latest held out",
-                    {"min_rating": 4.0, "hold_out": "time"},
-                ),
-            )
-        ),
-        runs=10,
+
+
+_table(1, "ml-100k")
+_table(2, "ml-1m")
+
+
+@PRESETS.add(
+    "fed-cfk-figure1",
+    "FedCFK, Figure 1: the kernel after rounds of random users",
+    "In each of 200 rounds a random share of the users takes part. The paper keeps the "
+    "entrywise maximum of the rounds' sums; disjoint cohorts count every user once and add up. "
+    "Sums are exact, so they are made from pooled ratings here; no items are suppressed.",
+    runs=1,
+)
+def _figure1(datasets: tuple[str, ...]) -> list[Section]:
+    name = choose(datasets, _FILES)[0]
+    entries = tuple(
+        (f"{merge}, {share:g} %", "merge-rounds", {"merge": merge, "share": share / 100})
+        for merge in ("max", "disjoint")
+        for share in (1, 5, 10, 25, 50)
     )
-
-
-def _table1(datasets: tuple[str, ...]) -> Preset:
-    choose(datasets, ("ml-100k",))
-    return _table(1, "ml-100k")
-
-
-def _table2(datasets: tuple[str, ...]) -> Preset:
-    choose(datasets, ("ml-1m",))
-    return _table(2, "ml-1m")
-
-
-def _figure1(datasets: tuple[str, ...]) -> Preset:
-    name = choose(datasets, ("ml-100k", "ml-1m"))[0]
-    return Preset(
-        "fed-cfk-figure1",
-        "FedCFK, Figure 1: the kernel after rounds of random users",
-        "In each of 200 rounds a random share of the users takes part. The paper keeps the "
-        "entrywise maximum of the rounds' sums; disjoint cohorts count every user once and add up. "
-        "Sums are exact, so they are made from pooled ratings here; no items are suppressed.",
-        (
-            Section(
-                {name: RatingSettings(_ratings(name))},
-                tuple(
-                    (
-                        f"{merge}, {share:g} %",
-                        "merge-rounds",
-                        {"merge": merge, "share": share / 100},
-                    )
-                    for merge in ("max", "disjoint")
-                    for share in (1, 5, 10, 25, 50)
-                ),
-                ("kernel-error", "exact-from", "users"),
-                ("kernel-error",),
-            ),
-        ),
-        runs=1,
-    )
+    columns, plots = ("kernel-error", "exact-from", "users"), ("kernel-error",)
+    return [Section({name: RatingSettings(_ratings(name))}, entries, columns, plots)]
 
 
 def recommendations() -> Section:
@@ -166,10 +159,3 @@ def instances() -> Section:
         text="Secure Gram sums the parties' products of all pairs of rows; whoever has the labels "
         "trains any kernel machine on the matrix.",
     )
-
-
-PRESETS: dict[str, Builder] = {
-    "fed-cfk-table1": _table1,
-    "fed-cfk-table2": _table2,
-    "fed-cfk-figure1": _figure1,
-}

@@ -13,9 +13,7 @@ from functools import partial
 from typing import Any
 
 from ...methods.hybrid_data import HybridSettings
-from .base import Builder, Contender, Preset, Section, choose, data_file
-
-_SPLITS = 10
+from .base import Presets, Section, choose, data_file
 
 # name -> (data, settings, lambda of the paper's programs, tolerance of Tables 2-4, of Tables 5-7)
 _SETS: dict[str, tuple[str, dict[str, Any], float, str, str]] = {
@@ -100,6 +98,8 @@ _PAPER: dict[int, dict[str, tuple[float, float, float, float]]] = {
 _SAMPLING = {2: "P", 3: "U", 4: "N", 5: "P", 6: "U", 7: "N"}
 _EXACT, _ITERATED, _AS_PRINTED = "FedCG", "FedCG, by cg", "paper's settings"
 
+PRESETS = Presets()
+
 
 def _settings(dataset: str, **more: Any) -> HybridSettings:
     data, own = _SETS[dataset][:2]
@@ -108,9 +108,18 @@ def _settings(dataset: str, **more: Any) -> HybridSettings:
     return HybridSettings(data=data, **{**own, **more})
 
 
-def _table(number: int, datasets: tuple[str, ...]) -> Preset:
+def _tuned(dataset: str, sampling: str, **more: Any) -> dict[str, Any]:
+    """Return the options that were chosen for a data set, and more."""
+    kernel, gamma, regularization = _CHOSEN[dataset][sampling]
+    chosen = {"kernel": kernel, "gamma": gamma, "regularization": regularization}
+    return {**chosen, "sampling": sampling, **more}
+
+
+def _table(number: int) -> None:
+    """Declare Table 2 to 7."""
     sampling, early = _SAMPLING[number], number < 5
-    return Preset(
+
+    @PRESETS.each(
         f"fed-cg-table{number}",
         f"FedCG, Table {number}: {_LANDMARKS} landmarks, sampling {sampling}",
         "Ten splits (70 % for training, the same share of each class), new landmarks for each, "
@@ -119,52 +128,48 @@ def _table(number: int, datasets: tuple[str, ...]) -> Preset:
         f"{'; conjugate gradients start at random coefficients' if early else ''}. Beside the "
         "accuracies stand the paper's, of one split; beside the stop epochs those of its settings: "
         "Gaussian, gamma 0.5, lambda 1e-6 (ionosphere 1e-4), random start.",
-        tuple(
-            _table_section(number, dataset, sampling, early)
-            for dataset in choose(datasets, tuple(_SETS))
-        ),
-        runs=_SPLITS,
+        partial(choose, known=_SETS),
+        runs=10,
     )
+    def section(dataset: str) -> Section:
+        ours = _tuned(dataset, sampling, landmarks=_LANDMARKS)
+        cg = {"solver": "cg", "preconditioner_rank": 0, "init": "random" if early else "zero"}
+        given = {"gamma": 0.5, "regularization": _SETS[dataset][2], "tolerance": 1e-7}
+        theirs = {"landmarks": _LANDMARKS, "sampling": sampling, **cg, "init": "random", **given}
+        epochs = f"stop epoch {_SETS[dataset][3 if early else 4]}"
+        epoch, *printed = _PAPER[number][dataset]
+        rates = zip(("accuracy", "recall", "precision"), printed, strict=True)
+        paper = {column: dict.fromkeys((_EXACT, _ITERATED), value) for column, value in rates}
+        return Section(
+            {dataset: _settings(dataset, resplit=True)},
+            (
+                (_EXACT, "fed-cg", ours),
+                (_ITERATED, "fed-cg", {**ours, **cg, "tolerance": 1e-8}),
+                (_AS_PRINTED, "fed-cg", theirs),
+            ),
+            (*paper, epochs, "difference"),
+            (),
+            title="{}: {kernel}, gamma {gamma:g}, lambda {regularization:g}".format(
+                dataset, **ours
+            ),
+            paper={dataset: {**paper, epochs: {_AS_PRINTED: epoch}}},
+        )
 
 
-def _table_section(number: int, dataset: str, sampling: str, early: bool) -> Section:
-    kernel, gamma, chosen = _CHOSEN[dataset][sampling]
-    common = {"landmarks": _LANDMARKS, "sampling": sampling}
-    ours = {**common, "kernel": kernel, "gamma": gamma, "regularization": chosen}
-    cg = {"solver": "cg", "preconditioner_rank": 0, "init": "random" if early else "zero"}
-    theirs = {
-        **common,
-        **cg,
-        "init": "random",
-        "gamma": 0.5,
-        "regularization": _SETS[dataset][2],
-        "tolerance": 1e-7,
-    }
-    epochs = f"stop epoch {_SETS[dataset][3 if early else 4]}"
-    epoch, accuracy, recall, precision = _PAPER[number][dataset]
-    both = (_EXACT, _ITERATED)
-    return Section(
-        {dataset: _settings(dataset, resplit=True)},
-        (
-            (_EXACT, "fed-cg", ours),
-            (_ITERATED, "fed-cg", {**ours, **cg, "tolerance": 1e-8}),
-            (_AS_PRINTED, "fed-cg", theirs),
-        ),
-        ("accuracy", "recall", "precision", epochs, "difference"),
-        (),
-        title=f"{dataset}: {kernel}, gamma {gamma:g}, lambda {chosen:g}",
-        paper={
-            dataset: {
-                "accuracy": dict.fromkeys(both, accuracy),
-                "recall": dict.fromkeys(both, recall),
-                "precision": dict.fromkeys(both, precision),
-                epochs: {_AS_PRINTED: epoch},
-            }
-        },
-    )
+for _number in _PAPER:
+    _table(_number)
 
 
-def _residuals(datasets: tuple[str, ...]) -> Preset:
+@PRESETS.add(
+    "fed-cg-figure6",
+    "FedCG, Figure 6: residual during conjugate gradients",
+    "The paper's settings (Gaussian, gamma 0.5, lambda 1e-6, 50 uniform landmarks, random "
+    "start). Secure and pooled are the same iteration; at this condition number their rounding "
+    "parts them after a while. The third is what a preconditioner changes.",
+    runs=10,
+)
+def _residuals(datasets: tuple[str, ...]) -> list[Section]:
+    known = ("Sonar", *(name for name in _SETS if name != "Sonar"))
     options = {
         "landmarks": _LANDMARKS,
         "gamma": 0.5,
@@ -173,104 +178,72 @@ def _residuals(datasets: tuple[str, ...]) -> Preset:
         "init": "random",
         "preconditioner_rank": 0,
     }
-    entries: tuple[Contender, ...] = (
-        ("FedCG, secure", "fed-cg", options),
-        ("CenCG: pooled on the server", "fed-cg", {**options, "protocol": "naive"}),
-        ("FedCG, secure, rank 25", "fed-cg", {**options, "preconditioner_rank": 25}),
-    )
-    kept = choose(datasets, ("Sonar", *(name for name in _SETS if name != "Sonar")))
-    return Preset(
-        "fed-cg-figure6",
-        "FedCG, Figure 6: residual during conjugate gradients",
-        "The paper's settings (Gaussian, gamma 0.5, lambda 1e-6, 50 uniform landmarks, random "
-        "start). Secure and pooled are the same iteration; at this condition number their rounding "
-        "parts them after a while. The third is what a preconditioner changes.",
-        (
-            Section(
-                {name: _settings(name) for name in (kept if datasets else ("Sonar",))},
-                entries,
-                ("accuracy", "iterations", "residual", "difference", "exchanges"),
-                ("residual",),
+    return [
+        Section(
+            {name: _settings(name) for name in choose(datasets, known, ("Sonar",))},
+            (
+                ("FedCG, secure", "fed-cg", options),
+                ("CenCG: pooled on the server", "fed-cg", {**options, "protocol": "naive"}),
+                ("FedCG, secure, rank 25", "fed-cg", {**options, "preconditioner_rank": 25}),
             ),
-        ),
-        runs=10,
-    )
+            ("accuracy", "iterations", "residual", "difference", "exchanges"),
+            ("residual",),
+        )
+    ]
 
 
 _SIZES = (5, 10, 20, 50, 100)
 _ALL_ROWS = {"Sonar": 146, "Ionosphere": 245}  # training rows of a split
 
 
-def _sizes(datasets: tuple[str, ...]) -> Preset:
+@PRESETS.each(
+    "fed-cg-figure7",
+    "FedCG, Figure 7: accuracy against the number of landmarks",
+    "Thirty splits. Landmarks that are training rows need pooled data; uniform and normal ones "
+    "do not. Widths and regularisation are those of Tables 2-4. KRLS takes all training rows.",
+    partial(choose, known=_SETS, usual=_ALL_ROWS),
+    runs=30,
+)
+def _sizes(dataset: str) -> Section:
     names = {"P": "training rows (P)", "U": "uniform (U)", "N": "normal (N)"}
-    sections = []
-    for dataset in choose(datasets, tuple(_SETS)) if datasets else ("Sonar", "Ionosphere"):
-        entries: list[Contender] = []
-        for sampling, name in names.items():
-            kernel, gamma, chosen = _CHOSEN[dataset][sampling]
-            common = {"kernel": kernel, "gamma": gamma, "regularization": chosen}
-            entries += [
-                (
-                    f"{name}, {m}",
-                    "fed-cg",
-                    {**common, "landmarks": m, "sampling": sampling},
-                )
+    entries = [
+        (f"{name}, {m}", "fed-cg", _tuned(dataset, sampling, landmarks=m))
+        for sampling, name in names.items()
+        for m in _SIZES
+    ]
+    if dataset in _ALL_ROWS:  # K^T K + lambda K with square K: (K + lambda I) a = y, eq. 2.5
+        rows = _ALL_ROWS[dataset]
+        every = _tuned(dataset, "P", landmarks=rows, penalty="rkhs")
+        entries.append((f"all rows (KRLS), {rows}", "fed-cg", every))
+    data = {dataset: _settings(dataset, resplit=True)}
+    return Section(data, tuple(entries), ("accuracy",), ("accuracy",), sweep="landmarks")
+
+
+@PRESETS.add(
+    "fed-cg-figure8",
+    "FedCG, Figure 8: distances between patients from the naive protocol's kernel",
+    "Relative error of the squared distances between training rows. The completions know the "
+    "distances between landmarks, as in the paper; the closed form by a singular value "
+    "decomposition knows nothing but the kernel and its width, trilateration knows the "
+    "landmarks, which the paper shares out by a common seed. Errors of 1e-15 are exact.",
+    runs=1,
+)
+def _reconstruction(datasets: tuple[str, ...]) -> list[Section]:
+    kept = choose(datasets, ("Iris", "Sonar", "Ionosphere"))
+    naive = {"protocol": "naive", "gamma": 0.5}
+    return [
+        Section(
+            {name: _settings(name, reconstruction=True) for name in kept},
+            tuple(
+                (f"{sampling}, {m}", "fed-cg", {"landmarks": m, "sampling": sampling, **naive})
+                for sampling in "PUN"
                 for m in _SIZES
-            ]
-        if dataset in _ALL_ROWS:  # K^T K + lambda K with square K: (K + lambda I) a = y, eq. 2.5
-            kernel, gamma, chosen = _CHOSEN[dataset]["P"]
-            rows = _ALL_ROWS[dataset]
-            every = {"landmarks": rows, "sampling": "P", "penalty": "rkhs"}
-            ours = {"kernel": kernel, "gamma": gamma, "regularization": chosen, **every}
-            entries.append((f"all rows (KRLS), {rows}", "fed-cg", ours))
-        sections.append(
-            Section(
-                {dataset: _settings(dataset, resplit=True)},
-                tuple(entries),
-                ("accuracy",),
-                ("accuracy",),
-                sweep="landmarks",
-            )
-        )
-    return Preset(
-        "fed-cg-figure7",
-        "FedCG, Figure 7: accuracy against the number of landmarks",
-        "Thirty splits. Landmarks that are training rows need pooled data; uniform and normal ones "
-        "do not. Widths and regularisation are those of Tables 2-4. KRLS takes all training rows.",
-        tuple(sections),
-        runs=30,
-    )
-
-
-def _reconstruction(datasets: tuple[str, ...]) -> Preset:
-    entries = tuple(
-        (
-            f"{name}, {m}",
-            "fed-cg",
-            {"landmarks": m, "sampling": sampling, "protocol": "naive", "gamma": 0.5},
-        )
-        for sampling, name in (("P", "P"), ("U", "U"), ("N", "N"))
-        for m in (5, 10, 20, 50, 100)
-    )
-    own = ("Iris", "Sonar", "Ionosphere")
-    return Preset(
-        "fed-cg-figure8",
-        "FedCG, Figure 8: distances between patients from the naive protocol's kernel",
-        "Relative error of the squared distances between training rows. The completions know the "
-        "distances between landmarks, as in the paper; the closed form by a singular value "
-        "decomposition knows nothing but the kernel and its width, trilateration knows the "
-        "landmarks, which the paper shares out by a common seed. Errors of 1e-15 are exact.",
-        (
-            Section(
-                {name: _settings(name, reconstruction=True) for name in choose(datasets, own)},
-                entries,
-                ("reconstruction",),
-                tuple(f"reconstruction {sampling}" for sampling in "PUN"),
-                sweep="landmarks",
             ),
-        ),
-        runs=1,
-    )
+            ("reconstruction",),
+            tuple(f"reconstruction {sampling}" for sampling in "PUN"),
+            sweep="landmarks",
+        )
+    ]
 
 
 def hospitals() -> Section:
@@ -288,11 +261,3 @@ def hospitals() -> Section:
         text="FedCG tells malignant from benign without pooling rows or features. Its predictions "
         "are those of the pooled model; the server sees sums over the hospitals only.",
     )
-
-
-PRESETS: dict[str, Builder] = {
-    **{f"fed-cg-table{number}": partial(_table, number) for number in _PAPER},
-    "fed-cg-figure6": _residuals,
-    "fed-cg-figure7": _sizes,
-    "fed-cg-figure8": _reconstruction,
-}

@@ -8,11 +8,13 @@ holds the held-out rows as well, so on a9a, whose test rows alone are 16,281, it
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from ...methods.gram_data import GramSettings
 from ...methods.vertical_data import VerticalSettings
-from .base import Builder, Contender, Preset, Section, choose, data_file
+from .base import Contender, Presets, Section, choose, data_file
 
 # name -> (data, settings, width of streaming and DSG)
 _SETS: dict[str, tuple[str, dict[str, Any], float]] = {
@@ -22,6 +24,7 @@ _SETS: dict[str, tuple[str, dict[str, Any], float]] = {
 }
 _ONE_SHOT, _STREAMING = "FDSKL, one-shot", "FDSKL, streaming"
 _SVC, _BOOSTING = "LIBSVM, pooled", "boosting, pooled"
+_LINEAR: Contender = ("linear, pooled", "linear", {})
 _PP_SVMV = "PP-SVMV (Secure Gram)"
 _ROUNDS, _PARTIES = 500, 4
 _TOO_LARGE = frozenset({"a9a"})
@@ -29,14 +32,22 @@ _TOO_LARGE = frozenset({"a9a"})
 # Table 4: data set -> minutes of FDSKL and of SecureBoost, on 24 cores
 _MINUTES = {"Phishing": (1.0, 10.0), "a9a": (2.0, 15.0)}
 
+PRESETS = Presets()
+_all = partial(choose, known=_SETS)
+
+
+def _data(dataset: str, **more: Any) -> dict[str, Any]:
+    data, own, _ = _SETS[dataset]
+    return {"data": data_file(data), **own, **more}
+
 
 def _settings(dataset: str, **more: Any) -> VerticalSettings:
-    data, own, _ = _SETS[dataset]
-    return VerticalSettings(data=data_file(data), **{**own, **more})
+    return VerticalSettings(**_data(dataset, **more))
 
 
-def _streamed(dataset: str, **more: Any) -> dict[str, Any]:
-    return {"schedule": "streaming", "gamma": _SETS[dataset][2], **more}
+def _streamed(dataset: str, **more: Any) -> Contender:
+    gamma = _SETS[dataset][2]
+    return (_STREAMING, "fdskl", {"schedule": "streaming", "gamma": gamma, **more})
 
 
 def _dsg(dataset: str) -> Contender:
@@ -46,179 +57,160 @@ def _dsg(dataset: str) -> Contender:
 
 def _pp_svmv(dataset: str, **options: Any) -> tuple[Contender, ...]:
     """Return PP-SVMV, where its matrix fits."""
-    if dataset in _TOO_LARGE:
-        return ()
-    return ((_PP_SVMV, "secure-gram", {"encoding": "fixed-point", "kernel": "rbf", **options}),)
+    given = {"encoding": "fixed-point", "kernel": "rbf", **options}
+    return () if dataset in _TOO_LARGE else ((_PP_SVMV, "secure-gram", given),)
 
 
 def _of_gram(dataset: str, **more: Any) -> dict[str, GramSettings]:
     """Return how PP-SVMV gets its data."""
-    data, own, _ = _SETS[dataset]
-    return {_PP_SVMV: GramSettings(data=data_file(data), clients=_PARTIES, **{**own, **more})}
+    return {_PP_SVMV: GramSettings(clients=_PARTIES, **_data(dataset, **more))}
 
 
-def _error_time(datasets: tuple[str, ...]) -> Preset:
-    return Preset(
-        "fdskl-figure3",
-        "FDSKL, Figure 3: test error against training time",
-        "Four parties, one with labels. Streaming FDSKL and DSG on pooled data take the same "
-        f"{_ROUNDS} steps (64 rows, 16 directions each); one-shot FDSKL and LIBSVM have one model "
-        "at the end, after cross-validation.",
-        tuple(
-            Section(
-                {name: _settings(name, rounds=_ROUNDS)},
-                (
-                    (_ONE_SHOT, "fdskl", {}),
-                    (_STREAMING, "fdskl", _streamed(name, evaluate_every=50)),
-                    _dsg(name),
-                    (_SVC, "svc", {"max_rows": 10000}),
-                    *_pp_svmv(name),
-                ),
-                ("accuracy", "seconds", "megabytes", "exchanges"),
-                ("error-time",),
-                title=name,
-                dealt={name: _of_gram(name)},
-            )
-            for name in choose(datasets, tuple(_SETS))
+@PRESETS.each(
+    "fdskl-figure3",
+    "FDSKL, Figure 3: test error against training time",
+    "Four parties, one with labels. Streaming FDSKL and DSG on pooled data take the same "
+    f"{_ROUNDS} steps (64 rows, 16 directions each); one-shot FDSKL and LIBSVM have one model "
+    "at the end, after cross-validation.",
+    _all,
+    runs=1,
+)
+def _error_time(name: str) -> Section:
+    return Section(
+        {name: _settings(name, rounds=_ROUNDS)},
+        (
+            (_ONE_SHOT, "fdskl", {}),
+            _streamed(name, evaluate_every=50),
+            _dsg(name),
+            (_SVC, "svc", {"max_rows": 10000}),
+            *_pp_svmv(name),
         ),
-        runs=1,
+        ("accuracy", "seconds", "megabytes", "exchanges"),
+        ("error-time",),
+        title=name,
+        dealt={name: _of_gram(name)},
     )
 
 
-def _topologies(datasets: tuple[str, ...]) -> Preset:
+@PRESETS.add(
+    "fdskl-figure4",
+    "FDSKL, Figure 4: star, ring and tree",
+    "The same model by the masked star and by the paper's two trees, whose real-valued masks "
+    "give data away. The figure shows link times by the formulas of lab/links.py (1 ms, "
+    "100 Mbit/s, sends serialised per node) for 4 to 64 parties.",
+    runs=1,
+)
+def _topologies(datasets: tuple[str, ...]) -> Iterator[Section]:
     name = choose(datasets, ("svmguide1", *_SETS))[0]
     shared: dict[str, Any] = {"gamma": _SETS[name][2], "features": 500}
-    return Preset(
-        "fdskl-figure4",
-        "FDSKL, Figure 4: star, ring and tree",
-        "The same model by the masked star and by the paper's two trees, whose real-valued masks "
-        "give data away. The figure shows link times by the formulas of lab/links.py (1 ms, "
-        "100 Mbit/s, sends serialised per node) for 4 to 64 parties.",
-        tuple(
-            Section(
-                {f"{name}, {parties} parties": _settings(name, parties=parties)},
-                (
-                    ("star, masked", "fdskl", shared),
-                    ("two trees", "fdskl", {**shared, "topology": "tree"}),
-                ),
-                ("accuracy", "difference", "exchanges", "megabytes", "seconds"),
-                ("topologies",) if parties == 4 else (),
-                title=f"{parties} parties",
-            )
-            for parties in (3, 4)
-        ),
-        runs=1,
-    )
-
-
-def _scaling(datasets: tuple[str, ...]) -> Preset:
-    name = choose(datasets, ("a9a",))[0]
-    fixed = {"gamma": _SETS[name][2], "regularization": 1e-4}
-    return Preset(
-        "fdskl-figure5",
-        "FDSKL, Figure 5: training time against the number of rows",
-        "Widths and regularization are given, so that nothing but the solution is timed. PP-SVMV, "
-        "the exact kernel by secure sums and LIBSVM on it, is shown on the smaller table: its "
-        "matrix grows with the square of all rows, 25 % held-out ones included.",
-        (
-            *(_growing_matrix(),) * (not datasets),
-            Section(
-                {
-                    f"{name}, {rows} rows": _settings(name, train_rows=rows)
-                    for rows in (1000, 2000, 4000, 8000, 16000, 32000)
-                },
-                (
-                    (_ONE_SHOT, "fdskl", fixed),
-                    (f"{_ONE_SHOT}, square", "fdskl", {**fixed, "loss": "square"}),
-                    (_SVC, "svc", {"C": 1.0, "gamma": _SETS[name][2]}),
-                ),
-                ("accuracy", "seconds", "megabytes"),
-                (),
-                across=("time-size",),
+    for parties in (3, 4):
+        yield Section(
+            {f"{name}, {parties} parties": _settings(name, parties=parties)},
+            (
+                ("star, masked", "fdskl", shared),
+                ("two trees", "fdskl", {**shared, "topology": "tree"}),
             ),
-        ),
-        runs=1,
+            ("accuracy", "difference", "exchanges", "megabytes", "seconds"),
+            ("topologies",) if parties == 4 else (),
+            title=f"{parties} parties",
+        )
+
+
+@PRESETS.add(
+    "fdskl-figure5",
+    "FDSKL, Figure 5: training time against the number of rows",
+    "Widths and regularization are given, so that nothing but the solution is timed. PP-SVMV, "
+    "the exact kernel by secure sums and LIBSVM on it, is shown on the smaller table: its "
+    "matrix grows with the square of all rows, 25 % held-out ones included.",
+    runs=1,
+)
+def _scaling(datasets: tuple[str, ...]) -> Iterator[Section]:
+    name = choose(datasets, ("a9a",))[0]
+    if not datasets:
+        yield _growing_matrix()
+    shot, machine = _given(name)
+    yield Section(
+        {
+            f"{name}, {rows} rows": _settings(name, train_rows=rows)
+            for rows in (1000, 2000, 4000, 8000, 16000, 32000)
+        },
+        (shot, (f"{_ONE_SHOT}, square", "fdskl", {**shot[2], "loss": "square"}), machine),
+        ("accuracy", "seconds", "megabytes"),
+        (),
+        across=("time-size",),
     )
+
+
+def _given(name: str) -> tuple[Contender, Contender]:
+    """Return FDSKL and LIBSVM with nothing left to choose."""
+    width = {"gamma": _SETS[name][2]}
+    fixed = {**width, "regularization": 1e-4}
+    return (_ONE_SHOT, "fdskl", fixed), (_SVC, "svc", {"C": 1.0, **width})
 
 
 def _growing_matrix() -> Section:
     """Return FDSKL and PP-SVMV on growing parts of Phishing."""
-    sizes = {f"Phishing, {rows} rows": rows for rows in (500, 1000, 2000, 4000, 8000)}
-    width = _SETS["Phishing"][2]
-    (machine,) = _pp_svmv("Phishing", gamma=width)
+    name = "Phishing"
+    parts = {
+        f"{name}, {rows} rows": {"train_rows": rows, "resplit": True}
+        for rows in (500, 1000, 2000, 4000, 8000)
+    }
+    shot, machine = _given(name)
     return Section(
-        {
-            name: _settings("Phishing", train_rows=rows, resplit=True)
-            for name, rows in sizes.items()
-        },
-        (
-            (_ONE_SHOT, "fdskl", {"gamma": width, "regularization": 1e-4}),
-            machine,
-            (_SVC, "svc", {"C": 1.0, "gamma": width}),
-        ),
+        {part: _settings(name, **rows) for part, rows in parts.items()},
+        (shot, *_pp_svmv(name, gamma=_SETS[name][2]), machine),
         ("accuracy", "seconds", "megabytes"),
         (),
-        title="Phishing",
+        title=name,
         across=("time-size",),
-        dealt={
-            name: _of_gram("Phishing", train_rows=rows, resplit=True)
-            for name, rows in sizes.items()
-        },
+        dealt={part: _of_gram(name, **rows) for part, rows in parts.items()},
     )
 
 
-def _errors(datasets: tuple[str, ...]) -> Preset:
-    return Preset(
-        "fdskl-figure6",
-        "FDSKL, Figure 6: test errors of ten splits",
-        "Ten random 3:1 splits, new directions for each. Linear: a sum of a part per "
-        "party (the role of FD-SVRG). Boosting of trees stands for SecureBoost. PP-SVMV: the exact "
-        "kernel by secure sums and LIBSVM on it.",
-        tuple(
-            Section(
-                {name: _settings(name, resplit=True, rounds=_ROUNDS)},
-                (
-                    (_ONE_SHOT, "fdskl", {}),
-                    (_STREAMING, "fdskl", _streamed(name)),
-                    _dsg(name),
-                    (_SVC, "svc", {}),
-                    ("linear, pooled", "linear", {}),
-                    (_BOOSTING, "boosting", {}),
-                    *_pp_svmv(name),
-                ),
-                ("accuracy", "difference", "seconds", "megabytes", "exchanges"),
-                ("errors-box",),
-                title=name,
-                dealt={name: _of_gram(name, resplit=True)},
-            )
-            for name in choose(datasets, tuple(_SETS))
+@PRESETS.each(
+    "fdskl-figure6",
+    "FDSKL, Figure 6: test errors of ten splits",
+    "Ten random 3:1 splits, new directions for each. Linear: a sum of a part per "
+    "party (the role of FD-SVRG). Boosting of trees stands for SecureBoost. PP-SVMV: the exact "
+    "kernel by secure sums and LIBSVM on it.",
+    _all,
+    runs=10,
+)
+def _errors(name: str) -> Section:
+    return Section(
+        {name: _settings(name, resplit=True, rounds=_ROUNDS)},
+        (
+            (_ONE_SHOT, "fdskl", {}),
+            _streamed(name),
+            _dsg(name),
+            (_SVC, "svc", {}),
+            _LINEAR,
+            (_BOOSTING, "boosting", {}),
+            *_pp_svmv(name),
         ),
-        runs=10,
+        ("accuracy", "difference", "seconds", "megabytes", "exchanges"),
+        ("errors-box",),
+        title=name,
+        dealt={name: _of_gram(name, resplit=True)},
     )
 
 
-def _minutes(datasets: tuple[str, ...]) -> Preset:
-    return Preset(
-        "fdskl-table4",
-        "FDSKL, Table 4: total training time",
-        "Minutes beside the paper's, which were measured on 24 cores and with SecureBoost over a "
-        "network, where ours is boosting on pooled data.",
-        tuple(
-            Section(
-                {name: _settings(name, train_rows=None)},
-                ((_ONE_SHOT, "fdskl", {}), (_BOOSTING, "boosting", {})),
-                ("minutes", "accuracy"),
-                (),
-                title=name,
-                paper={
-                    name: {
-                        "minutes": dict(zip((_ONE_SHOT, _BOOSTING), _MINUTES[name], strict=True))
-                    }
-                },
-            )
-            for name in choose(datasets, tuple(_MINUTES))
-        ),
-        runs=1,
+@PRESETS.each(
+    "fdskl-table4",
+    "FDSKL, Table 4: total training time",
+    "Minutes beside the paper's, which were measured on 24 cores and with SecureBoost over a "
+    "network, where ours is boosting on pooled data.",
+    partial(choose, known=_MINUTES),
+    runs=1,
+)
+def _minutes(name: str) -> Section:
+    return Section(
+        {name: _settings(name, train_rows=None)},
+        ((_ONE_SHOT, "fdskl", {}), (_BOOSTING, "boosting", {})),
+        ("minutes", "accuracy"),
+        (),
+        title=name,
+        paper={name: {"minutes": dict(zip((_ONE_SHOT, _BOOSTING), _MINUTES[name], strict=True))}},
     )
 
 
@@ -230,7 +222,7 @@ def columns() -> Section:
             (_ONE_SHOT, "fdskl", {"features": 1000}),
             (_STREAMING, "fdskl", {"schedule": "streaming", "gamma": 2.0}),
             (_SVC, "svc", {}),
-            ("linear, pooled", "linear", {}),
+            _LINEAR,
         ),
         ("accuracy", "difference", "exchanges", "megabytes", "seconds"),
         ("bytes",),
@@ -238,12 +230,3 @@ def columns() -> Section:
         text="FDSKL trains a kernel model without showing a column. The party with the labels sees "
         "masked random phases only; one-shot it needs four exchanges.",
     )
-
-
-PRESETS: dict[str, Builder] = {
-    "fdskl-figure3": _error_time,
-    "fdskl-figure4": _topologies,
-    "fdskl-figure5": _scaling,
-    "fdskl-figure6": _errors,
-    "fdskl-table4": _minutes,
-}

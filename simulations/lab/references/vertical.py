@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import product
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,6 @@ __all__ = ["PooledSplit", "boosting", "dsg", "kernel_ridge", "linear", "svc"]
 
 Progress = Callable[[int, int], None]
 LinearLoss = Literal["square", "logistic", "squared-hinge"]
-T = TypeVar("T")
 
 _TUNING_ROWS, _FOLDS = 3000, 5
 _COSTS = (1.0, 10.0, 100.0)
@@ -83,19 +82,14 @@ def svc(
     pooled.check()
     svm = _scikit_learn("svm")
     widths = _widths(pooled) if gamma is None else [gamma]
-    grid = list(product(_COSTS if C is None else [C], widths))
+    grid = _grid(C=_COSTS if C is None else [C], gamma=widths)
 
-    def build(choice: tuple[float, float], _: int) -> Any:
-        cost, width = choice
+    def build(_: int, **choice: float) -> Any:
         if pooled.classes:
-            return svm.SVC(C=cost, gamma=width, cache_size=500)
-        return svm.SVR(C=cost, gamma=width, epsilon=_TUBE, cache_size=500)
+            return svm.SVC(**choice, cache_size=500)
+        return svm.SVR(**choice, epsilon=_TUBE, cache_size=500)
 
-    (cost, width), tuning = _choose(build, grid, pooled, seed, progress)
-    rows = _some_rows(pooled, max_rows or len(pooled.y), seed, "training rows")
-    model = build((cost, width), len(rows))
-    metrics, history = _fit(model, pooled, rows, len(grid), progress)
-    return {**metrics, "C": cost, "gamma": width, "tuning_seconds": tuning}, history
+    return _tuned(build, grid, pooled, seed, progress, max_rows)
 
 
 def linear(
@@ -139,20 +133,17 @@ def linear(
     pooled.check()
     models, svm = _scikit_learn("linear_model"), _scikit_learn("svm")
 
-    def build(value: float, rows: int) -> Any:
+    def build(rows: int, regularization: float) -> Any:
         if loss == "logistic":
-            return models.LogisticRegression(C=1.0 / (rows * value), max_iter=1000)
+            return models.LogisticRegression(C=1.0 / (rows * regularization), max_iter=1000)
         if loss == "squared-hinge":
             # LIBLINEAR minimises C sum L + |w|^2 / 2
-            return svm.LinearSVC(C=1.0 / (rows * value), dual=False, max_iter=5000)
+            return svm.LinearSVC(C=1.0 / (rows * regularization), dual=False, max_iter=5000)
         ridge = models.RidgeClassifier if pooled.classes else models.Ridge
-        return ridge(alpha=0.5 * rows * value)
+        return ridge(alpha=0.5 * rows * regularization)
 
-    grid = _REGULARIZATIONS if regularization is None else (regularization,)
-    value, tuning = _choose(build, grid, pooled, seed, progress)
-    rows = np.arange(len(pooled.y))
-    metrics, history = _fit(build(value, len(rows)), pooled, rows, len(grid), progress)
-    return {**metrics, "regularization": value, "tuning_seconds": tuning}, history
+    given = _REGULARIZATIONS if regularization is None else (regularization,)
+    return _tuned(build, _grid(regularization=given), pooled, seed, progress)
 
 
 def kernel_ridge(
@@ -186,25 +177,18 @@ def kernel_ridge(
     pooled.check()
     approximation, models = _scikit_learn("kernel_approximation"), _scikit_learn("linear_model")
     pipeline = _scikit_learn("pipeline")
-    grid = list(product(_widths(pooled), _REGULARIZATIONS))
 
-    def build(choice: tuple[float, float], rows: int) -> Any:
-        width, value = choice
+    def build(rows: int, gamma: float, regularization: float) -> Any:
         ridge = models.RidgeClassifier if pooled.classes else models.Ridge
-        return pipeline.make_pipeline(
-            approximation.Nystroem(
-                gamma=width,
-                n_components=min(landmarks, rows),
-                random_state=_state(seed, "landmarks"),
-            ),
-            ridge(alpha=value),
+        features = approximation.Nystroem(
+            gamma=gamma,
+            n_components=min(landmarks, rows),
+            random_state=_state(seed, "landmarks"),
         )
+        return pipeline.make_pipeline(features, ridge(alpha=regularization))
 
-    (width, value), tuning = _choose(build, grid, pooled, seed, progress)
-    rows = np.arange(len(pooled.y))
-    metrics, history = _fit(build((width, value), len(rows)), pooled, rows, len(grid), progress)
-    found = {"gamma": width, "regularization": value, "tuning_seconds": tuning}
-    return {**metrics, **found}, history
+    grid = _grid(gamma=_widths(pooled), regularization=_REGULARIZATIONS)
+    return _tuned(build, grid, pooled, seed, progress)
 
 
 def boosting(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
@@ -245,13 +229,33 @@ def _widths(pooled: PooledSplit) -> list[float]:
     return [width * unit for width in _WIDTHS]
 
 
-def _choose(
-    build: Callable[[T, int], Any],
-    grid: Sequence[T],
+def _grid(**options: Sequence[float]) -> list[dict[str, float]]:
+    """Return all combinations of some options."""
+    return [dict(zip(options, values, strict=True)) for values in product(*options.values())]
+
+
+def _tuned(
+    build: Callable[..., Any],
+    grid: Sequence[dict[str, float]],
     pooled: PooledSplit,
     seed: int,
     progress: Progress,
-) -> tuple[T, float]:
+    max_rows: int | None = None,
+) -> Outcome:
+    """Fit with the best options of a grid; ``build`` is called with the number of rows and one."""
+    choice, tuning = _choose(build, grid, pooled, seed, progress)
+    rows = _some_rows(pooled, max_rows or len(pooled.y), seed, "training rows")
+    metrics, history = _fit(build(len(rows), **choice), pooled, rows, len(grid), progress)
+    return {**metrics, **choice, "tuning_seconds": tuning}, history
+
+
+def _choose(
+    build: Callable[..., Any],
+    grid: Sequence[dict[str, float]],
+    pooled: PooledSplit,
+    seed: int,
+    progress: Progress,
+) -> tuple[dict[str, float], float]:
     """Return the best of some options by cross-validation over some training rows, and seconds."""
     if len(grid) == 1:
         return grid[0], 0.0
@@ -264,7 +268,7 @@ def _choose(
     folds = folds(count, shuffle=True, random_state=_state(seed, "folds"))
     scores = []
     for k, choice in enumerate(grid):
-        model = build(choice, len(rows) * (count - 1) // count)
+        model = build(len(rows) * (count - 1) // count, **choice)
         with _fitting():
             score = selection.cross_val_score(model, pooled.x[rows], pooled.y[rows], cv=folds)
         scores.append(float(score.mean()))

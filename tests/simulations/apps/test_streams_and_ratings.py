@@ -20,6 +20,7 @@ from fedkern_flwr.clients import OnlineKernelClient
 from fedkern_flwr.gram.ranking import rank_metrics
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.scaling import Scaling, scale_by_ranges
+from fedkern_flwr.simulations.run import scatter
 from fedkern_flwr.simulations.run.datasets import load_data
 
 Make = Callable[[str], Any]
@@ -341,10 +342,15 @@ def test_nodes_of_a_simulation_share_made_up_ids(make_site: Make, tmp_path: Path
     assert names == [f"alignment-{k}.npz" for k in range(3)]
 
 
-def test_a_registered_method_runs_on_the_tables_of_nodes(make_site: Make, tmp_path: Path) -> None:
+def test_a_registered_method_runs_on_the_tables_of_nodes(
+    make_site: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Path] = []
+    monkeypatch.setattr(scatter, "plot_scatter", lambda path, *rows: drawn.append(path))
     site, saved = make_site("kernel-pca"), tmp_path / "model.npz"
     site.run(model=saved, result=tmp_path / "result.json")
     arrays, meta = load_model(saved, "kernel-pca")
     assert meta["components"] == 2
     assert arrays
-    assert all(list((tmp_path / f"results{k}").iterdir()) for k in range(3))
+    assert all((tmp_path / f"results{k}/projections.csv").is_file() for k in range(3))
+    assert sorted(path.parent.name for path in drawn) == ["results0", "results1", "results2"]

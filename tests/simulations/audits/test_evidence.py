@@ -136,9 +136,9 @@ def test_the_level_is_shared_by_the_checks_and_only_more_than_chance_leaks(
 
 def test_what_is_documented_is_shown_and_not_judged() -> None:
     finding, other = judge({KNOWN: evidence_of(200), WHAT: evidence_of(29)})
-    assert (finding.verdict, finding.recovered) == ("documented", 1.0)
+    assert (finding.verdict, finding.evidence.recovered) == ("documented", 1.0)
     assert not doubtful(finding)
-    assert other.p_value is not None
+    assert other.evidence.p_value is not None
 
 
 def test_a_correlation_leaks_by_itself() -> None:
@@ -150,7 +150,7 @@ def test_a_correlation_leaks_by_itself() -> None:
         sheet.values(WHAT, found, truth)
         (finding,) = judge(sheet.evidence)
         assert finding.verdict == verdict
-        assert finding.recovered is None
+        assert finding.evidence.recovered is None
 
 
 def test_only_what_is_neither_chance_nor_clear_is_doubtful() -> None:
@@ -197,7 +197,7 @@ def test_runs_go_on_until_there_are_trials_enough(monkeypatch: pytest.MonkeyPatc
     plan = Plan(("fed-cg",), fake.inspect, ())
     (finding,) = engine.audit(plan, {"method": "fed-cg", "seed": 0}, trials=900)
     assert fake.runs == [0, 1, 2, 3, 4]
-    assert finding.trials == 1000
+    assert len(finding.evidence.hits) == 1000
 
 
 def test_commands_are_those_that_a_user_types() -> None:

@@ -140,6 +140,15 @@ class Run:
     def upload(self, running: RunningSum, partition: int, values: Any) -> None:
         self.take(partition, self.contribute(running, partition, values))
 
+    def filled(
+        self, length: int = 1, *, dead: Iterable[int] = (), plus: int = 0, **options: Any
+    ) -> RunningSum:
+        """Order a sum to which party p contributes p + ``plus``, but for the dead."""
+        running = self.order(length, **options)
+        for p in set(running.cohort.members).difference(dead):
+            self.upload(running, p, np.full(length, p + plus))
+        return running
+
     def unmask_request(self, running: RunningSum, partition: int) -> Unmask:
         (section,) = carry(self.server.unmask_sections([running])[partition])
         return section.read(Unmask, party="server")
@@ -185,9 +194,9 @@ class Run:
         """The total, at the server or at its receiver; the sum is closed."""
         if running.order.receiver < 0:
             return self.server.total(running)
-        (deliveries,) = self.server.delivery_sections([running]).items()
-        party = self.party(deliveries[0])
-        (section,) = carry(deliveries[1])
+        party = self.party(running.order.receiver)
+        (section,) = carry([running.delivery()])
+        self.server.close(running)
         name, total = party.receive(section.read(Delivery, party="server"))
         if running.encoding.kind == "circle":  # a receiver is given the ring's own numbers
             assert total.dtype == running.encoding.dtype
@@ -205,18 +214,8 @@ class Run:
         return self.result(running)
 
 
-@pytest.fixture(scope="session")
-def make_run() -> type[Run]:
-    return Run
-
-
-@pytest.fixture(scope="session")
-def sections() -> Callable[[Sequence[PhaseMessage]], list[Section]]:
-    return carry
-
-
 @contextmanager
-def sparse_graph(k: int | None) -> Iterator[None]:
+def sparse(k: int | None) -> Iterator[None]:
     """Let every party mask with k others, however few parties there are; None changes nothing."""
     with pytest.MonkeyPatch.context() as patch:
         if k is not None:
@@ -226,12 +225,7 @@ def sparse_graph(k: int | None) -> Iterator[None]:
     graph.neighbourhoods.cache_clear()
 
 
-@pytest.fixture(scope="session")
-def sparse() -> Callable[[int | None], Any]:
-    return sparse_graph
-
-
-def opens(
+def must_open(
     running: RunningSum, uploaded: set[int], answered: set[int], helpers: set[int], least: int = 2
 ) -> bool:
     """Whether a sum must open, counted from the protocol's text.
@@ -256,11 +250,6 @@ def opens(
         if lost_seeds and not (running.backups and len(around & helpers) >= need):
             return False
     return True
-
-
-@pytest.fixture(scope="session")
-def must_open() -> Callable[..., bool]:
-    return opens
 
 
 # -- the integer sum
@@ -316,12 +305,7 @@ class Reference:
         return np.array([math.ldexp(float(s), -f) for s in signed])
 
 
-@pytest.fixture(scope="session")
-def reference() -> type[Reference]:
-    return Reference
-
-
-def draw_values(encoding: Encoding, length: int, seed: int | np.random.Generator = 0) -> np.ndarray:
+def draw(encoding: Encoding, length: int, seed: int | np.random.Generator = 0) -> np.ndarray:
     """Values all over the declared range."""
     rng = np.random.default_rng(seed)
     if encoding.kind == "integer":
@@ -330,11 +314,6 @@ def draw_values(encoding: Encoding, length: int, seed: int | np.random.Generator
     if encoding.kind == "circle":
         return rng.uniform(-9.0, 9.0, length)
     return rng.uniform(-encoding.bound, encoding.bound, length)
-
-
-@pytest.fixture(scope="session")
-def draw() -> Callable[..., np.ndarray]:
-    return draw_values
 
 
 # -- what looks random
@@ -359,7 +338,7 @@ def _byte_counts(words: np.ndarray) -> np.ndarray:
     return np.stack([np.bincount(column, minlength=256) for column in table.T])
 
 
-def check_uniform(words: np.ndarray) -> None:
+def assert_uniform(words: np.ndarray) -> None:
     """Every bit and every byte is uniform, over all words and from one upload to the next.
 
     ``words`` has a row per upload, or is one long vector. Chance fails this once in 10^7 times.
@@ -378,7 +357,7 @@ def check_uniform(words: np.ndarray) -> None:
         assert sigmas < _MOST_SIGMA, f"a bit of a place is {sigmas:.1f} deviations from fair"
 
 
-def check_alike(one: np.ndarray, other: np.ndarray) -> None:
+def assert_alike(one: np.ndarray, other: np.ndarray) -> None:
     """Two samples of equal size follow the same law: bytes by chi-square, words by Smirnov."""
     assert one.size == other.size >= 2560
     a, b = _byte_counts(one), _byte_counts(other)
@@ -391,20 +370,10 @@ def check_alike(one: np.ndarray, other: np.ndarray) -> None:
     assert p > _LEAST_P, f"words differ, p = {p:.1e}"
 
 
-@pytest.fixture(scope="session")
-def assert_uniform() -> Callable[[np.ndarray], None]:
-    return check_uniform
-
-
-@pytest.fixture(scope="session")
-def assert_alike() -> Callable[[np.ndarray, np.ndarray], None]:
-    return check_alike
-
-
 # -- refusals
 
 
-def check_refused(
+def refused(
     action: Callable[..., Any],
     *args: Any,
     text: str,
@@ -429,8 +398,3 @@ def check_refused(
     assert remedy in caught.remedy, line
     assert line.endswith(caught.remedy)
     return caught
-
-
-@pytest.fixture(scope="session")
-def refused() -> Callable[..., FedKernError]:
-    return check_refused

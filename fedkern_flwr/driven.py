@@ -1,0 +1,64 @@
+"""What the driver needs of a method: how its run is kept, and what it remembers of it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from .strategy import Arrays
+from .summing import SummingStrategy
+
+
+class Driven(SummingStrategy):
+    """A strategy whose exchanges are the driver's, see :class:`~fedkern_flwr.method.Method`.
+
+    Attributes
+    ----------
+    attempts : int
+        A question that too few answered is asked so often in all.
+    planned : int
+        How many rounds, or exchanges, the run will take, for its progress.
+    saved_, saved_meta_ : dict
+        What the last ``Save`` kept, in a run that is resumed; else empty.
+    kept_ : int or None
+        The exchange after which the clients kept what they go on from.
+    spent_ : set of int
+        Partitions that have opened what is opened once.
+    simulated : bool
+        Whether the run at hand is a simulation.
+    """
+
+    #: Whether checkpoints are those of rounds that the clients confirm: a ``Save`` after each round
+    #: is kept every ``checkpoint_every`` rounds and after the last of ``planned``, and written when
+    #: all who take part have answered that round or a later one. They keep their states in the same
+    #: rounds. What was answered after it is the method's to skip: it has no log of answers.
+    confirmed: ClassVar[bool] = False
+    #: Whether its clients open a sum of their rows once in a run, and remember that: a run that
+    #: broke off while one was opened goes on without those who opened it, in ``spent_``.
+    opens_once: ClassVar[bool] = False
+    #: Whether the progress is that of replies, ``planned`` in all: with few exchanges of many.
+    counts_replies: ClassVar[bool] = False
+    #: Whether a run that is resumed may open a sum again: what the clients add is the same each
+    #: time, and what another set of them would show is said by the method.
+    reopens: ClassVar[bool] = False
+    attempts: int
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.planned, self.simulated = 1, False
+        self.saved_: Arrays = {}
+        self.saved_meta_: dict[str, Any] = {}
+        self.kept_: int | None = None
+        self.spent_: set[int] = set()
+
+    @property
+    def session(self) -> str:
+        """Name of the run."""
+        return self._session
+
+    def check_answer(self, partition: int, answer: Any) -> None:
+        """Refuse a reply that is well-formed but wrong.
+
+        Raises
+        ------
+        ProtocolError
+        """

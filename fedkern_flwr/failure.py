@@ -1,0 +1,98 @@
+"""Why a node did not answer: what of it the server may know, log and show."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from flwr.app import Message
+
+from .errors import EngineError, ProtocolError
+from .flower_compat import ACTOR_DIED, NODE_UNAVAILABLE
+from .plain_text import plain_line
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_READ = 50_000  # characters of a report that are read at its beginning and at its end
+_MARK = "[fedkern] "  # what follows was written by one of our clients and quotes no data
+_MARKED = re.compile(re.escape(_MARK) + r"(.*?)(?:'>|\n|$)")
+# Otherwise Flower reports <class 'module.Name'>:<'text'>, Ray a traceback with module.Name: text.
+_CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)(?:\(\w+\))?'>")
+_TRACEBACK_END = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*)(?:: |$)", re.MULTILINE)
+_WRAPPERS = ("RayTaskError", "ClientAppException")
+
+#: Errors of clients after which another attempt is no use.
+_FINAL = (
+    "ProtocolError:",
+    "RefusedError:",
+    "OptionError:",
+    "TableError:",
+    "SumError:",
+    "CheckpointError:",
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a node did not answer properly.
+
+    Attributes
+    ----------
+    kind : {"raised", "timed out", "unreachable", "invalid reply"}
+    detail : str
+        The class of the client's exception, or the text of our own error, as one plain line. Never
+        the text of a foreign exception: it may quote data.
+    """
+
+    kind: Literal["raised", "timed out", "unreachable", "invalid reply"]
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        """Keep nothing of a node's text that a log or a terminal would obey."""
+        object.__setattr__(self, "detail", plain_line(self.detail))
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.detail}".strip()
+
+    def raise_final(self, phase: str) -> None:
+        """Raise what the node said, if another attempt would be no use.
+
+        Raises
+        ------
+        ProtocolError
+        """
+        if self.detail.startswith(_FINAL):
+            raise ProtocolError(self.detail.partition(": ")[2], phase=phase)
+
+
+def read_error(reply: Message, phase: str) -> Failure:
+    """Read the error that came in place of a reply.
+
+    Raises
+    ------
+    EngineError
+        A Ray actor died.
+    """
+    reason = reply.error.reason or ""
+    if len(reason) > 2 * _READ:
+        reason = f"{reason[:_READ]}\n{reason[-_READ:]}"
+    reason = _COLOUR.sub("", reason)
+    if reply.error.code == ACTOR_DIED and "ActorDied" in reason:
+        raise EngineError(
+            "a Ray actor died and its engine cannot go on without it",
+            remedy="look for memory exhaustion or a crash in client code, then resume",
+            phase=phase,
+        )
+    if reply.error.code == NODE_UNAVAILABLE:
+        return Failure("unreachable")
+    if (marked := _MARKED.search(reason)) is not None:
+        return Failure("raised", marked[1])
+    found = _CLASS.match(reason)
+    if found is None or found[1] in _WRAPPERS:
+        found = _TRACEBACK_END.search(reason) or found
+    return Failure("raised", found[1] if found else f"error code {reply.error.code}")
+
+
+def mark_error(text: str) -> str:
+    """Mark the text of an error that leaves a client as safe to be shown by the server."""
+    return text if text.startswith(_MARK) else f"{_MARK}{text}"

@@ -1,0 +1,244 @@
+"""What a run writes down, so that a run that broke off goes on.
+
+A checkpoint holds what the method saved last, and what was answered since then: the generator is
+given that again, without an exchange. Methods that are ``confirmed`` have no log of answers; their
+checkpoint waits until all clients have kept their own state of the same round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .checkpoint import VERSION, load_arrays, save_arrays
+from .driven import Driven
+from .errors import CheckpointError
+from .exchange import Outcome
+from .secure_sum import RunningSum
+from .steps import Save
+from .strategy import Arrays, logger
+
+_PATIENCE = 30  # checkpoints that one may wait to be confirmed; clients keep a few more states
+
+Answered = tuple[str, dict[str, Any]]  # what was asked for, what came
+
+
+class RunLog:
+    """The checkpoints of a run, and the numbers of its exchanges.
+
+    Parameters
+    ----------
+    method : Driven
+        Whose run it is.
+
+    Attributes
+    ----------
+    number : int
+        Of the exchange at hand; the clients refuse one that they have answered.
+    asked : int
+        Number of the last exchange that clients keep a state of.
+    again : list of int
+        Those whose sum was being opened when the run broke off.
+    replay : list
+        What was answered before the run broke off, and is not asked again.
+    """
+
+    def __init__(self, method: Driven) -> None:
+        self.method = method
+        self.number = self.asked = 0
+        self.again: list[int] = []
+        self.replay: list[Answered] = []
+        self._since: list[Answered] | None = []  # the last Save; None if it cannot be repeated
+        self._written: tuple[Arrays, dict[str, Any]] = {}, {}  # the last checkpoint
+        self._pending: tuple[int, Arrays, dict[str, Any], set[int]] | None = None
+
+    # -- going on
+
+    def restore(self) -> tuple[Arrays, dict[str, Any]] | None:
+        """Load the checkpoint when the run is to be resumed.
+
+        Raises
+        ------
+        CheckpointError
+            The checkpoint is missing, damaged, of another version or of a run with other options.
+        """
+        method = self.method
+        if not method.resume or method.checkpoint is None:
+            return None
+        arrays, meta = load_arrays(method.checkpoint)
+        if "options" in meta and meta.get("version") != VERSION:
+            raise CheckpointError(
+                f"{method.checkpoint} was written by another version of fedkern-flwr",
+                remedy="resume with that version, or start anew",
+            )
+        if meta.get("options") != method.options():
+            raise CheckpointError(
+                f"{method.checkpoint} belongs to a run with other options",
+                remedy="resume with the options of that run",
+            )
+        method.go_on(meta)
+        return arrays, meta
+
+    def take_up(self, arrays: Arrays, meta: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint.
+
+        Raises
+        ------
+        CheckpointError
+            The run broke off while a sum was opened: asked again, with other survivors, the
+            difference of the two sums would be that of single clients.
+        """
+        method = self.method
+        if method.confirmed:
+            self.number, method.saved_, method.saved_meta_ = meta["round"], dict(arrays), dict(meta)
+            if method.sums is not None:
+                method.sums.go_on(meta["sums"])
+            return
+        opening, parties = meta.get("opening") or {}, method.parties_.values()
+        opened = max((party.opened for party in parties), default=0)
+        if method.opens_once:
+            method.spent_ = {p.partition for p in parties if p.answered > int(meta["number"])}
+            opened = 0
+        self.again = list(opening.get("among", ()))
+        known = opening["asked"] if self.again else int(meta["round"])
+        if (opened > known and not method.reopens) or meta["log"] is None:
+            raise CheckpointError(
+                "the run broke off while a sum was being opened, and it may not be summed again",
+                remedy="start anew, with all of the clients",
+            )
+        answered = max((party.answered for party in parties), default=0)
+        self.number, self.asked = max(int(meta["number"]), answered), int(meta["round"])
+        method.saved_ = {k[2:]: v for k, v in arrays.items() if k.startswith("s/")}
+        method.saved_meta_, method.kept_ = dict(meta["saved"]), meta["kept"]
+        self.replay = [
+            (name, {**{key: arrays[f"l/{i}/{key}"] for key in named}, **plain})
+            for i, (name, named, plain) in enumerate(meta["log"])
+        ]
+        if method.sums is not None and meta["sums"]:
+            method.sums.go_on(meta["sums"])
+
+    def known(self, name: object) -> dict[str, Any]:
+        """Return the next thing that was answered before the run broke off.
+
+        Raises
+        ------
+        CheckpointError
+            Something else was asked for then.
+        """
+        known, value = self.replay.pop(0)
+        if known != name:
+            raise CheckpointError(
+                "the checkpoint is one of another release of the method",
+                remedy="start the run anew",
+            )
+        if self._since is not None:
+            self._since.append((known, value))
+        return value
+
+    # -- writing
+
+    def note(self, name: str, value: dict[str, Any]) -> None:
+        """Note what was answered."""
+        if self._since is not None:
+            self._since.append((name, value))
+            self._write()
+
+    def lose(self) -> None:
+        """Note that something was answered that is not kept: a ``Save`` is needed."""
+        self._since = None
+
+    def save(self, step: Save, outcome: Outcome) -> None:
+        """Keep a state; ``outcome`` is that of the last exchange."""
+        method = self.method
+        if method.confirmed:
+            sums = {} if method.sums is None else {"sums": method.sums.progress()}
+            self._keep(dict(step.arrays), {**step.meta, **sums})
+            self._confirm(outcome)
+            return
+        method.saved_, method.saved_meta_ = dict(step.arrays), dict(step.meta)
+        method.kept_ = step.kept
+        self._since = []
+        self._write()
+
+    def mark(self, sums: Sequence[RunningSum]) -> None:
+        """Note in the checkpoint whose sums are about to be opened: they may not be over others."""
+        method = self.method
+        if method.checkpoint is None or method.confirmed or method.opens_once:
+            return
+        arrays, meta = self._written
+        if not meta:
+            meta = {"round": 0, "log": [], "saved": {}, "kept": None, "sums": {}, "number": 0}
+        among = sorted({p for one in sums for p in one.uploaded})
+        marked = {**meta, "opening": {"among": among, "asked": self.asked}}
+        if self._since is None or len(sums) > 1:  # it cannot be asked again as it was
+            marked["log"] = None
+        self._put(arrays, {**self._shared(), **marked})
+
+    def _write(self) -> None:
+        """Write all of it anew: at any moment there is one whole checkpoint, and none torn.
+
+        Ledger, history and masks change with every entry of the log too. A method whose log grows
+        long yields ``Save``, which begins it anew.
+        """
+        method = self.method
+        if method.checkpoint is None or self._since is None or self.replay:
+            return
+        arrays: Arrays = {f"s/{name}": value for name, value in method.saved_.items()}
+        log = []
+        for i, (name, value) in enumerate(self._since):
+            own = {k: v for k, v in value.items() if isinstance(v, np.ndarray)}
+            arrays |= {f"l/{i}/{key}": array for key, array in own.items()}
+            log.append([name, [*own], {k: v for k, v in value.items() if k not in own}])
+        meta = {
+            "round": self.asked,
+            "log": log,
+            "saved": method.saved_meta_,
+            "kept": method.kept_,
+            "sums": method.sums.progress() if method.sums is not None else {},
+            "number": self.number,
+        }
+        self._written = arrays, meta
+        self._put(arrays, {**self._shared(), **meta})
+
+    def _keep(self, arrays: Arrays, meta: dict[str, Any]) -> None:
+        """Snapshot the state after the last exchange when a checkpoint is due.
+
+        One is due every ``checkpoint_every`` rounds and after the last of ``planned``.
+
+        The clients save their private state in the same round. A snapshot is written only when
+        every client taking part has answered that round or a later one, because only then can
+        all of them go back to it.
+        """
+        method, number = self.method, self.asked
+        last = number >= method.planned
+        if method.checkpoint is None or not (last or number % method.checkpoint_every == 0):
+            return
+        if self._pending and not last:
+            if number - self._pending[0] < _PATIENCE * method.checkpoint_every:
+                return
+            logger.warning("checkpoint of round %d given up: not confirmed", self._pending[0])
+        waiting = {method.parties_[node].partition for node in method.active_nodes()}
+        arrays = {name: array.copy() for name, array in arrays.items()}
+        self._pending = (number, arrays, {**self._shared(), "round": number, **meta}, waiting)
+
+    def _confirm(self, outcome: Outcome) -> None:
+        """Write the snapshot at hand once all its clients have confirmed."""
+        if self._pending is None:
+            return
+        number, arrays, meta, waiting = self._pending
+        waiting -= {self.method.parties_[node].partition for node in outcome.replies}
+        waiting -= set(self.method.left_out_)
+        if not waiting:
+            self._put(arrays, meta)
+            logger.info("checkpoint of round %d written", number)
+            self._pending = None
+
+    def _shared(self) -> dict[str, Any]:
+        return {"version": VERSION, **self.method.progress()}
+
+    def _put(self, arrays: Arrays, meta: dict[str, Any]) -> None:
+        assert self.method.checkpoint is not None
+        save_arrays(self.method.checkpoint, arrays, meta)
+        self.method.resumable = True

@@ -1,0 +1,203 @@
+"""What a party refuses: orders, survivors, votes and deliveries that would show its values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ..errors import SumError
+from ..wire.sums import Ballot, Order, SumSection, Unmask
+from .encoding import Encoding
+from .membership import Cohort
+from .party_state import OpenSum, PartyState
+from .votes import Subject, check_votes
+
+_LONGEST_LEAP = 1024  # sums that a party may have missed in a row
+
+
+class PartyRules:
+    """What one party remembers in a run, and what it refuses; see :class:`.Party`.
+
+    Parameters
+    ----------
+    partition : int
+    state : PartyState
+        What it remembers between messages; changed in place.
+    identity : Ed25519PrivateKey, optional
+        Signs the party's key of the run.
+    trusted : dict, optional
+        Partition -> pinned identity key. With it, every other party must have signed its key and,
+        where it matters, voted for the survivors (:mod:`.votes`); needs ``identity``.
+    allow_single : bool (default: False)
+        Whether to contribute to a sum that another client opens and that has no third party: the
+        receiver then learns this party's values.
+    pair_secrets : bool (default: False)
+        Whether to derive a secret with every neighbour for the method's own use.
+    partners : collection of int (default: ())
+        Parties with whom to derive such a secret though they are no neighbours.
+    whole_cohorts : bool (default: False)
+        Whether to take part in sums without self masks only: a method that repeats the same values
+        must not have them opened over different survivors.
+    allow_recovery : bool (default: True)
+        Whether this party's seeds of pairs are shared where backups are on, and whether it helps to
+        recover those of others. Without it a sum is aborted where that would be needed.
+    regroup : bool (default: False)
+        Whether sums of the same name may be over ever new cohorts: for methods whose owner knows
+        what that shows.
+    """
+
+    def __init__(
+        self,
+        partition: int,
+        state: PartyState,
+        *,
+        identity: Ed25519PrivateKey | None = None,
+        trusted: dict[int, bytes] | None = None,
+        allow_single: bool = False,
+        pair_secrets: bool = False,
+        partners: Collection[int] = (),
+        whole_cohorts: bool = False,
+        allow_recovery: bool = True,
+        regroup: bool = False,
+    ) -> None:
+        self.regroup = regroup
+        self.partition, self.state, self.partners = partition, state, partners
+        self.pair_secrets, self.whole_cohorts = pair_secrets, whole_cohorts
+        self.identity, self.trusted, self.allow_single = identity, trusted, allow_single
+        self.allow_recovery = allow_recovery
+
+    def check_order(self, order: Order) -> tuple[Cohort, Encoding]:
+        """Refuse an order that breaks a rule; return its cohort and encoding.
+
+        Raises
+        ------
+        SumError, OptionError
+        """
+        cohort = self.state.cohorts.get(order.cohort)
+        if cohort is None:
+            raise self.refuse("this party is not in the cohort of the sum")
+        leap = order.index - self.state.last[order.cohort]
+        if leap < 1:
+            raise self.refuse(f"number {order.index} of a sum has been used already")
+        if leap > _LONGEST_LEAP:
+            raise self.refuse(f"number {order.index} of a sum is too far ahead")
+        if order.receiver >= 0:
+            if order.receiver not in cohort.members:
+                raise self.refuse("the receiver is not in the cohort")
+            if len(cohort.members) == 2 and order.receiver != self.partition:
+                self._check_single()
+        if self.whole_cohorts and order.self_masks:
+            raise self.refuse("this method sums over whole cohorts, without self masks")
+        self._check_fixed(order)
+        encoding = Encoding.of(order)
+        encoding.check_room(len(cohort.members))
+        return cohort, encoding
+
+    def check_survivors(self, opened: OpenSum, survivors: bytes) -> list[int]:
+        """Refuse survivors for whom nobody should answer; return this party's living neighbours.
+
+        Raises
+        ------
+        SumError
+        """
+        if not opened.order.self_masks:
+            raise self.refuse("a sum without self masks is never unmasked")
+        order, cohort = opened.order, self.state.cohorts[opened.order.cohort]
+        alive = cohort.unpack(survivors)
+        if opened.alive and opened.alive != survivors:
+            raise self.refuse("a second set of survivors for the same sum")
+        if len(alive) < cohort.threshold:
+            raise self.refuse(
+                f"{len(alive)} survivors are fewer than the threshold {cohort.threshold}"
+            )
+        if self.partition not in alive or (order.receiver >= 0 and order.receiver not in alive):
+            raise self.refuse("the survivors leave out this party or the receiver")
+        if order.receiver not in (-1, self.partition) and len(alive) == 2:
+            self._check_single()
+        living = [j for j in cohort.neighbours[self.partition] if j in alive]
+        if len(living) + 1 < cohort.share_threshold:
+            raise self.refuse("too few neighbours of this party survived to open the sum")
+        return living
+
+    def check_votes(self, cohort: Cohort, request: Unmask) -> None:
+        """Refuse survivors for whom too few have voted; only where identities are pinned.
+
+        Raises
+        ------
+        SumError
+        """
+        if self.trusted is None:
+            return
+        pinned = dict(self.trusted)
+        if self.identity is not None:
+            pinned[self.partition] = self.identity.public_key().public_bytes_raw()
+        with self.named():
+            check_votes(pinned, self.subject(cohort, request), request.voters, request.votes)
+
+    def subject(self, cohort: Cohort, section: Ballot | Unmask) -> Subject:
+        """Return what a vote for survivors is about."""
+        return Subject(self.state.session, cohort, section.index, section.alive)
+
+    def _check_fixed(self, order: Order) -> None:
+        """A sum is repeated, under its name, only as it was: cohort, receiver, masks, encoding.
+
+        The difference of sums of the same values over two cohorts is that of the parties in which
+        they differ; and what is rounded to ever more digits shows the digits of single parties by
+        the carries. What follows a # in a name tells what is summed, not under which rule.
+        """
+        members = self.state.cohorts[order.cohort].members
+        terms = [members, order.receiver, order.self_masks, order.kind, order.bits, order.bound]
+        if self.regroup and order.self_masks:
+            terms = ["under self masks"]
+        digest = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:32]
+        name = order.name.partition("#")[0]
+        if self.state.fixed.setdefault(name, digest) != digest:
+            raise self.refuse(
+                f"{name} was summed before and would be repeated otherwise",
+                "repeat it with the same parties, or end the run",
+            )
+
+    def _check_single(self) -> None:
+        if not self.allow_single:
+            raise self.refuse(
+                "the receiver of this sum would learn this party's values: there is no third",
+                "let more parties take part, or allow it with allow_single",
+            )
+
+    def opened(self, section: SumSection) -> tuple[OpenSum, Cohort]:
+        """Return the open sum that a section is about.
+
+        Raises
+        ------
+        SumError
+        """
+        opened = self.state.open.get((section.cohort, section.index))
+        if opened is None:
+            raise self.refuse("the sum is closed, or this party had no part in it")
+        return opened, self.state.cohorts[section.cohort]
+
+    @property
+    def name(self) -> str:
+        """How errors name this party."""
+        return f"partition {self.partition}"
+
+    def refuse(self, problem: str, remedy: str = "") -> SumError:
+        """Return the error with which this party refuses."""
+        return SumError(problem, remedy=remedy, party=self.name)
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Name this party in what is refused in the block.
+
+        Raises
+        ------
+        SumError
+        """
+        try:
+            yield
+        except SumError as error:
+            raise self.refuse(error.problem, error.remedy) from None
