@@ -100,8 +100,8 @@ class Case:
         return nodes
 
     def late(self) -> int:
-        """Return the number of an exchange before the last, when there is a checkpoint."""
-        return len(self.exchanges) - 2
+        """Return the number of the last exchange but the farewell: there is a checkpoint then."""
+        return len(self.exchanges) - 1 - (self.exchanges[-1][0] == "finish")
 
 
 _QUIET: dict[str, Case] = {}  # runs in which nothing happens: made once
