@@ -36,6 +36,8 @@ from fedkern_flwr.private_files import can_be_written
 from fedkern_flwr.scaling import Scaling, ranges_to_json
 from fedkern_flwr.wire import DescribeRequest, columns_digest
 
+from .party_table import as_numbers
+
 
 class RangesClient(AnsweringClient):
     """A node that wants ranges of its columns, over the rows of all nodes with the same columns.
@@ -90,7 +92,7 @@ class RangesClient(AnsweringClient):
         self.block = block
         self.ranges = None if ranges is None else Path(ranges)
         self.scaling = None if scaling is None else Path(scaling)
-        self.x = self._numbers(x, "features")
+        self.x = as_numbers(x, "features", self.name)
         if self.x.ndim != 2 or not self.x.size:
             raise self._bad(f"features of shape {self.x.shape}", "pass x of shape (n, d)")
         rows, features = self.x.shape
@@ -101,7 +103,7 @@ class RangesClient(AnsweringClient):
                 "name each of them",
             )
         check_values(self.x, self.columns, self.name)
-        self.y = None if y is None else self._numbers(y, "labels")
+        self.y = None if y is None else as_numbers(y, "labels", self.name)
         if self.y is not None:
             if self.y.shape != (rows,):
                 raise self._bad(
@@ -242,12 +244,6 @@ class RangesClient(AnsweringClient):
             # the far corner of the unit cube, so that nothing is said of single rows
             scaling = Scaling(low[:d], high[:d], float(np.sqrt(d)), y_min, y_max, clip)
             write_atomically(self.scaling, scaling.to_json().encode(), private=True)
-
-    def _numbers(self, values: ArrayLike, what: str) -> Floats:
-        try:
-            return np.asarray(values, dtype=np.float64)
-        except (TypeError, ValueError):  # whose text quotes a value
-            raise self._bad(f"{what} that are not numbers", "clean the table first") from None
 
     def _bad(self, problem: str, remedy: str) -> TableError:
         return TableError(problem, remedy=remedy, party=self.name)

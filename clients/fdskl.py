@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
-from fedkern_flwr.alignment import AlignmentKey, check_alignment_key
 from fedkern_flwr.errors import OptionError, RefusedError
 from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.kernels.frequencies import FREQUENCIES, Frequencies, check_frequency_seed
@@ -28,7 +25,7 @@ from fedkern_flwr.vertical.phases import cosines
 from .fdskl_columns import ColumnsClient
 from .fdskl_paper import make_hops
 from .fdskl_table import VerticalTable
-from .party_table import Floats, Ids
+from .party_table import Floats
 
 Topology = Literal["star", "tree"]
 TOPOLOGIES = ("star", "tree")
@@ -98,54 +95,21 @@ class VerticalKernelClient(ColumnsClient):
         x: ArrayLike | None = None,
         y: ArrayLike | None = None,
         *,
-        ids: Ids | None = None,
-        x_test: ArrayLike | None = None,
-        y_test: ArrayLike | None = None,
-        ids_test: Ids | None = None,
         role: Literal["active", "passive"] | None = None,
-        columns: Sequence[str] | None = None,
-        classes: Sequence[float] | None = None,
-        label_bound: float = 1.0,
-        alignment_key: AlignmentKey | None = None,
         frequency_seed: bytes | None = None,
         frequencies: Frequencies = "private",
         topology: Topology = "star",
-        predictions: str | Path | None = None,
         **common: Any,
     ) -> None:
-        super().__init__(context, **common)
+        super().__init__(context, x, y, table=VerticalTable, **common)
         check_choice("frequencies", frequencies, FREQUENCIES)
         check_choice("topology", topology, TOPOLOGIES)
-        self._check_role(role, y, y_test)
+        self._check_role(role, y, common.get("y_test"))
         self.role = ACTIVE if y is not None else PASSIVE
         if frequency_seed is not None:
             check_frequency_seed(frequency_seed)
-        if not 0.0 < label_bound < np.inf:
-            raise OptionError(f"label_bound is {label_bound}", remedy="use a positive number")
         self.frequencies, self.topology = frequencies, topology
-        self.frequency_seed, self.alignment_key = frequency_seed, alignment_key
-        self.predictions = None if predictions is None else Path(predictions)
-        self.table = VerticalTable(
-            self.name,
-            x,
-            y,
-            ids,
-            x_test,
-            y_test,
-            ids_test,
-            columns=columns,
-            classes=classes or (),
-            label_bound=1.0 if classes else label_bound,
-        )
-        if alignment_key is not None:
-            check_alignment_key(alignment_key)
-        elif self.table.identified:
-            raise OptionError(
-                "ids are joined by keyed hashes, and there is no alignment key",
-                remedy="give all parties the same alignment_key, or pass no ids and the rows in "
-                "the same order",
-                party=self.name,
-            )
+        self.frequency_seed = frequency_seed
 
     def _check_role(self, role: str | None, y: object, y_test: object) -> None:
         if role is not None:
@@ -225,7 +189,7 @@ class VerticalKernelClient(ColumnsClient):
                 # what came from all owners, or this party's own where it is alone
                 total = self._delivered.get(f"outcome/{owner}")
                 scores = self._scores(rows) if total is None else total.reshape(size, -1)
-                counts = self._judge(rows, scores, request.count)
+                counts = self._judge(rows, scores, request.count, judged=scores.tobytes())
         return wire.OutcomeReply(counts=counts)
 
     # -- the function
@@ -297,7 +261,9 @@ class VerticalKernelClient(ColumnsClient):
             )
         return scores
 
-    def _judge(self, rows: NDArray[Any], scores: Floats, count: bool) -> Floats:
+    def _judge(
+        self, rows: NDArray[Any], scores: Floats, count: bool, *, judged: bytes = b""
+    ) -> Floats:
         """Write predictions of held-out rows; return how good they are, if that is asked for."""
         table = self.table
         tests = self.places(rows) - table.rows
@@ -312,7 +278,7 @@ class VerticalKernelClient(ColumnsClient):
         counts = count_outcomes(
             predictions, table.y_test[tests], len(table.classes), table.label_bound
         )
-        told = self.figures("outcomes", tests, counts, alone=True)
+        told = self.figures("outcomes", tests, counts, alone=True, judged=judged)
         return told if told.any() else told[:0]
 
     # -- the same rows as before

@@ -9,100 +9,58 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.alignment import AlignmentKey
-from fedkern_flwr.errors import ProtocolError, StateError, TableError
+from fedkern_flwr.errors import StateError
 from fedkern_flwr.guard import SumRule
-from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.kernels.frequencies import (
     SEED_BYTES,
     draw_directions,
     draw_offsets,
     public_frequency_seed,
 )
-from fedkern_flwr.method import AnsweringClient
 from fedkern_flwr.node.kept_state import KeptState
-from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical.parties import ACTIVE, PASSIVE, chunks, name_sum
-from fedkern_flwr.wire import DescribeRequest, columns_digest
+from fedkern_flwr.wire import DescribeRequest
 
 from .fdskl_store import PhaseStore
-from .fdskl_table import VerticalTable
 from .party_table import Floats
+from .table_client import TableClient
 
 _PINNED = ("kernel", "gamma", "phase_bits", "topology", "public_seed", "capacity")
 
 
-class ColumnsClient(AnsweringClient):
+class ColumnsClient(TableClient):
     """Base class of the parties of FDSKL.
 
     Attributes
     ----------
-    table : VerticalTable
-    alignment_key : bytes, AlignmentTags or None
     frequency_seed : bytes or None
     frequencies, topology : str
         The only kind of runs in which this node takes part.
-    session : str
-        Of the request at hand.
     """
 
-    pair_secrets: ClassVar[bool] = True
     whole_cohorts: ClassVar[bool] = True
-    enough_parties: ClassVar[int] = 2
-    table: VerticalTable
-    alignment_key: AlignmentKey | None
+    without_key: ClassVar[str] = (
+        "give all parties the same alignment_key, or pass no ids and the rows in the same order"
+    )
+    run_file: ClassVar[str] = "phases"
     frequency_seed: bytes | None
     frequencies: str
     topology: str
-    session = ""
-
-    def wrong(self, problem: str, remedy: str = "") -> ProtocolError:
-        """Return the error with which this party refuses what cannot be asked for."""
-        return ProtocolError(problem, remedy=remedy, party=self.name)
-
-    def own_rows(self) -> OwnRows:
-        """Return the rows of the table."""
-        return self.table.own_rows()
 
     def describe(self, request: DescribeRequest) -> wire.VerticalDescribeReply:
         """Tell who this is; see the message."""
-        table, known = self.table, (request.session, self.alignment_key)
-        table.order_seed = request.order_seed
-        table.check_ids(*known)
-        state = self.open_session(request.session)
-        kept, digest = KeptState.unpack(state.payload), table.digest()
-        if "gamma" in kept.settings and kept.settings.get("table") != digest:
-            raise TableError(
-                "its table is not the one with which this run began",
-                remedy="bring that table back, or start the run anew",
-                party=self.name,
-            )
-        ids = table.pseudonyms(*known)
-        kept.settings["table"] = digest
-        kept.arrays |= {"order": table.order(*known).astype(np.int32), "names": ids[:, 0].copy()}
-        state.payload = kept.pack()
-        state.store(self.context)
-        return wire.VerticalDescribeReply(
-            rows=table.rows,
-            features=table.features,
-            test_rows=table.tests,
-            columns=columns_digest(table.columns),
-            others=table.others,
-            outputs=table.y.shape[1],
-            classes=len(table.classes),
-            labels=columns_digest(map(str, table.classes)),
-            label_bound=table.label_bound,
-            labelled=table.labelled,
-            named=table.identified,
-            allow_single=self.allow_single,
-            ids=ids,
-        )
+        self.table.order_seed = request.order_seed
+        named, others = self.table.identified, self.table.others
+        return self.tell(request, wire.VerticalDescribeReply, others=others, named=named)
+
+    def keep_order(self, ids: NDArray[np.uint64], order: NDArray[np.int32]) -> None:
+        """Remember in which order the rows are announced, and the names by which sums call them."""
+        self.kept.arrays |= {"order": order, "names": ids[:, 0].copy()}
 
     def answer(self, request: Any, method: Any) -> Any:
         """Take up the settings and what has come along before a handler is called."""
-        self.session = request.session
         if isinstance(request, wire.PhasesRequest):
             self._begin(request)
         elif "gamma" not in self.kept.settings:
@@ -111,17 +69,6 @@ class ColumnsClient(AnsweringClient):
             )
         self._take_delivered(request)
         return method(request)
-
-    def close_round(self, state: SessionState, *done: Any) -> None:
-        """Keep the state; on disk as well, if there is a place and the request says so."""
-        super().close_round(state, *done)
-        if self._request.save_as:
-            self._save(state, self._request.save_as)
-
-    def forget(self, state: SessionState) -> bytes:
-        """Erase the phases and all else at the end of a run."""
-        PhaseStore(self.state_dir, state.session, self.partition, 1, 1, 16).erase()
-        return b""
 
     # -- what the phases share
 
@@ -139,12 +86,7 @@ class ColumnsClient(AnsweringClient):
             ("topology", request.topology, "star"),
         ):
             if getattr(self, option) != value:
-                raise self.wrong(
-                    f"this node takes part in runs with {option} {getattr(self, option)!r} only, "
-                    f"not {value!r}",
-                    remedy=f"start it with {option}={value!r}"
-                    + ("" if value == default else ", knowing what that shows"),
-                )
+                raise self.other_run(option, value, safe=default)
         kept, settings = self.kept, self.kept.settings
         asked = {name: getattr(request, name) for name in _PINNED}
         if "gamma" not in settings:
@@ -186,10 +128,6 @@ class ColumnsClient(AnsweringClient):
         """Totals of sums that belong to this party, of the message at hand."""
         return {} if self.sums is None else self.sums.delivered
 
-    def places(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Return which rows of the table announced rows are."""
-        return np.asarray(self.kept.arrays["order"][rows])
-
     # -- phases of this party's columns
 
     def directions(self, owner: int, first: int, upto: int) -> tuple[Floats, Floats]:
@@ -206,10 +144,6 @@ class ColumnsClient(AnsweringClient):
             seed = public_frequency_seed(int(settings["public_seed"]), self.partition)
         omega = draw_directions(seed, owner, upto, self.table.features, *law)
         return omega[first:], offsets
-
-    def features_at(self, rows: NDArray[Any]) -> Floats:
-        """Return the features of announced rows, shape (n, d)."""
-        return self.table.features_of(self.places(rows))
 
     def store(self) -> PhaseStore:
         """Return the file of phases that this party has received."""
@@ -259,13 +193,12 @@ class ColumnsClient(AnsweringClient):
         self.note_pending(request)
         rows, sums = request.rows, self.sums
         x, circle = self.features_at(rows), Encoding.circle(int(self.kept.settings["phase_bits"]))
-        for known, upto in zip(request.known, request.upto.tolist(), strict=True):
-            if not 0 <= int(known.min()) <= int(known.max()) <= upto:
-                raise self.wrong("phases are asked for that there are not")
         for known, owner, upto in zip(
             request.known, request.owners.tolist(), request.upto.tolist(), strict=True
         ):
             first = int(known.min())
+            if not 0 <= first <= int(known.max()) <= upto:
+                raise self.wrong("phases are asked for that there are not")
             omega, offsets = self.directions(owner, first, upto)
             for part, name in self._phase_sums(owner, rows, request.cuts, known, upto):
                 if sums is None or name not in sums.orders:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import StateError
 from fedkern_flwr.vertical.phases import Phases
 
 from .run_file import RunFile
@@ -37,7 +36,7 @@ class PhaseStore(RunFile):
         self, folder: Path | None, session: str, partition: int, rows: int, capacity: int, bits: int
     ) -> None:
         super().__init__(folder, session, partition, "phases")
-        self.partition, self.shape = partition, (rows, capacity)
+        self.shape = (rows, capacity)
         self.dtype = np.dtype(np.uint16 if bits == 16 else np.uint32).newbyteorder("<")
 
     def take(self, rows: Positions, known: Positions, upto: int, phases: Phases) -> None:
@@ -61,7 +60,7 @@ class PhaseStore(RunFile):
         """
         counts, store = self._map(begin=not known.any())
         if (counts[rows] < known).any():
-            raise self._gone()
+            raise self.gone("phases", "they are sent again")
         first = int(known.min()) if len(known) else 0
         if (known == first).all():
             block = phases.reshape(len(rows), upto - first)
@@ -84,7 +83,7 @@ class PhaseStore(RunFile):
         """
         counts, whole = self._map(begin=False)
         if (counts[rows] < upto).any():
-            raise self._gone()
+            raise self.gone("phases", "they are sent again")
         store = whole[:, :upto]
         if len(rows) and (np.diff(rows) == 1).all():
             return store[rows[0] : rows[-1] + 1].view(np.ndarray)
@@ -96,7 +95,7 @@ class PhaseStore(RunFile):
         size = rows * (_COUNT.itemsize + capacity * self.dtype.itemsize)
         if not self.path.is_file() or self.path.stat().st_size != size:
             if not begin:
-                raise self._gone()
+                raise self.gone("phases", "they are sent again")
             with self.open() as file:
                 file.truncate(0)
                 file.truncate(size)
@@ -104,10 +103,3 @@ class PhaseStore(RunFile):
             counts = np.memmap(file, _COUNT, mode="r+", shape=(rows,))
             place = rows * _COUNT.itemsize
             return counts, np.memmap(file, self.dtype, mode="r+", offset=place, shape=self.shape)
-
-    def _gone(self) -> StateError:
-        return StateError(
-            "the phases of this run are gone from its disk",
-            remedy="they are sent again",
-            party=f"partition {self.partition}",
-        )

@@ -43,9 +43,7 @@ class VerticalTable(PartyTable):
         x: ArrayLike | None,
         y: ArrayLike | None,
         ids: Ids | None,
-        x_test: ArrayLike | None,
-        y_test: ArrayLike | None,
-        ids_test: Ids | None,
+        *held_out: Any,
         **common: Any,
     ) -> None:
         self.party = party
@@ -62,10 +60,8 @@ class VerticalTable(PartyTable):
             missing = np.isnan(labels)
             known = np.asarray(~(missing.any(axis=1) if labels.ndim == 2 else missing), bool)
             labels = labels[known]
-        super().__init__(
-            party, features[known], labels, names[known], x_test, y_test, ids_test, **common
-        )
-        self.identified = ids is not None or ids_test is not None
+        super().__init__(party, features[known], labels, names[known], *held_out, **common)
+        self.identified = ids is not None or held_out[-1] is not None
         self.x_other = features[~known]
         self._ids = np.concatenate([self._ids, names[~known]])
         if y is None:  # to a passive party no row is held out

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike
 
-from fedkern_flwr.alignment import AlignmentKey
-from fedkern_flwr.errors import OptionError, ProtocolError, StateError
+from fedkern_flwr.errors import StateError
 from fedkern_flwr.guard import SumRule, check_selection, refusal
-from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.landmarks import check_seed_bytes
 from fedkern_flwr.hybrid.parties import CENTRE, HOSPITAL
 from fedkern_flwr.kernels.product import distance_bound, partial_distances
 from fedkern_flwr.labels import count_outcomes, largest_count
 from fedkern_flwr.method import answers
-from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.solvers.least_squares import pack_equations
-from fedkern_flwr.wire import DescribeRequest, columns_digest
+from fedkern_flwr.wire import DescribeRequest
 
-from .fed_cg_kernel import HospitalKernel
+from .fed_cg_kernel import HospitalKernel, KernelRows
 from .fed_cg_landmarks import LandmarkedParty, wider
 from .fed_cg_paper import make_hops
-from .fed_cg_rows import KernelRows
 from .fed_cg_table import HybridTable
-from .party_table import Floats, Ids
+from .party_table import Floats
 
 Protocol = Literal["secure", "naive", "chain"]
 PROTOCOLS = ("secure", "naive", "chain")
@@ -99,10 +94,12 @@ class HybridKernelClient(LandmarkedParty):
     below 256 MB.
     """
 
-    pair_secrets: ClassVar[bool] = True
     whole_cohorts: ClassVar[bool] = True
-    enough_parties: ClassVar[int] = 2
     without_secret: ClassVar[str] = "configure the landmark seed at all holders of the block"
+    without_key: ClassVar[str] = (
+        "give all parties that share records the same alignment_key, or pass no ids"
+    )
+    run_file: ClassVar[str] = "kernel"
 
     def __init__(
         self,
@@ -110,79 +107,34 @@ class HybridKernelClient(LandmarkedParty):
         x: ArrayLike | None = None,
         y: ArrayLike | None = None,
         *,
-        ids: Ids | None = None,
-        x_test: ArrayLike | None = None,
-        y_test: ArrayLike | None = None,
-        ids_test: Ids | None = None,
         block: str | None = None,
-        columns: Sequence[str] | None = None,
         ranges: ArrayLike | None = None,
-        classes: Sequence[float] | None = None,
-        label_bound: float = 1.0,
-        alignment_key: AlignmentKey | None = None,
         landmark_seed: bytes | None = None,
         landmarks: ArrayLike | None = None,
         protocol: Protocol = "secure",
-        predictions: str | Path | None = None,
         **common: Any,
     ) -> None:
-        super().__init__(context, **common)
+        super().__init__(context, x, y, table=partial(HybridTable, ranges=ranges), **common)
         check_choice("protocol", protocol, PROTOCOLS)
         if landmark_seed is not None:
             check_seed_bytes(landmark_seed)
-        if not 0.0 < label_bound < np.inf:
-            raise OptionError(f"label_bound is {label_bound}", remedy="use a positive number")
         self.role = HOSPITAL if y is not None else CENTRE
         default = "clinical" if y is not None else f"centre {self.partition}"
         self.block = default if block is None else block
         self.protocol, self.landmark_seed = protocol, landmark_seed
-        self.alignment_key = alignment_key
-        self.predictions = None if predictions is None else Path(predictions)
-        rows = (x, y, ids, x_test, y_test, ids_test)
-        self.table = HybridTable(
-            self.name,
-            *rows,
-            columns=columns,
-            ranges=ranges,
-            classes=classes or (),
-            label_bound=1.0 if classes else label_bound,
-        )
-        self.table.check_key(
-            alignment_key,
-            "give all parties that share records the same alignment_key, or pass no ids",
-        )
         self.landmarks = None if landmarks is None else self.table.check_landmarks(landmarks)
 
     # -- phases
 
-    def own_rows(self) -> OwnRows:
-        """Return the rows of the table."""
-        return self.table.own_rows()
-
     def describe(self, request: DescribeRequest) -> wire.HybridDescribeReply:
         """Tell who this is; see the message."""
-        table = self.table
-        table.check_ids(request.session, self.alignment_key)
-        with self.keeping(request.session):
-            self.check_table(table.digest())
-            order = table.order(request.session, self.alignment_key)
-            self.kept.arrays["order"] = order.astype(np.int32)
-        return wire.HybridDescribeReply(
-            rows=table.rows,
-            features=table.features,
-            test_rows=table.tests,
-            columns=columns_digest(table.columns),
+        return self.tell(
+            request,
+            wire.HybridDescribeReply,
             block=self.block,
             seeded=self.landmark_seed is not None or self.landmarks is not None,
-            square_bound=distance_bound(table.ranges, "rbf"),
-            absolute_bound=distance_bound(table.ranges, "laplacian"),
-            outputs=table.y.shape[1],
-            classes=len(table.classes),
-            labels=columns_digest(map(str, table.classes)),
-            label_bound=table.label_bound,
-            labelled=table.labelled,
-            allow_single=self.allow_single,
-            ids=table.pseudonyms(request.session, self.alignment_key),
+            square_bound=distance_bound(self.table.ranges, "rbf"),
+            absolute_bound=distance_bound(self.table.ranges, "laplacian"),
         )
 
     def answer(self, request: Any, method: Any) -> Any:
@@ -245,9 +197,7 @@ class HybridKernelClient(LandmarkedParty):
         """Predict the held-out rows, keep the predictions here, count how good they are."""
         kept, table = self.kept, self.table
         if len(request.predictions) and self.protocol == "secure":
-            raise ProtocolError(
-                "a node makes its predictions itself in protocol 'secure'", party=self.name
-            )
+            raise self.wrong("a node makes its predictions itself in protocol 'secure'")
         self._check_role()
         asked = kept.arrays["rows"][kept.train :]
         if request.count:
@@ -257,7 +207,7 @@ class HybridKernelClient(LandmarkedParty):
         predictions = kept.arrays.get("predictions", request.predictions)
         if not len(predictions):
             predictions = self.kernel.predict(request.coefficients)
-        tests = kept.arrays["order"][asked] - table.rows
+        tests = self.places(asked) - table.rows
         if self.predictions is not None:
             table.write_predictions(self.predictions, tests, predictions)
         if not request.count:
@@ -284,17 +234,6 @@ class HybridKernelClient(LandmarkedParty):
     def send_hops(self, request: wire.ChainRequest) -> wire.ChainReply:
         """Chain protocol (Algorithms 1 and 2): this party's hops; see :mod:`.fed_cg_paper`."""
         return make_hops(self, request, lambda: self.kernel)
-
-    def close_round(self, state: SessionState, *done: Any) -> None:
-        """Keep the state; on disk as well, if there is a place and the request says so."""
-        super().close_round(state, *done)
-        if save_as := getattr(self._request, "save_as", 0):
-            self._save(state, save_as)
-
-    def forget(self, state: SessionState) -> bytes:
-        """Erase the kernel rows and all else at the end of a run."""
-        KernelRows(self.state_dir, state.session, self.partition, 1).erase()
-        return b""
 
     # -- what the phases share
 
@@ -333,7 +272,7 @@ class HybridKernelClient(LandmarkedParty):
     def _check_role(self) -> None:
         """Refuse to add a centre's zeros to a sum of hospitals: it may be that of a single one."""
         if self.role != HOSPITAL:
-            raise ProtocolError("it has no labels, so it adds nothing", party=self.name)
+            raise self.wrong("it has no labels, so it adds nothing")
 
     def _check_hospital(self, name: str, kernel: float) -> None:
         """Refuse to add what would be nothing, or of few rows, or to another sum than is meant.
@@ -374,10 +313,9 @@ class HybridKernelClient(LandmarkedParty):
             self.secure_sums.contribute(name, vector)
             return ()
         if self._secure and not self.allow_single:
-            raise ProtocolError(
+            raise self.wrong(
                 "its own values would be shown to the server: there is nobody to sum with",
-                remedy="let more hospitals take part, or allow it with allow_single",
-                party=self.name,
+                "let more hospitals take part, or allow it with allow_single",
             )
         return (vector,)
 

@@ -1,9 +1,15 @@
-"""The kernel of a hospital's rows, made as sums of distances arrive."""
+"""The kernel of a hospital's rows, made as sums of distances arrive, and what is kept of it.
+
+In a deployment every message may meet a new process, and the rows are too many to travel with the
+node's state: they lie in a private file that is erased at the end of the run. They can be made
+again: a hospital without them says so, and the run goes back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +17,102 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import StateError
 from fedkern_flwr.kernels.product import kernel_from_distances, row_chunks
+from fedkern_flwr.node.kept_state import KeptState
 
-from .fed_cg_rows import KernelRows
-from .fed_cg_state import RunState
 from .party_table import Floats
+from .run_file import RunFile
+
+
+class RunState(KeptState):
+    """What a party of FedCG remembers of a run between two messages; small, never sent.
+
+    Its seed is the secret of the block's landmarks. ``settings`` holds what the server asked for,
+    and how far the kernel of a hospital is. ``arrays``:
+
+    ``order`` (rows,), the row of the table at each announced position; ``gammas`` (1,) or (m,);
+    ``moments`` (2, d), if landmarks are normal. At a hospital ``rows``, its announced rows in the
+    kernel's order, ``gram`` and ``right``, the normal equations so far. In a chain
+    ``rows/<hospital>`` and what the method keeps.
+    """
+
+    @property
+    def begun(self) -> bool:
+        """Whether the settings of the run have arrived."""
+        return "landmarks" in self.settings
+
+    @property
+    def landmarks(self) -> int:
+        """Number m of landmarks."""
+        return int(self.settings["landmarks"])
+
+    @property
+    def train(self) -> int:
+        """Training rows of the kernel."""
+        return int(self.settings["train"])
+
+    @property
+    def total(self) -> int:
+        """Rows of the kernel."""
+        return int(self.settings["total"])
+
+    @property
+    def done(self) -> int:
+        """Rows of the kernel that have been made."""
+        return int(self.settings["done"])
+
+
+class KernelRows(RunFile):
+    """Rows of a kernel matrix in a file.
+
+    Parameters
+    ----------
+    folder : Path or None
+        Where; by default a folder for this user's eyes in the system's place for temporary files.
+    session : str
+        Name of the run.
+    partition : int
+    landmarks : int
+        Numbers per row.
+    """
+
+    def __init__(self, folder: Path | None, session: str, partition: int, landmarks: int) -> None:
+        super().__init__(folder, session, partition, "kernel")
+        self.landmarks = landmarks
+
+    def write(self, start: int, rows: Floats, *, first: int = 0) -> None:
+        """Write rows from position ``start`` on; those of position ``first`` begin a new file.
+
+        Raises
+        ------
+        StateError
+            The rows before them are gone.
+        """
+        if start == first:
+            self.path.unlink(missing_ok=True)
+        else:
+            self._check_length(start)
+        with self.open() as file:
+            file.seek(start * self.landmarks * 8)
+            file.write(np.ascontiguousarray(rows, "<f8").data)
+
+    def read(self, start: int, stop: int) -> Floats:
+        """Return rows as a read-only array, without loading what is not used.
+
+        Raises
+        ------
+        StateError
+            The file is gone or too short.
+        """
+        if stop <= start:
+            return np.zeros((0, self.landmarks))
+        self._check_length(stop)
+        offset, shape = 8 * self.landmarks * start, (stop - start, self.landmarks)
+        with self.open() as file:
+            return np.memmap(file, "<f8", mode="r", offset=offset, shape=shape)
+
+    def _check_length(self, rows: int) -> None:
+        if not self.path.is_file() or self.path.stat().st_size < 8 * self.landmarks * rows:
+            raise self.gone("kernel rows", "they are made again")
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError
+from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.landmarks import (
@@ -23,20 +23,21 @@ from fedkern_flwr.hybrid.landmarks import (
 )
 from fedkern_flwr.hybrid.parties import HOSPITAL
 from fedkern_flwr.kernels.product import PRODUCT_KERNELS, kernel_from_distances, partial_distances
-from fedkern_flwr.method import AnsweringClient, answers
+from fedkern_flwr.method import answers
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_message
 
-from .fed_cg_state import RunState
+from .fed_cg_kernel import RunState
 from .fed_cg_table import HybridTable
 from .party_table import Floats
+from .table_client import TableClient
 
 _SEED_BYTES = 32
 _SETTINGS = ("kernel", "landmarks", "sampling", "public_seed")
 _ROUNDED = 1.0 + 5e-10  # less than what strategies allow for rounding
 
 
-class LandmarkedParty(AnsweringClient):
+class LandmarkedParty(TableClient):
     """Base class of FedCG's client: its rows, its landmarks, distances between them.
 
     Attributes
@@ -62,11 +63,6 @@ class LandmarkedParty(AnsweringClient):
     landmarks: Floats | None
 
     @property
-    def session(self) -> str:
-        """Name of the run of the message at hand."""
-        return str(self._request.session)
-
-    @property
     def _secure(self) -> bool:
         """Whether values leave in sums only: this node or the run says so."""
         return "secure" in (self.protocol, self.kept.settings.get("protocol"))
@@ -76,25 +72,15 @@ class LandmarkedParty(AnsweringClient):
     def _begin(self, request: wire.LandmarksRequest) -> None:
         """Take up the settings of a run; a request that is repeated finds them again."""
         if request.variant != self.protocol:
-            raise ProtocolError(
-                f"this node takes part in runs with protocol {self.protocol!r} only, not "
-                f"{request.variant!r}",
-                remedy=f"start it with protocol={request.variant!r}"
-                + ("" if request.variant == "secure" else ", knowing what that shows"),
-                party=self.name,
-            )
+            raise self.other_run("protocol", request.variant, safe="secure")
         if self.protocol != "naive" and isinstance(request, wire.BlocksRequest):
-            raise ProtocolError(
-                "kernel blocks and labels leave a node in protocol 'naive' only", party=self.name
-            )
+            raise self.wrong("kernel blocks and labels leave a node in protocol 'naive' only")
         if self.protocol == "secure" and request.public_seed >= 0:
-            raise ProtocolError(
-                "landmarks that everybody knows are not for protocol 'secure'", party=self.name
-            )
+            raise self.wrong("landmarks that everybody knows are not for protocol 'secure'")
         known = request.kernel in PRODUCT_KERNELS and request.sampling in SAMPLINGS
         fits = len(request.gammas) in (1, request.landmarks) and (request.gammas > 0.0).all()
         if not known or not fits:
-            raise ProtocolError("the kernel or its widths do not fit", party=self.name)
+            raise self.wrong("the kernel or its widths do not fit")
         kept = self.kept
         if kept.begun:
             return
@@ -141,7 +127,7 @@ class LandmarkedParty(AnsweringClient):
     def _note(self, purpose: str, rows: NDArray[Any], *, each: bool = False) -> None:
         """Note what is made of which announced rows; -1 is a row that is not held."""
         if not self.simulated:
-            self.note_rows(purpose, self.kept.arrays["order"][rows[rows >= 0]], each=each)
+            self.note_rows(purpose, self.places(rows[rows >= 0]), each=each)
 
     # -- landmarks
 
@@ -156,7 +142,7 @@ class LandmarkedParty(AnsweringClient):
             if self.protocol == "secure":
                 self.secure_sums.check(name, wider(len(positions)))
             self._check_share(np.unique(positions))
-            plain = moment_sums(self._features(positions), self.table.ranges)
+            plain = moment_sums(self.features_at(positions), self.table.ranges)
             if self.protocol == "secure":
                 self.secure_sums.contribute(name, plain)
                 plain = plain[:0]
@@ -183,9 +169,9 @@ class LandmarkedParty(AnsweringClient):
     def _moments(self, request: wire.LandmarksRequest) -> Floats:
         sums, ranges = request.moments, self.table.ranges
         if not sums.size:
-            sums = moment_sums(self._features(_training_positions(request)), ranges)
+            sums = moment_sums(self.features_at(_training_positions(request)), ranges)
         if sums.shape != (1 + 2 * self.table.features,):
-            raise ProtocolError("moments of another number of features", party=self.name)
+            raise self.wrong("moments of another number of features")
         return read_moments(sums, ranges)
 
     def _remember(self, request: wire.LandmarksRequest) -> None:
@@ -244,16 +230,12 @@ class LandmarkedParty(AnsweringClient):
         held = rows >= 0
         out = np.zeros((len(rows), len(landmarks)))
         if self.table.features and held.any():
-            x, kernel = self._features(rows[held]), self.kept.settings["kernel"]
+            x, kernel = self.features_at(rows[held]), self.kept.settings["kernel"]
             found = partial_distances(x, landmarks, kernel)
             if held.all():
                 return found
             out[held] = found
         return out
-
-    def _features(self, positions: NDArray[Any]) -> Floats:
-        """Return the features of announced rows."""
-        return self.table.features_of(self.kept.arrays["order"][positions])
 
 
 def _training_positions(request: wire.MomentsRequest | wire.LandmarksRequest) -> NDArray[Any]:

@@ -205,10 +205,7 @@ class PartyTable:
     # -- checks
 
     def _numbers(self, values: ArrayLike, what: str) -> Floats:
-        try:
-            return np.asarray(values, dtype=np.float64)
-        except (TypeError, ValueError):  # whose text quotes a value
-            raise self._bad(f"{what} that are not numbers", "clean the table first") from None
+        return as_numbers(values, what, self.party)
 
     def _features(self, x: ArrayLike | None, rows: int) -> Floats:
         if x is None:
@@ -279,6 +276,21 @@ class PartyTable:
 
     def _bad(self, problem: str, remedy: str) -> TableError:
         return TableError(problem, remedy=remedy, party=self.party)
+
+
+def as_numbers(values: ArrayLike, what: str, party: str) -> Floats:
+    """Return values as float64.
+
+    Raises
+    ------
+    TableError
+        They are something else.
+    """
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):  # whose text quotes a value
+        problem = f"{what} that are not numbers"
+        raise TableError(problem, remedy="clean the table first", party=party) from None
 
 
 def _length(*columns: Any) -> int:

@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import BinaryIO
 
+from fedkern_flwr.errors import StateError
 from fedkern_flwr.private_files import open_private, temporary_folder
 
 
@@ -26,10 +27,17 @@ class RunFile:
     def __init__(self, folder: Path | None, session: str, partition: int, kind: str) -> None:
         base = folder if folder is not None else temporary_folder()
         self.path = base / session / f"partition-{partition}.{kind}"
+        self.party = f"partition {partition}"
 
     def open(self) -> BinaryIO:
         """Open the file to read and write; it is made if it is not there."""
         return open_private(self.path)
+
+    def gone(self, what: str, remedy: str) -> StateError:
+        """Return the error that says that this node has lost what was in the file."""
+        return StateError(
+            f"the {what} of this run are gone from its disk", remedy=remedy, party=self.party
+        )
 
     def erase(self) -> None:
         """Remove the file and, if it was the last, the run's folder."""

@@ -6,7 +6,7 @@ file is: its format and the version of that, the method, and the release that wr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,7 @@ def check_model(
     arrays: Mapping[str, NDArray[Any]],
     meta: Mapping[str, Any],
     shapes: Mapping[str, tuple[int, ...]],
+    needs: Iterable[str] = (),
 ) -> None:
     """Refuse a model of another method, or whose arrays do not fit what it says of itself.
 
@@ -106,6 +107,8 @@ def check_model(
         The model.
     shapes : mapping
         Name -> shape that the array must have.
+    needs : iterable of str
+        What it must say of itself.
 
     Raises
     ------
@@ -115,6 +118,10 @@ def check_model(
         raise CheckpointError(
             f"the model is one of {meta.get('method') or 'another method'}",
             remedy=f"give a model of {method}",
+        )
+    if not set(needs) <= set(meta):
+        raise CheckpointError(
+            "the model says too little of itself", remedy="bring the file that the run saved"
         )
     for name, shape in shapes.items():
         array = arrays.get(name)

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.labels import counts_length, outcome_metrics
 from fedkern_flwr.method import Round, Rounds, Save, option
+from fedkern_flwr.model_file import check_model
 from fedkern_flwr.options import at_least
 from fedkern_flwr.strategy import Arrays, logger
+from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical import parties as vertical
-from fedkern_flwr.vertical.parties import check_alone, make_plan, rows_digest
+from fedkern_flwr.vertical.parties import check_alone, make_plan
 from fedkern_flwr.vertical.phase_training import MULTIPLES, REGULARIZATIONS
 from fedkern_flwr.wire import DescribeReply
 
@@ -84,6 +86,7 @@ class FDSKL(VerticalOptions):
         self.leaders: tuple[int, ...] = ()
         self.capacity = 0
         self.upto_: dict[int, int] = {}
+        self._rows = ""
 
     # -- what a method tells about itself
 
@@ -189,11 +192,8 @@ class FDSKL(VerticalOptions):
         """Fit the model at the active parties and judge it on their held-out rows."""
         self._choose_leaders()
         self.gamma_ = self._width()
-        if self.saved_meta_ and self.saved_meta_["rows"] != rows_digest(self._described):
-            raise CheckpointError(
-                f"the rows of the parties are not those of the run of {self.checkpoint}",
-                remedy="bring back the tables of that run, or start anew",
-            )
+        saved = self.saved_meta_.get("rows")
+        self._rows = rows_digest(self._described, saved=saved, checkpoint=self.checkpoint)
         return (yield from self._train() if self.schedule == "one-shot" else self._descend())
 
     def _phases(self) -> Phases:
@@ -220,8 +220,7 @@ class FDSKL(VerticalOptions):
         )
 
     def _save(self, phases: Phases, kept: int, **meta: Any) -> Save:
-        known = {"rows": rows_digest(self._described), "collection": phases.number}
-        return Save({}, {**known, **meta}, kept=kept)
+        return Save({}, {"rows": self._rows, "collection": phases.number, **meta}, kept=kept)
 
     def _metrics(self, counts: Sequence[NDArray[np.float64]]) -> dict[str, float]:
         """Return the metrics of held-out rows from what the active parties counted."""
@@ -334,11 +333,7 @@ class FDSKL(VerticalOptions):
         CheckpointError
             It is not a model of this method.
         """
-        if meta.get("method") != cls.method or not {*_OF_MODEL, "upto", "seed"} <= set(meta):
-            raise CheckpointError(
-                f"the model is one of {meta.get('method') or 'another method'}",
-                remedy=f"give a model of {cls.method}",
-            )
+        check_model(cls.method, {}, meta, {}, needs=(*_OF_MODEL, "upto", "seed"))
         return cls(**{name: meta[name] for name in _OF_MODEL}, **{"seed": meta["seed"], **more})
 
     def predict(self, grid: Grid, meta: Mapping[str, Any], *, timeout: float = 3600) -> None:

@@ -13,7 +13,7 @@ from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid import parties as hybrid
 from fedkern_flwr.hybrid.landmarks import Sampling
-from fedkern_flwr.hybrid.parties import MissingBlocks, Plan
+from fedkern_flwr.hybrid.parties import MissingBlocks, Plan, match_rows, summing_sets
 from fedkern_flwr.kernels.product import ProductKernel, landmark_gammas
 from fedkern_flwr.method import Method, Round, Rounds, Save, Steps, option
 from fedkern_flwr.model_file import check_model
@@ -21,10 +21,10 @@ from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.solvers.least_squares import Penalty
 from fedkern_flwr.solvers.preconditioner import probe_vectors
 from fedkern_flwr.strategy import Arrays, logger
+from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.wire import DescribeReply
 
 from .fed_cg_paper import ChainSystem, NaiveSystem
-from .fed_cg_parties import match_rows, rows_digest, summing_sets
 from .fed_cg_privacy import WARNINGS, seen_by
 from .fed_cg_secure import SecureSystem
 from .fed_cg_solvers import first_coefficients, iterate, solve_directly
@@ -271,12 +271,8 @@ class FedCG(Method):
         arrays, meta = self.saved_, self.saved_meta_
         self.fingerprints_ = dict(meta.get("fingerprints", {}))
         system = self._system()
-        known: dict[str, Any] = {"rows": rows_digest(parties)}
-        if meta.get("rows", known["rows"]) != known["rows"]:
-            raise CheckpointError(
-                f"the rows of the parties are not those of the run of {self.checkpoint}",
-                remedy="bring back the tables of that run, or start anew",
-            )
+        digest = rows_digest(parties, "block", saved=meta.get("rows"), checkpoint=self.checkpoint)
+        known: dict[str, Any] = {"rows": digest}
         shape = (self.landmarks, self.outputs_)
         start = first_coefficients(shape, self.initial_, self.init, self.run_seed)
         yield Round(0, arrays=[start])
@@ -343,11 +339,7 @@ class FedCG(Method):
         CheckpointError
             It is not a model of this method.
         """
-        if meta.get("method") != cls.method or not set(_OF_MODEL) <= set(meta):
-            raise CheckpointError(
-                f"the model is one of {meta.get('method') or 'another method'}",
-                remedy=f"give a model of {cls.method}",
-            )
+        check_model(cls.method, {}, meta, {}, needs=_OF_MODEL)
         return cls(**{name: meta[name] for name in _OF_MODEL}, **more)
 
     def predict(

@@ -82,17 +82,10 @@ def make_streams() -> Callable[..., Streams]:
 #: run by `make test-long`.
 SWEEPS = {
     "test_what_happens_once_does_not_change_the_model",
-    "test_a_fault_in_any_phase_does_not_change_the_model",
-    "test_faults_in_any_step_do_not_change_the_model",
-    "test_phases_that_are_gone_are_sent_again",
-    "test_kernels_that_are_gone_are_made_again",
     "test_whatever_happens_to_a_client_the_sum_is_that_of_the_declared_survivors",
-    "test_a_run_that_broke_off_ends_with_the_same_model",
     "test_a_run_goes_on_from_its_checkpoint",
     "test_no_group_is_further_ahead_than_it_may",
     "test_a_fault_in_any_phase_leaves_an_exact_matrix",
-    "test_what_happens_once_changes_nothing",
-    "test_a_party_that_misses_a_message_is_asked_again",
     "test_a_run_that_lost_a_node_stops_and_goes_on_later",
     "test_streaming_is_doubly_stochastic_gradients_of_the_pooled_data",
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..wire.describe import DescribeReply
+from ..table_parties import TableReply
 from ..wire.message import Message, array, arrays
 
 Floats = NDArray[Any]
@@ -18,21 +18,13 @@ Bytes = NDArray[Any]
 Index = NDArray[Any]
 
 
-class HybridDescribeReply(DescribeReply):
-    """What a hospital or centre tells about itself."""
+class HybridDescribeReply(TableReply):
+    """What a hospital or centre tells about itself; training rows come first."""
 
     block: str  # parties with the same block of features have the same columns
     seeded: bool  # whether the secret of the block's landmarks is configured at the node
     square_bound: float  # largest squared, and absolute, distance within the declared ranges
     absolute_bound: float
-    outputs: int  # k, columns of the targets; 0 at a centre
-    classes: int  # 0 for regression or at a centre
-    labels: str  # digest of the names of the classes
-    label_bound: float  # declared, of the targets
-    labelled: bool  # whether the held-out rows have labels
-    allow_single: bool  # whether a centre may be the only one that knows a row
-    # Keyed hashes of the ids of (rows + test_rows), training rows first, each part sorted.
-    ids: NDArray[Any] = array("ids", "words", dtype="ring")
 
 
 class HybridRequest(Message):

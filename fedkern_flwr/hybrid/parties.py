@@ -5,23 +5,33 @@ The server matches keyed hashes of ids; it sees which rows a party has, and no i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..alignment import SAME_KEY, count_duplicates, find_rows
-from ..errors import CohortError, OptionError, ProtocolError, TableError
-from ..wire.describe import check_partitions
+from ..alignment import SAME_KEY, find_rows
+from ..errors import CohortError, OptionError, TableError
+from ..table_parties import check_labels, check_tables, misfit
 from .messages import HybridDescribeReply
+
+logger = logging.getLogger("fedkern_flwr")
 
 Positions = NDArray[np.int32]
 MissingBlocks = Literal["error", "drop-row", "neutral"]
 
 HOSPITAL, CENTRE = "hospital", "centre"
+#: Refuses partitions that clash and pseudonyms that come twice.
+check_parties = partial(
+    check_tables,
+    roles=(HOSPITAL, CENTRE),
+    kinds="a hospital nor a centre",
+    client="HybridKernelClient",
+)
 
 
 @dataclass(frozen=True)
@@ -124,6 +134,66 @@ class Plan:
         }
 
 
+def match_rows(
+    parties: Sequence[HybridDescribeReply],
+    missing: MissingBlocks,
+    *,
+    predict: bool,
+    secure: bool,
+    allow_single: bool,
+) -> Plan:
+    """Match the rows of all parties; log what of them is left out.
+
+    Raises
+    ------
+    TableError, PartitionError, ProtocolError
+        Nobody has rows to predict, rows do not meet, or a party would be shown.
+    """
+    if predict and not any(p.role == HOSPITAL and p.test_rows for p in parties):
+        raise TableError(
+            "no hospital holds rows to predict",
+            remedy="name test-data in the --node-config of those that shall predict",
+        )
+    plan = make_plan(parties, missing, predict=predict)
+    check_alone(plan, parties, secure=secure, allow_single=allow_single)
+    for h, ward in plan.wards.items():
+        if ward.dropped or ward.lacking:
+            logger.warning(
+                "partition %d: %d rows dropped, rows without a block: %s",
+                h,
+                ward.dropped,
+                dict(ward.lacking) or "none",
+            )
+    for c, unknown in plan.unknown.items():
+        if unknown:
+            logger.info("partition %d: %d rows belong to no hospital", c, unknown)
+    return plan
+
+
+def summing_sets(plan: Plan, *, protocol: str, penalty: str) -> dict[str, list[int]]:
+    """Return name -> partitions of the sets among which is summed, fixed by who holds what.
+
+    Raises
+    ------
+    OptionError
+        The penalty needs a sum, and there is one party.
+    """
+    wards = {f"ward {h}": sorted(w.rows) for h, w in plan.wards.items() if w.centres}
+    if protocol == "chain":
+        return wards
+    shared = {f"block {b}": list(p) for b, p in plan.blocks.items() if len(p) > 1}
+    alone = len(plan.hospitals) == 1
+    sets = {**({} if alone else {"hospitals": list(plan.hospitals)}), **wards, **shared}
+    if penalty == "rkhs":
+        if len(plan.parties) == 1:
+            raise OptionError(
+                "penalty rkhs sums distances between landmarks over the parties, and there is one",
+                remedy="use penalty ridge",
+            )
+        sets["everybody"] = list(plan.parties)
+    return sets
+
+
 def make_plan(
     parties: Sequence[HybridDescribeReply], missing: MissingBlocks, *, predict: bool = False
 ) -> Plan:
@@ -153,7 +223,7 @@ def make_plan(
             phase="describe",
         )
     _check_blocks(parties)
-    _check_targets(hospitals)
+    check_labels(hospitals, "hospitals")
     blocks: dict[str, tuple[int, ...]] = {}
     for party in parties:
         if party.features:
@@ -172,35 +242,12 @@ def make_plan(
             found[positions[positions >= 0]] = True
         unknown[centre.partition] = int((~found).sum())
         if centre.partition not in known:
-            raise _unfit(
+            raise misfit(
                 centre.partition,
                 f"none of its {len(centre.ids)} ids belongs to a row of a hospital",
                 f"check its id column and {SAME_KEY}",
             )
     return Plan(wards, {b: h for b, h in blocks.items() if known & set(h)}, unknown)
-
-
-def check_parties(parties: Sequence[HybridDescribeReply]) -> None:
-    """Refuse partitions that clash and pseudonyms that come twice.
-
-    Raises
-    ------
-    PartitionError, ProtocolError
-    """
-    check_partitions(parties)
-    for party in parties:
-        name = f"partition {party.partition}"
-        if party.role not in (HOSPITAL, CENTRE):
-            raise ProtocolError(
-                "it is neither a hospital nor a centre",
-                remedy="serve a HybridKernelClient on this node",
-                party=name,
-                phase="describe",
-            )
-        if party.ids.shape != (party.rows + party.test_rows, 2) or party.ids.dtype != np.uint64:
-            raise ProtocolError("its hashes of ids do not fit", party=name, phase="describe")
-        if repeated := count_duplicates(party.ids):
-            raise TableError(f"{repeated} duplicate ids", remedy="keep one row per id", party=name)
 
 
 def check_alone(
@@ -225,7 +272,7 @@ def check_alone(
         strict = {p.partition for p in parties if not p.allow_single}
         for ward in plan.wards.values():
             for centre in strict.intersection(ward.alone):
-                raise _unfit(
+                raise misfit(
                     centre,
                     f"it alone knows rows of partition {ward.partition}, which would learn its "
                     "distances, and it does not allow that",
@@ -271,7 +318,7 @@ def _admit(
         here = positions >= 0
         twice = int((have[centre.block] & here).sum()) if centre.features else 0
         if twice:
-            raise _unfit(
+            raise misfit(
                 centre.partition,
                 f"block {centre.block!r} of {twice} rows is held by another party as well",
                 "let one party hold a block of a row",
@@ -287,7 +334,7 @@ def _admit(
     lacking = {block: count for block, count in lacking.items() if count}
     if missing == "error" and lacking:
         block, count = next(iter(lacking.items()))
-        raise _unfit(
+        raise misfit(
             hospital.partition,
             f"{count} of its {int(keep.sum())} rows have no block {block!r}"
             + (f" ({len(lacking)} blocks are incomplete)" if len(lacking) > 1 else ""),
@@ -300,7 +347,7 @@ def _admit(
         keep &= complete
         lacking = {}
     if before and not keep.any():
-        raise _unfit(
+        raise misfit(
             hospital.partition,
             "every row lacks a block",
             f"check the ids and {SAME_KEY}",
@@ -320,7 +367,7 @@ def _check_blocks(parties: Sequence[HybridDescribeReply]) -> None:
             continue
         other = first.setdefault(party.block, party)
         if (party.features, party.columns) != (other.features, other.columns):
-            raise _unfit(
+            raise misfit(
                 party.partition,
                 f"its block {party.block!r} has {party.features} columns that differ from the "
                 f"{other.features} of partition {other.partition} in number, name or order",
@@ -329,28 +376,9 @@ def _check_blocks(parties: Sequence[HybridDescribeReply]) -> None:
         same = (party.square_bound, party.absolute_bound, party.seeded)
         if same != (other.square_bound, other.absolute_bound, other.seeded):
             what = "landmark seed" if party.seeded != other.seeded else "ranges"
-            raise _unfit(
+            raise misfit(
                 party.partition,
                 f"its {what} of block {party.block!r} and that of partition {other.partition} do "
                 "not fit",
                 f"configure the same {what} at all holders of the block",
             )
-
-
-def _check_targets(hospitals: Sequence[HybridDescribeReply]) -> None:
-    first = hospitals[0]
-    task = (first.outputs, first.classes, first.labels, first.label_bound)
-    for party in hospitals[1:]:
-        if (party.outputs, party.classes, party.labels, party.label_bound) != task:
-            raise _unfit(
-                party.partition,
-                f"its labels differ from those of partition {first.partition} in number of "
-                "outputs, classes or bound",
-                "declare the same classes or the same label bound at all hospitals",
-            )
-
-
-def _unfit(partition: int, problem: str, remedy: str) -> ProtocolError:
-    """Return the error with which a party is refused for what it said of itself."""
-    party = f"partition {partition}"
-    return ProtocolError(problem, remedy=remedy, party=party, phase="describe")

@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..wire.describe import DescribeReply
+from ..table_parties import TableReply
 from ..wire.message import Message, array, arrays
 
 Floats = NDArray[Any]
@@ -20,19 +20,16 @@ Bytes = NDArray[Any]
 Index = NDArray[Any]
 
 
-class VerticalDescribeReply(DescribeReply):
+class VerticalDescribeReply(TableReply):
     """What a party tells about itself; ``rows`` are those with labels to learn from."""
 
     others: int  # rows of which it has features only
-    outputs: int  # k, columns of the targets; 0 at a passive party
-    classes: int  # 0 for regression or at a passive party
-    labels: str  # digest of the names of the classes
-    label_bound: float  # declared, of the targets of a regression
-    labelled: bool  # whether the held-out rows have labels
     named: bool  # whether its rows have ids; else they are numbered
-    allow_single: bool  # whether an active party may learn the phases of this party alone
-    # Keyed hashes of the ids of (rows + test_rows + others), each part sorted.
-    ids: NDArray[Any] = array("ids", "words", dtype="ring")
+
+    @property
+    def announced(self) -> int:
+        """Number of rows that it announces."""
+        return self.rows + self.test_rows + self.others
 
 
 class VerticalRequest(Message):

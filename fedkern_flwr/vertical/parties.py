@@ -10,6 +10,7 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..alignment import SAME_KEY, Hashes, Positions, count_duplicates, find_rows
 from ..errors import CohortError, OptionError, ProtocolError, SmallCohortError, TableError
-from ..wire.describe import check_partitions
+from ..table_parties import check_labels, check_tables, misfit
 from .messages import VerticalDescribeReply
 
 logger = logging.getLogger("fedkern_flwr")
@@ -25,6 +26,13 @@ logger = logging.getLogger("fedkern_flwr")
 ACTIVE, PASSIVE = "active", "passive"
 MissingRows = Literal["error", "drop-row"]
 MISSING_ROWS = ("error", "drop-row")
+#: Refuses partitions that clash and pseudonyms that come twice.
+check_parties = partial(
+    check_tables,
+    roles=(ACTIVE, PASSIVE),
+    kinds="an active nor a passive party",
+    client="VerticalKernelClient",
+)
 LARGEST_OUTPUT = 1e6  # beyond it an iteration has diverged; the bound of sums of outputs
 
 
@@ -118,39 +126,6 @@ def name_sum(
     return f"phases/{owner}/{number}#{digest.hexdigest()[:32]}"
 
 
-def rows_digest(parties: Sequence[VerticalDescribeReply]) -> str:
-    """Return a digest of which rows, features and outputs each party has, in this session."""
-    digest = hashlib.sha256()
-    for party in parties:
-        sizes = (party.partition, party.rows, party.features, party.outputs)
-        digest.update(repr(sizes).encode() + party.ids.tobytes())
-    return digest.hexdigest()
-
-
-def check_parties(parties: Sequence[VerticalDescribeReply]) -> None:
-    """Refuse partitions that clash and pseudonyms that come twice.
-
-    Raises
-    ------
-    PartitionError, ProtocolError, TableError
-    """
-    check_partitions(parties)
-    for party in parties:
-        name = f"partition {party.partition}"
-        if party.role not in (ACTIVE, PASSIVE):
-            raise ProtocolError(
-                "it is neither an active nor a passive party",
-                remedy="serve a VerticalKernelClient on this node",
-                party=name,
-                phase="describe",
-            )
-        announced = party.rows + party.test_rows + party.others
-        if party.ids.shape != (announced, 2) or party.ids.dtype != np.uint64:
-            raise ProtocolError("its hashes of ids do not fit", party=name, phase="describe")
-        if repeated := count_duplicates(party.ids):
-            raise TableError(f"{repeated} duplicate ids", remedy="keep one row per id", party=name)
-
-
 def make_plan(
     parties: Sequence[VerticalDescribeReply], missing: MissingRows, *, predict: bool = False
 ) -> VerticalPlan:
@@ -183,7 +158,7 @@ def make_plan(
             remedy="start the nodes that hold the other columns",
             phase="describe",
         )
-    _check_targets(actives)
+    check_labels(actives, "active parties")
     _check_numbered(parties)
     if not any(p.features for p in parties):
         raise TableError("no party has features", remedy="give at least one a feature column")
@@ -246,12 +221,11 @@ def check_alone(
                 remedy="let more parties take part, or allow it with --allow-single",
             )
         if not alone.allow_single:
-            raise ProtocolError(
+            raise misfit(
+                alone.partition,
                 f"partition {active} would learn the phases of its columns, and it does not allow "
                 "that",
-                remedy="let more parties take part, or set allow_single at this node",
-                party=f"partition {alone.partition}",
-                phase="describe",
+                "let more parties take part, or set allow_single at this node",
             )
 
 
@@ -272,21 +246,13 @@ def _held_by_all(
     keep = np.ones(len(next(iter(positions.values()))), bool)
     for party in parties:
         held = positions[party.partition] >= 0
-        name, lacking = f"partition {party.partition}", int((~held).sum())
+        lacking = int((~held).sum())
         if len(held) and not held.any():
-            raise ProtocolError(
-                f"it holds none of the {len(held)} rows",
-                remedy=f"check its id column and {SAME_KEY}",
-                party=name,
-                phase="describe",
-            )
+            problem = f"it holds none of the {len(held)} rows"
+            raise misfit(party.partition, problem, f"check its id column and {SAME_KEY}")
         if lacking and missing == "error":
-            raise ProtocolError(
-                f"it does not hold {lacking} of the {len(held)} rows with labels",
-                remedy="check the ids, or choose --missing drop-row",
-                party=name,
-                phase="describe",
-            )
+            problem = f"it does not hold {lacking} of the {len(held)} rows with labels"
+            raise misfit(party.partition, problem, "check the ids, or choose --missing drop-row")
         keep &= held
     if len(keep) and not keep.any():
         raise ProtocolError(
@@ -297,37 +263,21 @@ def _held_by_all(
     return keep
 
 
-def _check_targets(actives: Sequence[VerticalDescribeReply]) -> None:
-    first = actives[0]
-    for party in actives[1:]:
-        task = (party.outputs, party.classes, party.labels, party.label_bound)
-        if task != (first.outputs, first.classes, first.labels, first.label_bound):
-            raise ProtocolError(
-                f"its labels differ from those of partition {first.partition} in number of "
-                "outputs, classes or bound",
-                remedy="declare the same classes or the same label bound at all active parties",
-                party=f"partition {party.partition}",
-                phase="describe",
-            )
-
-
 def _check_numbered(parties: Sequence[VerticalDescribeReply]) -> None:
     """Refuse rows without ids unless all parties have as many: they are joined by their order."""
     first = parties[0]
     for party in parties[1:]:
         if party.named != first.named:
             bare = first if party.named else party
-            raise ProtocolError(
+            raise misfit(
+                bare.partition,
                 "its rows have no ids, those of other parties have",
-                remedy="give all parties ids, or none and the rows in the same order",
-                party=f"partition {bare.partition}",
-                phase="describe",
+                "give all parties ids, or none and the rows in the same order",
             )
         if not party.named and len(party.ids) != len(first.ids):
-            raise ProtocolError(
+            raise misfit(
+                party.partition,
                 f"it has {len(party.ids)} rows without ids, partition {first.partition} has "
                 f"{len(first.ids)}",
-                remedy="bring the same rows in the same order, or give ids",
-                party=f"partition {party.partition}",
-                phase="describe",
+                "bring the same rows in the same order, or give ids",
             )

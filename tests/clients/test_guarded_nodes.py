@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkern_flwr.clients.fed_cg_state import RunState
+from fedkern_flwr.clients.fed_cg_kernel import RunState
 from fedkern_flwr.errors import FedKernError, ProtocolError, RefusedError, SumError
 from fedkern_flwr.guard import NodePolicy, RunRecord, SumRule
 from fedkern_flwr.node.client import PhaseClient

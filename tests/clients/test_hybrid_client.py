@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fedkern_flwr.alignment import hash_ids
 from fedkern_flwr.clients import HybridKernelClient
+from fedkern_flwr.clients.fed_cg_kernel import RunState
 from fedkern_flwr.clients.fed_cg_paper import label_noise
-from fedkern_flwr.clients.fed_cg_rows import KernelRows
-from fedkern_flwr.clients.fed_cg_state import RunState
 from fedkern_flwr.errors import (
-    FedKernError,
-    OptionError,
     ProtocolError,
     RefusedError,
     StateError,
-    TableError,
 )
 from fedkern_flwr.guard import SumRule
 from fedkern_flwr.hybrid import messages as wire
@@ -55,128 +46,10 @@ def make(place: Context | None = None, **more: Any) -> HybridKernelClient:
     return HybridKernelClient(place or context(), table.pop("x"), table.pop("y"), **table)
 
 
-# -- tables
-
-
-BAD_TABLES: dict[str, tuple[Table, str]] = {
-    "NaN": (
-        {"x": [[0.1, np.nan]] * 3},
-        "NaN or infinite values; leave such rows out: they lack th",
-    ),
-    "infinite": ({"x": [[0.1, -np.inf]] * 3}, "NaN or infinite values; leave such rows out"),
-    "one dimension": (
-        {"x": [0.1, 0.2, 0.3]},
-        r"features of shape \(3,\) do not fit 3 rows; pass x",
-    ),
-    "no ids for a row": ({"ids": ["a", "b"]}, "2 ids for 3 rows; give each row an id"),
-    "no label for a row": (
-        {"y": [0, 1]},
-        r"labels of shape \(2,\) do not fit 3 rows; pass one lab",
-    ),
-    "NaN labels": ({"y": [0, 1, np.nan]}, "NaN or infinite labels; leave such rows out"),
-    "two columns of classes": ({"y": [[0, 1]] * 3}, r"labels of shape \(3, 2\) do not fit 3 rows"),
-    "an unknown class": ({"y": [0, 1, 77.0]}, "1 labels are none of the 2 classes; name the same"),
-    "an unknown class held out": (
-        {"x_test": X[:1], "y_test": [77.0], "ids_test": ["d"]},
-        "1 labels are none of the 2 classes; name the same classes on every node",
-    ),
-    "labels beyond the bound": (
-        {"y": [0.5, -77.0, 1.0], "classes": None, "label_bound": 2.0},
-        "labels beyond the declared bound of 2; scale them, or declare a larger label bound",
-    ),
-    "out of range": (
-        {"x": X + np.array([0.0, 77.0]), "columns": ["age", "weight"]},
-        "column 'weight' has values outside its declared range; scale it by the public range, or",
-    ),
-    "out of range below": (
-        {"x": X - [0.77, 0.0]},
-        "column '0' has values outside its declared ran",
-    ),
-    "two columns out of range": (
-        {"x": X + 77.0, "columns": ["age", "weight"]},
-        r"column 'age' \(and 1 more\) has values outside its declared range",
-    ),
-    "held-out row out of range": (
-        {"x_test": [[0.1, 7.7]], "ids_test": ["d"]},
-        "column '1' has values outside its declared range",
-    ),
-    "held-out rows of other columns": (
-        {"x_test": [[0.1]], "ids_test": ["d"]},
-        "its held-out rows have 1 features instead of 2; bring them to the same columns",
-    ),
-    "too few names": ({"columns": ["age"]}, "2 features have 1 names; name each of them"),
-    "ranges of one feature": (
-        {"ranges": [[0, 1]]},
-        r"ranges of shape \(1, 2\) do not fit 2 featur",
-    ),
-    "ranges upside down": ({"ranges": [[1, 0]] * 2}, "ranges that end .*; declare least and great"),
-    "ranges unknown": ({"ranges": [[0, np.nan]] * 2}, "ranges of .*; declare least and greatest"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_TABLES)
-def test_tables_that_cannot_be_used_are_refused_in_one_line(name: str) -> None:
-    change, text = BAD_TABLES[name]
-    with pytest.raises(TableError, match=f"^partition 4: {text}") as caught:
-        make(**change)
-    assert "\n" not in str(caught.value)
-    assert "77" not in str(caught.value).replace("declared bound of 2", "")  # no value is quoted
-
-
-BAD_OPTIONS: dict[str, tuple[Table, str]] = {
-    "no alignment key": (
-        {"alignment_key": None},
-        "partition 4: ids are joined by keyed hashes, and there is no alignment key; give all",
-    ),
-    "a short alignment key": ({"alignment_key": bytes(15)}, "the alignment key has 15 bytes, at l"),
-    "a short landmark seed": ({"landmark_seed": bytes(31)}, "the landmark seed has 31 bytes inste"),
-    "an unknown protocol": ({"protocol": "ring"}, "protocol is 'ring'"),
-    "no label bound": ({"classes": None, "label_bound": 0.0}, "label_bound is 0.0; use a positive"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_OPTIONS)
-def test_options_that_cannot_work_are_refused_in_one_line(name: str) -> None:
-    change, text = BAD_OPTIONS[name]
-    with pytest.raises(OptionError, match=f"^{text}") as caught:
-        make(**change)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"x": [["secret", "name"]] * 3},
-        {"y": ["secret", "name", "x"]},
-        {"ranges": [0, 1, 2]},
-        {"ranges": [["secret", 1]] * 2},
-        {"classes": (1,), "y": [1, 1, 1]},
-        {"classes": (1, 1, 0)},
-        {"landmarks": [0.1, 0.2]},
-    ],
-    ids=str,
-)
-def test_whatever_is_wrong_the_error_is_ours_and_quotes_nothing(change: Table) -> None:
-    with pytest.raises(FedKernError) as caught:
-        make(**change)
-    assert "secret" not in str(caught.value)
-    assert caught.value.remedy
-
-
 def test_edges_of_what_may_be() -> None:
-    """Ranges include their ends; a feature may be constant; a hospital may have no rows yet."""
+    """Ranges include their ends; a feature may be constant."""
     make(x=[[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]])
     make(x=[[5.0, 0.5]] * 3, ranges=[[5, 5], [0, 1]])
-    make(classes=None, y=[-1.0, 1.0, 0.0])
-    make(classes=None, y=[-9.0, 1.0, 0.0], label_bound=9.0)
-    make(y=np.array([[0], [1], [1]]))
-    for more in ({}, {"classes": None}, {"classes": None, "y": np.zeros((0, 3))}):
-        empty: Table = {"x": np.zeros((0, 2)), "y": [], "ids": [], **more}
-        assert make(**empty).table.rows == 0
-    assert make(x=None).table.features == 0
-    assert make(ids=None, alignment_key=None).table.rows == 3
-    assert make(y=None, classes=None).role == "centre"
-    assert make(classes=None, y=np.zeros((0, 3)), x=X[:0], ids=[]).table.y.shape == (0, 3)
 
 
 # -- messages without a network
@@ -227,32 +100,6 @@ def about_rows(kind: Any, number: int = 1, rows: Any = (0, 1, 2), **more: Any) -
     return kind(**{name: value for name, value in {**fields, **more}.items() if name in names})
 
 
-def test_a_hospital_describes_itself_by_sizes_and_hashes() -> None:
-    held_out: Table = {"x_test": X[:2], "y_test": [1, 0], "ids_test": [7, 8]}
-    found = describe(make(**held_out, landmark_seed=bytes(32)))
-    expected = {
-        "partition": 4,
-        "partitions": 5,
-        "role": "hospital",
-        "rows": 3,
-        "features": 2,
-        "test_rows": 2,
-        "block": "clinical",
-        "seeded": True,
-        "square_bound": 2.0,
-        "absolute_bound": 2.0,
-        "outputs": 1,
-        "classes": 2,
-        "label_bound": 1.0,
-        "labelled": True,
-        "restored": True,
-    }
-    assert {name: getattr(found, name) for name in expected} == expected
-    for part, ids in ((found.ids[:3], ["a", "b", "c"]), (found.ids[3:], ["7", "8"])):
-        hashes = hash_ids(ids, KEY, SESSION)
-        assert part.tolist() == sorted(hashes.tolist())
-
-
 def test_a_centre_describes_itself() -> None:
     found = describe(make(y=None, classes=None, ranges=[[0, 2], [-3, 1]]))
     assert (found.role, found.block, found.outputs, found.classes) == ("centre", "centre 4", 0, 0)
@@ -262,24 +109,10 @@ def test_a_centre_describes_itself() -> None:
     assert not found.labelled
 
 
-def test_digests_tell_columns_and_classes_apart() -> None:
-    base = describe(make(columns=["age", "weight"]))
-    for columns in (["weight", "age"], ["age", "Weight"], ["0", "1"]):
-        assert describe(make(columns=columns)).columns != base.columns
-    assert describe(make(classes=(1, 0))).labels != base.labels
-    assert describe(make(classes=(0.0, 1.0))).labels == base.labels  # the same classes
-
-
 def test_rows_without_ids_match_nobody_else_s() -> None:
     one = describe(make(context(1), ids=None, alignment_key=None)).ids
     other = describe(make(context(2), ids=None, alignment_key=None)).ids
     assert not np.intersect1d(one, other).size
-
-
-def test_ids_that_come_twice_are_refused() -> None:
-    for more in ({"ids": ["a", "b", "a"]}, {"x_test": X[:1], "ids_test": ["c"]}):
-        with pytest.raises(TableError, match="partition 4: 1 duplicate ids; keep one row per id"):
-            describe(make(**more))
 
 
 # -- requests that are refused
@@ -357,14 +190,6 @@ def test_rows_stay_the_same_in_a_run(rows: tuple[int, ...]) -> None:
     send(client, about_rows(wire.DistancesRequest, 2))
     with pytest.raises(RefusedError, match="other rows are asked for than before in this run"):
         send(client, about_rows(wire.DistancesRequest, 3, rows=rows))
-
-
-def test_a_session_is_named_by_letters_and_digits() -> None:
-    """It names folders."""
-    for session in ("../5e", "a/b", "", "a b"):
-        request = DescribeRequest(session=session, method="fed-cg", resume_round=0)
-        with pytest.raises(ProtocolError, match="partition 4: the name of the session is no name"):
-            send(make(), request)
 
 
 def test_predictions_of_the_server_are_for_the_paper_s_protocols() -> None:
@@ -468,12 +293,6 @@ def test_a_secret_is_sealed_for_those_only_with_whom_there_is_one() -> None:
         send(client, request)
 
 
-def test_an_unknown_phase_is_refused() -> None:
-    _, client = opened()
-    with pytest.raises(ProtocolError, match="does not take part in phase 'online-personal'; serve"):
-        client.fit([], {"phase": "online-personal"})
-
-
 # -- sums that a server orders for others than those whom they belong to
 
 HOSPITALS, CENTRES = (0, 1, 2), (3, 4)
@@ -574,75 +393,7 @@ def test_a_server_that_does_not_lie_gets_its_sums(
     assert what in checks
 
 
-# -- predictions
-
-
-def predict(tmp_path: Path, **more: Any) -> list[dict[str, str]]:
-    """Have a hospital without centres predict; return what it wrote."""
-    path = tmp_path / "out" / "predictions.csv"
-    place = context()
-    tests: Table = {"x_test": X[:2] + 0.05, "ids_test": ["z,1", 'q"'], **more}
-    client = make(place, predictions=path, state_dir=tmp_path, landmark_seed=bytes(32), **tests)
-    describe(client)
-    alone = about_rows(wire.DistancesRequest, rows=range(5), stops=np.array([0], np.int32))
-    send(client, dataclasses.replace(alone, trains=np.array([3], np.int32)))
-    request = later(wire.CoefficientsRequest)
-    outputs = len(client.table.y[0])
-    coefficients = np.linspace(-1.0, 1.0, 5 * outputs).reshape(5, outputs)
-    empty = np.zeros((0, outputs))
-    request = dataclasses.replace(
-        request, count=False, coefficients=coefficients, predictions=empty
-    )
-    send(client, request)
-    assert path.stat().st_mode & 0o777 == 0o600
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_predictions_are_written_for_the_hospital_s_eyes(tmp_path: Path) -> None:
-    rows = predict(tmp_path)
-    assert [row["id"] for row in rows] == ["z,1", 'q"']  # in the order of its table
-    assert set(rows[0]) == {"id", "output_0", "class"}
-    chosen = [int(float(row["output_0"]) >= 0.0) for row in rows]
-    assert [row["class"] for row in rows] == [str(c) for c in chosen]
-
-
-def test_classes_are_written_as_they_were_declared(tmp_path: Path) -> None:
-    rows = predict(tmp_path, classes=(1000001, 2000002), y=[1000001, 2000002, 1000001])
-    assert {row["class"] for row in rows} <= {"1000001", "2000002"}
-
-
-def test_outputs_of_a_regression_have_no_class(tmp_path: Path) -> None:
-    rows = predict(tmp_path, classes=None, y=[[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
-    assert set(rows[0]) == {"id", "output_0", "output_1"}
-
-
 # -- what is remembered
-
-
-names = st.text("abcdefgh", min_size=1, max_size=8)
-
-
-@given(
-    settings=st.dictionaries(names, st.integers() | st.text(max_size=5) | st.booleans()),
-    seed=st.binary(max_size=32),
-    arrays=st.dictionaries(names, st.lists(st.floats(allow_nan=False), max_size=4)),
-)
-def test_what_a_party_remembers_survives_as_bytes(
-    settings: dict[str, Any], seed: bytes, arrays: dict[str, list[float]]
-) -> None:
-    kept = RunState(settings, seed, {name: np.array(value) for name, value in arrays.items()})
-    again = RunState.unpack(kept.pack())
-    assert (again.settings, again.seed) == (settings, seed)
-    assert {name: value.tolist() for name, value in again.arrays.items()} == arrays
-
-
-def test_a_state_shows_no_secret_in_its_text() -> None:
-    kept = RunState({"landmarks": 3}, b"\x5e" * 32)
-    assert "5e5e" not in repr(kept)
-    assert "^^" not in repr(kept)
-    assert kept.begun
-    assert not RunState.unpack(b"").begun
 
 
 def test_the_end_of_a_run_erases_everything(tmp_path: Path) -> None:
@@ -659,90 +410,6 @@ def test_the_end_of_a_run_erases_everything(tmp_path: Path) -> None:
     assert set(place.state) <= {"fedkern", "fedkern-guard"}
     with pytest.raises(StateError):
         send(make(place, state_dir=tmp_path), later(wire.EquationsRequest, 10))
-
-
-# -- kernel rows in a file
-
-
-def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
-    rows, data = KernelRows(tmp_path, "s", 2, 3), np.random.default_rng(0).random((9, 3))
-    for start, stop in ((0, 4), (4, 7), (7, 9)):
-        rows.write(start, data[start:stop])
-    np.testing.assert_array_equal(rows.read(0, 9), data)
-    np.testing.assert_array_equal(rows.read(2, 8), data[2:8])
-    assert rows.read(3, 3).shape == (0, 3)
-    rows.write(4, data[:3])  # a part that comes twice
-    np.testing.assert_array_equal(rows.read(4, 7), data[:3])
-    np.testing.assert_array_equal(rows.read(7, 9), data[7:])
-
-
-def test_the_first_part_begins_a_new_file(tmp_path: Path) -> None:
-    rows = KernelRows(tmp_path, "s", 2, 3)
-    rows.write(0, np.ones((9, 3)))
-    rows.write(0, np.ones((4, 3)))
-    with pytest.raises(
-        StateError, match="partition 2: the kernel rows of this run are gone from it"
-    ):
-        rows.read(0, 5)
-
-
-def test_files_are_for_the_owner_s_eyes(tmp_path: Path) -> None:
-    rows = KernelRows(tmp_path / "new", "s", 2, 3)
-    rows.write(0, np.ones((1, 3)))
-    assert rows.path.stat().st_mode & 0o777 == 0o600
-    assert rows.path.parent.stat().st_mode & 0o777 == 0o700
-
-
-@pytest.mark.parametrize("damage", ["deleted", "cut off"])
-def test_a_file_with_a_hole_is_not_read(damage: str, tmp_path: Path) -> None:
-    """Rows that are gone must not come back as zeros when later ones are written."""
-    rows = KernelRows(tmp_path, "s", 2, 3)
-    rows.write(0, np.ones((4, 3)))
-    if damage == "deleted":
-        rows.path.unlink()
-    else:
-        rows.path.write_bytes(rows.path.read_bytes()[:-8])
-    with pytest.raises(StateError):
-        rows.write(4, np.ones((2, 3)))
-    with pytest.raises(StateError):
-        rows.read(0, 4)
-
-
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    rows = KernelRows(tmp_path, "s", 2, 3)
-    rows.path.parent.mkdir()
-    victim = tmp_path / "victim"
-    victim.write_bytes(b"precious" * 10)
-    rows.path.symlink_to(victim)
-    with pytest.raises(StateError, match="is a link"):
-        rows.write(2, np.ones((1, 3)))
-    rows.write(0, np.ones((1, 3)))
-    assert victim.read_bytes() == b"precious" * 10
-
-
-def test_the_folder_of_a_run_goes_with_its_last_file(tmp_path: Path) -> None:
-    one, two = (KernelRows(tmp_path, "s", k, 3) for k in (1, 2))
-    one.write(0, np.ones((1, 3)))
-    two.write(0, np.ones((1, 3)))
-    one.erase()
-    assert two.path.is_file()
-    two.erase()
-    assert not two.path.parent.exists()
-    two.erase()  # of no file
-
-
-def test_somebody_else_s_temporary_folder_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    KernelRows(None, "s", 1, 3).write(0, np.ones((1, 3)))
-    (folder,) = tmp_path.iterdir()
-    assert folder.stat().st_mode & 0o777 == 0o700
-    owner = os.getuid() + 1
-    monkeypatch.setattr("os.getuid", lambda: owner)
-    (tmp_path / f"fedkern-flwr-{owner}").mkdir()
-    with pytest.raises(StateError, match="belongs to somebody else; give the client a state_dir"):
-        KernelRows(None, "s", 1, 3)
 
 
 # -- noise of the chain

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -134,31 +133,3 @@ def test_no_rows_are_no_trouble(tmp_path: Path) -> None:
     give(store, known, [1], 2)
     assert store.read(np.zeros(0, np.int32), 2).shape == (0, 2)
     assert store.read(np.array([1], np.int32), 0).shape == (1, 0)
-
-
-def test_only_this_user_reads_the_file_and_it_goes_with_the_run(tmp_path: Path) -> None:
-    store, known = make(tmp_path / "state"), np.zeros(ROWS, np.int32)
-    give(store, known, [0], 2)
-    assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(store.path.parent.stat().st_mode) == 0o700
-    other = PhaseStore(tmp_path / "state", "5e" * 8, 4, ROWS, CAPACITY, 16)
-    give(other, np.zeros(ROWS, np.int32), [0], 2)
-    store.erase()
-    assert not store.path.exists()
-    assert other.path.exists()
-    store.erase()
-    other.erase()
-    assert not store.path.parent.exists()
-
-
-def test_without_a_folder_it_lies_among_temporary_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    store, known = PhaseStore(None, "5e" * 8, 3, ROWS, CAPACITY, 32), np.zeros(ROWS, np.int32)
-    give(store, known, [0], 2, bits=32)
-    (base,) = tmp_path.iterdir()
-    assert stat.S_IMODE(base.stat().st_mode) == 0o700
-    assert store.path.is_relative_to(base)
-    store.erase()
-    assert not store.path.parent.exists()

@@ -14,7 +14,7 @@ import pytest
 
 from fedkern_flwr.checkpoint import save_arrays, write_atomically
 from fedkern_flwr.clients.fdskl_store import PhaseStore
-from fedkern_flwr.clients.fed_cg_rows import KernelRows
+from fedkern_flwr.clients.fed_cg_kernel import KernelRows
 from fedkern_flwr.errors import StateError
 from fedkern_flwr.private_files import create_file, make_private_folder, open_private
 from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 import logging
 import os
 import stat
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from faulty import At
+from flwr.app import ArrayRecord, Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nodes import Nodes, Table
 
 from fedkern_flwr.align import range_messages as wire
 from fedkern_flwr.align.column_ranges import (
@@ -31,26 +31,20 @@ from fedkern_flwr.align.column_ranges import (
 )
 from fedkern_flwr.clients import RangesClient
 from fedkern_flwr.errors import (
-    CohortError,
     FedKernError,
     OptionError,
     ProtocolError,
     SmallCohortError,
-    SumError,
 )
-from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.scaling import Scaling, read_ranges, scale_by_ranges
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.secure_sum.identity import sign_key
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
-from fedkern_flwr.simulations.engines import Audit, DropOut, Fault
-from fedkern_flwr.simulations.engines.faults import Delivery
+from fedkern_flwr.simulations.engines import Audit, Fault
 from fedkern_flwr.simulations.engines.ray import as_client
 from fedkern_flwr.strategies import ColumnRanges
 from fedkern_flwr.wire import columns_digest
 
-Table = dict[str, Any]
 FOUR = {"describe": 1, "ranges-means": 1, "ranges-deviations": 1, "ranges-write": 1}
 PHASES = tuple(FOUR)[1:]
 NAMES = ("height", "weight", "income")
@@ -72,42 +66,31 @@ def mixed() -> list[Table]:
 
 
 @dataclass
-class Network:
-    """Nodes with their files, and their contexts in the last run."""
+class Network(Nodes):
+    """Nodes with their files, and what passes between them and the server."""
 
-    folder: Path
-    tables: list[Table] = field(default_factory=mixed)
-    contexts: dict[int, Context] = field(default_factory=dict)
     transcript: Transcript = field(default_factory=Transcript)
-
-    def client_fn(self, context: Context) -> RangesClient:
-        k = int(context.node_config["partition-id"])
-        self.contexts[k] = context
-        files = {"ranges": self.path(k), "scaling": self.folder / f"{k}-scaling.json"}
-        return RangesClient(context, **{**files, **self.tables[k]})
 
     def path(self, k: int) -> Path:
         return self.folder / f"{k}-ranges.json"
 
     def go(self, strategy: ColumnRanges | None = None, **more: Any) -> ColumnRanges:
         strategy = strategy or ColumnRanges()
-        simulate(
-            strategy,
-            self.client_fn,
-            len(self.tables),
-            transcript=self.transcript,
-            serialise=True,
-            **more,
-        )
+        self.run(strategy, transcript=self.transcript, serialise=True, **more)
         return strategy
 
-    def written(self) -> dict[int, str]:
+    def texts(self) -> dict[int, str]:
         return {k: self.path(k).read_text() for k in self.contexts if self.path(k).exists()}
+
+
+def serve(folder: Path, tables: list[Table]) -> Network:
+    paths = {"ranges": "{}-ranges.json", "scaling": "{}-scaling.json"}
+    return Network(RangesClient, tables, folder, paths=paths)
 
 
 @pytest.fixture
 def network(tmp_path: Path) -> Network:
-    return Network(tmp_path)
+    return serve(tmp_path, mixed())
 
 
 def pooled(tables: list[Table], deviations: float = 4.0) -> np.ndarray:
@@ -132,7 +115,7 @@ def test_every_node_gets_the_ranges_of_its_block(network: Network) -> None:
     for block in ("genes", "patients"):
         mine = holders(network.tables, block)
         expected = pooled([network.tables[k] for k in mine])
-        texts = {network.written()[k] for k in mine}
+        texts = {network.texts()[k] for k in mine}
         assert len(texts) == 1  # the same to the last digit
         for k in mine:
             low, high, clip = read_ranges(network.tables[k]["columns"], network.path(k))
@@ -150,7 +133,7 @@ def test_every_node_gets_the_ranges_of_its_block(network: Network) -> None:
     np.testing.assert_array_equal(count, [45, 42, 45])
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     nodes=st.integers(2, 5),
     mean=st.floats(-1e5, 1e5),
@@ -166,7 +149,7 @@ def test_statistics_are_those_of_the_pooled_rows(
         x = mean + 10.0**exponent * rng.standard_normal((int(rng.integers(2, 12)), 2))
         x[1:][rng.random((len(x) - 1, 2)) < 0.2] = np.nan
         tables.append({"x": x})
-    found = Network(tmp_path, tables).go().statistics_["all"]
+    found = serve(tmp_path, tables).go().statistics_["all"]
     x = np.concatenate([t["x"] for t in tables]).astype(np.longdouble)
     expected = np.nanmean(x, axis=0)
     spread = np.sqrt(np.nanmean((x - expected) ** 2, axis=0))
@@ -188,7 +171,7 @@ def test_a_table_that_changed_within_the_run_is_refused(
 
     with pytest.raises(ProtocolError, match="its table is not the one with which this run began"):
         network.go(faults=change)
-    assert node not in network.written()
+    assert node not in network.texts()
 
 
 def test_a_block_of_one_node_is_its_own(network: Network) -> None:
@@ -202,17 +185,17 @@ def test_a_block_of_one_node_is_its_own(network: Network) -> None:
 
 def test_where_all_blocks_have_one_holder_nothing_is_summed(tmp_path: Path) -> None:
     tables = [table(k, block=f"block {k}") for k in range(3)]
-    network = Network(tmp_path, tables)
+    network = serve(tmp_path, tables)
     strategy = network.go()
     assert strategy.ledger_.by_phase == {"describe": 1, "ranges-write": 1}
-    assert set(network.written()) == {0, 1, 2}
+    assert set(network.texts()) == {0, 1, 2}
     assert strategy.statistics_ == {}
     assert all(load_state(c) is None for c in network.contexts.values())
 
 
 def test_constant_columns_and_numbers_as_names(tmp_path: Path) -> None:
     x = np.array([[5.0, 1.0], [5.0, 2.0]])
-    network = Network(tmp_path, [{"x": x}, {"x": x}, {"x": x + np.array([0.0, 1.0])}])
+    network = serve(tmp_path, [{"x": x}, {"x": x}, {"x": x + np.array([0.0, 1.0])}])
     network.go(ColumnRanges(deviations=1.0, clip=False))
     found = json.loads(network.path(2).read_text())
     assert found.keys() == {"0", "1"}  # a plain file
@@ -310,7 +293,7 @@ def refused(network: Network, error: type[FedKernError], **options: Any) -> str:
     with pytest.raises(error) as caught:
         network.go(ColumnRanges(**options))
     assert "\n" not in str(caught.value)
-    assert not network.written()
+    assert not network.texts()
     return str(caught.value)
 
 
@@ -427,7 +410,7 @@ def test_a_server_that_asks_for_other_sums_gets_none(
             patch.setattr(f"{place}.read_first_pass", lambda *_, found=centre: found)
             with pytest.raises(ProtocolError, match=text):
                 network.go()
-    assert not network.written()
+    assert not network.texts()
 
 
 def test_about_a_false_centre_all_values_look_alike(
@@ -452,109 +435,14 @@ def test_about_a_false_centre_all_values_look_alike(
 # -- nodes that fail
 
 
-@dataclass
-class Once:
-    """Something happens to the first message of a phase to a party."""
-
-    partition: int
-    phase: str
-    what: Fault
-    seen: int = 0
-
-    def __call__(self, delivery: Delivery) -> Fault | None:
-        if (delivery.partition, delivery.phase) != (self.partition, self.phase):
-            return None
-        self.seen += 1
-        return self.what if self.seen == 1 else None
-
-
-@pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    network = Network(tmp_path_factory.mktemp("quiet"))
-    network.go()
-    return network.written()
-
-
-@pytest.mark.parametrize(
-    "kind", ["vanished", "error", "duplicate", "lost request", "lost reply", "delay"]
-)
-@pytest.mark.parametrize("partition", [0, 1, 2])
-@pytest.mark.parametrize("phase", PHASES)
-def test_what_happens_once_changes_nothing(
-    phase: str, partition: int, kind: Any, network: Network, quiet: dict[int, str]
-) -> None:
-    once = Once(partition, phase, Fault(kind, seconds=0.02))
-    strategy = network.go(faults=once, timeout=0.2 if "lost" in kind else 60.0)
-    assert network.written() == quiet
-    alone = partition == 0 and phase != "ranges-write"  # then it is not asked
-    assert (once.seen > 0) == (not alone)
-    repeated = kind not in ("duplicate", "delay") and once.seen > 0
-    assert strategy.ledger_.exchanges == 4 + repeated
-    assert once.seen <= 1 + repeated
-    assert bool(strategy.ledger_.failures) == repeated
-    assert all(load_state(context) is None for context in network.contexts.values())
-
-
 def test_only_blocks_that_lack_somebody_are_asked_again(network: Network) -> None:
-    network.go(faults=Once(2, "ranges-means", Fault("vanished")))
+    network.go(faults=At(partition=2, phase="ranges-means", what=Fault("vanished")))
     asked = [e.node for e in network.transcript.entries(phase="ranges-means", direction="down")]
     nodes = {k: c.node_id for k, c in network.contexts.items()}
     assert asked.count(nodes[4]) == asked.count(nodes[2]) == 2
     assert asked.count(nodes[1]) == 1
     wrote = [e.node for e in network.transcript.entries(phase="ranges-write", direction="down")]
     assert sorted(wrote) == sorted(nodes.values())
-
-
-def test_nodes_that_vanish_again_and_again_change_nothing(
-    network: Network, quiet: dict[int, str]
-) -> None:
-    network.go(ColumnRanges(attempts=60), faults=DropOut(0.3, seed=2))
-    assert network.written() == quiet
-
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_node_that_stays_away_ends_the_run(phase: str, network: Network) -> None:
-    def gone(delivery: Delivery) -> Fault | None:
-        away = delivery.partition == 3 and delivery.phase == phase
-        return Fault("vanished") if away else None
-
-    strategy = ColumnRanges(attempts=3)
-    with pytest.raises(CohortError) as error:
-        network.go(strategy, faults=gone)
-    assert f"phase {phase}: not all parties answered, 3 times in a row" in str(error.value)
-    assert "partition 3 unreachable" in str(error.value)
-    assert "two runs that differ in their nodes show single ones" in str(error.value)
-    assert strategy.ledger_.by_phase[phase] == 3
-    assert strategy.ledger_.by_phase["finish"] == 1
-    # a "vanished" node has done what it was asked: its answer is lost
-    assert bool(network.written()) == (phase == "ranges-write")
-    assert all(load_state(context) is None for context in network.contexts.values())
-
-
-def damage(message: Message) -> Message:
-    for record in message.content.config_records.values():
-        record["round"] = 77
-    return message
-
-
-def strip(message: Message) -> Message:
-    content = message.content
-    for record in content.config_records.values():
-        for name in [name for name in record if "sect" in name]:
-            del record[name]
-    return message
-
-
-@pytest.mark.parametrize("change", [damage, strip])
-@pytest.mark.parametrize("phase", PHASES)
-def test_rubbish_instead_of_a_reply_never_gives_a_wrong_range(
-    phase: str, change: Any, network: Network, quiet: dict[int, str]
-) -> None:
-    once = Once(3, phase, Fault("tamper", change=change))
-    with contextlib.suppress(FedKernError):
-        network.go(faults=once)
-    for k, text in network.written().items():
-        assert text == quiet[k]
 
 
 # -- who sees what
@@ -675,45 +563,3 @@ def test_the_audit_finds_no_plain_field(network: Network) -> None:
     seen = strategy.privacy()
     assert [c["parties"] for c in seen["cohorts"]] == [2, 3]
     assert any("counts, means and variances" in line for line in seen["server_sees"])
-
-
-def test_nothing_of_a_finished_run_is_kept(network: Network) -> None:
-    network.go()
-    for context in network.contexts.values():
-        assert load_state(context) is None
-        assert SessionState.load(context).payload == b""
-
-
-def test_pinned_identities_are_checked(network: Network, tmp_path: Path) -> None:
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    lines = []
-    for k, own in enumerate(network.tables):
-        key = Ed25519PrivateKey.generate()
-        own["identity_key"], own["trusted_keys"] = tmp_path / f"id{k}", tmp_path / "trusted"
-        own["identity_key"].write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.OpenSSH,
-                serialization.NoEncryption(),
-            )
-        )
-        public = key.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
-        lines.append(f"{k} {public.decode()} node\n")
-        assert sign_key(key, "session", k, bytes(32), (0, 0))
-    (tmp_path / "trusted").write_text("".join(lines))
-    network.go()
-    network.tables[2]["identity_key"] = network.tables[3]["identity_key"]
-    with pytest.raises((ProtocolError, SumError), match="partition 2"):
-        network.go()
-
-
-def test_a_node_outside_a_run_answers_nothing(network: Network) -> None:
-    place = Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), {})
-    client = network.client_fn(place)
-    make: Callable[..., Any] = client.fit
-    with pytest.raises(ProtocolError, match="does not take part in phase 'svm-save'"):
-        make([], {"phase": "svm-save", "session": "5e", "protocol": 3})

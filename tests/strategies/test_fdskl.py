@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import hmac
 import json
@@ -14,31 +13,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
-from flwr.clientapp import ClientApp
+from nodes import Nodes, Table, side
 from sklearn import datasets
 
 from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError
 from fedkern_flwr.node.kept_state import KeptState
-from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
-from fedkern_flwr.simulations.engines.ray import as_client
+from fedkern_flwr.simulations import Transcript
 from fedkern_flwr.strategies import FDSKL, fdskl_phases
 from fedkern_flwr.vertical.phase_training import MULTIPLES, REGULARIZATIONS
 
 KEY = b"a secret of the data's owners"
 SEED = 11
-Table = dict[str, Any]
 Array = np.ndarray
 
 
 # -- data
 
 
-def small(n: int = 60, d: int = 8, seed: int = 0) -> tuple[Array, Array]:
-    """Return rows of the unit cube and the side of a curved surface on which they lie."""
-    x = np.random.default_rng(seed).random((n, d))
-    return x, (np.sin(3.0 * x[:, 0]) + x[:, 1:].sum(axis=1) > d / 2).astype(float)
+def small(n: int = 60, d: int = 8) -> tuple[Array, Array]:
+    x, y = side(n, d)
+    return x, y.astype(float)
 
 
 def names(n: int) -> Array:
@@ -114,55 +109,26 @@ class Problem:
 # -- the run
 
 
-@dataclass
-class Parties:
-    """Serves the clients of tables, keeps their contexts, reads what the active ones write."""
-
-    tables: list[Table]
-    folder: Path
-    common: Table = field(default_factory=dict)
-    contexts: dict[int, Context] = field(default_factory=dict)
-
-    def client_fn(self, context: Context) -> VerticalKernelClient:
-        k = int(context.node_config["partition-id"])
-        self.contexts[k] = context
-        table: Table = {"alignment_key": KEY, "state_dir": self.folder / f"node-{k}"}
-        table |= {**self.common, **self.tables[k]}
-        if "y" in table:
-            table["predictions"] = self.folder / f"{k}.csv"
-        return VerticalKernelClient(context, table.pop("x", None), table.pop("y", None), **table)
+class Parties(Nodes):
+    """Nodes of FDSKL."""
 
     def fit(self, rounds: int = 1, more: Table | None = None, **options: Any) -> FDSKL:
         strategy = FDSKL(**{"seed": SEED, "gamma": 0.5, "phase_bits": 32, **options})
-        if strategy.topology == "tree":
-            self.common["topology"] = "tree"
-        if strategy.frequencies == "shared":
-            self.common["frequencies"] = "shared"
-        if strategy.allow_single:
-            self.common["allow_single"] = True
-        simulate(strategy, self.client_fn, len(self.tables), num_rounds=rounds, **(more or {}))
+        self.common |= {"topology": strategy.topology, "frequencies": strategy.frequencies}
+        self.common["allow_single"] = strategy.allow_single
+        self.run(strategy, num_rounds=rounds, **(more or {}))
         return strategy
 
-    def grid(self) -> InProcessGrid:
-        app = ClientApp(client_fn=lambda context: as_client(self.client_fn(context)))
-        return InProcessGrid(app, len(self.tables))
 
-    def outputs(self) -> dict[str, list[float]]:
-        """Return the predictions that were written, by id."""
-        found: dict[str, list[float]] = {}
-        for path in sorted(self.folder.glob("*.csv")):
-            with path.open(newline="") as file:
-                for row in csv.DictReader(file):
-                    assert row["id"] not in found
-                    found[row["id"]] = [float(v) for n, v in row.items() if n.startswith("output")]
-        return found
+def serve(tables: list[Table], folder: Path, **common: Any) -> Parties:
+    return Parties(VerticalKernelClient, tables, folder, {"alignment_key": KEY, **common})
 
 
 @pytest.fixture
 def parties(tmp_path: Path) -> Callable[..., Parties]:
     def make(tables: list[Table], **common: Any) -> Parties:
         tmp_path.joinpath(str(len(made))).mkdir()
-        made.append(Parties(tables, tmp_path / str(len(made)), common))
+        made.append(serve(tables, tmp_path / str(len(made)), **common))
         return made[-1]
 
     made: list[Parties] = []
@@ -332,25 +298,25 @@ STREAMS: dict[str, tuple[Any, Table, int, int, int, Table]] = {
         500,
         {"batch": 2, "directions": 1, "step": 0.05, "loss": "square"},
     ),
-    "Algorithm 1": (small, TWO, 3, 1, 80, {"batch": 1, "directions": 1, "step": 0.1}),
-    "Algorithm 1, two lead": (small, TWO, 4, 2, 60, {"batch": 1, "directions": 1, "step": 0.1}),
-    "logistic": (small, TWO, 3, 1, 60, {"loss": "logistic", "step": 3.0}),
-    "smooth hinge": (small, TWO, 3, 1, 60, {"loss": "smooth-hinge", "step": 1.0}),
-    "smooth hinge, two lead": (small, TWO, 3, 2, 60, {"loss": "smooth-hinge", "step": 0.5}),
-    "two parties": (small, TWO, 2, 1, 60, {}),
-    "two parties, both lead": (small, TWO, 2, 2, 40, {}),
-    "eight parties": (small, TWO, 8, 1, 40, {}),
-    "eight parties, three lead": (small, TWO, 8, 3, 30, {"loss": "logistic"}),
-    "diminishing": (small, TWO, 3, 1, 60, {"step_schedule": "diminishing"}),
-    "diminishing, two lead": (small, TWO, 3, 2, 40, {"step_schedule": "diminishing"}),
-    "Laplacian": (small, TWO, 3, 1, 60, {"kernel": "laplacian"}),
-    "Laplacian, two lead": (small, TWO, 3, 2, 40, {"kernel": "laplacian", "loss": "logistic"}),
-    "three classes": (three_classes, {"classes": (0, 1, 2)}, 3, 1, 60, {"loss": "logistic"}),
-    "three classes, two lead": (three_classes, {"classes": (0, 1, 2)}, 3, 2, 40, {}),
-    "regression": (curve, {"label_bound": 4.0}, 3, 1, 60, {}),
-    "two outputs, two lead": (lambda: curve(outputs=2), {"label_bound": 4.0}, 3, 2, 40, {}),
-    "a batch of all rows": (small, TWO, 3, 1, 30, {"batch": 1000}),
-    "shared directions": (small, TWO, 3, 1, 40, {"frequencies": "shared"}),
+    "Algorithm 1": (small, TWO, 3, 1, 30, {"batch": 1, "directions": 1, "step": 0.1}),
+    "Algorithm 1, two lead": (small, TWO, 4, 2, 24, {"batch": 1, "directions": 1, "step": 0.1}),
+    "logistic": (small, TWO, 3, 1, 24, {"loss": "logistic", "step": 3.0}),
+    "smooth hinge": (small, TWO, 3, 1, 24, {"loss": "smooth-hinge", "step": 1.0}),
+    "smooth hinge, two lead": (small, TWO, 3, 2, 24, {"loss": "smooth-hinge", "step": 0.5}),
+    "two parties": (small, TWO, 2, 1, 24, {}),
+    "two parties, both lead": (small, TWO, 2, 2, 16, {}),
+    "eight parties": (small, TWO, 8, 1, 16, {}),
+    "eight parties, three lead": (small, TWO, 8, 3, 12, {"loss": "logistic"}),
+    "diminishing": (small, TWO, 3, 1, 24, {"step_schedule": "diminishing"}),
+    "diminishing, two lead": (small, TWO, 3, 2, 16, {"step_schedule": "diminishing"}),
+    "Laplacian": (small, TWO, 3, 1, 24, {"kernel": "laplacian"}),
+    "Laplacian, two lead": (small, TWO, 3, 2, 16, {"kernel": "laplacian", "loss": "logistic"}),
+    "three classes": (three_classes, {"classes": (0, 1, 2)}, 3, 1, 24, {"loss": "logistic"}),
+    "three classes, two lead": (three_classes, {"classes": (0, 1, 2)}, 3, 2, 16, {}),
+    "regression": (curve, {"label_bound": 4.0}, 3, 1, 24, {}),
+    "two outputs, two lead": (lambda: curve(outputs=2), {"label_bound": 4.0}, 3, 2, 16, {}),
+    "a batch of all rows": (small, TWO, 3, 1, 12, {"batch": 1000}),
+    "shared directions": (small, TWO, 3, 1, 16, {"frequencies": "shared"}),
 }
 
 
@@ -367,8 +333,8 @@ def block(options: Table) -> tuple[Table, Table]:
     return {"schedule": "streaming", **mine}, oracle
 
 
-#: 500 iterations prove the same once; the others of that length are run by `make test-long`.
-LONG = ("500 iterations, two lead", "500 iterations, square, eight parties, two lead")
+#: Left to `make test-long`: shorter runs prove the same.
+LONG = [name for name in STREAMS if name.startswith("500")]
 
 
 @pytest.mark.parametrize(
@@ -428,9 +394,9 @@ def test_phases_of_16_bits_are_almost_as_good(
     problem = Problem(*small(), 3, actives, common=TWO)
     mine, oracle = block({})
     run = parties(problem.tables())
-    run.fit(50, phase_bits=16, **mine)
+    run.fit(20, phase_bits=16, **mine)
     f = np.array([run.outputs()[problem.ids[i]] for i in problem.test])
-    gap = np.abs(f - dsg(problem, 50, **oracle)).max()
+    gap = np.abs(f - dsg(problem, 20, **oracle)).max()
     assert 1e-7 < gap < 1e-3
 
 
@@ -439,9 +405,9 @@ def test_streaming_in_trees_makes_the_same_function(parties: Callable[..., Parti
         problem = Problem(*small(), q, actives, common=TWO)
         mine, oracle = block({"topology": "tree"})
         run = parties(problem.tables())
-        run.fit(12, **mine)
+        run.fit(5, **mine)
         f = np.array([run.outputs()[problem.ids[i]] for i in problem.test])
-        np.testing.assert_allclose(f, dsg(problem, 12, **oracle), atol=1e-7)
+        np.testing.assert_allclose(f, dsg(problem, 5, **oracle), atol=1e-7)
 
 
 def test_rows_without_ids_are_joined_by_their_order(parties: Callable[..., Parties]) -> None:
@@ -468,7 +434,7 @@ def test_rows_without_ids_are_joined_by_their_order(parties: Callable[..., Parti
 def test_a_phase_is_never_sent_twice(actives: int, parties: Callable[..., Parties]) -> None:
     """Bytes of a passive party: 4 per distinct pair of row and direction, and little else."""
     problem = Problem(*small(), 3, actives, common=TWO)
-    rounds, r, size = 40, 3, 10
+    rounds, r, size = 20, 3, 10
     run, transcript = parties(problem.tables()), Transcript()
     options: Table = {"schedule": "streaming", "batch": size, "directions": r, "step": 0.2}
     run.fit(rounds, more={"transcript": transcript}, **options)
@@ -762,25 +728,8 @@ def nothing(tables: list[Table]) -> None:
     pass
 
 
-def no_labels(tables: list[Table]) -> None:
-    for name in ("y", "y_test", "x_test", "ids_test", "classes"):
-        del tables[0][name]
-
-
 def lacks_rows(tables: list[Table]) -> None:
     tables[2]["x"], tables[2]["ids"] = tables[2]["x"][3:], tables[2]["ids"][3:]
-
-
-def no_ids(tables: list[Table]) -> None:
-    for table in tables:
-        table.pop("ids", None)
-        table.pop("ids_test", None)
-        table["alignment_key"] = None
-    del tables[0]["x_test"], tables[0]["y_test"]
-
-
-def no_ids_here(tables: list[Table]) -> None:
-    tables[2]["alignment_key"] = tables[2]["ids"] = None
 
 
 def twice(tables: list[Table]) -> None:
@@ -789,10 +738,6 @@ def twice(tables: list[Table]) -> None:
 
 def other_key(tables: list[Table]) -> None:
     tables[2]["alignment_key"] = b"another secret of somebody"
-
-
-def both(tables: list[Table]) -> None:
-    tables[1]["y"] = np.where(np.arange(len(tables[1]["y"])) < 30, 1.0, np.nan)
 
 
 def numbers(tables: list[Table]) -> None:
@@ -804,26 +749,6 @@ def allowed(tables: list[Table]) -> None:
     tables[1]["allow_single"] = False
 
 
-def only_one(tables: list[Table]) -> None:
-    for table in tables[2:]:
-        table["x"] = np.zeros((len(table["x"]), 0))
-
-
-def no_features(tables: list[Table]) -> None:
-    for table in tables:
-        for name in ("x", "x_test"):
-            if name in table:
-                table[name] = table[name][:, :0]
-
-
-def other_classes(tables: list[Table]) -> None:
-    tables[1]["classes"] = (0, 1, 2)
-
-
-def nan(tables: list[Table]) -> None:
-    tables[2]["x"][5, 0] = np.nan
-
-
 def is_private(tables: list[Table]) -> None:
     tables[2]["frequencies"] = "private"
 
@@ -832,32 +757,13 @@ def is_star(tables: list[Table]) -> None:
     tables[3]["topology"] = "star"
 
 
-def no_rows_left(tables: list[Table]) -> None:
-    tables[0]["y"][:] = np.nan
-
-
 STREAM: Table = {"schedule": "streaming", "batch": 6, "directions": 3}
 REFUSED: dict[str, tuple[Any, Table, str]] = {
-    "no active party": (
-        no_labels,
-        {},
-        "phase describe: there is no active party: nobody has labels; start at least one node wit",
-    ),
     "rows missing": (
         lacks_rows,
         {},
         r"partition 2, phase describe: it does not hold 3 of the 60 rows with labels; check the "
         "ids, or choose --missing drop-row",
-    ),
-    "no ids, other counts": (
-        no_ids,
-        {},
-        r"partition 1, phase describe: it has 60 rows without ids, partition 0 has 45; bring the",
-    ),
-    "no ids at one party": (
-        no_ids_here,
-        {},
-        "partition 2, phase describe: its rows have no ids, those of other parties have; give all",
     ),
     "duplicate ids": (twice, {}, r"partition 1.*: 1 duplicate ids; keep one row per id"),
     "another alignment key": (
@@ -866,18 +772,11 @@ REFUSED: dict[str, tuple[Any, Table, str]] = {
         "partition 2, phase describe: it holds none of the 60 rows; check its id column and that "
         "all parties have the same alignment key",
     ),
-    "another alignment key, rows dropped": (
-        other_key,
-        {"missing": "drop-row"},
-        "partition 2, phase describe: it holds none of the 60 rows",
-    ),
-    "one party": (nothing, {"q": 1}, "there is one party: no columns are split; start the nodes"),
     "two parties": (
         nothing,
         {"q": 2},
         "partition 1 alone has columns beside partition 0, which would learn .*; let more parties",
     ),
-    "two parties with columns": (only_one, {}, "partition 1 alone has columns beside partition 0"),
     "two parties, one does not allow it": (
         allowed,
         {"q": 2, "allow_single": True},
@@ -889,25 +788,11 @@ REFUSED: dict[str, tuple[Any, Table, str]] = {
         {"actives": 2},
         "schedule one-shot trains at one active party, there are 2; use --schedule streaming, or",
     ),
-    "labels twice": (
-        both,
-        {"actives": 2, **STREAM},
-        "phase describe: [0-9]+ rows have labels at two parties, or are held out and learned from;",
-    ),
-    "other classes": (
-        other_classes,
-        {"actives": 2, **STREAM},
-        "partition 1, phase describe: its labels differ from those of partition 0 in number of",
-    ),
     "logistic regression of numbers": (
         numbers,
         {"loss": "logistic"},
         "loss logistic is for classes, the labels are numbers; use --loss square, or name",
     ),
-    "hinge of numbers": (numbers, {"loss": "smooth-hinge", **STREAM}, "loss smooth-hinge is for c"),
-    "no columns": (no_features, {}, "no party has features; give at least one a feature column"),
-    "nothing to learn from": (no_rows_left, {}, "there are no labelled rows to learn from"),
-    "NaN": (nan, {}, r".*TableError.*|.*node 1002.*|partition 2.*"),
     "private only": (
         is_private,
         {"frequencies": "shared"},
@@ -944,39 +829,32 @@ def test_a_step_that_is_too_large_is_noticed(actives: int, parties: Callable[...
     assert "\n" not in str(caught.value)
 
 
-BAD_OPTIONS: dict[str, tuple[Table, str]] = {
-    "directions": ({"directions": 3}, "directions is for schedule streaming; add schedule"),
-    "batch": ({"batch": 3}, "batch is for schedule streaming"),
-    "step": ({"step": 0.5}, "step is for schedule streaming"),
-    "step_schedule": ({"step_schedule": "constant"}, "step_schedule is for schedule streaming"),
-    "evaluate_every": ({"evaluate_every": 3}, "evaluate_every is for schedule streaming"),
-    "features": ({"schedule": "streaming", "features": 30}, "features is for schedule one-shot; l"),
-    "too fast": (
+_ONE: Table = {"directions": 3, "batch": 3, "step": 0.5, "evaluate_every": 3}
+_ONE |= {"step_schedule": "constant"}
+#: Values that cannot be of options by themselves.
+ALONE: Table = {
+    **dict.fromkeys(("loss", "kernel", "schedule", "topology", "frequencies", "missing"), "other"),
+    **{"features": 0, "attempts": 0, "phase_bits": 8, "gamma": -1.0, "regularization": 0.0},
+}
+BAD_OPTIONS: list[tuple[Table, str]] = [
+    *(({name: value}, f"{name} is for schedule streaming; add") for name, value in _ONE.items()),
+    *(({name: value}, f"{name} is {value!r}") for name, value in ALONE.items()),
+    *(
+        ({"schedule": "streaming", name: 0}, f"{name} is 0(.0)?; use ")
+        for name in ("batch", "directions", "step")
+    ),
+    ({"schedule": "streaming", "step": np.inf}, "step is inf"),
+    ({"schedule": "streaming", "features": 30}, "features is for schedule one-shot; l"),
+    (
         {"schedule": "streaming", "step": 2.0, "regularization": 0.5},
         "step 2 times regularization 0.5 is not below 1; use a smaller step",
     ),
-    "much too fast": ({"schedule": "streaming", "step": 2e4}, "step 20000 times regularization"),
-    "no step": ({"schedule": "streaming", "step": 0.0}, "step is 0.0; use a positive number"),
-    "infinite step": ({"schedule": "streaming", "step": np.inf}, "step is inf"),
-    "no batch": ({"schedule": "streaming", "batch": 0}, "batch is 0; use at least 1"),
-    "no directions": ({"schedule": "streaming", "directions": 0}, "directions is 0"),
-    "no features": ({"features": 0}, "features is 0; use at least 1"),
-    "bits": ({"phase_bits": 8}, "phase_bits is 8; use 16 or 32"),
-    "gamma": ({"gamma": -1.0}, "gamma is -1"),
-    "regularization": ({"regularization": 0.0}, "regularization is 0"),
-    "loss": ({"loss": "hinge"}, "loss is 'hinge'"),
-    "kernel": ({"kernel": "linear"}, "kernel is 'linear'"),
-    "schedule": ({"schedule": "ring"}, "schedule is 'ring'"),
-    "topology": ({"topology": "ring"}, "topology is 'ring'"),
-    "frequencies": ({"frequencies": "public"}, "frequencies is 'public'"),
-    "missing": ({"missing": "ignore"}, "missing is 'ignore'"),
-    "attempts": ({"attempts": 0}, "attempts is 0"),
-}
+    ({"schedule": "streaming", "step": 2e4}, "step 20000 times regularization"),
+]
 
 
-@pytest.mark.parametrize("name", BAD_OPTIONS)
-def test_options_that_cannot_work_are_refused(name: str) -> None:
-    options, text = BAD_OPTIONS[name]
+@pytest.mark.parametrize(("options", "text"), BAD_OPTIONS, ids=str)
+def test_options_that_cannot_work_are_refused(options: Table, text: str) -> None:
     with pytest.raises(OptionError, match=f"^{text}") as caught:
         FDSKL(**options)
     assert caught.value.remedy
@@ -1014,7 +892,7 @@ def test_rows_that_the_model_never_saw_are_predicted(
     problem = Problem(*small(), 4, max(actives, 1), common=TWO)
     run = parties(problem.tables())
     mine, oracle = block({"topology": topology})
-    rounds = 25 if topology == "star" else 6
+    rounds = 9 if topology == "star" else 4
     if actives:
         strategy = run.fit(rounds, evaluate_every=4, **mine)
     else:
@@ -1033,7 +911,7 @@ def test_rows_that_the_model_never_saw_are_predicted(
         expected = z(x) @ w
     for path in run.folder.glob("*.csv"):
         path.unlink()
-    later = Parties(fresh_tables(problem, x, ids), run.folder, {"topology": topology})
+    later = serve(fresh_tables(problem, x, ids), run.folder, topology=topology)
     again = FDSKL.of_model(meta)
     again.predict(later.grid(), meta)
     found = later.outputs()
@@ -1052,7 +930,7 @@ def test_predictions_need_what_the_parties_kept(parties: Callable[..., Parties])
     meta = run.fit(features=50, regularization=1e-2).model()[1]
     x, ids = np.random.default_rng(77).random((9, 8)), [f"newcomer {k}" for k in range(9)]
     tables = fresh_tables(problem, x, ids)
-    elsewhere = Parties([{**t, "state_dir": None} for t in tables], run.folder)
+    elsewhere = serve([{**t, "state_dir": None} for t in tables], run.folder)
     text = (
         "partition [0-3]: what this party kept of the model is not here any more; give the client "
         "the state_dir that it had when the model was made"
@@ -1063,8 +941,8 @@ def test_predictions_need_what_the_parties_kept(parties: Callable[..., Parties])
     one = [dict(t) for t in tables]
     one[2]["state_dir"] = None
     with pytest.raises(FedKernError, match=text.replace("[0-3]", "2")):
-        FDSKL.of_model(meta).predict(Parties(one, run.folder).grid(), meta)
-    others = Parties([*tables, {"x": np.zeros((9, 1)), "ids": ids}], run.folder)
+        FDSKL.of_model(meta).predict(serve(one, run.folder).grid(), meta)
+    others = serve([*tables, {"x": np.zeros((9, 1)), "ids": ids}], run.folder)
     with pytest.raises(CheckpointError, match="the parties are not those of the model; bring the"):
         FDSKL.of_model(meta).predict(others.grid(), meta)
     with pytest.raises(CheckpointError, match="the model is one of fed-cg; give a model of fdskl"):
@@ -1073,7 +951,7 @@ def test_predictions_need_what_the_parties_kept(parties: Callable[..., Parties])
     for name in ("x_test", "ids_test"):
         del no_rows[0][name]
     with pytest.raises(FedKernError, match="there are no rows to predict; check the tables"):
-        FDSKL.of_model(meta).predict(Parties(no_rows, run.folder).grid(), meta)
+        FDSKL.of_model(meta).predict(serve(no_rows, run.folder).grid(), meta)
 
 
 def test_a_party_that_only_wants_predictions_may_have_them_later(
@@ -1091,7 +969,7 @@ def test_a_party_that_only_wants_predictions_may_have_them_later(
     x, ids = np.random.default_rng(77).random((9, 8)), [f"newcomer {k}" for k in range(9)]
     for path in run.folder.glob("*.csv"):
         path.unlink()
-    later = Parties(fresh_tables(problem, x, ids), run.folder)
+    later = serve(fresh_tables(problem, x, ids), run.folder)
     FDSKL.of_model(meta).predict(later.grid(), meta)
     assert set(later.outputs()) == set(ids)
 
@@ -1169,8 +1047,7 @@ def test_progress_is_told(parties: Callable[..., Parties]) -> None:
     problem, done = Problem(*small(), 4, 2, common=TWO), []
     strategy = FDSKL(seed=1, schedule="streaming", batch=4, directions=2, evaluate_every=3)
     strategy.on_round = lambda *row: done.append(row[:2])
-    run = parties(problem.tables())
-    simulate(strategy, run.client_fn, 4, num_rounds=8)
+    parties(problem.tables()).run(strategy, num_rounds=8)
     assert done == [(t, 8) for t in range(1, 9)]
     assert [row["round"] for row in strategy.history_] == [3, 6, 8]
     assert all(0.0 <= row["test_accuracy"] <= 1.0 for row in strategy.history_)

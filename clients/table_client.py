@@ -1,0 +1,158 @@
+"""What the clients share whose rows are joined by ids: their table, and what they say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import ArrayLike, NDArray
+
+from fedkern_flwr.alignment import AlignmentKey
+from fedkern_flwr.errors import OptionError, ProtocolError
+from fedkern_flwr.guard.rows import OwnRows
+from fedkern_flwr.method import AnsweringClient
+from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.table_parties import TableReply
+from fedkern_flwr.wire import DescribeRequest, columns_digest
+
+from .party_table import Ids, PartyTable
+from .run_file import RunFile
+
+Reply = TypeVar("Reply", bound=TableReply)
+
+
+class TableClient(AnsweringClient):
+    """Base class of parties with a table whose rows are joined by ids.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+        The node's context.
+    x, y, ids, x_test, y_test, ids_test, columns, classes, label_bound
+        See :class:`~fedkern_flwr.clients.party_table.PartyTable`; all optional.
+    alignment_key : bytes or AlignmentTags, optional
+        Joins ids.
+    predictions : path, optional
+        CSV file for predictions of its held-out rows.
+    table : callable (default: PartyTable)
+        Makes the table.
+    **common
+        Options of :class:`~fedkern_flwr.node.client.PhaseClient`.
+
+    Attributes
+    ----------
+    table : PartyTable
+    alignment_key, predictions
+        As they were given.
+    """
+
+    pair_secrets: ClassVar[bool] = True
+    enough_parties: ClassVar[int] = 2
+    #: What helps where ids come without a key.
+    without_key: ClassVar[str] = ""
+    #: Ending of the file that the node keeps while a run lasts.
+    run_file: ClassVar[str] = ""
+    table: Any
+
+    def __init__(
+        self,
+        context: Context,
+        x: ArrayLike | None = None,
+        y: ArrayLike | None = None,
+        *,
+        ids: Ids | None = None,
+        x_test: ArrayLike | None = None,
+        y_test: ArrayLike | None = None,
+        ids_test: Ids | None = None,
+        columns: Sequence[str] | None = None,
+        classes: Sequence[float] | None = None,
+        label_bound: float = 1.0,
+        alignment_key: AlignmentKey | None = None,
+        predictions: str | Path | None = None,
+        table: Callable[..., PartyTable] = PartyTable,
+        **common: Any,
+    ) -> None:
+        super().__init__(context, **common)
+        if not 0.0 < label_bound < np.inf:
+            raise OptionError(f"label_bound is {label_bound}", remedy="use a positive number")
+        self.alignment_key = alignment_key
+        self.predictions = None if predictions is None else Path(predictions)
+        rows = (x, y, ids, x_test, y_test, ids_test)
+        bound = 1.0 if classes else label_bound
+        self.table = table(
+            self.name, *rows, columns=columns, classes=classes or (), label_bound=bound
+        )
+        self.table.check_key(alignment_key, self.without_key)
+
+    @property
+    def session(self) -> str:
+        """Name of the run of the message at hand."""
+        return str(self._request.session)
+
+    def wrong(self, problem: str, remedy: str = "") -> ProtocolError:
+        """Return the error with which this party refuses what cannot be asked for."""
+        return ProtocolError(problem, remedy=remedy, party=self.name)
+
+    def other_run(self, option: str, asked: str, *, safe: str) -> ProtocolError:
+        """Return the error with which it refuses runs of another kind than it is meant for."""
+        return self.wrong(
+            f"this node takes part in runs with {option} {getattr(self, option)!r} only, not "
+            f"{asked!r}",
+            f"start it with {option}={asked!r}"
+            + ("" if asked == safe else ", knowing what that shows"),
+        )
+
+    def own_rows(self) -> OwnRows:
+        """Return the rows of the table."""
+        rows: OwnRows = self.table.own_rows()
+        return rows
+
+    def tell(self, request: DescribeRequest, reply: type[Reply], **more: Any) -> Reply:
+        """Tell who this is, and remember in which order its rows are announced."""
+        table, known = self.table, (request.session, self.alignment_key)
+        table.check_ids(*known)
+        ids = table.pseudonyms(*known)
+        with self.keeping(request.session):
+            self.check_table(table.digest())
+            self.keep_order(ids, table.order(*known).astype(np.int32))
+        return reply(
+            rows=table.rows,
+            features=table.features,
+            test_rows=table.tests,
+            columns=columns_digest(table.columns),
+            outputs=table.y.shape[1],
+            classes=len(table.classes),
+            labels=columns_digest(map(str, table.classes)),
+            label_bound=table.label_bound,
+            labelled=table.labelled,
+            allow_single=self.allow_single,
+            ids=ids,
+            **more,
+        )
+
+    def keep_order(self, ids: NDArray[np.uint64], order: NDArray[np.int32]) -> None:
+        """Remember which row of the table stands at each announced position."""
+        self.kept.arrays["order"] = order
+
+    def places(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return which rows of the table announced rows are."""
+        return np.asarray(self.kept.arrays["order"][rows])
+
+    def features_at(self, rows: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the features of announced rows, shape (n, d)."""
+        found: NDArray[np.float64] = self.table.features_of(self.places(rows))
+        return found
+
+    def close_round(self, state: SessionState, *done: Any) -> None:
+        """Keep the state; on disk as well, if there is a place and the request says so."""
+        super().close_round(state, *done)
+        if save_as := getattr(self._request, "save_as", 0):
+            self._save(state, save_as)
+
+    def forget(self, state: SessionState) -> bytes:
+        """Erase the file of the run and all else at its end."""
+        RunFile(self.state_dir, state.session, self.partition, self.run_file).erase()
+        return b""

@@ -1,0 +1,128 @@
+"""Parties with tables: what they say of themselves, and whether they fit together."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .alignment import count_duplicates
+from .errors import CheckpointError, ProtocolError, TableError
+from .wire.describe import DescribeReply, check_partitions
+from .wire.message import array
+
+
+class TableReply(DescribeReply):
+    """What a party with a table tells about itself."""
+
+    outputs: int  # k, columns of the targets; 0 without labels
+    classes: int  # 0 for regression or without labels
+    labels: str  # digest of the names of the classes
+    label_bound: float  # declared, of the targets of a regression
+    labelled: bool  # whether the held-out rows have labels
+    allow_single: bool  # whether others may learn what is of this party alone, see the method
+    # Keyed hashes of the ids of all rows that are announced, each part of them sorted.
+    ids: NDArray[Any] = array("ids", "words", dtype="ring")
+
+    @property
+    def announced(self) -> int:
+        """Number of rows that it announces."""
+        return self.rows + self.test_rows
+
+
+def misfit(partition: int, problem: str, remedy: str) -> ProtocolError:
+    """Return the error with which a party is refused for what it said of itself."""
+    party = f"partition {partition}"
+    return ProtocolError(problem, remedy=remedy, party=party, phase="describe")
+
+
+def check_tables(
+    parties: Sequence[TableReply], roles: Collection[str], kinds: str, client: str
+) -> None:
+    """Refuse partitions that clash, other roles, and pseudonyms that come twice.
+
+    Parameters
+    ----------
+    parties : sequence of TableReply
+        What all parties said about themselves.
+    roles : collection of str
+        The roles of the method.
+    kinds : str
+        What errors call them, such as ``"a hospital nor a centre"``.
+    client : str
+        The class that nodes of the method serve.
+
+    Raises
+    ------
+    PartitionError, ProtocolError, TableError
+    """
+    check_partitions(parties)
+    for party in parties:
+        if party.role not in roles:
+            remedy = f"serve a {client} on this node"
+            raise misfit(party.partition, f"it is neither {kinds}", remedy)
+        if party.ids.shape != (party.announced, 2) or party.ids.dtype != np.uint64:
+            raise misfit(party.partition, "its hashes of ids do not fit", "")
+        if repeated := count_duplicates(party.ids):
+            name = f"partition {party.partition}"
+            raise TableError(f"{repeated} duplicate ids", remedy="keep one row per id", party=name)
+
+
+def check_labels(parties: Sequence[TableReply], who: str) -> None:
+    """Refuse labels of other outputs, classes or bounds than those of the first party.
+
+    Raises
+    ------
+    ProtocolError
+        The remedy calls the parties ``who``.
+    """
+    first, *others = (
+        (p.partition, (p.outputs, p.classes, p.labels, p.label_bound)) for p in parties
+    )
+    for partition, task in others:
+        if task != first[1]:
+            raise misfit(
+                partition,
+                f"its labels differ from those of partition {first[0]} in number of outputs, "
+                "classes or bound",
+                f"declare the same classes or the same label bound at all {who}",
+            )
+
+
+def rows_digest(
+    parties: Sequence[TableReply], *more: str, saved: str | None, checkpoint: Path | None
+) -> str:
+    """Return a digest of which rows, features and outputs each party has, in this session.
+
+    Parameters
+    ----------
+    parties : sequence of TableReply
+        What all parties said about themselves.
+    *more : str
+        What else of it matters.
+    saved : str or None
+        The digest that a checkpoint holds, which must be the same.
+    checkpoint : path or None
+        Its file.
+
+    Raises
+    ------
+    CheckpointError
+        It is another one.
+    """
+    digest = hashlib.sha256()
+    for party in parties:
+        names = ("partition", *more, "rows", "features", "outputs")
+        sizes = tuple(getattr(party, name) for name in names)
+        digest.update(repr(sizes).encode() + party.ids.tobytes())
+    found = digest.hexdigest()
+    if saved not in (None, found):
+        raise CheckpointError(
+            f"the rows of the parties are not those of the run of {checkpoint}",
+            remedy="bring back the tables of that run, or start anew",
+        )
+    return found

@@ -1,0 +1,179 @@
+"""What may happen to a run: plans of faults that tell its exchanges apart, and broken messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Message
+
+from fedkern_flwr.simulations.engines import Fault
+from fedkern_flwr.simulations.engines.faults import Delivery
+
+Exchange = tuple[str, list[int]]  # phase, and the partitions that are asked
+
+
+class PowerCutError(Exception):
+    """Ends the server in the middle of an exchange."""
+
+
+@dataclass
+class Exchanges:
+    """Notes the exchanges of a run; the base of the plans that follow."""
+
+    seen: list[Exchange] = field(default_factory=list)
+    last: tuple[str, int] = ("", -1)
+
+    def __call__(self, delivery: Delivery) -> Fault | None:
+        if self.last != (delivery.phase, delivery.round):
+            self.last = (delivery.phase, delivery.round)
+            self.seen.append((delivery.phase, []))
+            self.begin(delivery.phase)
+        self.seen[-1][1].append(delivery.partition)
+        return self.strike(delivery)
+
+    def begin(self, phase: str) -> None:
+        """An exchange begins."""
+
+    def strike(self, delivery: Delivery) -> Fault | None:
+        """Return what happens to a request."""
+        return None
+
+
+@dataclass
+class InTurn(Exchanges):
+    """Something happens to one party in every exchange, another kind to another party each time.
+
+    What is asked again passes, so that a run which was ``quiet`` otherwise ends.
+    """
+
+    quiet: Sequence[Exchange] = ()
+    faults: Sequence[Fault] = ()
+    turn: int = 0
+    place: int = -1
+    now: tuple[int, Fault] | None = None
+    struck: list[tuple[str, Fault]] = field(default_factory=list)
+
+    def begin(self, phase: str) -> None:
+        """Choose who is struck; nobody where the exchange before is repeated."""
+        repeats = self.now is not None and self.now[1].kind != "duplicate"
+        if repeats and phase == self.quiet[self.place][0]:
+            self.now = None
+            return
+        self.place += 1
+        expected, asked = self.quiet[self.place]
+        assert phase == expected
+        fault = self.faults[(self.place + self.turn) % len(self.faults)]
+        if phase in ("describe", "finish"):  # who is not reached then ends the run, or forgets late
+            fault = Fault("duplicate")
+        whom = [*asked[::-2], *asked[len(asked) % 2 :: 2]]  # the last first
+        self.now = whom[(self.place + self.turn) % len(whom)], fault
+
+    def strike(self, delivery: Delivery) -> Fault | None:
+        """Return what happens to the one whose turn it is."""
+        if self.now is None or self.now[0] != delivery.partition:
+            return None
+        self.struck.append((delivery.phase, self.now[1]))
+        return self.now[1]
+
+
+@dataclass
+class At(Exchanges):
+    """Something happens to a party in one phase: the n-th time that it comes, and ever after."""
+
+    partition: int = 0
+    phase: str = ""
+    what: Fault = field(default_factory=lambda: Fault("error"))
+    number: int = 1
+    always: bool = False
+    times: int = 0
+
+    def strike(self, delivery: Delivery) -> Fault | None:
+        """Return the fault when its time has come."""
+        if (delivery.partition, delivery.phase) != (self.partition, self.phase):
+            return None
+        self.times += 1
+        later = self.always and self.times > self.number
+        return self.what if later or self.times == self.number else None
+
+
+def never(partition: int, phase: str) -> At:
+    """Return a plan by which a party never answers in a phase."""
+    return At(partition=partition, phase=phase, always=True)
+
+
+@dataclass
+class Cut(Exchanges):
+    """The server breaks down in the n-th exchange, when so many parties have their requests."""
+
+    number: int = 0
+    parties: int = 2
+
+    def strike(self, delivery: Delivery) -> Fault | None:
+        """Break down."""
+        here = len(self.seen) - 1
+        if here > self.number or (here == self.number and len(self.seen[-1][1]) >= self.parties):
+            raise PowerCutError
+        return None
+
+
+@dataclass
+class Before(Exchanges):
+    """Something is done before the exchanges with certain numbers."""
+
+    numbers: range = range(0)
+    do: Callable[[], Any] = print
+
+    def begin(self, phase: str) -> None:
+        """Do it."""
+        if len(self.seen) - 1 in self.numbers and phase not in ("describe", "finish"):
+            self.do()
+
+
+# -- replies that are broken
+
+
+def scramble(message: Message) -> Message:
+    """Change what a reply says of itself."""
+    for record in message.content.config_records.values():
+        record["round"] = 77
+    return message
+
+
+def strip(message: Message) -> Message:
+    """Take the sections with the vectors away; scramble a reply that has none."""
+    for record in message.content.config_records.values():
+        if "sections" not in record:
+            return scramble(message)
+        del record["sections"]
+    return message
+
+
+def flip(message: Message) -> Message:
+    """Change a bit of the last array of bytes in a reply."""
+    for name, record in message.content.array_records.items():
+        arrays = [array.numpy().copy() for array in record.values()]
+        sealed = [array for array in arrays if array.dtype == np.uint8 and array.size > 5]
+        if sealed:
+            sealed[-1].flat[5] ^= 1
+            message.content[name] = ArrayRecord(arrays)
+    return message
+
+
+def change_reply(change: Callable[[Message], Message]) -> Fault:
+    """Return the fault of a reply that is changed on its way."""
+    return Fault("tamper", change=change)
+
+
+#: All that may happen to one request or its reply, and passes.
+PASSING = (
+    Fault("vanished"),
+    Fault("lost reply"),
+    change_reply(strip),
+    Fault("error"),
+    Fault("duplicate"),
+    change_reply(scramble),
+    Fault("lost request"),
+)
