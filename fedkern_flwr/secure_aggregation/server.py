@@ -196,7 +196,7 @@ class _Averages(SummingStrategy):
 
     def close(self, grid: Grid, timeout: float) -> None:
         """Let the nodes erase what belongs to the run."""
-        self.finish_sums(grid, number=self._step + 1, timeout=timeout)
+        self.finish(grid, number=self._step + 1, timeout=timeout)
 
     def ask(self, grid: Grid, messages: list[Message], timeout: float) -> list[Message]:
         """Return one reply to the messages of a round: the mean; none if the round is lost.

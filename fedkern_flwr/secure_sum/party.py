@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
+from ..errors import SumError
 from ..wire.sums import (
     Ballot,
     Delivery,
@@ -29,13 +31,14 @@ from .keys import (
     generate_key,
     next_root,
     pair_label,
+    pair_root,
+    pair_secret,
     read_key,
     sum_keys,
     sum_label,
 )
 from .masks import Stream, add_streams
 from .membership import Cohort, Membership
-from .pairs import derive_pairs
 from .party_rules import PartyRules
 from .party_state import OpenSum, PartyState, order_terms
 from .seeds import commitment
@@ -137,18 +140,9 @@ class Party(PartyRules):
             raise self.refuse(
                 "the roster tells of another number of rows of this party", "start the run again"
             )
-        derived, common = derive_pairs(
-            members,
-            self.partition,
-            private,
-            secrets=self.pair_secrets,
-            partners=self.partners,
-        )
-        for cohort, roots in derived:
-            self.state.enter(cohort, roots)
+        self._derive_pairs(members, private)
         self.state.digest, self.state.cipher = members.digest, members.cipher
-        self.state.private, self.state.secrets = b"", common
-        self.state.counts = dict(members.counts)
+        self.state.private, self.state.counts = b"", dict(members.counts)
 
     # -- a sum
 
@@ -338,6 +332,38 @@ class Party(PartyRules):
         return order.name, values
 
     # -- pieces
+
+    def _derive_pairs(self, members: Membership, private: X25519PrivateKey) -> None:
+        """Agree on roots, and on secrets for the method, with all neighbours; or with none.
+
+        Raises
+        ------
+        SumError
+            A public key is not valid.
+        """
+        derived: list[tuple[Cohort, dict[int, bytes]]] = []
+        common: dict[int, bytes] = {}
+        for cohort in members.cohorts:
+            if self.partition not in cohort.members:
+                continue
+            neighbours = cohort.neighbours[self.partition]
+            further = set(self.partners) & set(cohort.members) - {self.partition, *neighbours}
+            roots = {}
+            for other in [*neighbours, *sorted(further)]:
+                pair = {"digest": members.digest, "pair": pair_label(self.partition, other)}
+                public = members.keys[other]
+                try:
+                    if other not in further:
+                        roots[other] = pair_root(private, public, cohort=cohort.number, **pair)
+                    if self.pair_secrets and other not in common:
+                        common[other] = pair_secret(private, public, **pair)
+                except ValueError:
+                    party = f"partition {other}"
+                    raise SumError("its public key is not valid", party=party) from None
+            derived.append((cohort, roots))
+        for cohort, roots in derived:
+            self.state.enter(cohort, roots)
+        self.state.secrets = common
 
     def _advance(self, cohort: Cohort, index: int, label: bytes) -> dict[int, tuple[bytes, bytes]]:
         """Turn the ratchet to this sum; return neighbour -> (mask key, relay key)."""
