@@ -111,9 +111,7 @@ def test_a_sum_over_some_parties_only_is_noticed() -> None:
         run.ask(1, work(), run.server.sections(1, [running]), Wary)
 
 
-def test_parties_of_a_sum_must_have_been_told_alike(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_parties_of_a_sum_must_have_been_told_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a small bound for one and a large one for the others, its digits would lead."""
 
     class Wide(SummingClient):

@@ -23,7 +23,7 @@ from fedkern_flwr.secure_sum.party import Party
 from fedkern_flwr.wire import DescribeRequest, sums
 from fedkern_flwr.wire.sections import attach
 
-STEPS, PATIENTS = 54, 5
+STEPS, PATIENTS = 30, 3
 
 
 def send(client: PhaseClient, request: Any, sections: Any = ()) -> Any:
@@ -78,7 +78,7 @@ def true_distances(found: Any) -> np.ndarray:
 
 
 def test_shifted_bounds_read_nothing(meet: Callable[..., Any]) -> None:
-    """270 orders; the third that is refused ends the run at that node."""
+    """90 orders; the third that is refused ends the run at that node."""
     said = []
     for seed in (1, 2):
         found = meet("fed-cg, products", 3, "hybrid-distances", "distances/1", seed)

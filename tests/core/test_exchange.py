@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedkern_flwr.exchange as exchange_module
@@ -197,6 +197,7 @@ def test_class_names_quoted_in_a_foreign_text_are_not_taken_for_the_class(quoted
     assert raised(f"<class 'ValueError'>:<'{quoted}'>").detail == "ValueError"
 
 
+@settings(max_examples=40)
 @given(text=st.text(max_size=60).filter(lambda t: "fedkern_flwr.errors" not in t))
 def test_no_foreign_text_leaks(text: str) -> None:
     assert raised(f"<class 'ValueError'>:<'{text}'>").detail == "ValueError"

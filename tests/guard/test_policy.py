@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkern_flwr.errors import OptionError
@@ -33,6 +33,7 @@ POLICIES = st.builds(
 )
 
 
+@settings(max_examples=40)
 @given(policy=POLICIES)
 def test_a_policy_survives_its_file(
     policy: NodePolicy, tmp_path_factory: pytest.TempPathFactory
