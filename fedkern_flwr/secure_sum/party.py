@@ -11,18 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from ..errors import SumError
-from ..wire.sums import (
-    Ballot,
-    Delivery,
-    Order,
-    Recover,
-    RecoverReply,
-    Roster,
-    Unmask,
-    UnmaskReply,
-    Upload,
-    Vote,
-)
+from ..wire import sums as wire
 from . import relay
 from .encoding import Encoding, chunks
 from .identity import Counts, check_key, sign_key
@@ -105,7 +94,7 @@ class Party(PartyRules):
         signature = sign_key(self.identity, self.state.session, self.partition, public, counts)
         return public, signature
 
-    def join(self, roster: Roster) -> None:
+    def join(self, roster: wire.Roster) -> None:
         """Derive the roots of all pairs from the roster, then erase the private key.
 
         Raises
@@ -146,7 +135,7 @@ class Party(PartyRules):
 
     # -- a sum
 
-    def accept(self, order: Order) -> None:
+    def accept(self, order: wire.Order) -> None:
         """Take an order: its number is used up, whatever this party contributes.
 
         Orders of a cohort must be accepted in the order of their numbers. Nothing that leaves this
@@ -167,7 +156,9 @@ class Party(PartyRules):
         keys = self._advance(cohort, order.index, label)
         self._accepted[order.cohort, order.index] = _Accepted(cohort, encoding, label, keys)
 
-    def contribute(self, order: Order, values: NDArray[Any], *, overwrite: bool = False) -> Upload:
+    def contribute(
+        self, order: wire.Order, values: NDArray[Any], *, overwrite: bool = False
+    ) -> wire.Upload:
         """Encode, mask and share; refuse before anything leaves this party.
 
         Parameters
@@ -218,7 +209,7 @@ class Party(PartyRules):
                 backups = share_seeds(pair_seeds, points[1:], cohort.share_threshold)
         add_streams(masked, streams, cipher=self.state.cipher)
         self.state.open[cohort.number, order.index] = opened
-        return Upload(
+        return wire.Upload(
             cohort=cohort.number,
             index=order.index,
             shares=self._seal(relay.SHARE, label, shares, opened),
@@ -227,7 +218,7 @@ class Party(PartyRules):
             masked=chunks(masked),
         )
 
-    def vote(self, ballot: Ballot) -> Vote:
+    def vote(self, ballot: wire.Ballot) -> wire.Vote:
         """Sign the survivors of a sum; from now on this party answers for no others.
 
         Raises
@@ -241,9 +232,9 @@ class Party(PartyRules):
             raise self.refuse("it has no identity key to vote with", "give it its identity key")
         opened.alive = ballot.alive
         signature = sign_vote(self.identity, self.subject(cohort, ballot))
-        return Vote(cohort=ballot.cohort, index=ballot.index, signature=signature)
+        return wire.Vote(cohort=ballot.cohort, index=ballot.index, signature=signature)
 
-    def unmask(self, request: Unmask) -> UnmaskReply:
+    def unmask(self, request: wire.Unmask) -> wire.UnmaskReply:
         """Reveal what opens the sum over the declared survivors, and nothing else.
 
         Raises
@@ -268,14 +259,14 @@ class Party(PartyRules):
         for source, text in zip(living, sealed, strict=True):
             shares.append(self._unseal(relay.SHARE, label, source, text, opened))
         opened.alive, opened.answered = request.alive, True
-        return UnmaskReply(
+        return wire.UnmaskReply(
             cohort=cohort.number,
             index=request.index,
             shares=b"".join(shares),
             seeds=b"".join(opened.keys[j][0] for j in others if j in dead),
         )
 
-    def recover(self, request: Recover) -> RecoverReply:
+    def recover(self, request: wire.Recover) -> wire.RecoverReply:
         """Reveal shares of seeds of silent survivors' pairs with the dead.
 
         Raises
@@ -306,9 +297,9 @@ class Party(PartyRules):
             if len(shares) != len(pairs):
                 raise self.refuse(f"what partition {source} sealed has the wrong size")
             out += [s for j, s in zip(pairs, shares, strict=True) if j not in alive]
-        return RecoverReply(cohort=cohort.number, index=request.index, shares=b"".join(out))
+        return wire.RecoverReply(cohort=cohort.number, index=request.index, shares=b"".join(out))
 
-    def receive(self, delivery: Delivery) -> tuple[str, NDArray[Any]]:
+    def receive(self, delivery: wire.Delivery) -> tuple[str, NDArray[Any]]:
         """Open a sum that belongs to this party.
 
         Returns
