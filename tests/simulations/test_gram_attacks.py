@@ -348,7 +348,7 @@ def test_a_matrix_of_few_rows_shows_all_of_them_and_is_refused_in_a_deployment()
 
 
 def test_two_rows_per_item_withstand_the_search() -> None:
-    x = profiles_of(300, 160)
+    x = profiles_of(140, 100)
     strategy = run(SecureGram(seed=0, rows_per_item=2.0, allow_recovery=False), x)
     assert len(strategy.items_) == len(x) // 2
     found = peel_profiles(strategy.gram_, patience=10, limit=20, nodes=5_000)
