@@ -10,8 +10,8 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
-from fedkern_flwr.alignment import AlignmentKey, check_alignment_key
-from fedkern_flwr.errors import OptionError, ProtocolError, StateError, TableError
+from fedkern_flwr.alignment import AlignmentKey
+from fedkern_flwr.errors import OptionError, ProtocolError, StateError
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Coordinates, Floats
 from fedkern_flwr.groups.linear_model import model_rows
@@ -99,14 +99,8 @@ class SVMNode(AnsweringClient):
             classes=classes or (),
             label_bound=1.0 if classes else label_bound,
         )
-        if alignment_key is not None:
-            check_alignment_key(alignment_key)
-        elif self.table.identified:
-            raise OptionError(
-                "ids are joined by keyed hashes, and there is no alignment key",
-                remedy="give all users and the owner the same alignment_key, or pass no ids",
-                party=self.name,
-            )
+        remedy = "give all users and the owner the same alignment_key, or pass no ids"
+        self.table.check_key(alignment_key, remedy)
         self._rows: tuple[str, Floats] | None = None
 
     # -- what the base asks for
@@ -138,16 +132,10 @@ class SVMNode(AnsweringClient):
         table = self.table
         table.check_ids(request.session, self.alignment_key)
         state = self.open_session(request.session)
-        kept = KeptState.unpack(state.payload)
-        digest = table.digest()
-        if kept.settings.setdefault("table", digest) != digest:
-            raise TableError(
-                "its table is not the one with which this run began",
-                remedy="bring that table back, or start the run anew",
-                party=self.name,
-            )
-        state.round = int(kept.settings.get("done", 0))
-        state.payload = kept.pack()
+        self.kept = KeptState.unpack(state.payload)
+        self.check_table(table.digest())
+        state.round = int(self.kept.settings.get("done", 0))
+        state.payload = self.kept.pack()
         state.store(self.context)
         ids = np.zeros((0, 2), np.uint64)
         if self.role == OWNER or not table.y.size:

@@ -684,59 +684,6 @@ def test_nodes_take_part_only_in_runs_of_their_kind() -> None:
                 nodes.fit(SecureGram(merge=other, min_support=support, attempts=2))  # type: ignore[arg-type]
 
 
-BAD_OPTIONS: dict[str, tuple[Table, str]] = {
-    "kernel": ({"kernel": "laplacian"}, "kernel is 'laplacian'"),
-    "merge": ({"merge": "sum"}, "merge is 'sum'"),
-    "encoding": ({"encoding": "text"}, "encoding is 'text'"),
-    "cohorts": ({"cohorts": 0}, "cohorts is 0; use at least 1"),
-    "attempts": ({"attempts": 0}, "attempts is 0; use at least 1"),
-    "nobody takes part": ({"participation": 0.0}, r"participation is 0.0; use a value in \(0, 1"),
-    "more than all": ({"participation": 1.1}, "participation is 1.1"),
-    "no bound": ({"bound": 0}, "bound is 0"),
-    "negative support": ({"min_support": -1}, "min_support is -1; use at least 0"),
-    "support of real features": (
-        {"min_support": 5, "encoding": "fixed-point"},
-        "min_support is for encoding counts: real features have no support; leave it out",
-    ),
-    "support in rounds": ({"min_support": 5, "merge": "max"}, "min_support is for merge disjoint"),
-    "rows per item in rounds": (
-        {"rows_per_item": 2, "merge": "max"},
-        "rows_per_item is for merge disjoint",
-    ),
-    "rows per item of real features": (
-        {"rows_per_item": 2, "encoding": "fixed-point"},
-        "rows_per_item is for encoding counts",
-    ),
-    "negative rows per item": ({"rows_per_item": -1}, r"rows_per_item is -1.0; use at least 0"),
-    "cohorts in rounds": ({"cohorts": 2, "merge": "max"}, "cohorts is for merge disjoint"),
-    "fractions of counts": ({"fraction_bits": 4}, "encoding counts has whole numbers"),
-    "gamma of linear": ({"gamma": 1.0}, "gamma is not for kernel linear; leave it out"),
-    "degree of rbf": ({"kernel": "rbf", "degree": 2}, "degree is not for kernel rbf"),
-    "coef0 of rbf": ({"kernel": "rbf", "coef0": 1.0}, "coef0 is not for kernel rbf"),
-    "coefficients of poly": (
-        {"kernel": "poly", "coefficients": [1.0]},
-        "coefficients is not for k",
-    ),
-    "no coefficients": ({"kernel": "series"}, "the series has no coefficients"),
-    "a negative gamma": ({"kernel": "rbf", "gamma": -1.0}, "gamma is -1.0; use a positive number"),
-    "degree 0": ({"kernel": "poly", "degree": 0}, "degree is 0"),
-    "booleans of ratings": (
-        {"kernel": "conjunctive", "bound": 5},
-        "kernel conjunctive is for zeros and ones; use encoding counts with bound 1",
-    ),
-    "resume": ({"resume": True}, "resume without a checkpoint"),
-    "minimum cohort": ({"min_cohort": 1}, "min_cohort is 1"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_OPTIONS)
-def test_options_that_cannot_be_are_refused_in_one_line(name: str) -> None:
-    options, text = BAD_OPTIONS[name]
-    with pytest.raises(OptionError, match=text) as caught:
-        SecureGram(**options)
-    assert "\n" not in str(caught.value)
-
-
 def test_rounds_are_for_the_paper_s_scheme() -> None:
     for rounds, text in (
         (2, "num_rounds is 2, and merge disjoint sums every row once"),
