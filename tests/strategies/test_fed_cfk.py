@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faulty import PowerCutError
 from flwr.app import Array, Context, Message
 from scipy import sparse
 from simplex import minimise
@@ -421,10 +422,6 @@ def test_requests_for_rows_that_are_not_there_are_refused(
     strategy = network.fit(run={"faults": odd}, request="noisy")
     assert sorted(strategy.asked_) == [0, 1, 3, 4, 5]
     assert strategy.ledger_.failures
-
-
-class PowerCutError(Exception):
-    """Ends the server."""
 
 
 def test_a_noisy_run_that_broke_off_delivers_what_was_asked_for(tmp_path: Path) -> None:

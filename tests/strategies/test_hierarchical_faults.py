@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faulty import PowerCutError
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from sklearn.svm import SVC
@@ -142,10 +143,6 @@ class Network:
             return []
         rows = list(csv.reader(path.open()))[1:]
         return [float(value) for row in sorted(rows) for value in row[1:]]
-
-
-class PowerCutError(Exception):
-    """Ends the server between two iterations."""
 
 
 @dataclass

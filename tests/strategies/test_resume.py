@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faulty import PowerCutError
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError
@@ -35,10 +36,6 @@ METHODS: dict[str, Callable[..., Any]] = {
     "em-kofl": lambda **o: EMKOFL(**KERNELS, **o),
     "per-fed-avg": PerFedAvg,
 }
-
-
-class PowerCutError(Exception):
-    """Stands for whatever ends a server in the middle of a run."""
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkern_flwr.clients import GramClient
-from fedkern_flwr.errors import CohortError, ProtocolError
+from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.gram import messages as wire
 from fedkern_flwr.gram.matrix import packed_size, unpack
 from fedkern_flwr.gram.plan import matrix_encoding
@@ -65,34 +65,6 @@ def test_four_exchanges_and_five_with_recommendations() -> None:
     assert tolerant.ledger_.exchanges == 8
     assert tolerant.metrics_ == recommending.metrics_
     np.testing.assert_array_equal(tolerant.gram_, recommending.gram_)
-
-
-PHASES = ("gram-counts", "gram-matrix", "gram-recommend")
-SILENT = FaultPlan([(2, "gram-matrix", None, Fault("vanished"))])
-
-
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("kind", ["lost request", "lost reply", "vanished", "error"])
-def test_who_falls_silent_once_is_asked_again(phase: str, kind: Any) -> None:
-    x, strategy = tables(3), FedCFK(**OPEN)
-    once = FaultPlan([(1, phase, 1 + PHASES.index(phase), Fault(kind))])
-    simulate(strategy, clients(x), 3, faults=once, timeout=0.3)
-    check_exact(strategy, x)
-    assert strategy.ledger_.exchanges == 6
-
-
-def test_a_run_that_broke_off_goes_on_with_the_matrix(tmp_path: Path) -> None:
-    """Who stays silent ends the run, and nothing is released."""
-    x, checkpoint = tables(3), tmp_path / "run.npz"
-    fn = clients(x, tmp_path / "state")
-    strategy = SecureGram(**OPEN, attempts=2, checkpoint=checkpoint)
-    with pytest.raises(CohortError, match="2 times in a row"):
-        simulate(strategy, fn, 3, faults=SILENT)
-    assert strategy.gram_.size == 0
-    resumed = SecureGram(**OPEN, checkpoint=checkpoint, resume=True)
-    simulate(resumed, fn, 3)
-    check_exact(resumed, x)
-    assert resumed.ledger_.by_phase["gram-counts"] == 1
 
 
 class Asking(SecureGram):
