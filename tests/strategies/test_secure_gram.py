@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -229,7 +228,7 @@ def cases(draw: st.DrawFn, bits: int) -> Case:
 def test_the_matrix_is_exact_for_whoever_is_left(bits: int) -> None:
     succeeded = []
 
-    @settings(max_examples=30)
+    @settings(max_examples=20)
     @given(cases(bits))
     def check(case: Case) -> None:
         record = Transcript()
@@ -259,7 +258,7 @@ def test_the_matrix_is_exact_for_whoever_is_left(bits: int) -> None:
         assert strategy.error_bound_ == 0.0
 
     check()
-    assert sum(succeeded) >= 6, succeeded
+    assert sum(succeeded) >= 4, succeeded
 
 
 @given(
@@ -269,7 +268,7 @@ def test_the_matrix_is_exact_for_whoever_is_left(bits: int) -> None:
     st.integers(0, 99),
     st.sampled_from([0, 3]),
 )
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_disjoint_cohorts_add_up(
     n: int, cohorts: int, participation: float, seed: int, support: int
 ) -> None:
@@ -313,21 +312,6 @@ def test_more_than_thirty_clients_mask_with_some_of_the_others() -> None:
     assert cohort["masks_per_party"] < cohort["parties"] - 1 == 33
     assert strategy.survivors_ == [k for k in range(34) if k not in (3, 17)]
     exact(strategy.gram_, nodes.gram(strategy.survivors_, strategy.items_))
-
-
-@pytest.mark.parametrize("cohorts", [1, 2])
-def test_the_matrix_is_positive_semi_definite(cohorts: int) -> None:
-    for seed in range(4):
-        nodes = binary(6, rows=3, items=40, seed=seed)
-        gone = FaultPlan([(k, "gram-matrix", None, Fault("error")) for k in (0, 1)])
-        strategy = nodes.release(
-            gone if cohorts == 1 else None, cohorts=cohorts, threshold=4 if cohorts == 1 else None
-        )
-        values = np.linalg.eigvalsh(strategy.gram_.astype(float))
-        assert values[0] >= -1e-9 * values[-1]
-        kernel = SecureGram(kernel="cosine", min_support=0)
-        nodes.fit(kernel)
-        assert np.linalg.eigvalsh(kernel.kernel_)[0] >= -1e-9
 
 
 # -- the paper's rounds
@@ -729,24 +713,23 @@ def test_real_features_drop_out_as_others_do(cohorts: int) -> None:
 
 
 def test_kernels_are_functions_of_the_matrix() -> None:
+    """More of them in tests/core/test_dot_kernels.py; here which numbers they are made with."""
     nodes = binary(5, rows=3, items=8)
     x = nodes.rows(range(5)).astype(float)
     k, norms = x.T @ x, (x * x).sum(axis=0)
     squared = ((x[:, :, None] - x[:, None, :]) ** 2).sum(axis=0)
-    pairs = {
-        "linear": ({}, k),
-        "poly": ({"degree": 3, "gamma": 0.5, "coef0": 2.0}, (0.5 * k + 2.0) ** 3),
-        "rbf": ({}, np.exp(-squared / 15.0)),
-        "cosine": ({}, k / np.sqrt(np.outer(norms, norms))),
-        "conjunctive": ({}, k * (k - 1) / 2),
-        "series": ({"coefficients": [1.0, 0.0, 3.0]}, 1.0 + 3.0 * k**2),
-    }
     a, b, c = (15 - norms)[:, None], (15 - norms)[None, :], 15 - norms[:, None] - norms + k
 
     def two(v: Any) -> Any:
         return v * (v - 1) / 2
 
-    pairs["disjunctive"] = ({"degree": 2}, two(15.0) - two(a) - two(b) + two(c))
+    pairs = {
+        "poly": ({"degree": 3, "gamma": 0.5, "coef0": 2.0}, (0.5 * k + 2.0) ** 3),
+        "rbf": ({}, np.exp(-squared / 15.0)),
+        "conjunctive": ({}, two(k)),
+        "series": ({"coefficients": [1.0, 0.0, 3.0]}, 1.0 + 3.0 * k**2),
+        "disjunctive": ({"degree": 2}, two(15.0) - two(a) - two(b) + two(c)),
+    }
     for kernel, (options, right) in pairs.items():
         strategy = nodes.release(kernel=kernel, min_support=0, **options)
         np.testing.assert_allclose(strategy.kernel_, right, rtol=1e-12)
@@ -805,19 +788,6 @@ def test_breast_cancer_is_learned_as_if_pooled() -> None:
     train, test = order[:300], order[300:]
     blocks = np.split(np.random.default_rng(1).permutation(30), [4, 5, 18])
     Problem(x[train], x[test], y[train], blocks).check(gamma=1 / 30, cost=2.0)
-
-
-@pytest.mark.skipif("FEDKERN_DATA" not in os.environ, reason="FEDKERN_DATA is not set")
-def test_svmguide1_is_learned_as_if_pooled() -> None:
-    path = Path(os.environ["FEDKERN_DATA"]) / "svmguide1.npz"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there")
-    with np.load(path) as data:
-        x, y = StandardScaler().fit_transform(data["X"]), data["y"]
-    order = np.random.default_rng(0).permutation(len(x))[:800]
-    train, test = order[:600], order[600:]
-    blocks = [np.array([0]), np.array([1, 2]), np.array([3])]
-    Problem(x[train], x[test], y[train], blocks, bound=64.0).check(gamma=0.5, cost=1.0)
 
 
 # -- new items
@@ -961,19 +931,6 @@ def test_the_seed_determines_the_run_whatever_carries_the_messages() -> None:
     own = SecureGram(seed=4, **options)
     nodes.fit(own, seed=77)
     assert own.gram_.tolist() == found[0][0]
-
-
-def test_an_object_can_be_started_again() -> None:
-    nodes = binary(4)
-    strategy = SecureGram(min_support=2)
-    nodes.fit(strategy)
-    first = strategy.gram_.copy(), strategy.ledger_.exchanges
-    nodes.x = [1 - x for x in nodes.x]
-    nodes.fit(strategy)
-    exact(strategy.gram_, nodes.gram(range(4), strategy.items_))
-    assert strategy.ledger_.exchanges == first[1] == 6
-    assert strategy.history_ == [{"round": 1, "clients": 4, "rows": 8}]
-    assert strategy.gram_.tolist() != first[0].tolist()
 
 
 def test_bytes_are_those_of_the_smallest_ring() -> None:
