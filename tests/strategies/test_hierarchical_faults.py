@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty import PowerCutError
+from faulty import At, PowerCutError
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from sklearn.svm import SVC
@@ -145,24 +145,9 @@ class Network:
         return [float(value) for row in sorted(rows) for value in row[1:]]
 
 
-@dataclass
-class At:
-    """Something happens to a node the n-th time, or each time from the n-th on, in a phase."""
-
-    partition: int
-    phase: str
-    what: Fault
-    nth: int = 1
-    always: bool = False
-    seen: int = 0
-
-    def __call__(self, delivery: Delivery) -> Fault | None:
-        if (delivery.partition, delivery.phase) != (self.partition, self.phase):
-            return None
-        self.seen += 1
-        return (
-            self.what if self.seen == self.nth or (self.always and self.seen > self.nth) else None
-        )
+def hits(partition: int, phase: str, what: Fault, nth: int = 1, *, always: bool = False) -> At:
+    """Return what happens to a node the n-th time, or each time from the n-th on, in a phase."""
+    return At(partition=partition, phase=phase, what=what, number=nth, always=always)
 
 
 def gone(partition: int, since: int) -> Callable[[Delivery], Fault | None]:
@@ -306,11 +291,11 @@ def test_what_happens_once_does_not_change_the_model(
         for partition in partitions:
             kind = FAULTS[(len(plans) + turn) % len(FAULTS)]
             nth = 1 if phase in ENDS else 1 + (len(plans) + turn // 4) % 2
-            plans.append(At(partition, phase, kind, nth))
+            plans.append(hits(partition, phase, kind, nth))
     saves = {"checkpoint": found.checkpoint, "checkpoint_every": 2}
     keep = saves if "svm-save" in PHASES[name] else {}
     found.fit(lambda d: next(filter(None, (at(d) for at in plans)), None), timeout=0.1, **keep)
-    assert all(at.seen >= at.nth for at in plans)
+    assert all(at.times >= at.number for at in plans)
     check(name, found)
 
 
@@ -366,12 +351,14 @@ def test_what_is_sealed_cannot_be_changed_unnoticed(
     phase: str, network: Callable[[str], Network]
 ) -> None:
     name, partition = SEALED[phase]
-    at = At(partition, phase, Fault("tamper", change=flip), nth=2 if phase != "svm-columns" else 1)
+    at = hits(
+        partition, phase, Fault("tamper", change=flip), nth=2 if phase != "svm-columns" else 1
+    )
     with pytest.raises(FedKernError) as caught:
         network(name).fit(at)
     assert "what another party sent through the server was changed" in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert at.seen >= at.nth
+    assert at.times >= at.number
 
 
 # -- the ring
@@ -383,7 +370,7 @@ def test_the_first_agent_of_the_ring_may_be_asked_twice(
 ) -> None:
     for nth in (1, 2):  # it begins, and takes its mask off at the end
         found = network("ring")
-        found.fit(At(8, "svm-ring", Fault(kind), nth))
+        found.fit(hits(8, "svm-ring", Fault(kind), nth))
         check("ring", found)
 
 
@@ -391,13 +378,13 @@ def test_an_agent_that_leaves_the_ring_is_passed_over(network: Callable[[str], N
     for lost in (9, 11):
         found = network("ring")
         strategy = found.fit(
-            At(lost, "svm-ring", Fault("error"), 3, always=True), 60, tolerance=2e-3
+            hits(lost, "svm-ring", Fault("error"), 3, always=True), 60, tolerance=2e-3
         )
         check_optimum(strategy, found, [lost - 8])
 
 
 def test_the_ring_ends_when_its_first_agent_is_lost(network: Callable[[str], Network]) -> None:
-    at = At(8, "svm-ring", Fault("error"), 3, always=True)
+    at = hits(8, "svm-ring", Fault("error"), 3, always=True)
     with pytest.raises(CohortError, match="group 0 cannot go on: its agent, partition 8, did not"):
         network("ring").fit(at)
 
@@ -458,7 +445,7 @@ def test_the_others_go_on_without_a_lost_group(
     name: str, lost: tuple[str, int], network: Callable[[str], Network]
 ) -> None:
     found, (phase, partition) = network(name), lost
-    at = At(partition, phase, Fault("error"), 5, always=True)
+    at = hits(partition, phase, Fault("error"), 5, always=True)
     strategy = found.fit(at, 60, tolerance=2e-3)
     check_optimum(strategy, found, [1])
     assert strategy.ledger_.failures
@@ -577,7 +564,7 @@ def test_more_rounds_after_a_finished_run(
 def test_a_run_that_left_a_group_out_can_be_resumed(
     name: str, network: Callable[[str], Network]
 ) -> None:
-    found, at = network(name), At(2, "svm-local", Fault("error"), 3, always=True)
+    found, at = network(name), hits(2, "svm-local", Fault("error"), 3, always=True)
     keep = {"checkpoint": found.checkpoint, "checkpoint_every": 2, "tolerance": 2e-3}
     with pytest.raises(PowerCutError):
         found.fit(at, rounds=60, stop_at=7, **keep)
@@ -610,9 +597,9 @@ def test_a_checkpoint_that_not_all_could_keep_is_not_written(
 ) -> None:
     for name, partition in (("pairwise", 9), ("centralised", 3), ("vertical", 4)):
         found = network(name)
-        at = At(partition, "svm-save", Fault("error"), 1, always=True)
+        at = hits(partition, "svm-save", Fault("error"), 1, always=True)
         found.fit(at, checkpoint=found.checkpoint, checkpoint_every=2)
-        assert at.seen
+        assert at.times
         assert not found.checkpoint.exists()
         check(name, found)
 
