@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from fedkern_flwr.clients import OnlineKernelClient
-from fedkern_flwr.clients.pof_mkl import _book, _gradient
 from fedkern_flwr.clients.pof_mkl_account import StreamAccount
+from fedkern_flwr.clients.pof_mkl_samples import book, choose_kernels, chosen_gradients
 from fedkern_flwr.guard.policy import SIMULATION
 from fedkern_flwr.kernels.dictionary import bandwidth_dictionary
 from fedkern_flwr.kernels.random_features import gaussian_frequencies
@@ -118,9 +118,9 @@ class Ours:
             account.gap,
             request.learning_rate,
         )
-        chosen, probabilities = self.client._select(request, weights[0])
-        gradient = _gradient(seen, request, chosen, probabilities)
-        _book(account, seen, losses, weights)
+        chosen, probabilities = choose_kernels(request, weights[0], self.client.partition)
+        gradient = chosen_gradients(seen, request, chosen, probabilities)
+        book(account, seen, losses, weights)
         return chosen, gradient
 
     def train(self, t: int) -> object:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from flwr.app import Context
@@ -15,46 +15,34 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, counting, refusal
 from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.kernels.random_features import FeatureMap, Real, feature_map
+from fedkern_flwr.kernels.random_features import FeatureMap, Real
 from fedkern_flwr.node.answering import AnsweringClient, answers
 from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import network
-from fedkern_flwr.online.learning import (
-    WEIGHT_RULES,
-    Floats,
-    check_rows,
-    current_weights,
-    kernel_weights,
-    pick_frequencies,
-    select_bin,
-    select_subset,
-    shared_frequencies,
-    shared_subset,
-    step_rule,
-)
+from fedkern_flwr.online.learning import Floats, check_rows, step_rule
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.seeding import derive_seed, uniform
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire.sums import Order
 
 from .pof_mkl_account import StreamAccount
 from .pof_mkl_predictions import keep_weights, read_weights, write_outputs
+from .pof_mkl_samples import (
+    Predictions,
+    book,
+    choose_kernels,
+    chosen_gradients,
+    compare,
+    known_word,
+    message_features,
+    weigh_samples,
+    weights_now,
+)
 
 logger = logging.getLogger("fedkern_flwr")
 
 _CHUNK = 256  # rows predicted at once when there is no order to keep
 _RULE = SumRule(Encoding.fixed_point(wire.SUM_BOUND), self_masks=True, everybody=True)
-
-
-class _Predictions(NamedTuple):
-    """Predictions of all kernels for the samples of one round, before any update."""
-
-    z: Real  # (B, N, 2D)
-    kernels: Floats  # (B, N)
-    squared: Floats  # (B, N)
-    losses: Floats  # (B, N)
-    y: Floats  # (B,), without the centre
 
 
 class OnlineKernelClient(AnsweringClient):
@@ -166,10 +154,10 @@ class OnlineKernelClient(AnsweringClient):
     def train_personal(self, request: wire.PersonalRequest) -> wire.PersonalReply:
         """Algorithm 2 of POF-MKL on the client, for B samples."""
         account, seen = self.kept.of(len(request.theta)), self._predict(request)
-        weights, losses, account.gap = _weigh(request, account, seen.losses)
-        chosen, probabilities = self._select(request, weights[0])
-        gradient = _gradient(seen, request, chosen, probabilities)
-        _book(account, seen, losses, weights)
+        weights, losses, account.gap = weigh_samples(request, account, seen.losses)
+        chosen, probabilities = choose_kernels(request, weights[0], self.partition)
+        gradient = chosen_gradients(seen, request, chosen, probabilities)
+        book(account, seen, losses, weights)
         kernels = chosen[:0] if request.released else chosen
         return wire.PersonalReply(kernels=kernels, gradient=gradient, **account.report())
 
@@ -179,8 +167,8 @@ class OnlineKernelClient(AnsweringClient):
         account, seen = self.kept.of(len(request.theta)), self._predict(request)
         sums = seen.losses.sum(axis=0)
         everything = np.arange(len(request.theta))
-        gradient = _gradient(seen, request, everything, np.ones(len(everything)))
-        _book(account, seen, account.losses + sums, request.weights)
+        gradient = chosen_gradients(seen, request, everything, np.ones(len(everything)))
+        book(account, seen, account.losses + sums, request.weights)
         losses = sums if request.send_losses else sums[:0]
         return wire.SharedReply(gradient=gradient, losses=losses, **account.report())
 
@@ -190,10 +178,10 @@ class OnlineKernelClient(AnsweringClient):
         account, seen = self.kept.of(len(request.theta)), self._predict(request)
         sums = seen.losses.sum(axis=0)
         drawn, probability = np.array([request.kernel]), np.array([request.probability])
-        gradient = _gradient(seen, request, drawn, probability)
+        gradient = chosen_gradients(seen, request, drawn, probability)
         weights = np.zeros(len(request.theta))
         weights[request.kernel] = 1.0
-        _book(account, seen, account.losses + sums, weights)
+        book(account, seen, account.losses + sums, weights)
         return wire.DrawnReply(gradient=gradient, losses=sums, **account.report())
 
     @answers(wire.LocalRequest)
@@ -205,20 +193,22 @@ class OnlineKernelClient(AnsweringClient):
         account = self.kept.of(kernels)
         x, y = self._rows(request.step, request.samples)
         y = y - request.centre
-        features = _feature_map(request, x.shape[1])
+        features = message_features(request, x.shape[1])
         theta = np.zeros((kernels, 2 * request.features))
-        rule = step_rule(_known(request.step_size, ("paper", "adaptive")), kernels, request.samples)
+        rule = step_rule(
+            known_word(request.step_size, ("paper", "adaptive")), kernels, request.samples
+        )
         squared_errors, regrets = np.empty((2, request.samples))
         for t in range(request.samples):
             z = features(x[t : t + 1])
-            seen = _compare(z, theta.astype(request.precision), y[t : t + 1], request)
-            weights, losses, account.gap = _weigh(request, account, seen.losses)
-            _book(account, seen, losses, weights)
+            seen = compare(z, theta.astype(request.precision), y[t : t + 1], request)
+            weights, losses, account.gap = weigh_samples(request, account, seen.losses)
+            book(account, seen, losses, weights)
             squared_errors[t], regrets[t] = account.total, account.regret
             residual = 2.0 * (seen.kernels[0] - y[t])
             rule.update(theta, residual[:, None] * z[0] + 2.0 * request.regularization * theta)
         found = theta.astype(request.precision)
-        error = self._test_error(features, found, _weights(request, account), request.centre)
+        error = self._test_error(features, found, weights_now(request, account), request.centre)
         told = np.array([len(self.y_test), error])
         tests, error = self.figures("held-out rows", np.arange(len(self.y_test)), told, alone=True)
         return wire.LocalReply(
@@ -246,8 +236,8 @@ class OnlineKernelClient(AnsweringClient):
         """Predict the held-out rows; own weights unless the server gives weights."""
         weights = request.weights
         if not weights.size:
-            weights = _weights(request, self.kept.of(len(request.theta)))
-        features = _feature_map(request, self.x_test.shape[1])
+            weights = weights_now(request, self.kept.of(len(request.theta)))
+        features = message_features(request, self.x_test.shape[1])
         error = self._test_error(features, request.theta, weights, request.centre)
         return wire.EvaluateReply(samples=len(self.y_test), squared_error=error)
 
@@ -256,7 +246,7 @@ class OnlineKernelClient(AnsweringClient):
         """Predict the held-out rows with the weights kept of an earlier run, and write them."""
         if len(self.x_test):
             weights = read_weights(self, request, self._table())
-            features = _feature_map(request, self.x_test.shape[1])
+            features = message_features(request, self.x_test.shape[1])
             parts = [
                 np.vecdot(features(self.x_test[start : start + _CHUNK]), request.theta) @ weights
                 for start in range(0, len(self.x_test), _CHUNK)
@@ -354,21 +344,6 @@ class OnlineKernelClient(AnsweringClient):
             error += float(((predicted + centre - self.y_test[rows]) ** 2).sum())
         return error
 
-    def _select(
-        self, request: wire.PersonalRequest, weights: Floats
-    ) -> tuple[NDArray[np.int32], Floats]:
-        labels = ("kernels", self.partition, request.round)
-        many, exploration = request.kernels_per_round, request.exploration
-        if many >= weights.size:
-            return np.arange(weights.size, dtype=np.int32), np.ones(weights.size)
-        if request.selection == "shared":
-            shared = shared_subset(weights.size, many, request.seed, request.round)
-            return shared, np.full(many, many / weights.size)
-        if request.selection == "bins":
-            return select_bin(weights, many, exploration, uniform(request.seed, *labels))
-        rng = np.random.default_rng(derive_seed(request.seed, *labels))
-        return select_subset(weights, many, exploration, rng)
-
     def _rows(self, step: int, samples: int) -> tuple[NDArray[Any], NDArray[Any]]:
         if step < 0 or samples < 1 or step + samples > len(self.x):
             raise TableError(
@@ -378,10 +353,10 @@ class OnlineKernelClient(AnsweringClient):
             )
         return self.x[step : step + samples], self.y[step : step + samples]
 
-    def _predict(self, request: wire.KernelRequest) -> _Predictions:
+    def _predict(self, request: wire.KernelRequest) -> Predictions:
         x, y = self._rows(request.step, request.samples)
-        z = _feature_map(request, x.shape[1])(x)
-        return _compare(z, request.theta, y - request.centre, request)
+        z = message_features(request, x.shape[1])(x)
+        return compare(z, request.theta, y - request.centre, request)
 
     def _adapt(self, request: wire.NetworkRequest, widths: tuple[int, ...]) -> Floats:
         """One inner step on the samples before ``request.step``; none at the start."""
@@ -392,93 +367,6 @@ class OnlineKernelClient(AnsweringClient):
         inputs = network.project(x, widths[0], request.seed)
         _, gradient = network.squared_loss_gradient(request.parameters, widths, inputs, y)
         return request.parameters - request.inner_step * gradient / len(x)
-
-
-def _feature_map(request: wire.DictionaryRequest, dimension: int) -> FeatureMap:
-    return feature_map(
-        request.bandwidths,
-        dimension,
-        request.features,
-        request.seed,
-        _known(request.precision, ("float32", "float64")),
-        _known(request.frequency_draw, ("independent", "orthogonal")),
-    )
-
-
-def _weigh(request: Any, account: StreamAccount, losses: Floats) -> tuple[Floats, Floats, float]:
-    """Return the weights before each sample, (B, N), and the losses and gap after the last."""
-    rule = _known(request.weight_rule, WEIGHT_RULES)
-    return kernel_weights(rule, account.losses, losses, account.gap, request.learning_rate)
-
-
-def _weights(request: Any, account: StreamAccount) -> Floats:
-    rule = _known(request.weight_rule, WEIGHT_RULES)
-    return current_weights(rule, account.losses, account.gap, request.learning_rate)
-
-
-def _compare(
-    z: Real, theta: Real, y: NDArray[Any], request: wire.DictionaryRequest
-) -> _Predictions:
-    kernels = np.vecdot(z, theta).astype(np.float64, copy=False)  # (B, N)
-    squared = kernels - y[:, None]
-    squared *= squared
-    penalty = request.regularization * np.vecdot(theta, theta)
-    return _Predictions(z, kernels, squared, squared + penalty, y)
-
-
-def _gradient(
-    seen: _Predictions,
-    request: wire.KernelRequest,
-    chosen: NDArray[np.integer[Any]],
-    probabilities: Floats,
-) -> Real:
-    """Gradients of the chosen kernels' losses summed over the samples, over p (eq. 9), (M, 2D).
-
-    Where frequencies are chosen as well: of these, sine and cosine, (frequencies, 2).
-    """
-    scale = 2.0 / probabilities
-    penalty = (scale * (request.regularization * len(seen.y))).astype(seen.z.dtype)
-    gradient = request.theta.take(chosen, axis=0)
-    gradient *= penalty[:, None]
-    if len(seen.y) == 1:
-        residual = (seen.kernels[0].take(chosen) - seen.y[0]) * scale
-        gradient += residual.astype(gradient.dtype)[:, None] * seen.z[0].take(chosen, axis=0)
-    else:
-        residuals = (seen.kernels.take(chosen, axis=1) - seen.y[:, None]) * scale
-        z = seen.z.take(chosen, axis=1)
-        gradient += np.einsum("bm,bmw->mw", residuals.astype(z.dtype), z)
-    if not request.released:
-        return gradient
-    shape = len(chosen), request.features
-    picked = shared_frequencies(*shape, request.released, request.seed, request.round)
-    return pick_frequencies(gradient, picked)
-
-
-def _book(
-    account: StreamAccount, seen: _Predictions, losses: Floats, weights: Floats
-) -> StreamAccount:
-    """Enter the samples of a round; ``weights`` (N,) or (B, N) made the predictions (eq. 6)."""
-    account.losses = losses
-    if len(seen.y) == 1:
-        error = float(seen.kernels[0] @ weights.reshape(-1) - seen.y[0])
-        account.total += error * error
-        account.squared = account.squared + seen.squared[0]
-        largest = np.maximum.reduce(seen.losses[0])
-    else:
-        errors = np.vecdot(seen.kernels, weights) - seen.y
-        account.total += float(errors @ errors)
-        account.squared = account.squared + seen.squared.sum(axis=0)
-        largest = seen.losses.max()
-    account.samples += len(seen.y)
-    account.largest = max(account.largest, float(largest))
-    return account
-
-
-def _known(word: str, words: tuple[str, ...]) -> Any:
-    """Refuse a word of the server that this release does not know."""
-    if word not in words:
-        raise ProtocolError(f"{word[:20]!r} is none of {', '.join(words)}")
-    return word
 
 
 def _widths(layers: bytes) -> tuple[int, ...]:
