@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,20 +16,9 @@ from scipy import sparse
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import ProtocolError, TableError
 from fedkern_flwr.gram import messages as wire
-from fedkern_flwr.gram.dot_kernels import DotKernel
-from fedkern_flwr.gram.item_kernel import ItemKernel
 from fedkern_flwr.gram.matrix import cross_gram, local_gram, local_support
 from fedkern_flwr.gram.plan import MERGES, Merge, check_values, ranking_encoding, ring_of
-from fedkern_flwr.gram.ranking import rank_metrics
-from fedkern_flwr.gram.recommending import (
-    REQUESTS,
-    Request,
-    are_positions,
-    best_items,
-    superset,
-    write_recommendations,
-)
-from fedkern_flwr.gram.values import count_values, quantise
+from fedkern_flwr.gram.recommending import REQUESTS, Request
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.node.answering import AnsweringClient, answers
@@ -41,38 +29,9 @@ from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire.sections import Section
 from fedkern_flwr.wire.sums import bind
 
-Rows = NDArray[Any] | sparse.csr_array
-
-
-@dataclass
-class Released:
-    """What a node remembers of a release, in its state and, with a ``state_dir``, on disk.
-
-    Attributes
-    ----------
-    opened : dict
-        Name -> [cohort, number] of the sums that it has helped to open.
-    survivors : list of int
-        Nodes whose rows are in the item counts.
-    counted : dict
-        "cohort/number" of a sum of matrices -> the nodes whose rows are to be in it, a bit each.
-    asked : dict
-        Name -> digest of what was asked for in sums that open by themselves when all contribute.
-    """
-
-    opened: dict[str, list[int]] = field(default_factory=dict)
-    survivors: list[int] = field(default_factory=list)
-    counted: dict[str, str] = field(default_factory=dict)
-    asked: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def unpack(cls, data: bytes) -> Released:
-        """Rebuild from :meth:`pack`; an empty one from nothing."""
-        return cls(**json.loads(data)) if data else cls()
-
-    def pack(self) -> bytes:
-        """Return as bytes."""
-        return json.dumps(vars(self)).encode()
+from .secure_gram_ranking import Ranked, judge, noisy_request, rank_items, read_kernel, write_best
+from .secure_gram_released import Released, disagreement
+from .secure_gram_rows import Rows, check_items, dense_rows, encode_rows, read_rows
 
 
 class GramClient(AnsweringClient):
@@ -151,9 +110,9 @@ class GramClient(AnsweringClient):
         check_choice("merge", merge, MERGES)
         check_choice("request", request, REQUESTS)
         self.bound = bound
-        self.x = self._rows(x, "x")
-        self.x_test = None if x_test is None else self._rows(x_test, "x_test")
-        self.x_new = self.x[:, :0] if x_new is None else self._rows(x_new, "x_new")
+        self.x = read_rows(x, "x", self.name)
+        self.x_test = None if x_test is None else read_rows(x_test, "x_test", self.name)
+        self.x_new = self.x[:, :0] if x_new is None else read_rows(x_new, "x_new", self.name)
         self.items = None if items is None else tuple(map(str, items))
         self.users = None if users is None else tuple(users)
         self.merge, self.request, self.noise_seed = merge, request, noise_seed
@@ -215,7 +174,7 @@ class GramClient(AnsweringClient):
         if not request.self_masks:
             if len(counted) < len(cohort.members):
                 raise self._refuse("a sum that does without opening is of all nodes")
-            self._check_summed(kept, counted)
+            kept.check_summed(counted, self.name)
         self._ask_once(wire.GRAM_SUM, request)
         if self.partition in counted:
             values = self._encode_kept(request)
@@ -240,8 +199,8 @@ class GramClient(AnsweringClient):
                 f"{request.new_items} new items are asked for, this node has {new_items}",
                 "give all nodes the same new items as x_new",
             )
-        old = _dense(self._encode_kept(request))
-        new = _dense(self._encode(self.x_new, request))
+        old = dense_rows(self._encode_kept(request))
+        new = dense_rows(self._encode(self.x_new, request))
         squares = np.einsum("ij,ij->j", new, new)
         self._sums.contribute(
             self._sum_name, np.concatenate([cross_gram(new, old).ravel(), squares])
@@ -256,25 +215,16 @@ class GramClient(AnsweringClient):
                 "noisy requests show what a user likes, and this node makes none",
                 'run with request "full", or give the node request="noisy"',
             )
-        items = self._check_items(request.items)
+        items = check_items(request.items, self.x.shape[1], self.name)
         seed = self.noise_seed if self.noise_seed is not None else secrets.randbits(62)
         rng = np.random.default_rng([seed, request.round])
-        wanted = [
-            superset(np.flatnonzero(np.isin(items, self._liked(self.x, row))), len(items), rng)
-            for row in range(self.x.shape[0])
-        ]
-        return wire.AskReply(wanted=np.unique(np.concatenate(wanted)).astype(np.int32))
+        return wire.AskReply(wanted=noisy_request(self.x, items, rng))
 
     @answers(wire.RecommendRequest)
     def recommend(self, request: wire.RecommendRequest) -> wire.RecommendReply:
         """Rank all items for each user; sum how good the ranks of held-out items are."""
         self._ask_once(wire.RANKING_SUM, request)
-        totals = np.zeros(4)
-        for row, liked, scores in self._rank(request, self._item_kernel(request)):
-            if self.x_test is not None and len(liked):
-                found = rank_metrics(scores, self._liked(self.x_test, row), liked)
-                if found is not None:
-                    totals += (*found, 1.0)
+        totals = judge(self._rank(request), self.x_test)
         told = self.figures(
             "ranking", np.arange(self.x.shape[0]), totals, total=self._sum_name, users=True
         )
@@ -284,7 +234,7 @@ class GramClient(AnsweringClient):
     @answers(wire.PredictRequest)
     def predict(self, request: wire.PredictRequest) -> wire.PredictReply:
         """Rank all items for each user with a kernel that was saved; nothing is summed."""
-        ranked = self._rank(request, self._item_kernel(request))
+        ranked = self._rank(request)
         users = 0 if self.recommendations is None else sum(1 for _ in ranked)
         return wire.PredictReply(users=users)
 
@@ -310,7 +260,7 @@ class GramClient(AnsweringClient):
                 key = full if name == wire.GRAM_SUM and self.merge == "max" else name
                 if kept.opened.setdefault(key, list(place)) != list(place):
                     raise self._refuse(f"a second {name} of the same rows in one release")
-                self._check_survivors(sums, kept, name, place)
+                kept.check_survivors(name, place, sums.party.state, self.name)
             self.note_answered(session, state.round + 1)
             self._keep(state, kept)
         return sums
@@ -322,32 +272,6 @@ class GramClient(AnsweringClient):
         if path is not None:
             write_atomically(path, state.payload, private=True)
         state.store(self.context)
-
-    def _check_survivors(
-        self, sums: ClientSums, kept: Released, name: str, place: tuple[int, int]
-    ) -> None:
-        """Refuse to open a matrix whose difference to the counts is one node."""
-        party = sums.party.state
-        cohort = party.cohorts[place[0]]
-        alive = cohort.unpack(party.open[place].alive)
-        if name == wire.COUNTS_SUM:
-            if kept.counted:
-                raise self._refuse("item counts come before the matrix")
-            kept.survivors = sorted(alive)
-        elif name == wire.GRAM_SUM:
-            counted = cohort.unpack(bytes.fromhex(kept.counted["{}/{}".format(*place)]))
-            summed = alive.intersection(counted)
-            if len(summed) < cohort.threshold:
-                raise self._refuse(f"{len(summed)} nodes count, at least {cohort.threshold} must")
-            self._check_summed(kept, summed)
-
-    def _check_summed(self, kept: Released, summed: Collection[int]) -> None:
-        """Refuse nodes of a matrix from which those of the item counts differ by one, or more."""
-        if len(set(kept.survivors).difference(summed)) == 1:
-            raise self._refuse("a single node dropped out after the item counts")
-        counted = wire.COUNTS_SUM in kept.opened or wire.COUNTS_SUM in kept.asked
-        if counted and not set(summed) <= set(kept.survivors):
-            raise self._refuse("nodes count that are not in the item counts")
 
     def close_round(
         self, state: SessionState, number: int, payload: bytes, checkpoint_every: int
@@ -412,106 +336,47 @@ class GramClient(AnsweringClient):
         if request.self_masks and what not in kept.asked:
             return
         digest = bind(f"{self._cohort}", replace(request, round=0))
-        before = request.self_masks or what in kept.opened
-        if before or kept.asked.setdefault(what, digest) != digest:
-            raise self._refuse(f"a second {what} of the same rows in one release")
+        kept.ask_once(what, digest, self_masks=request.self_masks, party=self.name)
 
     # -- pieces
-
-    def _rows(self, values: Any, what: str) -> Rows:
-        """Return a matrix with a row per user or feature."""
-        if sparse.issparse(values):
-            rows: Rows = sparse.csr_array(values)  # type: ignore[call-overload]
-            if rows.dtype.kind in "biu":  # entries of one place are added
-                rows = rows.astype(np.int64)
-        else:
-            rows = np.atleast_2d(np.asarray(values))
-            if rows.dtype.kind not in "fiub":
-                raise self._bad(f"{what} has dtype {rows.dtype}", "pass numbers")
-        if rows.ndim != 2 or not all(rows.shape):
-            raise self._bad(f"{what} has shape {np.shape(values)}", "pass rows of items")
-        return rows
 
     def _encode_kept(self, request: wire.MatrixRequest | wire.CrossRequest) -> Rows:
         """Return what is summed of the items kept.
 
         All items are looked at, so that a refusal does not tell of a single one.
         """
-        items = self._check_items(request.items)
+        items = check_items(request.items, self.x.shape[1], self.name)
         values = self._encode(self.x, request)
         if len(items) == self.x.shape[1]:
             return values
         part: Rows = values[:, items]
         return part
 
-    def _check_items(self, items: NDArray[Any]) -> NDArray[Any]:
-        if not len(items) or items[0] < 0 or (np.diff(items) < 1).any():
-            raise self._refuse("its items are not in order")
-        if items[-1] >= self.x.shape[1]:
-            raise self._refuse(f"it names items that are not among {self.x.shape[1]}")
-        return items
-
     def _encode(self, x: Rows, request: wire.SumRequest) -> Rows:
         """Return the whole numbers that are summed."""
         try:
-            if request.encoding == "counts":
-                counts: Rows = count_values(x, request.bound)
-                return counts
-            return quantise(_dense(x), request.fraction_bits, request.bound)
+            return encode_rows(x, request)
         except TableError as error:
             named = TableError(error.problem, remedy=error.remedy, party=self.name)
             raise self.unfit(named) from None
 
-    def _item_kernel(self, request: wire.RecommendRequest) -> ItemKernel:
-        items, wanted = self._check_items(request.items), request.wanted
+    def _rank(self, request: wire.RecommendRequest) -> Iterator[Ranked]:
+        """Rank all items for each user, and write the best if there is a file for them."""
+        items = check_items(request.items, self.x.shape[1], self.name)
         if request.request != self.request:
             raise self._refuse("it sends the kernel in another way than was asked for")
-        kept = len(items)
-        size = kept * (kept + 1) // 2 if self.request == "full" else len(wanted) * kept
-        if request.products.size != size or not are_positions(wanted, kept):
-            raise self._refuse("its kernel has the wrong size")
-        numbers = request.degree, request.gamma, request.coef0
-        kernel = DotKernel(request.kernel, *numbers, tuple(request.coefficients.tolist()))
-        known = kernel, items, self.x.shape[1], request.users, request.mean, request.squares
-        if self.request == "full":
-            return ItemKernel(*known, request.products)
-        return ItemKernel(*known, request.products.reshape(-1, kept), wanted)
-
-    def _liked(self, x: Rows, row: int) -> NDArray[np.intp]:
-        """Return the items of a row that are not zero, ascending."""
-        if isinstance(x, np.ndarray):
-            return np.flatnonzero(x[row])
-        part = slice(x.indptr[row], x.indptr[row + 1])
-        return np.sort(x.indices[part][x.data[part] != 0]).astype(np.intp)
-
-    def _rank(
-        self, request: wire.RecommendRequest, kernel: ItemKernel
-    ) -> Iterator[tuple[int, NDArray[np.intp], NDArray[np.float64]]]:
-        """Yield (row, items that it likes, scores of all) of each user; then write the best."""
-        lines = []
-        for row in range(self.x.shape[0]):
-            liked = self._liked(self.x, row)
-            scores = kernel.scores(
-                liked, request.regularization, subtract_mean=request.subtract_mean
-            )
-            yield row, liked, scores
-            if self.recommendations is not None:
-                user = row if self.users is None else self.users[row]
-                excluded = np.union1d(liked, kernel.missing)
-                lines += best_items(user, scores, excluded, self.top, self.items)
-        if self.recommendations is not None:
-            write_recommendations(self.recommendations, lines)
+        kernel = read_kernel(request, items, self.x.shape[1], self.name)
+        ranked = rank_items(self.x, kernel, request)
+        if self.recommendations is None:
+            return ranked
+        names = self.users, self.items
+        return write_best(ranked, self.recommendations, self.top, kernel.missing, *names)
 
     def _bad(self, problem: str, remedy: str = "pass matrices that fit") -> TableError:
         return TableError(problem, remedy=remedy, party=self.name)
 
     def _refuse(self, problem: str, remedy: str = "") -> ProtocolError:
-        remedy = remedy or "run the same release of fedkern-flwr on both sides"
-        return ProtocolError(problem, remedy=remedy, party=self.name)
-
-
-def _dense(x: Rows) -> NDArray[Any]:
-    return x if isinstance(x, np.ndarray) else x.toarray()
+        return disagreement(problem, self.name, remedy)
 
 
 _SUMS: dict[type[wire.GramRequest], str] = {
