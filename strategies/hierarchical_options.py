@@ -22,6 +22,8 @@ from fedkern_flwr.solvers.local_solvers import Loss
 from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.vertical.parties import MissingRows
 
+from .hierarchical_checks import check_groups, check_together
+
 Partition = Literal["horizontal", "vertical"]
 Architecture = Literal["hierarchical", "centralised", "chain"]
 _FEATURES, _RELAXATION, _RESIDUAL, _GAP = 500, 1.7, 0.01, 1e-3
@@ -153,7 +155,7 @@ class SVMOptions(Method):
             if not 0.0 < size < np.inf:
                 raise OptionError(f"step size {k} is {size}", remedy="use a positive number")
         super().__init__(checkpoint_every=checkpoint_every, **options)
-        self._check_together()
+        check_together(self)
         slow = self.consensus == "paper" or self.architecture == "chain"
         given = self.rho is not None or self.step_sizes is not None
         self.fill_in(
@@ -162,63 +164,6 @@ class SVMOptions(Method):
             tolerance=_GAP if self.partition == "vertical" else _RESIDUAL,
             lost_groups="leave-out" if self.ring else "stop",
         )
-
-    def _check_together(self) -> None:
-        """Refuse options that do not go together."""
-        vertical, layers = self.partition == "vertical", self.architecture == "hierarchical"
-        paper, chain = self.consensus == "paper", self.architecture == "chain"
-        leaves, rising = self.lost_groups == "leave-out", self.rho_schedule == "rising"
-        admm = ("rho", "sigma", "rho_schedule", "relaxation", "step_sizes")
-        given = [n for n in (*admm, "features", "gamma") if getattr(self, n) is not None]
-        for_agents = {
-            "consensus paper": paper,
-            "agent_topology ring": self.ring,
-            "staleness": self.staleness > 0,
-            "step_sizes": "step_sizes" in given,
-            "sigma": "sigma" in given,
-            "lost_groups leave-out": leaves,
-        }
-        rules = {
-            f"{n} is for model rbf; add model rbf, or leave it out": self.kind != "rbf"
-            for n in given
-            if n not in admm
-        }
-        rules |= {
-            f"{n} has no meaning in a vertical split; leave it out": vertical
-            for n in given
-            if n in admm
-        }
-        rules |= {
-            "model rbf needs all columns of a row; use fdskl for vertical splits": vertical
-            and self.kind == "rbf",
-            f"architecture {self.architecture} is for horizontal splits; use architecture "
-            "hierarchical": vertical and not layers,
-            "consensus paper and agent_topology ring are for horizontal splits; leave them out: "
-            "agents of a vertical split sum nothing among themselves": vertical
-            and (paper or self.ring),
-            "a vertical split needs every group in every iteration; leave staleness and "
-            "lost_groups out": vertical and (self.staleness > 0 or leaves),
-            "product orthogonal is for vertical splits; use partition vertical": not vertical
-            and self.product == "orthogonal",
-        }
-        rules |= {
-            f"{name} needs agents; use architecture hierarchical": used and not layers
-            for name, used in for_agents.items()
-        }
-        rules |= {
-            "sigma has no meaning in consensus paper; leave it out": paper and "sigma" in given,
-            "relaxation and rho_schedule rising have no meaning in a chain; leave them out": chain
-            and ("relaxation" in given or rising),
-            "rho and step_sizes are both given; give one of them": {"rho", "step_sizes"}
-            <= set(given),
-            "residuals of groups that do not wait cannot be balanced; use another schedule": (
-                self.staleness > 0 and self.rho_schedule == "balanced"
-            ),
-        }
-        for text, broken in rules.items():
-            if broken:
-                problem, _, remedy = text.partition("; ")
-                raise OptionError(problem, remedy=remedy)
 
     def _reset(self) -> None:
         super()._reset()
@@ -308,7 +253,7 @@ class SVMOptions(Method):
         """Return the sets of nodes that sum: all users, the groups, the agents."""
         parties, layers = list(self.described_parties()), self.architecture == "hierarchical"
         self.groups_ = found = groups.read_groups(parties, layers=layers)
-        self._check_groups(len(found))
+        check_groups(self, len(found))
         vertical = self.partition == "vertical"
         first = (
             groups.check_vertical(parties, found, product=self.product)
@@ -344,23 +289,6 @@ class SVMOptions(Method):
             elif not vertical and len(agents) > 1:
                 sets.append(sorted(agents))
         return sets
-
-    def _check_groups(self, count: int) -> None:
-        if self.ring and count < 3:
-            raise OptionError(
-                f"a ring of {count} agents shows each the other's term",
-                remedy="use at least 3 groups, or agent_topology pairwise",
-            )
-        if self.step_sizes is not None and len(self.step_sizes) != count:
-            raise OptionError(
-                f"{len(self.step_sizes)} step sizes for {count} groups",
-                remedy="give each group one",
-            )
-        if self.lost_groups == "leave-out" and not self.ring and count < 3:
-            raise OptionError(
-                f"of {count} groups none can be left out: the total would be that of one",
-                remedy="use lost_groups stop",
-            )
 
     def thresholds(self, cohorts: int) -> list[int | None]:
         """Return the thresholds; where groups may be left out, more than half of the agents."""

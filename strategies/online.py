@@ -10,37 +10,26 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import CheckpointError, ProtocolError, SumError, TableError
-from fedkern_flwr.flower_compat import is_simulated
-from fedkern_flwr.guard import counting
-from fedkern_flwr.method import Answers, Ask, Method, Round, Rounds, Save, Steps, Term, option
+from fedkern_flwr.method import Answers, Ask, Round, Rounds, Save, Steps, Term
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.online.learning import StepSize
 from fedkern_flwr.secure_sum import Encoding, RunningSum
 from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply, PhaseMessage
 
+from .online_release import OnlineRelease
+
 Floats = NDArray[np.float64]
-Auto = Literal["auto"]
 _ENCODING = Encoding.fixed_point(wire.SUM_BOUND)
 _REPORTED = ("round", "total_samples", "total_squared_error", "regret", "largest_loss")
 
-#: What the server sees of a client in a method that sends plain gradients.
-PLAIN_GRADIENTS = (
-    "each client's gradients, from which its samples and labels can be computed",
-    "each client's squared error, regret and largest loss so far",
-    "number of rows, held-out rows and columns per client, digest of the column names",
-    "each client's squared error on its held-out rows, if there are any",
-)
 
-
-class OnlineStrategy(Method):
+class OnlineStrategy(OnlineRelease):
     """Base class of the online methods.
 
     ``start(grid, num_rounds=T)`` lets every client predict T samples of its own stream, each
@@ -48,51 +37,18 @@ class OnlineStrategy(Method):
     least; the last message has the rest of the samples as well.
     """
 
-    step_size: StepSize = option(
-        "adaptive",
-        "``paper``: eta = eta_k = 1/sqrt(T). ``adaptive``: AdaGrad-norm for the parameters and "
-        "AdaHedge for the weights; nothing to tune.",
-    )
-    samples_per_round: int | Auto = option(
-        "auto",
-        "B, samples that a client takes per exchange; 1 is the paper. With auto 1 in plain runs, "
-        "and in secure ones as few as the rule of counting allows (see "
-        ":mod:`fedkern_flwr.guard.counting`).",
-        least=1,
-    )
-    secure: bool | None = option(
-        None,
-        "Secure sums: the server sees sums over the clients, no client's gradient or error. Costs "
-        "an exchange more per round. By default on in deployments and off in simulations.",
-        of_model=False,
-    )
-
     fixed = frozenset({"attempts"})
     confirmed = True
     default_rounds = 500
     reply_class: ClassVar[type[wire.StreamReport]]
     evaluate_reply: ClassVar[type[wire.EvaluateReply]] = wire.EvaluateReply
-    #: What the clients sum in a round, and what never leaves them beside rows and labels.
-    in_sums: ClassVar[str] = "gradients and statistics"
-    kept: ClassVar[tuple[str, ...]] = ()
 
     def _reset(self) -> None:
         super()._reset()
-        self.is_secure = bool(self.secure)
-        self._batch = 1  # B of the run at hand
         self._number = 0  # of the round at hand
-        self._released: list[dict[str, Any]] = []  # numbers and unknowns of its sums
         self._reports: dict[int, Any] = {}  # partition -> latest report
         self._statistics = np.zeros(wire.STATISTICS)  # of a secure run, summed over the clients
         self._lost_rounds = 0  # in a row
-
-    def takes_sums(self, grid: Grid) -> bool:
-        """Tell whether a run takes secure sums."""
-        return not is_simulated(grid) if self.secure is None else self.secure
-
-    def options(self) -> dict[str, Any]:
-        """Return the options that determine the model."""
-        return {**super().options(), "samples": self.num_rounds, "secure": self.is_secure}
 
     # -- what a method adds
 
@@ -103,10 +59,6 @@ class OnlineStrategy(Method):
     @abstractmethod
     def request(self, stream: dict[str, Any]) -> wire.StreamRequest:
         """Return the request of a round; ``stream`` holds the fields of ``StreamRequest``."""
-
-    @abstractmethod
-    def sum_length(self) -> int:
-        """Return how many numbers of each client the method sums in this round."""
 
     @abstractmethod
     def step(self, total: Floats, answers: int) -> None:
@@ -139,21 +91,6 @@ class OnlineStrategy(Method):
         """Return the question for held-out rows."""
         return None
 
-    def batch_size(self) -> int:
-        """Return the number of samples per exchange; the last one has the rest as well."""
-        return self._batch
-
-    def exchanges(self) -> int:
-        """Return the number of exchanges."""
-        return max(1, self.num_rounds // self.batch_size())
-
-    def least_numbers(self) -> int:
-        """Return how many numbers of each client the method must sum in a round to learn well."""
-        return self.sum_length()
-
-    def fit_release(self, unknowns: float) -> None:
-        """Choose what is summed in a round so that its numbers do not exceed the unknowns."""
-
     # -- the rounds
 
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
@@ -170,7 +107,7 @@ class OnlineStrategy(Method):
         self._check_streams(parties)
         dimension = parties[0].features
         self.set_up(dimension)
-        self._plan_release(dimension)
+        self.plan_release(dimension)
         self.planned = self.exchanges()
         if self.initial_:
             self.load_server_state(self._state_from(self.initial_[0]))
@@ -283,67 +220,6 @@ class OnlineStrategy(Method):
             held_out = {p.partition: p.test_rows for p in self.parties_.values()}[partition]
             if answer.samples not in (0, held_out):
                 raise ProtocolError(f"it predicted {answer.samples} rows")
-
-    # -- what is released
-
-    def _plan_release(self, dimension: int) -> None:
-        """Fix B and what is summed in a round; stop, or warn, where too much would be released.
-
-        Raises
-        ------
-        RefusedError
-            More numbers than unknowns, and a node would refuse.
-        """
-        given = self.samples_per_round
-        self._batch = 1 if given == "auto" else given
-        if self.sums is None:
-            self.fit_release(math.inf)
-            return
-        binary = max(party.binary for party in self.parties_.values())
-        row = counting.unknowns_of_row(dimension + 1, binary)
-        cohort = self.sums.membership.cohorts[0]
-        one = dict.fromkeys(cohort.members, 1)
-        alive = counting.least_survivors(one, cohort.threshold)
-        each = counting.hidden_rows(one, alive) * row
-        if given == "auto":
-            wanted = counting.least_samples(self.least_numbers() + wire.STATISTICS, each)
-            self._batch = max(1, min(wanted, self.num_rounds))
-        unknowns = each * min(self._batch, self.num_rounds)
-        self.fit_release(unknowns - wire.STATISTICS)
-        numbers = self.sum_length() + wire.STATISTICS
-        self._released = [counting.released(wire.UPDATE_SUM, numbers, unknowns)]
-        tests = sum(party.test_rows for party in self.parties_.values())
-        if tests:
-            self._released.append(counting.released(wire.EVALUATE_SUM, 2, tests * row))
-        self.check_count(counting.too_many(numbers, unknowns))
-
-    def privacy(self) -> dict[str, Any]:
-        """Return what the server sees."""
-        if not self.is_secure:
-            return {
-                "protocol": "plain",
-                "server_sees": [*PLAIN_GRADIENTS, *self.server_sees],
-                "never_leaves_the_client": ["rows", "labels", *self.kept],
-            }
-        few = any(entry["numbers"] > entry["unknowns"] for entry in self._released)
-        warning = " (more numbers than unknowns: the samples can be computed)"
-        return {
-            **self.sums_privacy(),
-            "sums": list(self._released),
-            "server_sees": [
-                f"sums over the clients of a round: {self.in_sums}{warning if few else ''}",
-                "which clients contributed to which sum",
-                "number of rows, held-out rows and columns per client, digest of the column names",
-                "the sum of the clients' squared errors on held-out rows, if there are any",
-            ],
-            "clients_see": ["the model", "which clients contributed to which sum"],
-            "never_leaves_the_client": [
-                "rows",
-                "labels",
-                "own gradients and errors",
-                *self.kept,
-            ],
-        }
 
     def _check_left(self, number: int) -> None:
         """Stop when too many clients are left out for any sum to be opened."""

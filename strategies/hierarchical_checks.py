@@ -1,0 +1,86 @@
+"""Which options of HierarchicalSVM do not go together, and which not with the groups there are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedkern_flwr.errors import OptionError
+
+if TYPE_CHECKING:
+    from .hierarchical_options import SVMOptions
+
+
+def check_together(strategy: SVMOptions) -> None:
+    """Refuse options that do not go together."""
+    vertical, layers = strategy.partition == "vertical", strategy.architecture == "hierarchical"
+    paper, chain = strategy.consensus == "paper", strategy.architecture == "chain"
+    leaves, rising = strategy.lost_groups == "leave-out", strategy.rho_schedule == "rising"
+    admm = ("rho", "sigma", "rho_schedule", "relaxation", "step_sizes")
+    given = [n for n in (*admm, "features", "gamma") if getattr(strategy, n) is not None]
+    for_agents = {
+        "consensus paper": paper,
+        "agent_topology ring": strategy.ring,
+        "staleness": strategy.staleness > 0,
+        "step_sizes": "step_sizes" in given,
+        "sigma": "sigma" in given,
+        "lost_groups leave-out": leaves,
+    }
+    rules = {
+        f"{n} is for model rbf; add model rbf, or leave it out": strategy.kind != "rbf"
+        for n in given
+        if n not in admm
+    }
+    rules |= {
+        f"{n} has no meaning in a vertical split; leave it out": vertical
+        for n in given
+        if n in admm
+    }
+    rules |= {
+        "model rbf needs all columns of a row; use fdskl for vertical splits": vertical
+        and strategy.kind == "rbf",
+        f"architecture {strategy.architecture} is for horizontal splits; use architecture "
+        "hierarchical": vertical and not layers,
+        "consensus paper and agent_topology ring are for horizontal splits; leave them out: "
+        "agents of a vertical split sum nothing among themselves": vertical
+        and (paper or strategy.ring),
+        "a vertical split needs every group in every iteration; leave staleness and "
+        "lost_groups out": vertical and (strategy.staleness > 0 or leaves),
+        "product orthogonal is for vertical splits; use partition vertical": not vertical
+        and strategy.product == "orthogonal",
+    }
+    rules |= {
+        f"{name} needs agents; use architecture hierarchical": used and not layers
+        for name, used in for_agents.items()
+    }
+    rules |= {
+        "sigma has no meaning in consensus paper; leave it out": paper and "sigma" in given,
+        "relaxation and rho_schedule rising have no meaning in a chain; leave them out": chain
+        and ("relaxation" in given or rising),
+        "rho and step_sizes are both given; give one of them": {"rho", "step_sizes"} <= set(given),
+        "residuals of groups that do not wait cannot be balanced; use another schedule": (
+            strategy.staleness > 0 and strategy.rho_schedule == "balanced"
+        ),
+    }
+    for text, broken in rules.items():
+        if broken:
+            problem, _, remedy = text.partition("; ")
+            raise OptionError(problem, remedy=remedy)
+
+
+def check_groups(strategy: SVMOptions, count: int) -> None:
+    """Refuse options that do not go with so many groups."""
+    if strategy.ring and count < 3:
+        raise OptionError(
+            f"a ring of {count} agents shows each the other's term",
+            remedy="use at least 3 groups, or agent_topology pairwise",
+        )
+    if strategy.step_sizes is not None and len(strategy.step_sizes) != count:
+        raise OptionError(
+            f"{len(strategy.step_sizes)} step sizes for {count} groups",
+            remedy="give each group one",
+        )
+    if strategy.lost_groups == "leave-out" and not strategy.ring and count < 3:
+        raise OptionError(
+            f"of {count} groups none can be left out: the total would be that of one",
+            remedy="use lost_groups stop",
+        )
