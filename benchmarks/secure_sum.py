@@ -160,7 +160,7 @@ class OneSum(SummingStrategy):
             self.unmask(grid, [running], number=number, timeout=timeout)
             self.total_ = self.sums.total(running)
         self.seconds_ = time.perf_counter() - started
-        self.finish_sums(grid, number=num_rounds, timeout=timeout)
+        self.finish(grid, number=num_rounds, timeout=timeout)
         return Result()
 
     def configure_train(

@@ -66,11 +66,11 @@ class WatchedSum(OneSum):
         self._watcher = threading.Thread(target=self._watch)
         self._watcher.start()
 
-    def finish_sums(self, grid: Grid, **options: Any) -> None:
+    def finish(self, grid: Grid, **options: Any) -> None:
         """End watching; the sum is there."""
         self._ended.set()
         self._watcher.join()
-        super().finish_sums(grid, **options)
+        super().finish(grid, **options)
 
     def _watch(self) -> None:
         while not self._ended.wait(EVERY):

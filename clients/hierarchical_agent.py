@@ -6,7 +6,7 @@ import secrets
 
 import numpy as np
 
-from fedkern_flwr.errors import ProtocolError, SumError
+from fedkern_flwr.errors import SumError
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import group_center, paper_group_center, relax
 from fedkern_flwr.groups.members import DEFAULT_BOUND
@@ -58,7 +58,7 @@ class AgentOfRows(SVMNode):
         """Complete an iteration of the group."""
         found, own, total = self.kept.arrays, self.kept.settings, self.received(wire.GROUP_SUM)
         if total.size != request.outputs * request.width + _GROUP_STATISTICS:
-            raise ProtocolError("the sum of its group has another length", party=self.name)
+            raise self.wrong("the sum of its group has another length")
         sums, (loss, primal, pull) = total[:-3].reshape(found["center"].shape), total[-3:]
         before, users, exact = found["center"], len(request.users), request.consensus == "exact"
         found["dual"] *= own["sigma"] / request.sigma
@@ -95,7 +95,7 @@ class AgentOfRows(SVMNode):
         """
         found, own = self.kept.arrays, self.kept.settings
         if "term" not in found or not self.repeated:
-            raise ProtocolError("it has no term for this round of the ring", party=self.name)
+            raise self.wrong("it has no term for this round of the ring")
         term = found["term"]
         self.check_declared("bound", self.bound, DEFAULT_BOUND, request.bound)
         encoding = Encoding.fixed_point(request.bound)

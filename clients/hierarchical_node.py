@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
-from fedkern_flwr.alignment import AlignmentKey, check_alignment_key
-from fedkern_flwr.errors import OptionError, ProtocolError, StateError, TableError
+from fedkern_flwr.errors import OptionError, StateError
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Coordinates, Floats
 from fedkern_flwr.groups.linear_model import model_rows
 from fedkern_flwr.groups.members import AGENT, DEFAULT_BOUND, OWNER, ROLES, USER
 from fedkern_flwr.groups.orthogonal_product import PRODUCTS, Product
 from fedkern_flwr.guard import SumRule
-from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.method import AnsweringClient, answers
-from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.method import answers
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
-from fedkern_flwr.wire import DescribeRequest, columns_digest
+from fedkern_flwr.wire import DescribeRequest
 from fedkern_flwr.wire.sums import Order
 
-from .party_table import Ids, PartyTable
+from .table_client import TableClient
 
 Role = Literal["user", "agent", "owner"]
 _NUMBERED = (wire.IterationRequest, wire.StepRequest)
 
 
-class SVMNode(AnsweringClient):
+class SVMNode(TableClient):
     """Base of the parts of :class:`~fedkern_flwr.clients.SVMClient`, where its options stand.
 
     Attributes
@@ -44,8 +41,7 @@ class SVMNode(AnsweringClient):
         Whether the iteration of the request at hand has been done already.
     """
 
-    pair_secrets: ClassVar[bool] = True
-    enough_parties: ClassVar[int] = 2
+    without_key = "give all users and the owner the same alignment_key, or pass no ids"
     without_secret: ClassVar[str] = "resume or start the run again"
     repeated = False
 
@@ -57,54 +53,22 @@ class SVMNode(AnsweringClient):
         *,
         role: Role | None = None,
         group: int | None = None,
-        ids: Ids | None = None,
-        x_test: ArrayLike | None = None,
-        y_test: ArrayLike | None = None,
-        ids_test: Ids | None = None,
-        columns: Sequence[str] | None = None,
-        classes: Sequence[float] | None = None,
-        label_bound: float = 1.0,
-        alignment_key: AlignmentKey | None = None,
         product: Product = "local",
         bound: float | None = None,
-        predictions: str | Path | None = None,
-        **common: Any,
+        **table: Any,
     ) -> None:
-        super().__init__(context, **common)
+        super().__init__(context, x, y, **table)
         self.role = role or str(context.node_config.get("role", USER))
         check_choice("role", self.role, ROLES)
         check_choice("product", product, PRODUCTS)
         self.group = _group(group if group is not None else context.node_config.get("group", 0))
-        self.product, self.alignment_key, self.bound = product, alignment_key, bound
-        self.predictions = None if predictions is None else Path(predictions)
+        self.product, self.bound = product, bound
         if (x is not None) != (self.role == USER) or (self.role == AGENT and y is not None):
             raise OptionError(
                 f"a node with role {self.role} has "
                 + ("no features" if x is None else "features")
                 + (" and labels" if y is not None else ""),
                 remedy="users hold features, the owner labels, agents no data",
-                party=self.name,
-            )
-        if not 0.0 < label_bound < np.inf:
-            raise OptionError(f"label_bound is {label_bound}", remedy="use a positive number")
-        self.table = PartyTable(
-            self.name,
-            x,
-            y,
-            ids,
-            x_test,
-            y_test,
-            ids_test,
-            columns=columns,
-            classes=classes or (),
-            label_bound=1.0 if classes else label_bound,
-        )
-        if alignment_key is not None:
-            check_alignment_key(alignment_key)
-        elif self.table.identified:
-            raise OptionError(
-                "ids are joined by keyed hashes, and there is no alignment key",
-                remedy="give all users and the owner the same alignment_key, or pass no ids",
                 party=self.name,
             )
         self._rows: tuple[str, Floats] | None = None
@@ -129,45 +93,21 @@ class SVMNode(AnsweringClient):
         of_rows = isinstance(self._request, wire.SolveRequest)
         return super().counts(order) or (of_rows and order.name == wire.GROUP_SUM)
 
-    def own_rows(self) -> OwnRows:
-        """Return the rows of the table."""
-        return self.table.own_rows()
-
     def describe(self, request: DescribeRequest) -> wire.SVMDescribeReply:
         """Tell who this is; see the message."""
-        table = self.table
-        table.check_ids(request.session, self.alignment_key)
+        group = -1 if self.role == OWNER else self.group
+        named, product = self.table.identified, self.product
+        own = {"group": group, "named": named, "product": product}
+        reply = self.tell(request, wire.SVMDescribeReply, **own)
         state = self.open_session(request.session)
-        kept = KeptState.unpack(state.payload)
-        digest = table.digest()
-        if kept.settings.setdefault("table", digest) != digest:
-            raise TableError(
-                "its table is not the one with which this run began",
-                remedy="bring that table back, or start the run anew",
-                party=self.name,
-            )
-        state.round = int(kept.settings.get("done", 0))
-        state.payload = kept.pack()
+        state.round = int(self.kept.settings.get("done", 0))
         state.store(self.context)
-        ids = np.zeros((0, 2), np.uint64)
-        if self.role == OWNER or not table.y.size:
-            ids = table.pseudonyms(request.session, self.alignment_key)
-        return wire.SVMDescribeReply(
-            rows=table.rows,
-            features=table.features,
-            test_rows=table.tests,
-            columns=columns_digest(table.columns),
-            group=-1 if self.role == OWNER else self.group,
-            outputs=table.y.shape[1],
-            classes=len(table.classes),
-            labels=columns_digest(map(str, table.classes)),
-            label_bound=table.label_bound,
-            labelled=table.labelled,
-            named=table.identified,
-            allow_single=self.allow_single,
-            product=self.product,
-            ids=ids,
-        )
+        if self.role == OWNER or not self.table.y.size:
+            return reply
+        return replace(reply, ids=reply.ids[:0])  # in a horizontal split nobody joins rows
+
+    def keep_order(self, ids: NDArray[np.uint64], order: NDArray[np.int32]) -> None:
+        """Remember nothing: the table knows the order."""
 
     def open_round(self, session: str, number: int, checkpoint_every: int) -> SessionState:
         """Return the node's state; an iteration may be repeated, with what came of it before.
@@ -225,11 +165,6 @@ class SVMNode(AnsweringClient):
     # -- what the roles share
 
     @property
-    def session(self) -> str:
-        """Name of the run of the message at hand."""
-        return str(self._request.session)
-
-    @property
     def ordered(self) -> ClientSums:
         """The secure sums of the request at hand.
 
@@ -239,11 +174,8 @@ class SVMNode(AnsweringClient):
             There are none: nothing leaves this node unmasked.
         """
         if self.sums is None:
-            raise ProtocolError(
-                "values are asked for that leave this node in secure sums only",
-                remedy="start the run again",
-                party=self.name,
-            )
+            problem = "values are asked for that leave this node in secure sums only"
+            raise self.wrong(problem, "start the run again")
         return self.sums
 
     def check(self, name: str, receiver: int = -1, *, self_masks: bool = False) -> None:
@@ -262,11 +194,8 @@ class SVMNode(AnsweringClient):
         """
         found = self.ordered.delivered.get(name)
         if found is None:
-            raise ProtocolError(
-                f"the sum {name!r} did not come with the request",
-                remedy="run the same release on both sides",
-                party=self.name,
-            )
+            problem = f"the sum {name!r} did not come with the request"
+            raise self.wrong(problem, "run the same release on both sides")
         return found
 
     def pin(self, **settings: Any) -> None:
@@ -279,10 +208,9 @@ class SVMNode(AnsweringClient):
         """
         known = self.kept.settings
         if any(known.setdefault(name, value) != value for name, value in settings.items()):
-            raise ProtocolError(
+            raise self.wrong(
                 "the settings of the run have changed",
-                remedy="run the same release on both sides, and resume with the same options",
-                party=self.name,
+                "run the same release on both sides, and resume with the same options",
             )
 
     def seal(self, other: int, numbers: NDArray[Any], *place: str | int) -> bytes:
@@ -305,10 +233,9 @@ class SVMNode(AnsweringClient):
         try:
             return np.frombuffer(plain, "<f8").reshape(shape)
         except ValueError:
-            raise ProtocolError(
+            raise self.wrong(
                 f"what partition {other} sealed for it has another size",
-                remedy="bring back the columns that the run, or its model, began with",
-                party=self.name,
+                "bring back the columns that the run, or its model, began with",
             ) from None
 
     def features_of(self, x: Floats) -> Floats:

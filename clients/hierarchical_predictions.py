@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.checkpoint import pack_arrays, unpack_arrays, write_atomically
-from fedkern_flwr.errors import CheckpointError, ProtocolError, TableError
+from fedkern_flwr.errors import CheckpointError, TableError
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Floats
 from fedkern_flwr.groups.linear_model import outputs
@@ -108,7 +108,7 @@ class Predicting(SVMNode):
         (bias,) = read_part(self, request.model, "bias")
         total = self.received(wire.PREDICTED_SUM)
         if total.size != rows * bias.size or bias.size != table.y.shape[1]:
-            raise ProtocolError("the outputs are more than it has, or fewer", party=self.name)
+            raise self.wrong("the outputs are more than it has, or fewer")
         tests = table.order(self.session, self.alignment_key)[request.take] - table.rows
         table.write_predictions(file, tests, total.reshape(rows, -1) + bias)
         return wire.WriteReply(samples=rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Floats, relax
 from fedkern_flwr.groups.linear_model import model_columns
@@ -137,10 +136,9 @@ class UserOfRows(SVMNode):
             found |= {name: getattr(request, name) for name in _COORDINATES}
         width = model_columns(self.table.features, int(self.kept.settings.get("features", 0)))
         if not all(len(found.get(name, ())) >= width for name in _COORDINATES):
-            raise ProtocolError(
+            raise self.wrong(
                 "the coordinates of the run are missing or have another number of columns",
-                remedy="run the same release on both sides, and resume from a checkpoint",
-                party=self.name,
+                "run the same release on both sides, and resume from a checkpoint",
             )
 
     @property

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Coordinates, Floats
 from fedkern_flwr.groups.orthogonal_product import default_vectors, draw_orthogonal, mask_multiplier
@@ -232,7 +231,7 @@ class NodeOfColumns(SVMNode):
     def _outputs(self, name: str, rows: int) -> Floats:
         total = self.received(name)
         if total.size % rows:
-            raise ProtocolError("the outputs have another number of rows", party=self.name)
+            raise self.wrong("the outputs have another number of rows")
         return total.reshape(rows, -1)
 
     def _seal_parts(self, number: int) -> NDArray[np.uint8]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from fedkern_flwr.alignment import (
     hash_ids,
     sort_order,
 )
-from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.checkpoint import write_csv
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.labels import decide, encode_classes
@@ -189,18 +187,16 @@ class PartyTable:
 
     def write_predictions(self, path: Path, tests: NDArray[np.intp], outputs: Floats) -> None:
         """Write predictions of held-out rows as CSV: id, outputs, predicted class."""
-        text = io.StringIO()
-        writer = csv.writer(text)
         decided = decide(outputs) if self.classes else None
         heads = [f"output_{k}" for k in range(outputs.shape[1])]
-        writer.writerow(["id", *heads, *(["class"] if decided is not None else [])])
+        rows = [["id", *heads, *(["class"] if decided is not None else [])]]
         for place in np.argsort(tests, kind="stable"):
             row = [self._ids[self.rows + tests[place]], *map(repr, outputs[place].tolist())]
             if decided is not None:
                 name = np.format_float_positional(self.classes[decided[place]], trim="-")
                 row.append(name)
-            writer.writerow(row)
-        write_atomically(path, text.getvalue().encode(), private=True)
+            rows.append(row)
+        write_csv(path, rows)
 
     # -- checks
 

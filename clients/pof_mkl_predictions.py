@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.checkpoint import pack_arrays, unpack_arrays, write_atomically
+from fedkern_flwr.checkpoint import pack_arrays, unpack_arrays, write_atomically, write_csv
 from fedkern_flwr.errors import CheckpointError, ProtocolError, TableError
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.online import messages as wire
@@ -97,13 +95,10 @@ def write_outputs(
             f"{len(ids)} ids for {len(outputs)} rows", remedy="give each row an id", party=party
         )
     low, high = label_range
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["row" if ids is None else "id", "output"])
     names = range(len(outputs)) if ids is None else ids
-    for name, value in zip(names, (outputs * (high - low) + low).tolist(), strict=True):
-        writer.writerow([name, repr(value)])
-    write_atomically(path, text.getvalue().encode(), private=True)
+    scaled = (outputs * (high - low) + low).tolist()
+    heads = ("row" if ids is None else "id", "output")
+    write_csv(path, [heads, *zip(names, map(repr, scaled), strict=True)])
 
 
 def _law(request: wire.PersonalRequest | wire.PredictRequest, table: Layout) -> str:

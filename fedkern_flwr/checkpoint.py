@@ -5,13 +5,14 @@ The same format holds checkpoints and models.
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import secrets
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,13 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def write_csv(path: Path, rows: Iterable[Iterable[Any]], *, ends: str = "\r\n") -> None:
+    """Write a CSV file, heads first, for this user's eyes only."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator=ends).writerows(rows)
+    write_atomically(path, text.getvalue().encode(), private=True)
 
 
 def pack_arrays(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> bytes:

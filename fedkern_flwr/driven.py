@@ -27,19 +27,10 @@ class Driven(SummingStrategy):
         Whether the run at hand is a simulation.
     """
 
-    #: Whether checkpoints are those of rounds that the clients confirm: a ``Save`` after each round
-    #: is kept every ``checkpoint_every`` rounds and after the last of ``planned``, and written when
-    #: all who take part have answered that round or a later one. They keep their states in the same
-    #: rounds. What was answered after it is the method's to skip: it has no log of answers.
-    confirmed: ClassVar[bool] = False
-    #: Whether its clients open a sum of their rows once in a run, and remember that: a run that
-    #: broke off while one was opened goes on without those who opened it, in ``spent_``.
-    opens_once: ClassVar[bool] = False
-    #: Whether the progress is that of replies, ``planned`` in all: with few exchanges of many.
-    counts_replies: ClassVar[bool] = False
-    #: Whether a run that is resumed may open a sum again: what the clients add is the same each
-    #: time, and what another set of them would show is said by the method.
-    reopens: ClassVar[bool] = False
+    confirmed: ClassVar[bool]
+    opens_once: ClassVar[bool]
+    counts_replies: ClassVar[bool]
+    reopens: ClassVar[bool]
     attempts: int
 
     def _reset(self) -> None:

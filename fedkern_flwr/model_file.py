@@ -135,3 +135,17 @@ def check_model(
             raise CheckpointError(
                 f"the model's {name} is not finite", remedy="bring the file that the run saved"
             )
+
+
+def check_made_with(strategy: type, options: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    """Refuse a model that was made with other options than those of a strategy at hand.
+
+    Raises
+    ------
+    CheckpointError
+    """
+    if any(meta.get(name) != value for name, value in options.items()):
+        raise CheckpointError(
+            "the model was made with other options",
+            remedy=f"use {strategy.__name__}.of_model(meta)",
+        )

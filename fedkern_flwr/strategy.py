@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
@@ -328,27 +328,21 @@ class PhaseStrategy(Strategy):
 
     # -- Flower's rounds of training and evaluation: none unless a method has them
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, *args: Any, **options: Any) -> Iterable[Message]:
         """Return no messages: the exchanges of this method are not rounds of training."""
         return []
 
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
+        self, *args: Any, **options: Any
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return nothing: the exchanges of this method are not rounds of training."""
         return None, None
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_evaluate(self, *args: Any, **options: Any) -> Iterable[Message]:
         """Return no messages: this method has no evaluation of its own."""
         return []
 
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
+    def aggregate_evaluate(self, *args: Any, **options: Any) -> MetricRecord | None:
         """Return nothing: this method has no evaluation of its own."""
         return None
 

@@ -229,11 +229,6 @@ class SummingStrategy(PhaseStrategy):
             if party.partition in running.suspects:
                 self.reject(node, Failure("invalid reply", error.problem), number)
 
-    def finish_sums(self, grid: Grid, *, number: int, timeout: float) -> None:
-        """Let all clients erase what belongs to the run's secure sums; wait a minute at most."""
-        if self.sums is not None:
-            self.finish(grid, number=number, timeout=timeout)
-
     def finish(self, grid: Grid, *, number: int, timeout: float) -> None:
         """Let all clients erase what a finished run leaves on them; wait a minute at most."""
         timeout = min(timeout, _FAREWELL)

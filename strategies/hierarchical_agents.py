@@ -69,11 +69,11 @@ class AgentRounds(RowRounds):
         CohortError
         """
         run, number = self._run, group.number
-        if stop or self.losing == "stop" or len(run.live) <= max(2, self.least_agents):
+        if stop or self.lost_groups == "stop" or len(run.live) <= max(2, self.least_agents):
             remedy = (
                 f"mend it and {'resume from the checkpoint' if self.resumable else 'start again'}"
             )
-            if self.losing == "stop" and len(self.groups_) > 2:
+            if self.lost_groups == "stop" and len(self.groups_) > 2:
                 remedy += ", or go on without the group with --lost-groups leave-out"
             problem = f"group {number} cannot go on: {why}"
             raise CohortError(problem, remedy=remedy, phase=wire.LocalRequest.phase)
@@ -89,7 +89,7 @@ class AgentRounds(RowRounds):
         if self.sigma is not None:
             return self.sigma
         first = float(np.mean([self.first_rho(group.number) for group in self.groups_]))
-        grown = growth(self.chosen_schedule, done, factor)
+        grown = growth(self.rho_schedule, done, factor)
         return first * grown * len(self.users_) / len(self.groups_)
 
     def _combine(self, advancing: set[int], ordering: set[int]) -> Steps:
@@ -113,7 +113,7 @@ class AgentRounds(RowRounds):
             if attempt and total is not None and self.sums is not None:
                 self.sums.close(total)
             if not (self.ring or alone):
-                masks, cohort = self.losing == "leave-out", 1 + len(self.groups_)
+                masks, cohort = self.lost_groups == "leave-out", 1 + len(self.groups_)
                 total = self._order(wire.AGENTS_SUM, _AGENT_STATISTICS, cohort, self_masks=masks)
             sums = [] if total is None else [total]
             for number in sorted(ordering & set(run.live)):
@@ -165,11 +165,11 @@ class AgentRounds(RowRounds):
                 rho=self.rho_of(number, one.done, run.factors[0]),
                 sigma=self._sigma(run.slowest, run.factors[0]),
                 next_sigma=self._sigma(after, run.factors[1]),
-                relaxation=self.chosen_relaxation,
+                relaxation=self.relaxation,
                 all_users=len(self.users_),
                 groups=len(run.live),
                 plain=len(self.groups_) == 1,
-                self_masks=self.losing == "leave-out",
+                self_masks=self.lost_groups == "leave-out",
                 ring=self.ring,
                 outputs=self.shape_[0],
                 width=self.shape_[1],
@@ -214,7 +214,7 @@ class AgentRounds(RowRounds):
         known = [k for one in run.live.values() for k in (one.judged, one.judging) if k is not None]
         oldest = min([*known, run.advances - 1])
         run.models = {k: model for k, model in run.models.items() if k >= oldest}
-        if self.chosen_schedule == "balanced":
+        if self.rho_schedule == "balanced":
             now = run.factors[1]
             run.factors = (now, now * balance(primal, dual, slowest))
         yield Round(slowest, row)

@@ -60,10 +60,10 @@ class FlatRounds(RowRounds):
                 if best is None or objective < best.objective:
                     best = Judged(objective, judged)
             self.trace_.append((time.monotonic() - started, done, model))
-            if self.chosen_schedule == "balanced":
+            if self.rho_schedule == "balanced":
                 factor *= balance(primal, dual, done)
             yield Round(done, row)
-            if done > 1 and residuals.small(self.chosen_tolerance):
+            if done > 1 and residuals.small(self.tolerance):
                 return Learned(True, model if best is None else best.model)
         return Learned(False, model if best is None else best.model)
 
@@ -86,7 +86,7 @@ class FlatRounds(RowRounds):
             reply = wire.LocalReply
             request = wire.LocalRequest(
                 agent=-1,
-                relaxation=self.chosen_relaxation,
+                relaxation=self.relaxation,
                 sealed=b"",
                 center=common["judged"],
                 **common,

@@ -70,7 +70,7 @@ class GroupRounds(AgentRounds):
     def _small(self) -> bool:
         run = self._run
         done = run.slowest > 1 and run.masked is None
-        return done and run.residuals.small(self.chosen_tolerance)
+        return done and run.residuals.small(self.tolerance)
 
     def _go_on(self) -> None:
         """Take up a run where its checkpoint was written."""
@@ -118,14 +118,14 @@ class GroupRounds(AgentRounds):
             one.stage, one.deadline = "running", post.deadline
             sums.append(one.sum)
             if not one.attempt:  # while the agents' sum is unmasked, it is the model before
-                one.judging = run.newest(self.losing == "leave-out" and not self.ring)
+                one.judging = run.newest(self.lost_groups == "leave-out" and not self.ring)
             size = len(one.sealed) // len(one.group.users)
             shared = wire.LocalRequest(
                 round=one.done + 1,
                 attempt=one.attempt,
                 agent=one.group.agent,
                 rho=self.rho_of(number, one.done, run.factors[0]),
-                relaxation=self.chosen_relaxation,
+                relaxation=self.relaxation,
                 sealed=b"",
                 center=np.zeros((0, 0)),
                 judged=run.models[one.judging or 0],

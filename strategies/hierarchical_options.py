@@ -73,12 +73,12 @@ class SVMOptions(Method):
     sigma: float | None = option(
         None, "Penalty of the agents, by default rho times users per group.", above=0.0
     )
-    rho_schedule: RhoSchedule | None = option(
+    rho_schedule: RhoSchedule = option(
         None,
         "The penalty grows 20 times within 40 iterations, which is the default; or follows the "
         "residuals; or stays, which is the default where rho or step_sizes are given.",
     )
-    relaxation: float | None = option(
+    relaxation: float = option(
         None,
         "Over-relaxation in [1, 2), by default 1.7; with consensus paper 1.",
         least=1.0,
@@ -110,14 +110,14 @@ class SVMOptions(Method):
         "D: how many iterations a group may be ahead of the slowest. 0 is synchronous.",
         least=0,
     )
-    tolerance: float | None = option(
+    tolerance: float = option(
         None,
         "The run ends when the relative primal and dual residuals are at most that, by default "
         "0.01, where the objective is about 1e-3 from the optimum; in a vertical split the "
         "relative duality gap, by default 1e-3.",
         above=0.0,
     )
-    lost_groups: Literal["stop", "leave-out"] | None = option(
+    lost_groups: Literal["stop", "leave-out"] = option(
         None,
         "What to do with a group whose agent or user does not answer. Stop is the default; the "
         "ring leaves out.",
@@ -154,6 +154,14 @@ class SVMOptions(Method):
                 raise OptionError(f"step size {k} is {size}", remedy="use a positive number")
         super().__init__(checkpoint_every=checkpoint_every, **options)
         self._check_together()
+        slow = self.consensus == "paper" or self.architecture == "chain"
+        given = self.rho is not None or self.step_sizes is not None
+        self.fill_in(
+            rho_schedule="fixed" if given or slow else "rising",
+            relaxation=1.0 if slow else _RELAXATION,
+            tolerance=_GAP if self.partition == "vertical" else _RESIDUAL,
+            lost_groups="leave-out" if self.ring else "stop",
+        )
 
     def _check_together(self) -> None:
         """Refuse options that do not go together."""
@@ -204,7 +212,7 @@ class SVMOptions(Method):
             "rho and step_sizes are both given; give one of them": {"rho", "step_sizes"}
             <= set(given),
             "residuals of groups that do not wait cannot be balanced; use another schedule": (
-                self.staleness > 0 and self.chosen_schedule == "balanced"
+                self.staleness > 0 and self.rho_schedule == "balanced"
             ),
         }
         for text, broken in rules.items():
@@ -230,11 +238,6 @@ class SVMOptions(Method):
         return self.agent_topology == "ring"
 
     @property
-    def losing(self) -> str:
-        """What to do with a group that cannot go on."""
-        return self.lost_groups or ("leave-out" if self.ring else "stop")
-
-    @property
     def loss(self) -> Loss:
         """The loss of the model."""
         return LOSS_OF[self.kind]
@@ -257,51 +260,24 @@ class SVMOptions(Method):
             return 0.0
         return 1.0 / max(1, self.columns_) if self.gamma is None else self.gamma
 
-    @property
-    def chosen_schedule(self) -> RhoSchedule:
-        """How rho changes."""
-        if self.rho_schedule is not None:
-            return self.rho_schedule
-        given = self.rho is not None or self.step_sizes is not None
-        flat = given or self.consensus == "paper" or self.architecture == "chain"
-        return "fixed" if flat else "rising"
-
-    @property
-    def chosen_relaxation(self) -> float:
-        """The over-relaxation."""
-        if self.relaxation is not None:
-            return self.relaxation
-        return 1.0 if self.consensus == "paper" or self.architecture == "chain" else _RELAXATION
-
-    @property
-    def chosen_tolerance(self) -> float:
-        """When the run ends."""
-        if self.tolerance is not None:
-            return self.tolerance
-        return _GAP if self.partition == "vertical" else _RESIDUAL
-
     def first_rho(self, number: int) -> float:
         """Return the first rho of a group."""
         if self.step_sizes is not None:
             return self.step_sizes[[g.number for g in self.groups_].index(number)]
         if self.rho is not None:
             return self.rho
-        return self.C if self.architecture == "chain" else initial_rho(self.chosen_schedule, self.C)
+        return self.C if self.architecture == "chain" else initial_rho(self.rho_schedule, self.C)
 
     def rho_of(self, number: int, done: int, factor: float) -> float:
         """Return rho of a group after so many iterations."""
-        return self.first_rho(number) * growth(self.chosen_schedule, done, factor)
+        return self.first_rho(number) * growth(self.rho_schedule, done, factor)
 
     def options(self) -> dict[str, Any]:
         """Return the options that determine the model."""
         return {
             **super().options(),
             "model": self.kind,
-            "rho_schedule": self.chosen_schedule,
-            "relaxation": self.chosen_relaxation,
-            "tolerance": self.chosen_tolerance,
             "step_sizes": None if self.step_sizes is None else list(self.step_sizes),
-            "lost_groups": self.losing,
         }
 
     # -- who is there
@@ -380,7 +356,7 @@ class SVMOptions(Method):
                 f"{len(self.step_sizes)} step sizes for {count} groups",
                 remedy="give each group one",
             )
-        if self.losing == "leave-out" and not self.ring and count < 3:
+        if self.lost_groups == "leave-out" and not self.ring and count < 3:
             raise OptionError(
                 f"of {count} groups none can be left out: the total would be that of one",
                 remedy="use lost_groups stop",
@@ -389,7 +365,7 @@ class SVMOptions(Method):
     def thresholds(self, cohorts: int) -> list[int | None]:
         """Return the thresholds; where groups may be left out, more than half of the agents."""
         found: list[int | None] = [None] * cohorts
-        if self.losing == "leave-out":
+        if self.lost_groups == "leave-out":
             found[-1] = self.least_agents
         return found
 

@@ -73,7 +73,7 @@ def seen_by(strategy: SVMOptions) -> dict[str, Any]:
             statistics,
         ],
     }
-    if strategy.losing == "leave-out":
+    if strategy.lost_groups == "leave-out":
         server.append("about what the term of a group was that is left out, by difference")
     if strategy.staleness:
         server.append("how the terms of the groups change that advance together, two at least")
@@ -122,7 +122,7 @@ def warnings_of(strategy: SVMOptions) -> list[str]:
             "product orthogonal lets an agent test guesses of a user's columns and see the labels, "
             "and shows users most of the multiplier; use product local"
         )
-    if strategy.losing == "leave-out" and not strategy.ring:
+    if strategy.lost_groups == "leave-out" and not strategy.ring:
         found.append(
             "lost_groups leave-out shows the server about what a lost group had contributed"
         )

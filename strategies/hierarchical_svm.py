@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import CheckpointError
 from fedkern_flwr.method import Round, Rounds
-from fedkern_flwr.model_file import check_model
+from fedkern_flwr.model_file import check_made_with, check_model
 from fedkern_flwr.options import at_least
 from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
@@ -101,7 +101,7 @@ class HierarchicalSVM(GroupRounds, FlatRounds, PredictionRounds):
         """Return what is seen by whom."""
         sums = self.sums_privacy()
         cohorts = sums.get("cohorts", [])
-        agents = self.losing == "leave-out" and not self.ring  # whose sum may lack some
+        agents = self.lost_groups == "leave-out" and not self.ring  # whose sum may lack some
         for cohort in cohorts[: len(cohorts) - agents]:
             cohort["threshold"] = cohort.pop("parties")
             cohort["parties"] = cohort["threshold"]
@@ -194,10 +194,8 @@ class HierarchicalSVM(GroupRounds, FlatRounds, PredictionRounds):
             See :meth:`start`.
         """
         check_model(self.method, arrays, meta, shapes_of(meta))
-        if any(meta.get(name) != getattr(self, own) for name, own in _OF_MODELS.items()):
-            raise CheckpointError(
-                "the model was made with other options", remedy="use HierarchicalSVM.of_model(meta)"
-            )
+        own = {name: getattr(self, held) for name, held in _OF_MODELS.items()}
+        check_made_with(type(self), own, meta)
         self.begin()
         self.predicting = str(meta["session"])
         self.run_seed, self.model_ = int(meta["seed"]), dict(arrays)
@@ -225,12 +223,8 @@ class HierarchicalSVM(GroupRounds, FlatRounds, PredictionRounds):
         CheckpointError
             It is not a model of this method.
         """
-        check_model(cls.method, {}, meta, {})
-        numbers = {"outputs", "columns", "features", "gamma", "seed", "feature_seed"}
-        if not {*_OF_MODELS, *numbers, "session", "tables"} <= set(meta):
-            raise CheckpointError(
-                "the model says too little of itself", remedy="bring the file that the run saved"
-            )
+        numbers = ("outputs", "columns", "features", "gamma", "seed", "feature_seed")
+        check_model(cls.method, {}, meta, {}, (*_OF_MODELS, *numbers, "session", "tables"))
         chosen = {name: meta[name] for name in _OF_MODELS}
         if meta["model"] == "rbf":
             chosen |= {"features": meta["features"], "gamma": meta["gamma"]}

@@ -75,7 +75,7 @@ class ColumnRounds(SVMOptions):
             gap = max(0.0, objective - bound) / objective
             yield Round(done, {"objective": objective, "gap": gap})
         objective, bound = self._last.objective, self._last.bound
-        converged = objective - bound <= self.chosen_tolerance * objective
+        converged = objective - bound <= self.tolerance * objective
         yield from self._visit("message")
         yield from self._open_and_lead("model", None)
         yield from self._visit("judge")
@@ -211,7 +211,7 @@ class ColumnRounds(SVMOptions):
             kind=kind,
             loss=self.loss,
             c=self.C,
-            tolerance=self.chosen_tolerance,
+            tolerance=self.tolerance,
             rows=plan.rows,
             take=plan.owner if users else _NOTHING,
             users=np.array(users, np.int32),

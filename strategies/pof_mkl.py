@@ -10,15 +10,9 @@ import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import (
-    CheckpointError,
-    CohortError,
-    OptionError,
-    ProtocolError,
-    TableError,
-)
+from fedkern_flwr.errors import CohortError, OptionError, ProtocolError, TableError
 from fedkern_flwr.method import Ask, Rounds, option
-from fedkern_flwr.model_file import check_model
+from fedkern_flwr.model_file import check_made_with, check_model
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.learning import Selection, Subset, regret_bound, shared_subset
 from fedkern_flwr.strategy import Arrays, logger
@@ -277,7 +271,10 @@ class POFMKL(KernelOnlineStrategy):
         CohortError
             Not all clients are there, or some did not answer.
         """
-        self._check_model(arrays, meta)
+        shapes = {"theta": (self.kernels, 2 * self.features), "bandwidths": (self.kernels,)}
+        check_model(self.method, arrays, meta, shapes)
+        own = self.options()
+        check_made_with(POFMKL, {name: own[name] for name in _OF_MODELS if name != "seed"}, meta)
         self.begin()
         self._predicting, self._model = True, (dict(arrays), dict(meta))
         self.num_rounds, self.run_seed = int(meta["samples"]), int(meta["seed"])
@@ -288,15 +285,6 @@ class POFMKL(KernelOnlineStrategy):
         """Tell whether a run takes secure sums: clients of secure runs take part in no others."""
         predicts = self._model[1] if self._model else None
         return bool(predicts["secure"]) if predicts else super().takes_sums(grid)
-
-    def _check_model(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
-        shapes = {"theta": (self.kernels, 2 * self.features), "bandwidths": (self.kernels,)}
-        check_model(self.method, arrays, meta, shapes)
-        own = self.options()
-        if any(meta.get(name) != own[name] for name in _OF_MODELS if name != "seed"):
-            raise CheckpointError(
-                "the model was made with other options", remedy="use POFMKL.of_model(meta)"
-            )
 
     def _predict(self, parties: Sequence[DescribeReply]) -> Rounds:
         assert self._model is not None
@@ -338,9 +326,6 @@ class POFMKL(KernelOnlineStrategy):
         CheckpointError
             It is not a model of this method.
         """
-        check_model(cls.method, {}, meta, {})
-        if not {*_OF_MODELS, "samples", "secure", "session", "columns", "dimension"} <= set(meta):
-            raise CheckpointError(
-                "the model says too little of itself", remedy="bring the file that the run saved"
-            )
+        others = ("samples", "secure", "session", "columns", "dimension")
+        check_model(cls.method, {}, meta, {}, (*_OF_MODELS, *others))
         return cls(**{name: meta[name] for name in _OF_MODELS if name != "centre"}, **more)

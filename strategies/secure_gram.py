@@ -15,6 +15,7 @@ from fedkern_flwr.gram.dot_kernels import DotKernel, KernelName
 from fedkern_flwr.gram.matrix import pack, unpack
 from fedkern_flwr.gram.values import quantisation_error
 from fedkern_flwr.method import Rounds, Save, Steps, option
+from fedkern_flwr.model_file import check_made_with, check_model
 from fedkern_flwr.options import at_least
 from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
@@ -311,12 +312,8 @@ class SecureGram(GramRelease):
         ------
         CheckpointError
         """
-        self.check_model(meta)
-        if any(meta[name] != getattr(self, name) for name in names):
-            raise CheckpointError(
-                "the model was made with other options",
-                remedy=f"use {type(self).__name__}.of_model(meta)",
-            )
+        check_model(self.method, {}, meta, {}, (*self.of_models, *self.of_kernel))
+        check_made_with(type(self), {name: getattr(self, name) for name in names}, meta)
 
     @classmethod
     def of_model(cls, meta: Mapping[str, Any], **more: Any) -> Self:
@@ -327,30 +324,12 @@ class SecureGram(GramRelease):
         CheckpointError
             It is not a model of this method.
         """
-        cls.check_model(meta)
+        check_model(cls.method, {}, meta, {}, (*cls.of_models, *cls.of_kernel))
         chosen = {name: meta[name] for name in cls.of_kernel}
         for name, kernels in _KERNELS_WITH.items():
             if meta["kernel"] in kernels:
                 chosen[name] = meta[name]
         return cls(**chosen, **{"seed": meta["seed"], **more})
-
-    @classmethod
-    def check_model(cls, meta: Mapping[str, Any]) -> None:
-        """Refuse what is no model of this method.
-
-        Raises
-        ------
-        CheckpointError
-        """
-        if meta.get("method") != cls.method:
-            raise CheckpointError(
-                f"the model is one of {meta.get('method') or 'another method'}",
-                remedy=f"give a model of {cls.method}",
-            )
-        if not {*cls.of_kernel, *cls.of_models} <= set(meta):
-            raise CheckpointError(
-                "the model says too little of itself", remedy="bring the file that the run saved"
-            )
 
 
 _KERNELS_WITH: dict[str, tuple[str, ...]] = {

@@ -81,7 +81,6 @@ def make_streams() -> Callable[..., Streams]:
 #: Tests that try the same fault in every place: `make test` takes every fourth case, the others are
 #: run by `make test-long`.
 SWEEPS = {
-    "test_what_happens_once_does_not_change_the_model",
     "test_whatever_happens_to_a_client_the_sum_is_that_of_the_declared_survivors",
     "test_a_run_goes_on_from_its_checkpoint",
     "test_no_group_is_further_ahead_than_it_may",

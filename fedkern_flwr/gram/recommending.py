@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -11,7 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoint import write_atomically
+from ..checkpoint import write_csv
 from .ranking import top_items
 
 Request = Literal["full", "noisy"]
@@ -66,7 +64,4 @@ def best_items(
 
 def write_recommendations(path: Path, lines: Iterable[tuple[Any, ...]]) -> None:
     """Write what :func:`best_items` returned as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([("user", "rank", "item", "score"), *lines])
-    write_atomically(path, text.getvalue().encode(), private=True)
+    write_csv(path, [("user", "rank", "item", "score"), *lines], ends="\n")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..alignment import SAME_KEY, Positions, count_duplicates, find_rows
 from ..errors import CohortError, OptionError, ProtocolError, TableError
+from ..table_parties import check_labels, misfit
 from ..wire.describe import check_columns, check_partitions
 from .messages import SVMDescribeReply
 
@@ -93,7 +94,7 @@ def check_parties(parties: Sequence[Any]) -> None:
     check_partitions(parties)
     for party in parties:
         if party.role not in ROLES or party.group < -1 or (party.role != OWNER and party.group < 0):
-            raise _misfit(
+            raise misfit(
                 party.partition,
                 "it is neither a user nor an agent of a group, nor the label owner",
                 "set role and group in the node's configuration",
@@ -114,7 +115,7 @@ def check_horizontal(parties: Sequence[SVMDescribeReply]) -> SVMDescribeReply:
     users = [p for p in parties if p.role == USER]
     owner = next((p for p in parties if p.role == OWNER), None)
     if owner is not None:
-        raise _misfit(
+        raise misfit(
             owner.partition,
             "it is a label owner, and in a horizontal split users have their labels",
             "leave it out, or choose partition vertical",
@@ -123,19 +124,12 @@ def check_horizontal(parties: Sequence[SVMDescribeReply]) -> SVMDescribeReply:
     first = users[0]
     for party in users:
         if not party.rows or not party.outputs:
-            raise _misfit(
+            raise misfit(
                 party.partition,
                 "it has no rows with labels to learn from",
                 "give every user rows and labels",
             )
-        task = (party.outputs, party.classes, party.labels, party.label_bound)
-        if task != (first.outputs, first.classes, first.labels, first.label_bound):
-            raise _misfit(
-                party.partition,
-                f"its labels differ from those of partition {first.partition} in number of "
-                "outputs, classes or bound",
-                "declare the same classes or the same label bound at all users",
-            )
+    check_labels(users, "users")
     return first
 
 
@@ -162,7 +156,7 @@ def check_single(
                 remedy="form larger groups, or allow it with --allow-single",
             )
         if not next(p for p in parties if p.partition == alone).allow_single:
-            raise _misfit(
+            raise misfit(
                 alone,
                 "its agent would see its model, and it does not allow that",
                 "form larger groups, or set allow_single at this node",
@@ -187,7 +181,7 @@ def check_vertical(
         )
     owner = owners[0]
     if not owner.rows or not owner.outputs:
-        raise _misfit(
+        raise misfit(
             owner.partition, "it is the label owner and has no labels", "give it ids and labels"
         )
     known = {p.partition: p for p in parties}
@@ -196,15 +190,15 @@ def check_vertical(
         check_columns(users)
         for party in users:
             if party.outputs:
-                raise _misfit(
+                raise misfit(
                     party.partition,
                     "it has labels, and in a vertical split the label owner alone has them",
                     "leave its labels out, or choose partition horizontal",
                 )
             if not party.features:
-                raise _misfit(party.partition, "it has no columns", "give it features")
+                raise misfit(party.partition, "it has no columns", "give it features")
             if party.product != product:
-                raise _misfit(
+                raise misfit(
                     party.partition,
                     f"this node takes part in runs with product {party.product!r} only, not "
                     f"{product!r}",
@@ -271,7 +265,7 @@ def match_rows(
     for party in known.values():
         name = f"partition {party.partition}"
         if not party.named:
-            raise _misfit(
+            raise misfit(
                 party.partition,
                 "its rows have no ids to join them by",
                 "give label owner and users ids and an alignment key",
@@ -321,8 +315,3 @@ def match_rows(
         {user: number[where].astype(np.int32) for user, where in held.items()},
         int((~keep).sum()),
     )
-
-
-def _misfit(partition: int, problem: str, remedy: str) -> ProtocolError:
-    name = f"partition {partition}"
-    return ProtocolError(problem, remedy=remedy, party=name, phase="describe")

@@ -6,12 +6,10 @@ summed travels in secure sums, named here; what follows the vector of a sum are 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from ..wire.describe import DescribeReply
+from ..table_parties import TableReply
 from ..wire.message import Message, array, arrays
 
 Floats = NDArray[np.float64]
@@ -36,20 +34,12 @@ PREDICTED_SUM = "predicted outputs"
 EVALUATION_SUM = "evaluation"
 
 
-class SVMDescribeReply(DescribeReply):
-    """What a node tells about itself."""
+class SVMDescribeReply(TableReply):
+    """What a node tells about itself; ids in a vertical split alone."""
 
     group: int  # the group that it belongs to, from 0; -1 for the label owner
-    outputs: int  # k, columns of the targets; 0 without labels
-    classes: int  # 0 for regression or without labels
-    labels: str  # digest of the names of the classes
-    label_bound: float  # declared, of the targets of a regression
-    labelled: bool  # whether the held-out rows have labels
     named: bool  # whether its rows have ids; else they are numbered
-    allow_single: bool  # whether the agent may learn the model of this user alone
     product: str  # the kind of matrix products in which a user of a vertical split takes part
-    # In a vertical split: keyed hashes of the ids of (rows + test_rows), each part sorted.
-    ids: NDArray[Any] = array("ids", "words", dtype="ring")
 
 
 class SVMRequest(Message):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
-from ..checkpoint import write_atomically
+from ..checkpoint import write_csv
 from ..errors import ProtocolError, SumError, TableError
 from ..guard import SumRule, counting
 from ..guard.rows import OwnRows
@@ -149,12 +147,10 @@ class MethodClient(AnsweringClient):
         if self.results is None:
             return
         make_private_folder(self.results)
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["row" if self.ids is None else "id", *columns])
+        heads = ["row" if self.ids is None else "id", *columns]
         names = range(len(values)) if self.ids is None else self.ids
-        writer.writerows([n, *row] for n, row in zip(names, values.tolist(), strict=True))
-        write_atomically(self.results / f"{name}.csv", text.getvalue().encode(), private=True)
+        rows = ([n, *row] for n, row in zip(names, values.tolist(), strict=True))
+        write_csv(self.results / f"{name}.csv", [heads, *rows], ends="\n")
 
     def scatter(self, name: str, points: NDArray[np.float64]) -> None:
         """Draw a scatter plot of its own rows, shape (n, 2 or more), where it can."""

@@ -10,13 +10,11 @@ network. Every request is complete in itself: a node needs nothing but its own t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.random_features import Real
-from ..wire.message import PhaseMessage, array
+from ..wire.message import Message, array
 
 Floats = NDArray[np.float64]
 
@@ -31,8 +29,7 @@ UPDATE_SUM, EVALUATE_SUM, SUM_BOUND = "update", "evaluate", 2.0**20
 # -- what requests and replies have in common
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamRequest(PhaseMessage):
+class StreamRequest(Message):
     """What every request of an online method carries."""
 
     session: str = ""
@@ -42,7 +39,6 @@ class StreamRequest(PhaseMessage):
     checkpoint_every: int = 0  # rounds from one saved private state to the next; 0 saves none
 
 
-@dataclass(frozen=True, kw_only=True)
 class DictionaryRequest(StreamRequest):
     """A request about a dictionary of kernels."""
 
@@ -55,7 +51,6 @@ class DictionaryRequest(StreamRequest):
     centre: float  # around which labels are learned: what theta = 0 predicts
 
 
-@dataclass(frozen=True, kw_only=True)
 class KernelRequest(DictionaryRequest):
     """A request with the global parameters of a dictionary of kernels."""
 
@@ -65,8 +60,7 @@ class KernelRequest(DictionaryRequest):
     theta: Real = array("kernels", "width")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamReport(PhaseMessage):
+class StreamReport(Message):
     """How well a node has predicted so far."""
 
     round: int = 0  # that is answered
@@ -88,7 +82,6 @@ class StreamReport(PhaseMessage):
         return np.array([self.total_samples, errors, regret, spread, mean, mean * mean])
 
 
-@dataclass(frozen=True, kw_only=True)
 class KernelReport(StreamReport):
     """A report with the client's regret (eq. 11, squared loss) and largest loss so far."""
 
@@ -96,7 +89,6 @@ class KernelReport(StreamReport):
     largest_loss: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class LossReport(KernelReport):
     """A report with gradients of kernels that are the same for all, and losses."""
 
@@ -109,22 +101,18 @@ class LossReport(KernelReport):
         total[self.gradient.size :] += self.losses
 
 
-@dataclass(frozen=True, kw_only=True)
-class MaskedReply(PhaseMessage):
+class MaskedReply(Message, phase="online-masked"):
     """The reply of a secure run: what it says is in a masked vector beside it."""
 
-    phase = "online-masked"
     round: int = 0
 
 
 # -- POF-MKL
 
 
-@dataclass(frozen=True, kw_only=True)
-class PersonalRequest(KernelRequest):
+class PersonalRequest(KernelRequest, phase="online-personal"):
     """POF-MKL: predict with the node's own weights, send the gradients of a few kernels."""
 
-    phase = "online-personal"
     kernels_per_round: int  # M
     selection: str  # bins, subset or shared
     exploration: float  # xi
@@ -132,11 +120,9 @@ class PersonalRequest(KernelRequest):
     learning_rate: float  # eta_k
 
 
-@dataclass(frozen=True, kw_only=True)
-class PersonalReply(KernelReport):
+class PersonalReply(KernelReport, phase="online-personal"):
     """Gradients of the chosen kernels, divided by the probability of the choice (eq. 9)."""
 
-    phase = "online-personal"
     kernels: NDArray[np.int32] = array("named", dtype="index")  # none if frequencies are chosen
     gradient: Real = array("chosen", "width")
 
@@ -151,76 +137,58 @@ class PersonalReply(KernelReport):
 # -- OFSKL, OFMKL-Avg, vM-KOFL, eM-KOFL
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedRequest(KernelRequest):
+class SharedRequest(KernelRequest, phase="online-shared"):
     """OFSKL, OFMKL-Avg, vM-KOFL: predict with the server's weights, send all gradients."""
 
-    phase = "online-shared"
     send_losses: bool
     weights: Floats = array("kernels", dtype="float64")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedReply(LossReport):
+class SharedReply(LossReport, phase="online-shared"):
     """Gradients of all kernels or chosen frequencies and, when asked for, all kernels' losses."""
 
-    phase = "online-shared"
 
-
-@dataclass(frozen=True, kw_only=True)
-class DrawnRequest(KernelRequest):
+class DrawnRequest(KernelRequest, phase="online-drawn"):
     """eM-KOFL: predict with the kernel that the server drew, send its gradient and all losses."""
 
-    phase = "online-drawn"
     kernel: int
     probability: float  # by which the gradient is divided
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrawnReply(LossReport):
+class DrawnReply(LossReport, phase="online-drawn"):
     """Gradient of the drawn kernel divided by its probability, and the losses of all kernels."""
-
-    phase = "online-drawn"
 
 
 # -- held-out rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluateRequest(KernelRequest):
+class EvaluateRequest(KernelRequest, phase="online-evaluate"):
     """Predict the node's held-out rows with its own weights or, if given, with the server's."""
 
-    phase = "online-evaluate"
     weight_rule: str
     learning_rate: float
     weights: Floats = array("given", dtype="float64")
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluateReply(PhaseMessage):
+class EvaluateReply(Message, phase="online-evaluate"):
     """Squared error summed over the node's held-out rows."""
 
-    phase = "online-evaluate"
     round: int = 0
     samples: int
     squared_error: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictRequest(KernelRequest):
+class PredictRequest(KernelRequest, phase="online-predict"):
     """Predict the node's held-out rows with the weights it kept of an earlier run; write them."""
 
-    phase = "online-predict"
     model: str  # session of the run that made the model
     weight_rule: str  # as in that run
     learning_rate: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictReply(PhaseMessage):
+class PredictReply(Message, phase="online-predict"):
     """How many rows the node has predicted, 0 if it holds none out."""
 
-    phase = "online-predict"
     round: int = 0
     samples: int
 
@@ -228,22 +196,18 @@ class PredictReply(PhaseMessage):
 # -- PerFedAvg
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkRequest(StreamRequest):
+class NetworkRequest(StreamRequest, phase="online-network"):
     """PerFedAvg: adapt the network to the previous samples, send the meta-gradient."""
 
-    phase = "online-network"
     layers: bytes  # widths, little-endian int32, from the input to the output
     seed: int  # of the fixed projection in front of the network
     inner_step: float  # step size of the adaptation
     parameters: Floats = array("parameters", dtype="float64")
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkReply(StreamReport):
+class NetworkReply(StreamReport, phase="online-network"):
     """First-order meta-gradient of the network."""
 
-    phase = "online-network"
     gradient: Real = array("parameters")
 
     def add_to(self, total: Floats) -> None:
@@ -251,38 +215,28 @@ class NetworkReply(StreamReport):
         total += self.gradient
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkEvaluateRequest(NetworkRequest):
+class NetworkEvaluateRequest(NetworkRequest, phase="online-network-evaluate"):
     """PerFedAvg: adapt to the ``samples`` rows before ``step``, predict the held-out rows."""
 
-    phase = "online-network-evaluate"
 
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkEvaluateReply(EvaluateReply):
+class NetworkEvaluateReply(EvaluateReply, phase="online-network-evaluate"):
     """Squared error summed over the node's held-out rows."""
-
-    phase = "online-network-evaluate"
 
 
 # -- local only
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalRequest(DictionaryRequest):
+class LocalRequest(DictionaryRequest, phase="online-local"):
     """Local only: learn from the whole stream without anybody's help."""
 
-    phase = "online-local"
     weight_rule: str
     learning_rate: float
     step_size: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalReply(KernelReport):
+class LocalReply(KernelReport, phase="online-local"):
     """Running totals after each sample, and the error on the held-out rows."""
 
-    phase = "online-local"
     test_samples: int
     test_squared_error: float
     squared_errors: Floats = array("samples", dtype="float64")

@@ -18,7 +18,8 @@ from ..exchange import CONFIG, PARAMETERS, reply_content
 from ..flower_compat import copy_message
 from ..guard import SumRule, counting, refusal
 from ..guard.rows import OwnRows
-from ..node.client import Handler, PhaseClient, logger
+from ..node.answering import AnsweringClient, answers
+from ..node.client import logger
 from ..node.reported import reported
 from ..node.sums import ClientSums
 from ..wire import DescribeReply, DescribeRequest, columns_digest
@@ -88,7 +89,7 @@ def secure_aggregation_mod(
     return mod
 
 
-class AveragingClient(PhaseClient):
+class AveragingClient(AnsweringClient):
     """A node whose answers are those of an app.
 
     Parameters
@@ -141,13 +142,6 @@ class AveragingClient(PhaseClient):
         arrays, _, scalars = self.fit([], dict(config))  # type: ignore[arg-type]
         return Message(reply_content(arrays, scalars), reply_to=self.message)
 
-    def handlers(self) -> dict[str, tuple[Any, Handler]]:
-        """Return phase -> (class of the request, method that answers it)."""
-        return {
-            wire.AverageRequest.phase: (wire.AverageRequest, self.train),
-            wire.FiguresRequest.phase: (wire.FiguresRequest, self.evaluate_app),
-        }
-
     def describe(self, request: DescribeRequest) -> DescribeReply:
         """Tell how many examples there are, and of how many numbers each is."""
         learned, tests = self._tables(self.examples), self._tables(self.held_out)
@@ -166,20 +160,19 @@ class AveragingClient(PhaseClient):
         parts = [part for part in (learned, tests) if part]
         return OwnRows(parts=parts, learned=len(learned[0]) if learned else 0)
 
+    @answers(wire.AverageRequest)
     def train(self, request: wire.AverageRequest) -> wire.AverageReply:
         """Have the app train; contribute its arrays and metrics."""
-        state = self.open_round(request.session, request.round, 0)
         records = self._records()
         sent, name = averages.sent_arrays(records), averages.sum_name(records)
         sums, most = self._check(request, name, 0, averages.vector_length(sent))
         vector, layout = self._ask_app(sent, most)
         sums.contribute(name, vector, overwrite=True)
-        self.close_round(state, request.round, b"", 0)
         return wire.AverageReply(round=request.round, layout=layout)
 
+    @answers(wire.FiguresRequest)
     def evaluate_app(self, request: wire.FiguresRequest) -> wire.FiguresReply:
         """Have the app evaluate; contribute its metrics, or zeros where none may be told."""
-        state = self.open_round(request.session, request.round, 0)
         name = averages.sum_name(self._records(), request.round)
         length = averages.vector_length(ArrayRecord())
         sums, most = self._check(request, name, 1, length)
@@ -196,7 +189,6 @@ class AveragingClient(PhaseClient):
                 logger.warning("%s", error)
                 vector = np.zeros(length)
         sums.contribute(name, vector)
-        self.close_round(state, request.round, b"", 0)
         return wire.FiguresReply(round=request.round, layout=layout)
 
     # -- pieces

@@ -10,23 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import (
-    Bulyan,
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-    FedMedian,
-    FedTrimmedAvg,
-    FedXgbBagging,
-    FedXgbCyclic,
-    Krum,
-    MultiKrum,
-    QFedAvg,
-    Result,
-    Strategy,
-)
+from flwr.serverapp import Grid, strategy
+from flwr.serverapp.strategy import Result, Strategy
 
 from ..errors import OptionError, ProtocolError, SumError
 from ..exchange import CONFIG, REPLY, Outcome, read_reply, request_messages
@@ -42,18 +27,18 @@ from .one_reply import OneReply
 
 #: Strategies that look at single replies, or wrap one that does.
 _SINGLE = (
-    Bulyan,
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-    FedMedian,
-    FedTrimmedAvg,
-    FedXgbBagging,
-    FedXgbCyclic,
-    Krum,
-    MultiKrum,
-    QFedAvg,
+    strategy.Bulyan,
+    strategy.DifferentialPrivacyClientSideAdaptiveClipping,
+    strategy.DifferentialPrivacyClientSideFixedClipping,
+    strategy.DifferentialPrivacyServerSideAdaptiveClipping,
+    strategy.DifferentialPrivacyServerSideFixedClipping,
+    strategy.FedMedian,
+    strategy.FedTrimmedAvg,
+    strategy.FedXgbBagging,
+    strategy.FedXgbCyclic,
+    strategy.Krum,
+    strategy.MultiKrum,
+    strategy.QFedAvg,
 )
 _COUNTED = ("available", "train", "evaluate")
 
@@ -196,7 +181,7 @@ class _Averages(SummingStrategy):
 
     def close(self, grid: Grid, timeout: float) -> None:
         """Let the nodes erase what belongs to the run."""
-        self.finish_sums(grid, number=self._step + 1, timeout=timeout)
+        self.finish(grid, number=self._step + 1, timeout=timeout)
 
     def ask(self, grid: Grid, messages: list[Message], timeout: float) -> list[Message]:
         """Return one reply to the messages of a round: the mean; none if the round is lost.

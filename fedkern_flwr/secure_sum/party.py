@@ -7,20 +7,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from ..wire.sums import (
-    Ballot,
-    Delivery,
-    Order,
-    Recover,
-    RecoverReply,
-    Roster,
-    Unmask,
-    UnmaskReply,
-    Upload,
-    Vote,
-)
+from ..errors import SumError
+from ..wire import sums as wire
 from . import relay
 from .encoding import Encoding, chunks
 from .identity import Counts, check_key, sign_key
@@ -29,13 +20,14 @@ from .keys import (
     generate_key,
     next_root,
     pair_label,
+    pair_root,
+    pair_secret,
     read_key,
     sum_keys,
     sum_label,
 )
 from .masks import Stream, add_streams
 from .membership import Cohort, Membership
-from .pairs import derive_pairs
 from .party_rules import PartyRules
 from .party_state import OpenSum, PartyState, order_terms
 from .seeds import commitment
@@ -102,7 +94,7 @@ class Party(PartyRules):
         signature = sign_key(self.identity, self.state.session, self.partition, public, counts)
         return public, signature
 
-    def join(self, roster: Roster) -> None:
+    def join(self, roster: wire.Roster) -> None:
         """Derive the roots of all pairs from the roster, then erase the private key.
 
         Raises
@@ -137,22 +129,13 @@ class Party(PartyRules):
             raise self.refuse(
                 "the roster tells of another number of rows of this party", "start the run again"
             )
-        derived, common = derive_pairs(
-            members,
-            self.partition,
-            private,
-            secrets=self.pair_secrets,
-            partners=self.partners,
-        )
-        for cohort, roots in derived:
-            self.state.enter(cohort, roots)
+        self._derive_pairs(members, private)
         self.state.digest, self.state.cipher = members.digest, members.cipher
-        self.state.private, self.state.secrets = b"", common
-        self.state.counts = dict(members.counts)
+        self.state.private, self.state.counts = b"", dict(members.counts)
 
     # -- a sum
 
-    def accept(self, order: Order) -> None:
+    def accept(self, order: wire.Order) -> None:
         """Take an order: its number is used up, whatever this party contributes.
 
         Orders of a cohort must be accepted in the order of their numbers. Nothing that leaves this
@@ -173,7 +156,9 @@ class Party(PartyRules):
         keys = self._advance(cohort, order.index, label)
         self._accepted[order.cohort, order.index] = _Accepted(cohort, encoding, label, keys)
 
-    def contribute(self, order: Order, values: NDArray[Any], *, overwrite: bool = False) -> Upload:
+    def contribute(
+        self, order: wire.Order, values: NDArray[Any], *, overwrite: bool = False
+    ) -> wire.Upload:
         """Encode, mask and share; refuse before anything leaves this party.
 
         Parameters
@@ -224,7 +209,7 @@ class Party(PartyRules):
                 backups = share_seeds(pair_seeds, points[1:], cohort.share_threshold)
         add_streams(masked, streams, cipher=self.state.cipher)
         self.state.open[cohort.number, order.index] = opened
-        return Upload(
+        return wire.Upload(
             cohort=cohort.number,
             index=order.index,
             shares=self._seal(relay.SHARE, label, shares, opened),
@@ -233,7 +218,7 @@ class Party(PartyRules):
             masked=chunks(masked),
         )
 
-    def vote(self, ballot: Ballot) -> Vote:
+    def vote(self, ballot: wire.Ballot) -> wire.Vote:
         """Sign the survivors of a sum; from now on this party answers for no others.
 
         Raises
@@ -247,9 +232,9 @@ class Party(PartyRules):
             raise self.refuse("it has no identity key to vote with", "give it its identity key")
         opened.alive = ballot.alive
         signature = sign_vote(self.identity, self.subject(cohort, ballot))
-        return Vote(cohort=ballot.cohort, index=ballot.index, signature=signature)
+        return wire.Vote(cohort=ballot.cohort, index=ballot.index, signature=signature)
 
-    def unmask(self, request: Unmask) -> UnmaskReply:
+    def unmask(self, request: wire.Unmask) -> wire.UnmaskReply:
         """Reveal what opens the sum over the declared survivors, and nothing else.
 
         Raises
@@ -274,14 +259,14 @@ class Party(PartyRules):
         for source, text in zip(living, sealed, strict=True):
             shares.append(self._unseal(relay.SHARE, label, source, text, opened))
         opened.alive, opened.answered = request.alive, True
-        return UnmaskReply(
+        return wire.UnmaskReply(
             cohort=cohort.number,
             index=request.index,
             shares=b"".join(shares),
             seeds=b"".join(opened.keys[j][0] for j in others if j in dead),
         )
 
-    def recover(self, request: Recover) -> RecoverReply:
+    def recover(self, request: wire.Recover) -> wire.RecoverReply:
         """Reveal shares of seeds of silent survivors' pairs with the dead.
 
         Raises
@@ -312,9 +297,9 @@ class Party(PartyRules):
             if len(shares) != len(pairs):
                 raise self.refuse(f"what partition {source} sealed has the wrong size")
             out += [s for j, s in zip(pairs, shares, strict=True) if j not in alive]
-        return RecoverReply(cohort=cohort.number, index=request.index, shares=b"".join(out))
+        return wire.RecoverReply(cohort=cohort.number, index=request.index, shares=b"".join(out))
 
-    def receive(self, delivery: Delivery) -> tuple[str, NDArray[Any]]:
+    def receive(self, delivery: wire.Delivery) -> tuple[str, NDArray[Any]]:
         """Open a sum that belongs to this party.
 
         Returns
@@ -338,6 +323,38 @@ class Party(PartyRules):
         return order.name, values
 
     # -- pieces
+
+    def _derive_pairs(self, members: Membership, private: X25519PrivateKey) -> None:
+        """Agree on roots, and on secrets for the method, with all neighbours; or with none.
+
+        Raises
+        ------
+        SumError
+            A public key is not valid.
+        """
+        derived: list[tuple[Cohort, dict[int, bytes]]] = []
+        common: dict[int, bytes] = {}
+        for cohort in members.cohorts:
+            if self.partition not in cohort.members:
+                continue
+            neighbours = cohort.neighbours[self.partition]
+            further = set(self.partners) & set(cohort.members) - {self.partition, *neighbours}
+            roots = {}
+            for other in [*neighbours, *sorted(further)]:
+                pair = {"digest": members.digest, "pair": pair_label(self.partition, other)}
+                public = members.keys[other]
+                try:
+                    if other not in further:
+                        roots[other] = pair_root(private, public, cohort=cohort.number, **pair)
+                    if self.pair_secrets and other not in common:
+                        common[other] = pair_secret(private, public, **pair)
+                except ValueError:
+                    party = f"partition {other}"
+                    raise SumError("its public key is not valid", party=party) from None
+            derived.append((cohort, roots))
+        for cohort, roots in derived:
+            self.state.enter(cohort, roots)
+        self.state.secrets = common
 
     def _advance(self, cohort: Cohort, index: int, label: bytes) -> dict[int, tuple[bytes, bytes]]:
         """Turn the ratchet to this sum; return neighbour -> (mask key, relay key)."""

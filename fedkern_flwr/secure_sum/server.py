@@ -11,16 +11,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..errors import OptionError, SumError
+from ..wire import sums as wire
 from ..wire.message import PhaseMessage
 from ..wire.sections import Section
-from ..wire.sums import (
-    Order,
-    Recover,
-    RecoverReply,
-    UnmaskReply,
-    Upload,
-    Vote,
-)
 from .encoding import Encoding
 from .identity import Counts
 from .masks import CIPHERS
@@ -31,7 +24,7 @@ logger = logging.getLogger("fedkern_flwr")
 
 #: Sections of replies.
 _REPLIES: dict[str, type[Reply]] = {
-    kind.phase: kind for kind in (Upload, Vote, UnmaskReply, RecoverReply)
+    kind.phase: kind for kind in (wire.Upload, wire.Vote, wire.UnmaskReply, wire.RecoverReply)
 }
 
 
@@ -106,7 +99,7 @@ class SecureSum:
         self._counted: dict[tuple[int, int], int] = {}
         #: Name of a sum, cohort -> numbers released to the server.
         self.released: dict[tuple[str, int], int] = {}
-        self._asked: dict[tuple[int, int, int], Recover] = {}
+        self._asked: dict[tuple[int, int, int], wire.Recover] = {}
 
     def _write_roster(self, session: str) -> None:
         self.roster = make_roster(
@@ -159,7 +152,7 @@ class SecureSum:
                 f"partition {receiver} would learn the values of the only other party in {name}",
                 remedy="let more parties take part, or allow it with allow_single",
             )
-        order = Order(
+        order = wire.Order(
             cohort=cohort,
             index=self._next[cohort],
             name=name,
@@ -247,8 +240,10 @@ class SecureSum:
                 raise SumError(f"unexpected section {section.phase[:20]!r}", party=party)
             reply = section.read(kind, party=party)
             place = reply.cohort, reply.index
-            asked = self._asked.pop((partition, *place), None) if kind is RecoverReply else None
-            if kind is RecoverReply and asked is None:
+            asked = (
+                self._asked.pop((partition, *place), None) if kind is wire.RecoverReply else None
+            )
+            if kind is wire.RecoverReply and asked is None:
                 raise SumError("it was not asked to recover anything", party=party)
             if place not in self._open:
                 raise SumError("its message belongs to no open sum", party=party)

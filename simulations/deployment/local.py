@@ -28,7 +28,7 @@ from fedkern_flwr.private_files import make_private_folder
 
 from ..engines.ray import ENVIRONMENT
 from .certificates import make_certificates, make_node_key
-from .node_files import NodeConfig, as_text, toml
+from .node_files import NodeConfig, as_text, toml_lines
 from .processes import Processes
 
 CONNECTION = "deployed"  # what the connection is called on Flower's command line
@@ -127,10 +127,9 @@ class LocalDeployment:
         port = port or free_port()
         self.address = f"{_HOST}:{port}"
         values = {"address": self.address, "root-certificates": str(keys / "ca.crt")}
-        lines = [f"{name} = {toml(value)}\n" for name, value in values.items()]
         head = f'[superlink]\ndefault = "{CONNECTION}"\n[superlink.{CONNECTION}]\n'
         home = Path(self.environment["FLWR_HOME"])
-        write_atomically(home / "config.toml", (head + "".join(lines)).encode(), private=True)
+        write_atomically(home / "config.toml", (head + toml_lines(values)).encode(), private=True)
         command: list[str | Path] = ["flower-superlink", "--host", _HOST]
         command += ["--port", str(port), "--enable-supernode-auth"]
         command += ["--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.pem"]
@@ -233,8 +232,7 @@ class LocalDeployment:
         """
         self.say("submitting the app")
         path = self.folder / "run-config.toml"
-        lines = [f"{name} = {toml(value)}\n" for name, value in config.items()]
-        write_atomically(path, "".join(lines).encode(), private=True)
+        write_atomically(path, toml_lines(config).encode(), private=True)
         found = self.flwr("run", app, CONNECTION, "--run-config", path)
         if not found.get("success") or "run-id" not in found:
             reason = plain_line(str(found.get("error-message", "no reason given")))

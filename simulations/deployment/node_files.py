@@ -135,6 +135,11 @@ def toml(value: Any) -> str:
     return f'"{text}"'
 
 
+def toml_lines(values: Mapping[str, Any]) -> str:
+    """Return plain values as lines of TOML."""
+    return "".join(f"{name} = {toml(value)}\n" for name, value in values.items())
+
+
 def _write_tables(folder: Path, own: Mapping[str, Any]) -> NodeConfig:
     """Write ``data.csv`` and, if rows are held out, ``test-data.csv``."""
     found = NodeConfig(data=str(folder / "data.csv"))

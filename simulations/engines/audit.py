@@ -8,10 +8,10 @@ is masked or sealed is checked: its bytes must be uniform.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from flwr.app import Message
@@ -24,9 +24,7 @@ from fedkern_flwr.exchange import read_array
 from fedkern_flwr.wire.message import PhaseMessage
 from fedkern_flwr.wire.sections import detach
 
-from .wrapper import GridWrapper
-
-Direction = Literal["up", "down"]
+from .wrapper import Direction, WatchingGrid
 
 
 def _by_field(**kinds: dict[str, str]) -> dict[tuple[str, str], str]:
@@ -241,7 +239,7 @@ class Audit:
         }
 
 
-class AuditingGrid(GridWrapper):
+class AuditingGrid(WatchingGrid):
     """Audits the traffic of another grid.
 
     Parameters
@@ -256,19 +254,9 @@ class AuditingGrid(GridWrapper):
         super().__init__(grid)
         self.audit = audit
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push messages and count what they show to clients."""
-        listed = list(messages)
-        for message in listed:
-            self.audit.add("down", message)
-        return self.grid.push_messages(listed)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Pull replies and count what they show to the server."""
-        replies = list(self.grid.pull_messages(message_ids))
-        for reply in replies:
-            self.audit.add("up", reply)
-        return replies
+    def watch(self, direction: Direction, message: Message) -> None:
+        """Count what a message shows."""
+        self.audit.add(direction, message)
 
 
 def _fields(direction: Direction, message: Message) -> Iterator[tuple[str, str, Any]]:

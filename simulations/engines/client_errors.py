@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
@@ -14,7 +13,7 @@ from fedkern_flwr.failure import mark_error
 from fedkern_flwr.flower_compat import CLIENT_RAISED
 from fedkern_flwr.node.failures import describe_raised
 
-from .wrapper import GridWrapper
+from .wrapper import Direction, WatchingGrid
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -51,7 +50,7 @@ class ReportingApp(ClientApp):
         return Message(Error(code=CLIENT_RAISED, reason=reason), reply_to=message)
 
 
-class ReportingGrid(GridWrapper):
+class ReportingGrid(WatchingGrid):
     """Logs what :class:`ReportingApp` tells, once for all nodes that raise at the same place.
 
     Parameters
@@ -64,14 +63,11 @@ class ReportingGrid(GridWrapper):
         super().__init__(grid)
         self._seen: set[tuple[str, ...]] = set()
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Pull replies and log those that tell of an exception."""
-        replies = list(self.grid.pull_messages(message_ids))
-        for reply in replies:
-            if reply.has_error():
-                kind, _, told = (reply.error.reason or "").partition("\n")
-                place = (kind, *(s for s in told.splitlines() if s.startswith("  File ")))
-                if kind == mark_error(kind) and told and place not in self._seen:
-                    self._seen.add(place)
-                    logger.error("%s", told)
-        return replies
+    def watch(self, direction: Direction, message: Message) -> None:
+        """Log a reply that tells of an exception."""
+        if direction == "up" and message.has_error():
+            kind, _, told = (message.error.reason or "").partition("\n")
+            place = (kind, *(s for s in told.splitlines() if s.startswith("  File ")))
+            if kind == mark_error(kind) and told and place not in self._seen:
+                self._seen.add(place)
+                logger.error("%s", told)

@@ -12,8 +12,6 @@ from fedkern_flwr.seeding import uniform
 
 from .faults import Delivery, Fault, Plan
 
-__all__ = ["DELAYED", "DelayLaw", "GroupDelays", "first_fault"]
-
 Law = Literal["exponential", "fixed"]
 
 #: Phases whose replies are held back: those in which users work.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.flower_compat import copy_message
 
-from .wrapper import GridWrapper
+from .wrapper import Direction, WatchingGrid
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class TranscriptEntry:
     scalars : dict
     """
 
-    direction: Literal["down", "up"]
+    direction: Direction
     node: int
     phase: str
     group: str
@@ -44,9 +44,9 @@ class TranscriptEntry:
 class Transcript:
     """All messages of a run, in order. Keeps the messages as they passed, decodes on demand."""
 
-    _messages: list[tuple[Literal["down", "up"], Message]] = field(default_factory=list)
+    _messages: list[tuple[Direction, Message]] = field(default_factory=list)
 
-    def add(self, direction: Literal["down", "up"], message: Message) -> None:
+    def add(self, direction: Direction, message: Message) -> None:
         """Append a message; the receiver may take it apart afterwards."""
         self._messages.append((direction, copy_message(message)))
 
@@ -78,7 +78,7 @@ class Transcript:
                 )
 
 
-class RecordingGrid(GridWrapper):
+class RecordingGrid(WatchingGrid):
     """Records the traffic of another grid.
 
     Parameters
@@ -93,16 +93,6 @@ class RecordingGrid(GridWrapper):
         super().__init__(grid)
         self.transcript = transcript
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push messages and record them."""
-        listed = list(messages)
-        for message in listed:
-            self.transcript.add("down", message)
-        return self.grid.push_messages(listed)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Pull replies and record them."""
-        replies = list(self.grid.pull_messages(message_ids))
-        for reply in replies:
-            self.transcript.add("up", reply)
-        return replies
+    def watch(self, direction: Direction, message: Message) -> None:
+        """Record a message."""
+        self.transcript.add(direction, message)

@@ -1,13 +1,16 @@
-"""Bases of grids: polling for replies, and wrapping the grid of an engine."""
+"""Bases of grids: polling for replies, wrapping the grid of an engine, watching its traffic."""
 
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+
+Direction = Literal["up", "down"]
 
 
 class PollingGrid(Grid):
@@ -75,3 +78,31 @@ class GridWrapper(PollingGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Pull replies."""
         return self.grid.pull_messages(message_ids)
+
+
+class WatchingGrid(GridWrapper):
+    """Shows all messages of another grid as they pass.
+
+    Parameters
+    ----------
+    grid : Grid
+        The grid of an engine.
+    """
+
+    @abstractmethod
+    def watch(self, direction: Direction, message: Message) -> None:
+        """Look at a message ``down`` to a client or ``up`` from one."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push messages and show them."""
+        listed = list(messages)
+        for message in listed:
+            self.watch("down", message)
+        return self.grid.push_messages(listed)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Pull replies and show them."""
+        replies = list(self.grid.pull_messages(message_ids))
+        for reply in replies:
+            self.watch("up", reply)
+        return replies

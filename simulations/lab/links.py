@@ -36,21 +36,6 @@ from itertools import zip_longest
 
 from fedkern_flwr.errors import OptionError
 
-__all__ = [
-    "Link",
-    "LinkCost",
-    "masked_star_cost",
-    "relayed_cost",
-    "ring_steps",
-    "ring_time",
-    "star_steps",
-    "star_time",
-    "tree_steps",
-    "tree_time",
-    "two_trees_steps",
-    "two_trees_time",
-]
-
 
 @dataclass(frozen=True)
 class Link:

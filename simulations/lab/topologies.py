@@ -16,18 +16,6 @@ from fedkern_flwr.simulations.lab.links import Link, LinkCost
 
 from ..run import drawing
 
-__all__ = [
-    "COLUMNS",
-    "PARTIES",
-    "SERVER_NOTE",
-    "SIZES",
-    "TopologyRow",
-    "plot_topologies",
-    "size_text",
-    "table_rows",
-    "topology_rows",
-]
-
 PARTIES = (4, 8, 16, 32, 64)
 #: Bytes: phases of 64 rows x 16 directions at 4 bytes, and two sizes of kernel matrices.
 SIZES = (4096.0, 1e6, 100e6)

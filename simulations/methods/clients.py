@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from flwr.app import Context
 
-from .labelled_data import DealtTable
+from .dealt_data import DealtTable
 
 D = TypeVar("D", bound=DealtTable)
 

@@ -20,7 +20,8 @@ from ...strategies import PhaseStrategy, SecureGram
 from ..engines.ray import ClientFn
 from ..run.datasets import BUILTIN_INTERACTIONS
 from .clients import DealtClients
-from .labelled_data import DealtData, DealtTable, LabelledSettings, named_columns
+from .dealt_data import DealtData, DealtTable, named_columns
+from .labelled_data import LabelledSettings
 from .rating_data import RatingColumns, RatingData, RatingSettings
 
 Floats = NDArray[np.float64]

@@ -21,8 +21,9 @@ from ..engines.faults import Plan
 from ..run.random_labels import RANDOM_LABELS, random_labels
 from ..run.splits import split_rows
 from .clients import TableClients
+from .dealt_data import DealtData, DealtTable, named_columns
 from .groups_settings import HierarchicalSettings
-from .labelled_data import DealtData, DealtTable, check_sites, named_columns
+from .labelled_data import check_sites
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

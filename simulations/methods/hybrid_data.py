@@ -20,7 +20,8 @@ from ...strategies import FedCG, PhaseStrategy
 from ..run.splits import Split, split_rows
 from ..run.toy import three_hospitals
 from .clients import TableClients
-from .labelled_data import DealtData, DealtTable, LabelledSettings, bound_of, check_sites
+from .dealt_data import DealtData, DealtTable, bound_of
+from .labelled_data import LabelledSettings, check_sites
 
 Floats = NDArray[np.float64]
 

@@ -1,14 +1,9 @@
-"""Tables with labels to tell classes or predict numbers, split, scaled, and dealt for every run."""
+"""Tables with labels to tell classes or predict numbers: what the labels are, splits, scales."""
 
 from __future__ import annotations
 
-import json
-import tempfile
-from abc import abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +13,7 @@ from fedkern_flwr.hybrid.parties import MissingBlocks
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.tables.table import Table
 
-from ...strategies import PhaseStrategy
-from ..run.data import Prepared, TableSettings, hold_out
-from .pooled import PooledSplit
+from ..run.data import TableSettings, hold_out
 
 Floats = NDArray[np.float64]
 Task = Literal["auto", "classification", "regression"]
@@ -53,188 +46,6 @@ class LabelledSettings(TableSettings):
     resplit: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DealtTable:
-    """One split of a table, scaled; a method adds who has what of it.
-
-    Attributes
-    ----------
-    x : ndarray, shape (n, d)
-        In [0, 1] by the range of the training rows, or as the method needs them; NaN where a value
-        is missing.
-    y : ndarray, shape (n,)
-        Labels; of a regression scaled so that those of the training rows are in [-1, 1].
-    train : ndarray of bool, shape (n,)
-        Which rows are for training.
-    classes : tuple of float
-        Empty for a regression.
-    scaling : dict
-        How the table was scaled, plain values.
-    label_bound : float
-        Bound of the scaled labels; held-out ones may lie beyond those of the training rows.
-    notes : tuple of str
-        What was done to the table, for the user to read.
-    """
-
-    x: Floats
-    y: Floats
-    train: NDArray[np.bool_]
-    classes: tuple[float, ...]
-    scaling: Mapping[str, Any]
-    label_bound: float = 1.0
-    notes: tuple[str, ...] = ()
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the columns."""
-        return tuple(self.scaling["columns"])
-
-    def pooled(self) -> PooledSplit:
-        """Return it in the hands of a single owner."""
-        train, test = self.train, ~self.train
-        unit = float(self.scaling["y_half_range"])
-        return PooledSplit(
-            self.x[train], self.y[train], self.x[test], self.y[test], self.classes, unit
-        )
-
-
-S = TypeVar("S", bound=LabelledSettings)
-D = TypeVar("D", bound=DealtTable)
-
-
-class DealtData(Prepared, Generic[S, D]):
-    """A table ready to be dealt, once or anew for every run.
-
-    Parameters
-    ----------
-    settings : LabelledSettings
-
-    Raises
-    ------
-    TableError, OptionError
-        The table cannot be used, or there are too few rows or columns to deal.
-
-    Attributes
-    ----------
-    clients : callable
-        Builds what builds the clients, see :class:`~.clients.TableClients`.
-    told : tuple of str
-        Options of the strategy that the clients are told; they are made anew for others.
-    drawn : dict
-        Data sets that are drawn, by name.
-    """
-
-    clients: ClassVar[Callable[..., Callable[..., Any]]]
-    told: ClassVar[tuple[str, ...]]
-    drawn: ClassVar[Mapping[str, Callable[[int], Table]]] = {}
-
-    def __init__(self, settings: S) -> None:
-        self.settings = settings
-        self._splits: dict[int, D] = {}
-        self._folder: Any = None
-        first = self.split(settings.seed)
-        self.columns = first.columns
-        self.notes = first.notes + constant_columns(first.x[first.train], first.columns)
-
-    def start(self) -> dict[str, Any]:
-        """Return the number of rounds, if it is given."""
-        rounds = getattr(self.settings, "rounds", None)
-        return {} if rounds is None else {"num_rounds": rounds}
-
-    def facts(self) -> dict[str, Any]:
-        """Return how many clients and rows there are, and the classes."""
-        first = self.split(self.settings.seed)
-        return {
-            "clients": self.num_clients,
-            "rows": int(first.train.sum()),
-            "held_out_rows": int((~first.train).sum()),
-            "classes": list(first.classes),
-        }
-
-    def scaling_json(self) -> str:
-        """Return the ranges of the columns and of the labels."""
-        return json.dumps(dict(self.split(self.settings.seed).scaling))
-
-    @property
-    def predictions(self) -> Path:
-        """Folder to which simulated parties write, gone with this object."""
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="fedkern-")
-        return Path(self._folder.name)
-
-    def client_fn(self, strategy: PhaseStrategy, state_dir: Path | None = None) -> Any:
-        """Return what builds the clients of a run."""
-        seed = strategy.seed or 0
-        common = {
-            "dealt": self.split(seed),
-            "seed": seed,
-            "options": {name: getattr(strategy, name) for name in self.told},
-            "predictions": self.predictions,
-            "state_dir": state_dir,
-        }
-        return type(self).clients(**{**common, **self.dealing(strategy)})
-
-    def dealing(self, strategy: PhaseStrategy) -> dict[str, Any]:
-        """Return what else the method's clients are made of."""
-        return {}
-
-    def variant(self, strategy: PhaseStrategy) -> tuple[Hashable, ...]:
-        """Return what the clients depend on: what they are told, and the seed."""
-        return (*(getattr(strategy, name) for name in self.told), strategy.seed)
-
-    def pooled(self, seed: int) -> PooledSplit:
-        """Return the split of a run in the hands of a single owner."""
-        return self.split(seed).pooled()
-
-    def split(self, seed: int) -> D:
-        """Return the split of a run."""
-        if not self.settings.resplit:
-            seed = self.settings.seed
-        if seed not in self._splits:
-            self._splits.clear()  # one at a time: tables may be large
-            self._splits[seed] = self._make(seed)
-        return self._splits[seed]
-
-    def _make(self, seed: int) -> D:
-        """Load the table, split and scale it, and deal it."""
-        settings = self.settings
-        table, train = self.load(seed)
-        rows = self.usable(table, train, seed)
-        table, train = table.take(rows), train[rows]
-        x, y, classes, scaling = scale(settings, table, train)
-        found = DealtTable(
-            x=x,
-            y=y,
-            train=train,
-            classes=classes,
-            scaling=scaling,
-            label_bound=bound_of(y, classes),
-            notes=(*table.notes, *read_task(settings, table)[1]),
-        )
-        return self.deal(found, table, seed)
-
-    def load(self, seed: int) -> tuple[Table, NDArray[np.bool_]]:
-        """Return training and held-out rows as one table, and which of them are for training."""
-        draw = self.drawn.get(self.settings.data)
-        return part_rows(self.settings, self.read() if draw is None else draw(seed), seed)
-
-    def read(self) -> Table:
-        """Load the table."""
-        settings = self.settings
-        table = settings.load("keep" if settings.missing == "neutral" else settings.missing)
-        if settings.resplit and table.x_test is not None and table.y_test is not None:
-            table = pool_rows(table)
-        return table
-
-    def usable(self, table: Table, train: NDArray[np.bool_], seed: int) -> NDArray[np.intp]:
-        """Return the rows that are used: those with a label."""
-        return labelled_rows(self.settings, table, train, seed)
-
-    @abstractmethod
-    def deal(self, found: DealtTable, table: Table, seed: int) -> D:
-        """Say who has what of a table, whose columns in ``table`` are as they were."""
-
-
 def check_sites(table: Table, holders: int, who: str, remedy: str) -> int:
     """Return the number of sites of some rows, which so many parties are to hold.
 
@@ -250,16 +61,6 @@ def check_sites(table: Table, holders: int, who: str, remedy: str) -> int:
             remedy=f"use {remedy.format(sites)}, or another --split",
         )
     return sites
-
-
-def named_columns(names: tuple[str, ...], parts: Sequence[NDArray[np.intp]]) -> list[list[str]]:
-    """Return the names of the columns of each part."""
-    return [[names[c] for c in part] for part in parts]
-
-
-def bound_of(y: Floats, classes: tuple[float, ...]) -> float:
-    """Return the bound of scaled labels, which clients do not need of classes."""
-    return 1.0 if classes else float(np.fmax.reduce(np.abs(y), initial=1.0))
 
 
 def part_rows(

@@ -16,7 +16,8 @@ from fedkern_flwr.vertical.parties import ACTIVE, PASSIVE, MissingRows
 from ...clients import VerticalKernelClient
 from ...strategies import PhaseStrategy
 from .clients import TableClients
-from .labelled_data import DealtData, DealtTable, LabelledSettings, named_columns
+from .dealt_data import DealtData, DealtTable, named_columns
+from .labelled_data import LabelledSettings
 
 
 @dataclass(frozen=True)

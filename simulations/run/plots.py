@@ -23,13 +23,6 @@ from .drawing import Scale, Style
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "plot_average_regret",
-    "plot_bytes",
-    "plot_mse_bars",
-    "plot_sweep",
-]
-
 
 _HUGE = 1e150  # where bars are cut: the ticks of matplotlib overflow soon after
 

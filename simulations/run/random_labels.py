@@ -7,8 +7,6 @@ import numpy as np
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.tables.table import Table
 
-__all__ = ["RANDOM_LABELS", "random_labels"]
-
 #: How presets call it.
 RANDOM_LABELS = "random-labels"
 

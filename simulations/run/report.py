@@ -18,8 +18,6 @@ from typing import Literal
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError
 
-__all__ = ["Block", "FactsBlock", "FigureBlock", "Mark", "TableBlock", "TextBlock", "write_report"]
-
 Mark = Literal["good", "fair", "bad"]
 
 

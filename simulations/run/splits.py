@@ -14,8 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.tables.table import Table
 
-__all__ = ["Split", "split_by_site", "split_dirichlet", "split_iid", "split_rows"]
-
 #: The ways to deal rows to clients.
 Split = Literal["iid", "site", "dirichlet"]
 

@@ -7,8 +7,6 @@ import numpy as np
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.tables.table import Table
 
-__all__ = ["three_hospitals"]
-
 _CENTRES = np.array([[2.0, 5.0], [0.0, 2.0], [2.0, -1.0]])
 _LABELS = np.array([1.0, 0.0, 1.0])
 _ROWS = 2000  # per hospital, for training and for testing

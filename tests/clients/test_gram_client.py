@@ -28,7 +28,7 @@ from fedkern_flwr.gram.plan import counts_encoding, matrix_encoding, ranking_enc
 from fedkern_flwr.secure_sum import Encoding, RunningSum, SecureSum
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from fedkern_flwr.wire.sections import Section, attach, detach
-from fedkern_flwr.wire.sums import FinishRequest, Order, Unmask, UnmaskRequest, bind
+from fedkern_flwr.wire.sums import FinishRequest, Unmask, UnmaskRequest, bind
 
 SESSION = "5e" * 8
 ITEMS = 4
@@ -282,6 +282,9 @@ def test_a_node_tells_sizes_and_a_digest() -> None:
 # -- values
 
 
+RIGHT_COUNTS, RIGHT_MATRIX = counts_encoding(4, 3), matrix_encoding(4, 3, 1.0, 0)
+
+
 BAD_VALUES: dict[str, tuple[float, str]] = {
     "NaN": (np.nan, "features hold NaN or infinite values; clean the data"),
     "infinite": (np.inf, "features hold NaN or infinite values"),
@@ -289,7 +292,7 @@ BAD_VALUES: dict[str, tuple[float, str]] = {
     "not whole": (0.25, "features are not whole numbers of at least 0; use encoding"),
     "beyond the bound": (77.0, "features exceed their declared bound of 1; declare a larger bou"),
 }
-BAD_REALS = {name: BAD_VALUES[name][0] for name in ("NaN", "infinite", "beyond the bound")}
+BAD_REALS = ("NaN", "infinite", "beyond the bound")
 
 
 @pytest.mark.parametrize("form", [np.asarray, sparse.csr_array, sparse.coo_array])
@@ -298,34 +301,23 @@ def test_values_that_do_not_fit_never_reach_a_mask(name: str, form: Any) -> None
     value, text = BAD_VALUES[name]
     bad = X[0].astype(float)
     bad[1, 2] = value
-    server = Server(tables=[form(bad), *X[1:]])
-    ways: list[tuple[PhaseMessage, int, Encoding]] = [
-        (counts(), ITEMS, counts_encoding(4, 3)),
-        (matrix(round=2), packed_size(ITEMS), matrix_encoding(4, 3, 1.0, 0)),
+    real: Table = {"encoding": "fixed-point", "fraction_bits": 10}
+    ways: list[tuple[PhaseMessage, int, Encoding, str]] = [
+        (counts(), ITEMS, RIGHT_COUNTS, text),
+        (matrix(), packed_size(ITEMS), RIGHT_MATRIX, text),
+        (matrix(**real), packed_size(ITEMS), matrix_encoding(4, 3, 1.0, 10), "features "),
     ]
-    for request, length, encoding in ways:
+    for request, length, encoding, refused in ways[: 2 + (name in BAD_REALS)]:
+        server = Server(tables=[form(bad), *X[1:]])
         sum_name = wire.COUNTS_SUM if length == ITEMS else wire.GRAM_SUM
         running = server.order(sum_name, length, encoding, request=request)
         before = server.contexts[0].state.copy()
-        with pytest.raises(TableError, match=f"TableError: partition 0: {text}") as caught:
+        with pytest.raises(TableError, match=f"TableError: partition 0: {refused}") as caught:
             send(server.client(0), request, server.sums.sections(0, [running]))
         assert "77" not in str(caught.value)
         assert "\n" not in str(caught.value)
         assert server.contexts[0].state == before
         send(server.client(1), request, server.sums.sections(1, [running]))
-
-
-@pytest.mark.parametrize("name", BAD_REALS)
-def test_real_values_that_do_not_fit_are_refused(name: str) -> None:
-    bad = X[0].astype(float)
-    bad[0, 1] = BAD_REALS[name]
-    server = Server(tables=[bad, *X[1:]])
-    request = matrix(encoding="fixed-point", fraction_bits=10)
-    encoding = matrix_encoding(4, 3, 1.0, 10)
-    running = server.order(wire.GRAM_SUM, packed_size(ITEMS), encoding, request=request)
-    with pytest.raises(TableError, match="partition 0: features ") as caught:
-        send(server.client(0), request, server.sums.sections(0, [running]))
-    assert "77" not in str(caught.value)
 
 
 def test_a_refusal_does_not_tell_of_a_single_item() -> None:
@@ -355,64 +347,7 @@ def test_counts_come_before_the_matrix_and_of_the_same_nodes() -> None:
         server.unmask(server.openings([matrix_of_all]))
 
 
-# -- orders that are not what the request implies
-
-
-RIGHT_COUNTS, RIGHT_MATRIX = counts_encoding(4, 3), matrix_encoding(4, 3, 1.0, 0)
-WRONG_ORDERS: dict[str, tuple[PhaseMessage, str, Table, str]] = {}
-for _what, _request, _name, _length, _right in (
-    ("counts", counts(), wire.COUNTS_SUM, ITEMS, RIGHT_COUNTS),
-    ("matrix", matrix(), wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX),
-    ("zeros", matrix(counted=bytes([0b1011])), wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX),
-    ("cross", cross(), wire.CROSS_SUM, ITEMS + 1, RIGHT_MATRIX),
-    ("metrics", recommend(), wire.RANKING_SUM, 4, ranking_encoding(3)),
-):
-    for _change, _more in {
-        "ring": {"bits": 32 if _right.bits != 32 else 64},
-        "bound": {"bound": _right.bound + 1},
-        "kind": {"kind": "fixed-point" if _right.kind == "integer" else "integer"},
-        "receiver": {"receiver": 1},
-        "length": {"length": _length + 1},
-    }.items():
-        _part = {"ring": "encoding", "kind": "encoding"}.get(_change, _change)
-        if (_what, _change) == ("metrics", "bound"):
-            continue  # other nodes may have more users
-        _text = f"the {_part} of a sum" if _change != "length" else "the values of a sum"
-        if (_what, _change) == ("zeros", "length"):
-            continue  # zeros of any length show nothing
-        WRONG_ORDERS[f"{_what}: {_change}"] = (_request, _name, {"length": _length, **_more}, _text)
-
-
-@pytest.mark.parametrize("case", WRONG_ORDERS)
-def test_orders_of_other_sums_are_refused(case: str) -> None:
-    request, name, change, text = WRONG_ORDERS[case]
-    server = Server(common={"x_new": None})
-    for k in range(len(X)):
-        server.tables[k] = X[k]
-    right = {wire.COUNTS_SUM: RIGHT_COUNTS, wire.RANKING_SUM: ranking_encoding(3)}
-    ring = right.get(name, RIGHT_MATRIX)
-    running = server.order(name, change["length"], ring, request=request)
-    running.order = replace(running.order, **change)
-    place, table = server.contexts[2], X[2]
-    client = GramClient(place, table, x_new=np.ones((len(table), 1), int))
-    with pytest.raises(FedKernError, match=text):
-        send(client, request, server.sums.sections(2, [running]))
-
-
-def test_the_right_orders_are_taken() -> None:
-    """The cases above fail for the reason given, not for another."""
-    for request, name, length, encoding in (
-        (counts(), wire.COUNTS_SUM, ITEMS, RIGHT_COUNTS),
-        (matrix(), wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX),
-        (cross(), wire.CROSS_SUM, ITEMS + 1, RIGHT_MATRIX),
-        (recommend(), wire.RANKING_SUM, 4, ranking_encoding(3)),
-    ):
-        server = Server()
-        running = server.order(name, length, encoding, request=request)
-        client = GramClient(server.contexts[2], X[2], x_new=np.ones((3, 1), int))
-        _, _, sections = send(client, request, server.sums.sections(2, [running]))
-        assert [section.phase for section in sections] == ["sum-upload"]
-        assert sections[0].arrays[0].size == length
+# -- requests that cannot be; orders of other sums are in test_forged_orders.py
 
 
 WRONG_REQUESTS: dict[str, tuple[PhaseMessage, str]] = {
@@ -421,7 +356,6 @@ WRONG_REQUESTS: dict[str, tuple[PhaseMessage, str]] = {
     "no items": (matrix(items=np.zeros(0, np.int32)), "its items are not in order"),
     "negative items": (matrix(items=np.array([-1, 2], np.int32)), "its items are not in order"),
     "unknown items": (matrix(items=np.array([0, 4], np.int32)), "items that are not among 4"),
-    "too few rows": (matrix(rows=2), "refused by the node: the encoding of a sum"),
     "an unknown encoding": (matrix(encoding="text"), "encoding is 'text'; choose one of counts"),
     "fractions of counts": (matrix(fraction_bits=3), "encoding counts has whole numbers, not a bo"),
     "too many fraction bits": (
@@ -798,17 +732,12 @@ def test_a_resumed_node_refuses_what_it_has_helped_to_open(tmp_path: Path) -> No
             again.matrices([0])
 
 
-def test_a_node_without_a_folder_cannot_be_resumed() -> None:
-    server = Server(resume_round=1)
-    assert not any(found.restored for found in server.described)
-
-
-def test_a_node_whose_folder_has_nothing_of_the_run_cannot_be_resumed(tmp_path: Path) -> None:
-    """It cannot know what it has helped to open."""
-    server = Server(state=tmp_path)
-    server.release()
-    again = Server(state=tmp_path / "elsewhere", resume_round=1)
-    assert not any(found.restored for found in again.described)
+def test_a_node_that_cannot_know_what_it_has_opened_cannot_be_resumed(tmp_path: Path) -> None:
+    """It has no folder, or one that has nothing of the run."""
+    Server(state=tmp_path).release()
+    for folder in (None, tmp_path / "elsewhere"):
+        again = Server(state=folder, resume_round=1)
+        assert not any(found.restored for found in again.described)
 
 
 def test_notes_are_for_the_node_s_eyes(tmp_path: Path) -> None:
@@ -966,12 +895,3 @@ def test_noisy_requests_name_positions_among_the_items_of_the_kernel() -> None:
     assert (np.diff(wanted) > 0).all()
     with pytest.raises(ProtocolError, match="round 1 has been done already"):
         send(client, request)
-
-
-def test_orders_show_who_opens_them() -> None:
-    """The helper above sends what it seems to send."""
-    server = Server()
-    (roster, order) = server.sums.sections(0, [server.order("a", 1, RIGHT_COUNTS)])
-    assert isinstance(order, Order)
-    assert order.receiver == -1
-    assert roster.phase == "sum-roster"

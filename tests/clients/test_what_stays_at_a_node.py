@@ -7,94 +7,37 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import Context
+from summing_nodes import SESSION, Nodes, SummingClient, Work, opening, work
 
 from fedkern_flwr.clients import serve
 from fedkern_flwr.errors import FedKernError, RefusedError
 from fedkern_flwr.exchange import request_messages
 from fedkern_flwr.failure import mark_error
 from fedkern_flwr.flower_compat import set_task_identity
-from fedkern_flwr.guard import NodePolicy, SumRule
-from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.node.sums import load_state
-from fedkern_flwr.secure_sum import Encoding, SecureSum
-from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, sums
-from fedkern_flwr.wire.sections import attach, detach
-
-SESSION, ENCODING = "abc", Encoding.fixed_point(10.0)
+from fedkern_flwr.wire import PhaseMessage
 
 
-class Work(sums.SumRequest):
-    phase = "work"
-
-
-class Done(PhaseMessage):
-    phase = "work"
-
-
-class Client(PhaseClient):
-    """Contributes a vector to a sum."""
-
-    def handlers(self) -> dict[str, Any]:
-        return {"work": (Work, self.work)}
-
-    def describe(self, request: DescribeRequest) -> DescribeReply:
-        return DescribeReply(rows=9, features=1)
-
-    def work(self, request: PhaseMessage) -> PhaseMessage:
-        assert self.sums is not None
-        self.sums.check("a", SumRule(ENCODING, self_masks=None))
-        self.sums.contribute("a", np.ones(3))
-        return Done()
-
-
-class Failing(Client):
+class Failing(SummingClient):
     def work(self, request: PhaseMessage) -> PhaseMessage:
         raise KeyError(6 * 98765)
 
 
-class Silent(Client):
+class Silent(SummingClient):
     def work(self, request: PhaseMessage) -> Any:
         return None
 
 
-class Numeric(Client):
+class Numeric(SummingClient):
     def work(self, request: PhaseMessage) -> PhaseMessage:
         return Work(session=SESSION, round=np.int64(6 * 98765))  # type: ignore[arg-type]
 
 
-class Unbuilt(Client):
+class Unbuilt(SummingClient):
     def __init__(self, context: Context) -> None:
         raise KeyError(6 * 98765)
-
-
-class Run:
-    """Nodes that have announced their keys."""
-
-    def __init__(self, nodes: int = 3, *, simulation: bool = True) -> None:
-        own = {"num-partitions": nodes, "simulation": simulation}
-        self.contexts = [
-            Context(k, 1000 + k, {**own, "partition-id": k}, RecordDict(), {}) for k in range(nodes)
-        ]
-        keys = {}
-        for k in range(nodes):
-            reply = self.ask(k, opening(SESSION))[0]
-            keys[k] = (reply["public_key"], reply["signature"])
-        self.server = SecureSum(SESSION, keys, counts=dict.fromkeys(keys, (9, 0)))
-
-    def ask(
-        self, k: int, request: PhaseMessage, sections: Any = (), cls: type[Client] = Client
-    ) -> tuple[dict[str, Any], Any]:
-        arrays, scalars = attach(list(sections))
-        out, _, metrics = cls(self.contexts[k]).fit(
-            request.arrays() + arrays, request.scalars() | scalars
-        )
-        _, own, found = detach(out, metrics, party=f"partition {k}")
-        return own, found
-
-
-def opening(session: str, *, secure: bool = True) -> DescribeRequest:
-    return DescribeRequest(session=session, method="m", resume_round=0, secure=secure)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +52,8 @@ def opening(session: str, *, secure: bool = True) -> DescribeRequest:
 def test_what_client_code_raises_is_told_by_its_class_alone(
     caplog: pytest.LogCaptureFixture, kind: Any, name: str, place: Any
 ) -> None:
-    run = Run(simulation=False)
-    request = Work(session=SESSION, round=1)
+    run = Nodes(3, simulation=False)
+    request = work()
     set_task_identity(1, 1)
     content = request_messages(request, [1], group_id="1")[0]
     with pytest.raises(FedKernError) as caught, caplog.at_level("DEBUG"):
@@ -131,9 +74,9 @@ def test_what_client_code_raises_is_told_by_its_class_alone(
 
 def test_every_party_gets_the_sizes_of_all_tables() -> None:
     """Documented: numbers of rows and held-out rows are in the roster."""
-    run = Run()
-    running = run.server.order("a", 3, ENCODING)
-    run.ask(2, Work(session=SESSION, round=1), run.server.sections(2, [running]))
+    run = Nodes(3)
+    running = run.order()
+    run.ask(2, work(), run.server.sections(2, [running]))
     state = load_state(run.contexts[2])
     assert state is not None
     assert state.counts == dict.fromkeys(range(3), (9, 0))
@@ -141,9 +84,9 @@ def test_every_party_gets_the_sizes_of_all_tables() -> None:
 
 @pytest.mark.parametrize("secure", [True, False])
 def test_the_next_run_erases_the_secrets_of_one_that_died(secure: bool) -> None:
-    run = Run()
-    running = run.server.order("a", 3, ENCODING)
-    run.ask(2, Work(session=SESSION, round=1), run.server.sections(2, [running]))
+    run = Nodes(3)
+    running = run.order()
+    run.ask(2, work(), run.server.sections(2, [running]))
     state = load_state(run.contexts[2])
     assert state is not None
     secrets = [root for roots in state.roots.values() for root in roots.values()]
@@ -158,18 +101,18 @@ def test_the_next_run_erases_the_secrets_of_one_that_died(secure: bool) -> None:
 
 
 def test_a_deployed_node_refuses_a_sum_of_two_unless_two_suffice() -> None:
-    class Enough(Client):
+    class Enough(SummingClient):
         enough_parties = 2
 
-    request = Work(session=SESSION, round=1)
+    request = work()
     for nodes, simulation, kind, refused in (
-        (2, False, Client, True),
+        (2, False, SummingClient, True),
         (2, False, Enough, False),
-        (2, True, Client, False),
-        (3, False, Client, False),
+        (2, True, SummingClient, False),
+        (3, False, SummingClient, False),
     ):
-        run = Run(nodes, simulation=simulation)
-        running = run.server.order("a", 3, ENCODING)
+        run = Nodes(nodes, simulation=simulation)
+        running = run.order()
         sections = run.server.sections(1, [running])
         if refused:
             with pytest.raises(RefusedError, match="min_parties = 3: a sum has 2"):
@@ -180,14 +123,14 @@ def test_a_deployed_node_refuses_a_sum_of_two_unless_two_suffice() -> None:
 
 @pytest.mark.parametrize("least", [27, 28])
 def test_a_node_refuses_a_sum_of_fewer_rows_than_its_owner_allows(least: int) -> None:
-    class Careful(Client):
+    class Careful(SummingClient):
         def __init__(self, context: Context) -> None:
             super().__init__(context, policy=NodePolicy(min_sum_rows=least))
 
-    run = Run()
-    sections = run.server.sections(1, [run.server.order("a", 3, ENCODING)])
+    run = Nodes(3)
+    sections = run.server.sections(1, [run.order()])
     if least == 27:
-        assert run.ask(1, Work(session=SESSION, round=1), sections, Careful)[1]
+        assert run.ask(1, work(), sections, Careful)[1]
     else:
         with pytest.raises(RefusedError, match="min_sum_rows = 28: a sum has 27"):
-            run.ask(1, Work(session=SESSION, round=1), sections, Careful)
+            run.ask(1, work(), sections, Careful)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkern_flwr.alignment import (
@@ -28,6 +28,7 @@ def hashes(ids: Any) -> np.ndarray:
 small = st.lists(st.integers(0, 30), unique=True, max_size=20)
 
 
+@settings(max_examples=40)
 @given(wanted=st.lists(st.integers(0, 30), max_size=20), known=small)
 def test_rows_are_found_where_a_dictionary_finds_them(wanted: list[int], known: list[int]) -> None:
     places = {value: place for place, value in enumerate(known)}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedkern_flwr.exchange as exchange_module
@@ -197,6 +197,7 @@ def test_class_names_quoted_in_a_foreign_text_are_not_taken_for_the_class(quoted
     assert raised(f"<class 'ValueError'>:<'{quoted}'>").detail == "ValueError"
 
 
+@settings(max_examples=40)
 @given(text=st.text(max_size=60).filter(lambda t: "fedkern_flwr.errors" not in t))
 def test_no_foreign_text_leaks(text: str) -> None:
     assert raised(f"<class 'ValueError'>:<'{text}'>").detail == "ValueError"
@@ -312,23 +313,10 @@ def test_arrays_are_read_as_they_were_sent(dtype: str, shape: list[int], fortran
     np.testing.assert_array_equal(found, value)
 
 
-RUBBISH = {
-    "no JSON": "{",
-    "deep": "[" * 100_000,
-    "infinite": '[["a", Infinity, {}]]',
-    "negative": '[["a", -1, {}]]',
-    "not a number": '[["a", true, {}]]',
-    "no name": "[[1, 0, {}]]",
-    "no scalars": '[["a", 0, []]]',
-    "too short": '[["a", 0]]',
-    "a number": "3",
-    "too many": '[["a", 5, {}]]',
-}
-
-
-@pytest.mark.parametrize("what", RUBBISH)
-def test_sections_that_are_none_are_refused(what: str) -> None:
-    message = reply("a", node=7, arrays=[np.zeros(2)], phase="x", sections=RUBBISH[what])
+@pytest.mark.parametrize("rubbish", ["{", '[["a", 5, {}]]'], ids=["no JSON", "too many"])
+def test_sections_that_are_none_are_refused(rubbish: str) -> None:
+    """What else they may not be is tried on the wire itself."""
+    message = reply("a", node=7, arrays=[np.zeros(2)], phase="x", sections=rubbish)
     with pytest.raises(ProtocolError, match="partition 3: its sections are damaged"):
         take_sections(message, party="partition 3")
 

@@ -111,12 +111,8 @@ class TestPacking:
 
 
 class TestLocalGram:
-    @given(st.data(), st.sampled_from([16, 32, 64]), st.sampled_from(FORMS))
-    def test_it_is_exact_up_to_the_bound(self, data: st.DataObject, bits: int, form: Any) -> None:
-        assert_exact(data.draw(tables(bits)), bits, form)
-
-    @given(st.data(), st.sampled_from([16, 32, 64]), st.integers(8, 400))
-    def test_it_is_exact_in_small_blocks(
+    @given(st.data(), st.sampled_from([16, 32, 64]), st.integers(8, 400) | st.just(8 << 20))
+    def test_it_is_exact_up_to_the_bound_in_blocks_of_any_size(
         self, monkeypatch: pytest.MonkeyPatch, data: st.DataObject, bits: int, room: int
     ) -> None:
         monkeypatch.setattr(gram, "_BLOCK_BYTES", room)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
@@ -52,6 +52,7 @@ def test_a_label_that_is_no_class_is_refused_and_not_quoted() -> None:
     assert "77" not in text
 
 
+@settings(max_examples=40)
 @given(
     true=st.lists(st.integers(0, 3), min_size=1, max_size=40),
     seed=st.integers(0, 99),

@@ -65,7 +65,7 @@ def test_subset_has_exactly_m_kernels_with_probabilities_that_sum_to_m(
 @pytest.mark.parametrize("which", [0, 3, 5, 7])
 @pytest.mark.parametrize(("many", "xi"), [(1, 0.3), (2, 1.0), (3, 0.3)])
 def test_subset_includes_kernels_as_often_as_it_says(which: int, many: int, xi: float) -> None:
-    weights, draws = WEIGHTS[which], 4000
+    weights, draws = WEIGHTS[which], 1500
     expected = all_probabilities(weights, many, xi)
     observed = subset_frequencies(weights, many, xi, draws)
     tolerance = 4.5 * np.sqrt(expected * np.maximum(1.0 - expected, 0.0) / draws) + 1e-9

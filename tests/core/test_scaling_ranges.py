@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -53,6 +53,7 @@ def test_values_beyond_are_refused_or_clipped(path: Path) -> None:
 NUMBERS = st.floats(-1e300, 1e300)
 
 
+@settings(max_examples=40)
 @given(
     x=arrays(np.float64, (5, 3), elements=NUMBERS),
     limits=st.lists(st.tuples(NUMBERS, NUMBERS).filter(lambda p: p[0] < p[1]), min_size=3),

@@ -181,179 +181,133 @@ def _raw(name: str, content: bytes) -> Callable[[Path], Path]:
 HEAD = "key,a,b,out\n"
 GOOD = HEAD + f"{SECRET},1,2,3\nk2,4,5,6\n"
 AS_LABEL = {"label": "out", "id_column": "key"}
+
+
+def npz_of(**content: Any) -> Callable[[Path], Path]:
+    return lambda folder: npz(folder, **content)
+
+
+def csv_of(text: str) -> Callable[[Path], Path]:
+    return lambda folder: csv(folder, text)
+
+
+def pq_of(**columns: Any) -> Callable[[Path], Path]:
+    return lambda folder: pq(folder, **columns)
+
+
+def bad(make: Callable[[Path], Path], text: str, **options: Any) -> Case:
+    return make, options, text
+
+
 ERRORS: dict[str, Case] = {
-    "missing file": (lambda d: d / "no.csv", {}, "there is no file .*no.csv; check the path"),
-    "directory": (lambda d: d, {}, "is a directory; give a .npz, .csv or .parquet file"),
-    "suffix": (_raw("a.xlsx", b"1"), {}, "a.xlsx has an unknown suffix; give a .npz, .csv"),
-    "empty file": (_raw("a.csv", b""), {}, "a.csv is empty; give a file with data"),
-    "corrupt npz": (_raw("a.npz", b"s3cret"), {}, "a.npz is not a readable NPZ file; save it"),
-    "truncated npz": (_raw("a.npz", b"PK\x03\x04s3cret"), {}, "not a readable NPZ file"),
-    "corrupt parquet": (_raw("a.parquet", b"s3cret"), {}, "not a readable Parquet file; save it"),
-    "ragged csv": (
-        lambda d: csv(d, HEAD + f"1,{SECRET}\n"),
-        AS_LABEL,
-        "data.csv is not a readable CSV file",
+    "missing file": bad(lambda d: d / "no.csv", "there is no file .*no.csv; check the path"),
+    "directory": bad(lambda d: d, "is a directory; give a .npz, .csv or .parquet file"),
+    "suffix": bad(_raw("a.xlsx", b"1"), "a.xlsx has an unknown suffix; give a .npz, .csv"),
+    "empty file": bad(_raw("a.csv", b""), "a.csv is empty; give a file with data"),
+    "corrupt npz": bad(_raw("a.npz", b"s3cret"), "a.npz is not a readable NPZ file; save it"),
+    "truncated npz": bad(_raw("a.npz", b"PK\x03\x04s3cret"), "not a readable NPZ file"),
+    "corrupt parquet": bad(_raw("a.parquet", b"s3cret"), "not a readable Parquet file; save it"),
+    "ragged csv": bad(
+        csv_of(HEAD + f"1,{SECRET}\n"), "data.csv is not a readable CSV file", **AS_LABEL
     ),
-    "not utf-8": (_raw("a.csv", b"a,out\n\xff,1\n"), {"label": "out"}, "text as UTF-8"),
-    "pickled": (_pickled, {}, "array 'X' of data.npz holds pickled objects, which are never"),
-    "no X": (lambda d: npz(d, y=Y, z=Y), {}, "has no array 'X'; choose from: y, z"),
-    "no y": (lambda d: npz(d, X=X), {}, "has no label array 'y'; choose from: X"),
-    "no label array": (
-        lambda d: npz(d, X=X, y=Y),
-        {"label": "y2"},
-        "no label array 'y2'; .*: X, y",
+    "not utf-8": bad(_raw("a.csv", b"a,out\n\xff,1\n"), "text as UTF-8", label="out"),
+    "pickled": bad(_pickled, "array 'X' of data.npz holds pickled objects, which are never"),
+    "no X": bad(npz_of(y=Y, z=Y), "has no array 'X'; choose from: y, z"),
+    "no y": bad(npz_of(X=X), "has no label array 'y'; choose from: X"),
+    "no label array": bad(npz_of(X=X, y=Y), "no label array 'y2'; .*: X, y", label="y2"),
+    "no column of y": bad(npz_of(X=X, y=Y), "has no label array '0'", label="0"),
+    "y 2-D": bad(npz_of(X=X, y=X), "has 2 label columns; choose one with --label, .* 0 to 1"),
+    "y 2-D range": bad(npz_of(X=X, y=X), "has 2 label columns; choose one", label="2"),
+    "X 1-D": bad(npz_of(X=Y, y=Y), r"'X' of data.npz has 1 dimensions, not 2; save X"),
+    "X text": bad(npz_of(X=np.array([[SECRET]]), y=Y[:1]), "array 'X' of data.npz is not numeric"),
+    "rows differ": bad(npz_of(X=X, y=Y[:2]), "y has 2 entries but X has 3 rows; save"),
+    "site rows differ": bad(npz_of(X=X, y=Y, site=[1]), "site has 1 entries but X has 3 rows"),
+    "names differ": bad(
+        npz_of(X=X, y=Y, feature_names=["a"]), "feature_names has 1 entries .* 2 col"
     ),
-    "no column of y": (lambda d: npz(d, X=X, y=Y), {"label": "0"}, "has no label array '0'"),
-    "y 2-D": (
-        lambda d: npz(d, X=X, y=X),
-        {},
-        "has 2 label columns; choose one with --label, .* 0 to 1",
+    "test columns differ": bad(
+        npz_of(X=X, y=Y, X_test=X[:, :1]), "X_test has 1 entries but X has 2 columns"
     ),
-    "y 2-D range": (lambda d: npz(d, X=X, y=X), {"label": "2"}, "has 2 label columns; choose one"),
-    "X 1-D": (lambda d: npz(d, X=Y, y=Y), {}, r"'X' of data.npz has 1 dimensions, not 2; save X"),
-    "X text": (
-        lambda d: npz(d, X=np.array([[SECRET]]), y=Y[:1]),
-        {},
-        "array 'X' of data.npz is not numeric",
+    "test rows differ": bad(
+        npz_of(X=X, y=Y, X_test=X, y_test=Y[:1]), "y_test has 1 entries .* 3 test rows"
     ),
-    "rows differ": (lambda d: npz(d, X=X, y=Y[:2]), {}, "y has 2 entries but X has 3 rows; save"),
-    "site rows differ": (
-        lambda d: npz(d, X=X, y=Y, site=[1]),
-        {},
-        "site has 1 entries but X has 3 rows",
+    "site of floats": bad(
+        npz_of(X=X, y=Y, site=Y), "site array 'site' .* not one list of integers or"
     ),
-    "names differ": (
-        lambda d: npz(d, X=X, y=Y, feature_names=["a"]),
-        {},
-        "feature_names has 1 entries .* 2 col",
+    "no site array": bad(
+        npz_of(X=X, y=Y), "has no site array 'place'; choose", site_column="place"
     ),
-    "test columns differ": (
-        lambda d: npz(d, X=X, y=Y, X_test=X[:, :1]),
-        {},
-        "X_test has 1 entries but X has 2 columns",
+    "no id array": bad(npz_of(X=X, y=Y), "has no id array 'key'", id_column="key"),
+    "npz zero rows": bad(npz_of(X=X[:0], y=Y[:0]), "data.npz has no rows; give a file"),
+    "npz no columns": bad(npz_of(X=X[:, :0], y=Y), "data.npz has no feature column"),
+    "npz NaN": bad(
+        npz_of(X=X, y=np.array([1, np.nan, np.nan])),
+        r"column 'y' of data.npz is empty or NaN in 2 rows \(all columns: 2 bad rows\); use --miss",
     ),
-    "test rows differ": (
-        lambda d: npz(d, X=X, y=Y, X_test=X, y_test=Y[:1]),
-        {},
-        "y_test has 1 entries .* 3 test rows",
+    "test NaN": bad(
+        npz_of(X=X, y=Y, X_test=X * np.nan), "of the test rows of data.npz is empty or"
     ),
-    "site of floats": (
-        lambda d: npz(d, X=X, y=Y, site=Y),
-        {},
-        "site array 'site' .* not one list of integers or",
+    "label not named": bad(
+        csv_of(GOOD), "label column of data.csv is not named; .* --label: key, a, b, out"
     ),
-    "no site array": (
-        lambda d: npz(d, X=X, y=Y),
-        {"site_column": "place"},
-        "has no site array 'place'; choose",
+    "no label column": bad(
+        csv_of(GOOD), "no label column 'z'; choose from: key, a, b, out$", label="z"
     ),
-    "no id array": (lambda d: npz(d, X=X, y=Y), {"id_column": "key"}, "has no id array 'key'"),
-    "npz zero rows": (lambda d: npz(d, X=X[:0], y=Y[:0]), {}, "data.npz has no rows; give a file"),
-    "npz no columns": (lambda d: npz(d, X=X[:, :0], y=Y), {}, "data.npz has no feature column"),
-    "npz NaN": (
-        lambda d: npz(d, X=X, y=np.array([1, np.nan, np.nan])),
-        {},
-        r"column 'y' of data.npz is empty or NaN in 2 rows \(all columns: 2 bad rows\); "
-        "use --missing drop-row",
-    ),
-    "test NaN": (
-        lambda d: npz(d, X=X, y=Y, X_test=X * np.nan),
-        {},
-        "of the test rows of data.npz is empty or",
-    ),
-    "label not named": (
-        lambda d: csv(d, GOOD),
-        {},
-        "label column of data.csv is not named; .* --label: key, a, b, out",
-    ),
-    "no label column": (
-        lambda d: csv(d, GOOD),
-        {"label": "z"},
-        "no label column 'z'; choose from: key, a, b, out$",
-    ),
-    "no id column": (
-        lambda d: csv(d, GOOD),
-        {"label": "out", "id_column": "z"},
-        "no id column 'z'; choose from",
-    ),
-    "no site column": (
-        lambda d: csv(d, GOOD),
-        {"label": "out", "site_column": "z"},
-        "no site column 'z'; choose",
-    ),
-    "many columns": (
-        lambda d: csv(d, ",".join(f"c{j}" for j in range(12)) + "\n"),
-        {"label": "z"},
+    "no id column": bad(csv_of(GOOD), "no id column 'z'; choose from", label="out", id_column="z"),
+    "no site column": bad(csv_of(GOOD), "no site column 'z'; choose", label="out", site_column="z"),
+    "many columns": bad(
+        csv_of(",".join(f"c{j}" for j in range(12)) + "\n"),
         "choose from: c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 and 2 more$",
+        label="z",
     ),
-    "two roles": (
-        lambda d: csv(d, GOOD),
-        {"label": "out", "id_column": "out"},
-        "has two of the roles",
-    ),
-    "text feature": (
-        lambda d: csv(d, HEAD + f"k1,1,2,3\nk2,4,{SECRET},6\n"),
-        AS_LABEL,
+    "two roles": bad(csv_of(GOOD), "has two of the roles", label="out", id_column="out"),
+    "text feature": bad(
+        csv_of(HEAD + f"k1,1,2,3\nk2,4,{SECRET},6\n"),
         r"column 'b' of data.csv is not numeric \(for example in row 2\); encode it as numbers",
+        **AS_LABEL,
     ),
-    "text among labels": (
-        lambda d: csv(d, HEAD + f"k1,1,2,3\nk2,4,5,{SECRET}\n"),
-        AS_LABEL,
+    "text among labels": bad(
+        csv_of(HEAD + f"k1,1,2,3\nk2,4,5,{SECRET}\n"),
         r"column 'out' of data.csv is not numeric \(for example in row 2\)",
+        **AS_LABEL,
     ),
-    "date feature": (
-        lambda d: pq(d, a=pa.array([0], pa.timestamp("s")), out=[1]),
-        {"label": "out"},
-        "not numeric",
+    "date feature": bad(
+        pq_of(a=pa.array([0], pa.timestamp("s")), out=[1]), "not numeric", label="out"
     ),
-    "list feature": (lambda d: pq(d, a=[[1, 2]], out=[1]), {"label": "out"}, "'a' .* not numeric"),
-    "csv NaN": (
-        lambda d: csv(d, HEAD + f"{SECRET},1,2,3\nk2,,NA,6\nk3,nan,1,1\n"),
-        AS_LABEL,
+    "list feature": bad(pq_of(a=[[1, 2]], out=[1]), "'a' .* not numeric", label="out"),
+    "csv NaN": bad(
+        csv_of(HEAD + f"{SECRET},1,2,3\nk2,,NA,6\nk3,nan,1,1\n"),
         r"column 'a' of data.csv is empty or NaN in 2 rows \(all columns: 2 bad rows\); ",
+        **AS_LABEL,
     ),
-    "csv infinite": (
-        lambda d: csv(d, HEAD + "k1,1,-inf,3\n"),
-        AS_LABEL,
-        "column 'b' of data.csv is infinite in 1",
+    "csv infinite": bad(
+        csv_of(HEAD + "k1,1,-inf,3\n"), "column 'b' of data.csv is infinite in 1", **AS_LABEL
     ),
-    "parquet null": (lambda d: pq(d, a=[1, None], out=[1, 2]), {"label": "out"}, "NaN in 1 rows"),
-    "empty id": (
-        lambda d: csv(d, HEAD + ",1,2,3\n"),
-        AS_LABEL,
-        "the id column of data.csv is empty in 1 rows",
+    "parquet null": bad(pq_of(a=[1, None], out=[1, 2]), "NaN in 1 rows", label="out"),
+    "empty id": bad(
+        csv_of(HEAD + ",1,2,3\n"), "the id column of data.csv is empty in 1 rows", **AS_LABEL
     ),
-    "all missing": (
-        lambda d: csv(d, HEAD + "k,1,,3\n"),
-        {**AS_LABEL, "missing": "drop-row"},
-        "every row of data",
+    "all missing": bad(
+        csv_of(HEAD + "k,1,,3\n"), "every row of data", **AS_LABEL, missing="drop-row"
     ),
-    "duplicate ids": (
-        lambda d: csv(d, HEAD + f"{SECRET},1,2,3\n{SECRET} ,4,5,6\nk,1,1,1\n"),
-        AS_LABEL,
+    "duplicate ids": bad(
+        csv_of(HEAD + f"{SECRET},1,2,3\n{SECRET} ,4,5,6\nk,1,1,1\n"),
         "the id column of data.csv has 1 duplicate ids; keep one row per id",
+        **AS_LABEL,
     ),
-    "csv zero rows": (lambda d: csv(d, HEAD), AS_LABEL, "data.csv has no rows; give a file"),
-    "no features": (lambda d: csv(d, "out\n1\n"), {"label": "out"}, "has no feature column"),
-    "headerless": (
-        lambda d: csv(d, f"{SECRET},1.5,2\nk,2.5,3\n"),
-        {"label": "z"},
-        "first line .* holds data ins",
+    "csv zero rows": bad(csv_of(HEAD), "data.csv has no rows; give a file", **AS_LABEL),
+    "no features": bad(csv_of("out\n1\n"), "has no feature column", label="out"),
+    "headerless": bad(
+        csv_of(f"{SECRET},1.5,2\nk,2.5,3\n"), "first line .* holds data ins", label="z"
     ),
-    "repeated names": (lambda d: csv(d, "a,a,b\n1,2,3\n"), {"label": "b"}, "has 1 repeated column"),
-    "no name": (lambda d: csv(d, ",a,out\n0,1,2\n"), {"label": "out"}, "has no name; name it"),
-    "target range": (
-        lambda d: npz(d, X=X, y=Y),
-        {"target": "2"},
-        "target 2 is out of range: .* 2 feature .* 0 to 1",
+    "repeated names": bad(csv_of("a,a,b\n1,2,3\n"), "has 1 repeated column", label="b"),
+    "no name": bad(csv_of(",a,out\n0,1,2\n"), "has no name; name it", label="out"),
+    "target range": bad(
+        npz_of(X=X, y=Y), "target 2 is out of range: .* 2 feature .* 0 to 1", target="2"
     ),
-    "target negative": (lambda d: npz(d, X=X, y=Y), {"target": "-1"}, "target -1 is out of range"),
-    "target name": (
-        lambda d: npz(d, X=X, y=Y),
-        {"target": "z"},
-        "no feature column 'z'; choose from: x0, x1",
-    ),
-    "target only": (lambda d: npz(d, X=X[:, :1]), {"target": "0"}, "is the only feature column"),
+    "target negative": bad(npz_of(X=X, y=Y), "target -1 is out of range", target="-1"),
+    "target name": bad(npz_of(X=X, y=Y), "no feature column 'z'; choose from: x0, x1", target="z"),
+    "target only": bad(npz_of(X=X[:, :1]), "is the only feature column", target="0"),
 }
 
 

@@ -9,21 +9,15 @@ from __future__ import annotations
 import csv
 import os
 import re
-import socket
 import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from servers import BIN, SuperLink
 
 from fedkern_flwr.model_file import load_model
-from fedkern_flwr.simulations.engines.ray import ENVIRONMENT
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/quick-start.md"
-BIN = Path(sys.executable).parent
 INSTALL, SERVERS = ("WHEEL=", "pip install"), ("flwr run", "deploy-local")
 
 pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="no source tree here")
@@ -49,7 +43,7 @@ def run_blocks(folder: Path, *left_out: str) -> str:
         env=environment(folder),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -92,54 +86,11 @@ def test_blocks_lead_to_predictions_of_the_hospitals(tmp_path: Path) -> None:
     assert (tmp_path / "fed-cg/server_app.py").is_file()
 
 
-@pytest.fixture
-def superlink(tmp_path: Path) -> Iterator[None]:
-    """Start a SuperLink that Flower's commands take by default in the folder of the page."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    home = tmp_path / "flwr"  # the page's FLWR_HOME
-    home.mkdir()
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "own"\n[superlink.own]\naddress = "127.0.0.1:{port}"\n'
-        "insecure = true\n"
-    )
-    command = [BIN / "flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1"]
-    with (tmp_path / "superlink.log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, "--port", str(port)],
-            # "local": a cluster that another test has left behind is not joined
-            env={
-                **environment(tmp_path),
-                **ENVIRONMENT,
-                "FLWR_HOME": str(home),
-                "RAY_ADDRESS": "local",
-            },
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            assert process.poll() is None, (tmp_path / "superlink.log").read_text()[-2000:]
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
-                    break
-            except OSError:
-                time.sleep(0.1)
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:  # it waits for a run that is stuck
-            process.kill()
-
-
 @pytest.mark.deployment
 @pytest.mark.timeout(280)
-def test_the_app_of_the_page_runs_with_flower(superlink: None, tmp_path: Path) -> None:
-    printed = run_blocks(tmp_path, *INSTALL, "deploy-local", "fedkern run", "alone.py")
+def test_the_app_of_the_page_runs_with_flower(tmp_path: Path) -> None:
+    with SuperLink(tmp_path / "flwr"):  # the page's FLWR_HOME
+        printed = run_blocks(tmp_path, *INSTALL, "deploy-local", "fedkern run", "alone.py")
     rehearsed, simulated = accuracies(printed)
     assert simulated == pytest.approx(rehearsed, abs=0.03)
     assert simulated > 0.9

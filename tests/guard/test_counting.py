@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import Context
 from hypothesis import given
 from hypothesis import strategies as st
+from summing_nodes import SESSION, Done, Nodes, SummingClient, work
 
-from fedkern_flwr.clients import PhaseClient
 from fedkern_flwr.errors import FedKernError, RefusedError
 from fedkern_flwr.guard import NodePolicy, SumRule, counting
-from fedkern_flwr.secure_sum import Encoding, SecureSum
+from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.graph import default_threshold
 from fedkern_flwr.simulations import Transcript, simulate
 from fedkern_flwr.strategies import EMKOFL, OFSKL, POFMKL, VMKOFL, OFMKLAvg, PerFedAvg
-from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, sums
-from fedkern_flwr.wire.sections import attach, detach
+from fedkern_flwr.wire import PhaseMessage, sums
 
 # -- the figures
 
@@ -112,37 +110,23 @@ def test_no_sum_that_can_be_opened_hides_less_than_the_least(
 # -- the node, order by order
 
 
-SESSION, MEMBERS, TABLE, COLUMNS = "abc", (0, 1, 2, 3), 100, 5
+COLUMNS = 5
 
 
-class Work(sums.SumRequest):
-    phase = "work"
-
-
-class Done(PhaseMessage):
-    phase = "work"
-
-
-class Client(PhaseClient):
+class Client(SummingClient):
     """Contributes zeros to whatever is ordered; ``round`` says of which row."""
 
+    rows, features = 100, COLUMNS - 1
     counts_strictly = True
     one_row = True
-
-    def handlers(self) -> dict[str, Any]:
-        return {"work": (Work, self.work)}
-
-    def describe(self, request: DescribeRequest) -> DescribeReply:
-        return DescribeReply(rows=TABLE, features=COLUMNS - 1)
 
     def counts(self, order: sums.Order) -> bool:
         return not self.one_row and super().counts(order)
 
-    def work(self, request: Work) -> PhaseMessage:
+    def work(self, request: Any) -> PhaseMessage:
         assert self.sums is not None
         for name, order in list(self.sums.orders.items()):
-            encoding = Encoding(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
-            self.sums.check(name, SumRule(encoding, self_masks=None))
+            self.sums.check(name, SumRule(Encoding.of(order), self_masks=None))
             if self.one_row:
                 self.release(name, COLUMNS, start=request.round, stop=request.round + 1)
             self.sums.contribute_nothing(name)
@@ -156,48 +140,17 @@ class WholeTables(Client):
     one_row = False
 
 
-@dataclass
-class Run:
-    """Four nodes and a server, message by message; sums of one row each hide (3 - 1) x 5."""
+class Run(Nodes):
+    """Four nodes and a server; sums of one row each hide (3 - 1) x 5 unknowns."""
 
-    client: type[Client] = Client
-    policy: NodePolicy | None = None
-
-    def __post_init__(self) -> None:
-        self.contexts = {k: self.context(k) for k in MEMBERS}
-        opening = DescribeRequest(session=SESSION, method="m", resume_round=0, secure=True)
-        told = {k: self.ask(k, opening)[0] for k in MEMBERS}
-        keys = {k: (reply["public_key"], reply["signature"]) for k, reply in told.items()}
-        counts = {k: (reply["rows"], 0) for k, reply in told.items()}
-        self.counting = {reply["counting"] for reply in told.values()}
-        self.server = SecureSum(SESSION, keys, counts=counts)
-
-    @staticmethod
-    def context(k: int) -> Context:
-        config: Any = {"partition-id": k, "num-partitions": len(MEMBERS)}
-        return Context(run_id=1, node_id=k, node_config=config, state=RecordDict(), run_config={})
-
-    def ask(self, k: int, request: PhaseMessage, sections: Any = ()) -> tuple[Any, Any]:
-        arrays, scalars = attach(list(sections))
-        policy = NodePolicy() if self.policy is None else self.policy
-        client = self.client(self.contexts[k], policy=policy)
-        out, _, metrics = client.fit(request.arrays() + arrays, request.scalars() | scalars)
-        _, own, found = detach(out, metrics, party=f"partition {k}")
-        return own, found
+    def __init__(self, kind: type[Client] = Client, policy: NodePolicy | None = None) -> None:
+        super().__init__(4, kind, simulation=False, policy=policy or NodePolicy())
 
     def sum(self, name: str, length: int, row: int = 1, **more: Any) -> Any:
         """Order a sum and have all contribute."""
-        running = self.server.order(name, length, Encoding.fixed_point(8.0), **more)
-        for k in MEMBERS:
-            request = Work(session=SESSION, round=row)
-            self.server.take(k, self.ask(k, request, self.server.sections(k, [running]))[1])
+        running = self.order(name, length, **more)
+        self.contribute(running, number=row)
         return running
-
-    def unmask(self, running: Any) -> None:
-        for k, sections in self.server.unmask_sections([running]).items():
-            request = sums.UnmaskRequest(session=SESSION, round=1)
-            self.server.take(k, self.ask(k, request, sections)[1])
-        running.open()
 
 
 REFUSED = r"refused by the rule of counting: 11 numbers would be released about 10 unknowns; take"
@@ -249,10 +202,9 @@ def test_a_sum_is_counted_again_when_it_is_opened(monkeypatch: pytest.MonkeyPatc
     running = None
     run = Run()
     monkeypatch.setattr(counting, "least_survivors", lambda rows, least, own=None: set(rows))
-    running = run.server.order("a", 15, Encoding.fixed_point(8.0))
-    for k in MEMBERS[:3]:  # one drops out
-        request = Work(session=SESSION, round=1)
-        run.server.take(k, run.ask(k, request, run.server.sections(k, [running]))[1])
+    running = run.order("a", 15)
+    for k in range(3):  # one drops out
+        run.server.take(k, run.ask(k, work(), run.server.sections(k, [running]))[1])
     asked = run.server.unmask_sections([running])
     with pytest.raises(RefusedError, match="15 numbers would be released about 10 unknowns"):
         run.ask(0, sums.UnmaskRequest(session=SESSION, round=1), asked[0])
@@ -273,7 +225,7 @@ def test_the_owner_of_a_node_may_allow_it(
     for row in (1, 2):
         run.unmask(run.sum("a", 11, row=row))
     assert run.counting == told
-    assert caplog.text.count("the rows behind a sum can be computed") == logged * len(MEMBERS)
+    assert caplog.text.count("the rows behind a sum can be computed") == logged * 4
 
 
 def test_methods_over_whole_tables_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -316,8 +268,9 @@ def guarded(streams: Any) -> Any:
     return client_fn
 
 
-@pytest.mark.parametrize("clients", [3, 9])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "clients"), [*((name, 3) for name in METHODS), ("pof-mkl shared", 9)]
+)
 def test_every_online_method_runs_under_the_rule_without_an_option(
     name: str, clients: int, make_streams: Callable[..., Any]
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from flwr.app import Context, RecordDict
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkern_flwr.errors import RefusedError
@@ -26,6 +26,7 @@ def test_evaluations_differ_if_anything_does(
     assert Asked.of("others", rows, one).key != first.key
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.booleans(), st.integers(0, 20))
 def test_figures_are_of_enough_rows_of_two_parties(
     tests: list[int], alone: bool, least: int
@@ -69,6 +70,7 @@ def test_a_sum_of_figures_is_opened_once() -> None:
 names = st.text("abc/", max_size=5)
 
 
+@settings(max_examples=40)
 @given(
     st.builds(
         RunRecord,

@@ -250,7 +250,7 @@ def test_rows_summed_one_by_one_make_one_entry(tmp_path: Path) -> None:
         max_size=6,
     )
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_numbers_about_the_same_rows_are_counted_over_runs(runs: list[tuple[int, float]]) -> None:
     """Runs over tables of which each meets the next: never more numbers than unknowns."""
     with TemporaryDirectory() as folder:
@@ -358,7 +358,7 @@ _FORK = multiprocessing.get_context("fork")
 
 
 def _killed_at(place: int, folder: Path) -> None:
-    """Answer three times; be killed at the given statement, or beside an answer."""
+    """Answer; be killed at the given statement, or beside the answer."""
     steps = itertools.count(1)
 
     def step(_: str = "") -> None:
@@ -375,11 +375,10 @@ def _killed_at(place: int, folder: Path) -> None:
     sqlite3.connect = traced  # type: ignore[assignment]
     ledger = NodeLedger(folder)
     open_run(ledger, "a", table(range(20)))
-    for number in range(2):
-        answer(ledger, "a", purpose=f"sum {number}")
-        step()
-        (folder / f"answer-{number}").touch()  # it has left
-        step()
+    answer(ledger, "a", purpose="sum 0")
+    step()
+    (folder / "answer-0").touch()  # it has left
+    step()
 
 
 def test_no_answer_leaves_without_its_entry_whenever_the_process_is_killed(tmp_path: Path) -> None:
@@ -402,8 +401,8 @@ def test_no_answer_leaves_without_its_entry_whenever_the_process_is_killed(tmp_p
             break
         assert process.exitcode == -signal.SIGKILL
         killed.append((len(left), len(entered)))
-    assert set(killed) == {(0, 0), (0, 1), (1, 1), (1, 2), (2, 2)}
-    assert len(killed) > 30
+    assert set(killed) == {(0, 0), (0, 1), (1, 1)}
+    assert len(killed) > 20
 
 
 def test_a_fault_at_any_statement_lets_no_answer_leave(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from fedkern_flwr.hybrid.landmarks import draw_landmarks
 from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations import InProcessGrid
+from fedkern_flwr.simulations.deployment.run_config import app_folder
 
 Import = Callable[..., SimpleNamespace]
 
@@ -33,6 +35,13 @@ def write(path: Path, heads: Sequence[str], *columns: Iterable[Any]) -> Path:
 def cells(x: np.ndarray) -> list[list[str]]:
     """Return the columns of a matrix as texts that are read back bit for bit."""
     return [[repr(value) for value in column] for column in x.T.tolist()]
+
+
+def node_keys(app: str) -> set[str]:
+    """Return the keys of the node configuration that the README of an app explains."""
+    table = (app_folder(app) / "README.md").read_text().split("| key")[1].split("\n\n")[0]
+    rows = [row.split("|")[1] for row in table.splitlines()[2:]]
+    return {key for row in rows for key in re.findall(r"`([a-z-]+)`", row)}
 
 
 class Site:

@@ -12,6 +12,7 @@ from nodes import Nodes, Table, side
 from fedkern_flwr.alignment import AlignmentTags
 from fedkern_flwr.clients import (
     AlignmentClient,
+    GramClient,
     HybridKernelClient,
     RangesClient,
     VerticalKernelClient,
@@ -19,7 +20,7 @@ from fedkern_flwr.clients import (
 from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
-from fedkern_flwr.strategies import FDSKL, AlignIds, ColumnRanges, FedCG
+from fedkern_flwr.strategies import FDSKL, AlignIds, ColumnRanges, FedCFK, FedCG
 
 Tables = list[Table]
 Change = Callable[[Tables], None]
@@ -51,8 +52,12 @@ class Method:
         Of the nodes.
     resumes : bool
         Whether a run may have a checkpoint.
-    ended : str
-        What is said of a run that a party has ended.
+    sums_alone : bool
+        Whether replies say nothing but what is in sums.
+    missing, ended : str
+        What is said of a run that a party has ended: why, and what to do.
+    stays : tuple of str
+        Endings of files in which nodes remember for ever what they released.
     """
 
     strategy: type[Any]
@@ -68,6 +73,9 @@ class Method:
     open_sums: int = 2
     paths: dict[str, str] = field(default_factory=dict)
     resumes: bool = True
+    sums_alone: bool = False
+    missing: str = "not all parties answered"
+    stays: tuple[str, ...] = ()
     ended: str = "mend it and start again.*; a model of fewer rows is never"
 
 
@@ -281,6 +289,7 @@ def blocks_of_columns() -> Tables:
 ALIGN = Method(
     AlignIds,
     AlignmentClient,
+    GramClient,
     outcome_of_align,
     files="none",
     paths={"alignment": "{}.npz"},
@@ -297,6 +306,50 @@ RANGES = Method(
     ended="mend it and start again, .*; two runs that differ in their nodes show single ones",
 )
 
+# -- Secure Gram and FedCFK where all nodes must answer: four nodes with some rows each
+
+
+def rows_of_items() -> Tables:
+    """Rows of zeros and ones; some items are in few of them."""
+    rng, chance = np.random.default_rng(0), np.array([0.9, 0.6, 0.6, 0.5, 0.4, 0.05, 0.0])
+    x = [(rng.random((4, 7)) < chance).astype(int) for _ in range(4)]
+    return [{"x": rows, "x_test": np.roll(rows, 1, axis=1)} for rows in x]
+
+
+def with_a_row_more(tables: Tables) -> None:
+    """Give a node another row."""
+    tables[1] = {name: np.concatenate([x, x[:1]]) for name, x in tables[1].items()}
+
+
+def outcome_of_gram(strategy: Any, nodes: Nodes) -> Table:
+    """Return the exact matrix, of which items, and what is told of it."""
+    rows = np.concatenate([table["x"] for table in nodes.tables])[:, strategy.items_]
+    np.testing.assert_array_equal(strategy.gram_, rows.T @ rows)
+    return {
+        "gram": strategy.gram_,
+        "items": strategy.items_,
+        "counts": strategy.counts_,
+        "metrics": strategy.metrics_,
+        "history": strategy.history_,
+    }
+
+
+GRAM = Method(
+    FedCFK,
+    GramClient,
+    outcome_of_gram,
+    {"drop_outs": False, "allow_recovery": True, "seed": 0},
+    files="none",
+    changes=({"min_support": 4}, {"kernel": "linear"}, {"seed": 1}, {"cohorts": 2}),
+    tables=(with_a_row_more,),
+    spent=("gram-counts", "gram-matrix", "gram-recommend"),
+    stays=(".released",),
+    sums_alone=True,
+    missing="1 parties are missing in .*, which has no self masks",
+    ended="mend (it and start again, with more attempts|the clients and start again with all)",
+)
+
+
 WAYS: dict[str, Way] = {
     "fed-cg": fed_cg({}, main=True),
     "fed-cg in parts": fed_cg({}, 20),
@@ -312,6 +365,7 @@ WAYS: dict[str, Way] = {
     "fdskl, three actives, judged on the way": fdskl(3, {**_STREAM, "evaluate_every": 3}, 5),
     "fdskl in trees": fdskl(1, {**_ONCE, "topology": "tree"}),
     "fdskl, two actives in trees": fdskl(2, {**_STREAM, "topology": "tree"}, 3),
+    "secure-gram, fed-cfk": Way(GRAM, rows_of_items, main=True),
     "align": Way(ALIGN, ids_of_three, main=True),
     "ranges": Way(RANGES, blocks_of_columns, main=True),
 }

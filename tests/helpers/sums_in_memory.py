@@ -17,20 +17,9 @@ from scipy import stats
 
 from fedkern_flwr.errors import FedKernError, SumError
 from fedkern_flwr.secure_sum import Encoding, Party, PartyState, RunningSum, SecureSum, graph
+from fedkern_flwr.wire import sums as wire
 from fedkern_flwr.wire.message import PhaseMessage
 from fedkern_flwr.wire.sections import Section, attach, detach
-from fedkern_flwr.wire.sums import (
-    Ballot,
-    Delivery,
-    Order,
-    Recover,
-    RecoverReply,
-    Roster,
-    Unmask,
-    UnmaskReply,
-    Upload,
-    Vote,
-)
 
 # -- the protocol without Flower
 
@@ -45,9 +34,9 @@ def carry(messages: Sequence[PhaseMessage]) -> list[Section]:
 class Transcript:
     """What the server has seen of one sum."""
 
-    uploads: dict[int, Upload] = field(default_factory=dict)
-    unmasked: dict[int, UnmaskReply] = field(default_factory=dict)
-    recovered: dict[int, tuple[Recover, RecoverReply]] = field(default_factory=dict)
+    uploads: dict[int, wire.Upload] = field(default_factory=dict)
+    unmasked: dict[int, wire.UnmaskReply] = field(default_factory=dict)
+    recovered: dict[int, tuple[wire.Recover, wire.RecoverReply]] = field(default_factory=dict)
 
 
 class Run:
@@ -122,14 +111,14 @@ class Run:
     def take(self, partition: int, *messages: PhaseMessage) -> None:
         self.server.take(partition, carry(messages))
 
-    def contribute(self, running: RunningSum, partition: int, values: Any) -> Upload:
+    def contribute(self, running: RunningSum, partition: int, values: Any) -> wire.Upload:
         """A party does all that the server asks before its vector leaves; it is not sent."""
         party = self.party(partition)
         for section in carry(self.server.sections(partition, [running])):
-            if section.phase == Roster.phase:
-                party.join(section.read(Roster, party="server"))
+            if section.phase == wire.Roster.phase:
+                party.join(section.read(wire.Roster, party="server"))
             else:
-                order = section.read(Order, party="server")
+                order = section.read(wire.Order, party="server")
         cohort = party.state.cohorts[order.cohort]
         vars(cohort)["backs_up"] = lambda nbytes: running.backups
         upload = party.contribute(order, np.asarray(values))
@@ -149,9 +138,9 @@ class Run:
             self.upload(running, p, np.full(length, p + plus))
         return running
 
-    def unmask_request(self, running: RunningSum, partition: int) -> Unmask:
+    def unmask_request(self, running: RunningSum, partition: int) -> wire.Unmask:
         (section,) = carry(self.server.unmask_sections([running])[partition])
-        return section.read(Unmask, party="server")
+        return section.read(wire.Unmask, party="server")
 
     def vote(self, running: RunningSum, voting: Iterable[int] | None = None) -> None:
         """Ask all survivors to vote, where they must; only those who do, in that order."""
@@ -177,14 +166,14 @@ class Run:
                 continue
             (section,) = carry(requests[p])
             party = self.party(p)
-            reply: Vote | UnmaskReply | RecoverReply
-            if section.phase == Ballot.phase:
-                reply = party.vote(section.read(Ballot, party="server"))
-            elif section.phase == Unmask.phase:
-                reply = party.unmask(section.read(Unmask, party="server"))
+            reply: wire.Vote | wire.UnmaskReply | wire.RecoverReply
+            if section.phase == wire.Ballot.phase:
+                reply = party.vote(section.read(wire.Ballot, party="server"))
+            elif section.phase == wire.Unmask.phase:
+                reply = party.unmask(section.read(wire.Unmask, party="server"))
                 seen.unmasked[p] = reply
             else:
-                request = section.read(Recover, party="server")
+                request = section.read(wire.Recover, party="server")
                 reply = party.recover(request)
                 seen.recovered[p] = request, reply
             self.keep(party)
@@ -197,7 +186,7 @@ class Run:
         party = self.party(running.order.receiver)
         (section,) = carry([running.delivery()])
         self.server.close(running)
-        name, total = party.receive(section.read(Delivery, party="server"))
+        name, total = party.receive(section.read(wire.Delivery, party="server"))
         if running.encoding.kind == "circle":  # a receiver is given the ring's own numbers
             assert total.dtype == running.encoding.dtype
             total = running.encoding.decode(total, len(running.cohort.members))

@@ -15,16 +15,19 @@ import re
 import socket
 import subprocess
 import sys
-import time
 import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
 
 import numpy as np
 import pytest
+from app_sites import node_keys
+from servers import wait_for_end_of
+
+from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, FILES, APPS = ROOT / "docs/deploy.md", ROOT / "docs/deploy", ROOT / "simulations/apps"
+PAGE, FILES = ROOT / "docs/deploy.md", ROOT / "docs/deploy"
 METHODS = ("pof_mkl", "fed_cg", "fdskl", "fed_cfk", "hierarchical_svm", "align", "ranges")
 PARTIES = ("north", "south", "lab")
 
@@ -35,21 +38,6 @@ def blocks() -> list[tuple[list[str], str]]:
     """Return who runs each block of the walk-through, and the block."""
     found = re.findall(r"<!-- party: (.*?) -->\n```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return [(who.split(", "), text) for who, text in found]
-
-
-def node_keys(app: str) -> set[str]:
-    """Return the keys of the node configuration that the README of an app explains."""
-    text = (APPS / app / "README.md").read_text()
-    table = text.split("| key of `--node-config` | meaning |\n")[1].split("\n\n")[0]
-    return {
-        key for row in table.splitlines() for key in re.findall(r"`([a-z-]+)`", row.split("|")[1])
-    }
-
-
-def declared(app: str) -> dict[str, object]:
-    """Return what ``--run-config`` may override."""
-    with (APPS / app / "pyproject.toml").open("rb") as file:
-        return tomllib.load(file)["tool"]["flwr"]["app"]["config"]
 
 
 def assignments(text: str) -> list[str]:
@@ -65,7 +53,7 @@ def test_run_config_of_the_page_is_declared_by_the_apps() -> None:
         assert found is not None, rest
         keys = assignments(found[1])
         assert keys
-        assert set(keys) <= set(declared(app)), f"{app}: {rest}"
+        assert set(keys) <= set(declared(app_folder(app))), f"{app}: {rest}"
 
 
 def test_node_configurations_of_the_page_are_read_by_the_apps() -> None:
@@ -102,16 +90,8 @@ def test_table_of_keys_is_that_of_the_apps() -> None:
         assert found[app] == node_keys(app), app
 
 
-def test_files_and_sections_that_the_page_links_exist() -> None:
+def test_files_that_the_page_names_are_those_of_its_folder() -> None:
     text = PAGE.read_text()
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        name, _, anchor = target.partition("#")
-        path = (PAGE.parent / name).resolve() if name else PAGE
-        assert path.exists(), target
-        if anchor:
-            heads = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
-            slugs = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in heads}
-            assert anchor in slugs, target
     for name in re.findall(r"docs/deploy/([\w.-]+)", text):
         assert (FILES / name).is_file(), name
     assert {file.name for file in FILES.iterdir()} == set(re.findall(r"\(deploy/([\w.-]+)\)", text))
@@ -306,21 +286,4 @@ def test_walk_through_works_as_printed(tmp_path: Path) -> None:
     assert len(listed) == 2
     assert "finished:completed" in listed[-1]
     assert not (tmp_path / "lab/predictions.csv").exists()
-    deadline = time.monotonic() + 20.0
-    while left_running(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert left_running(tmp_path) == []
-
-
-def left_running(folder: Path) -> list[int]:
-    """Return the processes whose home of Flower is in the folder."""
-    marks = [f"FLWR_HOME={folder / name / 'flwr'}".encode() for name in ("coordinator", *PARTIES)]
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (entry / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue  # ended meanwhile, or not ours
-        if any(mark in environment for mark in marks):
-            found.append(int(entry.name))
-    return found
+    assert wait_for_end_of(*(tmp_path / name / "flwr" for name in ("coordinator", *PARTIES))) == []

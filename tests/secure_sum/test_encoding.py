@@ -57,22 +57,15 @@ def test_fraction_bits_of_known_sums(bits: int, parties: int, bound: float, f: i
     assert Encoding.fixed_point(bound, bits).fraction_bits(parties) == f
 
 
-def test_the_last_sum_with_room_is_accepted() -> None:
-    """Negative control of the refusals of :func:`Encoding.check_room`."""
-    Encoding.fixed_point(2.0**12, 16).check_room(3)
-    Encoding.fixed_point(1.0, 16).check_room(2**14)
-
-
 @pytest.mark.parametrize("bits", RINGS)
 @pytest.mark.parametrize("bound", [1.0, 8.0, 2.0**-30, 2.0**20, 0.5])
 def test_both_ends_of_the_range_are_exact(bits: int, bound: float) -> None:
-    encoding = Encoding.fixed_point(bound, bits)
     for parties in (2, 3, 5):
-        total = sum(encode(encoding, [bound, -bound], parties) for _ in range(parties))
-        np.testing.assert_array_equal(
-            encoding.decode(np.asarray(total, encoding.dtype), parties),
-            [parties * bound, -parties * bound],
-        )
+        for encoding in (Encoding.fixed_point(bound, bits), Encoding.integers(100, bits)):
+            ends = np.array([1, -1]) * (bound if encoding.kind == "fixed-point" else 100)
+            total = np.asarray(sum(encode(encoding, ends, parties) for _ in range(parties)))
+            found = encoding.decode(total.astype(encoding.dtype), parties)
+            np.testing.assert_array_equal(found, parties * ends)
 
 
 @given(bits=rings, bound=bounds, parties=st.integers(2, 50), data=st.data())
@@ -284,6 +277,8 @@ def test_a_bad_number_is_found_wherever_it_stands() -> None:
     ],
 )
 def test_encodings_that_cannot_be_are_refused(make: Callable[[], Any]) -> None:
+    Encoding.fixed_point(2.0**12, 16).check_room(3)  # the last with room
+    Encoding.fixed_point(1.0, 16).check_room(2**14)
     with pytest.raises(OptionError) as caught:
         make()
     assert "\n" not in str(caught.value)

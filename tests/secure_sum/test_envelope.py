@@ -156,25 +156,6 @@ def test_one_number_that_is_repeated_is_not_taken_for_zeros() -> None:
     assert Run(3).sum(values, encoding=Encoding.fixed_point(4.0)).tolist() == [3.0] * 3
 
 
-def test_without_self_masks_every_party_must_be_in() -> None:
-    """Nothing is released otherwise; repeated with all, the sum is exact."""
-    run = Run(4)
-    values = {p: np.array([10**p]) for p in range(4)}
-    running = run.order(1, self_masks=False)
-    for p in (0, 1, 3):
-        run.upload(running, p, values[p])
-    with pytest.raises(SumError, match="1 parties are missing in gradient, which has no self mask"):
-        run.server.unmask_sections([running])
-    with pytest.raises(SumError):
-        run.server.total(running)
-    run.server.close(running)
-    again = run.order(1, self_masks=False)
-    for p in range(4):
-        run.upload(again, p, values[p])
-    assert run.server.unmask_sections([again]) == {}  # nobody need be asked
-    assert run.server.total(again).tolist() == [1111]
-
-
 def test_a_method_may_insist_on_whole_cohorts() -> None:
     """Where values are repeated, sums over different survivors would show the difference."""
     run = Run(3, clients={"whole_cohorts": True})

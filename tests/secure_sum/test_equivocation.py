@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from coalition import Coalition
 from sums_in_memory import Run
 
 from fedkern_flwr.errors import SumError
-from fedkern_flwr.secure_sum import add_streams, graph, relay, votes
+from fedkern_flwr.secure_sum import add_streams, graph, votes
 from fedkern_flwr.secure_sum import party as party_module
-from fedkern_flwr.secure_sum.seeds import commitment
-from fedkern_flwr.secure_sum.shamir import SHARE_BYTES, cut, reconstruct_seed
+from fedkern_flwr.secure_sum.shamir import SHARE_BYTES, cut
 from fedkern_flwr.wire.sums import Ballot, Recover, Unmask
 
 VALUE = 1 << 20
@@ -32,21 +32,19 @@ class Liar:
     def __init__(self, run: Any, running: Any, colluders: Iterable[int]) -> None:
         self.run, self.running, self.cohort = run, running, running.cohort
         self.colluders, self.around = set(colluders), running.cohort.neighbours[VICTIM]
-        self.own: Shares = {}  # of the victim's self seed
-        self.backed: dict[tuple[int, int], Shares] = {}  # (owner, other) -> of their seed
+        self.known = known = Coalition(run, running, self.colluders)
+        self.own: Shares = known.shares_of_self_seed(VICTIM)
+        self.backed: dict[tuple[int, int], Shares] = {  # (owner, other) -> of their seed
+            pair: known.backup_shares(*pair)
+            for j in self.around
+            for pair in ((VICTIM, j), (j, VICTIM))
+            if running.backups
+        }
         self.seeds: dict[int, bytes] = {}  # of the victim and another
+        for c in self.colluders.intersection(self.around):
+            self.seeds[c] = known.open[c].keys[VICTIM][0]
         self.votes: dict[bytes, dict[int, bytes]] = {}
         self.refused: list[str] = []
-        key = running.order.cohort, running.order.index
-        for c in self.colluders:
-            opened = run.party(c).state.open[key]
-            for source in self.cohort.neighbours[c]:
-                self._read_backups(c, source, opened.keys[source][1])
-            if c in self.around:
-                self.seeds[c] = opened.keys[VICTIM][0]
-                sealed = self._sealed_share(VICTIM, c)
-                share = self._unseal(relay.SHARE, sealed, VICTIM, c, opened.keys[VICTIM][1])
-                self.own[self.cohort.point(c)] = share
 
     # -- what it does
 
@@ -82,7 +80,7 @@ class Liar:
                 index=self.running.order.index,
                 alive=alive,
                 dead=self.cohort.pack(set(self.cohort.members) - survivors),
-                shares=b"".join(self._sealed_share(j, party) for j in living),
+                shares=b"".join(self.running.enclosed.share(j, party) for j in living),
                 voters=self.cohort.pack([p for p, _ in signed]) if signed else b"",
                 votes=b"".join(signature for _, signature in signed),
             ),
@@ -127,11 +125,11 @@ class Liar:
         for other, digest in zip(self.around, committed[1:], strict=True):
             if other not in self.seeds:
                 for pair in ((VICTIM, other), (other, VICTIM)):
-                    seed = self._reconstruct(self.backed.get(pair, {}), digest)
+                    seed = self.known.reconstruct(self.backed.get(pair, {}), digest)
                     if seed is not None:
                         self.seeds[other] = seed
         streams = [(seed, other > VICTIM) for other, seed in self.seeds.items()]
-        own = self._reconstruct(self.own, committed[0])
+        own = self.known.reconstruct(self.own, committed[0])
         if own is not None:
             streams.append((own, True))
         add_streams(left, streams, cipher=self.running.cipher)
@@ -148,30 +146,6 @@ class Liar:
             return None
         self.run.keep(asked)
         return answer
-
-    def _reconstruct(self, shares: Shares, digest: bytes) -> bytes | None:
-        points = sorted(shares)[: self.cohort.share_threshold]
-        seed = reconstruct_seed({x: shares[x] for x in points}) if points else None
-        right = seed is not None and commitment(self.running.label, seed) == digest
-        return seed if right else None
-
-    def _sealed_share(self, source: int, destination: int) -> bytes:
-        sealed: bytes = self.running.enclosed.share(source, destination)
-        return sealed
-
-    def _unseal(self, kind: int, text: bytes, source: int, holder: int, key: bytes) -> bytes:
-        return relay.unseal(key, text, relay.Route(self.running.label, kind, source, holder))
-
-    def _read_backups(self, holder: int, source: int, key: bytes) -> None:
-        others = self.cohort.neighbours[source]
-        if not self.running.backups or (source != VICTIM and VICTIM not in others):
-            return
-        text = self.running.enclosed.backed_up([source], holder)
-        shares = cut(self._unseal(relay.BACKUP, text, source, holder, key), SHARE_BYTES)
-        for other, share in zip(others, shares, strict=True):
-            if VICTIM in (source, other):
-                found = self.backed.setdefault((source, other), {})
-                found[self.cohort.point(holder)] = share
 
 
 # -- the stages

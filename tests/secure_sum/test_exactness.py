@@ -55,16 +55,6 @@ def test_all_kinds_of_sums_are_exact(cipher: str, encoding: Encoding, options: A
         assert total.dtype == expected.dtype
 
 
-@pytest.mark.parametrize("encoding", [e for e in ENCODINGS if e.kind != "circle"], ids=str)
-def test_both_ends_of_the_range_are_summed_exactly(encoding: Encoding) -> None:
-    bound = encoding.bound if encoding.kind == "fixed-point" else int(encoding.bound)
-    values = np.array([bound, -bound])
-    for parties in (3, 4, 5):
-        run = Run(parties)
-        total = run.sum(dict.fromkeys(range(parties), values), encoding=encoding)
-        np.testing.assert_array_equal(total, parties * values)
-
-
 def test_one_changed_element_is_noticed() -> None:
     """Negative control: the comparison is exact to the last bit of the ring."""
     encoding, run = Encoding.fixed_point(8.0, 32), Run(3)
@@ -93,11 +83,6 @@ def test_long_vectors_travel_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
         assert pieces == [125] * 8 + [3]
         run.unmask(running)
         assert run.result(running).tolist() == (6 * np.arange(1003)).tolist()
-
-
-def test_vectors_of_one_number() -> None:
-    for options in ({}, {"receiver": 1}, {"receiver": 1, "self_masks": False}):
-        assert Run(3).sum({p: np.array([p]) for p in range(3)}, **options).tolist() == [3]
 
 
 def test_several_sums_may_be_open_at_once() -> None:

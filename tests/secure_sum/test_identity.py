@@ -102,9 +102,7 @@ def test_other_keys_are_refused(tmp_path: Path, kind: str, data: bytes) -> None:
     )
 
 
-def test_a_missing_key_file_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_missing_key_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path):
         refused(read_identity, path, text="is not an Ed25519 private key", kind=OptionError)
 
@@ -152,9 +150,7 @@ def test_lines_that_are_no_trusted_key(tmp_path: Path, line: str, number: int) -
     )
 
 
-def test_a_partition_is_pinned_once(
-    tmp_path: Path,
-) -> None:
+def test_a_partition_is_pinned_once(tmp_path: Path) -> None:
     path = tmp_path / "trusted"
     for again in ("3", "03"):
         path.write_text(f"3 {KEY}\n{again} {openssh_line(IDENTITIES[1])}\n")
@@ -162,9 +158,7 @@ def test_a_partition_is_pinned_once(
         refused(read_trusted, path, text=text, kind=OptionError)
 
 
-def test_a_file_that_cannot_be_read(
-    tmp_path: Path,
-) -> None:
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "trusted"
     path.write_bytes(b"\xff\xfe\xfa")
     for wrong in (path, tmp_path / "nowhere", tmp_path):
@@ -177,52 +171,36 @@ def test_a_file_that_cannot_be_read(
 COUNTS = (7, 2)
 PUBLIC = generate_key()[1]
 SIGNATURE = sign_key(IDENTITIES[0], "run", 0, PUBLIC, COUNTS)
-SWAPPED = "do not go on: give it its identity key, or find out who swaps keys"
-
-
-def test_a_signature_is_accepted_in_its_place() -> None:
-    """Negative control of the refusals below."""
-    check_key(TRUSTED, "run", 0, PUBLIC, SIGNATURE, COUNTS)
+NOT_SIGNED = "its key of this run is not signed by its pinned identity"
+SIGNED = {
+    "trusted": TRUSTED,
+    "session": "run",
+    "partition": 0,
+    "public": PUBLIC,
+    "signature": SIGNATURE,
+    "counts": COUNTS,
+}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("change", "text"),
     [
-        (("run2", 0, PUBLIC, SIGNATURE), "its key of this run is not signed by its pinned"),
-        (("run", 1, PUBLIC, SIGNATURE), "its key of this run is not signed by its pinned"),
-        (("run", 0, generate_key()[1], SIGNATURE), "is not signed by its pinned identity"),
-        (
-            ("run", 0, PUBLIC, bytes([SIGNATURE[0] ^ 1]) + SIGNATURE[1:]),
-            "is not signed by its pinned identity",
-        ),
-        (("run", 0, PUBLIC, SIGNATURE[:-1]), "is not signed by its pinned identity"),
-        (("run", 0, PUBLIC, b""), "its key of this run is not signed, its identity is pinned"),
+        ({"session": "run2"}, NOT_SIGNED),
+        ({"partition": 1}, NOT_SIGNED),
+        ({"public": generate_key()[1]}, NOT_SIGNED),
+        ({"signature": bytes([SIGNATURE[0] ^ 1]) + SIGNATURE[1:]}, NOT_SIGNED),
+        ({"signature": SIGNATURE[:-1]}, NOT_SIGNED),
+        ({"signature": b""}, "its key of this run is not signed, its identity is pinned"),
+        ({"counts": (8, 2)}, NOT_SIGNED),
+        ({"trusted": {}}, "its identity key is not pinned"),
     ],
 )
-def test_other_signatures_are_refused(arguments: Any, text: str) -> None:
-    party = f"partition {arguments[1]}"
-    refused(check_key, TRUSTED, *arguments, COUNTS, text=text, remedy=SWAPPED, party=party)
-
-
-def test_numbers_of_rows_are_signed() -> None:
-    text = "is not signed by its pinned identity"
-    wrong = ("run", 0, PUBLIC, SIGNATURE, (8, 2))
-    refused(check_key, TRUSTED, *wrong, text=text, remedy=SWAPPED, party="partition 0")
-
-
-def test_an_unpinned_party_is_refused() -> None:
-    refused(
-        check_key,
-        {},
-        "run",
-        0,
-        PUBLIC,
-        SIGNATURE,
-        COUNTS,
-        text="its identity key is not pinned",
-        remedy="add it to the trusted keys",
-        party="partition 0",
-    )
+def test_other_signatures_are_refused(change: dict[str, Any], text: str) -> None:
+    check_key(**SIGNED)  # type: ignore[arg-type]
+    swapped = "do not go on: give it its identity key, or find out who swaps keys"
+    remedy = "add it to the trusted keys" if "trusted" in change else swapped
+    party = f"partition {change.get('partition', 0)}"
+    refused(check_key, **{**SIGNED, **change}, text=text, remedy=remedy, party=party)
 
 
 # -- in a run

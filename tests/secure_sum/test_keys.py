@@ -129,13 +129,6 @@ def unseal_at(sealed: bytes, key: bytes = KEY, **change: Any) -> bytes:
 SEALED = seal(KEY, PLAIN, Route(sum_label(**WHERE), **ROUTE))
 
 
-def test_what_is_sealed_opens_in_its_place() -> None:
-    """Negative control of the refusals below."""
-    assert unseal_at(SEALED) == PLAIN
-    assert len(SEALED) == len(PLAIN) + 16
-    assert PLAIN not in SEALED
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -160,13 +153,6 @@ def test_a_message_out_of_place_stays_closed(change: dict[str, Any]) -> None:
     assert PLAIN.hex() not in repr(error)
 
 
-@given(bit=st.integers(0, 8 * len(SEALED) - 1))
-def test_one_changed_bit_closes_a_message(bit: int) -> None:
-    changed = (int.from_bytes(SEALED, "little") ^ (1 << bit)).to_bytes(len(SEALED), "little")
-    with pytest.raises(SumError, match="partition 2 sent through the server was changed"):
-        unseal_at(changed)
-
-
 @given(
     WHERE=st.fixed_dictionaries(
         {
@@ -188,6 +174,8 @@ def test_any_place_and_any_bit_are_bound(
     route = Route(label, kind, source, destination)
     sealed = seal(KEY, plain, route)
     assert unseal(KEY, sealed, route) == plain
+    assert len(sealed) == len(plain) + 16
+    assert len(plain) < 4 or plain not in sealed
     bit = data.draw(st.integers(0, 8 * len(sealed) - 1))
     changed = (int.from_bytes(sealed, "little") ^ (1 << bit)).to_bytes(len(sealed), "little")
     wrong = data.draw(

@@ -180,9 +180,7 @@ def check_no_collision(words: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("cipher", CIPHERS)
-def test_first_words_never_collide(
-    cipher: str,
-) -> None:
+def test_first_words_never_collide(cipher: str) -> None:
     """Among 50 000 words of 64 bits a collision has probability 7e-11."""
     words = first_words(cipher)
     check_no_collision(words)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sums_in_memory import Run, refused
 
@@ -143,6 +143,7 @@ def test_damaged_rosters_are_refused(kind: str) -> None:
 TWO = SecureSum("run", {p: (generate_key()[1], b"") for p in range(2)}).roster
 
 
+@settings(max_examples=40)
 @given(cohorts=st.text(max_size=30) | st.recursive(st.none() | st.integers(), st.lists).map(str))
 def test_cohorts_of_any_text_break_nothing(cohorts: str) -> None:
     roster = replace(TWO, cohorts=cohorts)

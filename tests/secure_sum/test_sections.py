@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from example_messages import assert_equal, example
 from hypothesis import given
 from hypothesis import strategies as st
 from sums_in_memory import refused
@@ -28,41 +29,13 @@ CLASSES = [
     for cls in vars(sums).values()
     if isinstance(cls, type) and issubclass(cls, PhaseMessage) and cls.phase
 ]
-VALUES = {"bool": True, "bytes": b"\x00\xff", "float": 0.25, "int": 7, "str": 'a\u00e9"'}
-
-
-def example(cls: type[PhaseMessage], parts: int = 2, seed: int = 0) -> PhaseMessage:
-    rng, values = np.random.default_rng(seed), {}
-    for f in dataclasses.fields(cls):
-        if "dimensions" in f.metadata:
-            values[f.name] = tuple(
-                rng.integers(0, 9, 3 + k).astype(np.uint32) for k in range(parts)
-            )
-        else:
-            values[f.name] = VALUES[str(f.type)]
-    return cls(**values)
-
-
-def assert_equal(a: PhaseMessage, b: PhaseMessage) -> None:
-    assert type(a) is type(b)
-    for f in dataclasses.fields(a):
-        x, y = getattr(a, f.name), getattr(b, f.name)
-        if isinstance(x, tuple):
-            assert len(x) == len(y)
-            for one, other in zip(x, y, strict=True):
-                assert one.dtype == other.dtype
-                np.testing.assert_array_equal(one, other)
-        else:
-            assert (type(x), x) == (type(y), y)
-
-
 OWN_ARRAYS = [np.arange(4.0), np.zeros((2, 2), np.float32)]
 OWN = {"phase": "update", "protocol": 3, "round": 3, "0.5": "a name with a dot", "9.x": b"9"}
 
 
 @given(chosen=st.lists(st.sampled_from(CLASSES), max_size=5), parts=st.integers(0, 3))
 def test_sections_arrive_as_they_were_sent(chosen: list[type[PhaseMessage]], parts: int) -> None:
-    sent = [example(cls, parts, seed) for seed, cls in enumerate(chosen)]
+    sent = [example(cls, seed, parts=parts) for seed, cls in enumerate(chosen)]
     arrays, scalars = attach(sent)
     own = {name: value for name, value in OWN.items() if name != "0.5"}
     left, rest, sections = detach([*OWN_ARRAYS, *arrays], {**own, **scalars}, party="server")

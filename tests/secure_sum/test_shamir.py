@@ -48,6 +48,7 @@ def test_the_modulus_is_the_least_prime_above_all_seeds() -> None:
 # -- against an independent library
 
 
+@settings(max_examples=40)
 @given(seed=seeds, parties=st.integers(2, 12), data=st.data())
 def test_our_shares_interpolate_elsewhere(seed: bytes, parties: int, data: st.DataObject) -> None:
     threshold = data.draw(st.integers(1, parties))
@@ -60,6 +61,7 @@ def test_our_shares_interpolate_elsewhere(seed: bytes, parties: int, data: st.Da
         assert shamirs.interpolate(theirs[: threshold - 1]) != value(seed)
 
 
+@settings(max_examples=40)
 @given(seed=seeds, parties=st.integers(2, 12), data=st.data())
 def test_foreign_shares_reconstruct_here(seed: bytes, parties: int, data: st.DataObject) -> None:
     threshold = data.draw(st.integers(1, parties))
@@ -167,6 +169,7 @@ def polynomial(places: dict[int, int], x: int) -> int:
     return total
 
 
+@settings(max_examples=40)
 @given(seed=seeds, guess=seeds, parties=st.integers(2, 12), data=st.data())
 def test_fewer_shares_fit_every_seed(
     seed: bytes, guess: bytes, parties: int, data: st.DataObject
@@ -197,9 +200,7 @@ def collect_shares(seed: bytes, count: int = 800) -> list[np.ndarray]:
     return out
 
 
-def check_combinations(
-    seed: bytes,
-) -> None:
+def check_combinations(seed: bytes) -> None:
     for combination in collect_shares(seed):
         assert_uniform(combination)
 

@@ -241,10 +241,10 @@ AVERAGED = dict.fromkeys(METHODS, ("test_accuracy", ["--resplit"])) | {
 @every_method
 def test_runs_are_averaged(name, commands):
     metric, more = AVERAGED[name]
-    found = commands.result(*commands.small(name), *more, "--runs", "2")
+    found = commands.result(*commands.small(name), *more, "--runs", "3")
     values = [draw["metrics"][metric] for draw in json.loads(Path("here/draws.json").read_text())]
-    assert len(values) == 2
-    assert (values[0] != values[1]) == PROMISES[name].seeded
+    assert len(values) == 3
+    assert (len(set(values)) > 1) == PROMISES[name].seeded
     assert found["metrics"][metric] == pytest.approx(np.mean(values))
     if name in ONLINE:
         assert found["metrics"]["mse_std"] == pytest.approx(np.std(values, ddof=1))

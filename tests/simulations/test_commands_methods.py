@@ -101,7 +101,7 @@ def test_files_of_every_kind_give_the_same(path, stars, tables, commands):
 
 
 def test_the_built_in_ratings_are_those_of_flights(commands):
-    found = commands.result("fed-cfk")
+    found = commands.result("fed-cfk", "--test-size", "0.02")
     assert (found["config"]["users"], found["config"]["items"]) == (4043, 104)
     assert found["history"] == [{"round": 1, "clients": 20, "rows": 4043}]
     metrics = found["metrics"]

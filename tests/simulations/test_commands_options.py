@@ -178,7 +178,7 @@ RECOMMENDED: dict[str, tuple[bool | None, Check]] = {
     "--runs 2 --resplit": (SAME, lambda r: r["config"]["runs"] == 2),
 }  # fmt: skip
 HIERARCHICAL: dict[str, tuple[bool | None, Check]] = {
-    "--clients 6": (SAME, bool),
+    "--clients 6 --secure": (SAME, bool),
     "--groups 3": (SAME, lambda r: r["survivors"] == 9),
     "--groups 1": (SAME, lambda r: r["survivors"] == 7),
     "--group-sizes 4,2": (SAME, bool),
@@ -200,23 +200,22 @@ HIERARCHICAL: dict[str, tuple[bool | None, Check]] = {
     "--groups 3 --agent-topology ring": (SAME, lambda r: r["survivors"] == 9),
     "--groups 3 --lost-groups leave-out": (SAME, lambda r: r["survivors"] == 9),
     "--split dirichlet --alpha 1": (SAME, bool),
-    "--secure": (SAME, bool),
     "--test-size 0.5": (OTHER, bool),
     "--partition vertical": (SAME, lambda r: list(map(len, r["config"]["columns"])) == [2, 2]),
     "--partition vertical --product orthogonal": (SAME, lambda r: r["survivors"] == 9),
     "--partition vertical --group-sizes 2,4": (SAME, lambda r: r["survivors"] == 9),
 }
-#: The others are run by ``make test-long``: tests of the strategy have them as well.
-QUICK = (
-    "--clients",
-    "--groups 1",
-    "--C",
-    "--model rbf",
-    "--consensus",
-    "--staleness 2",
-    "--secure",
-)
-QUICK += ("--groups 3 --agent", "--partition")
+#: The others are run by ``make test-long``: tests of the strategies have them as well.
+QUICK = {
+    "hierarchical-svm": (
+        *("--groups 1", "--C", "--model rbf", "--consensus", "--staleness 2 --delay"),
+        *("--groups 3 --agent", "--partition"),
+    ),
+    "fdskl, streaming": (
+        *("--rounds", "--directions", "--batch", "--step", "--evaluate", "--active-parties 2"),
+        "--checkpoint",
+    ),
+}
 CASES = {
     "fed-cg": HYBRID,
     "fdskl": VERTICAL,
@@ -266,7 +265,7 @@ def check_metrics(case: str, arguments: str, found: Result, changes: bool | None
 
 
 def slow(case: str, arguments: str) -> bool:
-    return case == "hierarchical-svm" and not arguments.startswith(QUICK)
+    return case in QUICK and not arguments.startswith(QUICK[case])
 
 
 @pytest.mark.parametrize(
@@ -291,12 +290,12 @@ def test_an_option_changes_what_it_should(case, arguments, finished, commands):
     assert (ours.shape == theirs.shape and np.abs(ours - theirs).max() < close) == same
 
 
-def test_few_rounds_end_the_run_and_tolerance_ends_it_sooner(commands):
-    found = {}
-    for more in ("--rounds 3", "--tolerance 0.05", "--tolerance 1e-3"):
+def test_few_rounds_end_the_run_and_tolerance_ends_it_sooner(finished, commands):
+    found = []
+    for more in ("--rounds 3", "--tolerance 0.05"):
         small = commands.small("hierarchical-svm")
-        found[more] = commands.result(*small, *more.split(), out=more)["metrics"]
-    few, loose, tight = found.values()
+        found.append(commands.result(*small, *more.split(), out=more)["metrics"])
+    few, loose, tight = *found, finished("hierarchical-svm").result["metrics"]
     assert (few["iterations"], few["converged"]) == (3, False)
     assert loose["iterations"] < tight["iterations"]
     assert abs(tight["objective_gap"]) < abs(loose["objective_gap"])

@@ -30,10 +30,10 @@ def given_split(labels: str) -> tuple[np.ndarray, np.ndarray]:
     return x[80:], y[80:]
 
 
-STREAM = "--schedule streaming --rounds 40"
+STREAM = "--schedule streaming --rounds 20"
 VERTICAL = "--partition vertical"
 GRAM = "--encoding fixed-point --fraction-bits 28 --kernel rbf --gamma 1.5 --cost 10"
-SVM = "--users 4 --rounds 40"
+SVM = "--users 4 --rounds 15"
 #: Method, options, labels.
 RUNS = [
     ("fed-cg", "--landmarks 20", "three classes"),

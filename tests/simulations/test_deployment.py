@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from servers import processes_of
 
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations.cli.main import run
@@ -32,7 +33,7 @@ def deployed(folder: Path, method: str, options: str) -> dict[str, Any]:
     command = [FEDKERN, "deploy-local", method, *options.split(), "--out", folder, "--json", "-"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=270)
     assert done.returncode == 0, done.stderr
-    assert left_running(folder) == []
+    assert processes_of(folder / "flwr") == []
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
@@ -57,18 +58,6 @@ def simulated(folder: Path, method: str, options: str) -> dict[str, Any]:
     assert run(["run", method, *options.split(), "--out", str(folder), "--quiet"]) == 0
     result: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return result
-
-
-def left_running(folder: Path) -> list[int]:
-    """Return the processes of a deployment: the home of Flower is in their environment."""
-    mark, found = f"FLWR_HOME={folder / 'flwr'}".encode(), []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue  # ended meanwhile, or not ours
-    return found
 
 
 def compare(one: Path, other: Path, metrics: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -110,7 +99,7 @@ def test_fed_cg_gives_the_model_of_a_simulation(
     assert not (out / "nodes" / "2" / "predictions.csv").exists()
 
     assert len(predictions(out / "nodes" / "0" / "predictions.csv")) > 50
-    assert left_running(out) == []
+    assert processes_of(out / "flwr") == []
 
 
 @pytest.mark.deployment
@@ -126,7 +115,7 @@ def test_fed_cg_predicts_again_with_its_model(tmp_path: Path) -> None:
     assert again.keys() == first.keys()
     for name, outputs in first.items():
         np.testing.assert_allclose(again[name], outputs, rtol=0.0, atol=1e-9)
-    assert left_running(out) == []
+    assert processes_of(out / "flwr") == []
 
 
 @pytest.mark.deployment

@@ -6,11 +6,13 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from servers import processes_of
 
 from fedkern_flwr.errors import EngineError
 from fedkern_flwr.model_file import load_model
@@ -59,13 +61,9 @@ def listening(deployment: LocalDeployment) -> set[int]:
     The SuperLink's is that of everything it serves: whoever reaches it may start runs.
     """
     sockets: set[str] = set()
-    home = f"FLWR_HOME={deployment.environment['FLWR_HOME']}".encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if home in (process / "environ").read_bytes().split(b"\0"):
-                sockets |= {os.readlink(file) for file in (process / "fd").iterdir()}
-        except OSError:
-            continue  # ended meanwhile, or not ours
+    for pid in processes_of(Path(deployment.environment["FLWR_HOME"])):
+        with suppress(OSError):  # ended meanwhile
+            sockets |= {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
     ports = set()
     for table, loopback in (("tcp", "0100007F"), ("tcp6", f"{1 << 24:032X}")):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:

@@ -93,6 +93,13 @@ def test_rows_with_empty_cells_are_refused_or_left_out(name, table, tables, tmp_
 
 
 @every_family
+def test_constant_columns_are_noted(name, table, tables, tmp_path):
+    table["b"] = np.full(60, 7.0)
+    notes = prepare(name, tables.write(tmp_path / "t.csv", table)).notes
+    assert "constant in the training rows: b" in notes
+
+
+@every_family
 def test_runs_share_a_split_unless_each_is_to_have_its_own(name):
     for resplit in (False, True):
         splits = [prepare(name, "wine", resplit=resplit).split(seed) for seed in (0, 1)]

@@ -105,30 +105,32 @@ def test_a_user_subtracts_itself_in_a_cohort_of_two() -> None:
     np.testing.assert_array_equal(found, x[1])
 
 
-@pytest.mark.parametrize("users", [2, 20, 40])
-def test_fewer_users_than_items_are_all_found(users: int) -> None:
-    x = profiles_of(users, 120, min_support=2)
-    found = peel_profiles(x.T @ x)
-    assert found.complete
-    assert same_rows(found.profiles, x)
+def peeled(case: str) -> tuple[np.ndarray, np.ndarray]:
+    """A kernel, and the profiles that it is made of."""
+    many = profiles_of(200, 90)
+    rows = {
+        "2 users": profiles_of(2, 120, min_support=2),
+        "40 users": profiles_of(40, 120, min_support=2),
+        "minimum support": profiles_of(80, 160),
+        "equal profiles": np.repeat(profiles_of(10, 60, min_support=2), 2, axis=0),
+        "a difference": many[:30],
+    }[case]
+    kernel = rows.T @ rows
+    if case == "a difference":  # kernels of many users are no cover
+        kernel = many.T @ many - many[30:].T @ many[30:]
+    return kernel, rows[rows.any(axis=1)]
 
 
-def test_minimum_support_does_not_help() -> None:
-    x = profiles_of(80, 160)
-    kernel = x.T @ x
-    assert kernel.diagonal().min() >= MIN_SUPPORT
-    assert len(x) < len(kernel)
+@pytest.mark.parametrize(
+    "case", ["2 users", "40 users", "minimum support", "equal profiles", "a difference"]
+)
+def test_fewer_users_than_items_are_all_found(case: str) -> None:
+    kernel, rows = peeled(case)
+    assert len(rows) <= len(kernel)
+    assert case != "minimum support" or kernel.diagonal().min() >= MIN_SUPPORT
     found = peel_profiles(kernel)
     assert found.complete
-    assert same_rows(found.profiles, x)
-
-
-def test_a_difference_of_kernels_of_many_users_is_no_cover() -> None:
-    x = profiles_of(200, 90)
-    part = x[:30]
-    found = peel_profiles(x.T @ x - x[30:].T @ x[30:])
-    assert found.complete
-    assert same_rows(found.profiles, part[part.any(axis=1)])
+    assert same_rows(found.profiles, rows)
 
 
 def test_many_more_users_than_items_are_not_found() -> None:
@@ -136,13 +138,6 @@ def test_many_more_users_than_items_are_not_found() -> None:
     found = peel_profiles(x.T @ x, patience=20, limit=40)
     assert not found.complete
     assert rows_in(found.profiles, x) < 40
-
-
-def test_equal_profiles_are_counted() -> None:
-    x = np.repeat(profiles_of(10, 60, min_support=2), 2, axis=0)
-    found = peel_profiles(x.T @ x)
-    assert found.complete
-    assert same_rows(found.profiles, x)
 
 
 def test_nothing_to_peel() -> None:
@@ -353,7 +348,7 @@ def test_a_matrix_of_few_rows_shows_all_of_them_and_is_refused_in_a_deployment()
 
 
 def test_two_rows_per_item_withstand_the_search() -> None:
-    x = profiles_of(300, 160)
+    x = profiles_of(140, 100)
     strategy = run(SecureGram(seed=0, rows_per_item=2.0, allow_recovery=False), x)
     assert len(strategy.items_) == len(x) // 2
     found = peel_profiles(strategy.gram_, patience=10, limit=20, nodes=5_000)

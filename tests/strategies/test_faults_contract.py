@@ -84,9 +84,9 @@ class Case:
         """The same result, and nothing left that belonged to the run."""
         assert_same(self.method.outcome(strategy, nodes), self.expected)
         files = (path for path in nodes.folder.glob("node-*/**/*") if path.is_file())
-        assert {path.suffix for path in files} <= {".state", ".answered"}
+        assert {path.suffix for path in files} <= {".state", ".answered", *self.method.stays}
         assert all(load_state(context) is None for context in nodes.contexts.values())
-        told = self.exchanges[-1][0] == "finish"
+        told = self.exchanges[-1][0] == "finish" and not self.method.stays
         for context in nodes.contexts.values() if told else ():
             assert not SessionState.load(context).payload
 
@@ -186,7 +186,9 @@ def test_what_happens_in_every_exchange_changes_nothing(
     struck = [fault for phase, fault in plan.struck if phase not in ENDS]
     assert len(struck) == sum(phase not in ENDS for phase, _ in quiet.exchanges)
     repeated = sum(fault.kind != "duplicate" for fault in struck)
-    assert len(plan.seen) == len(quiet.exchanges) + repeated
+    # a reply that is broken beside its sum costs nothing where the sum is all
+    least = repeated - quiet.method.sums_alone * sum(fault.kind == "tamper" for fault in struck)
+    assert least <= len(plan.seen) - len(quiet.exchanges) <= repeated
     assert bool(strategy.ledger_.failures) == bool(repeated)
 
 
@@ -222,7 +224,7 @@ def test_a_party_that_never_answers_is_named_and_nothing_is_made(
         for partition in {asked[0], asked[-1]}:
             nodes = quiet.nodes()
             text = (
-                rf"phase {phase}: not all parties answered, 2 times in a row: partition {partition}"
+                rf"phase {phase}: {quiet.method.missing}, 2 times in a row: partition {partition}"
                 rf" raised InjectedError; {quiet.method.ended}"
             )
             with pytest.raises(CohortError, match=text) as caught:
@@ -309,7 +311,13 @@ def test_what_a_node_has_lost_is_made_again(
 
 
 #: Ways on which nothing is kept in files, or nothing that is needed once more.
-NOTHING_TO_LOSE = ("fed-cg naive", "fed-cg in a chain", "fdskl", "fdskl in trees")
+NOTHING_TO_LOSE = (
+    "secure-gram, fed-cfk",
+    "fed-cg naive",
+    "fed-cg in a chain",
+    "fdskl",
+    "fdskl in trees",
+)
 
 
 @pytest.mark.parametrize("name", names(resumes=True))
@@ -395,7 +403,7 @@ def test_a_run_that_lacked_a_party_goes_on_when_it_is_back(
     quiet = case(name)
     phase, asked = quiet.exchanges[quiet.late()]
     nodes, gone = quiet.nodes(), never(asked[0], phase)
-    with pytest.raises(CohortError, match=r"mend it and resume from the checkpoint.*; a model of"):
+    with pytest.raises(CohortError, match=r"mend it and resume from the checkpoint"):
         quiet.run(nodes, quiet.make(nodes), gone)
     quiet.check(quiet.run(nodes, quiet.make(nodes, resume=True)), nodes)
 

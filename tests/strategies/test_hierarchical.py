@@ -17,7 +17,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import SVC
 
 from fedkern_flwr.clients import SVMClient
-from fedkern_flwr.errors import CohortError, FedKernError, OptionError, ProtocolError, TableError
+from fedkern_flwr.errors import FedKernError, ProtocolError
 from fedkern_flwr.groups.linear_model import model_rows, outputs
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Transcript
@@ -355,7 +355,7 @@ KINDS = {
 @pytest.mark.parametrize("name", KINDS)
 def test_every_model_is_that_of_the_pooled_rows(name: str) -> None:
     kind, scale, c = KINDS[name]
-    x, y = blobs()
+    x, y = blobs(60)
     z = standard(x) if scale == "standard" else x
     strategy = fit(horizontal(x, y, [2, 2]), model=kind, scale=scale, C=c, tolerance=4e-3)
     best, w, b = pooled(kind, z, y, c)
@@ -366,12 +366,20 @@ def test_every_model_is_that_of_the_pooled_rows(name: str) -> None:
     assert np.abs(gap).max() < 0.05 * np.abs(z @ w[0] + b[0]).max()
 
 
-def test_ridge_regression_of_several_targets() -> None:
-    rng = np.random.default_rng(0)
+SPLITS: dict[str, tuple[Callable[..., Nodes], Table]] = {
+    "rows": (lambda x, y, **more: horizontal(x, y, [2, 2], **more), {}),
+    "columns": (vertical, {"partition": "vertical"}),
+}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_ridge_regression_of_several_targets(split: str) -> None:
+    deal_out, options = SPLITS[split]
     x, _ = blobs()
+    rng = np.random.default_rng(0)
     y = standard(x) @ rng.standard_normal((4, 2)) + rng.standard_normal((90, 2)) + [1.0, -2.0]
-    nodes = horizontal(x, y, [2, 2], classes=None, label_bound=20.0, tests=10)
-    strategy = fit(nodes, model="ridge", tolerance=1e-5)
+    nodes = deal_out(x, y, classes=None, label_bound=20.0, tests=10)
+    strategy = fit(nodes, model="ridge", tolerance=1e-5 if split == "rows" else 1e-8, **options)
     z = standard(x, x[:80])
     best, w, b = pooled("ridge", z[:80], y[:80])
     assert strategy.metrics_["objective"] == pytest.approx(best, rel=1e-7)
@@ -379,29 +387,38 @@ def test_ridge_regression_of_several_targets() -> None:
     assert strategy.metrics_["test_rmse"] == pytest.approx(errors, rel=1e-4)
 
 
-def test_three_classes_are_one_against_the_rest() -> None:
+@pytest.mark.parametrize("split", SPLITS)
+def test_three_classes_are_one_against_the_rest(split: str) -> None:
+    deal_out, options = SPLITS[split]
     x, labels = load_iris(return_X_y=True)
-    nodes = horizontal(x, labels, [2, 2], classes=[0, 1, 2])
-    strategy = fit(nodes, 300, tolerance=4e-3)
+    order = np.random.default_rng(0).permutation(150)[:100]
+    x, labels = x[order], labels[order]
+    tight = split == "columns"
+    nodes = deal_out(x, labels, classes=[0, 1, 2], tests=20)
+    strategy = fit(nodes, 300, tolerance=1e-5 if tight else 4e-3, **options)
     y = np.where(labels[:, None] == np.arange(3), 1.0, -1.0)
-    best, w, b = pooled("linear", standard(x), y)
-    assert strategy.metrics_["objective"] == pytest.approx(best, rel=3e-3)
-    arrays, meta = strategy.model()
-    f, theirs = outputs(arrays, meta, x), standard(x) @ w.T + b
-    assert f.shape == (150, 3)
-    clear = np.diff(np.sort(theirs), axis=1)[:, -1] > 0.2
-    np.testing.assert_array_equal(f.argmax(1)[clear], theirs.argmax(1)[clear])
+    z = standard(x, x[:80])
+    best, w, b = pooled("linear", z[:80], y[:80])
+    assert strategy.metrics_["objective"] == pytest.approx(best, rel=1e-5 if tight else 3e-3)
+    theirs = z @ w.T + b
+    right = (theirs[80:].argmax(1) == labels[80:]).mean()
+    assert strategy.metrics_["test_accuracy"] == pytest.approx(right, abs=0.06)
+    if not tight:  # in a vertical split the model stays with the groups
+        f = outputs(*strategy.model(), x)
+        assert f.shape == (100, 3)
+        clear = np.diff(np.sort(theirs), axis=1)[:, -1] > 0.2
+        np.testing.assert_array_equal(f.argmax(1)[clear], theirs.argmax(1)[clear])
 
 
 @pytest.mark.parametrize("scale", ["standard", "none"])
 def test_rbf_is_the_pooled_svm_of_the_same_random_features(scale: str) -> None:
-    x, y = blobs(100)
+    x, y = blobs(60)
     nodes = horizontal(standard(x), y, [2, 2])
-    strategy = fit(nodes, model="rbf", features=30, gamma=0.3, scale=scale, tolerance=1e-3)
+    strategy = fit(nodes, model="rbf", features=15, gamma=0.3, scale=scale, tolerance=1e-3)
     arrays, meta = strategy.model()
-    assert meta["features"] == 30
-    features = model_rows(standard(x), 30, 0.3, meta["feature_seed"])
-    assert features.shape == (100, 60)
+    assert meta["features"] == 15
+    features = model_rows(standard(x), 15, 0.3, meta["feature_seed"])
+    assert features.shape == (60, 30)
     best, w, b = pooled("linear", features, y)
     assert strategy.metrics_["objective"] == pytest.approx(best, rel=1e-3)
     theirs = features @ w[0] + b[0]
@@ -432,23 +449,19 @@ def test_held_out_rows_are_judged_and_predicted(tmp_path: Path) -> None:
         assert len(list(csv.reader(file))) == 11
 
 
-def test_a_constant_column_does_no_harm() -> None:
-    x, y = blobs()
-    x[:, 1] = 7.0
-    strategy = fit(horizontal(x, y, [2, 2]), tolerance=1e-2)
-    best = pooled("linear", standard(np.delete(x, 1, axis=1)), y)[0]
-    assert strategy.metrics_["objective"] == pytest.approx(best, rel=3e-3)
-
-
-def test_users_of_one_class_and_of_one_row() -> None:
+def test_odd_tables_are_learned_from_as_if_pooled() -> None:
+    """A constant column, users of one class and of one row, one of them alone in its group."""
     x, y = blobs(40)
-    order = np.argsort(y)
-    cuts = np.split(order, [1, 12, 30])
-    tables = [{"x": x[p], "y": y[p], "group": k // 2} for k, p in enumerate(cuts)]
-    tables = [{**t, "classes": [-1.0, 1.0]} for t in tables]
+    x[:, 1] = 7.0
+    cuts = np.split(np.argsort(y), [1, 12, 30])
+    groups, common = (0, 0, 0, 1), {"classes": [-1.0, 1.0], "allow_single": True}
+    tables: list[Table] = [
+        {"x": x[p], "y": y[p], "group": group, **common}
+        for p, group in zip(cuts, groups, strict=True)
+    ]
     tables += [{"role": "agent", "group": k} for k in (0, 1)]
-    strategy = fit(serve(tables), tolerance=1e-2)
-    best = pooled("linear", standard(x), y)[0]
+    strategy = fit(serve(tables), tolerance=1e-2, allow_single=True)
+    best = pooled("linear", standard(np.delete(x, 1, axis=1)), y)[0]
     assert strategy.metrics_["objective"] == pytest.approx(best, rel=3e-3)
 
 
@@ -465,23 +478,6 @@ def test_group_numbers_need_not_follow_each_other() -> None:
     strategy = fit((client_fn, count), 5, tolerance=1e-12)
     again = fit((fn, count), 5, tolerance=1e-12)
     np.testing.assert_allclose(strategy.coefficients_, again.coefficients_, atol=1e-10)
-
-
-def test_role_and_group_come_from_the_node_configuration() -> None:
-    x, y = blobs(60)
-    fn, count = horizontal(x, y, [2, 2])
-    parts = deal(60, 4)
-
-    def client_fn(context: Context) -> SVMClient:
-        k = int(context.node_config["partition-id"])
-        if k < 4:
-            context.node_config["group"] = k // 2
-            return SVMClient(context, x[parts[k]], y[parts[k]], classes=[-1.0, 1.0])
-        context.node_config |= {"role": "agent", "group": k - 4}
-        return SVMClient(context)
-
-    one, other = fit((client_fn, count), 4), fit((fn, count), 4)
-    np.testing.assert_array_equal(one.coefficients_, other.coefficients_)
 
 
 # -- the paper's consensus, one layer, the chain
@@ -513,23 +509,20 @@ def plain_paper(
     return out
 
 
-@pytest.mark.parametrize("sizes", [[4], [2, 3], [2, 3, 2, 2]], ids=len)
+@pytest.mark.parametrize("sizes", [[4], [2, 3, 2]], ids=len)
 def test_the_papers_consensus_is_its_formula_and_not_the_exact_one(sizes: list[int]) -> None:
     x, y = blobs(70)
     options = {"rho": 1.3, "tolerance": 1e-12}
-    strategy = fit(horizontal(x, y, sizes), 10, consensus="paper", **options)
-    check_trace(strategy, plain_paper(x, y, sizes, 10, 1.3))
-    exact = fit(horizontal(x, y, sizes), 10, relaxation=1.0, **options)
+    strategy = fit(horizontal(x, y, sizes), 6, consensus="paper", **options)
+    check_trace(strategy, plain_paper(x, y, sizes, 6, 1.3))
+    exact = fit(horizontal(x, y, sizes), 6, relaxation=1.0, **options)
     assert np.abs(traced(exact)[-1] - traced(strategy)[-1]).max() > 1e-3
 
 
 def test_the_papers_consensus_misses_the_optimum() -> None:
     x, y = blobs()
-    best = pooled("linear", standard(x), y)[0]
     paper = fit(horizontal(x, y, [2] * 3), 40, consensus="paper", tolerance=1e-9)
-    exact = fit(horizontal(x, y, [2] * 3), 60, tolerance=1e-2)
-    assert exact.metrics_["objective"] == pytest.approx(best, rel=1e-3)
-    assert paper.metrics_["objective"] > 1.01 * best
+    assert paper.metrics_["objective"] > 1.01 * pooled("linear", standard(x), y)[0]
 
 
 def test_the_papers_consensus_of_columns_as_they_are_does_not_standardise() -> None:
@@ -572,7 +565,7 @@ def test_one_layer_is_the_plain_consensus_of_users() -> None:
 
 
 def test_one_layer_and_one_group_have_the_same_fixed_point() -> None:
-    x, y = blobs()
+    x, y = blobs(50)
     one = fit(horizontal(x, y, [2], agents=False), 300, architecture="centralised", tolerance=1e-4)
     two = fit(horizontal(x, y, [2]), 300, tolerance=1e-4)
     best = pooled("linear", standard(x), y)[0]
@@ -621,41 +614,33 @@ def test_the_chain_comes_to_the_pooled_optimum_at_last() -> None:
 # -- how it is done must not matter
 
 
-def test_two_exchanges_an_iteration() -> None:
-    x, y = blobs(60)
-    a, b = (fit(horizontal(x, y, [2, 2]), n, tolerance=1e-12).ledger_.exchanges for n in (4, 9))
-    assert b - a == 2 * 5
-
-
-def test_the_ring_equals_pairwise_masks() -> None:
-    x, y = blobs(72)
-    one, two = (
-        fit(horizontal(x, y, [2, 2, 2, 2]), 15, tolerance=1e-12, agent_topology=topology)
-        for topology in ("pairwise", "ring")
+@pytest.mark.parametrize("split", SPLITS)
+def test_two_exchanges_an_iteration(split: str) -> None:
+    deal_out, options = SPLITS[split]
+    a, b = (
+        fit(deal_out(*blobs(60)), n, tolerance=1e-12, **options).ledger_.exchanges for n in (2, 4)
     )
+    assert b - a == 2 * 2
+
+
+@pytest.mark.parametrize("other", [{"agent_topology": "ring"}, {"lost_groups": "leave-out"}])
+def test_how_agents_sum_changes_nothing_while_all_are_there(other: Table) -> None:
+    nodes = horizontal(*blobs(72), [2, 2, 2])
+    one, two = (fit(nodes, 8, tolerance=1e-12, **options) for options in ({}, other))
     for a, b in zip(traced(one), traced(two), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-8)
-    assert one.metrics_["objective"] == pytest.approx(two.metrics_["objective"], rel=1e-10)
+    if "agent_topology" in other:  # where groups may go the last model is not judged on the way
+        assert one.metrics_["objective"] == pytest.approx(two.metrics_["objective"], rel=1e-10)
+    assert [row["round"] for row in two.history_] == [row["round"] for row in one.history_]
 
 
 def test_the_mask_of_a_ring_is_fresh_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the second agent would have the changes of the first one's term."""
     drawn, draw = list[int](), secrets.token_bytes
     monkeypatch.setattr(secrets, "token_bytes", lambda n: drawn.append(n) or draw(n))
-    done = fit(horizontal(*blobs(72), [2, 2, 2, 2]), 5, tolerance=1e-12, agent_topology="ring")
+    done = fit(horizontal(*blobs(72), [2, 2, 2]), 3, tolerance=1e-12, agent_topology="ring")
     hops, numbers = done.ledger_.by_phase["svm-ring"], traced(done)[0].size + 5
-    assert drawn.count(8 * numbers) == hops // (4 + 1) == 6
-
-
-def test_leaving_groups_out_changes_nothing_while_all_are_there() -> None:
-    x, y = blobs(72)
-    one, two = (
-        fit(horizontal(x, y, [2, 2, 2]), 15, tolerance=1e-12, lost_groups=what)
-        for what in ("stop", "leave-out")
-    )
-    for a, b in zip(traced(one), traced(two), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-8)
-    assert [row["round"] for row in two.history_] == [row["round"] for row in one.history_]
+    assert drawn.count(8 * numbers) == hops // (3 + 1) == 4
 
 
 MODES: dict[str, Table] = {
@@ -674,7 +659,7 @@ def test_serialised_messages_give_identical_results(name: str) -> None:
     x, y = blobs(60)
     options = MODES[name]
     nodes = horizontal(x, y, [2, 2, 2], agents="architecture" not in options, tests=6)
-    one, two = (fit(nodes, 5, serialise=how, **options) for how in (False, True))
+    one, two = (fit(nodes, 3, serialise=how, **options) for how in (False, True))
     np.testing.assert_array_equal(one.coefficients_, two.coefficients_)
     assert one.metrics_ == two.metrics_
     assert np.abs(one.coefficients_).max() > 0.1
@@ -751,33 +736,6 @@ def test_every_model_in_a_vertical_split(name: str, product: str) -> None:
     assert strategy.metrics_["objective"] == pytest.approx(best, rel=2e-6)
 
 
-def test_a_vertical_regression_of_several_targets() -> None:
-    x, _ = blobs(80)
-    rng = np.random.default_rng(0)
-    y = standard(x) @ rng.standard_normal((4, 2)) + rng.standard_normal((80, 2)) + [3.0, -1.0]
-    nodes = vertical(x, y, classes=None, label_bound=20.0)
-    strategy = fit(nodes, partition="vertical", model="ridge", tolerance=1e-8)
-    z = standard(x, x[:68])
-    best, w, b = pooled("ridge", z[:68], y[:68])
-    assert strategy.metrics_["objective"] == pytest.approx(best, rel=1e-7)
-    errors = np.sqrt(((z @ w.T + b - y)[68:] ** 2).mean())
-    assert strategy.metrics_["test_rmse"] == pytest.approx(errors, rel=1e-4)
-
-
-def test_three_classes_in_a_vertical_split() -> None:
-    x, labels = load_iris(return_X_y=True)
-    order = np.random.default_rng(0).permutation(150)
-    x, labels = x[order], labels[order]
-    nodes = vertical(x, labels, classes=[0, 1, 2], tests=30)
-    strategy = fit(nodes, partition="vertical", tolerance=1e-5)
-    y = np.where(labels[:, None] == np.arange(3), 1.0, -1.0)
-    z = standard(x, x[:120])
-    best, w, b = pooled("linear", z[:120], y[:120])
-    assert strategy.metrics_["objective"] == pytest.approx(best, rel=1e-5)
-    right = ((z @ w.T + b)[120:].argmax(1) == labels[120:]).mean()
-    assert strategy.metrics_["test_accuracy"] == pytest.approx(right, abs=0.04)
-
-
 def test_without_held_out_rows_and_with_a_limit_of_iterations() -> None:
     nodes = vertical(*blobs(60), tests=0)
     strategy = fit(nodes, 1, partition="vertical", tolerance=1e-12)
@@ -786,83 +744,6 @@ def test_without_held_out_rows_and_with_a_limit_of_iterations() -> None:
     assert set(strategy.metrics_) == {"objective", "iterations", "converged"}
     x, y = blobs(60)
     assert strategy.metrics_["objective"] > pooled("linear", standard(x), y)[0]
-
-
-def test_two_exchanges_an_iteration_in_a_vertical_split() -> None:
-    exchanges = [
-        fit(vertical(*blobs(60)), n, partition="vertical", tolerance=1e-12).ledger_.exchanges
-        for n in (2, 4)
-    ]
-    assert exchanges[1] - exchanges[0] == 4
-
-
-def change(k: int, **changes: Any) -> Nodes:
-    tables = vertical_tables(*blobs(60), 2, 2)
-    tables[k] |= changes
-    return serve(tables)
-
-
-BAD_VERTICAL: dict[str, tuple[Callable[[], Nodes], Table, str]] = {
-    "a user with labels": (
-        lambda: change(0, y=np.ones(24), classes=[-1.0, 1.0]),
-        {},
-        "partition 0, phase describe: it has labels, and in a vertical split the label owner alone",
-    ),
-    "no owner": (
-        lambda: serve(vertical_tables(*blobs(60))[:-1]),
-        {},
-        "0 nodes have the labels in a vertical split; start one node with role owner",
-    ),
-    "two owners": (
-        lambda: serve([*vertical_tables(*blobs(60)), vertical_tables(*blobs(60))[-1]]),
-        {},
-        "2 nodes have the labels",
-    ),
-    "another product at a user": (
-        lambda: change(1, product="orthogonal"),
-        {},
-        "partition 1, phase describe: this node takes part in runs with product 'orthogonal' only",
-    ),
-    "no ids": (
-        lambda: change(2, ids=None, ids_test=None),
-        {},
-        "partition 2, phase describe: its rows have no ids to join them by",
-    ),
-    "another key": (
-        lambda: change(0, alignment_key=bytes(16)),
-        {},
-        r"group 0 does not hold \d+ of the 60 labelled rows; check ids",
-    ),
-    "duplicate ids": (
-        lambda: change(0, ids=["a"] * 24),
-        {},
-        r"partition 0.*: 23 duplicate ids; keep one row per id",
-    ),
-    "a horizontal run": (
-        lambda: vertical(*blobs(60)),
-        {"partition": "horizontal"},
-        "partition 6, phase describe: it is a label owner, and in a horizontal split",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BAD_VERTICAL)
-def test_nodes_that_do_not_fit_a_vertical_split_are_refused(name: str) -> None:
-    make, options, text = BAD_VERTICAL[name]
-    with pytest.raises(FedKernError, match=text) as caught:
-        fit(make(), **{"partition": "vertical", **options})
-    assert "\n" not in str(caught.value)
-    assert "; " in str(caught.value)
-
-
-def test_a_row_at_two_users_is_refused() -> None:
-    tables = vertical_tables(*blobs(60))
-    for name in ("x", "ids"):
-        tables[0][name] = np.concatenate([tables[0][name], tables[1][name][:2]])
-    with pytest.raises(
-        TableError, match="2 rows are at two users of group 0; keep each row at one"
-    ):
-        fit(serve(tables), partition="vertical")
 
 
 def test_rows_that_a_group_lacks_are_refused_or_left_out() -> None:
@@ -904,113 +785,122 @@ def test_the_model_of_a_vertical_split_stays_with_the_groups() -> None:
     assert meta["columns"] == 4
 
 
-def test_one_class_alone_is_refused_by_the_owner() -> None:
-    x, _ = blobs(60)
-    with pytest.raises(FedKernError, match="one class alone"):
-        fit(vertical(x, np.ones(60)), partition="vertical")
-
-
-def test_orthogonal_products_need_more_rows_than_columns() -> None:
-    x, y = blobs(24, 8)
-    nodes = vertical(x, y, 2, 4, product="orthogonal", tests=4)
-    with pytest.raises(
-        ProtocolError, match=r"vectors orthogonal to columns of rank.*product local"
-    ):
-        fit(nodes, partition="vertical", product="orthogonal")
-
-
-# -- nodes that do not fit a horizontal split
-
-
-def without(k: int) -> Nodes:
-    fn, count = horizontal(*blobs(60), [2, 2, 2])
-
-    def client_fn(context: Context) -> SVMClient:
-        shifted = dict(context.node_config)
-        number = int(shifted["partition-id"])
-        context.node_config = {**shifted, "partition-id": number + (number >= k)}
-        client = fn(context)
-        client.partition, client.partitions = number, count - 1
-        return client
-
-    return client_fn, count - 1
+# -- nodes that do not fit; more in tests/core/test_groups.py
 
 
 def altered(k: int, **changes: Any) -> Nodes:
-    parts = deal(60, 4)
+    """Two groups of two users, of which a node is another one."""
     x, y = blobs(60)
-    common = {"classes": [-1.0, 1.0]}
-    tables = [{"x": x[p], "y": y[p], "group": j // 2, **common} for j, p in enumerate(parts)]
+    tables: list[Table] = [
+        {"x": x[p], "y": y[p], "group": j // 2, "classes": [-1.0, 1.0]}
+        for j, p in enumerate(deal(60, 4))
+    ]
     tables += [{"role": "agent", "group": j} for j in (0, 1)]
     tables[k] |= changes
     return serve(tables)
 
 
+def rows(*sizes: int, **more: Any) -> Nodes:
+    return horizontal(*blobs(60), sizes, **more)
+
+
+def columns(k: int, *, owners: int = 1, **changes: Any) -> Nodes:
+    """Two groups of columns, of which a node is another one."""
+    tables = vertical_tables(*blobs(60))
+    tables[k] |= changes
+    return serve(tables[:-1] + tables[-1:] * owners)
+
+
+_VERTICAL: Table = {"partition": "vertical"}
+_ORTHOGONAL: Table = {**_VERTICAL, "product": "orthogonal"}
+_ALONE = "partition 4 is an agent, and this architecture has none; leave the agents out"
 BAD_NODES: dict[str, tuple[Callable[[], Nodes], Table, str]] = {
+    "no users at all": (
+        lambda: serve([{"role": "agent", "group": 0}, {"role": "agent", "group": 1}]),
+        {},
+        "there are no users; start nodes with role user",
+    ),
     "no agent": (
         lambda: altered(4, group=1),
         {},
         "group 0 has 0 agents and 2 users; give every group one node with role agent",
     ),
-    "no users": (
-        lambda: altered(4, group=2),
-        {},
-        "group 0 has 0 agents and 2 users",
-    ),
-    "agents in one layer": (
-        lambda: altered(0),
-        {"architecture": "chain"},
-        "partition 4 is an agent, and this architecture has none; leave the agents out",
-    ),
-    "agents around the server": (
-        lambda: altered(0),
-        {"architecture": "centralised"},
-        "partition 4 is an agent, and this architecture has none; leave the agents out",
-    ),
+    "agents in a chain": (lambda: altered(0), {"architecture": "chain"}, _ALONE),
+    "agents in one layer": (lambda: altered(0), {"architecture": "centralised"}, _ALONE),
     "other classes": (
         lambda: altered(1, classes=[-1.0, 1.0, 3.0]),
         {},
         "partition 1, phase describe: its labels differ from those of partition 0",
     ),
-    "no labels": (
-        lambda: altered(2, y=None),
-        {},
-        "partition 2, phase describe: it has no rows with labels to learn from",
-    ),
     "regression labels": (
-        lambda: horizontal(*blobs(60), [2, 2], classes=None),
+        lambda: rows(2, 2, classes=None),
         {},
         "model linear is for classes, the labels are numbers; use model ridge",
     ),
     "a ring of two": (
-        lambda: horizontal(*blobs(60), [2, 2]),
+        lambda: rows(2, 2),
         {"agent_topology": "ring"},
         "a ring of 2 agents shows each the other's term; use at least 3 groups",
     ),
     "step sizes": (
-        lambda: horizontal(*blobs(60), [2, 2]),
+        lambda: rows(2, 2),
         {"step_sizes": (1, 1, 1)},
         "3 step sizes for 2 groups; give each group one",
     ),
     "two groups of which none may go": (
-        lambda: horizontal(*blobs(60), [2, 2]),
+        lambda: rows(2, 2),
         {"lost_groups": "leave-out"},
         "of 2 groups none can be left out: the total would be that of one; use lost_groups stop",
     ),
     "a single user": (
-        lambda: horizontal(*blobs(60), [2, 1]),
+        lambda: rows(2, 1),
         {},
         "group 1 has one user, partition 2, whose model its agent would see; form larger",
     ),
     "a single user that does not want it": (
-        lambda: horizontal(*blobs(60), [2, 1]),
+        lambda: rows(2, 1),
         {"allow_single": True},
         "partition 2, phase describe: its agent would see its model, and it does not allow that",
     ),
-    "other columns": (
-        lambda: altered(1, x=np.ones((15, 3))),
+    "no owner": (
+        lambda: columns(0, owners=0),
+        _VERTICAL,
+        "0 nodes have the labels in a vertical split; start one node with role owner",
+    ),
+    "another product at a user": (
+        lambda: columns(1, product="orthogonal"),
+        _VERTICAL,
+        "partition 1, phase describe: this node takes part in runs with product 'orthogonal' only",
+    ),
+    "no ids": (
+        lambda: columns(2, ids=None, ids_test=None),
+        _VERTICAL,
+        "partition 2, phase describe: its rows have no ids to join them by",
+    ),
+    "another key": (
+        lambda: columns(0, alignment_key=bytes(16)),
+        _VERTICAL,
+        "group 0 does not hold 30 of the 60 labelled rows; check ids",
+    ),
+    "duplicate ids": (
+        lambda: columns(0, ids=["a"] * 24),
+        _VERTICAL,
+        "23 duplicate ids; keep one row per id",
+    ),
+    "an owner in a horizontal split": (
+        lambda: columns(0),
         {},
-        "partition 1",
+        "partition 6, phase describe: it is a label owner, and in a horizontal split",
+    ),
+    "one class alone": (
+        lambda: columns(6, y=np.ones(48)),
+        _VERTICAL,
+        "one class alone",
+    ),
+    "fewer rows than columns": (
+        lambda: vertical(*blobs(24, 8), 2, 4, product="orthogonal", tests=4),
+        _ORTHOGONAL,
+        "vectors orthogonal to columns of rank",
     ),
 }
 
@@ -1024,143 +914,6 @@ def test_nodes_that_do_not_fit_are_refused_in_one_line(name: str) -> None:
     assert "; " in str(caught.value)
 
 
-def test_single_users_that_allow_it() -> None:
-    x, y = blobs(60)
-    nodes = horizontal(x, y, [1, 1, 1], allow_single=True)
-    strategy = fit(nodes, allow_single=True, tolerance=2e-3)
-    best = pooled("linear", standard(x), y)[0]
-    assert strategy.metrics_["objective"] == pytest.approx(best, rel=1e-3)
-
-
-# -- options
-
-
-BAD_OPTIONS: dict[str, tuple[Table, str]] = {
-    "C": ({"C": 0.0}, "C is 0.0; use a positive number"),
-    "rho": ({"rho": -1.0}, "rho is -1.0; use a positive number"),
-    "sigma": ({"sigma": np.inf}, "sigma is inf; use a positive number"),
-    "tolerance": ({"tolerance": np.nan}, "tolerance is nan; use a positive number"),
-    "bound": ({"bound": 0}, "bound is 0.0; use a positive number"),
-    "step sizes": ({"step_sizes": (1.0, 0.0)}, "step size 1 is 0.0; use a positive number"),
-    "relaxation": ({"relaxation": 2.0}, r"relaxation is 2.0; use a value in \[1, 2\)"),
-    "under-relaxation": ({"relaxation": 0.9}, r"relaxation is 0.9; use a value in \[1, 2\)"),
-    "staleness": ({"staleness": -1}, "staleness is -1"),
-    "features": ({"model": "rbf", "features": 0}, "features is 0"),
-    "gamma": ({"model": "rbf", "gamma": 0.0}, "gamma is 0.0"),
-    "attempts": ({"attempts": 0}, "attempts is 0"),
-    "checkpoint_every": ({"checkpoint_every": 0}, "checkpoint_every is 0"),
-    "resume": ({"resume": True}, "resume without a checkpoint; name the checkpoint file"),
-    **{
-        name: ({name: "other"}, f"{name} is 'other'; ")
-        for name in (
-            "partition",
-            "model",
-            "architecture",
-            "consensus",
-            "rho_schedule",
-            "scale",
-            "agent_topology",
-            "product",
-            "lost_groups",
-            "missing",
-        )
-    },
-    "features without rbf": ({"features": 5}, "features is for model rbf; add model rbf, or leave"),
-    "gamma without rbf": ({"gamma": 0.5, "model": "ridge"}, "gamma is for model rbf; add model"),
-    **{
-        f"vertical {name}": (
-            {"partition": "vertical", name: value},
-            f"{name} has no meaning in a vertical split; leave it out",
-        )
-        for name, value in {
-            "rho": 1.0,
-            "sigma": 1.0,
-            "rho_schedule": "rising",
-            "relaxation": 1.5,
-            "step_sizes": (1.0, 1.0),
-        }.items()
-    },
-    "vertical rbf": (
-        {"partition": "vertical", "model": "rbf"},
-        "model rbf needs all columns of a row; use fdskl for vertical splits",
-    ),
-    "vertical chain": (
-        {"partition": "vertical", "architecture": "chain"},
-        "architecture chain is for horizontal splits; use architecture hierarchical",
-    ),
-    "vertical centralised": (
-        {"partition": "vertical", "architecture": "centralised"},
-        "architecture centralised is for horizontal splits",
-    ),
-    "vertical paper": (
-        {"partition": "vertical", "consensus": "paper"},
-        "consensus paper and agent_topology ring are for horizontal splits; leave them out",
-    ),
-    "vertical ring": (
-        {"partition": "vertical", "agent_topology": "ring"},
-        "consensus paper and agent_topology ring are for horizontal splits; leave them out",
-    ),
-    "vertical staleness": (
-        {"partition": "vertical", "staleness": 1},
-        "a vertical split needs every group in every iteration; leave staleness and lost_groups",
-    ),
-    "vertical leave-out": (
-        {"partition": "vertical", "lost_groups": "leave-out"},
-        "a vertical split needs every group in every iteration; leave staleness and lost_groups",
-    ),
-    "horizontal orthogonal": (
-        {"product": "orthogonal"},
-        "product orthogonal is for vertical splits; use partition vertical",
-    ),
-    **{
-        f"{architecture} {name}": (
-            {"architecture": architecture, **options},
-            f"{name} needs agents; use architecture hierarchical",
-        )
-        for architecture in ("centralised", "chain")
-        for name, options in {
-            "consensus paper": {"consensus": "paper"},
-            "agent_topology ring": {"agent_topology": "ring"},
-            "staleness": {"staleness": 1},
-            "step_sizes": {"step_sizes": (1.0,)},
-            "sigma": {"sigma": 1.0},
-            "lost_groups leave-out": {"lost_groups": "leave-out"},
-        }.items()
-    },
-    "rho and step sizes": (
-        {"rho": 1.0, "step_sizes": (1.0, 2.0)},
-        "rho and step_sizes are both given; give one of them",
-    ),
-    "balanced and asynchronous": (
-        {"rho_schedule": "balanced", "staleness": 1},
-        "residuals of groups that do not wait cannot be balanced; use another schedule",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BAD_OPTIONS)
-def test_bad_options_are_refused_in_one_line_with_a_remedy(name: str) -> None:
-    options, text = BAD_OPTIONS[name]
-    with pytest.raises(OptionError, match=f"^{text}") as caught:
-        HierarchicalSVM(**options)
-    assert "\n" not in str(caught.value)
-    assert "; " in str(caught.value)
-
-
-#: Options without effect. What means nothing is refused elsewhere.
-IDLE: dict[str, Table] = {
-    "sigma of the paper's consensus": {"consensus": "paper", "sigma": 2.0},
-    "relaxation in a chain": {"architecture": "chain", "relaxation": 1.5},
-    "a rising penalty in a chain": {"architecture": "chain", "rho_schedule": "rising"},
-}
-
-
-@pytest.mark.parametrize("name", IDLE)
-def test_options_that_mean_nothing_are_refused(name: str) -> None:
-    with pytest.raises(OptionError, match="; "):
-        HierarchicalSVM(**IDLE[name])
-
-
 def test_what_an_agent_and_the_server_see_is_told() -> None:
     for options in ({}, {"partition": "vertical"}, {"architecture": "chain"}, {"staleness": 3}):
         strategy = HierarchicalSVM(**options)
@@ -1168,8 +921,3 @@ def test_what_an_agent_and_the_server_see_is_told() -> None:
         assert seen["server_sees"]
         assert seen["user_sees"]
     assert "differ" in str(HierarchicalSVM(lost_groups="leave-out").privacy()["server_sees"])
-
-
-def test_an_empty_group_is_a_clear_error() -> None:
-    with pytest.raises(CohortError, match="there are no users; start nodes with role user"):
-        fit(serve([{"role": "agent", "group": 0}, {"role": "agent", "group": 1}]))

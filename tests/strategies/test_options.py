@@ -1,7 +1,8 @@
-"""Options of the strategies are checked at construction, with the choices in the text."""
+"""Options of the strategies are checked at construction, each by itself and together."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,51 +14,187 @@ from fedkern_flwr.strategies import (
     OFSKL,
     POFMKL,
     VMKOFL,
+    FedCFK,
+    HierarchicalSVM,
     LocalOnly,
     OFMKLAvg,
     PerFedAvg,
+    SecureGram,
 )
 
-METHODS: list[type[Any]] = [POFMKL, OFMKLAvg, OFSKL, VMKOFL, EMKOFL, PerFedAvg, LocalOnly]
-KERNEL_METHODS = [m for m in METHODS if m is not PerFedAvg]
-WRONG: list[tuple[type[Any], dict[str, Any], str]] = [
-    *[(m, {"step_size": "fast"}, "step_size is 'fast'; choose one of paper, ad") for m in METHODS],
-    *[(m, {"min_clients": 0}, "min_clients is 0; use at least 1") for m in METHODS],
-    *[(m, {"max_missed": 0}, "max_missed is 0; use at least 1") for m in METHODS],
-    *[(m, {"checkpoint_every": 0}, "checkpoint_every is 0; use at least 1") for m in METHODS],
-    *[(m, {"samples_per_round": 0}, "samples_per_round is 0; use at least 1") for m in METHODS],
-    *[(m, {"resume": True}, "resume without a checkpoint; name the chec") for m in METHODS],
-    *[(m, {"features": 0}, "features is 0; use at least 1") for m in KERNEL_METHODS],
-    *[
-        (m, {"precision": "half"}, "precision is 'half'; choose one of float32, float64")
-        for m in KERNEL_METHODS
-    ],
-    *[
-        (m, {"frequency_draw": "sobol"}, "'sobol'; choose one of independent, orthogonal")
-        for m in KERNEL_METHODS
-    ],
-    *[(m, {"regularization": -1.0}, "regularization is -1.0; use at") for m in KERNEL_METHODS],
-    *[(m, {"regularization": np.nan}, "regularization is nan; use at") for m in KERNEL_METHODS],
-    *[(m, {"kernels": 0}, "kernels is 0; use at least 1") for m in (POFMKL, VMKOFL, LocalOnly)],
+Table = dict[str, Any]
+ONLINE: list[type[Any]] = [POFMKL, OFMKLAvg, OFSKL, VMKOFL, EMKOFL, PerFedAvg, LocalOnly]
+WITH_KERNELS = [m for m in ONLINE if m is not PerFedAvg]
+#: Values that cannot be, of options by themselves; texts are refused where there are choices.
+_RUN: dict[str, Any] = {"min_clients": [0], "max_missed": [0], "samples_per_round": [0]}
+_KERNELS: dict[str, Any] = {"features": [0], "regularization": [-1.0, np.nan]}
+_KERNELS |= {"precision": ["half"], "frequency_draw": ["sobol"]}
+_GROUPED = ("partition", "model", "architecture", "consensus", "scale", "rho_schedule", "product")
+_GROUPED += ("agent_topology", "lost_groups", "missing")
+WRONG: dict[type[Any], dict[str, Sequence[Any]]] = {
+    **{m: {"step_size": ["fast"], "checkpoint_every": [0], **_RUN} for m in ONLINE},
+    HierarchicalSVM: {
+        **{name: [0.0, -1.0, np.inf, np.nan] for name in ("C", "rho", "sigma", "tolerance")},
+        **{"bound": [0], "relaxation": [2.0, 0.9], "staleness": [-1], "checkpoint_every": [0]},
+        **dict.fromkeys(_GROUPED, ("other",)),
+        "attempts": [0],
+    },
+    SecureGram: {
+        **{"kernel": ["laplacian"], "merge": ["sum"], "encoding": ["text"], "cohorts": [0]},
+        **{"attempts": [0], "participation": [0.0, 1.1], "bound": [0], "min_cohort": [1]},
+        **{"min_support": [-1], "rows_per_item": [-1]},
+    },
+    FedCFK: {"regularization": [0.0, -1.0], "request": ["some"]},
+}
+for _method in WITH_KERNELS:
+    WRONG[_method] |= _KERNELS
+for _method in (POFMKL, VMKOFL, LocalOnly):
+    WRONG[_method] |= {"kernels": [0]}
+WRONG[POFMKL] |= {"kernels_per_round": [0], "exploration": [0.0, 1.1], "selection": ["best"]}
+WRONG[VMKOFL] |= {"loss_aggregation": ["max"]}
+WRONG[EMKOFL] |= {"loss_aggregation": ["max"]}
+WRONG[OFSKL] |= {"bandwidth": [0.0]}
+WRONG[PerFedAvg] |= {"inner_step": [-0.1]}
+ALONE = [
+    (method, name, value)
+    for method, names in WRONG.items()
+    for name, values in names.items()
+    for value in values
+]
+
+
+@pytest.mark.parametrize(("method", "name", "value"), ALONE)
+def test_wrong_options_are_refused_at_construction(
+    method: type[Any], name: str, value: Any
+) -> None:
+    choice = isinstance(value, str)
+    with pytest.raises(OptionError) as caught:
+        method(**{name: value})
+    problem, _, remedy = str(caught.value).partition("; ")
+    assert problem == f"{name} is {value if not choice else repr(value)}" or (
+        problem == f"{name} is {float(value)}"
+    )
+    assert remedy.startswith(("choose one of",) if choice else ("use ", "declare "))
+    assert "\n" not in remedy
+
+
+_VERTICAL: Table = {"partition": "vertical"}
+_COLUMNS_NEED_ALL = "a vertical split needs every group in every iteration; leave staleness and lo"
+_ROWS_ALONE = "consensus paper and agent_topology ring are for horizontal splits; leave them out"
+_FOR_AGENTS: Table = {
+    "consensus paper": {"consensus": "paper"},
+    "agent_topology ring": {"agent_topology": "ring"},
+    "staleness": {"staleness": 1},
+    "step_sizes": {"step_sizes": (1.0,)},
+    "sigma": {"sigma": 1.0},
+    "lost_groups leave-out": {"lost_groups": "leave-out"},
+}
+_PENALTIES: Table = {"rho": 1.0, "sigma": 1.0, "rho_schedule": "rising", "relaxation": 1.5}
+_CHAIN = "relaxation and rho_schedule rising have no meaning in a chain; leave them out"
+#: What does not go together, or means nothing beside the others.
+TOGETHER: list[tuple[type[Any], Table, str]] = [
+    *[(m, {"resume": True}, "resume without a checkpoint; name the chec") for m in WRONG],
     (
         POFMKL,
         {"kernels": 6, "kernels_per_round": 7},
         "kernels_per_round is 7 but there are 6 kernels; use at most 6",
     ),
-    (POFMKL, {"kernels_per_round": 0}, "kernels_per_round is 0; use at least 1"),
-    (POFMKL, {"exploration": 0.0}, r"exploration is 0.0; use a value in \(0, 1\]"),
-    (POFMKL, {"exploration": 1.1}, r"exploration is 1.1; use a value in \(0, 1\]"),
-    (POFMKL, {"selection": "best"}, "selection is 'best'; choose one of bins, subset"),
-    (VMKOFL, {"loss_aggregation": "max"}, "loss_aggregation is 'max'; choose one of mean, sum"),
-    (EMKOFL, {"loss_aggregation": "max"}, "loss_aggregation is 'max'; choose one of mean, sum"),
-    (OFSKL, {"bandwidth": 0.0}, "bandwidth is 0.0; use a positive number"),
-    (PerFedAvg, {"inner_step": -0.1}, "inner_step is -0.1; use at least 0"),
+    *[
+        (HierarchicalSVM, options, text)
+        for options, text in [
+            ({"step_sizes": (1.0, 0.0)}, "step size 1 is 0.0; use a positive number"),
+            ({"model": "rbf", "features": 0}, "features is 0; "),
+            ({"model": "rbf", "gamma": 0.0}, "gamma is 0.0; "),
+            ({"features": 5}, "features is for model rbf; add model rbf, or leave"),
+            ({"gamma": 0.5, "model": "ridge"}, "gamma is for model rbf; add model"),
+            *[
+                ({**_VERTICAL, name: value}, f"{name} has no meaning in a vertical split; leave it")
+                for name, value in {**_PENALTIES, "step_sizes": (1.0, 1.0)}.items()
+            ],
+            ({**_VERTICAL, "model": "rbf"}, "model rbf needs all columns of a row; use fdskl for"),
+            *[
+                (
+                    {**_VERTICAL, "architecture": flat},
+                    f"architecture {flat} is for horizontal splits; use architecture hierarchical",
+                )
+                for flat in ("chain", "centralised")
+            ],
+            ({**_VERTICAL, "consensus": "paper"}, _ROWS_ALONE),
+            ({**_VERTICAL, "agent_topology": "ring"}, _ROWS_ALONE),
+            ({**_VERTICAL, "staleness": 1}, _COLUMNS_NEED_ALL),
+            ({**_VERTICAL, "lost_groups": "leave-out"}, _COLUMNS_NEED_ALL),
+            ({"product": "orthogonal"}, "product orthogonal is for vertical splits; use partition"),
+            *[
+                (
+                    {"architecture": flat, **options},
+                    f"{name} needs agents; use architecture hierarchical",
+                )
+                for flat in ("centralised", "chain")
+                for name, options in _FOR_AGENTS.items()
+            ],
+            ({"rho": 1.0, "step_sizes": (1.0, 2.0)}, "rho and step_sizes are both given; give one"),
+            (
+                {"rho_schedule": "balanced", "staleness": 1},
+                "residuals of groups that do not wait cannot be balanced; use another schedule",
+            ),
+            (
+                {"consensus": "paper", "sigma": 2.0},
+                "sigma has no meaning in consensus paper; leave",
+            ),
+            ({"architecture": "chain", "relaxation": 1.5}, _CHAIN),
+            ({"architecture": "chain", "rho_schedule": "rising"}, _CHAIN),
+        ]
+    ],
+    *[
+        (SecureGram, options, text)
+        for options, text in [
+            (
+                {"min_support": 5, "encoding": "fixed-point"},
+                "min_support is for encoding counts: real features have no support; leave it out",
+            ),
+            ({"min_support": 5, "merge": "max"}, "min_support is for merge disjoint"),
+            ({"rows_per_item": 2, "merge": "max"}, "rows_per_item is for merge disjoint"),
+            (
+                {"rows_per_item": 2, "encoding": "fixed-point"},
+                "rows_per_item is for encoding counts",
+            ),
+            ({"cohorts": 2, "merge": "max"}, "cohorts is for merge disjoint"),
+            ({"fraction_bits": 4}, "encoding counts has whole numbers"),
+            ({"gamma": 1.0}, "gamma is not for kernel linear; leave it out"),
+            ({"kernel": "rbf", "degree": 2}, "degree is not for kernel rbf"),
+            ({"kernel": "rbf", "coef0": 1.0}, "coef0 is not for kernel rbf"),
+            ({"kernel": "poly", "coefficients": [1.0]}, "coefficients is not for k"),
+            ({"kernel": "series"}, "the series has no coefficients"),
+            ({"kernel": "rbf", "gamma": -1.0}, "gamma is -1.0; use a positive number"),
+            ({"kernel": "poly", "degree": 0}, "degree is 0"),
+            (
+                {"kernel": "conjunctive", "bound": 5},
+                "kernel conjunctive is for zeros and ones; use encoding counts with bound 1",
+            ),
+            (
+                {"drop_outs": False, "merge": "max"},
+                "merge max draws nodes, and all must answer; le",
+            ),
+            (
+                {"drop_outs": False, "threshold": 2},
+                "a threshold is given, and all must answer; lea",
+            ),
+        ]
+    ],
+    (FedCFK, {"gamma": 1.0}, "gamma is not for kernel cosine"),
+    # the kernel is sent as counts: real numbers, negative ones above all, would be others
+    *[
+        (FedCFK, {"encoding": "fixed-point", **more}, "recommendations are made from zeros and one")
+        for more in ({"kernel": "cosine"}, {"kernel": "linear"})
+    ],
 ]
 
 
-@pytest.mark.parametrize(("method", "wrong", "text"), WRONG)
-def test_wrong_options_are_refused_at_construction(
-    method: type[Any], wrong: dict[str, Any], text: str
+@pytest.mark.parametrize(("method", "options", "text"), TOGETHER)
+def test_options_that_do_not_go_together_are_refused_in_one_line(
+    method: type[Any], options: Table, text: str
 ) -> None:
-    with pytest.raises(OptionError, match=text):
-        method(**wrong)
+    with pytest.raises(OptionError, match=f"^{text}") as caught:
+        method(**options)
+    assert "\n" not in str(caught.value)
+    assert "; " in str(caught.value)

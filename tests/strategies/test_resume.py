@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from faulty import PowerCutError
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError
@@ -35,10 +37,6 @@ METHODS: dict[str, Callable[..., Any]] = {
     "em-kofl": lambda **o: EMKOFL(**KERNELS, **o),
     "per-fed-avg": PerFedAvg,
 }
-
-
-class PowerCutError(Exception):
-    """Stands for whatever ends a server in the middle of a run."""
 
 
 @pytest.fixture
@@ -75,8 +73,7 @@ def ending(strategy: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("drop", [0.0, 0.2])
-@pytest.mark.parametrize("every", [1, 7])
+@pytest.mark.parametrize(("every", "drop"), [(1, 0.0), (7, 0.2)])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_resumed_run_ends_as_if_it_had_never_broken_off(
     name: str, every: int, drop: float, streams: Callable[..., Any], tmp_path: Path
@@ -98,7 +95,9 @@ def test_a_resumed_run_ends_as_if_it_had_never_broken_off(
     assert exchanges == whole.ledger_.by_phase[whole.reply_class.phase]
 
 
-@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize(
+    "every", [2, *(pytest.param(every, marks=pytest.mark.long) for every in (1, 3))]
+)
 def test_requests_that_never_arrived_do_not_spoil_the_checkpoint(
     every: int, streams: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -154,10 +153,18 @@ def test_a_run_that_broke_off_twice_is_resumed_twice(
 # -- what cannot be resumed
 
 
+@pytest.fixture(scope="module")
+def broken_off_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("broken")
+
+
 @pytest.fixture
-def broken_off(streams: Callable[..., Any], tmp_path: Path) -> Path:
-    where = {"checkpoint": tmp_path / "run.npz", "checkpoint_every": 5}
-    run(METHODS["pof-mkl"](**where), streams(tmp_path), cut_after=12)
+def broken_off(broken_off_once: Path, streams: Callable[..., Any], tmp_path: Path) -> Path:
+    """Return the checkpoint of a run that broke off, with the nodes' folders: a copy of each."""
+    if not any(broken_off_once.iterdir()):
+        where = {"checkpoint": broken_off_once / "run.npz", "checkpoint_every": 5}
+        run(METHODS["pof-mkl"](**where), streams(broken_off_once), cut_after=12)
+    shutil.copytree(broken_off_once, tmp_path, dirs_exist_ok=True)
     return tmp_path / "run.npz"
 
 
@@ -173,23 +180,20 @@ def broken_off(streams: Callable[..., Any], tmp_path: Path) -> Path:
         {"samples_per_round": 2},
         {"precision": "float64"},
         {"seed": 3},
+        {"method": VMKOFL},
+        {"rounds": ROUNDS - 1},
     ],
+    ids=lambda other: next(iter(other)),
 )
-def test_other_options_are_refused(
+def test_other_options_methods_or_lengths_are_refused(
     other: dict[str, Any], broken_off: Path, streams: Callable[..., Any]
 ) -> None:
     options = {**KERNELS, "kernels_per_round": 3, "exploration": 0.3, **other}
-    strategy = POFMKL(**options, checkpoint=broken_off, resume=True)
+    method, rounds = options.pop("method", POFMKL), options.pop("rounds", ROUNDS)
+    options = KERNELS if method is VMKOFL else options
+    strategy = method(**options, checkpoint=broken_off, resume=True)
     with pytest.raises(CheckpointError, match="belongs to a run with other options; resume with"):
-        run(strategy, streams(broken_off.parent))
-
-
-def test_another_method_or_length_is_refused(broken_off: Path, streams: Callable[..., Any]) -> None:
-    with pytest.raises(CheckpointError, match="other options"):
-        run(VMKOFL(**KERNELS, checkpoint=broken_off, resume=True), streams(broken_off.parent))
-    same = METHODS["pof-mkl"](checkpoint=broken_off, resume=True)
-    with pytest.raises(CheckpointError, match="other options"):
-        run(same, streams(broken_off.parent), rounds=ROUNDS - 1)
+        run(strategy, streams(broken_off.parent), rounds=rounds)
 
 
 def test_a_checkpoint_of_another_version_is_not_taken_for_one_of_other_options(

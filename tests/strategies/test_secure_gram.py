@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -229,7 +228,7 @@ def cases(draw: st.DrawFn, bits: int) -> Case:
 def test_the_matrix_is_exact_for_whoever_is_left(bits: int) -> None:
     succeeded = []
 
-    @settings(max_examples=30)
+    @settings(max_examples=20)
     @given(cases(bits))
     def check(case: Case) -> None:
         record = Transcript()
@@ -259,7 +258,7 @@ def test_the_matrix_is_exact_for_whoever_is_left(bits: int) -> None:
         assert strategy.error_bound_ == 0.0
 
     check()
-    assert sum(succeeded) >= 6, succeeded
+    assert sum(succeeded) >= 4, succeeded
 
 
 @given(
@@ -269,7 +268,7 @@ def test_the_matrix_is_exact_for_whoever_is_left(bits: int) -> None:
     st.integers(0, 99),
     st.sampled_from([0, 3]),
 )
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_disjoint_cohorts_add_up(
     n: int, cohorts: int, participation: float, seed: int, support: int
 ) -> None:
@@ -313,21 +312,6 @@ def test_more_than_thirty_clients_mask_with_some_of_the_others() -> None:
     assert cohort["masks_per_party"] < cohort["parties"] - 1 == 33
     assert strategy.survivors_ == [k for k in range(34) if k not in (3, 17)]
     exact(strategy.gram_, nodes.gram(strategy.survivors_, strategy.items_))
-
-
-@pytest.mark.parametrize("cohorts", [1, 2])
-def test_the_matrix_is_positive_semi_definite(cohorts: int) -> None:
-    for seed in range(4):
-        nodes = binary(6, rows=3, items=40, seed=seed)
-        gone = FaultPlan([(k, "gram-matrix", None, Fault("error")) for k in (0, 1)])
-        strategy = nodes.release(
-            gone if cohorts == 1 else None, cohorts=cohorts, threshold=4 if cohorts == 1 else None
-        )
-        values = np.linalg.eigvalsh(strategy.gram_.astype(float))
-        assert values[0] >= -1e-9 * values[-1]
-        kernel = SecureGram(kernel="cosine", min_support=0)
-        nodes.fit(kernel)
-        assert np.linalg.eigvalsh(kernel.kernel_)[0] >= -1e-9
 
 
 # -- the paper's rounds
@@ -684,59 +668,6 @@ def test_nodes_take_part_only_in_runs_of_their_kind() -> None:
                 nodes.fit(SecureGram(merge=other, min_support=support, attempts=2))  # type: ignore[arg-type]
 
 
-BAD_OPTIONS: dict[str, tuple[Table, str]] = {
-    "kernel": ({"kernel": "laplacian"}, "kernel is 'laplacian'"),
-    "merge": ({"merge": "sum"}, "merge is 'sum'"),
-    "encoding": ({"encoding": "text"}, "encoding is 'text'"),
-    "cohorts": ({"cohorts": 0}, "cohorts is 0; use at least 1"),
-    "attempts": ({"attempts": 0}, "attempts is 0; use at least 1"),
-    "nobody takes part": ({"participation": 0.0}, r"participation is 0.0; use a value in \(0, 1"),
-    "more than all": ({"participation": 1.1}, "participation is 1.1"),
-    "no bound": ({"bound": 0}, "bound is 0"),
-    "negative support": ({"min_support": -1}, "min_support is -1; use at least 0"),
-    "support of real features": (
-        {"min_support": 5, "encoding": "fixed-point"},
-        "min_support is for encoding counts: real features have no support; leave it out",
-    ),
-    "support in rounds": ({"min_support": 5, "merge": "max"}, "min_support is for merge disjoint"),
-    "rows per item in rounds": (
-        {"rows_per_item": 2, "merge": "max"},
-        "rows_per_item is for merge disjoint",
-    ),
-    "rows per item of real features": (
-        {"rows_per_item": 2, "encoding": "fixed-point"},
-        "rows_per_item is for encoding counts",
-    ),
-    "negative rows per item": ({"rows_per_item": -1}, r"rows_per_item is -1.0; use at least 0"),
-    "cohorts in rounds": ({"cohorts": 2, "merge": "max"}, "cohorts is for merge disjoint"),
-    "fractions of counts": ({"fraction_bits": 4}, "encoding counts has whole numbers"),
-    "gamma of linear": ({"gamma": 1.0}, "gamma is not for kernel linear; leave it out"),
-    "degree of rbf": ({"kernel": "rbf", "degree": 2}, "degree is not for kernel rbf"),
-    "coef0 of rbf": ({"kernel": "rbf", "coef0": 1.0}, "coef0 is not for kernel rbf"),
-    "coefficients of poly": (
-        {"kernel": "poly", "coefficients": [1.0]},
-        "coefficients is not for k",
-    ),
-    "no coefficients": ({"kernel": "series"}, "the series has no coefficients"),
-    "a negative gamma": ({"kernel": "rbf", "gamma": -1.0}, "gamma is -1.0; use a positive number"),
-    "degree 0": ({"kernel": "poly", "degree": 0}, "degree is 0"),
-    "booleans of ratings": (
-        {"kernel": "conjunctive", "bound": 5},
-        "kernel conjunctive is for zeros and ones; use encoding counts with bound 1",
-    ),
-    "resume": ({"resume": True}, "resume without a checkpoint"),
-    "minimum cohort": ({"min_cohort": 1}, "min_cohort is 1"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_OPTIONS)
-def test_options_that_cannot_be_are_refused_in_one_line(name: str) -> None:
-    options, text = BAD_OPTIONS[name]
-    with pytest.raises(OptionError, match=text) as caught:
-        SecureGram(**options)
-    assert "\n" not in str(caught.value)
-
-
 def test_rounds_are_for_the_paper_s_scheme() -> None:
     for rounds, text in (
         (2, "num_rounds is 2, and merge disjoint sums every row once"),
@@ -782,24 +713,23 @@ def test_real_features_drop_out_as_others_do(cohorts: int) -> None:
 
 
 def test_kernels_are_functions_of_the_matrix() -> None:
+    """More of them in tests/core/test_dot_kernels.py; here which numbers they are made with."""
     nodes = binary(5, rows=3, items=8)
     x = nodes.rows(range(5)).astype(float)
     k, norms = x.T @ x, (x * x).sum(axis=0)
     squared = ((x[:, :, None] - x[:, None, :]) ** 2).sum(axis=0)
-    pairs = {
-        "linear": ({}, k),
-        "poly": ({"degree": 3, "gamma": 0.5, "coef0": 2.0}, (0.5 * k + 2.0) ** 3),
-        "rbf": ({}, np.exp(-squared / 15.0)),
-        "cosine": ({}, k / np.sqrt(np.outer(norms, norms))),
-        "conjunctive": ({}, k * (k - 1) / 2),
-        "series": ({"coefficients": [1.0, 0.0, 3.0]}, 1.0 + 3.0 * k**2),
-    }
     a, b, c = (15 - norms)[:, None], (15 - norms)[None, :], 15 - norms[:, None] - norms + k
 
     def two(v: Any) -> Any:
         return v * (v - 1) / 2
 
-    pairs["disjunctive"] = ({"degree": 2}, two(15.0) - two(a) - two(b) + two(c))
+    pairs = {
+        "poly": ({"degree": 3, "gamma": 0.5, "coef0": 2.0}, (0.5 * k + 2.0) ** 3),
+        "rbf": ({}, np.exp(-squared / 15.0)),
+        "conjunctive": ({}, two(k)),
+        "series": ({"coefficients": [1.0, 0.0, 3.0]}, 1.0 + 3.0 * k**2),
+        "disjunctive": ({"degree": 2}, two(15.0) - two(a) - two(b) + two(c)),
+    }
     for kernel, (options, right) in pairs.items():
         strategy = nodes.release(kernel=kernel, min_support=0, **options)
         np.testing.assert_allclose(strategy.kernel_, right, rtol=1e-12)
@@ -858,19 +788,6 @@ def test_breast_cancer_is_learned_as_if_pooled() -> None:
     train, test = order[:300], order[300:]
     blocks = np.split(np.random.default_rng(1).permutation(30), [4, 5, 18])
     Problem(x[train], x[test], y[train], blocks).check(gamma=1 / 30, cost=2.0)
-
-
-@pytest.mark.skipif("FEDKERN_DATA" not in os.environ, reason="FEDKERN_DATA is not set")
-def test_svmguide1_is_learned_as_if_pooled() -> None:
-    path = Path(os.environ["FEDKERN_DATA"]) / "svmguide1.npz"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there")
-    with np.load(path) as data:
-        x, y = StandardScaler().fit_transform(data["X"]), data["y"]
-    order = np.random.default_rng(0).permutation(len(x))[:800]
-    train, test = order[:600], order[600:]
-    blocks = [np.array([0]), np.array([1, 2]), np.array([3])]
-    Problem(x[train], x[test], y[train], blocks, bound=64.0).check(gamma=0.5, cost=1.0)
 
 
 # -- new items
@@ -1014,19 +931,6 @@ def test_the_seed_determines_the_run_whatever_carries_the_messages() -> None:
     own = SecureGram(seed=4, **options)
     nodes.fit(own, seed=77)
     assert own.gram_.tolist() == found[0][0]
-
-
-def test_an_object_can_be_started_again() -> None:
-    nodes = binary(4)
-    strategy = SecureGram(min_support=2)
-    nodes.fit(strategy)
-    first = strategy.gram_.copy(), strategy.ledger_.exchanges
-    nodes.x = [1 - x for x in nodes.x]
-    nodes.fit(strategy)
-    exact(strategy.gram_, nodes.gram(range(4), strategy.items_))
-    assert strategy.ledger_.exchanges == first[1] == 6
-    assert strategy.history_ == [{"round": 1, "clients": 4, "rows": 8}]
-    assert strategy.gram_.tolist() != first[0].tolist()
 
 
 def test_bytes_are_those_of_the_smallest_ring() -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message
+from faulty import PowerCutError, scramble, strip
+from flwr.app import Context
 
-from fedkern_flwr.checkpoint import load_arrays, save_arrays
+from fedkern_flwr.checkpoint import load_arrays
 from fedkern_flwr.clients import GramClient
 from fedkern_flwr.errors import CheckpointError, CohortError, FedKernError, SumError
 from fedkern_flwr.gram.plan import disjoint_cohorts
@@ -118,10 +119,6 @@ class At:
         return self.what if now and delivery.partition in self.nodes else None
 
 
-class PowerCutError(Exception):
-    """Ends the server in the middle of an exchange."""
-
-
 def cut(phase: str, number: int = 1) -> Callable[[Delivery], None]:
     """Return a plan that ends the server before it sends its n-th exchange of a phase."""
     rounds: list[int] = []
@@ -164,17 +161,6 @@ def test_a_fault_in_any_phase_leaves_an_exact_matrix(
     assert asked == (2 if phase == "gram-matrix" and not harmless else 1)
 
 
-def test_a_description_that_is_asked_for_twice_does_no_harm(network: Network) -> None:
-    network.check(network.fit(FaultPlan([(0, "describe", None, Fault("duplicate"))])))
-
-
-@pytest.mark.parametrize("kind", ["lost request", "error"])
-def test_a_node_that_does_not_describe_itself_ends_the_run(kind: Any, network: Network) -> None:
-    plan = FaultPlan([(3, "describe", None, Fault(kind))])
-    with pytest.raises(FedKernError, match="node 1003, phase describe: "):
-        network.fit(plan, node_timeout=0.1)
-
-
 def test_nodes_that_vanish_again_and_again_leave_an_exact_matrix_or_none(network: Network) -> None:
     ended = 0
     for seed in range(5):
@@ -187,20 +173,6 @@ def test_nodes_that_vanish_again_and_again_leave_an_exact_matrix_or_none(network
                 assert len(strategy.survivors_) >= 4
                 ended += 1
     assert ended >= 8
-
-
-def scramble(message: Message) -> Message:
-    """Change what a reply says of itself."""
-    message.content["fitres.metrics"]["round"] = 77  # type: ignore[index]
-    return message
-
-
-def strip(message: Message) -> Message:
-    """Take the sections away: the reply comes without its vectors."""
-    record = message.content["fitres.metrics"]
-    for name in [name for name in record if "sections" in str(name)]:  # type: ignore[attr-defined]
-        del record[name]  # type: ignore[arg-type]
-    return message
 
 
 @pytest.mark.parametrize("change", [scramble, strip])
@@ -445,18 +417,6 @@ def test_a_node_that_has_answered_refuses_by_itself(network: Network) -> None:
     assert not sent & {0, 5}
 
 
-def test_a_finished_run_can_be_resumed_to_its_result(network: Network) -> None:
-    first = network.fit(**where(network))
-    record = Transcript()
-    again = network.fit(**where(network), resume=True, transcript=record)
-    network.check(again)
-    assert again.metrics_ == first.metrics_
-    assert again.model()[1] == first.model()[1]
-    assert {e.phase for e in record.entries(direction="down")} == {"describe", "finish"}
-    np.testing.assert_array_equal(again.counts_, first.counts_)
-    np.testing.assert_array_equal(again.kernel_, first.kernel_)
-
-
 def test_before_the_first_checkpoint_a_run_starts_anew(network: Network) -> None:
     for options in ({"min_support": 5}, {"min_support": 0}, {"merge": "max", "num_rounds": 3}):
         phase = "gram-counts" if options.get("min_support") else "gram-matrix"
@@ -470,23 +430,6 @@ def test_before_the_first_checkpoint_a_run_starts_anew(network: Network) -> None
         (network.folder / "run.npz").unlink()
 
 
-@pytest.mark.parametrize("stage", ["counts", "gram"])
-def test_without_a_folder_a_run_cannot_be_resumed(stage: str, network: Network) -> None:
-    """The nodes cannot know what they have helped to open."""
-    network.state = False
-    if stage == "counts":
-        with pytest.raises(PowerCutError):
-            network.fit(cut("gram-matrix"), **where(network))
-    else:
-        network.fit(**where(network))
-    text = (
-        r"^partition 0, phase describe: no private state saved for round \d; give the client the "
-        "state_dir of the run that broke off$"
-    )
-    with pytest.raises(CheckpointError, match=text):
-        network.fit(**where(network), resume=True)
-
-
 def test_folders_of_another_run_do_not_serve(network: Network) -> None:
     """A node whose notes are gone may have helped to open K."""
     broken_in_the_opening(network, [0, 5])
@@ -496,38 +439,6 @@ def test_folders_of_another_run_do_not_serve(network: Network) -> None:
     with pytest.raises(CheckpointError, match="no private state saved"):
         network.fit(**where(network), resume=True, transcript=record)
     assert opened(record) == 0
-
-
-def test_a_checkpoint_fits_one_run_only(network: Network) -> None:
-    with pytest.raises(PowerCutError):
-        network.fit(cut("gram-matrix"), **where(network))
-    for change in (
-        {"min_support": 4},
-        {"kernel": "cosine"},
-        {"seed": 1},
-        {"participation": 0.9},
-        {"bound": 2},
-        {"cohorts": 2, "threshold": 2},
-        {"encoding": "fixed-point"},
-    ):
-        with pytest.raises(
-            CheckpointError, match=r"run.npz belongs to a run with other options; re"
-        ):
-            network.fit(**where(network, **change), resume=True)
-    (network.folder / "run.npz").write_bytes(b"damaged")
-    with pytest.raises(CheckpointError, match=r"run.npz is damaged or not one of ours"):
-        network.fit(**where(network), resume=True)
-
-
-def test_a_checkpoint_of_an_earlier_release_is_refused(network: Network) -> None:
-    """It says no version."""
-    network.fit(**where(network))
-    file = network.folder / "run.npz"
-    arrays, meta = load_arrays(file)
-    del meta["version"]
-    save_arrays(file, arrays, meta)
-    with pytest.raises(CheckpointError, match="written by another version of fedkern-flwr; resume"):
-        network.fit(**where(network), resume=True)
 
 
 # -- the recommender

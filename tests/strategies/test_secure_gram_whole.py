@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkern_flwr.clients import GramClient
-from fedkern_flwr.errors import CohortError, OptionError, ProtocolError
+from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.gram import messages as wire
 from fedkern_flwr.gram.matrix import packed_size, unpack
 from fedkern_flwr.gram.plan import matrix_encoding
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.engines import Fault
-from fedkern_flwr.simulations.engines.faults import Delivery
+from fedkern_flwr.simulations.engines import Fault, FaultPlan
 from fedkern_flwr.strategies import FedCFK, SecureGram
 
 OPEN: dict[str, Any] = {"min_support": 2, "allow_recovery": True, "drop_outs": False, "seed": 0}
@@ -67,58 +65,6 @@ def test_four_exchanges_and_five_with_recommendations() -> None:
     assert tolerant.ledger_.exchanges == 8
     assert tolerant.metrics_ == recommending.metrics_
     np.testing.assert_array_equal(tolerant.gram_, recommending.gram_)
-
-
-@pytest.mark.parametrize("phase", ["gram-counts", "gram-matrix", "gram-recommend"])
-@pytest.mark.parametrize("kind", ["lost request", "lost reply", "vanished", "error"])
-def test_who_falls_silent_once_is_asked_again(phase: str, kind: Any) -> None:
-    x, met = tables(3), []
-
-    def once(delivery: Delivery) -> Fault | None:
-        if (delivery.partition, delivery.phase) != (1, phase) or met:
-            return None
-        met.append(delivery)
-        return Fault(kind)
-
-    strategy = FedCFK(**OPEN)
-    simulate(strategy, clients(x), 3, faults=once, timeout=0.3)
-    assert met
-    check_exact(strategy, x)
-    assert strategy.ledger_.exchanges == 6
-
-
-def test_who_stays_silent_ends_the_run_and_nothing_is_released() -> None:
-    strategy = SecureGram(**OPEN, attempts=2)
-
-    def silent(delivery: Delivery) -> Fault | None:
-        return (
-            Fault("vanished")
-            if (delivery.partition, delivery.phase) == (2, "gram-matrix")
-            else None
-        )
-
-    with pytest.raises(CohortError, match="2 times in a row"):
-        simulate(strategy, clients(tables(3)), 3, faults=silent)
-    assert strategy.gram_.size == 0
-
-
-def test_a_run_that_broke_off_goes_on_with_the_matrix(tmp_path: Path) -> None:
-    x, checkpoint = tables(3), tmp_path / "run.npz"
-    fn = clients(x, tmp_path / "state")
-
-    def silent(delivery: Delivery) -> Fault | None:
-        return (
-            Fault("vanished")
-            if (delivery.partition, delivery.phase) == (2, "gram-matrix")
-            else None
-        )
-
-    with pytest.raises(CohortError):
-        simulate(SecureGram(**OPEN, attempts=2, checkpoint=checkpoint), fn, 3, faults=silent)
-    resumed = SecureGram(**OPEN, checkpoint=checkpoint, resume=True)
-    simulate(resumed, fn, 3)
-    check_exact(resumed, x)
-    assert resumed.ledger_.by_phase["gram-counts"] == 1
 
 
 class Asking(SecureGram):
@@ -205,10 +151,7 @@ class Resuming(FedCFK):
 
 
 def test_nodes_refuse_a_second_judgement_of_other_nodes(tmp_path: Path) -> None:
-    def late(delivery: Delivery) -> Fault | None:
-        found = (delivery.partition, delivery.phase) == (2, "gram-recommend")
-        return Fault("vanished") if found else None
-
+    late = FaultPlan([(2, "gram-recommend", None, Fault("vanished"))])
     options = {**OPEN, "min_support": 0, "checkpoint": tmp_path / "run.npz"}
     fn = clients(tables(4), tmp_path / "state")
     first = FedCFK(**{**options, "drop_outs": True})
@@ -226,27 +169,6 @@ def test_a_sum_that_does_without_opening_is_of_all_nodes() -> None:
 
     with pytest.raises(ProtocolError, match="is of all nodes"):
         simulate(Leaving(**OPEN), clients(tables(4)), 4)
-
-
-def test_repeated_requests_differ_in_their_number_alone() -> None:
-    request = wire.CountsRequest(
-        session="a",
-        round=1,
-        encoding="counts",
-        bound=1.0,
-        fraction_bits=0,
-        rows=2,
-        parties=2,
-        merge="disjoint",
-    )
-    assert replace(request, round=0) == replace(replace(request, round=7), round=0)
-    assert request.self_masks
-
-
-@pytest.mark.parametrize("more", [{"merge": "max"}, {"threshold": 2}])
-def test_what_needs_drop_outs_is_refused_without(more: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="leave out drop_outs"):
-        SecureGram(drop_outs=False, **more)
 
 
 def test_deployments_do_without_drop_outs_by_default() -> None:

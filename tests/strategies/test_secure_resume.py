@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faulty import PowerCutError
 
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.online.messages import STATISTICS
@@ -25,10 +26,6 @@ KERNELS: dict[str, Any] = {
     "samples_per_round": 1,
     "frequencies_per_round": "all",
 }
-
-
-class PowerCutError(Exception):
-    """Ends the server in the middle of a run."""
 
 
 class Watching(POFMKL):

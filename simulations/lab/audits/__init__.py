@@ -5,25 +5,10 @@ from __future__ import annotations
 from . import gram, hybrid, online, vertical
 from . import groups as hierarchical
 from .engine import audit
-from .evidence import Evidence, Sheet, Subject
-from .findings import Finding, judge
-from .plan import Plan, Recorded, Variant
+from .plan import Plan, Variant
 from .report import Audited
 
-__all__ = [
-    "PLANS",
-    "Audited",
-    "Evidence",
-    "Finding",
-    "Plan",
-    "Recorded",
-    "Sheet",
-    "Subject",
-    "Variant",
-    "audit",
-    "judge",
-    "plan_of",
-]
+__all__ = ["PLANS", "Audited", "Plan", "Variant", "audit", "plan_of"]
 
 #: How the methods of each family are audited.
 PLANS: tuple[Plan, ...] = (

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from app_sites import Site
+from app_sites import Site, node_keys
 
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.registered import find_method
@@ -129,13 +128,6 @@ def test_a_wrong_option_is_one_line(
 
 
 # -- what a node says
-
-
-def node_keys(app: str) -> set[str]:
-    """Return the keys of the node configuration that the README of an app explains."""
-    table = (app_folder(app) / "README.md").read_text().split("| key")[1].split("\n\n")[0]
-    rows = [row.split("|")[1] for row in table.splitlines()[2:]]
-    return {key for row in rows for key in re.findall(r"`([a-z-]+)`", row)}
 
 
 #: Values of keys that the first node of a site does not have; a wrong column is refused.

@@ -1,0 +1,114 @@
+"""Nodes and a server that sums, message by message, without a grid."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import Context, RecordDict
+
+from fedkern_flwr.guard import SumRule
+from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node.sums import load_state
+from fedkern_flwr.secure_sum import Encoding, PartyState, RunningSum, SecureSum
+from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, sums
+from fedkern_flwr.wire.sections import attach, detach
+
+SESSION, ENCODING = "abc", Encoding.fixed_point(8.0)
+
+
+class Work(sums.SumRequest):
+    phase = "work"
+
+
+class Done(PhaseMessage):
+    phase = "work"
+
+
+class SummingClient(PhaseClient):
+    """Contributes three numbers to each of some sums, in the order of their names."""
+
+    rows: ClassVar[int] = 9
+    features: ClassVar[int] = 1
+    names: ClassVar[tuple[str, ...]] = ("a",)
+    rule: ClassVar[SumRule] = SumRule(ENCODING, self_masks=None)
+
+    def handlers(self) -> dict[str, Any]:
+        return {"work": (Work, self.work)}
+
+    def describe(self, request: DescribeRequest) -> DescribeReply:
+        return DescribeReply(rows=self.rows, features=self.features)
+
+    def work(self, request: PhaseMessage) -> PhaseMessage:
+        for name in self.names if self.sums is not None else ():
+            self.secure_sum(name, np.full(3, 1.0 + self.partition))
+        return Done()
+
+    def secure_sum(self, name: str, values: np.ndarray) -> None:
+        assert self.sums is not None
+        self.sums.check(name, self.rule)
+        self.sums.contribute(name, values)
+
+
+def opening(session: str = SESSION, *, secure: bool = True, resume: int = 0) -> DescribeRequest:
+    return DescribeRequest(session=session, method="m", resume_round=resume, secure=secure)
+
+
+def work(number: int = 1) -> Work:
+    return Work(session=SESSION, round=number)
+
+
+class Nodes:
+    """Nodes that have announced their keys; ``options`` are those of their clients."""
+
+    def __init__(
+        self,
+        count: int = 4,
+        kind: type[SummingClient] = SummingClient,
+        *,
+        simulation: bool = True,
+        **options: Any,
+    ) -> None:
+        own = {"num-partitions": count, "simulation": simulation}
+        self.kind, self.options, self.members = kind, options, range(count)
+        self.contexts = [
+            Context(1, 1000 + k, {**own, "partition-id": k}, RecordDict(), {}) for k in self.members
+        ]
+        told = [self.ask(k, opening())[0] for k in self.members]
+        self.keys = {k: (one["public_key"], one["signature"]) for k, one in enumerate(told)}
+        self.counts = {k: (one["rows"], one["test_rows"]) for k, one in enumerate(told)}
+        self.counting = {one["counting"] for one in told}
+        self.server = SecureSum(SESSION, self.keys, counts=self.counts)
+
+    def client(self, k: int, kind: type[SummingClient] | None = None) -> SummingClient:
+        return (kind or self.kind)(self.contexts[k], **self.options)
+
+    def ask(
+        self, k: int, request: PhaseMessage, sections: Any = (), kind: Any = None
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Send a request; return the scalars of the reply, and its sections."""
+        arrays, scalars = attach(list(sections))
+        out, _, metrics = self.client(k, kind).fit(
+            request.arrays() + arrays, request.scalars() | scalars
+        )
+        _, own, found = detach(out, metrics, party=f"partition {k}")
+        return own, found
+
+    def order(self, name: str = "a", length: int = 3, **options: Any) -> RunningSum:
+        return self.server.order(name, length, ENCODING, **options)
+
+    def contribute(self, *running: RunningSum, kind: Any = None, number: int = 1) -> None:
+        for k in self.members:
+            sections = self.server.sections(k, running)
+            self.server.take(k, self.ask(k, work(number), sections, kind)[1])
+
+    def unmask(self, running: RunningSum) -> None:
+        request = sums.UnmaskRequest(session=SESSION, round=1)
+        for k, sections in self.server.unmask_sections([running]).items():
+            self.server.take(k, self.ask(k, request, sections)[1])
+        running.open()
+
+    def state(self, k: int) -> PartyState:
+        state = load_state(self.contexts[k])
+        assert state is not None
+        return state
