@@ -378,7 +378,7 @@ def test_faults_after_a_break_down_do_no_harm_either(
     quiet = case(name)
     nodes, known = quiet.nodes(), False
     for seed in range(2):
-        drop, end = DropOut(0.2, seed=seed), Cut(number=quiet.late())
+        drop, end = DropOut(0.2, seed=seed), Cut(number=2 if known else quiet.late())
         strategy = quiet.make(nodes, resume=known, attempts=40)
         with pytest.raises(PowerCutError):
             quiet.run(nodes, strategy, lambda d, drop=drop, end=end: end(d) or drop(d))
@@ -421,7 +421,10 @@ def test_a_checkpoint_fits_one_run_only(name: str, case: Callable[[str], Case]) 
             quiet.run(nodes, quiet.make(nodes, **options))
         assert "\n" not in str(caught.value)
 
+    own = {**quiet.method.options, **quiet.way.options}
     for change in quiet.method.changes:
+        if change.items() <= own.items():
+            continue
         refused(CheckpointError, "run.npz belongs to a run with other options; re", **change)
     text = "partition 0, phase describe: no private state saved for round .*; give the client the"
     refused(CheckpointError, text, quiet.nodes())
