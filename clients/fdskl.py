@@ -19,7 +19,8 @@ from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical.doubly_stochastic import new_coefficients
 from fedkern_flwr.vertical.parties import ACTIVE, LARGEST_OUTPUT, PASSIVE
-from fedkern_flwr.vertical.phase_training import fit, outputs
+from fedkern_flwr.vertical.phase_training import outputs
+from fedkern_flwr.vertical.phase_tuning import fit
 from fedkern_flwr.vertical.phases import cosines
 
 from .fdskl_columns import ColumnsClient
@@ -86,7 +87,7 @@ class VerticalKernelClient(ColumnsClient):
     Notes
     -----
     Memory: about 100 MB above the table and, at an active party, what training needs (see
-    :mod:`fedkern_flwr.vertical.phase_training`); phases lie in a file.
+    :mod:`fedkern_flwr.vertical.phase_tuning`); phases lie in a file.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical import parties as vertical
 from fedkern_flwr.vertical.parties import check_alone, make_plan
-from fedkern_flwr.vertical.phase_training import MULTIPLES, REGULARIZATIONS
+from fedkern_flwr.vertical.phase_tuning import MULTIPLES, REGULARIZATIONS
 from fedkern_flwr.wire import DescribeReply
 
 from .fdskl_options import VerticalOptions

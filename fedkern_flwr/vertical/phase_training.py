@@ -13,67 +13,29 @@ Nocedal and Wright, "Numerical Optimization", 2006, section 7.2: L-BFGS.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import linalg, optimize
-from threadpoolctl import threadpool_limits
 
-from ..errors import FedKernError, OptionError
-from ..labels import decide
-from ..seeding import derive_seed
 from ..solvers.least_squares import check_regularization
-from ..solvers.losses import LOSSES, Loss, loss_derivatives, loss_values
-from .phases import Features, Phases, cosines, feature_chunks
-
-Floats = NDArray[np.float64]
-Scores = dict[tuple[int, float], float]
-Mask = NDArray[np.bool_]
-Chunks = Callable[[], Iterable[tuple[slice, Features]]]
-
-#: Multiples of the base frequencies that are tried: widths of a Gaussian up to 64 times the base.
-MULTIPLES = (1, 2, 3, 4, 6, 8)
-REGULARIZATIONS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+from ..solvers.losses import Loss
+from .phase_descent import (
+    ITERATIONS,
+    LARGEST_CURVATURE,
+    Floats,
+    add_equations,
+    check_training,
+    chunk_outputs,
+    descend,
+    factored,
+    factorise,
+    solve,
+)
+from .phases import Phases, feature_chunks
 
 #: L-BFGS stops when no component of the gradient, in coordinates in which the square loss is
 #: round, is larger: the objective is then within about its square, times R, of the smallest.
 TOLERANCE = 1e-4
-_SEARCH_TOLERANCE = 1e-3
-_ITERATIONS = 500
-_LARGEST_CURVATURE: Mapping[Loss, float] = {"square": 2.0, "logistic": 0.25, "smooth-hinge": 1.0}
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A model and how its options were chosen.
-
-    Parameters
-    ----------
-    weights : ndarray of float64, shape (R, k)
-        w.
-    multiple : int
-        m, which multiplies the frequencies.
-    regularization : float
-        lambda.
-    scores : dict (default: empty)
-        Accuracy (the larger the better) or root of the mean squared error (the smaller) by
-        (multiple, regularization), from the cross-validation with the loss itself.
-    widths : dict (default: empty)
-        The same for all candidates, with the square loss.
-    refined : dict (default: empty)
-        The same for the best and their neighbours, from one fold of all rows, all directions.
-    """
-
-    weights: Floats
-    multiple: int
-    regularization: float
-    scores: Scores = field(default_factory=dict)
-    widths: Scores = field(default_factory=dict)
-    refined: Scores = field(default_factory=dict)
 
 
 def solve_square(
@@ -102,9 +64,9 @@ def solve_square(
     OptionError
         lambda is not positive, or too small for the precision of the features.
     """
-    _check(phases, targets, "square")
+    check_training(phases, targets, "square")
     check_regularization(regularization)
-    return _solve(_equations(partial(feature_chunks, phases, multiple), targets), regularization)
+    return solve(add_equations(partial(feature_chunks, phases, multiple), targets), regularization)
 
 
 def minimise(
@@ -116,7 +78,7 @@ def minimise(
     start: Floats | None = None,
     *,
     tolerance: float = TOLERANCE,
-    iterations: int = _ITERATIONS,
+    iterations: int = ITERATIONS,
 ) -> Floats:
     """Minimise the regularised mean loss by L-BFGS, all outputs at once.
 
@@ -155,18 +117,18 @@ def minimise(
     FedKernError
         The tolerance is not reached.
     """
-    _check(phases, targets, loss)
+    check_training(phases, targets, loss)
     check_regularization(regularization)
     chunks = partial(feature_chunks, phases, multiple)
-    equations = _equations(chunks, targets)
-    return _descend(
+    equations = add_equations(chunks, targets)
+    return descend(
         loss,
         chunks,
         targets,
         np.full((len(targets), 1), 1.0 / len(targets)),
         regularization,
-        _factored(_factor(equations, _LARGEST_CURVATURE[loss], regularization)),
-        _solve(equations, regularization) if start is None else start,
+        factored(factorise(equations, LARGEST_CURVATURE[loss], regularization)),
+        solve(equations, regularization) if start is None else start,
         tolerance,
         iterations,
     )
@@ -184,380 +146,4 @@ def outputs(phases: Phases, weights: Floats, multiple: int = 1) -> Floats:
     multiple : int (default: 1)
         m, which multiplies the frequencies.
     """
-    return _outputs(partial(feature_chunks, phases, multiple), weights, len(phases))
-
-
-def fit(
-    loss: Loss,
-    phases: Phases,
-    targets: Floats,
-    *,
-    classes: int,
-    seed: int,
-    multiples: Sequence[int] = MULTIPLES,
-    regularizations: Sequence[float] = REGULARIZATIONS,
-    folds: int = 5,
-    rows: int = 4000,
-    directions: int = 500,
-) -> Fitted:
-    """Choose width and regularization by cross-validation, then train on all rows.
-
-    The width is chosen with the square loss, which costs one decomposition for all lambda, by
-    K-fold cross-validation on a sample of the rows and the first directions; then lambda for that
-    width with the loss itself. If there are more rows than the sample, the choices are compared
-    with their neighbours (lambda within a factor of ten) on one fold held out of all rows, with
-    all directions.
-    Equal scores go to the smoother model: the smaller multiple, then the larger regularization.
-
-    Parameters
-    ----------
-    loss : {"square", "logistic", "smooth-hinge"}
-        L.
-    phases : ndarray of uint16 or uint32, shape (n, R)
-        Angles as integers.
-    targets : ndarray of float64, shape (n, k)
-        y.
-    classes : int
-        Number of classes, 0 for regression.
-    seed : int
-        Seed of the sample and the folds.
-    multiples : sequence of int (default: MULTIPLES)
-        Candidates for m.
-    regularizations : sequence of float (default: REGULARIZATIONS)
-        Candidates for lambda. With one of each there is nothing to choose.
-    folds : int (default: 5)
-        K.
-    rows : int (default: 4000)
-        Most rows of the sample.
-    directions : int (default: 500)
-        Most directions in the cross-validation.
-
-    Returns
-    -------
-    Fitted
-
-    Raises
-    ------
-    OptionError
-        No candidates or bad ones, or fewer rows than two folds need; as :func:`minimise`.
-    FedKernError
-        The tolerance is not reached.
-    """
-    _check(phases, targets, loss)
-    multiples = sorted(set(multiples))
-    regularizations = sorted(set(regularizations), reverse=True)
-    _check_candidates(multiples, regularizations, folds, len(targets))
-    if len(multiples) * len(regularizations) == 1:
-        multiple, regularization = multiples[0], regularizations[0]
-        weights = _train(loss, phases, targets, regularization, multiple)
-        return Fitted(weights, multiple, regularization)
-    order = np.random.default_rng(derive_seed(seed, "folds")).permutation(len(targets))
-    sample, folds = order[:rows], min(folds, len(targets))
-    held = np.zeros(len(targets), np.bool_)
-    held[order[: len(targets) // folds]] = True
-    few, y, many = phases[:, :directions][sample], targets[sample], len(targets) > rows
-
-    def search(loss: Loss, multiple: int) -> Scores:
-        z = _features(few, multiple)
-        with threadpool_limits(1, "blas"):  # the matrices are too small to share
-            found = _cross_validate(loss, z, y, regularizations, classes, folds)
-        return {(multiple, value): score for value, score in found.items()}
-
-    def refine(loss: Loss, multiple: int, regularization: float) -> Scores:
-        chunks = partial(feature_chunks, phases, multiple)
-        near = [v for v in regularizations if 0.09 < v / regularization < 11.0]
-        found = _hold_out(loss, chunks, targets, near, classes, held)
-        return {(multiple, value): score for value, score in found.items()}
-
-    widths: Scores = {}
-    refined: Scores = {}
-    multiple = multiples[0]
-    if loss == "square" or len(multiples) > 1:
-        widths = {k: v for m in multiples for k, v in search("square", m).items()}
-        multiple, regularization = _best(widths, classes)
-        if many:
-            place = multiples.index(multiple)
-            for near in multiples[max(0, place - 1) : place + 2]:
-                refined |= refine("square", near, regularization)
-            multiple, regularization = _best(refined, classes)
-    scores = widths
-    if loss != "square":
-        scores = search(loss, multiple)
-        _, regularization = _best(scores, classes)
-        if many:
-            refined = refine(loss, multiple, regularization)
-            _, regularization = _best(refined, classes)
-    return Fitted(
-        _train(loss, phases, targets, regularization, multiple),
-        multiple,
-        regularization,
-        scores=scores,
-        widths=widths,
-        refined=refined,
-    )
-
-
-def _train(
-    loss: Loss, phases: Phases, targets: Floats, regularization: float, multiple: int
-) -> Floats:
-    if loss == "square":
-        return solve_square(phases, targets, regularization, multiple)
-    return minimise(loss, phases, targets, regularization, multiple)
-
-
-def _features(phases: Phases, multiple: int) -> Features:
-    z = cosines(phases, multiple)
-    z *= z.dtype.type(np.sqrt(2.0 / z.shape[1]))
-    return z
-
-
-def _cross_validate(
-    loss: Loss,
-    z: Features,
-    targets: Floats,
-    regularizations: Sequence[float],
-    classes: int,
-    folds: int,
-) -> dict[float, float]:
-    """Return scores over all rows of stored features, each predicted without its fold.
-
-    Features are turned into the eigenvectors of a fold's Z^T Z: one decomposition serves every
-    lambda, there the square loss falls apart into single weights, and other losses are round
-    but for a scale of each weight.
-    """
-    predictions = {value: np.empty_like(targets) for value in regularizations}
-    place = np.arange(len(targets)) % folds
-    gram, right = z.T @ z, z.T @ targets.astype(z.dtype)
-    for held in (place == fold for fold in range(folds)):
-        left_out, rows = z[held], int((~held).sum())
-        values, vectors = linalg.eigh((gram - left_out.T @ left_out).astype(np.float64) / rows)
-        values = np.maximum(values, 0.0)[:, None]
-        side = vectors.T @ (right - left_out.T @ targets[held].astype(z.dtype)) / rows
-        turned = z @ vectors.astype(z.dtype)
-        train, last = turned[~held], turned[held].astype(np.float64)
-        chunk = [(slice(0, rows), train)]
-        shares = np.full((rows, 1), 1.0 / rows)
-        weights: Floats | None = None
-        for value in regularizations:
-            if loss == "square":
-                weights = 2.0 * side / (2.0 * values + value)
-            else:
-                weights = _descend(
-                    loss,
-                    lambda chunk=chunk: chunk,  # type: ignore[misc]
-                    targets[~held],
-                    shares,
-                    value,
-                    _scaled(np.sqrt(_LARGEST_CURVATURE[loss] * values + value)),
-                    np.zeros_like(side) if weights is None else weights,
-                    _SEARCH_TOLERANCE,
-                    _ITERATIONS,
-                )
-            predictions[value][held] = last @ weights
-    return {value: _score(found, targets, classes) for value, found in predictions.items()}
-
-
-def _hold_out(
-    loss: Loss,
-    chunks: Chunks,
-    targets: Floats,
-    regularizations: Sequence[float],
-    classes: int,
-    held: Mask,
-) -> dict[float, float]:
-    """Return scores on the rows held out."""
-    train = _equations(chunks, targets, ~held)
-    shares = np.where(held, 0.0, 1.0 / train.rows)[:, None]
-    models: list[Floats] = []
-    for value in regularizations:
-        if loss == "square":
-            models.append(_solve(train, value))
-            continue
-        weights = _descend(
-            loss,
-            chunks,
-            targets,
-            shares,
-            value,
-            _factored(_factor(train, _LARGEST_CURVATURE[loss], value)),
-            models[-1] if models else _solve(train, value),
-            _SEARCH_TOLERANCE,
-            _ITERATIONS,
-        )
-        models.append(weights)
-    together = _outputs(chunks, np.hstack(models), len(targets))[held]
-    parts = np.split(together, len(models), axis=1)
-    scores = [_score(part, targets[held], classes) for part in parts]
-    return dict(zip(regularizations, scores, strict=True))
-
-
-def _score(predictions: Floats, targets: Floats, classes: int) -> float:
-    if classes:
-        return float((decide(predictions) == decide(targets)).mean())
-    return float(np.sqrt(((predictions - targets) ** 2).mean()))
-
-
-def _best(scores: Scores, classes: int) -> tuple[int, float]:
-    """Return the first of the best."""
-    return (max if classes else min)(scores, key=lambda key: scores[key])
-
-
-def _check_candidates(
-    multiples: Sequence[int], regularizations: Sequence[float], folds: int, rows: int
-) -> None:
-    if not multiples or not regularizations:
-        raise OptionError("there are no candidates", remedy="name a multiple and a regularization")
-    if multiples[0] < 1:
-        raise OptionError(f"multiple is {multiples[0]}", remedy="use whole numbers from 1")
-    for value in regularizations:
-        check_regularization(value)
-    if len(multiples) * len(regularizations) > 1 and min(folds, rows) < 2:
-        raise OptionError(
-            f"cross-validation in {folds} folds of {rows} rows", remedy="use at least two of both"
-        )
-
-
-def _outputs(chunks: Chunks, weights: Floats, rows: int) -> Floats:
-    out = np.empty((rows, weights.shape[1]))
-    for part, z in chunks():
-        out[part] = z @ weights.astype(z.dtype)
-    return out
-
-
-@dataclass(frozen=True)
-class _Equations:
-    """Sums over rows: Z^T Z, shape (R, R), and Z^T y, shape (R, k)."""
-
-    gram: Floats
-    right: Floats
-    rows: int
-
-
-def _equations(chunks: Chunks, targets: Floats, chosen: Mask | None = None) -> _Equations:
-    """Add up the equations of the chosen rows, in float64 over the chunks."""
-    gram: Floats | None = None
-    for part, features in chunks():
-        z, y = features, targets[part]
-        if chosen is not None:
-            z, y = z[chosen[part]], y[chosen[part]]
-        if gram is None:
-            gram, right = np.zeros((z.shape[1],) * 2), np.zeros((z.shape[1], y.shape[1]))
-        gram += z.T @ z
-        right += z.T @ y.astype(z.dtype)
-    assert gram is not None
-    return _Equations(gram, right, len(targets) if chosen is None else int(chosen.sum()))
-
-
-def _factor(equations: _Equations, curvature: float, regularization: float) -> Floats:
-    """Return the lower Cholesky factor of c/n Z^T Z + lambda I."""
-    matrix = (curvature / equations.rows) * equations.gram
-    matrix[np.diag_indices_from(matrix)] += regularization
-    try:
-        # the transpose of a symmetric matrix in C order is what LAPACK can overwrite
-        return np.asarray(linalg.cholesky(matrix.T, lower=True, overwrite_a=True))
-    except linalg.LinAlgError:
-        raise OptionError(
-            f"the normal equations are singular at regularization {regularization:g}",
-            remedy="use a larger regularization, or phases of 32 bits",
-        ) from None
-
-
-def _solve(equations: _Equations, regularization: float) -> Floats:
-    factor = _factor(equations, 2.0, regularization)
-    return np.asarray(linalg.cho_solve((factor, True), (2.0 / equations.rows) * equations.right))
-
-
-@dataclass(frozen=True)
-class _Coordinates:
-    """Coordinates v of the weights in which no curvature of the objective exceeds one.
-
-    ``slope`` turns the gradient in w into that in v.
-    """
-
-    of: Callable[[Floats], Any]
-    weights: Callable[[Floats], Any]
-    slope: Callable[[Floats], Any]
-
-
-def _factored(factor: Floats) -> _Coordinates:
-    """Return v = C^T w with C C^T = c/n Z^T Z + lambda I."""
-    return _Coordinates(
-        lambda w: factor.T @ w,
-        lambda v: linalg.solve_triangular(factor, v, lower=True, trans="T"),
-        lambda slope: linalg.solve_triangular(factor, slope, lower=True),
-    )
-
-
-def _scaled(scales: Floats) -> _Coordinates:
-    """Return v = D w: the same where Z^T Z is diagonal."""
-    return _Coordinates(lambda w: scales * w, lambda v: v / scales, lambda slope: slope / scales)
-
-
-def _descend(
-    loss: Loss,
-    chunks: Chunks,
-    targets: Floats,
-    shares: Floats,
-    regularization: float,
-    coordinates: _Coordinates,
-    start: Floats,
-    tolerance: float,
-    iterations: int,
-) -> Floats:
-    """Minimise the sum of the losses weighted by ``shares``, shape (n, 1), by L-BFGS.
-
-    Where the rounding of float32 leaves nothing lower to be found before the tolerance is met,
-    the search goes on in float64.
-    """
-
-    def objective(v: Floats, precision: type[np.floating[Any]]) -> tuple[float, Floats]:
-        w = coordinates.weights(v.reshape(start.shape))
-        value, slope = 0.5 * regularization * float((w * w).sum()), regularization * w
-        for part, features in chunks():
-            z = features.astype(np.result_type(features, precision), copy=False)
-            y, share = targets[part], shares[part]
-            f = (z @ w.astype(z.dtype)).astype(np.float64)
-            value += float((share * loss_values(loss, f, y)).sum())
-            slope += z.T @ (share * loss_derivatives(loss, f, y)).astype(z.dtype)
-        return value, coordinates.slope(slope).ravel()
-
-    at, steps, largest = coordinates.of(start).ravel(), 0, np.inf
-    for precision in (np.float32, np.float64):
-        found = optimize.minimize(
-            objective,
-            at,
-            (precision,),
-            method="L-BFGS-B",
-            jac=True,
-            options={
-                "maxiter": iterations - steps,
-                "maxfun": 4 * iterations,
-                "gtol": tolerance,
-                "ftol": 0.0,
-                "maxcor": 20,
-            },
-        )
-        at, steps, largest = found.x, steps + found.nit, float(np.abs(found.jac).max())
-        if largest <= tolerance:
-            return np.asarray(coordinates.weights(at.reshape(start.shape)))
-        if steps >= iterations:
-            break
-    raise FedKernError(
-        f"the {loss} loss stopped at a gradient of {largest:.1e} after {steps} steps",
-        remedy="use a larger regularization or tolerance, or more iterations",
-    )
-
-
-def _check(phases: Phases, targets: Floats, loss: Loss) -> None:
-    if loss not in LOSSES:
-        raise OptionError(f"loss is {loss}", remedy=f"use one of {', '.join(LOSSES)}")
-    if targets.shape[:1] != phases.shape[:1] or targets.ndim != 2 or not phases.size:
-        raise OptionError(
-            f"phases have shape {phases.shape}, targets {targets.shape}",
-            remedy="give as many rows of both, at least one",
-        )
-    if loss != "square" and not (np.abs(targets) == 1.0).all():
-        raise OptionError(
-            f"the {loss} loss is for classes, targets are not -1 and 1",
-            remedy="use the square loss",
-        )
+    return chunk_outputs(partial(feature_chunks, phases, multiple), weights, len(phases))

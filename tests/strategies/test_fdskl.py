@@ -21,7 +21,7 @@ from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.simulations import Transcript
 from fedkern_flwr.strategies import FDSKL, fdskl_phases
-from fedkern_flwr.vertical.phase_training import MULTIPLES, REGULARIZATIONS
+from fedkern_flwr.vertical.phase_tuning import MULTIPLES, REGULARIZATIONS
 
 KEY = b"a secret of the data's owners"
 SEED = 11

@@ -1,0 +1,305 @@
+"""Choice of the width and the regularization of a model on phases, by cross-validation.
+
+Every candidate is local work of who holds the labels: no exchange is needed for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+from threadpoolctl import threadpool_limits
+
+from ..errors import OptionError
+from ..labels import decide
+from ..seeding import derive_seed
+from ..solvers.least_squares import check_regularization
+from ..solvers.losses import Loss
+from .phase_descent import (
+    ITERATIONS,
+    LARGEST_CURVATURE,
+    Chunks,
+    Floats,
+    add_equations,
+    check_training,
+    chunk_outputs,
+    descend,
+    factored,
+    factorise,
+    scaled,
+    solve,
+)
+from .phase_training import minimise, solve_square
+from .phases import Features, Phases, cosines, feature_chunks
+
+Scores = dict[tuple[int, float], float]
+Mask = NDArray[np.bool_]
+
+#: Multiples of the base frequencies that are tried: widths of a Gaussian up to 64 times the base.
+MULTIPLES = (1, 2, 3, 4, 6, 8)
+REGULARIZATIONS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+
+_SEARCH_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A model and how its options were chosen.
+
+    Parameters
+    ----------
+    weights : ndarray of float64, shape (R, k)
+        w.
+    multiple : int
+        m, which multiplies the frequencies.
+    regularization : float
+        lambda.
+    scores : dict (default: empty)
+        Accuracy (the larger the better) or root of the mean squared error (the smaller) by
+        (multiple, regularization), from the cross-validation with the loss itself.
+    widths : dict (default: empty)
+        The same for all candidates, with the square loss.
+    refined : dict (default: empty)
+        The same for the best and their neighbours, from one fold of all rows, all directions.
+    """
+
+    weights: Floats
+    multiple: int
+    regularization: float
+    scores: Scores = field(default_factory=dict)
+    widths: Scores = field(default_factory=dict)
+    refined: Scores = field(default_factory=dict)
+
+
+def fit(
+    loss: Loss,
+    phases: Phases,
+    targets: Floats,
+    *,
+    classes: int,
+    seed: int,
+    multiples: Sequence[int] = MULTIPLES,
+    regularizations: Sequence[float] = REGULARIZATIONS,
+    folds: int = 5,
+    rows: int = 4000,
+    directions: int = 500,
+) -> Fitted:
+    """Choose width and regularization by cross-validation, then train on all rows.
+
+    The width is chosen with the square loss, which costs one decomposition for all lambda, by
+    K-fold cross-validation on a sample of the rows and the first directions; then lambda for that
+    width with the loss itself. If there are more rows than the sample, the choices are compared
+    with their neighbours (lambda within a factor of ten) on one fold held out of all rows, with
+    all directions.
+    Equal scores go to the smoother model: the smaller multiple, then the larger regularization.
+
+    Parameters
+    ----------
+    loss : {"square", "logistic", "smooth-hinge"}
+        L.
+    phases : ndarray of uint16 or uint32, shape (n, R)
+        Angles as integers.
+    targets : ndarray of float64, shape (n, k)
+        y.
+    classes : int
+        Number of classes, 0 for regression.
+    seed : int
+        Seed of the sample and the folds.
+    multiples : sequence of int (default: MULTIPLES)
+        Candidates for m.
+    regularizations : sequence of float (default: REGULARIZATIONS)
+        Candidates for lambda. With one of each there is nothing to choose.
+    folds : int (default: 5)
+        K.
+    rows : int (default: 4000)
+        Most rows of the sample.
+    directions : int (default: 500)
+        Most directions in the cross-validation.
+
+    Returns
+    -------
+    Fitted
+
+    Raises
+    ------
+    OptionError
+        No candidates or bad ones, or fewer rows than two folds need; as :func:`minimise`.
+    FedKernError
+        The tolerance is not reached.
+    """
+    check_training(phases, targets, loss)
+    multiples = sorted(set(multiples))
+    regularizations = sorted(set(regularizations), reverse=True)
+    _check_candidates(multiples, regularizations, folds, len(targets))
+    if len(multiples) * len(regularizations) == 1:
+        multiple, regularization = multiples[0], regularizations[0]
+        weights = _train(loss, phases, targets, regularization, multiple)
+        return Fitted(weights, multiple, regularization)
+    order = np.random.default_rng(derive_seed(seed, "folds")).permutation(len(targets))
+    sample, folds = order[:rows], min(folds, len(targets))
+    held = np.zeros(len(targets), np.bool_)
+    held[order[: len(targets) // folds]] = True
+    few, y, many = phases[:, :directions][sample], targets[sample], len(targets) > rows
+
+    def search(loss: Loss, multiple: int) -> Scores:
+        z = _features(few, multiple)
+        with threadpool_limits(1, "blas"):  # the matrices are too small to share
+            found = _cross_validate(loss, z, y, regularizations, classes, folds)
+        return {(multiple, value): score for value, score in found.items()}
+
+    def refine(loss: Loss, multiple: int, regularization: float) -> Scores:
+        chunks = partial(feature_chunks, phases, multiple)
+        near = [v for v in regularizations if 0.09 < v / regularization < 11.0]
+        found = _hold_out(loss, chunks, targets, near, classes, held)
+        return {(multiple, value): score for value, score in found.items()}
+
+    widths: Scores = {}
+    refined: Scores = {}
+    multiple = multiples[0]
+    if loss == "square" or len(multiples) > 1:
+        widths = {k: v for m in multiples for k, v in search("square", m).items()}
+        multiple, regularization = _best(widths, classes)
+        if many:
+            place = multiples.index(multiple)
+            for near in multiples[max(0, place - 1) : place + 2]:
+                refined |= refine("square", near, regularization)
+            multiple, regularization = _best(refined, classes)
+    scores = widths
+    if loss != "square":
+        scores = search(loss, multiple)
+        _, regularization = _best(scores, classes)
+        if many:
+            refined = refine(loss, multiple, regularization)
+            _, regularization = _best(refined, classes)
+    return Fitted(
+        _train(loss, phases, targets, regularization, multiple),
+        multiple,
+        regularization,
+        scores=scores,
+        widths=widths,
+        refined=refined,
+    )
+
+
+def _train(
+    loss: Loss, phases: Phases, targets: Floats, regularization: float, multiple: int
+) -> Floats:
+    if loss == "square":
+        return solve_square(phases, targets, regularization, multiple)
+    return minimise(loss, phases, targets, regularization, multiple)
+
+
+def _features(phases: Phases, multiple: int) -> Features:
+    z = cosines(phases, multiple)
+    z *= z.dtype.type(np.sqrt(2.0 / z.shape[1]))
+    return z
+
+
+def _cross_validate(
+    loss: Loss,
+    z: Features,
+    targets: Floats,
+    regularizations: Sequence[float],
+    classes: int,
+    folds: int,
+) -> dict[float, float]:
+    """Return scores over all rows of stored features, each predicted without its fold.
+
+    Features are turned into the eigenvectors of a fold's Z^T Z: one decomposition serves every
+    lambda, there the square loss falls apart into single weights, and other losses are round
+    but for a scale of each weight.
+    """
+    predictions = {value: np.empty_like(targets) for value in regularizations}
+    place = np.arange(len(targets)) % folds
+    gram, right = z.T @ z, z.T @ targets.astype(z.dtype)
+    for held in (place == fold for fold in range(folds)):
+        left_out, rows = z[held], int((~held).sum())
+        values, vectors = linalg.eigh((gram - left_out.T @ left_out).astype(np.float64) / rows)
+        values = np.maximum(values, 0.0)[:, None]
+        side = vectors.T @ (right - left_out.T @ targets[held].astype(z.dtype)) / rows
+        turned = z @ vectors.astype(z.dtype)
+        train, last = turned[~held], turned[held].astype(np.float64)
+        chunk = [(slice(0, rows), train)]
+        shares = np.full((rows, 1), 1.0 / rows)
+        weights: Floats | None = None
+        for value in regularizations:
+            if loss == "square":
+                weights = 2.0 * side / (2.0 * values + value)
+            else:
+                weights = descend(
+                    loss,
+                    lambda chunk=chunk: chunk,  # type: ignore[misc]
+                    targets[~held],
+                    shares,
+                    value,
+                    scaled(np.sqrt(LARGEST_CURVATURE[loss] * values + value)),
+                    np.zeros_like(side) if weights is None else weights,
+                    _SEARCH_TOLERANCE,
+                    ITERATIONS,
+                )
+            predictions[value][held] = last @ weights
+    return {value: _score(found, targets, classes) for value, found in predictions.items()}
+
+
+def _hold_out(
+    loss: Loss,
+    chunks: Chunks,
+    targets: Floats,
+    regularizations: Sequence[float],
+    classes: int,
+    held: Mask,
+) -> dict[float, float]:
+    """Return scores on the rows held out."""
+    train = add_equations(chunks, targets, ~held)
+    shares = np.where(held, 0.0, 1.0 / train.rows)[:, None]
+    models: list[Floats] = []
+    for value in regularizations:
+        if loss == "square":
+            models.append(solve(train, value))
+            continue
+        weights = descend(
+            loss,
+            chunks,
+            targets,
+            shares,
+            value,
+            factored(factorise(train, LARGEST_CURVATURE[loss], value)),
+            models[-1] if models else solve(train, value),
+            _SEARCH_TOLERANCE,
+            ITERATIONS,
+        )
+        models.append(weights)
+    together = chunk_outputs(chunks, np.hstack(models), len(targets))[held]
+    parts = np.split(together, len(models), axis=1)
+    scores = [_score(part, targets[held], classes) for part in parts]
+    return dict(zip(regularizations, scores, strict=True))
+
+
+def _score(predictions: Floats, targets: Floats, classes: int) -> float:
+    if classes:
+        return float((decide(predictions) == decide(targets)).mean())
+    return float(np.sqrt(((predictions - targets) ** 2).mean()))
+
+
+def _best(scores: Scores, classes: int) -> tuple[int, float]:
+    """Return the first of the best."""
+    return (max if classes else min)(scores, key=lambda key: scores[key])
+
+
+def _check_candidates(
+    multiples: Sequence[int], regularizations: Sequence[float], folds: int, rows: int
+) -> None:
+    if not multiples or not regularizations:
+        raise OptionError("there are no candidates", remedy="name a multiple and a regularization")
+    if multiples[0] < 1:
+        raise OptionError(f"multiple is {multiples[0]}", remedy="use whole numbers from 1")
+    for value in regularizations:
+        check_regularization(value)
+    if len(multiples) * len(regularizations) > 1 and min(folds, rows) < 2:
+        raise OptionError(
+            f"cross-validation in {folds} folds of {rows} rows", remedy="use at least two of both"
+        )
