@@ -289,7 +289,6 @@ def blocks_of_columns() -> Tables:
 ALIGN = Method(
     AlignIds,
     AlignmentClient,
-    GramClient,
     outcome_of_align,
     files="none",
     paths={"alignment": "{}.npz"},
