@@ -87,7 +87,7 @@ class VerticalKernelClient(ColumnsClient):
     Notes
     -----
     Memory: about 100 MB above the table and, at an active party, what training needs (see
-    :mod:`fedkern_flwr.vertical.phase_tuning`); phases lie in a file.
+    :mod:`fedkern_flwr.vertical.phase_training`); phases lie in a file.
     """
 
     def __init__(
@@ -102,13 +102,15 @@ class VerticalKernelClient(ColumnsClient):
         topology: Topology = "star",
         **common: Any,
     ) -> None:
-        super().__init__(context, x, y, table=VerticalTable, **common)
-        check_choice("frequencies", frequencies, FREQUENCIES)
-        check_choice("topology", topology, TOPOLOGIES)
-        self._check_role(role, y, common.get("y_test"))
+        def check() -> None:
+            check_choice("frequencies", frequencies, FREQUENCIES)
+            check_choice("topology", topology, TOPOLOGIES)
+            self._check_role(role, y, common.get("y_test"))
+            if frequency_seed is not None:
+                check_frequency_seed(frequency_seed)
+
+        super().__init__(context, x, y, table=VerticalTable, check=check, **common)
         self.role = ACTIVE if y is not None else PASSIVE
-        if frequency_seed is not None:
-            check_frequency_seed(frequency_seed)
         self.frequencies, self.topology = frequencies, topology
         self.frequency_seed = frequency_seed
 

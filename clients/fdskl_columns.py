@@ -193,12 +193,13 @@ class ColumnsClient(TableClient):
         self.note_pending(request)
         rows, sums = request.rows, self.sums
         x, circle = self.features_at(rows), Encoding.circle(int(self.kept.settings["phase_bits"]))
+        for known, upto in zip(request.known, request.upto.tolist(), strict=True):
+            if not 0 <= int(known.min()) <= int(known.max()) <= upto:
+                raise self.wrong("phases are asked for that there are not")
         for known, owner, upto in zip(
             request.known, request.owners.tolist(), request.upto.tolist(), strict=True
         ):
             first = int(known.min())
-            if not 0 <= first <= int(known.max()) <= upto:
-                raise self.wrong("phases are asked for that there are not")
             omega, offsets = self.directions(owner, first, upto)
             for part, name in self._phase_sums(owner, rows, request.cuts, known, upto):
                 if sums is None or name not in sums.orders:

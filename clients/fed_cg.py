@@ -114,10 +114,13 @@ class HybridKernelClient(LandmarkedParty):
         protocol: Protocol = "secure",
         **common: Any,
     ) -> None:
-        super().__init__(context, x, y, table=partial(HybridTable, ranges=ranges), **common)
-        check_choice("protocol", protocol, PROTOCOLS)
-        if landmark_seed is not None:
-            check_seed_bytes(landmark_seed)
+        def check() -> None:
+            check_choice("protocol", protocol, PROTOCOLS)
+            if landmark_seed is not None:
+                check_seed_bytes(landmark_seed)
+
+        table = partial(HybridTable, ranges=ranges)
+        super().__init__(context, x, y, table=table, check=check, **common)
         self.role = HOSPITAL if y is not None else CENTRE
         default = "clinical" if y is not None else f"centre {self.partition}"
         self.block = default if block is None else block

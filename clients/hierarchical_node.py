@@ -57,12 +57,15 @@ class SVMNode(TableClient):
         bound: float | None = None,
         **table: Any,
     ) -> None:
-        super().__init__(context, x, y, **table)
         self.role = role or str(context.node_config.get("role", USER))
-        check_choice("role", self.role, ROLES)
-        check_choice("product", product, PRODUCTS)
+        super().__init__(context, x, y, check=lambda: self._check(x, y, product), **table)
         self.group = _group(group if group is not None else context.node_config.get("group", 0))
         self.product, self.bound = product, bound
+        self._rows: tuple[str, Floats] | None = None
+
+    def _check(self, x: object, y: object, product: str) -> None:
+        check_choice("role", self.role, ROLES)
+        check_choice("product", product, PRODUCTS)
         if (x is not None) != (self.role == USER) or (self.role == AGENT and y is not None):
             raise OptionError(
                 f"a node with role {self.role} has "
@@ -71,7 +74,6 @@ class SVMNode(TableClient):
                 remedy="users hold features, the owner labels, agents no data",
                 party=self.name,
             )
-        self._rows: tuple[str, Floats] | None = None
 
     # -- what the base asks for
 

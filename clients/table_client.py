@@ -39,6 +39,8 @@ class TableClient(AnsweringClient):
         CSV file for predictions of its held-out rows.
     table : callable (default: PartyTable)
         Makes the table.
+    check : callable, optional
+        Raises for options that do not fit, before the table is made.
     **common
         Options of :class:`~fedkern_flwr.node.client.PhaseClient`.
 
@@ -73,9 +75,11 @@ class TableClient(AnsweringClient):
         alignment_key: AlignmentKey | None = None,
         predictions: str | Path | None = None,
         table: Callable[..., PartyTable] = PartyTable,
+        check: Callable[[], None] = lambda: None,
         **common: Any,
     ) -> None:
         super().__init__(context, **common)
+        check()
         if not 0.0 < label_bound < np.inf:
             raise OptionError(f"label_bound is {label_bound}", remedy="use a positive number")
         self.alignment_key = alignment_key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -28,18 +28,11 @@ from .keys import (
 )
 from .masks import Stream, add_streams
 from .membership import Cohort, Membership
-from .party_rules import PartyRules
-from .party_state import OpenSum, PartyState, order_terms
+from .party_rules import Accepted, PartyRules
+from .party_state import OpenSum, order_terms
 from .seeds import commitment
 from .shamir import SHARE_BYTES, cut, share_seeds
 from .votes import sign_vote
-
-
-class _Accepted(NamedTuple):
-    cohort: Cohort
-    encoding: Encoding
-    label: bytes
-    keys: dict[int, tuple[bytes, bytes]]
 
 
 class Party(PartyRules):
@@ -72,10 +65,6 @@ class Party(PartyRules):
         Whether sums of the same name may be over ever new cohorts: for methods whose owner knows
         what that shows.
     """
-
-    def __init__(self, partition: int, state: PartyState, **rules: Any) -> None:
-        super().__init__(partition, state, **rules)
-        self._accepted: dict[tuple[int, int], _Accepted] = {}
 
     # -- set-up
 
@@ -154,7 +143,7 @@ class Party(PartyRules):
         self.state.close(order.cohort, order.open_from)
         label = sum_label(self.state.session, cohort.number, order.index, order_terms(order))
         keys = self._advance(cohort, order.index, label)
-        self._accepted[order.cohort, order.index] = _Accepted(cohort, encoding, label, keys)
+        self.accepted[order.cohort, order.index] = Accepted(cohort, encoding, label, keys)
 
     def contribute(
         self, order: wire.Order, values: NDArray[Any], *, overwrite: bool = False
@@ -181,14 +170,14 @@ class Party(PartyRules):
             raise self.refuse(
                 f"{order.name} has shape {np.shape(values)} instead of ({order.length},)"
             )
-        if (order.cohort, order.index) not in self._accepted:
+        if (order.cohort, order.index) not in self.accepted:
             self.accept(order)
-        cohort, encoding, label, keys = self._accepted[order.cohort, order.index]
+        cohort, encoding, label, keys = self.accepted[order.cohort, order.index]
         with self.named():
             masked = encoding.encode(
                 np.asarray(values), len(cohort.members), name=order.name, overwrite=overwrite
             )
-        del self._accepted[order.cohort, order.index]
+        del self.accepted[order.cohort, order.index]
         others = cohort.neighbours[self.partition]
         streams: list[Stream] = [(keys[j][0], j < self.partition) for j in others]
         opened = OpenSum(order, keys)

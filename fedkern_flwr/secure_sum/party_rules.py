@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -19,36 +20,17 @@ from .votes import Subject, check_votes
 _LONGEST_LEAP = 1024  # sums that a party may have missed in a row
 
 
-class PartyRules:
-    """What one party remembers in a run, and what it refuses; see :class:`.Party`.
+class Accepted(NamedTuple):
+    """An order that was accepted, and what its vector is masked with."""
 
-    Parameters
-    ----------
-    partition : int
-    state : PartyState
-        What it remembers between messages; changed in place.
-    identity : Ed25519PrivateKey, optional
-        Signs the party's key of the run.
-    trusted : dict, optional
-        Partition -> pinned identity key. With it, every other party must have signed its key and,
-        where it matters, voted for the survivors (:mod:`.votes`); needs ``identity``.
-    allow_single : bool (default: False)
-        Whether to contribute to a sum that another client opens and that has no third party: the
-        receiver then learns this party's values.
-    pair_secrets : bool (default: False)
-        Whether to derive a secret with every neighbour for the method's own use.
-    partners : collection of int (default: ())
-        Parties with whom to derive such a secret though they are no neighbours.
-    whole_cohorts : bool (default: False)
-        Whether to take part in sums without self masks only: a method that repeats the same values
-        must not have them opened over different survivors.
-    allow_recovery : bool (default: True)
-        Whether this party's seeds of pairs are shared where backups are on, and whether it helps to
-        recover those of others. Without it a sum is aborted where that would be needed.
-    regroup : bool (default: False)
-        Whether sums of the same name may be over ever new cohorts: for methods whose owner knows
-        what that shows.
-    """
+    cohort: Cohort
+    encoding: Encoding
+    label: bytes
+    keys: dict[int, tuple[bytes, bytes]]
+
+
+class PartyRules:
+    """What one party remembers in a run, and what it refuses; see :class:`.Party`."""
 
     def __init__(
         self,
@@ -69,9 +51,12 @@ class PartyRules:
         self.pair_secrets, self.whole_cohorts = pair_secrets, whole_cohorts
         self.identity, self.trusted, self.allow_single = identity, trusted, allow_single
         self.allow_recovery = allow_recovery
+        self.accepted: dict[tuple[int, int], Accepted] = {}
 
     def check_order(self, order: Order) -> tuple[Cohort, Encoding]:
         """Refuse an order that breaks a rule; return its cohort and encoding.
+
+        The first order of a name fixes the terms of all sums of that name in the run.
 
         Raises
         ------

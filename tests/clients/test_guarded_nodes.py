@@ -161,6 +161,9 @@ def test_a_run_that_has_begun_is_not_begun_again(meet: Callable[..., Any]) -> No
 EVALUATED = ["pof-mkl", "per-fed-avg", "fed-cg", "fdskl", "fdskl, two", "svm", "svm, columns"]
 
 
+FIGURES = {"test_mse", "test_accuracy", "test_recall", "test_precision", "auc"}
+
+
 @pytest.mark.parametrize("run", [*EVALUATED, "fed-cfk"])
 def test_a_run_goes_on_without_figures(
     run: str,
@@ -173,10 +176,20 @@ def test_a_run_goes_on_without_figures(
     policy = NodePolicy(min_evaluation_rows=10**6)
     monkeypatch.setattr("fedkern_flwr.node.client.node_policy", lambda *_: policy)
     kept = set(guarded_runs[run](1, tmp_path).metrics_)
-    assert not kept & {"test_mse", "test_accuracy", "test_recall", "test_precision", "auc"}
+    assert not kept & FIGURES
     assert "figures about held-out rows are not told" in caplog.text
     untold = "nodes keep figures of held-out rows to themselves"
     assert untold in caplog.text or run == "fed-cfk"
+
+
+@pytest.mark.parametrize(
+    "run",
+    ["pof-mkl", *(pytest.param(r, marks=pytest.mark.long) for r in [*EVALUATED[1:], "fed-cfk"])],
+)
+def test_figures_are_told_where_no_policy_forbids(
+    run: str, guarded_runs: dict[str, Any], tmp_path: Path
+) -> None:
+    assert FIGURES & set(guarded_runs[run](1, tmp_path).metrics_)
 
 
 def evaluation(found: Any, number: int, **changes: Any) -> tuple[Any, list[Any]]:

@@ -232,7 +232,7 @@ def test_a_node_takes_part_in_one_protocol_only(own: Any, asked: str) -> None:
 def test_landmarks_that_everybody_knows_are_for_the_paper_s_protocols() -> None:
     """With public landmarks a hospital could place the centres' patients by their distances."""
     _, client = opened()
-    with pytest.raises(ProtocolError):
+    with pytest.raises(ProtocolError, match="landmarks that everybody knows"):
         send(client, about_rows(wire.DistancesRequest, public_seed=0))
 
 

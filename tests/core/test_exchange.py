@@ -118,7 +118,7 @@ def test_a_node_that_flower_does_not_know_is_unreachable_at_once() -> None:
     started = time.monotonic()
     outcome, ledger, _ = run([[reply("a", node=1000)]], ids=["a", ""], timeout=30)
     assert outcome.failures == {1001: Failure("unreachable")}
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 20
     assert ledger.messages == 2
     outcome, _, grid = run([], ids=["", ""], timeout=30)
     assert set(outcome.failures) == {1000, 1001}
@@ -128,10 +128,10 @@ def test_a_node_that_flower_does_not_know_is_unreachable_at_once() -> None:
 def test_silence_ends_with_the_time_out() -> None:
     started = time.monotonic()
     outcome, ledger, _ = run([[reply("a", node=1000)]], timeout=0.3)
-    assert 0.3 <= time.monotonic() - started < 0.6
+    assert 0.3 <= time.monotonic() - started < 20
     assert outcome.failures == {1001: Failure("timed out", "after 0.3 s")}
     assert list(outcome.replies) == [1000]
-    assert 0.3 <= ledger.seconds < 0.6
+    assert 0.3 <= ledger.seconds < 20
 
 
 def test_a_dead_ray_actor_stops_the_run() -> None:
@@ -430,20 +430,20 @@ class Roll(FakeGrid):
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
 
 
-def look_for(looks: list[set[int]], pulls: list[list[Message]]) -> Outcome:
+def look_for(looks: list[set[int]], pulls: list[list[Message]], timeout: float = 1.0) -> Outcome:
     """Ask nodes 1000 and 1001; of them the second stays silent, unless ``pulls`` says otherwise."""
     grid = Roll(looks, pulls)
     messages = request_messages(REQUEST, [1000, 1001], group_id="g")
-    return exchange(grid, messages, phase="p", timeout=1.0, ledger=Ledger())  # type: ignore[arg-type]
+    return exchange(grid, messages, phase="p", timeout=timeout, ledger=Ledger())  # type: ignore[arg-type]
 
 
 def test_a_node_that_stays_disconnected_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_module, "_LOOK", 0.0)
     began = time.monotonic()
-    outcome = look_for([{1000, 1001}, {1000}], [[reply("a", node=1000)]])
+    outcome = look_for([{1000, 1001}, {1000}], [[reply("a", node=1000)]], timeout=30.0)
     assert outcome.failures == {1001: Failure("unreachable", "(disconnected)")}
     assert list(outcome.replies) == [1000]
-    assert time.monotonic() < began + 0.9
+    assert time.monotonic() < began + 20
 
 
 def test_a_node_that_is_back_at_the_next_look_is_waited_for(

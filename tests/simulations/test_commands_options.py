@@ -209,7 +209,7 @@ HIERARCHICAL: dict[str, tuple[bool | None, Check]] = {
 QUICK = {
     "hierarchical-svm": (
         *("--groups 1", "--C", "--model rbf", "--consensus", "--staleness 2 --delay"),
-        *("--groups 3 --agent", "--partition"),
+        *("--groups 3 --agent", "--partition", "--clients 6 --secure"),
     ),
     "fdskl, streaming": (
         *("--rounds", "--directions", "--batch", "--step", "--evaluate", "--active-parties 2"),

@@ -26,7 +26,7 @@ from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
 from fedkern_flwr.strategies import POFMKL
 
 DATA = os.environ.get("FEDKERN_DATA")
-NORMALS = 5.0  # standard deviations: masks are not seeded, so chance must not fail a test
+NORMALS = 6.0  # standard deviations: masks are not seeded, so chance must not fail a test
 
 
 class Watched(POFMKL):

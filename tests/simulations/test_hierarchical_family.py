@@ -340,4 +340,4 @@ def test_delays_make_a_run_last_and_change_nothing_else() -> None:
     quick = run_one(data("iris", positive=1.0, rounds=5), **options).results[0]
     slow = run_one(data("iris", positive=1.0, rounds=5, delay="fixed:0.1,0.2"), **options)
     assert slow.results[0]["metrics"]["objective"] == quick["metrics"]["objective"]
-    assert slow.results[0]["seconds"] > max(5 * 0.2, quick["seconds"])
+    assert slow.results[0]["seconds"] >= 5 * 0.2

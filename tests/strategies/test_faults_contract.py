@@ -135,19 +135,25 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Cas
     return make
 
 
-def ways(*, main: int = 1, others: int = 0, count: int = 0, resumes: bool = False) -> list[Any]:
-    """Return (name, number) of all ways; so many numbers by make test, all by make test-long."""
+def ways(
+    *, main: int = 1, others: int = 0, count: int = 0, resumes: bool = False, keeps: bool = False
+) -> list[Any]:
+    """Return (name, number) of all ways; so many numbers by make test, all by make test-long.
+
+    ``resumes``: only those with a checkpoint; ``keeps``: only those whose nodes keep files.
+    """
     return [
         pytest.param(name, k, marks=() if k < (main if way.main else others) else pytest.mark.long)
         for name, way in WAYS.items()
         for k in range(max(main, count))
-        if way.method.resumes or not resumes
+        if (way.method.resumes or not resumes) and (way.method.files != "none" or not keeps)
     ]
 
 
-def names(*, resumes: bool = False) -> list[Any]:
+def names(*, resumes: bool = False, keeps: bool = False) -> list[Any]:
     """Return the names of all ways; but for the main ones they are left to make test-long."""
-    return [pytest.param(way.values[0], marks=way.marks) for way in ways(resumes=resumes)]
+    found = ways(resumes=resumes, keeps=keeps)
+    return [pytest.param(way.values[0], marks=way.marks) for way in found]
 
 
 @pytest.mark.parametrize("name", names())
@@ -285,7 +291,7 @@ DAMAGES: tuple[Callable[[Path], Any], ...] = (
 )
 
 
-@pytest.mark.parametrize(("name", "number"), ways(count=len(DAMAGES), resumes=True))
+@pytest.mark.parametrize(("name", "number"), ways(count=len(DAMAGES), resumes=True, keeps=True))
 def test_what_a_node_has_lost_is_made_again(
     name: str, number: int, case: Callable[[str], Case]
 ) -> None:
@@ -312,7 +318,6 @@ def test_what_a_node_has_lost_is_made_again(
 
 #: Ways on which nothing is kept in files, or nothing that is needed once more.
 NOTHING_TO_LOSE = (
-    "secure-gram, fed-cfk",
     "fed-cg naive",
     "fed-cg in a chain",
     "fdskl",
@@ -320,7 +325,7 @@ NOTHING_TO_LOSE = (
 )
 
 
-@pytest.mark.parametrize("name", names(resumes=True))
+@pytest.mark.parametrize("name", names(resumes=True, keeps=True))
 def test_what_goes_in_every_exchange_ends_the_run_or_does_no_harm(
     name: str, case: Callable[[str], Case]
 ) -> None:
