@@ -118,7 +118,7 @@ def fed_cg(*, hospitals: int, centres: int, rows: int, landmarks: int, outputs: 
         up=arrays(16 * rows) + hospitals * (arrays(8 * m * own) + distances),
         down=arrays(*[4 * hospitals] * 4, 8, 0, 0) + hospitals * arrays(4 * own) + roster,
     )
-    return Cost(5, {"hospital": hospital, "centre": centre})
+    return Cost(4, {"hospital": hospital, "centre": centre})
 
 
 def fdskl(*, parties: int, rows: int, tests: int, features: int) -> Cost:
@@ -129,7 +129,7 @@ def fdskl(*, parties: int, rows: int, tests: int, features: int) -> Cost:
     down = arrays(4, 4, 4 * known, 4 * known, 4, 0, 0) + IN_ROSTER * parties
     grid = arrays(4 * GRID, 8 * GRID, 4 * rows, 4 * tests)
     return Cost(
-        4,
+        3,
         {
             "active": Role(1, up + arrays(8 * 4), down + grid + phases),
             "passive": Role(parties - 1, up, down),
@@ -165,7 +165,7 @@ def fdskl_streaming(*, parties: int, rows: int, tests: int, directions: int, bat
 def secure_gram(*, nodes: int, users: int, items: int, drop_outs: bool) -> Cost:
     """Secure Gram of counts with a minimal support: n nodes of so many users, J items."""
     up, down = _release(nodes, users, items, drop_outs)
-    return Cost(6 if drop_outs else 4, {"node": Role(nodes, up, down)})
+    return Cost(6 if drop_outs else 3, {"node": Role(nodes, up, down)})
 
 
 def fed_cfk(*, nodes: int, users: int, items: int, drop_outs: bool) -> Cost:
@@ -176,7 +176,7 @@ def fed_cfk(*, nodes: int, users: int, items: int, drop_outs: bool) -> Cost:
     up += arrays(8 * 4) + (more_up or digests(nodes))
     down += more_down
     down += arrays(4 * items, 0, 8 * items, size * items, 0, size * items * (items + 1) / 2)
-    return Cost(8 if drop_outs else 5, {"node": Role(nodes, up, down)})
+    return Cost(8 if drop_outs else 4, {"node": Role(nodes, up, down)})
 
 
 def _release(nodes: int, users: int, items: int, drop_outs: bool) -> tuple[float, float]:
@@ -203,20 +203,22 @@ def horizontal_svm(*, users: int, groups: int, columns: int, iterations: int,
         users,
         up=arrays(0, 8 * 2 * columns, 8 * 5)
         + 2 * digests(users)
-        + iterations * (arrays(size + 8 * 3) + group),
+        + (iterations + 1) * (arrays(size + 8 * 3) + group),
         down=arrays(4, 0, 0)
         + roster
-        + arrays(0, size, 8 * columns, 8 * columns, 8 * (columns + 1))
-        + (iterations - 1) * arrays(0, size, 0, 0, 0)
+        + arrays(0, 0, 8 * columns, 8 * columns, 8 * (columns + 1), 0)
+        + iterations * arrays(0, size, 0, 0, 0, size)
         + arrays(size),
     )
     agent = Role(
         groups,
         up=arrays(0)
         + (iterations + 1) * (arrays(size + 8 * 3, size + 8 * 5) + group + digests(groups)),
-        down=roster + arrays(ours, size) + iterations * arrays(ours, size, size + 8 * 3),
+        down=roster
+        + (iterations + 2) * arrays(ours, size)
+        + (iterations + 1) * arrays(size + 8 * 3),
     )
-    return Cost(2 * iterations + 5, {"user": user, "agent": agent})
+    return Cost(iterations + 5, {"user": user, "agent": agent})
 
 
 def vertical_svm(*, groups: int, users: int, rows: int, columns: int, iterations: int,
@@ -250,4 +252,4 @@ def vertical_svm(*, groups: int, users: int, rows: int, columns: int, iterations
         + arrays(*[0] * 5)
         + (iterations + 1) * (arrays(*[0] * 5) + total),
     )
-    return Cost(2 * iterations + 10, {"user": user, "agent": agent, "owner": owner})
+    return Cost(2 * iterations + 9, {"user": user, "agent": agent, "owner": owner})

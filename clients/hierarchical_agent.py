@@ -8,7 +8,7 @@ import numpy as np
 
 from fedkern_flwr.errors import SumError
 from fedkern_flwr.groups import messages as wire
-from fedkern_flwr.groups.consensus import group_center, paper_group_center, relax
+from fedkern_flwr.groups.consensus import next_group_center, paper_group_center
 from fedkern_flwr.groups.members import DEFAULT_BOUND
 from fedkern_flwr.guard import refusal
 from fedkern_flwr.method import answers
@@ -26,20 +26,7 @@ class AgentOfRows(SVMNode):
     def combine(self, request: wire.AgentRequest) -> wire.AgentReply:
         """Make the group's center from its users' sum and the global model; contribute the term."""
         found, own, sums = self.kept.arrays, self.kept.settings, self.ordered
-        if request.plain and len(sums.party.state.cohorts) > 1:
-            raise refusal("its term in plain, where there are other agents", self.name)
-        if not self.repeated:
-            shape = (request.outputs, request.width)
-            found.setdefault("center", np.zeros(shape))
-            found.setdefault("dual", np.zeros(shape))
-            found.setdefault("statistics", np.zeros(5))
-            own.setdefault("sigma", request.sigma)
-            if request.advance:
-                self._advance(request)
-            found["dual"] *= own["sigma"] / request.next_sigma
-            own["sigma"] = request.next_sigma
-            term = found["center"] + (found["dual"] if request.consensus == "exact" else 0.0)
-            found["term"] = np.concatenate([term.ravel(), found["statistics"]])
+        self._make_term(request)
         sealed, number = b"", int(own.get("iteration", 0))
         if number:
             users = request.users.tolist()
@@ -54,6 +41,48 @@ class AgentOfRows(SVMNode):
             sums.contribute(wire.AGENTS_SUM, found["term"])
         return wire.AgentReply(sealed=sealed, term=())
 
+    @answers(wire.CombineRequest)
+    def combine_with_users(self, request: wire.CombineRequest) -> wire.CombineReply:
+        """Contribute the term and the pad of the users' sum, for which they are asked meanwhile.
+
+        Each user of the group gets the part of the pad that is on the models, and none of that on
+        the statistics: with the padded sum it makes the same center as this agent.
+        """
+        sums, sealed, users = self.ordered, b"", request.users.tolist()
+        self._make_term(request)
+        for name in [n for n in sums.orders if n.partition("#")[0] == wire.GROUP_SUM]:
+            self.check(name, self.partition)
+            order = sums.order(name)
+            if {*users, self.partition} != set(sums.party.state.cohorts[order.cohort].members):
+                raise refusal("the pad of its group for others than its users", self.name)
+            sums.contribute_nothing(name)
+            pad = sums.party.pad(order, request.outputs * request.width).view(np.float64)
+            sealed = b"".join(self.seal(user, pad, "pad", request.round) for user in users)
+        if wire.AGENTS_SUM in sums.orders:
+            self.check(wire.AGENTS_SUM)
+            sums.contribute(wire.AGENTS_SUM, self.kept.arrays["term"])
+        term = (self.kept.arrays["term"],) if request.plain else ()
+        return wire.CombineReply(sealed=sealed, term=term)
+
+    def _make_term(self, request: wire.AgentRequest) -> None:
+        """Complete an iteration, unless that is done; refuse to tell what must be masked."""
+        found, own = self.kept.arrays, self.kept.settings
+        if request.plain and len(self.ordered.party.state.cohorts) > 1:
+            raise refusal("its term in plain, where there are other agents", self.name)
+        if self.repeated:
+            return
+        shape = (request.outputs, request.width)
+        found.setdefault("center", np.zeros(shape))
+        found.setdefault("dual", np.zeros(shape))
+        found.setdefault("statistics", np.zeros(5))
+        own.setdefault("sigma", request.sigma)
+        if request.advance:
+            self._advance(request)
+        found["dual"] *= own["sigma"] / request.next_sigma
+        own["sigma"] = request.next_sigma
+        term = found["center"] + (found["dual"] if request.consensus == "exact" else 0.0)
+        found["term"] = np.concatenate([term.ravel(), found["statistics"]])
+
     def _advance(self, request: wire.AgentRequest) -> None:
         """Complete an iteration of the group."""
         found, own, total = self.kept.arrays, self.kept.settings, self.received(wire.GROUP_SUM)
@@ -64,9 +93,15 @@ class AgentOfRows(SVMNode):
         found["dual"] *= own["sigma"] / request.sigma
         own["sigma"] = request.sigma
         if exact:
-            target = relax(request.center, before, request.relaxation)
-            center = group_center(sums, users, request.rho, request.sigma, target, found["dual"])
-            found["dual"] = found["dual"] + center - target
+            center, found["dual"] = next_group_center(
+                sums,
+                users,
+                request.center,
+                (before, found["dual"]),
+                request.rho,
+                request.sigma,
+                request.relaxation,
+            )
         else:
             others = request.center - before
             center = paper_group_center(

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.errors import OptionError, StateError
 from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups import prediction_messages as saved
 from fedkern_flwr.groups.consensus import Coordinates, Floats
 from fedkern_flwr.groups.linear_model import model_rows
 from fedkern_flwr.groups.members import AGENT, DEFAULT_BOUND, OWNER, ROLES, USER
@@ -87,13 +88,14 @@ class SVMNode(TableClient):
             return [request.left, request.right]
         if isinstance(request, wire.ColumnsRequest):
             return [request.agent, request.owner]
-        known = isinstance(request, wire.LocalRequest | wire.ContributeRequest)
+        known = isinstance(request, wire.LocalRequest | saved.ContributeRequest)
         return [request.agent] if known else ()
 
     def counts(self, order: Order) -> bool:
         """Tell whether a sum is about rows: those of a group of users are as well."""
         of_rows = isinstance(self._request, wire.SolveRequest)
-        return super().counts(order) or (of_rows and order.name == wire.GROUP_SUM)
+        of_group = order.name.partition("#")[0] == wire.GROUP_SUM
+        return super().counts(order) or (of_rows and of_group)
 
     def describe(self, request: DescribeRequest) -> wire.SVMDescribeReply:
         """Tell who this is; see the message."""
@@ -194,7 +196,8 @@ class SVMNode(TableClient):
         ProtocolError
             It did not come with the request.
         """
-        found = self.ordered.delivered.get(name)
+        delivered = self.ordered.delivered.items()
+        found = next((total for n, total in delivered if n.partition("#")[0] == name), None)
         if found is None:
             problem = f"the sum {name!r} did not come with the request"
             raise self.wrong(problem, "run the same release on both sides")

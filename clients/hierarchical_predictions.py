@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.checkpoint import pack_arrays, unpack_arrays, write_atomically
 from fedkern_flwr.errors import CheckpointError, TableError
 from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups import prediction_messages as saved
 from fedkern_flwr.groups.consensus import Floats
 from fedkern_flwr.groups.linear_model import outputs
 from fedkern_flwr.method import answers
@@ -59,8 +60,8 @@ class Predicting(SVMNode):
 
     # -- users of a horizontal split
 
-    @answers(wire.PredictRequest)
-    def predict(self, request: wire.PredictRequest) -> wire.PredictReply:
+    @answers(saved.PredictRequest)
+    def predict(self, request: saved.PredictRequest) -> saved.PredictReply:
         """Predict the held-out rows with the model that came along, and write them."""
         table = self.table
         if table.tests:
@@ -71,21 +72,21 @@ class Predicting(SVMNode):
             meta = {"columns": table.features, **{name: getattr(request, name) for name in names}}
             file, tests = self._file(), np.arange(table.tests)
             table.write_predictions(file, tests, outputs(arrays, meta, table.x_test))
-        return wire.PredictReply(samples=table.tests)
+        return saved.PredictReply(samples=table.tests)
 
     # -- a vertical split
 
-    @answers(wire.RecallRequest)
-    def recall(self, request: wire.RecallRequest) -> wire.RecallReply:
+    @answers(saved.RecallRequest)
+    def recall(self, request: saved.RecallRequest) -> saved.RecallReply:
         """Seal the group's part of the model, which this agent kept, for the users."""
         coordinates, weights = read_part(self, request.model, "coordinates", "weights")
         part = np.concatenate([coordinates.ravel(), weights.ravel()])
         users = request.users.tolist()
         sealed = b"".join(self.seal(user, part, "model", request.round) for user in users)
-        return wire.RecallReply(sealed=sealed)
+        return saved.RecallReply(sealed=sealed)
 
-    @answers(wire.ContributeRequest)
-    def contribute(self, request: wire.ContributeRequest) -> wire.ContributeReply:
+    @answers(saved.ContributeRequest)
+    def contribute(self, request: saved.ContributeRequest) -> saved.ContributeReply:
         """Contribute the outputs of the group's columns at the rows that this user has."""
         columns = self.table.features
         self.check(wire.PREDICTED_SUM, request.owner)
@@ -99,10 +100,10 @@ class Predicting(SVMNode):
         held = self.table.order(self.session, self.alignment_key)[request.take]
         self.note_rows(wire.PREDICTED_SUM, held, each=True)
         self.ordered.contribute(wire.PREDICTED_SUM, values.ravel())
-        return wire.ContributeReply()
+        return saved.ContributeReply()
 
-    @answers(wire.WriteRequest)
-    def write(self, request: wire.WriteRequest) -> wire.WriteReply:
+    @answers(saved.WriteRequest)
+    def write(self, request: saved.WriteRequest) -> saved.WriteReply:
         """Open the outputs, add the bias that this owner kept, and write the predictions."""
         file, table, rows = self._file(), self.table, len(request.take)
         (bias,) = read_part(self, request.model, "bias")
@@ -111,7 +112,7 @@ class Predicting(SVMNode):
             raise self.wrong("the outputs are more than it has, or fewer")
         tests = table.order(self.session, self.alignment_key)[request.take] - table.rows
         table.write_predictions(file, tests, total.reshape(rows, -1) + bias)
-        return wire.WriteReply(samples=rows)
+        return saved.WriteReply(samples=rows)
 
     def _file(self) -> Path:
         """Return the file for predictions.

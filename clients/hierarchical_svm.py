@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups import prediction_messages as saved
 from fedkern_flwr.groups.members import AGENT, OWNER, USER
 from fedkern_flwr.node.client import Handler
 from fedkern_flwr.wire import PhaseMessage
@@ -26,9 +27,9 @@ _ASKED: dict[str, tuple[type[wire.SVMRequest], ...]] = {
         wire.RingRequest,
         wire.BlockRequest,
         wire.MultiplierRequest,
-        wire.RecallRequest,
+        saved.RecallRequest,
     ),
-    OWNER: (wire.OwnerRequest, wire.WriteRequest),
+    OWNER: (wire.OwnerRequest, saved.WriteRequest),
 }
 
 

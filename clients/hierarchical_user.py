@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from fedkern_flwr.groups import messages as wire
-from fedkern_flwr.groups.consensus import Floats, relax
+from fedkern_flwr.groups.consensus import Floats, next_group_center, relax
 from fedkern_flwr.groups.linear_model import model_columns
 from fedkern_flwr.guard import refusal
 from fedkern_flwr.labels import count_outcomes
 from fedkern_flwr.method import answers
+from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.local_solvers import solve_local, total_loss
 
 from .hierarchical_node import SVMNode
@@ -47,26 +48,68 @@ class UserOfRows(SVMNode):
         self.pin(agent=request.agent, left=-1, right=-1)
         if not self.repeated:
             self._take_coordinates(request)
-            found, own, rho = self.kept.arrays, self.kept.settings, request.rho
-            center = dual = np.zeros(self._shape)
+            center = np.zeros(self._shape)
             if request.sealed:
                 place = ("center", request.round - 1)
                 center = self.unseal(request.agent, request.sealed, self._shape, *place)
             elif request.center.size:
                 center = request.center
-            primal = 0.0
-            if "model" in found:
-                primal = float(np.linalg.norm(found["model"] - center))
-                dual = (found["dual"] + found["counted"] - center) * (own["rho"] / rho)
-            model = self._solve(center - dual, np.full(len(found["ridge"]), rho))
-            counted = relax(model, center, request.relaxation)
-            found |= {"model": model, "dual": dual, "counted": counted}
-            own["rho"] = rho
-            pull = rho * float(np.linalg.norm(dual)) / own["rows"]
-            statistics = [self._loss(request.judged), primal, pull]
-            found["vector"] = np.concatenate([(counted + dual).ravel(), statistics])
+            self._step(request, center)
         self.ordered.contribute(name, self.kept.arrays["vector"])
         return wire.LocalReply()
+
+    @answers(wire.StepWithAgentRequest)
+    def solve_with_agent(self, request: wire.StepWithAgentRequest) -> wire.StepWithAgentReply:
+        """Make the group's center of the last iteration, as its agent does meanwhile; go on."""
+        self.check(request.sum_name, request.agent)
+        self.pin(agent=request.agent, left=-1, right=-1)
+        if not self.repeated:
+            self._take_coordinates(request)
+            self._step(request, self._make_center(request))
+        self.ordered.contribute(request.sum_name, self.kept.arrays["vector"])
+        return wire.StepWithAgentReply()
+
+    def _make_center(self, request: wire.StepWithAgentRequest) -> Floats:
+        """Open the group's sum with the agent's pad, and make the center; zero at first."""
+        found, own = self.kept.arrays, self.kept.settings
+        made = dual = np.zeros(self._shape)
+        if request.round > 1:
+            order = self.ordered.order(request.sum_name)
+            parties = len(self.ordered.party.state.cohorts[order.cohort].members)
+            place, padded = ("pad", request.round - 1), request.padded
+            pad = self.unseal(request.agent, request.sealed, padded.shape, *place)
+            if padded.size != made.size or padded.dtype != np.uint64:
+                raise self.wrong("the sum of its group has another length")
+            encoding = Encoding.of(order)
+            total = encoding.decode(padded - pad.view(np.uint64), parties)
+            encoding.check_total(total, parties, name=order.name.partition("#")[0])
+            made, dual = next_group_center(
+                total.reshape(made.shape),
+                parties - 1,
+                request.judged,
+                (found["group_center"], found["group_dual"]),
+                own["rho"],
+                request.sigma,
+                request.relaxation,
+            )
+        found["group_center"] = made
+        found["group_dual"] = dual * (request.sigma / request.next_sigma)
+        return made
+
+    def _step(self, request: wire.LocalRequest, center: Floats) -> None:
+        """Update the dual at a center, solve, and have the vector ready that is summed."""
+        found, own, rho = self.kept.arrays, self.kept.settings, request.rho
+        dual, primal = np.zeros(self._shape), 0.0
+        if "model" in found:
+            primal = float(np.linalg.norm(found["model"] - center))
+            dual = (found["dual"] + found["counted"] - center) * (own["rho"] / rho)
+        model = self._solve(center - dual, np.full(len(found["ridge"]), rho))
+        counted = relax(model, center, request.relaxation)
+        found |= {"model": model, "dual": dual, "counted": counted}
+        own["rho"] = rho
+        pull = rho * float(np.linalg.norm(dual)) / own["rows"]
+        statistics = [self._loss(request.judged), primal, pull]
+        found["vector"] = np.concatenate([(counted + dual).ravel(), statistics])
 
     @answers(wire.ChainRequest)
     def solve_with_neighbours(self, request: wire.ChainRequest) -> wire.ChainReply:

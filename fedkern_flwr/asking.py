@@ -22,10 +22,11 @@ from .secure_sum import RunningSum
 from .steps import Answers, Ask, Deliver, LostState, Term
 from .strategy import count_failures, logger
 from .wire import PhaseMessage
-from .wire.sums import bind
+from .wire.sums import End, FinishRequest, bind
 
 _LOGS = "their logs say where"
 _MISSING = "not all parties answered"
+_AGAIN = ", and resume or start again: others have erased what would make it anew"
 
 
 class Asking:
@@ -58,6 +59,7 @@ class Asking:
         self.deliveries: dict[int, list[Deliver]] = {}
         self.outcome = Outcome()
         self._attempt = 0  # how often the question at hand has been asked before
+        self._same = False  # whether it is asked as it was, with the same sums
         self._failures: dict[int, Failure] = {}
 
     def ask(self, step: Ask) -> Answers:
@@ -70,21 +72,26 @@ class Asking:
         CohortError
             Not all have answered in the end.
         """
-        self._attempt = 0
+        self._attempt, self._same = 0, False
         if step.until == "each":
             return self._each(step)
         if step.until == "tried":
-            return Answers(self._exchange(self._requests(step), step, step.running))
+            replies = self._exchange(self._requests(step), step, step.running)
+            parties = self.method.parties_
+            failures = {parties[node].partition: why for node, why in self._failures.items()}
+            return Answers(replies, failures=failures)
         return self._once(step) if step.until == "once" else self._enough(step)
 
     def _each(self, step: Ask) -> Answers:
         found: dict[int, Any] = {}
         whole: dict[str, RunningSum] = {}
         requests = self._requests(step)
+        running: dict[str, RunningSum] = {}
         for attempt in range(self.method.attempts):
-            self._attempt = attempt
-            running = self._order(step, requests, whole)
+            self._attempt, self._same = attempt, step.ends and attempt > 0
+            running = self._running(step, requests, whole, running)
             summed = {p for one in running.values() for p in one.cohort.members}
+            summed -= set(found) if step.ends else set()
             waiting = {p: r for p, r in requests.items() if p not in found or p in summed}
             found = {p: reply for p, reply in found.items() if p not in waiting}
             found |= self._exchange(waiting, step, list(running.values()))
@@ -92,10 +99,10 @@ class Asking:
                 members = set(one.cohort.members)
                 if len(one.uploaded) == len(members) and members & set(requests) <= set(found):
                     whole[key] = one
-                else:
+                elif not step.ends:
                     self._sums.close(one)
             if len(found) == len(requests) and len(whole) == len(step.sums):
-                self.over = step.last
+                self.over = step.last or step.ends
                 return self._opened(step, {p: found[p] for p in requests}, whole)
         if step.least is not None and len(found) >= step.least and not step.sums:
             return Answers({p: found[p] for p in requests if p in found})
@@ -133,21 +140,25 @@ class Asking:
         replies: dict[int, Any] = {}
         whole: dict[str, RunningSum] = {}
         terms = {term.key: term for term in step.sums}
+        running: dict[str, RunningSum] = {}
         for attempt in range(method.attempts):
+            self._same = step.ends and attempt > 0
             here = {p: r for p, r in self._requests(step).items() if p in self.partitions()}
-            running = self._order(step, here, whole)
-            summed = {p for one in running.values() for p in one.cohort.members}
-            waiting = {p: r for p, r in here.items() if p in summed and p not in method.spent_}
+            running = self._running(step, here, whole, running)
+            summed = {p for one in running.values() for p in one.cohort.members} - method.spent_
+            summed -= set(replies) if step.ends else set()
+            waiting = {p: r for p, r in here.items() if p in summed}
             replies |= self._exchange(waiting, step, list(running.values())) if waiting else {}
             for key, one in running.items():
                 found = self._too_few(one) or terms[key].unfit(one.uploaded)
                 if found:
                     problem = found
                     logger.warning("%s: %s (attempt %d)", terms[key].name, found, attempt + 1)
-                    self.close([one])
+                    self.close([] if step.ends else [one])
                 else:
                     whole[key] = one
             if len(whole) == len(step.sums):
+                self.over = step.ends
                 return self._opened(step, replies, whole)
         raise self._gave_up(step, problem)
 
@@ -190,9 +201,11 @@ class Asking:
             number=self.log.number,
             required=0,
         )
-        self.outcome, self._failures = outcome, dict(outcome.failures)
-        details = [failure.detail for failure in outcome.failures.values()]
-        for failure in outcome.failures.values() if final else ():
+        there = {node for node, party in method.parties_.items() if party.partition in requests}
+        self._failures = {n: why for n, why in outcome.failures.items() if n in there}
+        self.outcome = replace(outcome, failures=self._failures)
+        details = [failure.detail for failure in self._failures.values()]
+        for failure in self._failures.values() if final else ():
             failure.raise_final(phase)
         if final and len(details) == len(method.active_nodes()) and len(set(details)) == 1:
             bug = details[0]  # of its handler a client tells the class of an exception alone
@@ -202,6 +215,8 @@ class Asking:
         for message in method.in_order(outcome):
             node = message.metadata.src_node_id
             partition = method.parties_[node].partition
+            if partition not in requests:  # told that the run is over
+                continue
             try:
                 where = method.party(node)
                 answer = read_reply(kinds[partition], message, party=where, **step.sizes)
@@ -221,7 +236,7 @@ class Asking:
             self.close(running)
             raise LostState(
                 f"a client has forgotten what the question needs: {self._failed()}",
-                remedy="give its node a state_dir that stays",
+                remedy=f"give its node a state_dir that stays{_AGAIN if step.ends else ''}",
                 phase=phase,
             )
         return found
@@ -243,6 +258,8 @@ class Asking:
                 ]
                 if method.sums is not None and not step.last:
                     own += method.sums.sections(partition, list(running))
+                if method.sums is not None and step.ends:
+                    own.append(End())
                 sections[node_of[partition]] = own
             yield from request_messages(
                 self._addressed(request, self.log.number),
@@ -250,6 +267,12 @@ class Asking:
                 group_id=str(self.log.number),
                 sections=sections,
             )
+        if step.ends and not self._same and method.sums is not None:
+            idle = [
+                node for node, party in method.parties_.items() if party.partition not in requests
+            ]
+            bye = FinishRequest(session=method.session, round=self.log.number)
+            yield from request_messages(bye, idle, group_id=str(self.log.number))
 
     def _addressed(self, request: PhaseMessage, number: int) -> PhaseMessage:
         """Fill in what only the run knows."""
@@ -276,6 +299,20 @@ class Asking:
         return [method.parties_[node].partition for node in method.active_nodes()]
 
     # -- sums
+
+    def _running(
+        self,
+        step: Ask,
+        requests: Mapping[int, PhaseMessage],
+        without: Iterable[str],
+        before: dict[str, RunningSum],
+    ) -> dict[str, RunningSum]:
+        """Return the sums of the next exchange: those of the one before where that ends the run."""
+        if not self._same:
+            return self._order(step, requests, without)
+        for one in before.values():
+            one.repeated = True
+        return before
 
     def _order(
         self, step: Ask, requests: Mapping[int, PhaseMessage], without: Iterable[str] = ()

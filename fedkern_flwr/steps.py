@@ -146,6 +146,11 @@ class Ask:
     last : bool (default: False)
         Whether the clients erase what belongs to the run as they answer, see
         :func:`~fedkern_flwr.method.answers`: nobody need be told that it is over.
+    ends : bool (default: False)
+        Of ``each`` and ``enough``: whether the run is over with it. Nodes erase what belongs to its
+        sums as they answer, and those that are not asked are told in the same exchange. Who was not
+        heard is asked the same again and sends the same bytes; sums are not ordered anew. So they
+        must be without self masks, and nothing that a node might have lost can be made again.
     """
 
     what: str | PhaseMessage | Mapping[int, PhaseMessage]
@@ -160,6 +165,7 @@ class Ask:
     number: int | None = None
     remedy: str = ""
     last: bool = False
+    ends: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,7 +183,7 @@ class Answers:
     contributors : dict
         Key -> partitions of those who contributed to a sum.
     failures : dict
-        Partition -> why it did not answer, where it was asked ``once``.
+        Partition -> why it did not answer, where it was asked ``once`` or ``tried``.
     """
 
     replies: dict[int, Any]

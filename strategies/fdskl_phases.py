@@ -161,10 +161,15 @@ class Phases:
         raise lost
 
     def ask(
-        self, requests: Mapping[int, Any], reply: type[Any], sums: Sequence[Term] = ()
+        self,
+        requests: Mapping[int, Any],
+        reply: type[Any],
+        sums: Sequence[Term] = (),
+        *,
+        ends: bool = False,
     ) -> Steps:
         """Ask parties; what waits for them comes along."""
-        answers = yield Ask(requests, reply=reply, sums=sums)
+        answers = yield Ask(requests, reply=reply, sums=sums, ends=ends)
         for partition in requests:
             self._waiting.pop(partition, None)
         return answers
@@ -228,7 +233,7 @@ class Phases:
         multiples: Sequence[int],
         regularizations: Sequence[float],
     ) -> Steps:
-        """Let the owner learn from all of its rows, and predict; return its reply."""
+        """Let the owner learn from all of its rows, and predict, as the last thing in the run."""
 
         def train() -> Steps:
             request = wire.TrainRequest(
@@ -242,7 +247,8 @@ class Phases:
                 rows=self.positions(owner, _range(self.plan.train[owner])),
                 tests=self.positions(owner, _range(self.plan.test[owner])),
             )
-            answers: Answers = yield from self.ask({owner: request}, wire.TrainReply)
+            asked = {owner: request}
+            answers: Answers = yield from self.ask(asked, wire.TrainReply, ends=True)
             return answers.replies[owner]
 
         return (yield from self.insist(train, lambda: need))

@@ -19,7 +19,7 @@ from fedkern_flwr.strategy import logger
 from .hierarchical_progress import Live, Progress
 from .hierarchical_rows import Judged, RowRounds
 
-_GROUP_STATISTICS, _AGENT_STATISTICS = 3, 5
+_GROUP_STATISTICS, AGENT_STATISTICS = 3, 5
 
 
 class AgentRounds(RowRounds):
@@ -39,11 +39,12 @@ class AgentRounds(RowRounds):
 
     # -- groups
 
-    def _order_group(self, one: Live) -> RunningSum:
+    def _order_group(self, one: Live, name: str = wire.GROUP_SUM) -> RunningSum:
         """Begin the next sum of a group."""
+        agent = one.group.agent
         one.stage, one.sum = (
             "ordered",
-            self._order(wire.GROUP_SUM, _GROUP_STATISTICS, one.cohort, receiver=one.group.agent),
+            self._order(name, _GROUP_STATISTICS, one.cohort, receiver=agent),
         )
         return one.sum
 
@@ -76,7 +77,8 @@ class AgentRounds(RowRounds):
             if self.lost_groups == "stop" and len(self.groups_) > 2:
                 remedy += ", or go on without the group with --lost-groups leave-out"
             problem = f"group {number} cannot go on: {why}"
-            raise CohortError(problem, remedy=remedy, phase=wire.LocalRequest.phase)
+            asked = wire.StepWithAgentRequest if self.pipelined else wire.LocalRequest
+            raise CohortError(problem, remedy=remedy, phase=asked.phase)
         logger.warning("group %d is left out from here on: %s", number, why)
         self._close(run.live.pop(number))
         self._post.forget(group.members)
@@ -114,7 +116,7 @@ class AgentRounds(RowRounds):
                 self.sums.close(total)
             if not (self.ring or alone):
                 masks, cohort = self.lost_groups == "leave-out", 1 + len(self.groups_)
-                total = self._order(wire.AGENTS_SUM, _AGENT_STATISTICS, cohort, self_masks=masks)
+                total = self._order(wire.AGENTS_SUM, AGENT_STATISTICS, cohort, self_masks=masks)
             sums = [] if total is None else [total]
             for number in sorted(ordering & set(run.live)):
                 one = run.live[number]
@@ -154,11 +156,16 @@ class AgentRounds(RowRounds):
         else:
             run.masked, run.advanced = total, advancing
 
-    def _agent_requests(self, advancing: set[int], attempt: int) -> dict[int, wire.AgentRequest]:
+    def _agent_requests(
+        self,
+        advancing: set[int],
+        attempt: int,
+        kind: type[wire.AgentRequest] = wire.AgentRequest,
+    ) -> dict[int, wire.AgentRequest]:
         run = self._run
         after = min(one.done + (number in advancing) for number, one in run.live.items())
         return {
-            one.group.agent: wire.AgentRequest(
+            one.group.agent: kind(
                 attempt=attempt,
                 advance=number in advancing,
                 consensus=self.consensus,

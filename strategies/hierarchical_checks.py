@@ -10,6 +10,18 @@ if TYPE_CHECKING:
     from .hierarchical_options import SVMOptions
 
 
+def one_after_the_other(strategy: SVMOptions) -> bool:
+    """Tell whether users can be asked only when the agents have answered, or there are none."""
+    return (
+        strategy.partition == "vertical"
+        or strategy.architecture != "hierarchical"
+        or strategy.consensus == "paper"
+        or strategy.ring
+        or strategy.staleness > 0
+        or strategy.lost_groups == "leave-out"
+    )
+
+
 def check_together(strategy: SVMOptions) -> None:
     """Refuse options that do not go together."""
     vertical, layers = strategy.partition == "vertical", strategy.architecture == "hierarchical"
@@ -57,6 +69,8 @@ def check_together(strategy: SVMOptions) -> None:
         "relaxation and rho_schedule rising have no meaning in a chain; leave them out": chain
         and ("relaxation" in given or rising),
         "rho and step_sizes are both given; give one of them": {"rho", "step_sizes"} <= set(given),
+        "pipelined is for rows in groups that wait for each other, of consensus exact and pairwise "
+        "masks; leave it out": bool(strategy.pipelined) and one_after_the_other(strategy),
         "residuals of groups that do not wait cannot be balanced; use another schedule": (
             strategy.staleness > 0 and strategy.rho_schedule == "balanced"
         ),

@@ -22,7 +22,7 @@ from fedkern_flwr.solvers.local_solvers import Loss
 from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.vertical.parties import MissingRows
 
-from .hierarchical_checks import check_groups, check_together
+from .hierarchical_checks import check_groups, check_together, one_after_the_other
 
 Partition = Literal["horizontal", "vertical"]
 Architecture = Literal["hierarchical", "centralised", "chain"]
@@ -112,6 +112,12 @@ class SVMOptions(Method):
         "D: how many iterations a group may be ahead of the slowest. 0 is synchronous.",
         least=0,
     )
+    pipelined: bool = option(
+        None,
+        "Users and agents are asked together: one exchange an iteration instead of two, for the "
+        "same model. The default, but for groups that do not wait or may be left out, the ring and "
+        "the paper's consensus.",
+    )
     tolerance: float = option(
         None,
         "The run ends when the relative primal and dual residuals are at most that, by default "
@@ -164,6 +170,7 @@ class SVMOptions(Method):
             tolerance=_GAP if self.partition == "vertical" else _RESIDUAL,
             lost_groups="leave-out" if self.ring else "stop",
         )
+        self.fill_in(pipelined=not one_after_the_other(self))
 
     def _reset(self) -> None:
         super()._reset()

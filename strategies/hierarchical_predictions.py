@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import TableError
 from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups import prediction_messages as saved
 from fedkern_flwr.groups.linear_model import model_columns
 from fedkern_flwr.method import Steps
 
@@ -40,7 +41,7 @@ class PredictionRounds(ColumnRounds):
         """
         none = np.zeros(0)
         self.step += 1
-        request = wire.PredictRequest(
+        request = saved.PredictRequest(
             features=int(meta["features"]),
             gamma=float(meta["gamma"]),
             feature_seed=int(meta["feature_seed"]),
@@ -49,7 +50,8 @@ class PredictionRounds(ColumnRounds):
             raw_mean=arrays.get("raw_mean", none),
             raw_deviation=arrays.get("raw_deviation", none),
         )
-        answers = yield self.question(dict.fromkeys(self.users_, request), wire.PredictReply)
+        asked = dict.fromkeys(self.users_, request)
+        answers = yield self.question(asked, saved.PredictReply, ends=True)
         samples = int(sum(reply.samples for reply in answers.replies.values()))
         if not samples:
             raise TableError(
@@ -66,14 +68,14 @@ class PredictionRounds(ColumnRounds):
         """
         self.step += 1
         recalls = {
-            group.agent: wire.RecallRequest(model=model, users=np.array(group.users, np.int32))
+            group.agent: saved.RecallRequest(model=model, users=np.array(group.users, np.int32))
             for group in self.groups_
         }
-        found = (yield self.question(recalls, wire.RecallReply)).replies
+        found = (yield self.question(recalls, saved.RecallReply)).replies
         sealed, plan, owner = self.in_equal_parts(found), self.row_plan_, self._owner
         self.step += 1
         requests = {
-            user: wire.ContributeRequest(
+            user: saved.ContributeRequest(
                 agent=group.agent,
                 owner=owner,
                 rows=plan.all_rows,
@@ -87,8 +89,8 @@ class PredictionRounds(ColumnRounds):
             for user in group.users
         }
         outputs = self.term(wire.PREDICTED_SUM, plan.all_rows * self.outputs_, receiver=owner)
-        yield from self.sum_for_others(requests, wire.ContributeReply, [outputs])
+        yield from self.sum_for_others(requests, saved.ContributeReply, [outputs])
         self.step += 1
-        asked = {owner: wire.WriteRequest(model=model, take=plan.owner)}
-        found = (yield self.question(asked, wire.WriteReply)).replies
+        asked = {owner: saved.WriteRequest(model=model, take=plan.owner)}
+        found = (yield self.question(asked, saved.WriteReply, ends=True)).replies
         return int(found[owner].samples)

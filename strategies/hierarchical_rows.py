@@ -65,10 +65,10 @@ class RowRounds(SVMOptions):
 
     # -- exchanges with all users
 
-    def sum_users(self, name: str, length: int, requests: Any, reply: Any) -> Steps:
+    def sum_users(self, name: str, length: int, requests: Any, reply: Any, **more: Any) -> Steps:
         """Sum vectors of all users; repeat it with all of them if somebody did not answer."""
         sums = [self.term(name, length)]
-        answers = yield self.question(requests, reply, sums=sums)
+        answers = yield self.question(requests, reply, sums=sums, **more)
         return answers.totals[name], answers.replies
 
     def measure_columns(self) -> Steps:
@@ -118,7 +118,7 @@ class RowRounds(SVMOptions):
         return dict(zip(("mean", "deviation", "ridge"), found, strict=True))
 
     def judge(self, model: Floats) -> Steps:
-        """Return the objective of a model and its outcomes on held-out rows: one exchange."""
+        """Return the objective of a model and its outcomes on held-out rows: the last exchange."""
         self.step += 1
         request = wire.EvaluateRequest(self_masks=False, model=model)
         total, _ = yield from self.sum_users(
@@ -126,6 +126,7 @@ class RowRounds(SVMOptions):
             self.judged_numbers,
             dict.fromkeys(self.users_, request),
             wire.EvaluateReply,
+            ends=True,
         )
         return self.outcomes(model, total)
 

@@ -18,6 +18,7 @@ from fedkern_flwr.wire import DescribeReply
 
 from .hierarchical_flat import FlatRounds
 from .hierarchical_groups import GroupRounds
+from .hierarchical_pipelined import PipelinedRounds
 from .hierarchical_predictions import PredictionRounds, shapes_of
 from .hierarchical_privacy import predictions_seen_by, seen_by, warnings_of
 
@@ -30,14 +31,14 @@ _OF_MODELS = {
 }
 
 
-class HierarchicalSVM(GroupRounds, FlatRounds, PredictionRounds):
+class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PredictionRounds):
     """HierarchicalSVM: linear and kernel classifiers from users in groups, each with an agent.
 
     Minimises 1/2 |w|^2 + C sum_n loss(y_n, w^T x_n + b) over the rows of all users. In a horizontal
     split by consensus ADMM in two layers, see :mod:`fedkern_flwr.groups.consensus`: users solve
     their part of the problem, agents open the sums of their groups and nobody else does, the server
-    makes the global model from the agents' masked sum. In a vertical split by
-    :mod:`fedkern_flwr.solvers.dual_subspace`. Both take two exchanges an iteration.
+    makes the global model from the agents' masked sum: one exchange an iteration, two where users
+    must wait for agents. In a vertical split by :mod:`fedkern_flwr.solvers.dual_subspace`, in two.
 
     Flower's ``initial_arrays`` are not used: ADMM starts at zero. ``num_rounds`` (200) are its most
     iterations. The result has the weights and biases of a horizontal split.
@@ -149,7 +150,8 @@ class HierarchicalSVM(GroupRounds, FlatRounds, PredictionRounds):
         if not known:
             yield from self.measure_columns()
         layers = self.architecture == "hierarchical"
-        found = yield from self.group_rounds() if layers else self.flat_rounds()
+        iterate = self.pipelined_rounds if self.pipelined else self.group_rounds
+        found = yield from iterate() if layers else self.flat_rounds()
         last = self.history_[-1]["round"] if self.history_ else 0
         lost = {user for g in self.groups_ if g.number in found.lost for user in g.users}
         self.coefficients_ = model = found.model

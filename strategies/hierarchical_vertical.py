@@ -177,7 +177,7 @@ class ColumnRounds(SVMOptions):
         if owner is not None:
             kinds[self._owner] = wire.OwnerReply
             requests[self._owner] = self._owner_request(owner)
-        found = (yield self.question(requests, kinds)).replies
+        found = (yield self.question(requests, kinds, ends=owner == "judge")).replies
         if block is not None:
             self._opened = self.in_equal_parts(found)
         if owner is not None:

@@ -120,7 +120,7 @@ def pof_mkl() -> None:
 
 
 def fed_cg() -> None:
-    """Draw the five exchanges of FedCG."""
+    """Draw the four exchanges of FedCG."""
     exchanges: list[Exchange] = [
         (
             "1  describe",
@@ -152,16 +152,16 @@ def fed_cg() -> None:
                 Send(1, 2, "coefficients"),
                 Note(2, "predict own new patients"),
                 Send(2, 1, "counts of right and wrong", "masked"),
+                Note(1, "all sides erase their keys"),
             ],
         ),
-        ("5  finish", [Note(1, "all sides erase their keys")]),
     ]
     lanes = ["each centre\ncolumns", "server", "each hospital\nrows, labels"]
-    draw_lanes("fed-cg", "The five exchanges of FedCG", lanes, exchanges)
+    draw_lanes("fed-cg", "The four exchanges of FedCG", lanes, exchanges)
 
 
 def fdskl() -> None:
-    """Draw the four exchanges of one-shot FDSKL."""
+    """Draw the three exchanges of one-shot FDSKL."""
     exchanges: list[Exchange] = [
         (
             "1  describe",
@@ -184,52 +184,51 @@ def fdskl() -> None:
                 Send(1, 2, "angles over all columns", "padded"),
                 Note(2, "cross-validate, train, predict"),
                 Send(2, 1, "what was chosen, counts"),
+                Note(1, "all sides erase their keys"),
             ],
         ),
-        ("4  finish", [Note(1, "all sides erase their keys")]),
     ]
     lanes = ["passive party\ncolumns", "server", "active party\ncolumns, labels"]
-    draw_lanes("fdskl", "The four exchanges of one-shot FDSKL", lanes, exchanges)
+    draw_lanes("fdskl", "The three exchanges of one-shot FDSKL", lanes, exchanges)
 
 
+ERASED = Note(1, "both sides erase their keys")
+MATRIX: list[Step] = [
+    Send(1, 0, "items that are kept"),
+    Send(0, 1, "products of all pairs of items", "masked"),
+    Note(1, "add up: K, exactly"),
+]
 COUNTS: list[Exchange] = [
     ("1  describe", [Send(0, 1, "numbers of rows and items, public key")]),
     (
         "2  counts",
         [Send(0, 1, "rows that have each item", "masked"), Note(1, "drop items that few have")],
     ),
-    (
-        "3  matrix",
-        [
-            Send(1, 0, "items that are kept"),
-            Send(0, 1, "products of all pairs of items", "masked"),
-            Note(1, "add up: K, exactly"),
-        ],
-    ),
 ]
 
 
 def secure_gram() -> None:
-    """Draw the four exchanges of Secure Gram without drop-outs."""
-    last: list[Exchange] = [("4  finish", [Note(1, "both sides erase their keys")])]
-    title = "The four exchanges of Secure Gram"
-    draw_lanes("secure-gram", title, ["each node\nrows", "server"], [*COUNTS, *last])
+    """Draw the three exchanges of Secure Gram without drop-outs."""
+    last: Exchange = "3  matrix", [*MATRIX, ERASED]
+    title = "The three exchanges of Secure Gram"
+    draw_lanes("secure-gram", title, ["each node\nrows", "server"], [*COUNTS, last])
 
 
 def fed_cfk() -> None:
-    """Draw the five exchanges of FedCFK without drop-outs."""
+    """Draw the four exchanges of FedCFK without drop-outs."""
     last: list[Exchange] = [
+        ("3  matrix", MATRIX),
         (
             "4  recommend",
             [
                 Send(1, 0, "the whole kernel between items"),
                 Note(0, "rank items for own users; write the lists"),
                 Send(0, 1, "sums of AUC, nDCG and recall", "masked"),
+                ERASED,
             ],
         ),
-        ("5  finish", [Note(1, "both sides erase their keys")]),
     ]
-    title = "The five exchanges of FedCFK"
+    title = "The four exchanges of FedCFK"
     draw_lanes("fed-cfk", title, ["each device\nratings", "server"], [*COUNTS, *last])
 
 
@@ -240,28 +239,30 @@ def hierarchical_svm() -> None:
             "at the start",
             [
                 Send(0, 1, "sums of columns", "masked"),
-                Send(2, 1, "pad for the sum of its group", "masked"),
             ],
         ),
         (
             "every iteration",
             [
-                Send(1, 0, "model of the group", "sealed"),
+                Send(1, 0, "sum of the group, model of all", "padded"),
+                Send(1, 0, "the agent's pad", "sealed"),
+                Send(1, 2, "sum of the group, model of all", "padded"),
+                Note(0, "model of the group"),
+                Note(2, "model of the group"),
                 Note(0, "fit own rows near it"),
                 Send(0, 1, "own model", "masked"),
-            ],
-        ),
-        (
-            "every iteration",
-            [
-                Send(1, 2, "sum of the group", "padded"),
-                Send(1, 2, "model of all"),
-                Note(2, "new model of the group"),
                 Send(2, 1, "model of the group", "masked"),
+                Send(2, 1, "pad of the next sum", "sealed"),
                 Note(1, "new model of all, from the sum of the groups"),
             ],
         ),
-        ("at the end", [Send(0, 1, "loss and counts on held-out rows", "masked")]),
+        (
+            "at the end",
+            [
+                Send(0, 1, "loss and counts on held-out rows", "masked"),
+                Note(1, "all sides erase their keys"),
+            ],
+        ),
     ]
     lanes = ["each user\nrows, labels", "server", "each agent\nno data"]
     draw_lanes("hierarchical-svm", "An iteration of HierarchicalSVM", lanes, exchanges)

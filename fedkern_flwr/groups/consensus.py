@@ -128,6 +128,25 @@ def group_center(
     return (rho * total + sigma * (center - dual)) / (rho * users + sigma)
 
 
+def next_group_center(
+    total: Floats,
+    users: int,
+    model: Floats,
+    before: tuple[Floats, Floats],
+    rho: float,
+    sigma: float,
+    relaxation: float,
+) -> tuple[Floats, Floats]:
+    """Return z_i and s_i after an iteration, of the group's sum, z, and z_i and s_i before it.
+
+    Agents and, where both are asked at once, the users of the group compute the same.
+    """
+    center, dual = before
+    target = relax(model, center, relaxation)
+    made = group_center(total, users, rho, sigma, target, dual)
+    return made, dual + made - target
+
+
 def paper_group_center(
     total: Floats, users: int, others: Floats, rho: float, all_users: int, groups: int
 ) -> Floats:

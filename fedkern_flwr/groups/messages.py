@@ -6,13 +6,18 @@ summed travels in secure sums, named here; what follows the vector of a sum are 
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ..table_parties import TableReply
 from ..wire.message import Message, array, arrays
+from ..wire.sums import bind
 
 Floats = NDArray[np.float64]
+Ring = NDArray[np.uint64]
 Index = NDArray[np.int32]
 Bytes = NDArray[np.uint8]
 
@@ -119,6 +124,30 @@ class LocalReply(SVMReply, phase="svm-local"):
     """Carries the upload."""
 
 
+class StepWithAgentRequest(LocalRequest, phase="svm-step"):
+    """In one exchange with the agents: make the center of the last iteration first.
+
+    ``sealed`` is the beginning of the agent's pad of the sum before; ``judged`` is also the global
+    model that the center is made with.
+    """
+
+    sigma: float  # penalties of the agents in the last iteration, and in this one
+    next_sigma: float
+    # The group's sum of the last iteration under the agent's pad, without statistics; at first
+    # empty.
+    padded: Ring = array("padded", dtype="ring")
+
+    @property
+    def sum_name(self) -> str:
+        """Name of the group's sum: all users who add to it have been told the same."""
+        alike: dict[str, Any] = {"session": "", "attempt": 0, "sealed": b""}
+        return bind(GROUP_SUM, replace(self, **alike))
+
+
+class StepWithAgentReply(SVMReply, phase="svm-step"):
+    """Carries the upload."""
+
+
 class ChainRequest(SolveRequest, phase="svm-chain"):
     """Take over the neighbours' models first."""
 
@@ -161,6 +190,17 @@ class AgentRequest(IterationRequest, phase="svm-agent"):
 
 class AgentReply(SVMReply, phase="svm-agent"):
     """The new center, sealed for each user in turn."""
+
+    sealed: bytes
+    term: tuple[Floats, ...] = arrays("numbers", dtype="float64")  # the only agent's contribution
+
+
+class CombineRequest(AgentRequest, phase="svm-combine"):
+    """In one exchange with the users, who make the group's center as well."""
+
+
+class CombineReply(SVMReply, phase="svm-combine"):
+    """The beginning of the pad of the group's sum, sealed for each user in turn; else nothing."""
 
     sealed: bytes
     term: tuple[Floats, ...] = arrays("numbers", dtype="float64")  # the only agent's contribution
@@ -323,60 +363,3 @@ class OwnerReply(SVMReply, phase="svm-owner"):
     bound: float = 0.0  # a lower bound of the optimum, likewise
     sealed: Bytes = array("sealed", dtype="byte")  # the message at each user's rows in turn
     counts: Floats = array("counts", dtype="float64")  # outcomes on held-out rows, with "judge"
-
-
-# -- predictions with a model that was saved
-
-
-class PredictRequest(FeaturesRequest, StepRequest, phase="svm-predict"):
-    """To users of a horizontal split: predict the held-out rows with a model, and write them."""
-
-    # Shapes (k, d) or (k, 2 D), and (k,).
-    weights: Floats = array("outputs", "width", dtype="float64")
-    bias: Floats = array("outputs", dtype="float64")
-
-
-class PredictReply(SVMReply, phase="svm-predict"):
-    """What the user has done."""
-
-    samples: int  # rows that it predicted, 0 if it holds none out
-
-
-class RecallRequest(StepRequest, phase="svm-recall"):
-    """To agents of a vertical split: pass the group's part of a model on to the users."""
-
-    model: str  # session of the run that made the model
-    users: Index = array("users", dtype="index")  # of the group
-
-
-class RecallReply(SVMReply, phase="svm-recall"):
-    """Means and deviations of the columns, and the weights, sealed for each user in turn."""
-
-    sealed: bytes
-
-
-class ContributeRequest(PlanRequest, phase="svm-contribute"):
-    """To users of a vertical split: contribute to the outputs of new rows."""
-
-    rows: int  # of the plan
-    width: int  # outputs of each
-    sealed_round: int  # step in which the agent sealed its part
-    sealed: bytes  # see RecallReply
-
-
-class ContributeReply(SVMReply, phase="svm-contribute"):
-    """Carries the upload."""
-
-
-class WriteRequest(StepRequest, phase="svm-write"):
-    """To the label owner: open the outputs of its held-out rows, and write them."""
-
-    model: str  # session of the run that made the model
-    # Positions of the plan's rows among those that the owner announced.
-    take: Index = array("taken", dtype="index")
-
-
-class WriteReply(SVMReply, phase="svm-write"):
-    """What the owner has done."""
-
-    samples: int  # rows that are predicted

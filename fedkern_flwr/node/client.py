@@ -29,6 +29,7 @@ from ..wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
 from ..wire import sums as sum_wire
 from ..wire.sections import Section, attach, detach
 from .failures import conceal, replied
+from .last_answer import forget_answer, keep_answer, kept_answer
 from .ledger import ClientLedger
 from .session_state import SessionState
 from .sessions import SessionNode
@@ -140,13 +141,19 @@ class PhaseClient(SessionNode, NumPyClient):
         self, parameters: list[NDArray[Any]], config: dict[str, Scalar]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
         """Answer a phase of training."""
+        again = kept_answer(self.context, parameters, config)
+        if again is not None:
+            return again
         reply = self._answer(parameters, config)
         samples = config.get("samples", 0)
         arrays, scalars = reply.arrays(), reply.scalars()
         if self.sums is not None:
             more, extra = attach(self.sums.replies)
             arrays, scalars = arrays + more, scalars | extra
-        return arrays, samples if isinstance(samples, int) else 0, scalars
+        answer = arrays, samples if isinstance(samples, int) else 0, scalars
+        if self.sums is not None and self.sums.ends:
+            keep_answer(self.context, (parameters, config), answer)
+        return answer
 
     def to_client(self) -> Client:
         """Wrap this object for Flower, which makes a new class at each call: kept per type."""
@@ -206,6 +213,8 @@ class PhaseClient(SessionNode, NumPyClient):
             if load_state(self.context) is not None and phase != sum_wire.FinishRequest.phase:
                 self._keep_count()
                 store_state(self.context, self.sums.party.state)
+            if self.sums.ends:
+                self._end(session)
         return reply
 
     def _open_session(self, request: DescribeRequest) -> None:
@@ -227,6 +236,7 @@ class PhaseClient(SessionNode, NumPyClient):
             pinned=self._pinned,
             party=self.name,
         )
+        forget_answer(self.context)
         state = SessionState(session=request.session)
         self.restored, self.answered, self.opened = not request.resume_round, 0, 0
         before = SessionState.load(self.context)
@@ -362,13 +372,17 @@ class PhaseClient(SessionNode, NumPyClient):
         return sum_wire.SumReply()
 
     def _finish_sums(self, request: sum_wire.FinishRequest) -> sum_wire.SumReply:
-        state = self.open_session(request.session)
+        self._end(request.session)
+        return sum_wire.SumReply()
+
+    def _end(self, session: str) -> None:
+        """Erase what a run that is over leaves behind."""
+        state = self.open_session(session)
         state.payload = self.forget(state)
         state.store(self.context)
         self.record.told = {}
         self.record.store(self.context)
         erase_state(self.context)
-        return sum_wire.SumReply()
 
 
 def _node_number(context: Context, key: str) -> int:

@@ -51,6 +51,8 @@ class ClientSums:
         Orders of the sums in which there is something of this node now.
     replies : list
         Sections of the reply.
+    ends : bool
+        Whether the run is over once the request is answered.
     """
 
     def __init__(self, party: Party, policy: NodePolicy, enough: int) -> None:
@@ -62,6 +64,7 @@ class ClientSums:
         self.survivors: dict[str, frozenset[int]] = {}
         self.contributed: list[wire.Order] = []
         self.replies: list[PhaseMessage] = []
+        self.ends = False
         #: Called with the name of a sum that has been checked.
         self.on_check: Callable[[str], None] = lambda name: None
 
@@ -92,6 +95,8 @@ class ClientSums:
             elif section.phase == wire.Delivery.phase:
                 name, total = self.party.receive(section.read(wire.Delivery, party=_SERVER))
                 self.delivered[name] = total
+            elif section.phase == wire.End.phase:
+                self.ends = section.read(wire.End, party=_SERVER) is not None
             else:
                 raise ProtocolError(f"there is no section {section.phase[:20]!r}", party=_SERVER)
 

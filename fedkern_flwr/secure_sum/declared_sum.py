@@ -61,6 +61,7 @@ class DeclaredSum:
         self._vector = np.zeros(order.length, self.encoding.dtype)
         self.backups = order.self_masks and self.cohort.backs_up(self._vector.nbytes)
         self.enclosed = Enclosures(self.cohort, double=order.self_masks)
+        self.repeated = False  # whether parties are asked to send once more what they have sent
         self._votes: dict[int, bytes] = {}
         self._conflicts: Counter[int] = Counter()  # pairs that committed to different seeds
 
@@ -82,6 +83,8 @@ class DeclaredSum:
         order, party = self.order, f"partition {partition}"
         if partition not in self.cohort.members:
             raise SumError("it is not in the cohort of the sum", party=party)
+        if partition in self.uploaded and self.repeated:
+            return
         if partition in self.uploaded:
             raise SumError("a second vector for the same sum", party=party)
         if self.survivors:

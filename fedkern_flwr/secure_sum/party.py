@@ -311,6 +311,13 @@ class Party(PartyRules):
         encoding.check_total(values, parties, name=order.name)
         return order.name, values
 
+    def pad(self, order: wire.Order, length: int) -> NDArray[Any]:
+        """Return the beginning of the pad that this party has put on a sum of its own."""
+        words = np.zeros(length, Encoding.of(order).dtype)
+        opened, _ = self.opened(order)
+        add_streams(words, [(opened.pad, False)], cipher=self.state.cipher)
+        return words
+
     # -- pieces
 
     def _derive_pairs(self, members: Membership, private: X25519PrivateKey) -> None:

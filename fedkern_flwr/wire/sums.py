@@ -1,8 +1,8 @@
 """Messages of secure sums; see :mod:`fedkern_flwr.secure_sum` for the protocol.
 
 ``Roster``, ``Order``, ``Upload``, ``Ballot``, ``Vote``, ``Unmask``, ``UnmaskReply``, ``Recover``,
-``RecoverReply`` and ``Delivery`` are sections that ride on the messages of a method. Where there is
-none to ride on, they travel on a ``SumRequest`` and its ``SumReply``.
+``RecoverReply``, ``Delivery`` and ``End`` are sections that ride on the messages of a method. Where
+there is none to ride on, they travel on a ``SumRequest`` and its ``SumReply``.
 
 Bit sets are little-endian bytes, a bit per member of the cohort in ascending order.
 """
@@ -195,6 +195,13 @@ class Delivery(SumSection, phase="sum-delivery"):
     padded: tuple[NDArray[Any], ...] = arrays("numbers", dtype="ring")
 
 
+class End(Message, phase="sum-end"):
+    """Server to client: the run is over with this request; erase all that belongs to its sums.
+
+    Beside the requests of the last exchange; who has no part in it gets a :class:`FinishRequest`.
+    """
+
+
 class SumRequest(Message):
     """A request that only carries sections."""
 
@@ -234,9 +241,11 @@ def bind(name: str, request: PhaseMessage) -> str:
     """Return the name of a sum to which nodes contribute only if all were asked the same.
 
     The masks of a sum depend on its name: a server that tells nodes different things, such as other
-    items or another set of nodes that count, gets a sum that cannot be opened.
+    items or another set of nodes that count, gets a sum that cannot be opened. The number of the
+    exchange is no part of it: the same may be asked again.
     """
-    digest = hashlib.sha256(json.dumps(sorted(request.scalars().items()), default=repr).encode())
+    told = sorted((name, value) for name, value in request.scalars().items() if name != "round")
+    digest = hashlib.sha256(json.dumps(told, default=repr).encode())
     for array in request.arrays():
         digest.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
     return f"{name}#{digest.hexdigest()[:32]}"

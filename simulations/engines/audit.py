@@ -51,6 +51,7 @@ _UP = _by_field(
         "hybrid-chain": "sent",
         "vertical-hops": "sealed",
         "svm-agent": "sealed",
+        "svm-combine": "sealed",
         "svm-ring": "sealed",
         "svm-chain": "to_left to_right",
         "svm-columns": "orthogonal",
@@ -86,7 +87,7 @@ _UP = _by_field(
         "describe": "block seeded square_bound absolute_bound outputs classes labels label_bound "
         "labelled allow_single named group product",
     },
-    total={"svm-agent": "term", "svm-ring": "term"},
+    total={"svm-agent": "term", "svm-combine": "term", "svm-ring": "term"},
     masked={"sum-upload": "masked"},
     share={"sum-unmask": "shares", "sum-recover": "shares"},
     seed={"sum-unmask": "seeds"},
@@ -104,6 +105,7 @@ _DOWN = _by_field(
         "hybrid-chain": "received",
         "vertical-hops": "received",
         "svm-local": "sealed",
+        "svm-step": "sealed",
         "svm-ring": "sealed",
         "svm-chain": "from_left from_right",
         "svm-visit": "coordinates message weights",
@@ -111,7 +113,7 @@ _DOWN = _by_field(
         "svm-contribute": "sealed",
     },
     key={"sum-roster": "keys signatures"},
-    masked={"sum-delivery": "padded"},
+    masked={"sum-delivery": "padded", "svm-step": "padded"},
     matching={
         "hybrid-moments": "rows",
         "hybrid-distances": "rows",

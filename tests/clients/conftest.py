@@ -268,6 +268,7 @@ RUNS: dict[str, Callable[[int, Path], Any]] = {
     "secure-gram": lambda s, f: gram(SecureGram(min_support=2), s, f, cross=True),
     "fed-cfk": lambda s, f: gram(FedCFK(min_support=2), s, f),
     "svm": lambda s, f: layers(HierarchicalSVM(seed=1), s, f),
+    "svm, in turn": lambda s, f: layers(HierarchicalSVM(seed=1, pipelined=False), s, f),
     "svm, flat": lambda s, f: layers(
         HierarchicalSVM(architecture="centralised"), s, f, groups=1, agents=False
     ),
@@ -282,7 +283,9 @@ RUNS: dict[str, Callable[[int, Path], Any]] = {
 }
 
 
-SECTIONS = {kind.phase: kind for kind in (sums.Roster, sums.Order, sums.Unmask, sums.Delivery)}
+SECTIONS = {
+    kind.phase: kind for kind in (sums.Roster, sums.Order, sums.Unmask, sums.Delivery, sums.End)
+}
 
 
 # -- meeting an order

@@ -218,6 +218,52 @@ def test_the_end_of_a_run_erases_everything_even_with_sections() -> None:
         run.ask(2, work(), [running.order])
 
 
+def test_the_last_request_erases_everything_and_its_answer_may_come_again() -> None:
+    """The same bytes for the same request, whatever its number; nothing for any other."""
+    run = Nodes()
+    running, other = (run.order("a", self_masks=False) for _ in range(2))
+    sections = [*run.server.sections(2, [running]), sums.End()]
+    assert run.state(2).roots or run.state(2).private
+    first = run.ask(2, work(1), sections)
+    assert "fedkern-sums" not in run.contexts[2].state
+    again = run.ask(2, work(7), sections)
+    assert [(s.phase, s.scalars) for s in again[1]] == [(s.phase, s.scalars) for s in first[1]]
+    for one, two in zip(first[1], again[1], strict=True):
+        assert [a.tobytes() for a in one.arrays] == [a.tobytes() for a in two.arrays]
+    for changed in ([*run.server.sections(2, [other]), sums.End()], sections[:-1], [sums.End()]):
+        with pytest.raises((ProtocolError, SumError)):
+            run.ask(2, work(8), changed)
+    run.ask(2, opening("def"))  # the next run
+    assert not any("fedkern-last" in name for name in run.contexts[2].state)
+
+
+def test_a_last_request_that_is_refused_erases_nothing() -> None:
+    run = Nodes()
+    running = run.order("c", self_masks=False)
+    with pytest.raises(SumError, match="no sum 'a' was ordered"):
+        run.ask(2, work(), [*run.server.sections(2, [running]), sums.End()])
+    assert "fedkern-sums" in run.contexts[2].state
+    again = run.order("a", self_masks=False)
+    assert run.ask(2, work(), run.server.sections(2, [again]))[1]
+
+
+def test_an_upload_that_comes_again_is_not_added_twice() -> None:
+    run = Nodes()
+    running = run.order("a", self_masks=False)
+    sent = {
+        k: run.ask(k, work(k), [*run.server.sections(k, [running]), sums.End()])[1]
+        for k in run.members
+    }
+    for k, sections in sent.items():
+        run.server.take(k, sections)
+    with pytest.raises(SumError, match="a second vector for the same sum"):
+        run.server.take(1, sent[1])
+    running.repeated = True
+    run.server.take(1, sent[1])
+    run.server.unmask_sections([running])
+    np.testing.assert_allclose(run.server.total(running), 1.0 + 2.0 + 3.0 + 4.0)
+
+
 def test_a_resumed_run_repeats_no_round_that_was_answered(tmp_path: Any) -> None:
     """Whatever its server says: with other survivors the difference would show single parties."""
     run = Nodes(state_dir=tmp_path)

@@ -133,9 +133,19 @@ CASES = [
     Case("secure-gram", 2, "gram-cross", "cross products", requests=_GRAM),
     Case("fed-cfk", 2, "gram-recommend", "ranking metrics", True),
     Case("svm", 2, "svm-statistics", "", requests={"few rows": fields(rows=1)}),
-    Case("svm", 2, "svm-local", ""),
-    Case("svm", 4, "svm-agent", "agents", requests={"in plain": fields(plain=True)}),
-    Case("svm", 4, "svm-agent", "group", zeros=True),
+    Case("svm", 2, "svm-step", "", requests={"another penalty": fields(rho=lambda r: 2.0 * r)}),
+    Case("svm", 4, "svm-combine", "agents", requests={"in plain": fields(plain=True)}),
+    Case(
+        "svm",
+        4,
+        "svm-combine",
+        "group",
+        zeros=True,
+        requests={"the pad for a stranger": fields(users=lambda u: u[:-1])},
+    ),
+    Case("svm, in turn", 2, "svm-local", ""),
+    Case("svm, in turn", 4, "svm-agent", "agents", requests={"in plain": fields(plain=True)}),
+    Case("svm, in turn", 4, "svm-agent", "group", zeros=True),
     Case("svm", 2, "svm-evaluate", ""),
     Case("svm, flat", 2, "svm-local", ""),
     Case("svm, chain", 2, "svm-chain", ""),
@@ -211,7 +221,8 @@ class Node:
 
     def __init__(self, case: Case, found: Any) -> None:
         self.case, self.client, self.request = case, found.client, found.request
-        self.sections, self.state = found.sections, found.state
+        self.sections = [s for s in found.sections if not isinstance(s, sums.End)]
+        self.state = found.state
         orders = [s for s in self.sections if isinstance(s, sums.Order)]
         self.order = next(o for o in orders if o.name.startswith(case.name))
 
@@ -222,6 +233,8 @@ class Node:
             pass
         elif "#" in order.name and self.case.phase.startswith("gram"):  # bound to the request
             order = replace(order, name=bind(order.name.partition("#")[0], request))
+        elif self.case.phase == "svm-step" and request.round != self.request.round:
+            order = replace(order, name=request.sum_name)
         elif getattr(request, "scorer", -1) != getattr(self.request, "scorer", -1):
             order = replace(order, name=f"scores/{request.scorer}", receiver=request.scorer)
         changed = [order if s == self.order else s for s in self.sections]

@@ -21,13 +21,21 @@ class PowerCutError(Exception):
 
 @dataclass
 class Exchanges:
-    """Notes the exchanges of a run; the base of the plans that follow."""
+    """Notes the exchanges of a run; the base of the plans that follow.
+
+    Who is told in the last exchange that the run is over, and nothing else, is left alone.
+    """
 
     seen: list[Exchange] = field(default_factory=list)
     last: tuple[str, int] = ("", -1)
+    rode: bool = False  # whether the farewell came with another exchange
 
     def __call__(self, delivery: Delivery) -> Fault | None:
-        if self.last != (delivery.phase, delivery.round):
+        if delivery.phase == "finish" and delivery.round == self.last[1]:
+            self.rode = True
+            return self.ride(delivery)
+        again = bool(self.seen) and delivery.partition in self.seen[-1][1]
+        if again or self.last != (delivery.phase, delivery.round):
             self.last = (delivery.phase, delivery.round)
             self.seen.append((delivery.phase, []))
             self.begin(delivery.phase)
@@ -36,6 +44,10 @@ class Exchanges:
 
     def begin(self, phase: str) -> None:
         """An exchange begins."""
+
+    def ride(self, delivery: Delivery) -> Fault | None:
+        """Return what happens to a farewell that comes with another exchange."""
+        return None
 
     def strike(self, delivery: Delivery) -> Fault | None:
         """Return what happens to a request."""
@@ -115,6 +127,12 @@ class Cut(Exchanges):
         """Break down."""
         here = len(self.seen) - 1
         if here > self.number or (here == self.number and len(self.seen[-1][1]) >= self.parties):
+            raise PowerCutError
+        return None
+
+    def ride(self, delivery: Delivery) -> Fault | None:
+        """Break down as well."""
+        if len(self.seen) > self.number:
             raise PowerCutError
         return None
 

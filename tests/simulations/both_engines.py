@@ -72,7 +72,7 @@ RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "fed-cfk": (RATINGS, ("gram-recommend-5-2",)),
     "fed-cfk, rbf": ({**RATINGS, "kernel": "rbf", "gamma": 0.05, "cohorts": 2}, ()),
     "fed-cfk, raising always": ({**RATINGS, "attempts": 1, "threshold": 7}, ("gram-matrix-3-1",)),
-    "hierarchical-svm": (SVM, ("svm-local-2-1", "svm-agent-3-6")),
+    "hierarchical-svm": (SVM, ("svm-step-2-1", "svm-combine-3-6")),
     "hierarchical-svm, vertical": (
         {**GROUPS, "users": 4, "partition": "vertical"},
         ("svm-visit-3-1", "svm-owner-2-6"),

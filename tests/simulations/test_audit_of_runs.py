@@ -177,6 +177,7 @@ HOPS = {
 }
 OWNED = names("svm-owner", "objective", "bound", "counts")
 CENTERS = {"sent": names("svm-agent", "sealed"), "received": names("svm-local", "sealed")}
+PADS = {"sent": names("svm-combine", "sealed"), "received": names("svm-step", "sealed")}
 VISITS = {
     "sent": names("svm-block", "sealed") | names("svm-owner", "sealed"),
     "received": names("svm-visit", "coordinates", "message", "weights"),
@@ -221,8 +222,9 @@ CASES: dict[str, Case] = {
     "fdskl, shared": party_run(TRAINED, **ONE_SHOT, frequencies="shared"),
     "fdskl, tree": party_run(TRAINED, tree=True, **ONE_SHOT),
     "fdskl, streaming tree": party_run(COUNTED, 2, tree=True, **STREAMING),
-    "svm": group_run(2),
-    "svm, one group": group_run(1, totals=names("svm-agent", "term")),
+    "svm": group_run(2, PADS),
+    "svm, one group": group_run(1, PADS, totals=names("svm-combine", "term")),
+    "svm, in turn": group_run(2, pipelined=False),
     "svm, asynchronous": group_run(3, staleness=1),
     "svm, leave-out": group_run(3, lost_groups="leave-out"),
     "svm, ring": group_run(

@@ -57,7 +57,7 @@ PROMISES = dict.fromkeys(ONLINE, STREAMS) | {
     ),
     "local-only": replace(STREAMS, exchanges=2),
     "fed-cg": Promise(
-        5,
+        4,
         4,
         {"test_accuracy": (0.9, 1.0), "iterations": (0, 0), "residual": (0.0, 1e-10),
          "centralised_difference": (1e-18, 1e-8)},
@@ -68,7 +68,7 @@ PROMISES = dict.fromkeys(ONLINE, STREAMS) | {
         tolerance=1e-8,
     ),
     "fdskl": Promise(
-        4,
+        3,
         4,
         {"test_accuracy": (0.85, 1.0), "centralised_difference": (1e-12, 5e-3), "gamma": (2, 2),
          "regularization": (0.01, 0.01)},
@@ -94,7 +94,7 @@ PROMISES = dict.fromkeys(ONLINE, STREAMS) | {
         tolerance=0.0,
     ),
     "hierarchical-svm": Promise(
-        126,
+        66,
         8,
         {"test_accuracy": (0.6, 1.0), "objective_gap": (-0.01, 0.01), "iterations": (30, 90),
          "centralised_test_accuracy": (0.6, 1.0), "objective": (52.0, 54.0),
@@ -207,8 +207,8 @@ PROMISED = {
     "fed-cfk": "kernel degree gamma min-support cohorts merge participation threshold request "
     "users-per-client regularization subtract-mean hold-out min-rating",
     "hierarchical-svm": "users groups group-sizes partition C rho sigma model features gamma "
-    "architecture consensus agent-topology product staleness step-sizes delay tolerance rounds "
-    "rho-schedule relaxation scale lost-groups attempts allow-single",
+    "architecture consensus agent-topology product staleness pipelined step-sizes delay tolerance "
+    "rounds rho-schedule relaxation scale lost-groups attempts allow-single",
     "kernel-pca": "components features bandwidth",
 }
 COMMON = "data engine ray-address clients seed test-size drop timeout out json resume quiet runs"

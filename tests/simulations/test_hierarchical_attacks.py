@@ -19,6 +19,7 @@ from flwr.app import Context
 from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.errors import CohortError, OptionError, ProtocolError
 from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups.members import DEFAULT_BOUND
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.seeding import uniform
 from fedkern_flwr.simulations import Transcript, simulate
@@ -37,6 +38,7 @@ from fedkern_flwr.simulations.lab.attacks.groups_inference import (
     outside_span,
     row_of_gradient,
     rows_found,
+    sums_of_centers,
 )
 from fedkern_flwr.simulations.lab.attacks.groups_insiders import SVMInsiders
 from fedkern_flwr.strategies import HierarchicalSVM
@@ -118,6 +120,12 @@ def usual() -> SVMRun:
 
 
 @cache
+def in_turn() -> SVMRun:
+    """The same, agents asked after the users."""
+    return run(THREES, pipelined=False)
+
+
+@cache
 def long() -> SVMRun:
     return run(PAIRS, rounds=40)
 
@@ -158,7 +166,7 @@ def test_masked_vectors_tell_nothing_about_rows() -> None:
     seen = run(((1, 10, 10, 10), (0, 0, 1, 1)))
     every = seen.rows(0, 1, 2, 3)
     for vector in seen.masked():
-        if vector.order.name in (wire.GROUP_SUM, wire.AGENTS_SUM):
+        if vector.order.name.partition("#")[0] in (wire.GROUP_SUM, wire.AGENTS_SUM):
             for reading in ("fixed point", "fraction", "doubles"):
                 bare = np.nan_to_num(vector.read(reading)[None, :5])  # type: ignore[arg-type]
                 assert not rows_found([bare], every)
@@ -168,8 +176,9 @@ def test_masked_vectors_tell_nothing_about_rows() -> None:
 # -- everybody has the sums of gradients
 
 
-def test_agent_users_and_server_compute_the_sums_of_gradients() -> None:
-    seen = usual()
+@pytest.mark.parametrize("pipelined", [True, False])
+def test_agent_users_and_server_compute_the_sums_of_gradients(pipelined: bool) -> None:
+    seen = usual() if pipelined else in_turn()
     own = {user: seen.own_gradients(user) for group in seen.groups.values() for user in group}
     for group, users in seen.groups.items():
         truth = [sum(parts) for parts in zip(*(own[user] for user in users), strict=True)]
@@ -179,6 +188,42 @@ def test_agent_users_and_server_compute_the_sums_of_gradients() -> None:
             assert not same(seen.by_user(user), own[user], ROUNDED)  # control
     every = [sum(parts) for parts in zip(*own.values(), strict=True)]
     assert same(seen.by_server(), every, ROUNDED)  # type: ignore[arg-type]
+
+
+def opened_by(seen: SVMRun, user: int) -> list[np.ndarray]:
+    """The sums of its group that a user opens with its agent's pads."""
+    pads = {p[2]: v for _, p, v in seen.insiders.parties[user].opened if p[1] == "pad"}
+    found = []
+    for asked in seen.requests(wire.StepWithAgentRequest, user):
+        if asked.round > 1:
+            pad = pads[asked.round - 1].view(np.uint64)
+            assert pad.size == asked.padded.size == asked.judged.size  # and of no statistics
+            members = len(seen.groups[seen.parties[user].group]) + 1
+            encoding = Encoding.fixed_point(DEFAULT_BOUND)
+            found.append(encoding.decode(asked.padded - pad, members))
+    return found
+
+
+def test_users_who_make_their_center_open_what_they_could_compute_before() -> None:
+    """The group's sum of models and duals, which follows from centers and global models."""
+    before, seen = in_turn(), usual()
+    for user in (0, 4):
+        group = seen.parties[user].group
+        centers = [np.zeros((1, 5)), *(c.reshape(1, 5) for c in before.unsealed(user, "center"))]
+        local = list(before.requests(wire.LocalRequest, user))
+        agents = [a for a in before.requests(wire.AgentRequest, before.agents[group]) if a.advance]
+        count = len(centers) - 1
+        computed = sums_of_centers(
+            centers,
+            [a.judged for a in local[:count]],
+            [a.rho for a in local[:count]],
+            [a.sigma for a in agents[:count]],
+            3,
+            1,
+            local[0].relaxation,
+        )
+        assert same([s.ravel() for s in computed], opened_by(seen, user), ROUNDED)
+    assert not same(opened_by(seen, 0), opened_by(seen, 4), ROUNDED)  # control
 
 
 def test_what_the_server_opens_is_what_follows_from_the_public_model() -> None:
@@ -229,7 +274,7 @@ def test_users_learn_means_and_deviations_over_all_users() -> None:
         seen = run((sizes, groups))
         x = [seen.insiders.parties[user].client.table.x for user in range(len(sizes))]
         every = np.concatenate(x)
-        first, *later = seen.requests(wire.LocalRequest, 0)
+        first, *later = seen.requests(wire.StepWithAgentRequest, 0)
         np.testing.assert_allclose(first.mean, every.mean(axis=0), atol=ROUNDED)
         np.testing.assert_allclose(first.deviation, every.std(axis=0), atol=ROUNDED)
         assert not any(request.mean.size for request in later)
@@ -338,7 +383,7 @@ def test_with_pairwise_masks_colluding_agents_have_the_sum_of_the_others(agents:
 
 
 def lose_user(delivery: Delivery) -> Fault | None:
-    late = delivery.phase == "svm-local" and delivery.round > 8
+    late = delivery.phase in ("svm-local", "svm-step") and delivery.round > 8
     return Fault("vanished") if late and delivery.partition == 6 else None
 
 
@@ -371,7 +416,7 @@ def test_the_default_stops_without_a_total_of_the_others() -> None:
     with pytest.raises(CohortError, match="group 3 cannot go on"):
         simulate(strategy, client_fn, 12, num_rounds=14, transcript=transcript, faults=lose_user)
     seen = SVMRun(transcript, insiders)
-    assert {a.groups for a in seen.requests(wire.AgentRequest)} == {4}
+    assert {a.groups for a in seen.requests(wire.CombineRequest)} == {4}
     sums: dict[int, set[int]] = {}
     for vector in seen.masked():
         if vector.order.name == wire.AGENTS_SUM:

@@ -17,7 +17,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import SVC
 
 from fedkern_flwr.clients import SVMClient
-from fedkern_flwr.errors import FedKernError, ProtocolError
+from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError
 from fedkern_flwr.groups.linear_model import model_rows, outputs
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Transcript
@@ -559,7 +559,6 @@ def test_one_layer_is_the_plain_consensus_of_users() -> None:
         "svm-statistics",
         "svm-local",
         "svm-evaluate",
-        "finish",
     }
     assert strategy.ledger_.by_phase["svm-local"] == 12
 
@@ -614,13 +613,59 @@ def test_the_chain_comes_to_the_pooled_optimum_at_last() -> None:
 # -- how it is done must not matter
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_two_exchanges_an_iteration(split: str) -> None:
-    deal_out, options = SPLITS[split]
+@pytest.mark.parametrize(
+    ("split", "options", "each"),
+    [("rows", {}, 1), ("rows", {"pipelined": False}, 2), ("columns", {}, 2)],
+)
+def test_one_exchange_an_iteration_or_two(split: str, options: Table, each: int) -> None:
+    deal_out, own = SPLITS[split]
     a, b = (
-        fit(deal_out(*blobs(60)), n, tolerance=1e-12, **options).ledger_.exchanges for n in (2, 4)
+        fit(deal_out(*blobs(60)), n, tolerance=1e-12, **options, **own).ledger_.exchanges
+        for n in (2, 4)
     )
-    assert b - a == 2 * 2
+    assert b - a == 2 * each
+
+
+@pytest.mark.parametrize(
+    ("groups", "options"),
+    [
+        ([3], {}),
+        ([2, 3, 4], {}),
+        ([2, 2, 2], {"tolerance": 1e-12, "step_sizes": (1.0, 2.0, 0.5)}),
+        ([3, 3], {"rho_schedule": "balanced", "model": "logistic", "tolerance": 1e-4}),
+        ([3, 3], {"model": "rbf", "features": 6}),
+    ],
+)
+def test_agents_asked_with_the_users_make_the_same_model_to_the_bit(
+    groups: list[int], options: Table
+) -> None:
+    nodes = horizontal(*blobs(72), groups, tests=6)
+    one, two = (fit(nodes, 30, pipelined=p, **options) for p in (False, True))
+    np.testing.assert_array_equal(one.coefficients_, two.coefficients_)
+    for a, b in zip(traced(one), traced(two), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert one.metrics_ == two.metrics_
+    assert one.history_ == two.history_
+    done = one.metrics_["iterations"]
+    assert one.ledger_.exchanges - two.ledger_.exchanges == (1 + 2 * done) - (done + 2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lost_groups": "leave-out"},
+        {"agent_topology": "ring"},
+        {"staleness": 1},
+        {"consensus": "paper"},
+        {"architecture": "chain"},
+        {"partition": "vertical"},
+    ],
+)
+def test_agents_are_asked_by_themselves_where_users_must_wait_for_them(options: Table) -> None:
+    assert not HierarchicalSVM(**options).pipelined
+    assert HierarchicalSVM().pipelined
+    with pytest.raises(OptionError, match="pipelined is for rows in groups that wait"):
+        HierarchicalSVM(pipelined=True, **options)
 
 
 @pytest.mark.parametrize("other", [{"agent_topology": "ring"}, {"lost_groups": "leave-out"}])
@@ -645,6 +690,7 @@ def test_the_mask_of_a_ring_is_fresh_in_every_round(monkeypatch: pytest.MonkeyPa
 
 MODES: dict[str, Table] = {
     "pairwise": {},
+    "in turn": {"pipelined": False},
     "ring": {"agent_topology": "ring"},
     "paper": {"consensus": "paper"},
     "leave-out": {"lost_groups": "leave-out"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from sklearn.svm import SVC
 
 from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.errors import CheckpointError, CohortError, FedKernError
+from fedkern_flwr.secure_sum import SecureSum
 from fedkern_flwr.seeding import uniform
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Fault, Transcript
@@ -31,6 +32,7 @@ STALE = "asynchronous"
 #: Ways to learn: kind of split, and options.
 RUNS: dict[str, tuple[str, Table]] = {
     "pairwise": ("two layers", {}),
+    "in turn": ("two layers", {"pipelined": False}),
     "ring": ("two layers", RINGS),
     "leave-out": ("two layers", {"lost_groups": "leave-out"}),
     "paper": ("two layers", {"consensus": "paper"}),
@@ -208,16 +210,17 @@ def check(network: Callable[[str], Network]) -> Callable[..., None]:
 PHASES: dict[str, dict[str, tuple[int, ...]]] = {
     "pairwise": {
         "svm-statistics": (1,),
-        "svm-local": (1,),
-        "svm-agent": (9,),
+        "svm-step": (1,),
+        "svm-combine": (9,),
         "svm-save": (1, 9),
         "svm-evaluate": (1,),
     },
+    "in turn": {"svm-local": (1,), "svm-agent": (9,), "svm-save": (1, 9)},
     "leave-out": {"svm-local": (1,), "svm-agent": (9,), "unmask": (9,), "svm-evaluate": (1,)},
     "ring": {"svm-local": (1,), "svm-agent": (8,), "svm-ring": (8, 9, 11)},
     "centralised": {"svm-local": (1,), "svm-save": (1,), "svm-statistics": (1,)},
     "chain": {"svm-chain": (0, 1), "svm-save": (1,), "svm-evaluate": (1,)},
-    "one group": {"svm-local": (1,), "svm-agent": (8,)},
+    "one group": {"svm-step": (1,), "svm-combine": (8,)},
     "vertical": {
         "svm-columns": (1,),
         "svm-pad": (4, 6),
@@ -299,7 +302,9 @@ def test_what_happens_once_does_not_change_the_model(
     check(name, found)
 
 
-@pytest.mark.parametrize("name", ["pairwise", "ring", "centralised", "chain", "vertical"])
+@pytest.mark.parametrize(
+    "name", ["pairwise", "in turn", "ring", "centralised", "chain", "vertical"]
+)
 def test_faults_at_everybody_in_turn(
     name: str, network: Callable[[str], Network], check: Callable[..., None]
 ) -> None:
@@ -320,7 +325,8 @@ def test_faults_at_everybody_in_turn(
 
 #: What passes sealed from node to node: a damaged one is noticed by whoever opens it.
 SEALED = {
-    "svm-agent": ("pairwise", 9),
+    "svm-agent": ("in turn", 9),
+    "svm-combine": ("pairwise", 9),
     "svm-ring": ("ring", 9),
     "svm-chain": ("chain", 1),
     "svm-block": ("vertical", 4),
@@ -359,6 +365,33 @@ def test_what_is_sealed_cannot_be_changed_unnoticed(
     assert "what another party sent through the server was changed" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert at.times >= at.number
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_a_group_that_is_told_different_things_has_no_sum(
+    forged: bool, network: Callable[[str], Network], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that lets one user begin elsewhere learns nothing of it: masks do not cancel."""
+    make, carry, names = HierarchicalSVM._user_requests, SecureSum.sections, list[str]()
+
+    def deceive(self: Any, one: Any, *, opening: bool) -> Any:
+        found = make(self, one, opening=opening)
+        if opening and 3 in found:
+            found[3] = replace(found[3], judged=found[3].judged + 1.0)
+            names[:] = [found[3].sum_name]
+        return found
+
+    def forge(self: Any, partition: int, sums: Any) -> Any:
+        own = {"name": names[0]} if names and partition == 3 else {}
+        found = carry(self, partition, sums)
+        return [replace(s, **own) if getattr(s, "name", "")[:6] == "group#" else s for s in found]
+
+    monkeypatch.setattr(HierarchicalSVM, "_user_requests", deceive)
+    if forged:
+        monkeypatch.setattr(SecureSum, "sections", forge)
+    text = "partition 3 .*its masks do not fit" if forged else "partition 3: no sum 'group#"
+    with pytest.raises(FedKernError, match=text):
+        network("pairwise").fit()
 
 
 # -- the ring
@@ -487,6 +520,8 @@ def test_users_lost_in_the_end_never_make_the_objective_wrong(tmp_path: Path) ->
     [
         ("pairwise", 2),
         ("pairwise", 9),
+        ("in turn", 2),
+        ("in turn", 9),
         ("asynchronous", 2),
         ("asynchronous", 9),
         ("one group", 8),
@@ -611,7 +646,7 @@ def delays(seed: int, mean: float = 0.004) -> Callable[[Delivery], Fault | None]
     """Exponential delays of groups, another draw for each group and iteration."""
 
     def plan(delivery: Delivery) -> Fault | None:
-        if delivery.phase != "svm-local":
+        if delivery.phase not in ("svm-local", "svm-step"):
             return None
         draw = uniform(seed, "delay", delivery.partition // 2, delivery.round)
         return Fault("delay", seconds=-mean * np.log(draw))
@@ -619,7 +654,7 @@ def delays(seed: int, mean: float = 0.004) -> Callable[[Delivery], Fault | None]
     return plan
 
 
-@pytest.mark.parametrize("name", ["pairwise", "leave-out", "ring"])
+@pytest.mark.parametrize("name", ["pairwise", "in turn", "leave-out", "ring"])
 def test_without_staleness_delays_change_nothing(
     name: str, network: Callable[[str], Network]
 ) -> None:
@@ -643,7 +678,7 @@ def advances(transcript: Transcript, groups: int = GROUPS) -> list[dict[int, boo
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3, 16])
-@pytest.mark.parametrize("name", ["pairwise", "leave-out", "ring"])
+@pytest.mark.parametrize("name", ["in turn", "leave-out", "ring"])
 def test_no_group_is_further_ahead_than_it_may(
     name: str, staleness: int, network: Callable[[str], Network]
 ) -> None:
@@ -676,7 +711,7 @@ def test_users_are_not_asked_beyond_the_bound(network: Callable[[str], Network])
             return Fault("delay", seconds=0.02 if delivery.partition < 2 else 0.0)
         return None
 
-    network("pairwise").fit(plan, 6, staleness=2)
+    network("in turn").fit(plan, 6, staleness=2)
     ahead = 0
     for k, (_, number) in enumerate(asked):
         started = {g: max([r for h, r in asked[: k + 1] if h == g], default=1) for g in range(4)}
@@ -747,7 +782,7 @@ def test_replies_that_came_while_the_server_waited_for_agents_are_not_late(
 
 def test_the_time_of_the_users_work_is_in_the_ledger(network: Callable[[str], Network]) -> None:
     def plan(delivery: Delivery) -> Fault | None:
-        return Fault("delay", seconds=0.1) if delivery.phase == "svm-local" else None
+        return Fault("delay", seconds=0.1) if delivery.phase == "svm-step" else None
 
     strategy = network("pairwise").fit(plan, 4)
     assert strategy.ledger_.seconds > 0.4

@@ -79,8 +79,24 @@ class SVMRun(SeenRun):
         return np.asarray((features - made.mean) / made.deviation)
 
     def _solved(self) -> Iterator[Any]:
-        yield from self.requests(wire.LocalRequest)
+        yield from self._worked()
         yield from self.requests(wire.ChainRequest)
+
+    def _worked(self, user: int | None = None) -> Iterator[Any]:
+        """Yield what users with agents, or one of them, were asked in each iteration."""
+        yield from self.requests(wire.LocalRequest, user)
+        yield from self.requests(wire.StepWithAgentRequest, user)
+
+    def _combined(self, agent: int) -> list[Any]:
+        """Return what an agent was asked."""
+        found = list(self.requests(wire.CombineRequest, agent))
+        return found or list(self.requests(wire.AgentRequest, agent))
+
+    def _centers(self, user: int) -> dict[int, Floats]:
+        """Return the group's centers as a user unseals or makes them, by iteration."""
+        insider = self.insiders.parties[user]
+        made = {t - 1: kept["group_center"] for t, kept in insider.steps if "group_center" in kept}
+        return made or {int(p[2]): v for _, p, v in insider.opened if p[1] == "center"}
 
     def labels(self, user: int) -> Floats:
         """Return the labels of a user or of the owner, shape (n, k)."""
@@ -90,8 +106,8 @@ class SVMRun(SeenRun):
         """Return a user's own gradients, which nobody else is to have."""
         insider, found = self.insiders.parties[user], list[Floats]()
         kept = dict(insider.steps)
-        centers = {p[2]: v for _, p, v in insider.opened if p[1] == "center"}
-        for asked in self.requests(wire.LocalRequest, user):
+        centers = self._centers(user)
+        for asked in self._worked(user):
             own = kept[asked.round]
             center = centers.get(asked.round - 1, np.zeros(own["model"].size))
             found.append(
@@ -154,7 +170,9 @@ class SVMRun(SeenRun):
         shape = (asked[0].outputs, asked[0].width)
         kept = dict(insider.steps)
         sums = [
-            t[:-_GROUP_STATISTICS].reshape(shape) for n, t in insider.totals if n == wire.GROUP_SUM
+            t[:-_GROUP_STATISTICS].reshape(shape)
+            for name, t in insider.totals
+            if name.partition("#")[0] == wire.GROUP_SUM
         ]
         centers = [np.zeros(shape), *(kept[a.round]["center"] for a in asked)]
         rhos = [a.rho for a in asked]
@@ -168,11 +186,11 @@ class SVMRun(SeenRun):
         """
         group = self.parties[user].group
         asked, users = self._advances(group), len(self.groups[group])
-        opened = {p[2]: v for _, p, v in self.insiders.parties[user].opened if p[1] == "center"}
-        local = list(self.requests(wire.LocalRequest, user))
+        opened, local = self._centers(user), list(self._worked(user))
         shape = (asked[0].outputs, asked[0].width)
-        centers = [np.zeros(shape)] + [opened[t].reshape(shape) for t in sorted(opened)]
-        judged = [a.judged for a in local]
+        centers = [np.zeros(shape)] + [opened[t].reshape(shape) for t in sorted(opened) if t]
+        late = isinstance(local[0], wire.StepWithAgentRequest)  # gets a model an exchange later
+        judged = [a.judged for a in local[late:]]
         count = min(len(centers) - 1, len(judged))
         rhos, sigmas = [a.rho for a in local[:count]], [a.sigma for a in asked[:count]]
         a = asked[0].relaxation
@@ -200,7 +218,7 @@ class SVMRun(SeenRun):
 
     def terms(self) -> list[Floats]:
         """Return the sum of all agents' terms at each tick, as whoever sees the model has it."""
-        asked = list(self.requests(wire.AgentRequest, self.agents[min(self.agents)]))
+        asked = self._combined(self.agents[min(self.agents)])
         made, sigmas = [a.center for a in asked[1:]], [a.next_sigma for a in asked]
         counts = [a.groups for a in asked[: len(made)]]
         return terms_of_models(made, sigmas[: len(made)], counts, self.ridge)
@@ -212,8 +230,7 @@ class SVMRun(SeenRun):
         return found
 
     def _advances(self, group: int) -> list[wire.AgentRequest]:
-        asked = self.requests(wire.AgentRequest, self.agents[group])
-        return [a for a in asked if a.advance]
+        return [a for a in self._combined(self.agents[group]) if a.advance]
 
     def _of_terms(
         self,

@@ -92,7 +92,7 @@ def _masked_models(seen: SVMRun) -> dict[tuple[int, int], Floats]:
     found = {
         (v.partition, v.request.round): v.read("fixed point")
         for v in seen.masked()
-        if v.order.name in _USER_SUMS
+        if v.order.name.partition("#")[0] in _USER_SUMS
         and not v.delivered
         and seen.parties[v.partition].role == "user"
     }
