@@ -30,7 +30,7 @@ def keep_answer(
     arrays, samples, scalars = answer
     context.state[_ASKED] = ConfigRecord({"digest": _digest(*asked), "samples": samples})
     context.state[_ARRAYS] = ArrayRecord(arrays)
-    context.state[_SAID] = ConfigRecord(dict(scalars))  # type: ignore[arg-type]
+    context.state[_SAID] = ConfigRecord(dict(scalars))
 
 
 def kept_answer(context: Context, arrays: Arrays, config: Mapping[str, Scalar]) -> Answer | None:
