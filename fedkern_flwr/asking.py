@@ -102,7 +102,7 @@ class Asking:
                 elif not step.ends:
                     self._sums.close(one)
             if len(found) == len(requests) and len(whole) == len(step.sums):
-                self.over = step.last or step.ends
+                self.over = step.last or (step.ends and self.method.sums is not None)
                 return self._opened(step, {p: found[p] for p in requests}, whole)
         if step.least is not None and len(found) >= step.least and not step.sums:
             return Answers({p: found[p] for p in requests if p in found})

@@ -1417,7 +1417,8 @@ def assert_nothing_left(group: Parties) -> None:
     """No kernel, no keys, no state of the run but the seeds of the landmarks, for predictions."""
     assert group.contexts
     for context in group.contexts.values():
-        assert set(context.state) <= {"fedkern", "fedkern-guard"}
+        sent = {"fedkern-last", "fedkern-last-arrays", "fedkern-last-asked"}  # to the server
+        assert set(context.state) <= {"fedkern", "fedkern-guard", *sent}
         assert SessionState.load(context).payload == b""
     assert not list(group.folder.rglob("*.kernel"))
     for path in group.folder.rglob("*"):
