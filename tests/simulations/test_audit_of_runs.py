@@ -308,10 +308,11 @@ def test_what_parties_get_of_others_is_sealed_or_padded(name: str) -> None:
     assert of_kind(seen, "sealed", "down") - names("sum-unmask", "shares") == set(case.received)
     for node in sorted({node for way, node, *_ in seen.seen if way == "down"}):
         kinds = kinds_of(seen, "down", node)
-        assert kinds <= {"control", "public", "key", "matching", "masked", "sealed"}
+        assert kinds <= {"padded", "control", "public", "key", "matching", "masked", "sealed"}
         assert ("masked" in kinds) == (node - 1000 in case.opening)
         assert ("matching" in kinds) == (node - 1000 in case.matched)
         assert "sealed" not in kinds or case.received
+        assert "padded" not in kinds or ("svm-step", "sealed") in case.received
     if case.opening and "tree" not in name and not name.startswith("svm"):  # enough to be tested
         assert seen.view("down")["sum-delivery", "padded"].uniform is not None
 
