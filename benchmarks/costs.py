@@ -118,7 +118,7 @@ def fed_cg(*, hospitals: int, centres: int, rows: int, landmarks: int, outputs: 
         up=arrays(16 * rows) + hospitals * (arrays(8 * m * own) + distances),
         down=arrays(*[4 * hospitals] * 4, 8, 0, 0) + hospitals * arrays(4 * own) + roster,
     )
-    return Cost(4, {"hospital": hospital, "centre": centre})
+    return Cost(5, {"hospital": hospital, "centre": centre})
 
 
 def fdskl(*, parties: int, rows: int, tests: int, features: int) -> Cost:
@@ -165,7 +165,7 @@ def fdskl_streaming(*, parties: int, rows: int, tests: int, directions: int, bat
 def secure_gram(*, nodes: int, users: int, items: int, drop_outs: bool) -> Cost:
     """Secure Gram of counts with a minimal support: n nodes of so many users, J items."""
     up, down = _release(nodes, users, items, drop_outs)
-    return Cost(6 if drop_outs else 3, {"node": Role(nodes, up, down)})
+    return Cost(6 if drop_outs else 4, {"node": Role(nodes, up, down)})
 
 
 def fed_cfk(*, nodes: int, users: int, items: int, drop_outs: bool) -> Cost:
@@ -176,7 +176,7 @@ def fed_cfk(*, nodes: int, users: int, items: int, drop_outs: bool) -> Cost:
     up += arrays(8 * 4) + (more_up or digests(nodes))
     down += more_down
     down += arrays(4 * items, 0, 8 * items, size * items, 0, size * items * (items + 1) / 2)
-    return Cost(8 if drop_outs else 4, {"node": Role(nodes, up, down)})
+    return Cost(8 if drop_outs else 5, {"node": Role(nodes, up, down)})
 
 
 def _release(nodes: int, users: int, items: int, drop_outs: bool) -> tuple[float, float]:

@@ -16,6 +16,8 @@ from fedkern_flwr.secure_sum import Encoding
 
 from .hierarchical_node import SVMNode
 
+_GROUP_STATISTICS = 3  # of users, after the vector of their sum: no user gets the pad of these
+
 _GROUP_STATISTICS = 3  # loss, primal residual, pull
 
 
@@ -56,7 +58,10 @@ class AgentOfRows(SVMNode):
             if {*users, self.partition} != set(sums.party.state.cohorts[order.cohort].members):
                 raise refusal("the pad of its group for others than its users", self.name)
             sums.contribute_nothing(name)
-            pad = sums.party.pad(order, request.outputs * request.width).view(np.float64)
+            length = order.length - _GROUP_STATISTICS
+            if request.outputs * request.width != length:
+                raise refusal("the pad of more than models, or of fewer", self.name)
+            pad = sums.party.pad(order, length).view(np.float64)
             sealed = b"".join(self.seal(user, pad, "pad", request.round) for user in users)
         if wire.AGENTS_SUM in sums.orders:
             self.check(wire.AGENTS_SUM)

@@ -45,7 +45,7 @@ class UserOfRows(SVMNode):
         """Take over the center of the last iteration, solve, contribute the model and its dual."""
         name = wire.FLAT_SUM if request.agent < 0 else wire.GROUP_SUM
         self.check(name, request.agent)
-        self.pin(agent=request.agent, left=-1, right=-1)
+        self.pin(agent=request.agent, left=-1, right=-1, pipelined=False)
         if not self.repeated:
             self._take_coordinates(request)
             center = np.zeros(self._shape)
@@ -61,12 +61,15 @@ class UserOfRows(SVMNode):
     @answers(wire.StepWithAgentRequest)
     def solve_with_agent(self, request: wire.StepWithAgentRequest) -> wire.StepWithAgentReply:
         """Make the group's center of the last iteration, as its agent does meanwhile; go on."""
-        self.check(request.sum_name, request.agent)
-        self.pin(agent=request.agent, left=-1, right=-1)
+        own = self.kept.settings
+        name = str(own.get("told", "")) if self.repeated else request.sum_name
+        self.check(name, request.agent)
+        self.pin(agent=request.agent, left=-1, right=-1, pipelined=True)
         if not self.repeated:
             self._take_coordinates(request)
             self._step(request, self._make_center(request))
-        self.ordered.contribute(request.sum_name, self.kept.arrays["vector"])
+            own["told"] = name
+        self.ordered.contribute(name, self.kept.arrays["vector"])
         return wire.StepWithAgentReply()
 
     def _make_center(self, request: wire.StepWithAgentRequest) -> Floats:
@@ -82,7 +85,6 @@ class UserOfRows(SVMNode):
                 raise self.wrong("the sum of its group has another length")
             encoding = Encoding.of(order)
             total = encoding.decode(padded - pad.view(np.uint64), parties)
-            encoding.check_total(total, parties, name=order.name.partition("#")[0])
             made, dual = next_group_center(
                 total.reshape(made.shape),
                 parties - 1,

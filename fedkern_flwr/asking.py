@@ -60,6 +60,7 @@ class Asking:
         self.outcome = Outcome()
         self._attempt = 0  # how often the question at hand has been asked before
         self._same = False  # whether it is asked as it was, with the same sums
+        self._idle: set[int] = set()  # who is only told that the run is over, and has not answered
         self._failures: dict[int, Failure] = {}
 
     def ask(self, step: Ask) -> Answers:
@@ -88,7 +89,8 @@ class Asking:
         requests = self._requests(step)
         running: dict[str, RunningSum] = {}
         for attempt in range(self.method.attempts):
-            self._attempt, self._same = attempt, step.ends and attempt > 0
+            self._attempt = 0 if step.ends else attempt
+            self._same = step.ends and attempt > 0
             running = self._running(step, requests, whole, running)
             summed = {p for one in running.values() for p in one.cohort.members}
             summed -= set(found) if step.ends else set()
@@ -140,25 +142,21 @@ class Asking:
         replies: dict[int, Any] = {}
         whole: dict[str, RunningSum] = {}
         terms = {term.key: term for term in step.sums}
-        running: dict[str, RunningSum] = {}
         for attempt in range(method.attempts):
-            self._same = step.ends and attempt > 0
             here = {p: r for p, r in self._requests(step).items() if p in self.partitions()}
-            running = self._running(step, here, whole, running)
-            summed = {p for one in running.values() for p in one.cohort.members} - method.spent_
-            summed -= set(replies) if step.ends else set()
-            waiting = {p: r for p, r in here.items() if p in summed}
+            running = self._order(step, here, whole)
+            summed = {p for one in running.values() for p in one.cohort.members}
+            waiting = {p: r for p, r in here.items() if p in summed and p not in method.spent_}
             replies |= self._exchange(waiting, step, list(running.values())) if waiting else {}
             for key, one in running.items():
                 found = self._too_few(one) or terms[key].unfit(one.uploaded)
                 if found:
                     problem = found
                     logger.warning("%s: %s (attempt %d)", terms[key].name, found, attempt + 1)
-                    self.close([] if step.ends else [one])
+                    self.close([one])
                 else:
                     whole[key] = one
             if len(whole) == len(step.sums):
-                self.over = step.ends
                 return self._opened(step, replies, whole)
         raise self._gave_up(step, problem)
 
@@ -193,6 +191,9 @@ class Asking:
             reply if isinstance(reply, Mapping) else dict.fromkeys(requests, reply)
         )
         phase = next(iter(requests.values())).phase
+        if not self._same:
+            told = method.parties_.items() if step.ends and method.sums is not None else ()
+            self._idle = {node for node, party in told if party.partition not in requests}
         outcome = method.run_phase(
             self.grid,
             self._messages(requests, running, step),
@@ -200,10 +201,9 @@ class Asking:
             timeout=self.timeout,
             number=self.log.number,
             required=0,
+            idle=self._idle,
         )
-        there = {node for node, party in method.parties_.items() if party.partition in requests}
-        self._failures = {n: why for n, why in outcome.failures.items() if n in there}
-        self.outcome = replace(outcome, failures=self._failures)
+        self.outcome, self._failures = outcome, dict(outcome.failures)
         details = [failure.detail for failure in self._failures.values()]
         for failure in self._failures.values() if final else ():
             failure.raise_final(phase)
@@ -215,7 +215,8 @@ class Asking:
         for message in method.in_order(outcome):
             node = message.metadata.src_node_id
             partition = method.parties_[node].partition
-            if partition not in requests:  # told that the run is over
+            if node in self._idle:  # has been told that the run is over
+                self._idle.discard(node)
                 continue
             try:
                 where = method.party(node)
@@ -267,12 +268,9 @@ class Asking:
                 group_id=str(self.log.number),
                 sections=sections,
             )
-        if step.ends and not self._same and method.sums is not None:
-            idle = [
-                node for node, party in method.parties_.items() if party.partition not in requests
-            ]
+        if step.ends and method.sums is not None:
             bye = FinishRequest(session=method.session, round=self.log.number)
-            yield from request_messages(bye, idle, group_id=str(self.log.number))
+            yield from request_messages(bye, self._idle, group_id=str(self.log.number))
 
     def _addressed(self, request: PhaseMessage, number: int) -> PhaseMessage:
         """Fill in what only the run knows."""
@@ -291,7 +289,7 @@ class Asking:
 
     def _next(self, step: Ask) -> int:
         """Return the number of the next exchange."""
-        return self.log.number + 1 if step.number is None else step.number
+        return self.log.number + (not self._same) if step.number is None else step.number
 
     def partitions(self) -> list[int]:
         """Return who takes part."""

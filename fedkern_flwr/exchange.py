@@ -30,6 +30,7 @@ _EMPTY = "_empty"  # Flower's placeholder for an empty list of arrays
 _POLL_FIRST, _POLL_LAST = 0.05, 0.5  # seconds
 _GROUP = 32  # replies that are asked for at once: Flower's grids hold them all in memory
 _LOOK = 10.0  # seconds from one look at who is connected to the next
+FAREWELL = 60.0  # seconds that nodes are waited for that are told that the run is over
 _GRACE = 1.0  # seconds that nodes get at least when the others' replies are enough
 
 
@@ -196,6 +197,7 @@ def exchange(
     ledger: Ledger,
     on_reply: Callable[[int, Message], None] | None = None,
     enough: Callable[[], bool] | None = None,
+    idle: Iterable[int] = (),
 ) -> Outcome:
     """Send messages; wait for every reply or error, for enough of them, or the time-out.
 
@@ -223,6 +225,9 @@ def exchange(
         Whether the replies so far will do, asked after each batch. Then the others get as long
         again as it took, and a second at least; who is later than that has not failed, it is
         neither in ``replies`` nor in ``failures``.
+    idle : iterable of int
+        Nodes that are only told something: they are waited for a minute longer than the others at
+        most, and have not failed whatever they answer.
 
     Raises
     ------
@@ -232,7 +237,7 @@ def exchange(
     started = time.monotonic()
     courier = Courier(grid, ledger, on_reply)
     outcome = Outcome(failures=courier.send(messages, phase=phase))
-    pause, limit, satisfied = _POLL_FIRST, timeout, False
+    pause, limit, satisfied, told = _POLL_FIRST, timeout, False, set(idle)
     while courier.waiting:
         arrived = courier.collect(outcome)
         if not courier.waiting:
@@ -240,6 +245,8 @@ def exchange(
         elapsed = time.monotonic() - started
         if enough is not None and not satisfied and enough():
             satisfied, limit = True, min(limit, elapsed + max(_GRACE, elapsed))
+        if told and told.issuperset(courier.waiting):
+            limit, told = min(limit, elapsed + FAREWELL), set()
         if elapsed > limit:
             break
         if not arrived:
@@ -247,6 +254,8 @@ def exchange(
             pause = min(2.0 * pause, _POLL_LAST)
     for node in () if satisfied else courier.waiting:
         outcome.failures[node] = Failure("timed out", f"after {timeout:g} s")
+    for node in idle:
+        outcome.failures.pop(node, None)
     ledger.seconds += time.monotonic() - started
     return outcome
 

@@ -147,7 +147,7 @@ class Ask:
         Whether the clients erase what belongs to the run as they answer, see
         :func:`~fedkern_flwr.method.answers`: nobody need be told that it is over.
     ends : bool (default: False)
-        Of ``each`` and ``enough``: whether the run is over with it. Nodes erase what belongs to its
+        Of ``each``: whether the run is over with it. Nodes erase what belongs to its
         sums as they answer, and those that are not asked are told in the same exchange. Who was not
         heard is asked the same again and sends the same bytes; sums are not ordered anew. So they
         must be without self masks, and nothing that a node might have lost can be made again.

@@ -211,6 +211,7 @@ class PhaseStrategy(Strategy):
         number: int,
         required: int | None = None,
         enough: Callable[[], bool] | None = None,
+        idle: Iterable[int] = (),
     ) -> Outcome:
         """Exchange messages; count who failed, leave out who fails too often.
 
@@ -232,6 +233,7 @@ class PhaseStrategy(Strategy):
             ledger=self.ledger_,
             on_reply=self.on_reply(),
             enough=enough,
+            idle=idle,
         )
         for node, failure in sorted(outcome.failures.items()):
             self.reject(node, failure, number)

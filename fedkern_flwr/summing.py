@@ -9,7 +9,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from .errors import CohortError, SumError
-from .exchange import request_messages, take_sections
+from .exchange import FAREWELL, request_messages, take_sections
 from .failure import Failure
 from .guard import counting
 from .options import at_least
@@ -18,7 +18,6 @@ from .strategy import PhaseStrategy, logger
 from .wire import PhaseMessage
 from .wire import sums as sum_wire
 
-_FAREWELL = 60.0  # seconds
 _FOLLOW_UPS = 3  # exchanges after the first that may be spent on unmasking a sum
 
 
@@ -231,7 +230,7 @@ class SummingStrategy(PhaseStrategy):
 
     def finish(self, grid: Grid, *, number: int, timeout: float) -> None:
         """Let all clients erase what a finished run leaves on them; wait a minute at most."""
-        timeout = min(timeout, _FAREWELL)
+        timeout = min(timeout, FAREWELL)
         request = sum_wire.FinishRequest(session=self._session, round=number)
         messages = request_messages(request, self.parties_, group_id="finish")
         self.run_phase(grid, messages, phase="finish", timeout=timeout, number=number, required=0)

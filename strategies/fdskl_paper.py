@@ -31,7 +31,7 @@ def kept_party(parties: Iterable[int], owner: int, seed: int) -> int:
 class TreePhases(Phases):
     """Phases that are collected over trees: an exchange per level and one for the root."""
 
-    bits = 64
+    bits, ends = 64, False
 
     def trees(self, owner: int) -> tuple[int, tuple[Tree, Tree]]:
         """Return l' and the trees of an owner, the same in all of the run."""

@@ -111,6 +111,8 @@ class Phases:
 
     #: Bits of a phase on its way, where they are not those of the settings.
     bits: ClassVar[int] = 0
+    #: Whether others than the owner are needed no more when it trains, whatever it has lost.
+    ends: ClassVar[bool] = True
 
     plan: VerticalPlan
     settings: Mapping[str, Any]
@@ -248,7 +250,7 @@ class Phases:
                 tests=self.positions(owner, _range(self.plan.test[owner])),
             )
             asked = {owner: request}
-            answers: Answers = yield from self.ask(asked, wire.TrainReply, ends=True)
+            answers: Answers = yield from self.ask(asked, wire.TrainReply, ends=self.ends)
             return answers.replies[owner]
 
         return (yield from self.insist(train, lambda: need))

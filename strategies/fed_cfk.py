@@ -64,7 +64,6 @@ class FedCFK(SecureGram):
     """
 
     method, title = "fed-cfk", "FedCFK"
-    ends_with_matrix: ClassVar[bool] = False
     fixed: ClassVar[frozenset[str]] = SecureGram.fixed | {"encoding", "bound", "fraction_bits"}
     of_kernel: ClassVar[tuple[str, ...]] = (*SecureGram.of_kernel, *_USED)
     of_models: ClassVar[frozenset[str]] = SecureGram.of_models | {"names"}
@@ -198,7 +197,6 @@ class FedCFK(SecureGram):
             [everybody],
             self._offers,
             wire.RecommendReply,
-            last=True,
         )
         self.judged_, total = sums[everybody]
         evaluated = round(total[-1])

@@ -60,10 +60,9 @@ class SecureSystem(HybridSystem):
         """Sum the counts over the hospitals."""
         request, reply = next(iter(requests.values())), wire.CoefficientsReply
         if not length:
-            hospitals = self.plan.hospitals
-            yield from self._ask_hospitals(Ask(request, reply=reply, among=hospitals, ends=True))
+            yield from self._ask_hospitals(Ask(request, reply=reply, among=self.plan.hospitals))
             return np.zeros(0)
-        return (yield from self._sum("outcomes", request, reply, length, bound, ends=True))
+        return (yield from self._sum("outcomes", request, reply, length, bound))
 
     # -- kernels
 
@@ -124,15 +123,13 @@ class SecureSystem(HybridSystem):
 
     # -- sums over the hospitals
 
-    def _sum(
-        self, name: str, request: Any, reply: Any, length: int, bound: float, *, ends: bool = False
-    ) -> Steps:
+    def _sum(self, name: str, request: Any, reply: Any, length: int, bound: float) -> Steps:
         """Return the exact sum of a vector over all hospitals; of the only one its vector."""
         hospitals = self.plan.hospitals
         alone = len(hospitals) == 1
         terms = [] if alone else [self.term(name, length, bound, "hospitals")]
         answers: Answers = yield from self._ask_hospitals(
-            Ask(request, reply=reply, sums=terms, among=hospitals, ends=ends)
+            Ask(request, reply=reply, sums=terms, among=hospitals)
         )
         return self.added(answers.replies, length) if alone else answers.totals[name]
 
@@ -143,8 +140,6 @@ class SecureSystem(HybridSystem):
                 return (yield ask)
             except LostState as error:
                 lost = error
-                if ask.ends:  # those who answered have erased what kernels are made with
-                    break
                 yield from self._make_kernels()
         raise lost
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +42,6 @@ class GramRelease(GramOptions):
 
     opens_once = True
     counts_replies = True
-    #: Whether nothing is asked after the last matrix.
-    ends_with_matrix: ClassVar[bool] = False
 
     def _reset(self) -> None:
         super()._reset()
@@ -93,12 +91,10 @@ class GramRelease(GramOptions):
         reply: type[PhaseMessage],
         *,
         unfit: Callable[[int, Sequence[int]], str] = lambda cohort, who: "",
-        last: bool = False,
     ) -> Steps:
         """Sum vectors over cohorts at once; what too few have answered is repeated.
 
-        A cohort is asked one request, to which its sum is bound, or each node one of its own. With
-        the ``last`` sums of a run, if no exchange must open them, it is over.
+        A cohort is asked one request, to which its sum is bound, or each node one of its own.
 
         Returns
         -------
@@ -127,8 +123,7 @@ class GramRelease(GramOptions):
                     label=str(cohort),
                 )
             )
-        ends = last and not self.self_masks
-        found = yield Ask(asked, reply=reply, sums=terms, until="enough", ends=ends)
+        found = yield Ask(asked, reply=reply, sums=terms, until="enough")
         return {int(c): (found.contributors[c], total) for c, total in found.totals.items()}
 
     def sum_counts(self) -> Steps:
@@ -208,7 +203,6 @@ class GramRelease(GramOptions):
                     partial(self._matrix_request, number),
                     wire.MatrixReply,
                     unfit=self.too_few,
-                    last=self.ends_with_matrix and number == len(together),
                 )
             except (CohortError, SumError) as error:
                 if self.merge == "disjoint":

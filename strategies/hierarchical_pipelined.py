@@ -37,6 +37,7 @@ class PipelinedRounds(AgentRounds):
 
     def _reset(self) -> None:
         super()._reset()
+        self._names: dict[int, str] = {}  # group -> of its sum under way
         self._row: dict[str, Any] = {}  # of the last iteration, without its objective
 
     def pipelined_rounds(self) -> Steps:
@@ -78,6 +79,8 @@ class PipelinedRounds(AgentRounds):
         self.step = run.tick
         for number, one in run.live.items():
             told[number] = self._user_requests(one, opening=opening)
+            if opening or number not in self._names:  # else they have been told before
+                self._names[number] = next(iter(told[number].values())).sum_name
             if opening:
                 assert one.sum is not None
                 yield Deliver(one.sum, one.group.agent)
@@ -89,10 +92,7 @@ class PipelinedRounds(AgentRounds):
             )
             asked: dict[int, Any] = dict(combine) if opening and total is None else {}
             terms = [self._order_agents()] if asked and len(run.live) > 1 else []
-            groups = [
-                self._order_group(run.live[k], next(iter(told[k].values())).sum_name)
-                for k in sorted(missing)
-            ]
+            groups = [self._order_group(run.live[k], self._names[k]) for k in sorted(missing)]
             for number in missing:
                 agent = run.live[number].group.agent
                 asked[agent] = combine[agent]
@@ -220,6 +220,7 @@ class PipelinedRounds(AgentRounds):
             factors=run.factors,
             residuals=astuple(run.residuals),
             row=self._row,
+            names={str(k): name for k, name in self._names.items()},
         )
 
     def _take_up_groups(self) -> None:
@@ -232,3 +233,4 @@ class PipelinedRounds(AgentRounds):
         run.center, run.models = arrays["center"], {done - 1: arrays["before"]}
         run.residuals, run.best = Residuals(*meta["residuals"]), self.take_up()
         self._row = meta["row"]
+        self._names = {int(k): name for k, name in meta["names"].items()}

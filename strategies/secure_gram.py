@@ -74,7 +74,6 @@ class SecureGram(GramRelease):
 
     method, title = "secure-gram", "Secure Gram"
     labels_of_row: ClassVar[int] = 0
-    ends_with_matrix: ClassVar[bool] = True
     fixed: ClassVar[frozenset[str]] = frozenset({"checkpoint_every", "max_missed", "min_clients"})
     #: Options that a model must be used with.
     of_kernel: ClassVar[tuple[str, ...]] = ("kernel", "encoding", "bound", "fraction_bits")

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from ..wire import Scalar
 
 _SAID, _ARRAYS, _ASKED = "fedkern-last", "fedkern-last-arrays", "fedkern-last-asked"
-_NUMBERS = ("round", "attempt")  # in which a request that comes again differs
 
 Arrays = list[NDArray[Any]]
 Answer = tuple[Arrays, int, dict[str, Scalar]]
@@ -34,14 +33,13 @@ def keep_answer(
 
 
 def kept_answer(context: Context, arrays: Arrays, config: Mapping[str, Scalar]) -> Answer | None:
-    """Return what was answered to the same request, under the number of this one."""
+    """Return what was answered to the same request."""
     known = context.state.get(_ASKED)
     if not isinstance(known, ConfigRecord) or known["digest"] != _digest(arrays, config):
         return None
     said: Any = dict(context.state.config_records[_SAID])
-    numbers = {name: config[name] for name in ("round",) if name in said and name in config}
     found = context.state.array_records[_ARRAYS].to_numpy_ndarrays()
-    return found, int(known["samples"]), {**said, **numbers}  # type: ignore[arg-type]
+    return found, int(known["samples"]), said  # type: ignore[arg-type]
 
 
 def forget_answer(context: Context) -> None:
@@ -51,8 +49,7 @@ def forget_answer(context: Context) -> None:
 
 
 def _digest(arrays: Arrays, config: Mapping[str, Scalar]) -> str:
-    told = sorted((k, v) for k, v in config.items() if k not in _NUMBERS)
-    digest = hashlib.sha256(json.dumps(told, default=bytes.hex).encode())
+    digest = hashlib.sha256(json.dumps(sorted(config.items()), default=bytes.hex).encode())
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
     return digest.hexdigest()

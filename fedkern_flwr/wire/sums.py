@@ -241,11 +241,9 @@ def bind(name: str, request: PhaseMessage) -> str:
     """Return the name of a sum to which nodes contribute only if all were asked the same.
 
     The masks of a sum depend on its name: a server that tells nodes different things, such as other
-    items or another set of nodes that count, gets a sum that cannot be opened. The number of the
-    exchange is no part of it: the same may be asked again.
+    items or another set of nodes that count, gets a sum that cannot be opened.
     """
-    told = sorted((name, value) for name, value in request.scalars().items() if name != "round")
-    digest = hashlib.sha256(json.dumps(told, default=repr).encode())
+    digest = hashlib.sha256(json.dumps(sorted(request.scalars().items()), default=repr).encode())
     for array in request.arrays():
         digest.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
     return f"{name}#{digest.hexdigest()[:32]}"

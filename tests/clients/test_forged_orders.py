@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import ProtocolError, SumError
-from fedkern_flwr.groups.messages import FLAT_SUM
+from fedkern_flwr.groups.messages import FLAT_SUM, GROUP_SUM, LocalRequest
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.sums import ClientSums, load_state, store_state
 from fedkern_flwr.secure_sum.membership import Cohort
@@ -318,6 +319,15 @@ def answers(case: Case, found: Any) -> dict[str, str]:
     said["again, masked otherwise"] = node.ask(
         replace(again, self_masks=not again.self_masks), later
     )
+    if case.phase == "svm-step":
+        told = fields(judged=lambda m: m + 1.0, rho=lambda r: 2.0 * r)(node.request)
+        lie = replace(again, name=told.sum_name)
+        said["again, told otherwise"] = node.ask(lie, told)
+        local = LocalRequest(**{f.name: getattr(told, f.name) for f in fields_of(LocalRequest)})
+        said["again, in turn"] = node.ask(replace(again, name=GROUP_SUM), local)
+    if case.phase == "svm-combine" and case.name == "group":
+        wider = fields(outputs=1, width=again.length)(node.request)
+        said["again, with the pad of statistics"] = node.ask(again, wider)
     if case.phase == "svm-local" and node.order.receiver >= 0:
         flat = replace(again, name=FLAT_SUM, receiver=-1)
         said["again, in one layer"] = node.ask(flat, replace(later, agent=-1, sealed=b""))

@@ -31,7 +31,6 @@ from faulty import (
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.errors import CheckpointError, CohortError, FedKernError, ProtocolError
 from fedkern_flwr.exchange import payload_bytes
-from fedkern_flwr.method import LostState
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.simulations.engines import DropOut, Fault, Transcript
@@ -207,14 +206,12 @@ def test_nodes_that_vanish_again_and_again_change_nothing(
     """Secrets of sums that are over are erased, also of those that failed and were repeated."""
     quiet = case(name)
     nodes, drop, left = quiet.nodes(), DropOut(0.25, seed=8), []
-    phase, asked = quiet.exchanges[quiet.late()]
-    once = At(partition=asked[0], phase=phase, what=Fault("vanished"))
 
     def plan(delivery: Any) -> Fault | None:
         for context in nodes.contexts.values():
             state = load_state(context)
             left.extend(Counter(cohort for cohort, _ in state.open).values() if state else ())
-        return once(delivery) or drop(delivery)
+        return drop(delivery)
 
     strategy = quiet.run(nodes, quiet.make(attempts=40), plan)
     quiet.check(strategy, nodes)
@@ -299,10 +296,7 @@ DAMAGES: tuple[Callable[[Path], Any], ...] = (
 def test_what_a_node_has_lost_is_made_again(
     name: str, number: int, case: Callable[[str], Case]
 ) -> None:
-    """Between any two exchanges, at all nodes or at one: never a result of other numbers.
-
-    In the last exchange by a run that is resumed.
-    """
+    """Between any two exchanges, at all nodes or at one: never a result of other numbers."""
     quiet, noticed = case(name), 0
     count = len(quiet.exchanges)
     for k in range(1, count, max(1, count // 5)):
@@ -313,13 +307,7 @@ def test_what_a_node_has_lost_is_made_again(
             for path in files[-1:] if k % 2 else files:
                 DAMAGES[(k + number) % len(DAMAGES)](path)
 
-        strategy, spoiled = quiet.make(nodes), Before(numbers=range(k, k + 1), do=spoil)
-        try:
-            quiet.run(nodes, strategy, spoiled)
-        except LostState:  # the others have erased what would make it anew
-            assert spoiled.rode
-            noticed += 1
-            strategy = quiet.run(nodes, quiet.make(nodes, resume=True))
+        strategy = quiet.run(nodes, quiet.make(), Before(numbers=range(k, k + 1), do=spoil))
         quiet.check(strategy, nodes)
         noticed += sum(
             "StateError" in reason and "of this run are gone from its disk" in reason
