@@ -120,7 +120,7 @@ def pof_mkl() -> None:
 
 
 def fed_cg() -> None:
-    """Draw the four exchanges of FedCG."""
+    """Draw the five exchanges of FedCG."""
     exchanges: list[Exchange] = [
         (
             "1  describe",
@@ -152,12 +152,12 @@ def fed_cg() -> None:
                 Send(1, 2, "coefficients"),
                 Note(2, "predict own new patients"),
                 Send(2, 1, "counts of right and wrong", "masked"),
-                Note(1, "all sides erase their keys"),
             ],
         ),
+        ("5  finish", [Note(1, "all sides erase their keys")]),
     ]
     lanes = ["each centre\ncolumns", "server", "each hospital\nrows, labels"]
-    draw_lanes("fed-cg", "The four exchanges of FedCG", lanes, exchanges)
+    draw_lanes("fed-cg", "The five exchanges of FedCG", lanes, exchanges)
 
 
 def fdskl() -> None:
@@ -192,43 +192,44 @@ def fdskl() -> None:
     draw_lanes("fdskl", "The three exchanges of one-shot FDSKL", lanes, exchanges)
 
 
-ERASED = Note(1, "both sides erase their keys")
-MATRIX: list[Step] = [
-    Send(1, 0, "items that are kept"),
-    Send(0, 1, "products of all pairs of items", "masked"),
-    Note(1, "add up: K, exactly"),
-]
 COUNTS: list[Exchange] = [
     ("1  describe", [Send(0, 1, "numbers of rows and items, public key")]),
     (
         "2  counts",
         [Send(0, 1, "rows that have each item", "masked"), Note(1, "drop items that few have")],
     ),
+    (
+        "3  matrix",
+        [
+            Send(1, 0, "items that are kept"),
+            Send(0, 1, "products of all pairs of items", "masked"),
+            Note(1, "add up: K, exactly"),
+        ],
+    ),
 ]
 
 
 def secure_gram() -> None:
-    """Draw the three exchanges of Secure Gram without drop-outs."""
-    last: Exchange = "3  matrix", [*MATRIX, ERASED]
-    title = "The three exchanges of Secure Gram"
-    draw_lanes("secure-gram", title, ["each node\nrows", "server"], [*COUNTS, last])
+    """Draw the four exchanges of Secure Gram without drop-outs."""
+    last: list[Exchange] = [("4  finish", [Note(1, "both sides erase their keys")])]
+    title = "The four exchanges of Secure Gram"
+    draw_lanes("secure-gram", title, ["each node\nrows", "server"], [*COUNTS, *last])
 
 
 def fed_cfk() -> None:
-    """Draw the four exchanges of FedCFK without drop-outs."""
+    """Draw the five exchanges of FedCFK without drop-outs."""
     last: list[Exchange] = [
-        ("3  matrix", MATRIX),
         (
             "4  recommend",
             [
                 Send(1, 0, "the whole kernel between items"),
                 Note(0, "rank items for own users; write the lists"),
                 Send(0, 1, "sums of AUC, nDCG and recall", "masked"),
-                ERASED,
             ],
         ),
+        ("5  finish", [Note(1, "both sides erase their keys")]),
     ]
-    title = "The four exchanges of FedCFK"
+    title = "The five exchanges of FedCFK"
     draw_lanes("fed-cfk", title, ["each device\nratings", "server"], [*COUNTS, *last])
 
 

@@ -55,7 +55,7 @@ HYBRID: dict[str, tuple[bool | None, Check]] = {
     "--centres 3": (OTHER, lambda r: len(r["config"]["columns"]) == 4 and r["survivors"] == 5),
     "--no-own-block --centres 3": (OTHER, lambda r: "clinical" not in r["config"]["columns"]),
     "--landmarks 9": (OTHER, lambda r: coefficients().shape == (9, 1)),
-    "--sampling N": (OTHER, lambda r: r["exchanges"] == 5),
+    "--sampling N": (OTHER, lambda r: r["exchanges"] == 6),
     "--sampling P": (OTHER, bool),
     "--kernel laplacian": (OTHER, bool),
     "--gamma 2": (OTHER, lambda r: set(widths()) == {2.0}),

@@ -57,13 +57,13 @@ KILLED: list[tuple[str, list[str], int, bool]] = [
     ("fdskl", EVERY_10, 15, True),
     ("secure-gram", ["+", "--participation", "0.8"], 4, True),
     ("fed-cfk", ["+", "--participation", "0.8"], 6, True),
-    ("hierarchical-svm", ["+", *TWELVE], 20, True),
+    ("hierarchical-svm", ["+", *TWELVE], 12, True),
     ("kernel-pca", ["+"], 4, True),
 ]
 #: The same at other places.
 ELSEWHERE: list[tuple[str, list[str], int]] = [
     *(("fed-cg", ["+", *CG], pulls) for pulls in (2, 3, 5)),
-    *(("fdskl", ["+"], pulls) for pulls in (0, 2, 3)),
+    *(("fdskl", ["+"], pulls) for pulls in (0, 2)),
     ("fdskl", ["+", "--topology", "tree"], 3),
     ("fdskl", STREAMING, 1),
     ("fdskl", STREAMING, 28),

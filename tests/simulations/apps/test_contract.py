@@ -86,7 +86,7 @@ def test_nodes_get_the_pooled_model_and_predict_with_it_later(
         ("fdskl two", 8, {}),
         ("fed-cg", 15, {"solver": "cg", "preconditioner_rank": 0}),
         ("fed-cfk", 6, {}),
-        ("horizontal", 20, {"tolerance": 1e-9, "num_rounds": 12, "checkpoint_every": 3}),
+        ("horizontal", 13, {"tolerance": 1e-9, "num_rounds": 12, "checkpoint_every": 3}),
         ("pof-mkl", 4, {"checkpoint_every": 1}),
     ],
 )
