@@ -369,6 +369,27 @@ def test_a_reply_that_cannot_be_used_is_a_failure_and_enough_is_enough() -> None
     assert time.monotonic() - started < 5
 
 
+def test_who_is_only_told_something_is_not_waited_for_long_and_fails_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fedkern_flwr.exchange.FAREWELL", 0.0)
+    refused = reply("b", error=Error(500, "no"), node=1001)
+    grid, started = (
+        FakeGrid([[refused], [reply("a", node=1000)]], ["a", "b", "c"]),
+        time.monotonic(),
+    )
+    outcome = exchange(
+        grid,  # type: ignore[arg-type]
+        request_messages(REQUEST, range(1000, 1003), group_id="g"),
+        phase="p",
+        timeout=30,
+        ledger=Ledger(),
+        idle={1001, 1002},
+    )
+    assert (list(outcome.replies), outcome.failures) == ([1000], {})
+    assert time.monotonic() - started < 5
+
+
 # -- messages under way
 
 
