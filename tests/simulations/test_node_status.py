@@ -250,6 +250,7 @@ def test_a_report_follows_connection_and_messages(
     report.line(supernode.line("INFO :      SuperNode ID: 5"))
     report.began()
     report.line(client.line(f"ERROR :  ValueError: {CELL} is no id"))
+    assert report.status.last_error == ""
     report.ended(2.5, 1.25, failed=False)
     report.began()
     report.ended(0.5, 0.25, failed=True)
