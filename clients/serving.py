@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 from fedkern_flwr.flower_compat import Client
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.reported import reported
+from fedkern_flwr.node_config import renew
 
 
 def serve(make_client: Callable[[Context], PhaseClient]) -> ClientApp:
@@ -27,6 +28,7 @@ def serve(make_client: Callable[[Context], PhaseClient]) -> ClientApp:
 
     def client_fn(context: Context) -> Client:
         with reported(context):
+            renew(context)
             return make_client(context).to_client()
 
     return ClientApp(client_fn=client_fn)

@@ -19,7 +19,10 @@ from flwr.client import Client, NumPyClient
 __all__ = [
     "ACTOR_DIED",
     "CLIENT_RAISED",
+    "CONNECTED",
+    "DISCONNECTED",
     "NODE_UNAVAILABLE",
+    "RUN_OF_MESSAGE",
     "Client",
     "Control",
     "NumPyClient",
@@ -42,6 +45,12 @@ warm = False
 
 #: Error codes of ``flwr.common.constant.ErrorCode``.
 ACTOR_DIED, CLIENT_RAISED, NODE_UNAVAILABLE = 0, 2, 5
+
+#: What a SuperNode logs when it reaches the SuperLink, and when it does not.
+CONNECTED = ("SuperNode ID: ", "Connection successful after ")
+DISCONNECTED = ("Connection attempt failed", "Giving up reconnection", "Exit Code: ")
+#: What it logs before it says what it does with a message, as a regular expression.
+RUN_OF_MESSAGE = r"\[RUN (\d+)[\],]"
 
 
 def set_task_identity(run_id: int, node_id: int) -> None:

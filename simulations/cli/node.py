@@ -22,12 +22,14 @@ from fedkern_flwr.guard.policy import RULES, read_policy, write_policy
 
 from ..warm_node.start import NO_THREADS, node_command
 from .console import plain_table
+from .node_status import show_status
 
 node_app = typer.Typer(name="node", help="For the owner of a node.", no_args_is_help=True)
 policy_app = typer.Typer(name="policy", help="What a node takes part in.", no_args_is_help=True)
 ledger_app = typer.Typer(name="ledger", help="What a node has answered.", no_args_is_help=True)
 node_app.add_typer(policy_app)
 node_app.add_typer(ledger_app)
+node_app.command("status")(show_status)
 
 _File = Annotated[Path, typer.Argument(help="TOML file of the policy.")]
 _Folder = Annotated[Path, typer.Option("--state-dir", help="The node's own folder.")]
