@@ -252,7 +252,7 @@ def _run(
                 ready = time.monotonic() - began
                 run_id = deployment.run(app, settings)
                 try:
-                    status = deployment.wait_for_run(run_id, told, _LONGEST, say)
+                    status = deployment.wait_for_run(run_id, _LONGEST, say)
                 finally:
                     with suppress(FedKernError):  # the SuperLink may be gone
                         deployment.save_log(run_id, place / _SERVER_LOG)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
+import tomllib
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -16,6 +20,7 @@ from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.guard.ledger_file import FILE
 from fedkern_flwr.guard.policy import RULES, read_policy, write_policy
 
+from ..warm_node.start import NO_THREADS, node_command
 from .console import plain_table
 from .node_status import show_status
 
@@ -28,6 +33,61 @@ node_app.command("status")(show_status)
 
 _File = Annotated[Path, typer.Argument(help="TOML file of the policy.")]
 _Folder = Annotated[Path, typer.Option("--state-dir", help="The node's own folder.")]
+
+
+@node_app.command(
+    "start", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+def start_node(
+    context: typer.Context,
+    superlink: Annotated[str, typer.Option(help="Host and port of the SuperLink, or its front.")],
+    node_config: Annotated[str, typer.Option(help="TOML file of the node's configuration.")],
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="Certificate of who signed the SuperLink's.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="The node's private key.")] = None,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1 for the node's processes.")
+    ] = 9094,
+    max_processes: Annotated[
+        int, typer.Option(min=1, help="Messages that are answered at a time.")
+    ] = 1,
+    message_seconds: Annotated[
+        float, typer.Option(min=1.0, help="What answering a message may take.")
+    ] = 3600.0,
+    message_gigabytes: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="Memory that answering a message may take.",
+            show_default="three quarters of the machine's",
+        ),
+    ] = None,
+) -> None:
+    """Start a SuperNode that stays warm: messages need not wait until Python has started.
+
+    Other options are those of flower-supernode.
+    """
+    given = {"root-certificates": root_certificates}
+    given["auth-supernode-private-key"] = key
+    arguments = ["--superlink", superlink, "--node-config", node_config]
+    for name, path in given.items():
+        if path is not None:
+            _refuse_unreadable(path, f"--{name}")
+            arguments += [f"--{name}", str(path)]
+    if node_config.endswith(".toml"):
+        _refuse_unreadable(Path(node_config), "--node-config")
+        _read_toml(Path(node_config))
+    _refuse_taken(port)
+    command = node_command(
+        [*arguments, *context.args],
+        port,
+        max_processes=max_processes,
+        message_seconds=message_seconds,
+        message_gigabytes=message_gigabytes,
+    )
+    sys.stdout.flush()
+    os.execve(command[0], command, {**os.environ, **NO_THREADS})
 
 
 @policy_app.command("show")
@@ -97,6 +157,47 @@ def show_ledger(state_dir: _Folder) -> None:
     ]
     if refused:
         _print(("run", "refused", "times"), refused)
+
+
+def _refuse_unreadable(path: Path, option: str) -> None:
+    """Refuse a file that is not there, or not for this user.
+
+    Raises
+    ------
+    OptionError
+    """
+    if not os.access(path, os.R_OK) or not path.is_file():
+        raise OptionError(f"{option}: {path} cannot be read", remedy="check the path")
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    """Return what a TOML file says.
+
+    Raises
+    ------
+    OptionError
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise OptionError(f"{path} is no TOML file ({error})", remedy="mend it") from None
+
+
+def _refuse_taken(port: int) -> None:
+    """Refuse a port on which somebody listens.
+
+    Raises
+    ------
+    OptionError
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise OptionError(
+                f"port {port} of 127.0.0.1 is in use", remedy="choose another with --port"
+            ) from None
 
 
 def _ledger(state_dir: Path) -> NodeLedger:

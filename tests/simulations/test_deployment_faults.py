@@ -80,7 +80,7 @@ def run(deployment: LocalDeployment, **options: Any) -> dict[str, Any]:
     told = deployment.folder / "told.json"
     told.unlink(missing_ok=True)
     run_id = deployment.run(APP, {**OPTIONS, "seed": 0, "result": str(told), **options})
-    status = deployment.wait_for_run(run_id, told, 200.0)
+    status = deployment.wait_for_run(run_id, 200.0)
     found: dict[str, Any] = json.loads(told.read_text())
     assert status.endswith("failed" if "error" in found else "completed")
     return found
@@ -150,7 +150,7 @@ def test_a_node_killed_during_secure_sums_leaves_the_sum_of_the_others(tmp_path:
         while log.read_text().count("Sent successfully") < 2:  # its first masked vector is sent
             time.sleep(0.1)
         deployment.processes.kill("node 3")
-        status = deployment.wait_for_run(run_id, told, 200.0)
+        status = deployment.wait_for_run(run_id, 200.0)
     found = json.loads(told.read_text())
     assert status.endswith("completed"), found
     survivors = [row["survivors"] for row in found["history"]]

@@ -394,7 +394,8 @@ def test_all_that_is_started_listens_on_this_machine_only(
         raise EngineError("far enough")
 
     monkeypatch.setattr(Processes, "start", note)
-    deployment = LocalDeployment(tmp_path, [{"partition-id": 0, "num-partitions": 1}])
+    nodes: list[dict[str, str | int | float | bool]] = [{"partition-id": 0, "num-partitions": 1}]
+    deployment = LocalDeployment(tmp_path, nodes, warm=False)
     for start in (deployment.start_superlink, lambda: deployment.start_node(0)):
         with pytest.raises(EngineError, match="far enough"):
             start()

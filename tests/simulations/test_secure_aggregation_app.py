@@ -102,7 +102,7 @@ def test_a_deployment_that_loses_a_node_is_the_plain_run_over_the_others(
             assert time.monotonic() < deadline, log.read_text()[-2000:]
             time.sleep(0.1)
         deployment.processes.kill(f"node {NODES - 1}")
-        status = deployment.wait_for_run(run_id, saved, 200.0)
+        status = deployment.wait_for_run(run_id, 200.0)
         deployment.save_log(run_id, tmp_path / "log")
     assert status.endswith("completed"), (tmp_path / "log").read_text()[-3000:]
     with np.load(saved) as arrays:

@@ -1,0 +1,252 @@
+"""A warm node: copies of a process that has imported everything, and who keeps them running."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedkern_flwr.simulations.warm_node import tasks
+from fedkern_flwr.simulations.warm_node.start import NO_THREADS, node_command
+
+#: A node whose SuperNode and tasks are made up: ``task N WORK`` on its standard input is a task.
+NODE = """
+import os, signal, sys, time
+from fedkern_flwr.simulations.warm_node import supervisor
+from fedkern_flwr.simulations.warm_node.start import NodeSettings
+
+def supernode(arguments):
+    print("supernode", os.getpid(), flush=True)
+    print(*arguments, flush=True)
+    {supernode}
+
+def asking(address, secret):
+    print("asking", os.getpid(), flush=True)
+    told = b""
+    for line in {tasks!r}:
+        while not told:
+            told += os.read(0, 1)
+        told = told[1:]
+        print("task", line, "7", flush=True)
+    time.sleep(600)
+
+def answer(address, token, **limits):
+    from fedkern_flwr.simulations.warm_node.forked import limit
+    limit(limits["seconds"], limits["gigabytes"])
+    print("answering", token, os.getpid(), os.getppid(), flush=True)
+    exec({work!r})
+    print("answered", token, flush=True)
+
+supervisor.run_supernode, supervisor.ask_for_tasks, supervisor.answer = supernode, asking, answer
+settings = NodeSettings([], 9, {processes}, {seconds}, {gigabytes}, 1)
+write = lambda source, text: print(f"{{source}}: {{text}}", flush=True)
+print("node", os.getpid(), flush=True)
+sys.exit(supervisor.WarmNode(settings, write).run())
+"""
+
+
+class Started:
+    """A node in a process of its own, and what it has printed."""
+
+    def __init__(self, path: Path, **given: object) -> None:
+        known = {"supernode": "time.sleep(600)", "tasks": [], "work": "pass"}
+        known |= {"processes": 1, "seconds": 60.0, "gigabytes": 4.0}
+        self.log = path / "log"
+        with self.log.open("w") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", NODE.format(**{**known, **given})],
+                env={**os.environ, **NO_THREADS},
+                stdout=out,
+                stderr=out,
+            )
+
+    @property
+    def lines(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+    def wait_for(self, text: str, times: int = 1) -> None:
+        deadline = time.monotonic() + 60.0
+        while sum(text in line for line in self.lines) < times:
+            assert time.monotonic() < deadline, self.lines
+            time.sleep(0.02)
+
+    def pids(self) -> list[int]:
+        """All processes that there have been."""
+        named = ("node", "supernode: supernode", "executor: asking")
+        found = [int(x.split()[-1]) for x in self.lines if x.rpartition(" ")[0] in named]
+        return found + [int(x.split()[-2]) for x in self.lines if ": answering" in x]
+
+    def gone(self) -> bool:
+        deadline = time.monotonic() + 20.0
+        while time.monotonic() < deadline:
+            if not any(running(pid) for pid in self.pids()):
+                return True
+            time.sleep(0.05)
+        return False
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., Started]:
+    return lambda **given: Started(tmp_path, **given)
+
+
+def test_every_message_has_a_process_and_one_at_a_time(start: Callable[..., Started]) -> None:
+    node = start(tasks=["a", "b", "c"], work="time.sleep(0.3)")
+    node.wait_for("answered c")
+    assert any("--isolation process --host 127.0.0.1 --port 9 --superexec" in x for x in node.lines)
+    done = [line.split()[-1] if "answered" in line else line.split()[-3] for line in node.lines
+            if "answer" in line]  # fmt: skip
+    assert done == ["a", "a", "b", "b", "c", "c"]
+    pids = {line.split()[-2] for line in node.lines if "answering" in line}
+    assert len(pids) == 3
+    node.process.terminate()
+    assert node.process.wait(20) == 128 + signal.SIGTERM
+    assert node.gone()
+
+
+def test_messages_may_be_answered_side_by_side(start: Callable[..., Started]) -> None:
+    node = start(tasks=["a", "b"], work="time.sleep(600)", processes=2)
+    node.wait_for("answering", times=2)
+    node.process.terminate()
+    assert node.process.wait(20)
+    assert node.gone()
+
+
+def test_copies_draw_different_secrets(start: Callable[..., Started]) -> None:
+    work = "import secrets, numpy, random; print(secrets.token_hex(8),"
+    work += "numpy.random.default_rng().integers(2**62), random.random())"
+    node = start(tasks=["a", "b", "c"], work=work)
+    node.wait_for("answered c")
+    drawn = [
+        line.split()[-3:] for line in node.lines if line.count(" ") == 6 and "answer" not in line
+    ]
+    assert len(drawn) == 3
+    assert all(len(set(kind)) == 3 for kind in zip(*drawn, strict=True))
+    node.process.kill()
+
+
+def test_limits_of_a_message(start: Callable[..., Started]) -> None:
+    """Too long or too much is an error in the process itself; the next message is answered."""
+    node = start(tasks=["slow", "quick"], seconds=1.0, work="time.sleep(30 * (token == 'slow'))")
+    node.wait_for("the message took longer than 1 s")
+    node.wait_for("answered quick")
+    node.process.kill()
+
+
+def test_memory_of_a_message(start: Callable[..., Started]) -> None:
+    node = start(tasks=["big", "small"], gigabytes=0.5, work="bytearray(10**9 * (token == 'big'))")
+    node.wait_for("MemoryError")
+    node.wait_for("answered small")
+    node.process.kill()
+
+
+def test_a_killed_process_is_named_and_the_next_message_answered(
+    start: Callable[..., Started],
+) -> None:
+    node = start(tasks=["a", "b"], work="os.kill(os.getpid(), 9 * (token == 'a'))")
+    node.wait_for("the client of run 7 was ended by signal 9")
+    node.wait_for("answered b")
+    node.process.kill()
+
+
+def test_who_asks_for_tasks_is_started_again(start: Callable[..., Started]) -> None:
+    node = start(tasks=["a"])
+    node.wait_for("answered a")
+    asking = next(int(x.split()[-1]) for x in node.lines if "executor: asking" in x)
+    os.kill(asking, signal.SIGKILL)
+    node.wait_for("answered a", times=2)
+    node.process.kill()
+
+
+def test_the_node_ends_with_its_supernode(start: Callable[..., Started]) -> None:
+    node = start(supernode="sys.exit(3)")
+    assert node.process.wait(20) == 3
+    assert any("the SuperNode has ended with exit code 3" in line for line in node.lines)
+    assert node.gone()
+
+
+def test_nothing_is_left_of_a_killed_node(start: Callable[..., Started]) -> None:
+    node = start(tasks=["a"], work="time.sleep(600)")
+    node.wait_for("answering a")
+    node.process.kill()
+    node.process.wait(20)
+    assert node.gone()
+
+
+def test_a_process_with_threads_is_not_copied() -> None:
+    program = (
+        "import threading, time; from fedkern_flwr.simulations.warm_node.forked import fork\n"
+        "threading.Thread(target=time.sleep, args=(5,), daemon=True).start()\n"
+        "fork('x', lambda: None, end_with=9)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "a process with 2 threads cannot be copied" in done.stderr
+
+
+def test_a_warm_process_has_no_thread_no_socket_and_all_that_a_message_needs() -> None:
+    program = (
+        "import json, os, sys; from fedkern_flwr.simulations.warm_node import supervisor, tasks\n"
+        "tasks.warm_up()\n"
+        "links = [os.readlink(f'/proc/self/fd/{k}') for k in range(3, 64)"
+        " if os.path.exists(f'/proc/self/fd/{k}')]\n"
+        "before = set(sys.modules)\n"
+        "from fedkern_flwr.clients import *\n"
+        "import fedkern_flwr.simulations.apps.node\n"
+        "print(json.dumps([len(os.listdir('/proc/self/task')),"
+        " [x for x in links if 'socket' in x], sorted(set(sys.modules) - before)]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **NO_THREADS},
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == [1, [], []], done.stderr
+
+
+def test_no_more_tasks_are_taken_than_processes_are_free(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is told goes through standard input: f a free process, h a hint, its end the end."""
+    taken = []
+
+    class Endless:
+        def __init__(self, address: str, secret: bytes) -> None: ...
+
+        def take(self) -> tuple[str, int]:
+            taken.append(len(taken))
+            return f"token-{len(taken)}", 5
+
+    told = iter([b"f", b"h", b"ff", b""])
+    monkeypatch.setattr(tasks, "TaskQueue", Endless)
+    monkeypatch.setattr(tasks.os, "read", lambda stream, size: next(told))
+    monkeypatch.setattr(tasks.select, "select", lambda *given: ([0], [], []))
+    tasks.ask_for_tasks("127.0.0.1:1", b"secret")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == ["task token-1 5", "task token-2 5"]
+    assert len(taken) == 2
+
+
+def test_the_command_of_a_node_has_what_it_is_given() -> None:
+    command = node_command(["--superlink", "h:1"], 9094, max_processes=2, message_seconds=5.0)
+    settings = json.loads(command[-1])
+    assert settings["supernode"] == ["--superlink", "h:1"]
+    assert (settings["port"], settings["max_processes"]) == (9094, 2)
+    assert settings["message_seconds"] == 5.0
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    assert settings["message_gigabytes"] == pytest.approx(0.75 * memory, abs=0.1)
