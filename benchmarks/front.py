@@ -231,11 +231,14 @@ async def one_size(count: int, given: argparse.Namespace, folder: Path) -> dict[
         began, used = time.monotonic(), {name: cpu_seconds(pid) for name, pid in pids.items()}
         await asyncio.sleep(given.idle)
         lasted = time.monotonic() - began
-        found = {f"{k} idle": (cpu_seconds(pid) - used[k]) / lasted for k, pid in pids.items()}
-        found["MB"] = megabytes(pids["front"]) if "front" in pids else 0.0
-        found["MB per node"] = (found["MB"] - empty) / count
+        found = {
+            f"CPU s a second, idle: {k}": (cpu_seconds(pid) - used[k]) / lasted
+            for k, pid in pids.items()
+        }
+        found["MB of the front"] = megabytes(pids["front"]) if "front" in pids else 0.0
+        found["MB per node"] = (found["MB of the front"] - empty) / count
         await messages(deployment, given, folder, nodes, found)
-        found["failed"] = sum(node.failed for node in nodes)
+        found["calls that failed"] = sum(node.failed for node in nodes)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -264,29 +267,31 @@ async def messages(
     ):
         await asyncio.sleep(1.0)
     if times.exists():
-        found["sent in"] = statistics.median(json.loads(times.read_text()))
-    for kind in ("one", "all"):
+        found["s to send a message"] = statistics.median(json.loads(times.read_text()))
+    for kind, told in (("one", "to one node"), ("all", "to every node")):
         seconds = sorted(s for node in nodes for k, s in node.seen if k == kind)
         if len(seconds) > 1:
-            found[f"{kind} median"] = statistics.median(seconds)
-            found[f"{kind} 95 %"] = statistics.quantiles(seconds, n=20)[-1]
-    found["not seen"] = expected - sum(len(node.seen) for node in nodes)
+            found[f"s until seen, {told}: median"] = statistics.median(seconds)
+            found[f"s until seen, {told}: 95 %"] = statistics.quantiles(seconds, n=20)[-1]
+    found["messages not seen"] = expected - sum(len(node.seen) for node in nodes)
 
 
 def measure(given: argparse.Namespace, console: Console) -> list[Record]:
     """Measure with each number of nodes; print the table."""
     records: list[Record] = []
-    heads = ("SuperLink idle", "front idle", "MB", "MB per node")
-    heads += ("sent in", "one median", "one 95 %", "all median", "all 95 %", "not seen", "failed")
-    title = "CPU seconds a second, memory, seconds from a message made until it is sent and seen"
-    table = new_table(
-        f"{title}{', without a front' if given.stock else ''}", f"nodes | {' | '.join(heads)}"
-    )
-    for count in [3] if given.quick else [int(n) for n in given.nodes.split(",")]:
+    counts = [3] if given.quick else [int(n) for n in given.nodes.split(",")]
+    found: dict[int, dict[str, float]] = {}
+    for count in counts:
         with tempfile.TemporaryDirectory(prefix="fedkern-") as place:
-            found = asyncio.run(one_size(count, given, Path(place)))
-        table.add_row(str(count), *(f"{found[h]:.3g}" if h in found else "-" for h in heads))
-        records += [Record(f"{count} nodes, {name}", v, "") for name, v in found.items()]
+            found[count] = asyncio.run(one_size(count, given, Path(place)))
+        records += [Record(f"{count} nodes: {name}", v, "") for name, v in found[count].items()]
+    nodes = " | ".join(f"{count} nodes" for count in counts)
+    table = new_table(
+        f"nodes {'by themselves' if given.stock else 'behind a front'}", f" | {nodes}"
+    )
+    for name in next(iter(found.values())):
+        cells = (f"{found[n][name]:.3g}" if name in found[n] else "-" for n in counts)
+        table.add_row(name, *cells)
     console.print(table)
     return records
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import resource
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -259,49 +260,45 @@ def run_front(
     OptionError
         A file cannot be used, or the port is taken.
     """
-    with suppress(KeyboardInterrupt):
-        asyncio.run(_serve(listen, superlink, root_certificates, certificate, key))
-
-
-async def _serve(
-    listen: str, superlink: str, root_certificates: Path, certificate: Path, key: Path
-) -> None:
     host, port = _address(listen, "listen")
     _address(superlink, "superlink")
     with _readable(root_certificates):
         context = ssl.create_default_context(cafile=root_certificates)
-    async with httpx.AsyncClient(
-        base_url=f"https://{superlink}",
-        verify=context,
-        timeout=_TIMEOUT,
-        limits=_LIMITS,
-        trust_env=False,
-    ) as client:
-        front = Front(client)
-        config = uvicorn.Config(
-            front,
-            ssl_certfile=certificate,
-            ssl_keyfile=key,
-            lifespan="off",
-            ws="none",
-            access_log=False,
-            log_level="warning",
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=_NODE_IDLE,
+    front = Front(
+        httpx.AsyncClient(
+            base_url=f"https://{superlink}",
+            verify=context,
+            timeout=_TIMEOUT,
+            limits=_LIMITS,
+            trust_env=False,
         )
-        with _readable(certificate, key):
-            config.load()
-        server = _Server(config, front)
-        try:
-            listener = socket.create_server((host, port), backlog=_BACKLOG)
-        except OSError as error:
-            raise OptionError(
-                f"nothing can listen on {listen} ({error.strerror})",
-                remedy="name an address of this machine and a port that is free",
-            ) from None
-        logger.warning("a front on %s before the SuperLink %s", listen, superlink)
-        await server.serve([listener])
+    )
+    config = uvicorn.Config(
+        front,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+        lifespan="off",
+        ws="none",
+        access_log=False,
+        log_level="warning",
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=_NODE_IDLE,
+    )
+    with _readable(certificate, key):
+        config.load()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a node has two connections at times
+    try:
+        listener = socket.create_server((host, port), backlog=_BACKLOG)
+    except OSError as error:
+        raise OptionError(
+            f"nothing can listen on {listen} ({error.strerror})",
+            remedy="name an address of this machine and a port that is free",
+        ) from None
+    logger.warning("a front on %s before the SuperLink %s", listen, superlink)
+    with suppress(KeyboardInterrupt):
+        _Server(config, front).run([listener])
 
 
 @contextmanager

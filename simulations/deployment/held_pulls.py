@@ -2,9 +2,9 @@
 
 A SuperNode asks the SuperLink for messages every three seconds. A front holds the call instead and
 asks on the node's behalf, with what the node signed. Each asking costs the SuperLink about 10 ms of
-CPU time, so the held calls are asked for one after the other, at a rate that does not grow with
-their number but falls the longer nothing happens; once there is a message for one there will be
-more, and the next ones are asked for at once.
+CPU time, so the held calls are asked for one after the other: at 25 in a second at most, less the
+longer nothing happens, but so that each has its turn when its node would have asked by itself. Once
+there is a message for one there will be more, and the next ones are asked for at once.
 
 The SuperLink gives a message out once. So the last reply to a node is kept until the node makes a
 call that shows that it has it: a node that has gone and comes back asks again instead, and gets it.
@@ -22,11 +22,12 @@ from typing import Any
 
 import httpx
 
-_SOONEST, _LATEST = 0.05, 0.5  # seconds from one asking to the next
+_SOONEST, _LATEST = 0.04, 0.5  # seconds from one asking to the next
 _SHARE = 0.005  # of the seconds since the last message or reply, in between
+_BY_ITSELF = 3.0  # seconds after which a SuperNode would ask again
 _WARM = 60.0  # seconds for which a node that took part is asked for before others
-_COLD_TURN = 4  # every fourth asking is for a node that did not
-_AT_ONCE = 8  # askings at a time, and askings without a pause that follow a message
+_AFTER_MESSAGE = 32  # askings without a pause that follow a message
+_AT_ONCE = 8  # askings at a time
 _PAUSE_DOWN = 1.0  # seconds to wait when the SuperLink does not answer
 _KEPT = 60.0  # seconds for which a reply is kept; then the SuperLink calls the node unreachable
 _LAST_ASKINGS = 5.0  # seconds that askings have to end when the front does
@@ -77,7 +78,7 @@ class HeldPulls:
         self._asking: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._wake = asyncio.Event()
-        self._turn = self._hurried = 0
+        self._turn, self._hurried = False, 0  # nodes that took part lately have every second turn
         self._active, self._seconds = float("-inf"), 0.0
         self._loop: asyncio.Task[None] | None = None
         self._closed = False
@@ -127,7 +128,7 @@ class HeldPulls:
         known = self._nodes.setdefault(node, _Node())
         self._active = known.active = known.told = monotonic()
         known.reply = reply
-        self._hurried = min(self._hurried + _AT_ONCE, len(self._held))
+        self._hurried = min(self._hurried + _AFTER_MESSAGE, len(self._held))
         self._wake.set()
 
     def took_part(self, node: str, began: float) -> None:
@@ -171,8 +172,8 @@ class HeldPulls:
                 self._hurried -= 1
                 continue
             share = _SHARE * (monotonic() - self._active)
-            # A SuperLink that takes long is asked less: half of its time at most.
-            await self._pause(max(_SOONEST, min(share, _LATEST), 2.0 * self._seconds))
+            every = min(share, _LATEST, _BY_ITSELF / max(1, len(self._held)))
+            await self._pause(max(_SOONEST, every, self._seconds))
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but not when a message is found meanwhile."""
@@ -184,9 +185,8 @@ class HeldPulls:
 
     def _next(self) -> _Held | None:
         """Take the pull whose turn it is; it is put back when it has been asked for."""
-        self._turn += 1
-        warm = self._turn % _COLD_TURN > 0
-        ring = self._rings[warm] or self._rings[not warm]
+        self._turn = not self._turn
+        ring = self._rings[self._turn] or self._rings[not self._turn]
         return ring.popitem(last=False)[1] if ring else None
 
     async def _ask_for(self, held: _Held) -> None:

@@ -97,7 +97,7 @@ def test_files_that_the_page_names_are_those_of_its_folder() -> None:
     assert {file.name for file in FILES.iterdir()} == set(re.findall(r"\(deploy/([\w.-]+)\)", text))
 
 
-@pytest.mark.parametrize("name", ["superlink", "supernode"])
+@pytest.mark.parametrize("name", ["superlink", "supernode", "front"])
 def test_units_parse_and_are_confined(name: str) -> None:
     unit = configparser.RawConfigParser(strict=False, delimiters=("=",), comment_prefixes=("#",))
     unit.optionxform = str  # type: ignore[method-assign,assignment]
@@ -115,8 +115,9 @@ def test_units_parse_and_are_confined(name: str) -> None:
     assert set(re.findall(r"\$\{(\w+)\}", service["ExecStart"])) <= set(settings)
     assert settings["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
     flags = re.findall(r"(--[a-z-]+)", service["ExecStart"])
-    printed = "".join(text for _, text in blocks() if f"flower-{name}" in text)
-    assert set(flags) == set(re.findall(r"(--[a-z-]+)", printed.split("> super")[0]))
+    program = "fedkern front start" if name == "front" else f"flower-{name}"
+    printed = PAGE.read_text().split(f"nohup {program} ")[1].split(" > ")[0]
+    assert set(flags) == set(re.findall(r"(--[a-z-]+)", printed))
 
 
 def test_compose_file_parses() -> None:
