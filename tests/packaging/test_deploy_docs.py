@@ -108,6 +108,7 @@ def test_files_that_the_page_names_are_those_of_its_folder() -> None:
 
 
 PROGRAMS = {
+    "front": "fedkern front start",
     "superlink": "flower-superlink",
     "superexec": "flower-superexec",
     "supernode": "fedkern node start",
@@ -135,8 +136,8 @@ def test_units_parse_and_are_confined(name: str) -> None:
     assert settings["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
     assert service["ExecStart"].startswith(f"/opt/fedkern/venv/bin/{PROGRAMS[name]} ")
     flags = re.findall(r"(--[a-z-]+)", service["ExecStart"])
-    printed = "".join(text for _, text in blocks()).partition(PROGRAMS[name])[2]
-    assert set(flags) == set(re.findall(r"(--[a-z-]+)", printed.split(" > super")[0]))
+    printed = PAGE.read_text().partition(f"nohup {PROGRAMS[name]} ")[2]
+    assert set(flags) == set(re.findall(r"(--[a-z-]+)", printed.split(" > ")[0]))
     if name == "supernode":
         assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
 
