@@ -21,8 +21,16 @@ __all__ = [
     "CLIENT_RAISED",
     "CONNECTED",
     "DISCONNECTED",
+    "FLEET_PATH",
+    "MESSAGE_CALLS",
+    "NODE_KEY_HEADER",
+    "NODE_TIMEOUT",
     "NODE_UNAVAILABLE",
+    "PULL_CALL",
+    "PULL_FILLER",
     "RUN_OF_MESSAGE",
+    "SIGNATURE_SECONDS",
+    "TIMESTAMP_HEADER",
     "Client",
     "Control",
     "NumPyClient",
@@ -51,6 +59,25 @@ CONNECTED = ("SuperNode ID: ", "Connection successful after ")
 DISCONNECTED = ("Connection attempt failed", "Giving up reconnection", "Exit Code: ")
 #: What it logs before it says what it does with a message, as a regular expression.
 RUN_OF_MESSAGE = r"\[RUN (\d+)[\],]"
+#: The Fleet API of a SuperLink: its paths, the call by which a SuperNode asks for messages, and
+#: those which it makes about a message that it has.
+FLEET_PATH, PULL_CALL = "/v1/fleet/", "pull-messages"
+MESSAGE_CALLS = frozenset(
+    {
+        "get-run",
+        "get-fab",
+        "pull-object",
+        "confirm-message-received",
+        "push-messages",
+        "push-object",
+    }
+)
+#: Who signed a call, and when; for how long that holds, and how long a SuperNode waits (seconds).
+NODE_KEY_HEADER, TIMESTAMP_HEADER = "flwr-public-key", "flwr-timestamp"
+SIGNATURE_SECONDS, NODE_TIMEOUT = 300.0, 30.0
+#: What a reply to a pull may begin with to show that it will come: protobuf reads over a field that
+#: it does not know, here the last one that there can be.
+PULL_FILLER = bytes.fromhex("f8ffffff0f00")
 
 
 def set_task_identity(run_id: int, node_id: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import tomllib
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -19,8 +18,9 @@ from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.guard.ledger_file import FILE
 from fedkern_flwr.guard.policy import RULES, read_policy, write_policy
+from fedkern_flwr.node_config import read_config
 
-from ..warm_node.start import NO_THREADS, node_command
+from ..warm_node.start import NO_THREADS, LogFormat, node_command
 from .console import plain_table
 from .node_status import show_status
 
@@ -41,7 +41,7 @@ _Folder = Annotated[Path, typer.Option("--state-dir", help="The node's own folde
 def start_node(
     context: typer.Context,
     superlink: Annotated[str, typer.Option(help="Host and port of the SuperLink, or its front.")],
-    node_config: Annotated[str, typer.Option(help="TOML file of the node's configuration.")],
+    node_config: Annotated[Path, typer.Option(help="TOML file of the node's configuration.")],
     root_certificates: Annotated[
         Path | None, typer.Option(help="Certificate of who signed the SuperLink's.")
     ] = None,
@@ -63,6 +63,10 @@ def start_node(
             show_default="three quarters of the machine's",
         ),
     ] = None,
+    metrics: Annotated[
+        Path | None, typer.Option(help="File for figures in Prometheus' text format.")
+    ] = None,
+    log_format: Annotated[LogFormat, typer.Option(help="Of what it prints.")] = "text",
 ) -> None:
     """Start a SuperNode that stays warm: messages need not wait until Python has started.
 
@@ -70,21 +74,23 @@ def start_node(
     """
     given = {"root-certificates": root_certificates}
     given["auth-supernode-private-key"] = key
-    arguments = ["--superlink", superlink, "--node-config", node_config]
+    arguments: list[str] = []
     for name, path in given.items():
         if path is not None:
             _refuse_unreadable(path, f"--{name}")
             arguments += [f"--{name}", str(path)]
-    if node_config.endswith(".toml"):
-        _refuse_unreadable(Path(node_config), "--node-config")
-        _read_toml(Path(node_config))
+    read_config(node_config)
     _refuse_taken(port)
     command = node_command(
+        superlink,
+        node_config,
         [*arguments, *context.args],
         port,
         max_processes=max_processes,
         message_seconds=message_seconds,
         message_gigabytes=message_gigabytes,
+        metrics="" if metrics is None else str(metrics.resolve()),
+        log_format=log_format,
     )
     sys.stdout.flush()
     os.execve(command[0], command, {**os.environ, **NO_THREADS})
@@ -168,19 +174,6 @@ def _refuse_unreadable(path: Path, option: str) -> None:
     """
     if not os.access(path, os.R_OK) or not path.is_file():
         raise OptionError(f"{option}: {path} cannot be read", remedy="check the path")
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    """Return what a TOML file says.
-
-    Raises
-    ------
-    OptionError
-    """
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise OptionError(f"{path} is no TOML file ({error})", remedy="mend it") from None
 
 
 def _refuse_taken(port: int) -> None:

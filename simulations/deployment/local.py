@@ -27,7 +27,7 @@ from fedkern_flwr.private_files import make_private_folder
 from ..engines.ray import ENVIRONMENT
 from ..warm_node.start import NO_THREADS, node_command
 from .certificates import make_certificates, make_node_key
-from .node_files import NodeConfig, as_text, toml_lines
+from .node_files import NodeConfig, toml_lines
 from .processes import Processes
 
 CONNECTION = "deployed"  # what the connection is called on Flower's command line
@@ -172,14 +172,15 @@ class LocalDeployment:
     def start_node(self, number: int, key: Path | None = None) -> None:
         """Start a SuperNode, by default with its own key."""
         folder = self.node_folder(number)
-        arguments = ["--superlink", self.address]
-        arguments += ["--root-certificates", str(self.folder / "keys" / "ca.crt")]
+        arguments = ["--root-certificates", str(self.folder / "keys" / "ca.crt")]
         arguments += ["--auth-supernode-private-key", str(key or self.key(number))]
-        arguments += ["--node-config", as_text(self.nodes[number])]
-        port = free_port()
-        command = ["flower-supernode", *arguments, "--host", _HOST, "--port", str(port)]
+        port, config = free_port(), folder / "node.toml"
+        make_private_folder(folder)
+        write_atomically(config, toml_lines(self.nodes[number]).encode(), private=True)
+        command = ["flower-supernode", "--superlink", self.address, *arguments]
+        command += ["--host", _HOST, "--port", str(port), "--node-config", str(config)]
         if self.warm:
-            command = node_command(arguments, port)
+            command = node_command(self.address, config, arguments, port)
         self.processes.start(node_name(number), command, folder / "supernode.log")
 
     def node_folder(self, number: int) -> Path:

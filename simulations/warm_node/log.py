@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Literal
 
 from fedkern_flwr.flower_compat import CONNECTED, DISCONNECTED, RUN_OF_MESSAGE
 from fedkern_flwr.plain_text import plain_line
 
 from .status import utc_now
 
-LogFormat = Literal["text", "json"]
 SUPERNODE = "supernode"
 
 # As Flower prints it, "INFO :  text", with the time where it logs more, and as uvicorn does.

@@ -7,8 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 from fedkern_flwr.threads import processors
+
+LogFormat = Literal["text", "json"]
 
 #: What keeps libraries from starting threads when they are imported.
 NO_THREADS = {
@@ -24,8 +28,12 @@ class NodeSettings:
 
     Attributes
     ----------
+    superlink : str
+        Address of the SuperLink, or of the front before it.
+    node_config : str
+        TOML file of the node's configuration.
     supernode : sequence of str
-        Arguments of ``flower-supernode``.
+        Further arguments of ``flower-supernode``.
     port : int
         Of the SuperNode's runtime API, on 127.0.0.1.
     max_processes : int
@@ -36,23 +44,34 @@ class NodeSettings:
         Memory that one may take.
     threads : int
         How many threads linear algebra may use.
+    metrics : str
+        File for Prometheus; empty for none.
+    log_format : {"text", "json"}
+        How lines of the log are written.
     """
 
+    superlink: str
+    node_config: str
     supernode: Sequence[str]
     port: int
     max_processes: int
     message_seconds: float
     message_gigabytes: float
     threads: int
+    metrics: str = ""
+    log_format: LogFormat = "text"
 
 
 def node_command(
+    superlink: str,
+    node_config: Path,
     supernode: Sequence[str],
     port: int,
     *,
     max_processes: int = 1,
     message_seconds: float = 3600.0,
     message_gigabytes: float | None = None,
+    **more: Any,
 ) -> list[str]:
     """Return the command of a warm node; see :class:`NodeSettings`.
 
@@ -63,7 +82,15 @@ def node_command(
         message_gigabytes = round(_SHARE * memory / 1e9, 1)
     threads = int(os.environ.get("OMP_NUM_THREADS", "0")) or processors()
     settings = NodeSettings(
-        supernode, port, max_processes, message_seconds, message_gigabytes, threads
+        superlink,
+        str(node_config.resolve()),
+        supernode,
+        port,
+        max_processes,
+        message_seconds,
+        message_gigabytes,
+        threads,
+        **more,
     )
     module = f"{__package__}.supervisor"
     return [sys.executable, "-m", module, json.dumps(asdict(settings))]

@@ -17,12 +17,17 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from fedkern_flwr.errors import OptionError
 from fedkern_flwr.flower_compat import MESSAGE_ARRIVED, run_supernode
+from fedkern_flwr.node_config import read_config, reread_config
 
 from .forked import Forked, fork
+from .log import SUPERNODE, LogReader
+from .report import KEEPER, NodeReport
 from .start import NodeSettings
 from .tasks import FREE, HINT, TASK, answer, ask_for_tasks, warm_up
 
@@ -30,7 +35,18 @@ _HOST = "127.0.0.1"
 _LOOK = 1.0  # seconds from one look at what is overdue to the next
 _GRACE = 10.0  # seconds that a process gets to end by itself
 _AGAIN = 1.0  # seconds until who asks for tasks is started again
+_ASKS = "executor"
 _ENDS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass
+class _Running:
+    """A process and the line that it has begun."""
+
+    process: Forked
+    log: LogReader
+    rest: bytes = b""
+    began: float = 0.0  # answers a message since then
 
 
 class WarmNode:
@@ -40,19 +56,24 @@ class WarmNode:
     ----------
     settings : NodeSettings
         What it is started with.
-    write : callable
-        Takes a line of a log: who prints it, and the text.
+
+    Raises
+    ------
+    OptionError
+        The node's configuration cannot be used.
     """
 
-    def __init__(self, settings: NodeSettings, write: Callable[[str, str], None]) -> None:
-        self.settings, self.write = settings, write
+    def __init__(self, settings: NodeSettings) -> None:
+        self.settings = settings
+        self.config = read_config(Path(settings.node_config))
+        metrics = Path(settings.metrics) if settings.metrics else None
+        self.report = NodeReport(settings.superlink, self.config, metrics, self._say)
+        self._log = LogReader(KEEPER)
         self.address = f"{_HOST}:{settings.port}"
         self._secret = secrets.token_bytes(32)
         self._selector = selectors.DefaultSelector()
-        self._unread: dict[int, bytes] = {}  # the line that is not over, by process
-        self._messages: dict[int, float] = {}  # process -> when it must have ended
-        self._ending = 0
-        self._started: dict[int, Forked] = {}
+        self._running: dict[int, _Running] = {}
+        self._ending, self._reload = 0, False
 
     def run(self) -> int:
         """Run until the SuperNode ends, or this process is told to; return an exit code."""
@@ -61,12 +82,14 @@ class WarmNode:
             file = Path(folder, "secret")
             file.touch(0o600)
             file.write_bytes(self._secret)
-            arguments = [*self.settings.supernode, "--isolation", "process"]
+            arguments = ["--superlink", self.settings.superlink, *self.settings.supernode]
+            arguments += ["--node-config", self.settings.node_config, "--isolation", "process"]
             arguments += ["--host", _HOST, "--port", str(self.settings.port)]
             arguments += ["--superexec-auth-secret-file", str(file)]
             gc.collect()
             gc.freeze()
-            supernode = self._fork("supernode", lambda: run_supernode(arguments), signal.SIGTERM)
+            reader = LogReader(SUPERNODE)
+            supernode = self._fork(reader, lambda: run_supernode(arguments), signal.SIGTERM)
             self._asking = self._ask(self.settings.max_processes)
             code = None
             try:
@@ -74,37 +97,45 @@ class WarmNode:
                     self._read()
                     code = self._reap(supernode.pid)
                     self._kill_overdue()
+                    self._read_config()
+                    self.report.save()
             finally:
                 self._stop(supernode.pid)
+                self.report.supernode_ended()
+                self.report.save(now=True)
         return 128 + self._ending if self._ending else code
 
     # -- processes
 
-    def _fork(self, name: str, work: Callable[[], None], end_with: signal.Signals) -> Forked:
-        started = fork(name, work, end_with=end_with)
-        self._started[started.pid] = started
-        self._unread[started.pid] = b""
-        self._selector.register(started.output, selectors.EVENT_READ, started)
+    def _fork(self, log: LogReader, work: Callable[[], None], end: signal.Signals) -> Forked:
+        started = fork(log.source, work, end_with=end)
+        self._running[started.pid] = _Running(started, log)
+        self._selector.register(started.output, selectors.EVENT_READ, started.pid)
         return started
 
     def _ask(self, free: int) -> Forked:
         """Start who asks for tasks."""
         work = self.address, self._secret
-        asking = self._fork("executor", lambda: ask_for_tasks(*work), signal.SIGKILL)
+        asking = self._fork(LogReader(_ASKS), lambda: ask_for_tasks(*work), signal.SIGKILL)
         os.write(asking.input, FREE * free)
         return asking
 
-    def _answer(self, token: str, run: str) -> None:
+    def _answer(self, token: str, run: int) -> None:
         """Have a copy of this process answer the message of a task."""
         own = self.settings
-        limits = own.message_seconds, own.message_gigabytes, own.threads
 
         def work() -> None:
-            seconds, gigabytes, threads = limits
-            answer(self.address, token, seconds=seconds, gigabytes=gigabytes, threads=threads)
+            answer(
+                self.address,
+                token,
+                seconds=own.message_seconds,
+                gigabytes=own.message_gigabytes,
+                threads=own.threads,
+            )
 
-        started = self._fork(f"client of run {run}", work, signal.SIGKILL)
-        self._messages[started.pid] = time.monotonic() + own.message_seconds + _GRACE
+        started = self._fork(LogReader("client", run), work, signal.SIGKILL)
+        self._running[started.pid].began = time.monotonic()
+        self.report.began()
 
     def _tell(self, word: bytes) -> None:
         with suppress(BrokenPipeError):
@@ -115,51 +146,64 @@ class WarmNode:
         if self._ending:
             return 0
         while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return 1
+            pid, status, used = os.wait4(-1, os.WNOHANG)
             if not pid:
                 return None
             code = os.waitstatus_to_exitcode(status)
-            name = self._forget(pid)
+            ended = self._forget(pid)
             if pid == supernode:
-                self.write("node", f"the SuperNode has ended with exit code {code}")
+                self._say(f"the SuperNode has ended with exit code {code}")
                 return code if code > 0 else 1
-            if self._messages.pop(pid, None) is not None:
+            if ended.began:
                 if code < 0:
-                    self.write("node", f"the {name} was ended by signal {-code}")
+                    self._say(f"a message of run {ended.log.run} was ended by signal {-code}")
+                cpu = used.ru_utime + used.ru_stime
+                self.report.ended(time.monotonic() - ended.began, cpu, failed=code != 0)
                 self._tell(FREE)
             elif pid == self._asking.pid:
-                self.write("node", "who asks for tasks has ended; started again")
+                self._say("who asks for tasks has ended; started again")
                 time.sleep(_AGAIN)
-                self._asking = self._ask(self.settings.max_processes - len(self._messages))
+                busy = sum(bool(one.began) for one in self._running.values())
+                self._asking = self._ask(self.settings.max_processes - busy)
 
-    def _forget(self, pid: int) -> str:
-        ended = self._started.pop(pid)
-        self._take(ended, last=True)
-        self._selector.unregister(ended.output)
-        os.close(ended.output)
-        os.close(ended.input)
-        return ended.name
+    def _forget(self, pid: int) -> _Running:
+        self._take(pid, last=True)
+        ended = self._running.pop(pid)
+        self._selector.unregister(ended.process.output)
+        os.close(ended.process.output)
+        os.close(ended.process.input)
+        return ended
 
     def _kill_overdue(self) -> None:
         """Kill what did not end when its time was over: it is stuck where no signal reaches it."""
-        for pid, deadline in self._messages.items():
-            if time.monotonic() > deadline:
+        longest = self.settings.message_seconds + _GRACE
+        for pid, one in self._running.items():
+            if one.began and time.monotonic() > one.began + longest:
                 os.kill(pid, signal.SIGKILL)
+
+    def _read_config(self) -> None:
+        """Read the node's configuration again if that is asked for."""
+        if not self._reload:
+            return
+        self._reload = False
+        try:
+            self.config = reread_config(Path(self.settings.node_config), self.config)
+            self.report.config = self.config
+            self._say("the configuration was read again; it holds from the next message on")
+        except OptionError as error:
+            self._say(f"the configuration stays as it was: {error}")
 
     def _stop(self, supernode: int) -> None:
         """End all: the SuperNode may say goodbye, so that it is welcome at once."""
-        for pid in self._started:
+        for pid in self._running:
             os.kill(pid, signal.SIGTERM if pid == supernode else signal.SIGKILL)
         deadline = time.monotonic() + _GRACE
-        while self._started and time.monotonic() < deadline:
+        while self._running and time.monotonic() < deadline:
             self._read()
             with suppress(ChildProcessError):
                 while (pid := os.waitpid(-1, os.WNOHANG)[0]) > 0:
                     self._forget(pid)
-        for pid in list(self._started):
+        for pid in self._running:
             os.kill(pid, signal.SIGKILL)
 
     # -- what they print, and signals
@@ -174,8 +218,12 @@ class WarmNode:
         def end(number: int, frame: FrameType | None) -> None:
             self._ending = number
 
+        def reload(number: int, frame: FrameType | None) -> None:
+            self._reload = True
+
         for number in _ENDS:
             signal.signal(number, end)
+        signal.signal(signal.SIGHUP, reload)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def _read(self) -> None:
@@ -185,35 +233,42 @@ class WarmNode:
             else:
                 self._take(key.data)
 
-    def _take(self, source: Forked, *, last: bool = False) -> None:
+    def _take(self, pid: int, *, last: bool = False) -> None:
         """Read what a process has printed; pass on whole lines, of an ended one all."""
+        source = self._running[pid]
         with suppress(BlockingIOError):
-            while block := os.read(source.output, 65536):
-                self._unread[source.pid] += block
-        *lines, rest = self._unread[source.pid].split(b"\n")
-        if last:
-            lines += [rest] if rest else []
-            del self._unread[source.pid]
-        else:
-            self._unread[source.pid] = rest
+            while block := os.read(source.process.output, 65536):
+                source.rest += block
+        *lines, source.rest = source.rest.split(b"\n")
+        if last and source.rest:
+            lines.append(source.rest)
         for line in lines:
-            self._line(source, line.decode(errors="replace"))
+            self._line(source.log, line.decode(errors="replace"))
 
-    def _line(self, source: Forked, text: str) -> None:
-        if source.name == "executor" and text.startswith(f"{TASK} "):
+    def _line(self, log: LogReader, text: str) -> None:
+        if log.source == _ASKS and text.startswith(f"{TASK} "):
             _, token, run = text.split()
-            self._answer(token, run)
+            self._answer(token, int(run))
             return
-        if source.name == "supernode" and MESSAGE_ARRIVED in text:
+        if log.source == SUPERNODE and MESSAGE_ARRIVED in text:
             self._tell(HINT)
-        self.write(source.name, text)
+        line = log.line(text)
+        self.report.line(line)
+        print(line.to_json() if self.settings.log_format == "json" else text, flush=True)
+
+    def _say(self, text: str) -> None:
+        self._line(self._log, text)
 
 
 def main() -> int:
     """Run the node that the first argument describes."""
-    settings = NodeSettings(**json.loads(sys.argv[1]))
+    try:
+        node = WarmNode(NodeSettings(**json.loads(sys.argv[1])))
+    except OptionError as error:
+        print(f"fedkern: {error}", file=sys.stderr)
+        return error.exit_code
     warm_up()
-    return WarmNode(settings, lambda source, text: print(text, flush=True)).run()
+    return node.run()
 
 
 if __name__ == "__main__":

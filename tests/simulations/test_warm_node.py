@@ -15,6 +15,7 @@ import pytest
 
 from fedkern_flwr.simulations.warm_node import tasks
 from fedkern_flwr.simulations.warm_node.start import NO_THREADS, node_command
+from fedkern_flwr.simulations.warm_node.status import NodeStatus
 
 #: A node whose SuperNode and tasks are made up: ``task N WORK`` on its standard input is a task.
 NODE = """
@@ -45,10 +46,9 @@ def answer(address, token, **limits):
     print("answered", token, flush=True)
 
 supervisor.run_supernode, supervisor.ask_for_tasks, supervisor.answer = supernode, asking, answer
-settings = NodeSettings([], 9, {processes}, {seconds}, {gigabytes}, 1)
-write = lambda source, text: print(f"{{source}}: {{text}}", flush=True)
+settings = NodeSettings("h:1", {config!r}, [], 9, {processes}, {seconds}, {gigabytes}, 1)
 print("node", os.getpid(), flush=True)
-sys.exit(supervisor.WarmNode(settings, write).run())
+sys.exit(supervisor.WarmNode(settings).run())
 """
 
 
@@ -57,7 +57,9 @@ class Started:
 
     def __init__(self, path: Path, **given: object) -> None:
         known = {"supernode": "time.sleep(600)", "tasks": [], "work": "pass"}
-        known |= {"processes": 1, "seconds": 60.0, "gigabytes": 4.0}
+        self.config = path / "node.toml"
+        self.config.write_text(f'partition-id = 0\nstate-dir = "{path}"\n')
+        known |= {"processes": 1, "seconds": 60.0, "gigabytes": 4.0, "config": str(self.config)}
         self.log = path / "log"
         with self.log.open("w") as out:
             self.process = subprocess.Popen(
@@ -79,9 +81,9 @@ class Started:
 
     def pids(self) -> list[int]:
         """All processes that there have been."""
-        named = ("node", "supernode: supernode", "executor: asking")
+        named = ("node", "supernode", "asking")
         found = [int(x.split()[-1]) for x in self.lines if x.rpartition(" ")[0] in named]
-        return found + [int(x.split()[-2]) for x in self.lines if ": answering" in x]
+        return found + [int(x.split()[-2]) for x in self.lines if "answering" in x]
 
     def gone(self) -> bool:
         deadline = time.monotonic() + 20.0
@@ -127,13 +129,11 @@ def test_messages_may_be_answered_side_by_side(start: Callable[..., Started]) ->
 
 
 def test_copies_draw_different_secrets(start: Callable[..., Started]) -> None:
-    work = "import secrets, numpy, random; print(secrets.token_hex(8),"
+    work = "import secrets, numpy, random; print('drawn', secrets.token_hex(8),"
     work += "numpy.random.default_rng().integers(2**62), random.random())"
     node = start(tasks=["a", "b", "c"], work=work)
     node.wait_for("answered c")
-    drawn = [
-        line.split()[-3:] for line in node.lines if line.count(" ") == 6 and "answer" not in line
-    ]
+    drawn = [line.split()[1:] for line in node.lines if line.startswith("drawn ")]
     assert len(drawn) == 3
     assert all(len(set(kind)) == 3 for kind in zip(*drawn, strict=True))
     node.process.kill()
@@ -158,7 +158,7 @@ def test_a_killed_process_is_named_and_the_next_message_answered(
     start: Callable[..., Started],
 ) -> None:
     node = start(tasks=["a", "b"], work="os.kill(os.getpid(), 9 * (token == 'a'))")
-    node.wait_for("the client of run 7 was ended by signal 9")
+    node.wait_for("a message of run 7 was ended by signal 9")
     node.wait_for("answered b")
     node.process.kill()
 
@@ -166,7 +166,7 @@ def test_a_killed_process_is_named_and_the_next_message_answered(
 def test_who_asks_for_tasks_is_started_again(start: Callable[..., Started]) -> None:
     node = start(tasks=["a"])
     node.wait_for("answered a")
-    asking = next(int(x.split()[-1]) for x in node.lines if "executor: asking" in x)
+    asking = next(int(x.split()[-1]) for x in node.lines if x.startswith("asking"))
     os.kill(asking, signal.SIGKILL)
     node.wait_for("answered a", times=2)
     node.process.kill()
@@ -177,6 +177,46 @@ def test_the_node_ends_with_its_supernode(start: Callable[..., Started]) -> None
     assert node.process.wait(20) == 3
     assert any("the SuperNode has ended with exit code 3" in line for line in node.lines)
     assert node.gone()
+
+
+def test_a_node_says_what_it_is_doing_and_reads_its_configuration_again(
+    start: Callable[..., Started], tmp_path: Path
+) -> None:
+    work = "from fedkern_flwr import node_config; print('latest', node_config._latest);"
+    supernode = "print('INFO :      SuperNode ID: 5', flush=True); time.sleep(600)"
+    node = start(tasks=["a"], work=work + "time.sleep(600)", supernode=supernode)
+    node.wait_for("latest None")
+    asking = next(int(x.split()[-1]) for x in node.lines if x.startswith("asking"))
+    node.config.write_text(node.config.read_text() + "extra = 1\n")
+    node.process.send_signal(signal.SIGHUP)
+    node.wait_for("the configuration was read again")
+    node.config.write_text("partition-id = 1\n")
+    node.process.send_signal(signal.SIGHUP)
+    node.wait_for("the configuration stays as it was: partition-id, state-dir")
+    os.kill(next(pid for pid in node.pids() if pid > asking), signal.SIGKILL)
+    os.kill(asking, signal.SIGKILL)  # the one after it has the same tasks
+    node.wait_for("'extra': 1")
+    deadline = time.monotonic() + 30.0
+    while (status := NodeStatus.read(tmp_path)) is None or status.messages < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert (status.connected, status.busy, status.failures) == (True, 1, 1)
+    node.process.terminate()
+    node.process.wait(20)
+    ended = NodeStatus.read(tmp_path)
+    assert ended is not None
+    assert (ended.connected, ended.running) == (False, False)
+
+
+def test_a_configuration_that_cannot_be_used_ends_the_node(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text("not toml")
+    done = subprocess.run(
+        node_command("h:1", file, [], 9094), env={**os.environ, **NO_THREADS},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == f"fedkern: {file} cannot be read: it is not TOML; mend it\n"
 
 
 def test_nothing_is_left_of_a_killed_node(start: Callable[..., Started]) -> None:
@@ -242,10 +282,11 @@ def test_no_more_tasks_are_taken_than_processes_are_free(
     assert len(taken) == 2
 
 
-def test_the_command_of_a_node_has_what_it_is_given() -> None:
-    command = node_command(["--superlink", "h:1"], 9094, max_processes=2, message_seconds=5.0)
-    settings = json.loads(command[-1])
-    assert settings["supernode"] == ["--superlink", "h:1"]
+def test_the_command_of_a_node_has_what_it_is_given(tmp_path: Path) -> None:
+    file, more = tmp_path / "node.toml", {"max_processes": 2, "message_seconds": 5.0}
+    settings = json.loads(node_command("h:1", file, ["--insecure"], 9094, **more)[-1])
+    assert (settings["superlink"], settings["node_config"]) == ("h:1", str(file))
+    assert settings["supernode"] == ["--insecure"]
     assert (settings["port"], settings["max_processes"]) == (9094, 2)
     assert settings["message_seconds"] == 5.0
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
