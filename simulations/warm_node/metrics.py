@@ -56,7 +56,7 @@ def _families(
     yield one("start_timestamp_seconds", "gauge", "When it was started.", timestamp(status.started))
     yield one("busy_messages", "gauge", "Messages being answered.", status.busy)
     yield one("messages_total", "counter", "Messages taken.", status.messages)
-    yield one("failures_total", "counter", "Messages whose process ended badly.", status.failures)
+    yield one("failures_total", "counter", "Messages that ended in an error.", status.failures)
     answered = status.messages - status.busy
     took = [("_sum", status.message_seconds), ("_count", answered)]
     yield "message_seconds", "summary", "What answering took.", took

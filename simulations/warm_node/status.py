@@ -48,7 +48,7 @@ class NodeStatus:
     busy : int
         Messages that are being answered.
     messages, failures : int
-        Messages that were taken, and those whose process ended badly.
+        Messages that were taken, and those that ended in an error or whose process died.
     message_seconds, cpu_seconds : float
         What answering them took, and of that of the processors.
     last_message : str

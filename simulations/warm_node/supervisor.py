@@ -189,7 +189,7 @@ class WarmNode:
         try:
             self.config = reread_config(Path(self.settings.node_config), self.config)
             self.report.config = self.config
-            self._say("the configuration was read again; it holds from the next message on")
+            self._say("the configuration was read again; it holds from the next message on", "INFO")
         except OptionError as error:
             self._say(f"the configuration stays as it was: {error}")
 
@@ -256,8 +256,9 @@ class WarmNode:
         self.report.line(line)
         print(line.to_json() if self.settings.log_format == "json" else text, flush=True)
 
-    def _say(self, text: str) -> None:
-        self._line(self._log, text)
+    def _say(self, text: str, level: str = "ERROR") -> None:
+        """Print a line of this process's own as Flower prints its; errors are in the status."""
+        self._line(self._log, f"{level} :{' ' * (9 - len(level))}{text}")
 
 
 def main() -> int:

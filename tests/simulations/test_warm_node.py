@@ -46,7 +46,8 @@ def answer(address, token, **limits):
     print("answered", token, flush=True)
 
 supervisor.run_supernode, supervisor.ask_for_tasks, supervisor.answer = supernode, asking, answer
-settings = NodeSettings("h:1", {config!r}, [], 9, {processes}, {seconds}, {gigabytes}, 1)
+limits = {processes}, {seconds}, {gigabytes}, 1
+settings = NodeSettings("h:1", {config!r}, [], 9, *limits, log_format={log!r})
 print("node", os.getpid(), flush=True)
 sys.exit(supervisor.WarmNode(settings).run())
 """
@@ -60,6 +61,7 @@ class Started:
         self.config = path / "node.toml"
         self.config.write_text(f'partition-id = 0\nstate-dir = "{path}"\n')
         known |= {"processes": 1, "seconds": 60.0, "gigabytes": 4.0, "config": str(self.config)}
+        known |= {"log": "text"}
         self.log = path / "log"
         with self.log.open("w") as out:
             self.process = subprocess.Popen(
@@ -206,6 +208,49 @@ def test_a_node_says_what_it_is_doing_and_reads_its_configuration_again(
     ended = NodeStatus.read(tmp_path)
     assert ended is not None
     assert (ended.connected, ended.running) == (False, False)
+
+
+def test_a_message_under_way_ends_with_the_configuration_that_it_began_with(
+    start: Callable[..., Started], tmp_path: Path
+) -> None:
+    work = (
+        "from flwr.app import Context, RecordDict; from fedkern_flwr.node_config import renew\n"
+        "for last in (False, True):\n"
+        "    own = Context(1, 2, {'data': 'old.csv'}, RecordDict(), {}); renew(own)\n"
+        "    print(token, 'has', own.node_config['data'], flush=True)\n"
+        f"    while not last and not os.path.exists({str(tmp_path)!r} + '/' + token):\n"
+        "        time.sleep(0.02)\n"
+    )
+    node = start(tasks=["a", "b"], work=work)
+    node.wait_for("a has old.csv")
+    node.config.write_text(f"{node.config.read_text()}data = 'new.csv'\n")
+    node.process.send_signal(signal.SIGHUP)
+    node.wait_for("the configuration was read again")
+    (tmp_path / "a").touch()
+    node.wait_for("a has old.csv", times=2)
+    node.wait_for("b has new.csv")
+    assert sum(line.startswith("supernode ") for line in node.lines) == 1
+    node.process.kill()
+
+
+def test_the_log_of_a_node_is_json_on_request(
+    start: Callable[..., Started], tmp_path: Path
+) -> None:
+    node = start(tasks=["a", "b"], work="os.kill(os.getpid(), 9 * (token == 'a'))", log="json")
+    node.wait_for("answered b")
+    told = [json.loads(line) for line in node.lines if not line.startswith("node ")]
+    assert {line["source"] for line in told} == {"supernode", "executor", "client", "node"}
+    assert {line["run"] for line in told if line["source"] == "client"} == {"7"}
+    (killed,) = (line for line in told if line["source"] == "node")
+    assert (killed["level"], killed["text"]) == (
+        "ERROR",
+        "a message of run 7 was ended by signal 9",
+    )
+    deadline = time.monotonic() + 30.0
+    while (status := NodeStatus.read(tmp_path)) is None or killed["text"] not in status.last_error:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    node.process.kill()
 
 
 def test_a_configuration_that_cannot_be_used_ends_the_node(tmp_path: Path) -> None:
