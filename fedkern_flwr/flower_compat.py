@@ -23,6 +23,7 @@ __all__ = [
     "DISCONNECTED",
     "FLEET_PATH",
     "MESSAGE_CALLS",
+    "MESSAGE_LOST",
     "NODE_KEY_HEADER",
     "NODE_TIMEOUT",
     "NODE_UNAVAILABLE",
@@ -53,6 +54,7 @@ warm = False
 
 #: Error codes of ``flwr.common.constant.ErrorCode``.
 ACTOR_DIED, CLIENT_RAISED, NODE_UNAVAILABLE = 0, 2, 5
+MESSAGE_LOST = (3, 4)  # request or reply: gone at a SuperLink that was killed, or too old
 
 #: What a SuperNode logs when it reaches the SuperLink, and when it does not.
 CONNECTED = ("SuperNode ID: ", "Connection successful after ")

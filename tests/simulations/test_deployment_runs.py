@@ -59,7 +59,7 @@ def wait(deployment: LocalDeployment, run: tuple[int, str]) -> Arrays:
     """Wait for the end of a run; return its model."""
     number, name = run
     told = deployment.folder / f"{name}-result"
-    status = deployment.wait_for_run(number, told, 500.0)
+    status = deployment.wait_for_run(number, 500.0)
     assert status.endswith("completed"), told.read_text()
     kind = "pof-mkl" if name.startswith("pof") else "kernel-pca"
     return dict(load_model(deployment.folder / f"{name}-model", kind)[0])
