@@ -20,7 +20,8 @@ from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.private_files import create_file
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.deployment import LocalDeployment, write_node
+from fedkern_flwr.simulations.deployment.local import LocalDeployment
+from fedkern_flwr.simulations.deployment.node_files import write_node
 from fedkern_flwr.simulations.deployment.run_config import app_folder
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
 from fedkern_flwr.strategies import POFMKL, KernelPCA
