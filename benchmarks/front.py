@@ -37,8 +37,7 @@ from flwr.supercore.primitives.asymmetric import (
 )
 from rich.console import Console
 
-from fedkern_flwr.simulations.deployment import LocalDeployment
-from fedkern_flwr.simulations.deployment.local import free_port
+from fedkern_flwr.simulations.deployment.local import LocalDeployment, free_port
 from fedkern_flwr.simulations.deployment.processes import Processes
 
 FEDKERN = Path(sys.executable).parent / "fedkern"

@@ -18,9 +18,8 @@ from fedkern_flwr.errors import EngineError, FedKernError, OptionError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.strategy import PhaseStrategy
 
-from ..deployment import LocalDeployment, Secrets, write_node
-from ..deployment.local import CONNECTION, last_line
-from ..deployment.node_files import NodeConfig, toml
+from ..deployment.local import CONNECTION, LocalDeployment, last_line
+from ..deployment.node_files import NodeConfig, Secrets, toml, write_node
 from ..deployment.run_config import app_folder, run_config
 from ..methods.base import Family
 from ..methods.experiment import checkpoint_file, summarise

@@ -12,6 +12,7 @@ import re
 import resource
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -322,3 +323,9 @@ def _address(text: str, option: str) -> tuple[str, int]:
     except ValueError:
         pass
     raise OptionError(f"{option} is {text!r}", remedy="write HOST:PORT, such as 127.0.0.1:8000")
+
+
+if __name__ == "__main__":  # what deploy-local starts: it has checked all of it
+    listen, superlink, *files = sys.argv[1:]
+    names = ("root_certificates", "certificate", "key")
+    run_front(listen, superlink, **dict(zip(names, map(Path, files), strict=True)))

@@ -59,11 +59,13 @@ class LocalDeployment:
         The configuration of each node.
     say : callable
         Told what is going on.
+    warm, front : bool (default: True)
+        Whether nodes stay warm, and whether there is a front before the SuperLink.
 
     Attributes
     ----------
-    address : str
-        Host and port of the SuperLink.
+    address, reached : str
+        Host and port of the SuperLink, and of what nodes connect to.
     environment : dict
         What Flower's command line needs to find it.
     keep : bool
@@ -77,10 +79,12 @@ class LocalDeployment:
         say: Say = lambda _: None,
         *,
         warm: bool = True,
+        front: bool = True,
     ) -> None:
-        self.warm = warm
+        self.warm, self.front = warm, front
         self.folder, self.nodes, self.say = folder.resolve(), list(nodes), say
-        self.address, self.keep = "", False
+        self.address = self.reached = ""
+        self.keep = False
         refuse_running(self.folder / "pids")
         home = self.folder / "flwr"  # what an earlier deployment left there is of no use
         shutil.rmtree(home, ignore_errors=True)
@@ -98,6 +102,7 @@ class LocalDeployment:
         """Start everything; on failure nothing is left running."""
         try:
             self.start_superlink()
+            self.reached = self.start_front() if self.front else self.address
             self.register(range(len(self.nodes)))
             for k in range(len(self.nodes)):
                 self.start_node(k)
@@ -140,21 +145,37 @@ class LocalDeployment:
         command += ["--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.pem"]
         command += ["--ssl-keyfile", keys / "server.key"]
         command += ["--disable-runtime-dependency-installation", "--database", home / "state.db"]
-        self.processes.start("SuperLink", command, self.folder / "superlink.log")
+        self._start_server("SuperLink", command, self.address)
+        self._control = Control(self.address, keys / "ca.crt")
+
+    def start_front(self) -> str:
+        """Start a front before the SuperLink, wait until it answers, and return its address.
+
+        Raises
+        ------
+        EngineError
+        """
+        address, keys = f"{_HOST}:{free_port()}", self.folder / "keys"
+        command: list[str | Path] = [sys.executable, "-m", f"{__package__}.front", address]
+        command += [self.address, *(keys / n for n in ("ca.crt", "server.pem", "server.key"))]
+        self._start_server("front", command, address)
+        return address
+
+    def _start_server(self, name: str, command: Sequence[str | Path], address: str) -> None:
+        """Start a server and wait until it says that it is well."""
+        log = self.folder / f"{name.lower()}.log"
+        self.processes.start(name, command, log)
         deadline = time.monotonic() + _START
-        context = ssl.create_default_context(cafile=str(keys / "ca.crt"))
-        while time.monotonic() < deadline and "SuperLink" not in self.processes.ended():
+        context = ssl.create_default_context(cafile=str(self.folder / "keys" / "ca.crt"))
+        while time.monotonic() < deadline and name not in self.processes.ended():
             try:
-                url = f"https://{self.address}/health"
+                url = f"https://{address}/health"
                 with urllib.request.urlopen(url, timeout=2, context=context) as reply:
                     if reply.status == 200:
-                        self._control = Control(self.address, keys / "ca.crt")
                         return
             except OSError:
                 time.sleep(0.1)
-        raise EngineError(
-            "the SuperLink does not come up", remedy=f"read {self.folder / 'superlink.log'}"
-        )
+        raise EngineError(f"the {name} does not come up", remedy=f"read {log}")
 
     def register(self, numbers: Sequence[int] | range) -> None:
         """Make a key for each node and register it with the SuperLink."""
@@ -177,10 +198,10 @@ class LocalDeployment:
         port, config = free_port(), folder / "node.toml"
         make_private_folder(folder)
         write_atomically(config, toml_lines(self.nodes[number]).encode(), private=True)
-        command = ["flower-supernode", "--superlink", self.address, *arguments]
+        command = ["flower-supernode", "--superlink", self.reached, *arguments]
         command += ["--host", _HOST, "--port", str(port), "--node-config", str(config)]
         if self.warm:
-            command = node_command(self.address, config, arguments, port)
+            command = node_command(self.reached, config, arguments, port)
         self.processes.start(node_name(number), command, folder / "supernode.log")
 
     def node_folder(self, number: int) -> Path:

@@ -17,8 +17,9 @@ from servers import processes_of
 from fedkern_flwr.errors import EngineError
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.deployment import LocalDeployment, write_node
 from fedkern_flwr.simulations.deployment.certificates import make_node_key
+from fedkern_flwr.simulations.deployment.local import LocalDeployment
+from fedkern_flwr.simulations.deployment.node_files import write_node
 from fedkern_flwr.simulations.deployment.run_config import app_folder
 from fedkern_flwr.simulations.engines.faults import Delivery, Fault
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare

@@ -27,8 +27,8 @@ from fedkern_flwr.guard.policy import read_policy
 from fedkern_flwr.simulations.cli import deploy
 from fedkern_flwr.simulations.cli.deploy import DEPLOYABLE, deploy_options
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.deployment import LocalDeployment
 from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
+from fedkern_flwr.simulations.deployment.local import LocalDeployment
 from fedkern_flwr.simulations.deployment.node_files import (
     read_secrets,
     toml,

@@ -20,7 +20,8 @@ from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.private_files import create_file
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.deployment import LocalDeployment, write_node
+from fedkern_flwr.simulations.deployment.local import LocalDeployment
+from fedkern_flwr.simulations.deployment.node_files import write_node
 from fedkern_flwr.simulations.deployment.run_config import app_folder
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
 from fedkern_flwr.strategies import POFMKL, KernelPCA
@@ -118,7 +119,7 @@ class SurvivingRuns(LocalDeployment):
             super().start_superlink(port)
         finally:
             self.processes.start = usual  # type: ignore[method-assign]
-        if "SuperExec" not in self.processes._started:
+        if "SuperExec" not in self.processes.names():
             command = ["flower-superexec", "--runtime-api-address", self.address, *own]
             command += ["--root-certificates", str(self.folder / "keys" / "ca.crt")]
             usual("SuperExec", command, self.folder / "superexec.log")

@@ -27,11 +27,11 @@ from flwr.proto.message_pb2 import Message, Metadata
 
 from fedkern_flwr import flower_compat as compat
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.deployment import LocalDeployment, held_pulls
 from fedkern_flwr.simulations.deployment import front as module
+from fedkern_flwr.simulations.deployment import held_pulls
 from fedkern_flwr.simulations.deployment.certificates import make_certificates
 from fedkern_flwr.simulations.deployment.front import Front
-from fedkern_flwr.simulations.deployment.local import CONNECTION, free_port
+from fedkern_flwr.simulations.deployment.local import CONNECTION, LocalDeployment, free_port
 
 PULL, CONFIRM = "/v1/fleet/pull-messages", "/v1/fleet/confirm-message-received"
 LONG, SOON = 3600.0, 0.3  # seconds of holding: until something happens, or shortly

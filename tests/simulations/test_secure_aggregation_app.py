@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.deployment import LocalDeployment
+from fedkern_flwr.simulations.deployment.local import LocalDeployment
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs/examples/secure_aggregation"
 NODES, MODULES = 4, ("task", "client_app", "server_app")

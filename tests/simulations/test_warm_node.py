@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -104,8 +104,17 @@ def running(pid: int) -> bool:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Callable[..., Started]:
-    return lambda **given: Started(tmp_path, **given)
+def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    nodes: list[Started] = []
+
+    def begin(**given: object) -> Started:
+        nodes.append(Started(tmp_path, **given))
+        return nodes[-1]
+
+    yield begin
+    for node in nodes:
+        node.process.kill()
+        node.process.wait(20)
 
 
 def test_every_message_has_a_process_and_one_at_a_time(start: Callable[..., Started]) -> None:
@@ -138,7 +147,6 @@ def test_copies_draw_different_secrets(start: Callable[..., Started]) -> None:
     drawn = [line.split()[1:] for line in node.lines if line.startswith("drawn ")]
     assert len(drawn) == 3
     assert all(len(set(kind)) == 3 for kind in zip(*drawn, strict=True))
-    node.process.kill()
 
 
 def test_limits_of_a_message(start: Callable[..., Started]) -> None:
@@ -146,14 +154,12 @@ def test_limits_of_a_message(start: Callable[..., Started]) -> None:
     node = start(tasks=["slow", "quick"], seconds=1.0, work="time.sleep(30 * (token == 'slow'))")
     node.wait_for("the message took longer than 1 s")
     node.wait_for("answered quick")
-    node.process.kill()
 
 
 def test_memory_of_a_message(start: Callable[..., Started]) -> None:
     node = start(tasks=["big", "small"], gigabytes=0.5, work="bytearray(10**9 * (token == 'big'))")
     node.wait_for("MemoryError")
     node.wait_for("answered small")
-    node.process.kill()
 
 
 def test_a_killed_process_is_named_and_the_next_message_answered(
@@ -162,7 +168,6 @@ def test_a_killed_process_is_named_and_the_next_message_answered(
     node = start(tasks=["a", "b"], work="os.kill(os.getpid(), 9 * (token == 'a'))")
     node.wait_for("a message of run 7 was ended by signal 9")
     node.wait_for("answered b")
-    node.process.kill()
 
 
 def test_who_asks_for_tasks_is_started_again(start: Callable[..., Started]) -> None:
@@ -171,7 +176,6 @@ def test_who_asks_for_tasks_is_started_again(start: Callable[..., Started]) -> N
     asking = next(int(x.split()[-1]) for x in node.lines if x.startswith("asking"))
     os.kill(asking, signal.SIGKILL)
     node.wait_for("answered a", times=2)
-    node.process.kill()
 
 
 def test_the_node_ends_with_its_supernode(start: Callable[..., Started]) -> None:
