@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -21,6 +22,7 @@ __all__ = [
     "copy_message",
     "empty_run",
     "is_simulated",
+    "is_started_for_message",
     "message_round_trip",
     "quiet_flower",
     "set_task_identity",
@@ -30,6 +32,9 @@ __all__ = [
 
 #: Error codes of ``flwr.common.constant.ErrorCode``.
 ACTOR_DIED, CLIENT_RAISED, NODE_UNAVAILABLE = 0, 2, 5
+
+#: Whether this process was forked by one that is kept warm, which sets it before it forks.
+warm = False
 
 
 def set_task_identity(run_id: int, node_id: int) -> None:
@@ -89,3 +94,8 @@ def message_round_trip(message: Message) -> Message:
 def quiet_flower(level: int = logging.WARNING) -> None:
     """Set the level of Flower's own log, which otherwise reports every round."""
     logging.getLogger("flwr").setLevel(level)
+
+
+def is_started_for_message() -> bool:
+    """Tell whether a stock SuperNode started this process, as it does for every message."""
+    return not warm and "flwr.supernode.cli.flwr_clientapp" in sys.modules
