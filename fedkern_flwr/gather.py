@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flwr.serverapp import Grid
 
@@ -78,7 +78,7 @@ def gather_nodes(
             _refuse_failures(outcome.failures)
             for node, message in outcome.replies.items():
                 party = f"node {node}"
-                told = message.content.get(REPLY, {})
+                told: Any = message.content.get(REPLY, {})
                 check_node(told, party=party)
                 parties[node] = read_reply(reply, message, party=party)
                 releases[parties[node].partition] = release_of(told)

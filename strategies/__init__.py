@@ -1,8 +1,4 @@
-"""Server side: one Flower ``Strategy`` subclass per method.
-
-Modules are imported when they are asked for: the client of a registered method is found by its
-strategy, and a node needs no other.
-"""
+"""Server side: one Flower ``Strategy`` subclass per method."""
 
 from __future__ import annotations
 
@@ -47,6 +43,8 @@ __all__ = [
     "SummingStrategy",
 ]
 
+# Imported when they are asked for: a node finds the client of a registered method by its strategy,
+# and needs no other.
 _MODULES = {
     "EMKOFL": "kofl",
     "FDSKL": "fdskl",
@@ -73,3 +71,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = _MODULES[name]
     return getattr(import_module(module if "." in module else f".{module}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
