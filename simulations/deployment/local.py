@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -194,7 +195,7 @@ class LocalDeployment:
             if not self.key(k).exists():
                 make_node_key(self.key(k))
             public = self.key(k).with_name(f"{self.key(k).name}.pub")
-            self._ask(lambda control, key=public: control.register(key))
+            self._ask(partial(Control.register, public_key=public))
 
     def key(self, number: int) -> Path:
         """Return the file of a node's private key."""
