@@ -41,6 +41,7 @@ __all__ = [
     "copy_message",
     "empty_run",
     "is_simulated",
+    "is_started_for_message",
     "message_round_trip",
     "quiet_flower",
     "run_supernode",
@@ -48,9 +49,6 @@ __all__ = [
     "set_telemetry",
     "stamp_message",
 ]
-
-#: Whether a process that keeps warm has imported what this one needs.
-warm = False
 
 #: Error codes of ``flwr.common.constant.ErrorCode``.
 ACTOR_DIED, CLIENT_RAISED, NODE_UNAVAILABLE = 0, 2, 5
@@ -80,6 +78,8 @@ SIGNATURE_SECONDS, NODE_TIMEOUT = 300.0, 30.0
 #: What a reply to a pull may begin with to show that it will come: protobuf reads over a field that
 #: it does not know, here the last one that there can be.
 PULL_FILLER = bytes.fromhex("f8ffffff0f00")
+#: Whether this process was forked by one that is kept warm, which sets it before it forks.
+warm = False
 
 
 def set_task_identity(run_id: int, node_id: int) -> None:
@@ -324,3 +324,8 @@ def _called(call: Callable[[], Any]) -> Any:
         raise Refused(told.public_details or str(told) if told else f"HTTP {code}") from None
     except httpx.HTTPError as error:
         raise Refused(f"the SuperLink does not answer ({type(error).__name__})") from None
+
+
+def is_started_for_message() -> bool:
+    """Tell whether a stock SuperNode started this process, as it does for every message."""
+    return not warm and "flwr.supernode.cli.flwr_clientapp" in sys.modules

@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -102,7 +103,6 @@ class LocalDeployment:
         """Start everything; on failure nothing is left running."""
         try:
             self.start_superlink()
-            self.reached = self.start_front() if self.front else self.address
             self.register(range(len(self.nodes)))
             for k in range(len(self.nodes)):
                 self.start_node(k)
@@ -147,6 +147,10 @@ class LocalDeployment:
         command += ["--disable-runtime-dependency-installation", "--database", home / "state.db"]
         self._start_server("SuperLink", command, self.address)
         self._control = Control(self.address, keys / "ca.crt")
+        if not self.front:
+            self.reached = self.address
+        elif "front" not in self.processes.names():
+            self.reached = self.start_front()
 
     def start_front(self) -> str:
         """Start a front before the SuperLink, wait until it answers, and return its address.
@@ -173,7 +177,14 @@ class LocalDeployment:
                 with urllib.request.urlopen(url, timeout=2, context=context) as reply:
                     if reply.status == 200:
                         return
-            except OSError:
+            except OSError as error:
+                reason = getattr(error, "reason", None)
+                if isinstance(reason, ssl.SSLCertVerificationError):
+                    raise EngineError(
+                        f"the certificate in {self.folder / 'keys'} does not hold "
+                        f"({reason.verify_message})",
+                        remedy="remove ca.crt there for another, or set the clock",
+                    ) from None
                 time.sleep(0.1)
         raise EngineError(f"the {name} does not come up", remedy=f"read {log}")
 
@@ -184,7 +195,7 @@ class LocalDeployment:
             if not self.key(k).exists():
                 make_node_key(self.key(k))
             public = self.key(k).with_name(f"{self.key(k).name}.pub")
-            self._ask(lambda control, key=public: control.register(key))
+            self._ask(partial(Control.register, public_key=public))
 
     def key(self, number: int) -> Path:
         """Return the file of a node's private key."""

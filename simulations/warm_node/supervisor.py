@@ -36,6 +36,11 @@ _LOOK = 1.0  # seconds from one look at what is overdue to the next
 _GRACE = 10.0  # seconds that a process gets to end by itself
 _AGAIN = 1.0  # seconds until who asks for tasks is started again
 _ASKS = "executor"
+#: Why a SuperNode ends that nobody has told to: so it does where its signature is not taken.
+_REFUSED = (
+    ": the SuperLink refuses what it signs; its clock is wrong by more than five minutes, or its "
+    "key is no longer registered"
+)
 _ENDS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -152,7 +157,9 @@ class WarmNode:
             code = os.waitstatus_to_exitcode(status)
             ended = self._forget(pid)
             if pid == supernode:
-                self._say(f"the SuperNode has ended with exit code {code}")
+                self._say(
+                    f"the SuperNode has ended with exit code {code}{'' if code else _REFUSED}"
+                )
                 return code if code > 0 else 1
             if ended.began:
                 if code < 0:

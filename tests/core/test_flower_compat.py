@@ -67,3 +67,12 @@ def test_the_control_api_has_what_deployments_use() -> None:
 
     for name in ("RegisterNode", "ListNodes", "StartRun", "ListRuns", "StopRun", "StreamLogs"):
         assert hasattr(ControlHttpClient, name), f"the control API has no {name}"
+
+
+def test_a_supernode_ends_by_sigint_where_its_signature_is_refused() -> None:
+    """Else a warm node explains such an end wrongly."""
+    from flwr.supercore.retry import http_retry
+
+    used = inspect.getsource(http_retry)
+    assert "UNAUTHORIZED" in used
+    assert "os.kill(os.getpid(), signal.SIGINT)" in used

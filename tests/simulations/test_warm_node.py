@@ -268,6 +268,13 @@ def test_a_configuration_that_cannot_be_used_ends_the_node(tmp_path: Path) -> No
     assert done.stderr == f"fedkern: {file} cannot be read: it is not TOML; mend it\n"
 
 
+def test_a_supernode_whose_signature_is_refused_is_explained(start: Callable[..., Started]) -> None:
+    """Flower ends it as if somebody had asked for that."""
+    node = start(supernode="sys.exit(0)")
+    assert node.process.wait(20) == 1
+    assert any("refuses what it signs; its clock is wrong" in line for line in node.lines)
+
+
 def test_nothing_is_left_of_a_killed_node(start: Callable[..., Started]) -> None:
     node = start(tasks=["a"], work="time.sleep(600)")
     node.wait_for("answering a")

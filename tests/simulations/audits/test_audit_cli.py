@@ -62,6 +62,8 @@ def words_of(variant: Variant) -> list[str]:
     if variant.options.get("partition") == "vertical":
         return own
     more = ["--rounds", "10"] if variant.options.get("merge") == "max" else []
+    if variant.options.get("topology") == "tree":
+        more = ["--seed", "1"]  # those of seed 0 keep their values apart
     return [*own, *SMALL[variant.method], *more]
 
 
