@@ -25,9 +25,8 @@ _FRESH = 0.5  # seconds for which a hint counts
 _WARM = (
     "flwr.clientapp.utils",
     "flwr.supernode.runtime.run_clientapp",
-    "pyarrow.csv",
-    "scipy.linalg",
-    "scipy.sparse",
+    *(f"pyarrow.{name}" for name in ("compute", "csv", "parquet")),
+    *(f"scipy.{name}" for name in ("linalg", "optimize", "sparse", "spatial.distance", "special")),
     *(
         f"fedkern_flwr.clients.{name}"
         for name in (
@@ -46,6 +45,7 @@ _WARM = (
     "fedkern_flwr.simulations.apps.node",
     "fedkern_flwr.tables.arrow",
     "fedkern_flwr.tables.npz",
+    "fedkern_flwr.vertical.phase_tuning",
 )
 
 

@@ -175,8 +175,8 @@ def test_a_node_killed_during_secure_sums_leaves_the_sum_of_the_others(tmp_path:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[LocalDeployment, int, Path]]:
-    """A run of three rounds on three warm nodes that has begun, and where its result will be."""
-    deployment, told = LocalDeployment(tmp_path, write_nodes(tmp_path, 3)), tmp_path / "told.json"
+    """A run of three rounds on four warm nodes that has begun, and where its result will be."""
+    deployment, told = LocalDeployment(tmp_path, write_nodes(tmp_path, 4)), tmp_path / "told.json"
     more = {"result": str(told), "model": str(tmp_path / "model.npz"), "timeout": 120.0}
     with deployment:
         run_id = deployment.run(APP, {**OPTIONS, **more, "secure": "on", "seed": 0})
@@ -192,6 +192,11 @@ def result_of(running: tuple[LocalDeployment, int, Path]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(told.read_text())
     assert len(found["history"]) == 3
     return found
+
+
+def children(pid: int) -> int:
+    """How many processes one has started that are not over yet."""
+    return len(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 
 def group_of(leader: int) -> list[int]:
@@ -243,11 +248,11 @@ def test_a_warm_node_whose_processes_are_killed_goes_on_or_is_named(
     assert set(group_of(leader)) <= {leader}
     found = result_of(running)
     assert found["failures"]["2"]
-    assert found["history"][-1]["survivors"] == 2
+    assert found["history"][-1]["survivors"] == 3
 
 
 @pytest.mark.deployment
-def test_a_full_disk_of_a_node_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_full_disk_of_a_node_is_named(tmp_path: Path) -> None:
     small, told = tmp_path / "small", tmp_path / "told.json"
     small.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)]
@@ -264,8 +269,8 @@ def test_a_full_disk_of_a_node_is_named_and_the_others_go_on(tmp_path: Path) -> 
             deployment.wait_for_run(run_id, 250.0)
             deployment.wait_for_nodes()  # it is there still
         found = json.loads(told.read_text())
-        reason = found.get("error", str(found.get("failures")))
-        assert "No space left" in reason or "disk" in reason, reason
+        assert "partition 2, phase describe: ledger.sqlite" in found["error"]
+        assert "SQLITE_FULL" in found["error"]
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
 
@@ -327,9 +332,8 @@ def test_a_busy_machine_gets_no_more_processes_than_nodes(tmp_path: Path) -> Non
             def watch() -> None:
                 nonlocal most
                 leaders = [deployment.processes.pid(f"node {k}") for k in range(5)]
-                while not done.wait(0.05):
-                    sizes = [len(group_of(leader)) for leader in leaders]
-                    most = max(most, *sizes)
+                while not done.wait(0.02):
+                    most = max(most, *map(children, leaders))
 
             watching = threading.Thread(target=watch)
             watching.start()
@@ -343,4 +347,4 @@ def test_a_busy_machine_gets_no_more_processes_than_nodes(tmp_path: Path) -> Non
             process.kill()
             process.wait()
     assert status.endswith("completed"), told.read_text()
-    assert 3 < most <= 4  # the node, its SuperNode, who asks for tasks, and one that answers
+    assert most == 3  # its SuperNode, who asks for tasks, and one that answers
