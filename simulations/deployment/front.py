@@ -50,6 +50,8 @@ _BODY = "http.response.body"
 _QUIET = NODE_TIMEOUT / 2  # seconds; a SuperNode gives up when it hears nothing for NODE_TIMEOUT
 _LONGEST_PULL = 65_536  # bytes; a pull is a node's number
 _TIMEOUT = httpx.Timeout(NODE_TIMEOUT, connect=5.0)
+#: What the SuperLink answers only after it has found a node's signature to be right.
+_ACCEPTED = (httpx.codes.OK, httpx.codes.FORBIDDEN)
 #: Flower's servers close a connection after five idle seconds; it must not be used then.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=3.0)
 _NODE_IDLE = 75  # seconds for which a node's idle connection is kept
@@ -105,7 +107,7 @@ class Front:
                 return await self._pull(request)
             began, node = monotonic(), request.headers.get(NODE_KEY_HEADER, "")
             response = await self._forward(request, request.stream())
-            if call[1] in MESSAGE_CALLS and response.status_code != httpx.codes.UNAUTHORIZED:
+            if call[1] in MESSAGE_CALLS and response.status_code in _ACCEPTED:
                 self.held.took_part(node, began)
             return response
         except httpx.TransportError:

@@ -28,7 +28,8 @@ _BY_ITSELF = 3.0  # seconds after which a SuperNode would ask again
 _WARM = 60.0  # seconds for which a node that took part is asked for before others
 _AFTER_MESSAGE = 32  # askings without a pause that follow a message
 _AT_ONCE = 8  # askings at a time
-_PAUSE_DOWN = 1.0  # seconds to wait when the SuperLink does not answer
+_SLOWED = 4  # askings at a time, without a message, of a SuperLink that takes long
+_DOWN = 4.0  # seconds that a SuperLink is taken to need which does not answer
 _KEPT = 60.0  # seconds for which a reply is kept; then the SuperLink calls the node unreachable
 _LAST_ASKINGS = 5.0  # seconds that askings have to end when the front does
 
@@ -173,7 +174,7 @@ class HeldPulls:
                 continue
             share = _SHARE * (monotonic() - self._active)
             every = min(share, _LATEST, _BY_ITSELF / max(1, len(self._held)))
-            await self._pause(max(_SOONEST, every, self._seconds))
+            await self._pause(max(_SOONEST, every, self._seconds / _SLOWED))
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but not when a message is found meanwhile."""
@@ -195,7 +196,7 @@ class HeldPulls:
             reply = await self._ask(held.pull)
             self._seconds = monotonic() - began
         except httpx.TransportError:
-            reply, self._seconds = None, _PAUSE_DOWN
+            reply, self._seconds = None, _DOWN
         finally:
             self._slots.release()
         node = held.pull.node

@@ -428,15 +428,17 @@ def test_a_message_is_repeated_until_the_node_shows_that_it_has_it() -> None:
     within(story())
 
 
-def test_who_is_not_the_node_neither_gets_its_message_nor_ends_its_repetition() -> None:
+@pytest.mark.parametrize("status", [400, 401, 404, 415, 422, 500, 502])
+def test_who_is_not_the_node_neither_gets_its_message_nor_ends_its_repetition(status: int) -> None:
     async def story() -> None:
         superlink = SuperLink()
         superlink.messages["a"].append(b"message")
         async with front_of(superlink, SOON) as front:
             assert await pull(front, "a").answer() == (200, b"message")
-            superlink.status = 401
-            assert await pull(front, "a").answer() == (401, b"")
+            superlink.status = status
+            assert await pull(front, "a").answer() == (status, b"")
             await Call(front, CONFIRM, signed("a")).answer()
+            assert len(front.held._nodes) == 1
             superlink.status = 200
             assert await pull(front, "a").answer() == (200, b"message")
 
