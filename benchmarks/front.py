@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -112,7 +113,7 @@ class FakeNode:
         self.client = httpx.AsyncClient(base_url=url, verify=context, timeout=30.0, limits=limits)
         self.node = Node()
         self.seen: list[tuple[str, float]] = []
-        self.failed = 0
+        self.failed: Counter[str] = Counter()
 
     async def call(self, path: str, request: Any, response: Any) -> Any:
         """Make a call until it is answered."""
@@ -132,9 +133,9 @@ class FakeNode:
                 )
                 if reply.status_code == httpx.codes.OK:
                     return response.FromString(reply.content)
-            except httpx.TransportError:
-                pass
-            self.failed += 1
+                self.failed[f"{path}: {reply.status_code}"] += 1
+            except httpx.TransportError as error:
+                self.failed[f"{path}: {type(error).__name__}"] += 1
             await asyncio.sleep(1.0)
 
     async def connect(self) -> None:
@@ -149,17 +150,15 @@ class FakeNode:
         reply = await self.call("activate-node", request, fleet.ActivateNodeResponse)
         self.node = Node(node_id=reply.node_id)
 
-    async def beat(self, delay: float) -> None:
+    async def beat(self) -> None:
         """Send heartbeats."""
-        await asyncio.sleep(delay)
         request = heartbeat.SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=30.0)
         while True:
-            await self.call("send-node-heartbeat", request, heartbeat.SendNodeHeartbeatResponse)
             await asyncio.sleep(HEARTBEAT)
+            await self.call("send-node-heartbeat", request, heartbeat.SendNodeHeartbeatResponse)
 
-    async def serve(self, delay: float) -> None:
+    async def serve(self) -> None:
         """Ask for messages."""
-        await asyncio.sleep(delay)
         pull = fleet.PullMessagesRequest(node=self.node)
         while True:
             reply = await self.call("pull-messages", pull, fleet.PullMessagesResponse)
@@ -221,12 +220,11 @@ async def one_size(count: int, given: argparse.Namespace, folder: Path) -> dict[
                         await asyncio.sleep(0.2)
         empty = megabytes(pids["front"]) if "front" in pids else 0.0
         nodes = [FakeNode(f"https://{address}", context) for _ in range(count)]
+        tasks = []
         for node in nodes:
             await node.connect()
-        spread = 28.0 if count > 10 else 1.0  # seconds over which nodes begin
-        tasks = [asyncio.create_task(n.serve(k * spread / count)) for k, n in enumerate(nodes)]
-        tasks += [asyncio.create_task(n.beat(k * HEARTBEAT / count)) for k, n in enumerate(nodes)]
-        await asyncio.sleep(spread + given.settle)
+            tasks += [asyncio.create_task(node.serve()), asyncio.create_task(node.beat())]
+        await asyncio.sleep(given.settle)
         began, used = time.monotonic(), {name: cpu_seconds(pid) for name, pid in pids.items()}
         await asyncio.sleep(given.idle)
         lasted = time.monotonic() - began
@@ -237,7 +235,10 @@ async def one_size(count: int, given: argparse.Namespace, folder: Path) -> dict[
         found["MB of the front"] = megabytes(pids["front"]) if "front" in pids else 0.0
         found["MB per node"] = (found["MB of the front"] - empty) / count
         await messages(deployment, given, folder, nodes, found)
-        found["calls that failed"] = sum(node.failed for node in nodes)
+        failed = sum((node.failed for node in nodes), Counter())
+        found["calls that failed"] = failed.total()
+        for kind, number in failed.items():
+            print(f"{count} nodes: {number} times {kind}")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
