@@ -39,7 +39,7 @@ def processor_seconds(deployment: LocalDeployment) -> dict[str, float]:
             fields = entry.read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if (leader := int(fields[2])) in leaders:  # its process group
+        if (leader := int(fields[3])) in leaders:  # its session
             found[leaders[leader]] += sum(map(int, fields[11:15])) / TICK
     return found
 

@@ -119,7 +119,7 @@ class Front:
         call = httpx.Request(
             request.method,
             self._client.base_url.join(path),
-            headers=_headers(request),
+            headers=[] if body is None else _headers(request),
             content=body,
         )
         reply = await self._send(call, stream=True)

@@ -61,12 +61,19 @@ def fork(name: str, work: Callable[[], None], *, end_with: signal.Signals) -> Fo
     ------
     EngineError
         This process has other threads.
+    OSError
+        The system has no more processes or pipes.
     """
     refuse_threads()
     parent = os.getpid()
-    reading, writing = os.pipe()
-    told, telling = os.pipe()
-    pid = os.fork()
+    pipes = *os.pipe(), *os.pipe()
+    reading, writing, told, telling = pipes
+    try:
+        pid = os.fork()
+    except OSError:
+        for end in pipes:
+            os.close(end)
+        raise
     if pid:
         os.close(writing)
         os.close(told)
@@ -75,6 +82,7 @@ def fork(name: str, work: Callable[[], None], *, end_with: signal.Signals) -> Fo
     code = 1
     try:
         signal.set_wakeup_fd(-1)
+        os.setpgid(0, 0)  # what is sent to a group, as by a terminal, is for the parent to handle
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         _end_with_parent(parent, end_with)
@@ -103,7 +111,7 @@ def refuse_threads() -> None:
     if os.path.isdir(_TASKS) and (count := len(os.listdir(_TASKS))) > 1:
         raise EngineError(
             f"a process with {count} threads cannot be copied",
-            remedy="start the node with `fedkern node start`, which sets what libraries need",
+            remedy="a package among the registered methods starts threads when it is imported",
         )
 
 

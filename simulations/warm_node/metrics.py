@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -52,6 +53,7 @@ def _families(
 
     info = f'{{version="{status.version}"}}'
     yield "info", "gauge", "Release of fedkern-flwr.", [(info, 1)]
+    yield one("written_timestamp_seconds", "gauge", "When this was written.", time.time())
     yield one("connected", "gauge", "Whether the SuperLink is reached.", status.connected)
     yield one("start_timestamp_seconds", "gauge", "When it was started.", timestamp(status.started))
     yield one("busy_messages", "gauge", "Messages being answered.", status.busy)

@@ -80,7 +80,7 @@ class NodeReport:
     def supernode_ended(self) -> None:
         """Note that the SuperNode is gone, and with it the connection."""
         self.status.connected, self.status.connected_since = False, ""
-        self._changed = True
+        self.status.busy, self._changed = 0, True
 
     def save(self, *, now: bool = False) -> None:
         """Write what has changed, but not too often; to be called every second or so.
@@ -96,6 +96,7 @@ class NodeReport:
                 self.status.write(Path(str(folder)))
             if self.metrics is not None:
                 write_metrics(self.metrics, self.status, self._ledger(), self._allowed())
+            self._complained = False
         except (OSError, FedKernError) as error:
             if not self._complained:
                 reason = getattr(error, "strerror", None) or plain_line(str(error), _LONGEST)

@@ -80,7 +80,8 @@ def node_command(
     if message_gigabytes is None:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         message_gigabytes = round(_SHARE * memory / 1e9, 1)
-    threads = int(os.environ.get("OMP_NUM_THREADS", "0")) or processors()
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(wanted) if wanted.isdigit() and int(wanted) else processors()
     settings = NodeSettings(
         superlink,
         str(node_config.resolve()),

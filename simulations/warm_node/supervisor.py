@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.flower_compat import MESSAGE_ARRIVED, run_supernode
 from fedkern_flwr.node_config import read_config, reread_config
 
 from .forked import Forked, fork
-from .log import SUPERNODE, LogReader
+from .log import SUPERNODE, LogReader, connection
 from .report import KEEPER, NodeReport
 from .start import NodeSettings
 from .tasks import FREE, HINT, TASK, answer, ask_for_tasks, warm_up
@@ -42,6 +42,7 @@ _REFUSED = (
     "key is no longer registered"
 )
 _ENDS = (signal.SIGTERM, signal.SIGINT)
+_LONGEST = 1 << 20  # bytes of a line
 
 
 @dataclass
@@ -78,13 +79,14 @@ class WarmNode:
         self._secret = secrets.token_bytes(32)
         self._selector = selectors.DefaultSelector()
         self._running: dict[int, _Running] = {}
-        self._ending, self._reload = 0, False
+        self._asking: Forked | None = None  # not before the SuperNode is there to be asked
+        self._ending, self._reload, self._stopping = 0, False, False
 
     def run(self) -> int:
         """Run until the SuperNode ends, or this process is told to; return an exit code."""
         self._wake_on_signals()
         with tempfile.TemporaryDirectory(prefix="fedkern-node-") as folder:
-            file = Path(folder, "secret")
+            file = self._secret_file = Path(folder, "secret")
             file.touch(0o600)
             file.write_bytes(self._secret)
             arguments = ["--superlink", self.settings.superlink, *self.settings.supernode]
@@ -95,7 +97,6 @@ class WarmNode:
             gc.freeze()
             reader = LogReader(SUPERNODE)
             supernode = self._fork(reader, lambda: run_supernode(arguments), signal.SIGTERM)
-            self._asking = self._ask(self.settings.max_processes)
             code = None
             try:
                 while code is None:
@@ -138,13 +139,22 @@ class WarmNode:
                 threads=own.threads,
             )
 
-        started = self._fork(LogReader("client", run), work, signal.SIGKILL)
+        try:
+            started = self._fork(LogReader("client", run), work, signal.SIGKILL)
+        except OSError as error:
+            self._say(
+                f"a message of run {run} cannot be answered ({error.strerror}); allow this user "
+                "more processes"
+            )
+            self._tell(FREE)
+            return
         self._running[started.pid].began = time.monotonic()
         self.report.began()
 
     def _tell(self, word: bytes) -> None:
-        with suppress(BrokenPipeError):
-            os.write(self._asking.input, word)
+        if self._asking is not None:
+            with suppress(OSError):  # it has ended
+                os.write(self._asking.input, word)
 
     def _reap(self, supernode: int) -> int | None:
         """Note who has ended; return the exit code once the SuperNode has or this one is to."""
@@ -154,6 +164,8 @@ class WarmNode:
             pid, status, used = os.wait4(-1, os.WNOHANG)
             if not pid:
                 return None
+            if pid not in self._running:  # where this is the first process it gets orphans
+                continue
             code = os.waitstatus_to_exitcode(status)
             ended = self._forget(pid)
             if pid == supernode:
@@ -167,7 +179,7 @@ class WarmNode:
                 cpu = used.ru_utime + used.ru_stime
                 self.report.ended(time.monotonic() - ended.began, cpu, failed=code != 0)
                 self._tell(FREE)
-            elif pid == self._asking.pid:
+            elif ended.process is self._asking:
                 self._say("who asks for tasks has ended; started again")
                 time.sleep(_AGAIN)
                 busy = sum(bool(one.began) for one in self._running.values())
@@ -176,7 +188,8 @@ class WarmNode:
     def _forget(self, pid: int) -> _Running:
         self._take(pid, last=True)
         ended = self._running.pop(pid)
-        self._selector.unregister(ended.process.output)
+        with suppress(KeyError):  # it has closed its output before
+            self._selector.unregister(ended.process.output)
         os.close(ended.process.output)
         os.close(ended.process.input)
         return ended
@@ -202,6 +215,7 @@ class WarmNode:
 
     def _stop(self, supernode: int) -> None:
         """End all: the SuperNode may say goodbye, so that it is welcome at once."""
+        self._stopping = True
         for pid in self._running:
             os.kill(pid, signal.SIGTERM if pid == supernode else signal.SIGKILL)
         deadline = time.monotonic() + _GRACE
@@ -209,7 +223,8 @@ class WarmNode:
             self._read()
             with suppress(ChildProcessError):
                 while (pid := os.waitpid(-1, os.WNOHANG)[0]) > 0:
-                    self._forget(pid)
+                    if pid in self._running:
+                        self._forget(pid)
         for pid in self._running:
             os.kill(pid, signal.SIGKILL)
 
@@ -241,27 +256,37 @@ class WarmNode:
                 self._take(key.data)
 
     def _take(self, pid: int, *, last: bool = False) -> None:
-        """Read what a process has printed; pass on whole lines, of an ended one all."""
-        source = self._running[pid]
+        """Read what a process has printed, as much as a pipe holds; pass on whole lines."""
+        source, block = self._running[pid], b""
         with suppress(BlockingIOError):
-            while block := os.read(source.process.output, 65536):
-                source.rest += block
-        *lines, source.rest = source.rest.split(b"\n")
-        if last and source.rest:
+            block = os.read(source.process.output, 1 << 16)
+            if not block:  # closed, though the process may live on
+                with suppress(KeyError):
+                    self._selector.unregister(source.process.output)
+        *lines, source.rest = (source.rest + block).split(b"\n")
+        if source.rest and (last or len(source.rest) > _LONGEST):
             lines.append(source.rest)
+            source.rest = b""
         for line in lines:
             self._line(source.log, line.decode(errors="replace"))
 
     def _line(self, log: LogReader, text: str) -> None:
         if log.source == _ASKS and text.startswith(f"{TASK} "):
             _, token, run = text.split()
-            self._answer(token, int(run))
+            if not self._stopping:
+                self._answer(token, int(run))
             return
-        if log.source == SUPERNODE and MESSAGE_ARRIVED in text:
-            self._tell(HINT)
         line = log.line(text)
         self.report.line(line)
-        print(line.to_json() if self.settings.log_format == "json" else text, flush=True)
+        if log.source == SUPERNODE:
+            if MESSAGE_ARRIVED in text:
+                self._tell(HINT)
+            if connection(line) and self._asking is None:  # its port is its own from here on
+                self._secret_file.unlink(missing_ok=True)
+                self._asking = self._ask(self.settings.max_processes)
+        out = line.to_json() if self.settings.log_format == "json" else text
+        with suppress(OSError):  # a log that nobody reads, or a full disk, ends no run
+            os.write(1, f"{out}\n".encode(errors="replace"))
 
     def _say(self, text: str, level: str = "ERROR") -> None:
         """Print a line of this process's own as Flower prints its; errors are in the status."""
@@ -270,13 +295,14 @@ class WarmNode:
 
 def main() -> int:
     """Run the node that the first argument describes."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nothing can be read again yet
     try:
         node = WarmNode(NodeSettings(**json.loads(sys.argv[1])))
-    except OptionError as error:
+        warm_up()
+        return node.run()
+    except FedKernError as error:
         print(f"fedkern: {error}", file=sys.stderr)
         return error.exit_code
-    warm_up()
-    return node.run()
 
 
 if __name__ == "__main__":

@@ -206,7 +206,7 @@ def group_of(leader: int) -> list[int]:
 
 def _group(entry: Path) -> int:
     try:
-        return os.getpgid(int(entry.name))
+        return os.getsid(int(entry.name))
     except ProcessLookupError:
         return -1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import signal
 import socket
 import ssl
@@ -31,7 +32,7 @@ from fedkern_flwr.simulations.deployment import front as module
 from fedkern_flwr.simulations.deployment import held_pulls
 from fedkern_flwr.simulations.deployment.certificates import make_certificates
 from fedkern_flwr.simulations.deployment.front import Front
-from fedkern_flwr.simulations.deployment.local import CONNECTION, LocalDeployment, free_port
+from fedkern_flwr.simulations.deployment.local import LocalDeployment, free_port
 
 PULL, CONFIRM = "/v1/fleet/pull-messages", "/v1/fleet/confirm-message-received"
 LONG, SOON = 3600.0, 0.3  # seconds of holding: until something happens, or shortly
@@ -666,8 +667,8 @@ def test_a_stranger_gets_nothing_through_the_front_of_a_superlink(tmp_path: Path
     from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    deployment = LocalDeployment(tmp_path, [{"partition-id": 0, "num-partitions": 1}])
-    keys = tmp_path / "keys"
+    nodes: list[dict[str, str | int | float | bool]] = [{"partition-id": 0, "num-partitions": 1}]
+    deployment, keys = LocalDeployment(tmp_path, nodes, front=False), tmp_path / "keys"
     try:
         deployment.start_superlink()
         deployment.register([0])
@@ -677,10 +678,11 @@ def test_a_stranger_gets_nothing_through_the_front_of_a_superlink(tmp_path: Path
         command += ["--root-certificates", keys / "ca.crt"]
         command += ["--certificate", keys / "server.pem", "--key", keys / "server.key"]
         deployment.processes.start("front", command, tmp_path / "front.log")
-        deployment.address = address
+        deployment.reached = address
         deployment.start_node(0)
         deployment.wait_for_nodes()  # the SuperNode gets through
-        (node,) = deployment.flwr("supernode", "ls", CONNECTION)["nodes"]
+        log = deployment.processes.log_of("node 0").read_text()
+        node = int(re.findall(r"SuperNode ID: (\d+)", log)[0])
 
         context = ssl.create_default_context(cafile=str(keys / "ca.crt"))
         with httpx.Client(base_url=f"https://{address}", verify=context) as client:
@@ -694,7 +696,7 @@ def test_a_stranger_gets_nothing_through_the_front_of_a_superlink(tmp_path: Path
         with pytest.raises(httpx.HTTPStatusError, match="412"):
             stranger.RegisterNode(own)
         with pytest.raises(httpx.HTTPStatusError, match="401"):
-            stranger.PullMessages(PullMessagesRequest(node=Node(node_id=int(node["node-id"]))))
+            stranger.PullMessages(PullMessagesRequest(node=Node(node_id=node)))
     finally:
         deployment.processes.stop()
 

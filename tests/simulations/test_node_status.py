@@ -331,6 +331,7 @@ def test_figures_are_in_the_format_of_prometheus(tmp_path: Path) -> None:
     status = NodeStatus(LINK, connected=True, messages=10**7, message_seconds=1234567.891)
     write_metrics(file, status, None, None)
     bare = read_metrics(file.read_text())
+    assert abs(bare.pop("fedkern_node_written_timestamp_seconds") - time.time()) < 60
     assert bare["fedkern_node_connected"] == 1
     assert bare["fedkern_node_messages_total"] == 10**7
     assert bare["fedkern_node_message_seconds_sum"] == 1234567.891
@@ -340,6 +341,7 @@ def test_figures_are_in_the_format_of_prometheus(tmp_path: Path) -> None:
     more = read_metrics(file.read_text())
     assert bare.items() <= more.items()
     assert set(more) - set(bare) == {
+        "fedkern_node_written_timestamp_seconds",
         "fedkern_node_runs_total",
         "fedkern_node_sums_total",
         'fedkern_node_refusals_total{rule="order"}',

@@ -26,16 +26,17 @@ from fedkern_flwr.simulations.warm_node.start import NodeSettings
 def supernode(arguments):
     print("supernode", os.getpid(), flush=True)
     print(*arguments, flush=True)
+    print("INFO :      SuperNode ID: 5", flush=True)
     {supernode}
 
 def asking(address, secret):
     print("asking", os.getpid(), flush=True)
-    told = b""
     for line in {tasks!r}:
-        while not told:
-            told += os.read(0, 1)
-        told = told[1:]
+        while os.read(0, 1) != b"f":
+            print("hinted", flush=True)
         print("task", line, "7", flush=True)
+    while told := os.read(0, 1):
+        print("hinted" if told == b"h" else "free", flush=True)
     time.sleep(600)
 
 def answer(address, token, **limits):
@@ -49,6 +50,7 @@ supervisor.run_supernode, supervisor.ask_for_tasks, supervisor.answer = supernod
 limits = {processes}, {seconds}, {gigabytes}, 1
 settings = NodeSettings("h:1", {config!r}, [], 9, *limits, log_format={log!r})
 print("node", os.getpid(), flush=True)
+{more}
 sys.exit(supervisor.WarmNode(settings).run())
 """
 
@@ -60,7 +62,13 @@ class Started:
         known = {"supernode": "time.sleep(600)", "tasks": [], "work": "pass"}
         self.config = path / "node.toml"
         self.config.write_text(f'partition-id = 0\nstate-dir = "{path}"\n')
-        known |= {"processes": 1, "seconds": 60.0, "gigabytes": 4.0, "config": str(self.config)}
+        known |= {
+            "processes": 1,
+            "seconds": 60.0,
+            "gigabytes": 4.0,
+            "config": str(self.config),
+            "more": "",
+        }
         known |= {"log": "text"}
         self.log = path / "log"
         with self.log.open("w") as out:
@@ -69,6 +77,7 @@ class Started:
                 env={**os.environ, **NO_THREADS},
                 stdout=out,
                 stderr=out,
+                start_new_session=True,
             )
 
     @property
@@ -178,6 +187,78 @@ def test_who_asks_for_tasks_is_started_again(start: Callable[..., Started]) -> N
     node.wait_for("answered a", times=2)
 
 
+def test_one_at_a_time_whoever_asks(start: Callable[..., Started]) -> None:
+    """Who is started again to ask for tasks is not told that a busy process is free."""
+    node = start(tasks=["a", "b"], work="time.sleep(600)")
+    node.wait_for("answering a")
+    os.kill(node.pids()[2], signal.SIGKILL)
+    node.wait_for("asking", times=2)
+    time.sleep(1.0)
+    assert sum("answering" in line for line in node.lines) == 1
+
+
+def test_what_no_signal_reaches_is_killed(start: Callable[..., Started]) -> None:
+    work = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]);"
+    work += "time.sleep(600 * (token == 'stuck'))"
+    node = start(tasks=["stuck", "b"], work=work, seconds=1.0, more="supervisor._GRACE = 1.0")
+    node.wait_for("was ended by signal 9")
+    node.wait_for("answered b")
+
+
+def test_who_asks_is_told_of_a_message(start: Callable[..., Started]) -> None:
+    supernode = "time.sleep(2); print('INFO :  Received successfully', flush=True); time.sleep(600)"
+    start(supernode=supernode).wait_for("hinted")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_lets_the_supernode_say_goodbye(
+    start: Callable[..., Started], number: signal.Signals
+) -> None:
+    """As a terminal's Ctrl-C, or who stops a group; Flower takes the first signal only."""
+    supernode = (
+        "from flwr.supercore.exit import register_signal_handlers;"
+        "from flwr.supercore.telemetry import EventType;"
+        "bye = lambda: (time.sleep(0.5), print('goodbye', flush=True));"
+        "register_signal_handlers(EventType.PING, exit_handlers=[bye]);"
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    node = start(supernode=supernode)
+    node.wait_for("ready")
+    os.killpg(node.process.pid, number)
+    assert node.process.wait(20) == 128 + number
+    assert "goodbye" in node.lines
+
+
+def test_what_a_client_does_to_its_output_does_not_stop_the_node(
+    start: Callable[..., Started],
+) -> None:
+    """It floods it, closes it, leaves processes behind; they are orphans of the node."""
+    work = (
+        "token == 'flood' and [os.write(1, b'x' * 65536) for _ in range(200)];"
+        "token == 'shut' and (os.close(1), os.close(2), time.sleep(1), os._exit(0));"
+        "token == 'leave' and __import__('subprocess').Popen(['sleep', '1'])"
+    )
+    reaper = "import ctypes; ctypes.CDLL(None).prctl(36, 1)  # gets orphans"
+    node = start(tasks=["flood", "shut", "leave", "b"], work=work, more=reaper)
+    node.wait_for("answered b")
+    time.sleep(1.5)
+    assert node.process.poll() is None
+
+
+def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    full = "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)"
+    node = Started(tmp_path, tasks=["a"], work="print('long ' * 99)", more=full)
+    try:
+        deadline = time.monotonic() + 60.0
+        while (status := NodeStatus.read(tmp_path)) is None or status.messages < 1 or status.busy:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert node.process.poll() is None
+    finally:
+        node.process.terminate()
+        assert node.process.wait(20) == 128 + signal.SIGTERM
+
+
 def test_the_node_ends_with_its_supernode(start: Callable[..., Started]) -> None:
     node = start(supernode="sys.exit(3)")
     assert node.process.wait(20) == 3
@@ -189,8 +270,7 @@ def test_a_node_says_what_it_is_doing_and_reads_its_configuration_again(
     start: Callable[..., Started], tmp_path: Path
 ) -> None:
     work = "from fedkern_flwr import node_config; print('latest', node_config._latest);"
-    supernode = "print('INFO :      SuperNode ID: 5', flush=True); time.sleep(600)"
-    node = start(tasks=["a"], work=work + "time.sleep(600)", supernode=supernode)
+    node = start(tasks=["a"], work=work + "time.sleep(600)")
     node.wait_for("latest None")
     asking = next(int(x.split()[-1]) for x in node.lines if x.startswith("asking"))
     node.config.write_text(node.config.read_text() + "extra = 1\n")
