@@ -140,6 +140,14 @@ def test_every_message_has_a_process_and_one_at_a_time(start: Callable[..., Star
     assert node.gone()
 
 
+def test_nobody_is_asked_before_the_supernode_is_there(start: Callable[..., Started]) -> None:
+    """Else whoever takes the port first on this machine could hand out tasks."""
+    node = start(tasks=["a"])
+    node.wait_for("answered a")
+    places = [k for k, line in enumerate(node.lines) if "SuperNode ID" in line or "asking" in line]
+    assert "SuperNode ID" in node.lines[places[0]]
+
+
 def test_messages_may_be_answered_side_by_side(start: Callable[..., Started]) -> None:
     node = start(tasks=["a", "b"], work="time.sleep(600)", processes=2)
     node.wait_for("answering", times=2)
