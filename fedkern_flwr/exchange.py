@@ -27,7 +27,7 @@ Reply = TypeVar("Reply", bound=PhaseMessage)
 CONFIG, PARAMETERS, REPLY = "fitins.config", "fitins.parameters", "fitres.metrics"
 _UPLOADS = "fitres.parameters"
 _EMPTY = "_empty"  # Flower's placeholder for an empty list of arrays
-_POLL_FIRST, _POLL_LAST = 0.05, 2.0  # seconds from one look for replies to the next
+_POLL_FIRST, _POLL_LAST = 0.1, 2.0  # seconds from one look for replies to the next
 _POLL_SHARE = 0.05  # of what an exchange has taken
 _GROUP = 32  # replies that are asked for at once: Flower's grids hold them all in memory
 _LOOK = 10.0  # seconds from one look at who is connected to the next
@@ -257,7 +257,7 @@ def _pause(elapsed: float) -> float:
     Examples
     --------
     >>> [_pause(seconds) for seconds in (0.1, 1.0, 10.0, 100.0)]
-    [0.05, 0.05, 0.5, 2.0]
+    [0.1, 0.1, 0.5, 2.0]
     """
     return min(max(_POLL_FIRST, _POLL_SHARE * elapsed), _POLL_LAST)
 

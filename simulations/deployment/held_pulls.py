@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-_SOONEST, _LATEST = 0.04, 0.5  # seconds from one asking to the next
+_SOONEST, _LATEST = 0.08, 0.5  # seconds from one asking to the next
 _SHARE = 0.005  # of the seconds since the last message or reply, in between
 _BY_ITSELF = 3.0  # seconds after which a SuperNode would ask again
 _WARM = 60.0  # seconds for which a node that took part is asked for before others

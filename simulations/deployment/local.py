@@ -36,10 +36,10 @@ CONNECTION = "deployed"  # what the connection is called on Flower's command lin
 _HOST = "127.0.0.1"
 _BIN = Path(sys.executable).parent
 _START = 60.0  # seconds for SuperLink and nodes to come up
-_LOOK = 0.25  # seconds from one look at nodes and runs to the next
+_LOOK = 0.5  # seconds from one look at nodes and runs to the next
 _QUOTED = 300  # characters of a log in an error
 _FINISHED = "finished"
-_SWIFT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}  # seconds; Flower's default is 1
+_SWIFT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}  # seconds; Flower's default is 1
 #: What the command line of Flower, SuperLink and SuperNodes start.
 _PROGRAMS = (*(f"flower-{n}" for n in ("superlink", "supernode", "superexec")), "flwr-serverapp")
 _PROGRAMS += ("flwr-clientapp",)
@@ -144,7 +144,7 @@ class LocalDeployment:
         command += ["--port", str(port), "--enable-supernode-auth"]
         command += ["--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.pem"]
         command += ["--ssl-keyfile", keys / "server.key"]
-        command += ["--disable-runtime-dependency-installation", "--database", home / "state.db"]
+        command += ["--disable-runtime-dependency-installation"]
         self._start_server("SuperLink", command, self.address)
         self._control = Control(self.address, keys / "ca.crt")
         if not self.front:

@@ -110,9 +110,10 @@ class SurvivingRuns(LocalDeployment):
             with create_file(secret) as file:
                 file.write(secrets.token_bytes(32))
         own = ["--superexec-auth-secret-file", str(secret)]
+        kept = ["--isolation", "process", "--database", self.folder / "state.db", *own]
 
         def isolated(name: str, command: Sequence[str | Path], log: Path) -> int:
-            return usual(name, [*command, "--isolation", "process", *own], log)
+            return usual(name, [*command, *(kept if name == "SuperLink" else ())], log)
 
         self.processes.start = isolated  # type: ignore[method-assign]
         try:
