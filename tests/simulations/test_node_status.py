@@ -219,6 +219,7 @@ def test_the_supernode_still_says_what_is_read(caplog: pytest.LogCaptureFixture)
     assert "retry_invoker = make_simple_http_retry_invoker()" in connecting
     logger = logging.getLogger("flwr")
     logger.addHandler(caplog.handler)
+    caplog.set_level(logging.INFO, "flwr")  # other tests quiet it
     answers = iter([httpx.ConnectError("down"), None])
 
     def ask() -> None:
