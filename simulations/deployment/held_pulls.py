@@ -2,7 +2,7 @@
 
 A SuperNode asks the SuperLink for messages every three seconds. A front holds the call instead and
 asks on the node's behalf, with what the node signed. Each asking costs the SuperLink about 10 ms of
-CPU time, so the held calls are asked for one after the other: at 25 in a second at most, less the
+CPU time, so the held calls are asked for one after the other: at 12 in a second at most, less the
 longer nothing happens, but so that each has its turn when its node would have asked by itself. Once
 there is a message for one there will be more, and the next ones are asked for at once.
 

@@ -28,14 +28,11 @@ class Forked:
 
     Attributes
     ----------
-    name : str
-        What it is.
     pid : int
     output, input : int
         File descriptors: from the one what it prints is read, the other is its standard input.
     """
 
-    name: str
     pid: int
     output: int
     input: int
@@ -45,13 +42,11 @@ class TooLong(FedKernError):
     """A message took longer than it may."""
 
 
-def fork(name: str, work: Callable[[], None], *, end_with: signal.Signals) -> Forked:
+def fork(work: Callable[[], None], *, end_with: signal.Signals) -> Forked:
     """Let a copy of this process do some work and end.
 
     Parameters
     ----------
-    name : str
-        What it is.
     work : callable
         Its exit code is that of ``SystemExit``, 1 after any other exception, else 0.
     end_with : signal.Signals
@@ -78,7 +73,7 @@ def fork(name: str, work: Callable[[], None], *, end_with: signal.Signals) -> Fo
         os.close(writing)
         os.close(told)
         os.set_blocking(reading, False)
-        return Forked(name, pid, reading, telling)
+        return Forked(pid, reading, telling)
     code = 1
     try:
         signal.set_wakeup_fd(-1)

@@ -114,7 +114,7 @@ class WarmNode:
     # -- processes
 
     def _fork(self, log: LogReader, work: Callable[[], None], end: signal.Signals) -> Forked:
-        started = fork(log.source, work, end_with=end)
+        started = fork(work, end_with=end)
         self._running[started.pid] = _Running(started, log)
         self._selector.register(started.output, selectors.EVENT_READ, started.pid)
         return started

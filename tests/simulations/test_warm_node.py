@@ -375,7 +375,7 @@ def test_a_process_with_threads_is_not_copied() -> None:
     program = (
         "import threading, time; from fedkern_flwr.simulations.warm_node.forked import fork\n"
         "threading.Thread(target=time.sleep, args=(5,), daemon=True).start()\n"
-        "fork('x', lambda: None, end_with=9)"
+        "fork(lambda: None, end_with=9)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1
