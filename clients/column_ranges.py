@@ -28,7 +28,7 @@ from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError, ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.method import AnsweringClient, answers
+from fedkern_flwr.node.answering import AnsweringClient, answers
 from fedkern_flwr.node.client import logger
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState

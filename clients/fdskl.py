@@ -13,15 +13,13 @@ from fedkern_flwr.errors import OptionError, RefusedError
 from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.kernels.frequencies import FREQUENCIES, Frequencies, check_frequency_seed
 from fedkern_flwr.labels import count_outcomes
-from fedkern_flwr.method import answers
+from fedkern_flwr.node.answering import answers
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical.doubly_stochastic import new_coefficients
 from fedkern_flwr.vertical.parties import ACTIVE, LARGEST_OUTPUT, PASSIVE
-from fedkern_flwr.vertical.phase_training import outputs
-from fedkern_flwr.vertical.phase_tuning import fit
-from fedkern_flwr.vertical.phases import cosines
+from fedkern_flwr.vertical.phases import cosines, outputs
 
 from .fdskl_columns import ColumnsClient
 from .fdskl_paper import make_hops
@@ -154,6 +152,8 @@ class VerticalKernelClient(ColumnsClient):
     @answers(wire.TrainRequest)
     def train(self, request: wire.TrainRequest) -> wire.TrainReply:
         """Fit the model here, from the phases of all rows; predict the held-out ones."""
+        from fedkern_flwr.vertical.phase_tuning import fit  # with SciPy, for this message alone
+
         self._check_trained(request.rows)
         kept, upto = self.kept, int(self.kept.settings["upto"])
         chosen = fit(

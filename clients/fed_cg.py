@@ -17,9 +17,9 @@ from fedkern_flwr.hybrid.landmarks import check_seed_bytes
 from fedkern_flwr.hybrid.parties import CENTRE, HOSPITAL
 from fedkern_flwr.kernels.product import distance_bound, partial_distances
 from fedkern_flwr.labels import count_outcomes, largest_count
-from fedkern_flwr.method import answers
+from fedkern_flwr.node.answering import answers
 from fedkern_flwr.options import check_choice
-from fedkern_flwr.solvers.least_squares import pack_equations
+from fedkern_flwr.solvers.equations import pack_equations
 from fedkern_flwr.wire import DescribeRequest
 
 from .fed_cg_kernel import HospitalKernel, KernelRows

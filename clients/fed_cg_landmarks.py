@@ -23,7 +23,7 @@ from fedkern_flwr.hybrid.landmarks import (
 )
 from fedkern_flwr.hybrid.parties import HOSPITAL
 from fedkern_flwr.kernels.product import PRODUCT_KERNELS, kernel_from_distances, partial_distances
-from fedkern_flwr.method import answers
+from fedkern_flwr.node.answering import answers
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_message
 

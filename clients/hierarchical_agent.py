@@ -11,7 +11,7 @@ from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import next_group_center, paper_group_center
 from fedkern_flwr.groups.members import DEFAULT_BOUND
 from fedkern_flwr.guard import refusal
-from fedkern_flwr.method import answers
+from fedkern_flwr.node.answering import answers
 from fedkern_flwr.secure_sum import Encoding
 
 from .hierarchical_node import SVMNode

@@ -18,7 +18,7 @@ from fedkern_flwr.groups.linear_model import model_rows
 from fedkern_flwr.groups.members import AGENT, DEFAULT_BOUND, OWNER, ROLES, USER
 from fedkern_flwr.groups.orthogonal_product import PRODUCTS, Product
 from fedkern_flwr.guard import SumRule
-from fedkern_flwr.method import answers
+from fedkern_flwr.node.answering import answers
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.options import check_choice

@@ -15,7 +15,7 @@ from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups import prediction_messages as saved
 from fedkern_flwr.groups.consensus import Floats
 from fedkern_flwr.groups.linear_model import outputs
-from fedkern_flwr.method import answers
+from fedkern_flwr.node.answering import answers
 
 from .hierarchical_node import SVMNode
 

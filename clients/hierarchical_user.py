@@ -9,7 +9,7 @@ from fedkern_flwr.groups.consensus import Floats, next_group_center, relax
 from fedkern_flwr.groups.linear_model import model_columns
 from fedkern_flwr.guard import refusal
 from fedkern_flwr.labels import count_outcomes
-from fedkern_flwr.method import answers
+from fedkern_flwr.node.answering import answers
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.local_solvers import solve_local, total_loss
 

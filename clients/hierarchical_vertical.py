@@ -14,7 +14,7 @@ from fedkern_flwr.groups.consensus import Coordinates, Floats
 from fedkern_flwr.groups.orthogonal_product import default_vectors, draw_orthogonal, mask_multiplier
 from fedkern_flwr.guard import check_selection
 from fedkern_flwr.labels import count_outcomes
-from fedkern_flwr.method import answers
+from fedkern_flwr.node.answering import answers
 from fedkern_flwr.solvers.dual_subspace import LabelOwner, objective, visit
 
 from .hierarchical_node import SVMNode

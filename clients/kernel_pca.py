@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.kernels.pca import features_of, moments
-from fedkern_flwr.method import MethodClient, answers, contributes
+from fedkern_flwr.node.answering import answers
+from fedkern_flwr.node.method_client import MethodClient, contributes
 
 Floats = NDArray[np.float64]
 

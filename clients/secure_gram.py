@@ -6,12 +6,11 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
-from scipy import sparse
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import ProtocolError, TableError
@@ -32,6 +31,9 @@ from fedkern_flwr.wire.sums import bind
 from .secure_gram_ranking import Ranked, judge, noisy_request, rank_items, read_kernel, write_best
 from .secure_gram_released import Released, disagreement
 from .secure_gram_rows import Rows, check_items, dense_rows, encode_rows, read_rows
+
+if TYPE_CHECKING:
+    from scipy.sparse import sparray
 
 
 class GramClient(AnsweringClient):
@@ -92,9 +94,9 @@ class GramClient(AnsweringClient):
     def __init__(
         self,
         context: Context,
-        x: ArrayLike | sparse.sparray,
+        x: ArrayLike | sparray,
         *,
-        x_test: ArrayLike | sparse.sparray | None = None,
+        x_test: ArrayLike | sparray | None = None,
         x_new: ArrayLike | None = None,
         bound: float | None = None,
         items: Sequence[str] | None = None,

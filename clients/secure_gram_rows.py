@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
 from fedkern_flwr.errors import TableError
 from fedkern_flwr.gram import messages as wire
-from fedkern_flwr.gram.values import count_values, quantise
+from fedkern_flwr.gram.values import count_values, is_sparse, quantise
 
 from .secure_gram_released import disagreement
 
-Rows = NDArray[Any] | sparse.csr_array
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+Rows: TypeAlias = "NDArray[Any] | csr_array"
 
 
 def read_rows(values: Any, what: str, party: str) -> Rows:
@@ -25,8 +27,10 @@ def read_rows(values: Any, what: str, party: str) -> Rows:
     TableError
         It is none.
     """
-    if sparse.issparse(values):
-        rows: Rows = sparse.csr_array(values)  # type: ignore[call-overload]
+    if is_sparse(values):
+        from scipy.sparse import csr_array
+
+        rows: Rows = csr_array(values)
         if rows.dtype.kind in "biu":  # entries of one place are added
             rows = rows.astype(np.int64)
     else:

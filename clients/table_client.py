@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedkern_flwr.alignment import AlignmentKey
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.method import AnsweringClient
+from fedkern_flwr.node.answering import AnsweringClient
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.table_parties import TableReply
 from fedkern_flwr.wire import DescribeRequest, columns_digest

@@ -27,7 +27,8 @@ Reply = TypeVar("Reply", bound=PhaseMessage)
 CONFIG, PARAMETERS, REPLY = "fitins.config", "fitins.parameters", "fitres.metrics"
 _UPLOADS = "fitres.parameters"
 _EMPTY = "_empty"  # Flower's placeholder for an empty list of arrays
-_POLL_FIRST, _POLL_LAST = 0.05, 0.5  # seconds
+_POLL_FIRST, _POLL_LAST = 0.1, 2.0  # seconds from one look for replies to the next
+_POLL_SHARE = 0.05  # of what an exchange has taken
 _GROUP = 32  # replies that are asked for at once: Flower's grids hold them all in memory
 _LOOK = 10.0  # seconds from one look at who is connected to the next
 FAREWELL = 60.0  # seconds that nodes are waited for that are told that the run is over
@@ -237,7 +238,7 @@ def exchange(
     started = time.monotonic()
     courier = Courier(grid, ledger, on_reply)
     outcome = Outcome(failures=courier.send(messages, phase=phase))
-    pause, limit, satisfied, told = _POLL_FIRST, timeout, False, set(idle)
+    limit, satisfied, told = timeout, False, set(idle)
     while courier.waiting:
         arrived = courier.collect(outcome)
         if not courier.waiting:
@@ -250,14 +251,24 @@ def exchange(
         if elapsed > limit:
             break
         if not arrived:
-            time.sleep(min(pause, max(0.0, limit - (time.monotonic() - started))))
-            pause = min(2.0 * pause, _POLL_LAST)
+            time.sleep(min(_pause(elapsed), max(0.0, limit - elapsed)))
     for node in () if satisfied else courier.waiting:
         outcome.failures[node] = Failure("timed out", f"after {timeout:g} s")
     for node in idle:
         outcome.failures.pop(node, None)
     ledger.seconds += time.monotonic() - started
     return outcome
+
+
+def _pause(elapsed: float) -> float:
+    """Return for how many seconds not to look for replies in an exchange that has taken some.
+
+    Examples
+    --------
+    >>> [_pause(seconds) for seconds in (0.1, 1.0, 10.0, 100.0)]
+    [0.1, 0.1, 0.5, 2.0]
+    """
+    return min(max(_POLL_FIRST, _POLL_SHARE * elapsed), _POLL_LAST)
 
 
 class Courier:

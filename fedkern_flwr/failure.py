@@ -9,7 +9,7 @@ from typing import Literal
 from flwr.app import Message
 
 from .errors import EngineError, ProtocolError
-from .flower_compat import ACTOR_DIED, NODE_UNAVAILABLE
+from .flower_compat import ACTOR_DIED, MESSAGE_LOST, NODE_UNAVAILABLE
 from .plain_text import plain_line
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -85,6 +85,8 @@ def read_error(reply: Message, phase: str) -> Failure:
         )
     if reply.error.code == NODE_UNAVAILABLE:
         return Failure("unreachable")
+    if reply.error.code in MESSAGE_LOST:
+        return Failure("unreachable", "(its message was lost at the SuperLink)")
     if (marked := _MARKED.search(reason)) is not None:
         return Failure("raised", marked[1])
     found = _CLASS.match(reason)

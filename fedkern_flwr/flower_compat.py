@@ -6,7 +6,11 @@ A future removal in Flower is mended here and nowhere else.
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -15,14 +19,32 @@ from flwr.client import Client, NumPyClient
 __all__ = [
     "ACTOR_DIED",
     "CLIENT_RAISED",
+    "CONNECTED",
+    "DISCONNECTED",
+    "FLEET_PATH",
+    "MESSAGE_CALLS",
+    "MESSAGE_LOST",
+    "NODE_KEY_HEADER",
+    "NODE_TIMEOUT",
     "NODE_UNAVAILABLE",
+    "PULL_CALL",
+    "PULL_FILLER",
+    "RUN_OF_MESSAGE",
+    "SIGNATURE_SECONDS",
+    "TIMESTAMP_HEADER",
     "Client",
+    "Control",
     "NumPyClient",
+    "Refused",
+    "TaskQueue",
+    "answer_task",
     "copy_message",
     "empty_run",
     "is_simulated",
+    "is_started_for_message",
     "message_round_trip",
     "quiet_flower",
+    "run_supernode",
     "set_task_identity",
     "set_telemetry",
     "stamp_message",
@@ -30,6 +52,34 @@ __all__ = [
 
 #: Error codes of ``flwr.common.constant.ErrorCode``.
 ACTOR_DIED, CLIENT_RAISED, NODE_UNAVAILABLE = 0, 2, 5
+MESSAGE_LOST = (3, 4)  # request or reply: gone at a SuperLink that was killed, or too old
+
+#: What a SuperNode logs when it reaches the SuperLink, and when it does not.
+CONNECTED = ("SuperNode ID: ", "Connection successful after ")
+DISCONNECTED = ("Connection attempt failed", "Giving up reconnection", "Exit Code: ")
+#: What it logs before it says what it does with a message, as a regular expression.
+RUN_OF_MESSAGE = r"\[RUN (\d+)[\],]"
+#: The Fleet API of a SuperLink: its paths, the call by which a SuperNode asks for messages, and
+#: those which it makes about a message that it has.
+FLEET_PATH, PULL_CALL = "/v1/fleet/", "pull-messages"
+MESSAGE_CALLS = frozenset(
+    {
+        "get-run",
+        "get-fab",
+        "pull-object",
+        "confirm-message-received",
+        "push-messages",
+        "push-object",
+    }
+)
+#: Who signed a call, and when; for how long that holds, and how long a SuperNode waits (seconds).
+NODE_KEY_HEADER, TIMESTAMP_HEADER = "flwr-public-key", "flwr-timestamp"
+SIGNATURE_SECONDS, NODE_TIMEOUT = 300.0, 30.0
+#: What a reply to a pull may begin with to show that it will come: protobuf reads over a field that
+#: it does not know, here the last one that there can be.
+PULL_FILLER = bytes.fromhex("f8ffffff0f00")
+#: Whether this process was forked by one that is kept warm, which sets it before it forks.
+warm = False
 
 
 def set_task_identity(run_id: int, node_id: int) -> None:
@@ -89,3 +139,193 @@ def message_round_trip(message: Message) -> Message:
 def quiet_flower(level: int = logging.WARNING) -> None:
     """Set the level of Flower's own log, which otherwise reports every round."""
     logging.getLogger("flwr").setLevel(level)
+
+
+# -- a warm node: what Flower offers to whoever runs a SuperNode's tasks (isolation ``process``)
+
+#: What a SuperNode prints when a message is there for whoever asks for tasks.
+MESSAGE_ARRIVED = "Received successfully"
+
+
+def run_supernode(arguments: Sequence[str]) -> None:
+    """Be a SuperNode, as ``flower-supernode`` with these arguments is."""
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    sys.argv = ["flower-supernode", *arguments]
+    flower_supernode()
+
+
+def answer_task(address: str, token: str, parent: int) -> None:
+    """Answer the message of a task, as ``flwr-clientapp`` does; ends in ``SystemExit``.
+
+    Parameters
+    ----------
+    address : str
+        Of the SuperNode's runtime API, on this machine.
+    token : str
+        Of the task.
+    parent : int
+        Process that ends this one when it is gone.
+    """
+    from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+    run_clientapp(address, token, insecure=True, parent_pid=parent)
+
+
+class TaskQueue:
+    """The tasks of a SuperNode, as Flower's SuperExec asks for them.
+
+    Parameters
+    ----------
+    address : str
+        Of the SuperNode's runtime API.
+    secret : bytes
+        What the SuperNode was given as ``--superexec-auth-secret-file``.
+    """
+
+    def __init__(self, address: str, secret: bytes) -> None:
+        from flwr.supercore.interceptors import (
+            RuntimeVersionHttpInterceptor,
+            SuperExecAuthHttpInterceptor,
+        )
+        from flwr.supercore.runtime import RuntimeHttpClient
+
+        asking = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+        self._client = RuntimeHttpClient.from_server_address(
+            server_address=address,
+            insecure=True,
+            root_certificates=None,
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+                SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=asking),
+            ],
+        )
+
+    def take(self) -> tuple[str, int] | None:
+        """Return the token and the run of a task that waits, if there is one.
+
+        Raises
+        ------
+        ConnectionError
+            The SuperNode does not answer.
+        """
+        import httpx
+        from flwr.proto.runtime_pb2 import AcquireTaskRequest
+
+        kinds = ["clientapp", "flwr-clientapp"]
+        try:
+            found = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=kinds))
+        except httpx.TransportError:
+            raise ConnectionError from None
+        has_task = found.HasField("task") and found.token
+        return (str(found.token), int(found.task.run_id)) if has_task else None
+
+
+# -- a coordinator: what the command ``flwr`` does, without a process for each
+
+
+class Refused(Exception):
+    """A SuperLink refuses something, or does not answer; the text has Flower's reason."""
+
+
+class Control:
+    """The control API of a SuperLink, for ``flwr supernode``, ``flwr run``, ``ls`` and ``log``.
+
+    Parameters
+    ----------
+    address : str
+        Of the SuperLink.
+    root_certificates : Path
+        Who signed its certificate.
+    """
+
+    def __init__(self, address: str, root_certificates: Path) -> None:
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+        self._client = ControlHttpClient.from_server_address(
+            server_address=address,
+            insecure=False,
+            root_certificates=root_certificates.read_bytes(),
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        )
+
+    def register(self, public_key: Path) -> None:
+        """Register the key of a SuperNode, a file in OpenSSH's format."""
+        from flwr.cli.supernode.register import try_load_public_key
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+
+        request = RegisterNodeRequest(public_key=try_load_public_key(public_key))
+        _called(lambda: self._client.RegisterNode(request))
+
+    def online(self) -> int:
+        """Return how many SuperNodes are connected."""
+        from flwr.proto.control_pb2 import ListNodesRequest
+
+        found = _called(lambda: self._client.ListNodes(ListNodesRequest()))
+        return sum(node.status == "online" for node in found.nodes_info)
+
+    def start(self, app: Path, config: Mapping[str, Any]) -> int:
+        """Run an app; return the number of the run."""
+        from flwr.cli.build import build_fab_from_disk
+        from flwr.cli.config_utils import load_and_validate
+        from flwr.common.serde import fab_to_proto, user_config_to_proto
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.supercore.fab import Fab
+
+        try:
+            load_and_validate(app / "pyproject.toml")
+            content = build_fab_from_disk(app)
+        except ValueError as error:
+            raise Refused(str(error)) from None
+        request = StartRunRequest(
+            fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
+            override_config=user_config_to_proto(dict(config)),
+        )
+        return int(_called(lambda: self._client.StartRun(request)).run_id)
+
+    def status(self, run_id: int) -> str:
+        """Return the status of a run, such as ``finished:completed``."""
+        from flwr.proto.control_pb2 import ListRunsRequest
+
+        found = _called(lambda: self._client.ListRuns(ListRunsRequest(run_id=run_id)))
+        status = found.run_dict[run_id].status
+        return ":".join(part for part in (status.status, status.sub_status) if part)
+
+    def stop(self, run_id: int) -> None:
+        """Stop a run."""
+        from flwr.proto.control_pb2 import StopRunRequest
+
+        _called(lambda: self._client.StopRun(StopRunRequest(run_id=run_id)))
+
+    def log(self, run_id: int) -> str:
+        """Return what the server of a run has printed."""
+        from flwr.proto.control_pb2 import StreamLogsRequest
+
+        request = StreamLogsRequest(run_id=run_id, after_timestamp=0.0)
+        return str(_called(lambda: next(self._client.StreamLogs(request))).log_output)
+
+
+def _called(call: Callable[[], Any]) -> Any:
+    """Return what a call to a SuperLink does.
+
+    Raises
+    ------
+    Refused
+    """
+    import httpx
+    from flwr.supercore.error import FlowerError
+
+    try:
+        return call()
+    except httpx.HTTPStatusError as error:
+        told = FlowerError.from_json(error.response.text)
+        code = error.response.status_code
+        raise Refused(told.public_details or str(told) if told else f"HTTP {code}") from None
+    except httpx.HTTPError as error:
+        raise Refused(f"the SuperLink does not answer ({type(error).__name__})") from None
+
+
+def is_started_for_message() -> bool:
+    """Tell whether a stock SuperNode started this process, as it does for every message."""
+    return not warm and "flwr.supernode.cli.flwr_clientapp" in sys.modules

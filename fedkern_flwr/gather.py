@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flwr.serverapp import Grid
 
 from .errors import CohortError, ProtocolError, RefusedError
-from .exchange import exchange, read_reply, request_messages
+from .exchange import REPLY, exchange, read_reply, request_messages
 from .failure import Failure
 from .ledger import Ledger
 from .secure_sum.keys import KEY_BYTES
 from .wire.describe import DescribeReply, DescribeRequest, check_parties
+from .wire.releases import check_node, check_refusal, other_releases, release_of
 
 _DESCRIBE = "describe"
 _OWN = re.compile(r"\w+Error: (partition \S+?)(?:, phase \w+)?: (.+)")  # what a node says of itself
@@ -36,12 +37,14 @@ def gather_nodes(
     reply: type[Described] = DescribeReply,  # type: ignore[assignment]
     check: Callable[[Sequence[Described]], None] = check_parties,
     say: Callable[[str], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> dict[int, Described]:
     """Wait for the nodes and ask each who it is (phase ``describe``).
 
     ``reply`` is the class of the answers, ``check`` refuses parties that do not fit together.
     The nodes' ``num-partitions`` tells how many there must be; late nodes are described as they
-    come. Nobody is left out silently: a node that fails here fails the run.
+    come. Nobody is left out silently: a node that fails here fails the run. Releases of the same
+    protocol work together; which nodes have another one than the server is told to ``warn``.
 
     Returns
     -------
@@ -57,6 +60,7 @@ def gather_nodes(
     """
     deadline = time.monotonic() + timeout
     parties: dict[int, Described] = {}
+    releases: dict[int, str] = {}
     expected = max(1, min_clients)
     while True:
         fresh = sorted(set(grid.get_node_ids()) - set(parties))
@@ -73,7 +77,11 @@ def gather_nodes(
             outcome = exchange(grid, messages, phase=_DESCRIBE, timeout=remaining, ledger=ledger)
             _refuse_failures(outcome.failures)
             for node, message in outcome.replies.items():
-                parties[node] = read_reply(reply, message, party=f"node {node}")
+                party = f"node {node}"
+                told: Any = message.content.get(REPLY, {})
+                check_node(told, party=party)
+                parties[node] = read_reply(reply, message, party=party)
+                releases[parties[node].partition] = release_of(told)
                 if secure and len(parties[node].public_key) != KEY_BYTES:
                     raise ProtocolError(
                         "it sent no key for secure sums",
@@ -96,6 +104,8 @@ def gather_nodes(
         time.sleep(0.2)
     ordered = dict(sorted(parties.items(), key=lambda item: (item[1].partition, item[0])))
     check(list(ordered.values()))
+    if differing := other_releases(releases):
+        warn(differing)
     return ordered
 
 
@@ -113,6 +123,8 @@ def _refuse_failures(failures: Mapping[int, Failure]) -> None:
     found = _OWN.match(failure.detail)
     if failure.kind == "raised" and found is not None:
         raise RefusedError(found[2] + more, party=found[1], phase=_DESCRIBE)
+    for node, failure in sorted(failures.items()):
+        check_refusal(failure.detail, party=f"node {node}")
     remedy = "read that node's log: its table, its options or its release do not fit"
     if failure.kind == "unreachable":
         remedy = "start its SuperNode again, then the run; its node id is in `flwr supernode ls`"

@@ -182,6 +182,7 @@ class PhaseStrategy(Strategy):
             reply=self.described,
             check=self.check_parties,
             say=logger.info,
+            warn=logger.warning,
         )
         for party in self.parties_.values():
             if not party.restored and party.partition not in self.left_out_:

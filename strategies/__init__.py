@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from fedkern_flwr.strategy import PhaseStrategy
-from fedkern_flwr.summing import SummingStrategy
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from .alignment import AlignIds
-from .average import OFSKL, OFMKLAvg
-from .column_ranges import ColumnRanges
-from .fdskl import FDSKL
-from .fed_cfk import FedCFK
-from .fed_cg import FedCG
-from .hierarchical_svm import HierarchicalSVM
-from .kernel_pca import KernelPCA
-from .kofl import EMKOFL, VMKOFL
-from .local_only import LocalOnly
-from .per_fed_avg import PerFedAvg
-from .pof_mkl import POFMKL
-from .secure_gram import SecureGram
+if TYPE_CHECKING:
+    from fedkern_flwr.strategy import PhaseStrategy
+    from fedkern_flwr.summing import SummingStrategy
+
+    from .alignment import AlignIds
+    from .average import OFSKL, OFMKLAvg
+    from .column_ranges import ColumnRanges
+    from .fdskl import FDSKL
+    from .fed_cfk import FedCFK
+    from .fed_cg import FedCG
+    from .hierarchical_svm import HierarchicalSVM
+    from .kernel_pca import KernelPCA
+    from .kofl import EMKOFL, VMKOFL
+    from .local_only import LocalOnly
+    from .per_fed_avg import PerFedAvg
+    from .pof_mkl import POFMKL
+    from .secure_gram import SecureGram
 
 __all__ = [
     "EMKOFL",
@@ -38,3 +42,36 @@ __all__ = [
     "SecureGram",
     "SummingStrategy",
 ]
+
+# Imported when they are asked for: a node finds the client of a registered method by its strategy,
+# and needs no other.
+_MODULES = {
+    "EMKOFL": "kofl",
+    "FDSKL": "fdskl",
+    "OFSKL": "average",
+    "POFMKL": "pof_mkl",
+    "VMKOFL": "kofl",
+    "AlignIds": "alignment",
+    "ColumnRanges": "column_ranges",
+    "FedCFK": "fed_cfk",
+    "FedCG": "fed_cg",
+    "HierarchicalSVM": "hierarchical_svm",
+    "KernelPCA": "kernel_pca",
+    "LocalOnly": "local_only",
+    "OFMKLAvg": "average",
+    "PerFedAvg": "per_fed_avg",
+    "PhaseStrategy": "fedkern_flwr.strategy",
+    "SecureGram": "secure_gram",
+    "SummingStrategy": "fedkern_flwr.summing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _MODULES[name]
+    return getattr(import_module(module if "." in module else f".{module}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

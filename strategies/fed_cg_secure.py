@@ -16,7 +16,7 @@ import numpy as np
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.kernels.product import kernel_from_distances
 from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Steps
-from fedkern_flwr.solvers.least_squares import equations_length, unpack_equations
+from fedkern_flwr.solvers.equations import equations_length, unpack_equations
 
 from .fed_cg_system import Floats, HybridSystem
 

@@ -19,7 +19,17 @@ PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp
 ONLY_HERE = {"flwr.simulation": f"{PACKAGE}.simulations.engines.ray"}
 COMPAT = f"{PACKAGE}.flower_compat"
 #: Of simulations, from the lowest.
-FLOORS = ("engines", "run", "deployment", "lab.attacks", "methods", "lab", "apps", "cli")
+FLOORS = (
+    "engines",
+    "run",
+    "warm_node",
+    "deployment",
+    "lab.attacks",
+    "methods",
+    "lab",
+    "apps",
+    "cli",
+)
 
 
 def folder(package: str) -> Path:

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dposv, dpotrs
 from threadpoolctl import threadpool_limits
 
 from ..errors import OptionError
@@ -159,6 +158,8 @@ def _minimiser(quadratic: Floats, linear: Floats, support: Mask) -> Floats:
     Q a = c + t 1 with the t that makes the sum 1: a = Q^-1 c + t Q^-1 1. One step of iterative
     refinement takes away what the two terms lose when they nearly cancel.
     """
+    from scipy.linalg.lapack import dposv, dpotrs  # a node that ranks nothing does without
+
     items = np.flatnonzero(support)
     matrix, target = quadratic[np.ix_(items, items)], linear[items]
     sides = np.stack((target, np.ones(items.size))).T

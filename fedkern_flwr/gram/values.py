@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
 from ..errors import OptionError, TableError
 
@@ -54,7 +53,9 @@ def count_values(x: Rows, bound: float) -> Rows:
     _check_table(x)
     x = canonical(x)
     _check_counts(x.data, bound)
-    out = sparse.csr_array((x.data.astype(np.int64), x.indices, x.indptr), shape=x.shape, copy=True)
+    from scipy.sparse import csr_array
+
+    out = csr_array((x.data.astype(np.int64), x.indices, x.indptr), shape=x.shape, copy=True)
     out.eliminate_zeros()
     return out
 
@@ -239,7 +240,8 @@ def _largest_absolute(values: Array) -> float:
 
 
 def is_sparse(x: Rows) -> bool:
-    return bool(sparse.issparse(x))  # scipy's own check would tell mypy a type without methods
+    """Tell whether rows are an array or matrix of SciPy's, which is not imported for it."""
+    return hasattr(x, "tocsr")
 
 
 def canonical(x: Rows) -> Rows:

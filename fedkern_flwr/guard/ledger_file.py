@@ -17,6 +17,8 @@ FILE = "ledger.sqlite"
 VERSION = 1
 
 _PATIENCE = 60.0  # seconds to wait for another process
+#: Errors that waiting does not mend.
+_HOPELESS = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR)
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 _SCHEMA = """
 CREATE TABLE secret (key BLOB NOT NULL);
@@ -121,8 +123,9 @@ def _begin_log(db: sqlite3.Connection) -> None:
         try:
             db.execute("PRAGMA journal_mode = WAL")
             return
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
+        except sqlite3.OperationalError as error:
+            kind = error.sqlite_errorcode & 0xFF  # without what SQLite knows beyond it
+            if kind in _HOPELESS or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
 

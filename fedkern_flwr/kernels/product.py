@@ -18,7 +18,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import cdist
 
 from ..seeding import derive_seed
 from ..threads import share
@@ -67,13 +66,19 @@ def partial_distances(x: Floats, landmarks: Floats, kernel: ProductKernel) -> Fl
         for k in range(start, stop, rows):
             part = slice(k, min(k + rows, stop))
             if kernel == "laplacian":
-                cdist(x[part], landmarks, "cityblock", out=out[part])
+                _city_block(x[part], landmarks, out[part])
             else:
                 np.matmul(left[part], right, out=out[part])
                 np.maximum(out[part], 0.0, out=out[part])
 
     share(work, n, 4 * rows)
     return out
+
+
+def _city_block(x: Floats, landmarks: Floats, out: Floats) -> None:
+    from scipy.spatial.distance import cdist  # the Gaussian kernel does without
+
+    cdist(x, landmarks, "cityblock", out=out)
 
 
 def kernel_from_distances(distances: Floats, gammas: Floats) -> Floats:

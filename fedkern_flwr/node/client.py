@@ -27,6 +27,7 @@ from ..secure_sum import Party, PartyState
 from ..secure_sum.identity import read_identity, read_trusted
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
 from ..wire import sums as sum_wire
+from ..wire.releases import check_server
 from ..wire.sections import Section, attach, detach
 from .failures import conceal, replied
 from .last_answer import forget_answer, keep_answer, kept_answer
@@ -192,6 +193,7 @@ class PhaseClient(SessionNode, NumPyClient):
         self.record = RunRecord.load(self.context, session)
         self.record.check(self.name)
         if phase == DescribeRequest.phase:
+            check_server(config, party=self.name)
             opening = DescribeRequest.unpack(parameters, config, party=_SERVER)
             self._open_session(opening)
             return self._announce(opening, replied(self.describe, opening))

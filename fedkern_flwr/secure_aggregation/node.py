@@ -22,6 +22,7 @@ from ..node.answering import AnsweringClient, answers
 from ..node.client import logger
 from ..node.reported import reported
 from ..node.sums import ClientSums
+from ..node_config import renew
 from ..wire import DescribeReply, DescribeRequest, columns_digest
 from . import averages
 from . import messages as wire
@@ -74,6 +75,7 @@ def secure_aggregation_mod(
 
     def mod(message: Message, context: Context, app: App) -> Message:
         with reported(context):
+            renew(context)
             client = AveragingClient(
                 context,
                 message,

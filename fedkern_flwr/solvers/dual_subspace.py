@@ -41,10 +41,10 @@ from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
 
 from ..errors import OptionError, ProtocolError
 from .local_solvers import LOSSES, Loss, total_loss
+from .logistic import expit
 
 __all__ = ["LOSSES", "LabelOwner", "Loss", "Optimum", "objective", "restricted_optimum", "visit"]
 

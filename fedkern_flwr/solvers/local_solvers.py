@@ -38,7 +38,8 @@ from typing import Literal, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
+
+from .logistic import expit
 
 __all__ = ["LOSSES", "Loss", "solve_local", "total_loss"]
 

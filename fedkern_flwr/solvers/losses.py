@@ -12,7 +12,8 @@ from typing import Literal, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
+
+from .logistic import expit
 
 Floats = NDArray[np.float64]
 Loss = Literal["square", "logistic", "smooth-hinge"]

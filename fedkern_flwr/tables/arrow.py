@@ -74,16 +74,19 @@ def read_id_column(path: Path, id_column: str) -> NDArray[np.str_]:
 def _arrow_columns(path: Path) -> dict[str, Any]:
     """Read the columns by name; cells of a CSV stay text, so that an id keeps its leading zeros."""
     import pyarrow as pa
-    from pyarrow import csv, parquet
 
     kind = "CSV" if path.suffix.lower() == ".csv" else "Parquet"
     try:
         if kind == "CSV":
+            from pyarrow import csv
+
             with csv.open_csv(path) as reader:
                 names = reader.schema.names
             text = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
             table = csv.read_csv(path, convert_options=text)
         else:
+            from pyarrow import parquet
+
             with parquet.ParquetFile(path) as file:
                 table = file.read()
     except (pa.ArrowException, OSError, ValueError):  # their text repeats cells

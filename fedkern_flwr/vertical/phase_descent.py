@@ -7,7 +7,7 @@ Nocedal and Wright, "Numerical Optimization", 2006, section 7.2: L-BFGS.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,22 +17,12 @@ from scipy import linalg, optimize
 
 from ..errors import FedKernError, OptionError
 from ..solvers.losses import LOSSES, Loss, loss_derivatives, loss_values
-from .phases import Features, Phases
+from .phases import Chunks, Floats, Phases
 
-Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-Chunks = Callable[[], Iterable[tuple[slice, Features]]]
 
 ITERATIONS = 500
 LARGEST_CURVATURE: Mapping[Loss, float] = {"square": 2.0, "logistic": 0.25, "smooth-hinge": 1.0}
-
-
-def chunk_outputs(chunks: Chunks, weights: Floats, rows: int) -> Floats:
-    """Return the features times the weights, shape (rows, k)."""
-    out = np.empty((rows, weights.shape[1]))
-    for part, z in chunks():
-        out[part] = z @ weights.astype(z.dtype)
-    return out
 
 
 @dataclass(frozen=True)

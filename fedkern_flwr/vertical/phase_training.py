@@ -22,16 +22,14 @@ from ..solvers.losses import Loss
 from .phase_descent import (
     ITERATIONS,
     LARGEST_CURVATURE,
-    Floats,
     add_equations,
     check_training,
-    chunk_outputs,
     descend,
     factored,
     factorise,
     solve,
 )
-from .phases import Phases, feature_chunks
+from .phases import Floats, Phases, feature_chunks
 
 #: L-BFGS stops when no component of the gradient, in coordinates in which the square loss is
 #: round, is larger: the objective is then within about its square, times R, of the smallest.
@@ -132,18 +130,3 @@ def minimise(
         tolerance,
         iterations,
     )
-
-
-def outputs(phases: Phases, weights: Floats, multiple: int = 1) -> Floats:
-    """Return phi(x) w of every row, shape (n, k).
-
-    Parameters
-    ----------
-    phases : ndarray of uint16 or uint32, shape (n, R)
-        Angles as integers.
-    weights : ndarray of float64, shape (R, k)
-        w.
-    multiple : int (default: 1)
-        m, which multiplies the frequencies.
-    """
-    return chunk_outputs(partial(feature_chunks, phases, multiple), weights, len(phases))

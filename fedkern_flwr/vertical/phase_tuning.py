@@ -22,11 +22,8 @@ from ..solvers.losses import Loss
 from .phase_descent import (
     ITERATIONS,
     LARGEST_CURVATURE,
-    Chunks,
-    Floats,
     add_equations,
     check_training,
-    chunk_outputs,
     descend,
     factored,
     factorise,
@@ -34,7 +31,7 @@ from .phase_descent import (
     solve,
 )
 from .phase_training import minimise, solve_square
-from .phases import Features, Phases, cosines, feature_chunks
+from .phases import Chunks, Features, Floats, Phases, chunk_outputs, cosines, feature_chunks
 
 Scores = dict[tuple[int, float], float]
 Mask = NDArray[np.bool_]

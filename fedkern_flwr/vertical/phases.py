@@ -16,8 +16,8 @@ Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", 2007.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ Floats = NDArray[np.float64]
 Phases = NDArray[np.uint16] | NDArray[np.uint32]
 #: float32 for phases of 16 bits, float64 for phases of 32.
 Features = NDArray[np.float32] | NDArray[np.float64]
+Chunks = Callable[[], Iterable[tuple[slice, Features]]]
 
 _CHUNK = 1 << 25  # bytes of a temporary array, 32 MB
 # Phases looked up at once: their positions, eight bytes each, stay in the processor's cache.
@@ -147,3 +148,26 @@ def _feature_dtype(phases: Phases) -> np.dtype[np.float32] | np.dtype[np.float64
     if phases.dtype == np.uint32:
         return np.dtype(np.float64)
     raise OptionError(f"phases are {phases.dtype}", remedy="use uint16 or uint32")
+
+
+def chunk_outputs(chunks: Chunks, weights: Floats, rows: int) -> Floats:
+    """Return the features times the weights, shape (rows, k)."""
+    out = np.empty((rows, weights.shape[1]))
+    for part, z in chunks():
+        out[part] = z @ weights.astype(z.dtype)
+    return out
+
+
+def outputs(phases: Phases, weights: Floats, multiple: int = 1) -> Floats:
+    """Return phi(x) w of every row, shape (n, k).
+
+    Parameters
+    ----------
+    phases : ndarray of uint16 or uint32, shape (n, R)
+        Angles as integers.
+    weights : ndarray of float64, shape (R, k)
+        w.
+    multiple : int (default: 1)
+        m, which multiplies the frequencies.
+    """
+    return chunk_outputs(partial(feature_chunks, phases, multiple), weights, len(phases))

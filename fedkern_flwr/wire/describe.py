@@ -6,10 +6,19 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 from ..errors import PartitionError, ProtocolError
-from .message import Message
+from .message import Message, Scalar
+from .releases import release
 
 
-class DescribeRequest(Message, phase="describe"):
+class _Opening(Message):
+    """A message of the beginning of a run: it says which release sent it."""
+
+    def scalars(self) -> dict[str, Scalar]:
+        """Return the scalars of any message, and the release."""
+        return super().scalars() | release()
+
+
+class DescribeRequest(_Opening, phase="describe"):
     """Ask a node who it is and open a session.
 
     Attributes
@@ -34,7 +43,7 @@ class DescribeRequest(Message, phase="describe"):
     order_seed: int = -1
 
 
-class DescribeReply(Message, phase="describe"):
+class DescribeReply(_Opening, phase="describe"):
     """What a node tells about itself: sizes and names of columns, never values.
 
     A client says how large its table is; who it is, and what else belongs to a run, is filled in by

@@ -18,9 +18,8 @@ from fedkern_flwr.errors import EngineError, FedKernError, OptionError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.strategy import PhaseStrategy
 
-from ..deployment import LocalDeployment, Secrets, write_node
-from ..deployment.local import CONNECTION, last_line
-from ..deployment.node_files import NodeConfig, toml
+from ..deployment.local import CONNECTION, LocalDeployment, last_line
+from ..deployment.node_files import NodeConfig, Secrets, toml, write_node
 from ..deployment.run_config import app_folder, run_config
 from ..methods.base import Family
 from ..methods.experiment import checkpoint_file, summarise
@@ -252,7 +251,7 @@ def _run(
                 ready = time.monotonic() - began
                 run_id = deployment.run(app, settings)
                 try:
-                    status = deployment.wait_for_run(run_id, told, _LONGEST, say)
+                    status = deployment.wait_for_run(run_id, _LONGEST, say)
                 finally:
                     with suppress(FedKernError):  # the SuperLink may be gone
                         deployment.save_log(run_id, place / _SERVER_LOG)

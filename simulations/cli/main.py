@@ -22,6 +22,7 @@ from .audit import AUDITED, audit_all, audit_method, audit_options
 from .compare import ALL, compare_presets
 from .deploy import DEPLOYABLE, deploy_method, deploy_options
 from .doctor import doctor
+from .front import front_app
 from .new_method import new_method
 from .node import node_app
 from .options import build_command
@@ -70,6 +71,7 @@ _commands(
 _ATTACK = "Attack a method and report what is recovered."
 _commands("audit", _ATTACK, AUDITED, audit_method, audit_options).command("all")(audit_all)
 app.add_typer(node_app)
+app.add_typer(front_app)
 app.command("compare", epilog=f"Presets: {', '.join((*NAMES, ALL))}.")(compare_presets)
 app.command("predict")(predict)
 app.command("doctor")(doctor)

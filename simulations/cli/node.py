@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -15,17 +18,82 @@ from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.guard.ledger_file import FILE
 from fedkern_flwr.guard.policy import RULES, read_policy, write_policy
+from fedkern_flwr.node_config import read_config
 
+from ..warm_node.start import NO_THREADS, LogFormat, node_command
 from .console import plain_table
+from .node_status import show_status
 
 node_app = typer.Typer(name="node", help="For the owner of a node.", no_args_is_help=True)
 policy_app = typer.Typer(name="policy", help="What a node takes part in.", no_args_is_help=True)
 ledger_app = typer.Typer(name="ledger", help="What a node has answered.", no_args_is_help=True)
 node_app.add_typer(policy_app)
 node_app.add_typer(ledger_app)
+node_app.command("status")(show_status)
 
 _File = Annotated[Path, typer.Argument(help="TOML file of the policy.")]
 _Folder = Annotated[Path, typer.Option("--state-dir", help="The node's own folder.")]
+
+
+@node_app.command(
+    "start", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+def start_node(
+    context: typer.Context,
+    superlink: Annotated[str, typer.Option(help="Host and port of the SuperLink, or its front.")],
+    node_config: Annotated[Path, typer.Option(help="TOML file of the node's configuration.")],
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="Certificate of who signed the SuperLink's.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="The node's private key.")] = None,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1 for the node's processes.")
+    ] = 9094,
+    max_processes: Annotated[
+        int, typer.Option(min=1, help="Messages that are answered at a time.")
+    ] = 1,
+    message_seconds: Annotated[
+        float, typer.Option(min=1.0, help="What answering a message may take.")
+    ] = 3600.0,
+    message_gigabytes: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="Memory that answering a message may take.",
+            show_default="three quarters of the machine's",
+        ),
+    ] = None,
+    metrics: Annotated[
+        Path | None, typer.Option(help="File for figures in Prometheus' text format.")
+    ] = None,
+    log_format: Annotated[LogFormat, typer.Option(help="Of what it prints.")] = "text",
+) -> None:
+    """Start a SuperNode that stays warm: messages need not wait until Python has started.
+
+    Other options are those of flower-supernode.
+    """
+    given = {"root-certificates": root_certificates}
+    given["auth-supernode-private-key"] = key
+    arguments: list[str] = []
+    for name, path in given.items():
+        if path is not None:
+            _refuse_unreadable(path, f"--{name}")
+            arguments += [f"--{name}", str(path)]
+    read_config(node_config)
+    _refuse_taken(port)
+    command = node_command(
+        superlink,
+        node_config,
+        [*arguments, *context.args],
+        port,
+        max_processes=max_processes,
+        message_seconds=message_seconds,
+        message_gigabytes=message_gigabytes,
+        metrics="" if metrics is None else str(metrics.resolve()),
+        log_format=log_format,
+    )
+    sys.stdout.flush()
+    os.execve(command[0], command, {**os.environ, **NO_THREADS})
 
 
 @policy_app.command("show")
@@ -95,6 +163,34 @@ def show_ledger(state_dir: _Folder) -> None:
     ]
     if refused:
         _print(("run", "refused", "times"), refused)
+
+
+def _refuse_unreadable(path: Path, option: str) -> None:
+    """Refuse a file that is not there, or not for this user.
+
+    Raises
+    ------
+    OptionError
+    """
+    if not os.access(path, os.R_OK) or not path.is_file():
+        raise OptionError(f"{option}: {path} cannot be read", remedy="check the path")
+
+
+def _refuse_taken(port: int) -> None:
+    """Refuse a port on which somebody listens.
+
+    Raises
+    ------
+    OptionError
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise OptionError(
+                f"port {port} of 127.0.0.1 is in use", remedy="choose another with --port"
+            ) from None
 
 
 def _ledger(state_dir: Path) -> NodeLedger:

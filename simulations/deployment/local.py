@@ -6,29 +6,29 @@ registered nodes alone, and a SuperNode per party with a key, a configuration an
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
 import ssl
-import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import EngineError, OptionError
+from fedkern_flwr.flower_compat import Control, Refused
 from fedkern_flwr.plain_text import plain_line
 from fedkern_flwr.private_files import make_private_folder
 
 from ..engines.ray import ENVIRONMENT
+from ..warm_node.start import NO_THREADS, node_command
 from .certificates import make_certificates, make_node_key
-from .node_files import NodeConfig, as_text, toml_lines
+from .node_files import NodeConfig, toml_lines
 from .processes import Processes
 
 CONNECTION = "deployed"  # what the connection is called on Flower's command line
@@ -36,17 +36,17 @@ CONNECTION = "deployed"  # what the connection is called on Flower's command lin
 _HOST = "127.0.0.1"
 _BIN = Path(sys.executable).parent
 _START = 60.0  # seconds for SuperLink and nodes to come up
-_COMMAND = 120.0  # seconds for a command of Flower's
-_LOOK = 8.0  # seconds from one look at the status of a run to the next: each takes a process
+_LOOK = 0.5  # seconds from one look at nodes and runs to the next
 _QUOTED = 300  # characters of a log in an error
 _FINISHED = "finished"
-_SWIFT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}  # seconds; Flower's default is 1
+_SWIFT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}  # seconds; Flower's default is 1
 #: What the command line of Flower, SuperLink and SuperNodes start.
-_PROGRAMS = ("flwr", *(f"flower-{name}" for name in ("superlink", "supernode", "superexec")))
-_PROGRAMS += ("flwr-serverapp", "flwr-clientapp")
+_PROGRAMS = (*(f"flower-{n}" for n in ("superlink", "supernode", "superexec")), "flwr-serverapp")
+_PROGRAMS += ("flwr-clientapp",)
 _REFUSED = ("Failed to activate SuperNode", "Exit Code: 304", "Exit Code: 305")
 
 Say = Callable[[str], None]
+_T = TypeVar("_T")
 
 
 class LocalDeployment:
@@ -60,11 +60,13 @@ class LocalDeployment:
         The configuration of each node.
     say : callable
         Told what is going on.
+    warm, front : bool (default: True)
+        Whether nodes stay warm, and whether there is a front before the SuperLink.
 
     Attributes
     ----------
-    address : str
-        Host and port of the SuperLink.
+    address, reached : str
+        Host and port of the SuperLink, and of what nodes connect to.
     environment : dict
         What Flower's command line needs to find it.
     keep : bool
@@ -72,10 +74,18 @@ class LocalDeployment:
     """
 
     def __init__(
-        self, folder: Path, nodes: Sequence[NodeConfig], say: Say = lambda _: None
+        self,
+        folder: Path,
+        nodes: Sequence[NodeConfig],
+        say: Say = lambda _: None,
+        *,
+        warm: bool = True,
+        front: bool = True,
     ) -> None:
+        self.warm, self.front = warm, front
         self.folder, self.nodes, self.say = folder.resolve(), list(nodes), say
-        self.address, self.keep = "", False
+        self.address = self.reached = ""
+        self.keep = False
         refuse_running(self.folder / "pids")
         home = self.folder / "flwr"  # what an earlier deployment left there is of no use
         shutil.rmtree(home, ignore_errors=True)
@@ -83,7 +93,7 @@ class LocalDeployment:
         path = f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}"
         refuse_missing(path)
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # all share a machine
-        own = {"FLWR_HOME": str(home), "PATH": path, **_SWIFT}
+        own = {"FLWR_HOME": str(home), "PATH": path, **_SWIFT, **(NO_THREADS if warm else {})}
         self.environment = {**os.environ, **ENVIRONMENT, **threads, **own}
         self.processes = Processes(self.environment, self.folder / "pids")
 
@@ -134,21 +144,49 @@ class LocalDeployment:
         command += ["--port", str(port), "--enable-supernode-auth"]
         command += ["--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.pem"]
         command += ["--ssl-keyfile", keys / "server.key"]
-        command += ["--disable-runtime-dependency-installation", "--database", home / "state.db"]
-        self.processes.start("SuperLink", command, self.folder / "superlink.log")
+        command += ["--disable-runtime-dependency-installation"]
+        self._start_server("SuperLink", command, self.address)
+        self._control = Control(self.address, keys / "ca.crt")
+        if not self.front:
+            self.reached = self.address
+        elif "front" not in self.processes.names():
+            self.reached = self.start_front()
+
+    def start_front(self) -> str:
+        """Start a front before the SuperLink, wait until it answers, and return its address.
+
+        Raises
+        ------
+        EngineError
+        """
+        address, keys = f"{_HOST}:{free_port()}", self.folder / "keys"
+        command: list[str | Path] = [sys.executable, "-m", f"{__package__}.front", address]
+        command += [self.address, *(keys / n for n in ("ca.crt", "server.pem", "server.key"))]
+        self._start_server("front", command, address)
+        return address
+
+    def _start_server(self, name: str, command: Sequence[str | Path], address: str) -> None:
+        """Start a server and wait until it says that it is well."""
+        log = self.folder / f"{name.lower()}.log"
+        self.processes.start(name, command, log)
         deadline = time.monotonic() + _START
-        context = ssl.create_default_context(cafile=str(keys / "ca.crt"))
-        while time.monotonic() < deadline and "SuperLink" not in self.processes.ended():
+        context = ssl.create_default_context(cafile=str(self.folder / "keys" / "ca.crt"))
+        while time.monotonic() < deadline and name not in self.processes.ended():
             try:
-                url = f"https://{self.address}/health"
+                url = f"https://{address}/health"
                 with urllib.request.urlopen(url, timeout=2, context=context) as reply:
                     if reply.status == 200:
                         return
-            except OSError:
+            except OSError as error:
+                reason = getattr(error, "reason", None)
+                if isinstance(reason, ssl.SSLCertVerificationError):
+                    raise EngineError(
+                        f"the certificate in {self.folder / 'keys'} does not hold "
+                        f"({reason.verify_message})",
+                        remedy="remove ca.crt there for another, or set the clock",
+                    ) from None
                 time.sleep(0.1)
-        raise EngineError(
-            "the SuperLink does not come up", remedy=f"read {self.folder / 'superlink.log'}"
-        )
+        raise EngineError(f"the {name} does not come up", remedy=f"read {log}")
 
     def register(self, numbers: Sequence[int] | range) -> None:
         """Make a key for each node and register it with the SuperLink."""
@@ -156,16 +194,8 @@ class LocalDeployment:
         for k in numbers:
             if not self.key(k).exists():
                 make_node_key(self.key(k))
-        publics = [self.key(k).with_name(f"{self.key(k).name}.pub") for k in numbers]
-        with ThreadPoolExecutor(max_workers=2) as pool:
-            for found in pool.map(
-                lambda public: self.flwr("supernode", "register", public, CONNECTION), publics
-            ):
-                if not found.get("success"):
-                    raise EngineError(
-                        "the SuperLink did not register a node",
-                        remedy=f"read {self.folder / 'superlink.log'}",
-                    )
+            public = self.key(k).with_name(f"{self.key(k).name}.pub")
+            self._ask(partial(Control.register, public_key=public))
 
     def key(self, number: int) -> Path:
         """Return the file of a node's private key."""
@@ -174,11 +204,15 @@ class LocalDeployment:
     def start_node(self, number: int, key: Path | None = None) -> None:
         """Start a SuperNode, by default with its own key."""
         folder = self.node_folder(number)
-        command: list[str | Path] = ["flower-supernode", "--superlink", self.address]
-        command += ["--root-certificates", self.folder / "keys" / "ca.crt"]
-        command += ["--auth-supernode-private-key", key or self.key(number)]
-        command += ["--host", _HOST, "--port", str(free_port())]
-        command += ["--node-config", as_text(self.nodes[number])]
+        arguments = ["--root-certificates", str(self.folder / "keys" / "ca.crt")]
+        arguments += ["--auth-supernode-private-key", str(key or self.key(number))]
+        port, config = free_port(), folder / "node.toml"
+        make_private_folder(folder)
+        write_atomically(config, toml_lines(self.nodes[number]).encode(), private=True)
+        command = ["flower-supernode", "--superlink", self.reached, *arguments]
+        command += ["--host", _HOST, "--port", str(port), "--node-config", str(config)]
+        if self.warm:
+            command = node_command(self.reached, config, arguments, port)
         self.processes.start(node_name(number), command, folder / "supernode.log")
 
     def node_folder(self, number: int) -> Path:
@@ -197,13 +231,12 @@ class LocalDeployment:
         deadline = time.monotonic() + _START
         while True:
             self._refuse_ended()
-            listed = self.flwr("supernode", "ls", CONNECTION).get("nodes", [])
-            online = sum(node.get("status") == "online" for node in listed)
+            online = self._ask(Control.online)
             if online >= len(self.nodes):
                 return
             if time.monotonic() > deadline:
                 break
-            time.sleep(0.5)
+            time.sleep(_LOOK)
         raise EngineError(
             f"{online} of {len(self.nodes)} nodes are connected after {_START:.0f} s",
             remedy=f"read nodes/*/supernode.log in {self.folder}",
@@ -233,85 +266,58 @@ class LocalDeployment:
         self.say("submitting the app")
         path = self.folder / "run-config.toml"
         write_atomically(path, toml_lines(config).encode(), private=True)
-        found = self.flwr("run", app, CONNECTION, "--run-config", path)
-        if not found.get("success") or "run-id" not in found:
-            reason = plain_line(str(found.get("error-message", "no reason given")))
+        try:
+            return self._control.start(app, config)
+        except Refused as error:
             raise EngineError(
-                f"Flower refuses the app: {reason}",
+                f"Flower refuses the app: {plain_line(str(error), _QUOTED)}",
                 remedy="check the options of the run",
-            )
-        return int(found["run-id"])
+            ) from None
 
-    def wait_for_run(
-        self, run_id: int, result: Path, timeout: float, tick: Say = lambda _: None
-    ) -> str:
-        """Wait until a run has written its result, or has ended without one; return its status.
+    def wait_for_run(self, run_id: int, timeout: float, tick: Say = lambda _: None) -> str:
+        """Wait until a run has ended; return its status.
 
         Raises
         ------
         EngineError
             It takes longer than ``timeout`` seconds, or the SuperLink has ended.
         """
-        began = looked = time.monotonic()
+        began = heard = time.monotonic()
         while time.monotonic() < began + timeout:
-            if "SuperLink" in self.processes.ended():
-                self._refuse_ended()
-            done = result.exists()
-            if done or time.monotonic() > looked + _LOOK:
-                looked = time.monotonic()
-                status = self.status(run_id)
+            try:
+                status = self._ask(lambda control: control.status(run_id))
+                heard = time.monotonic()
                 if status.startswith(_FINISHED):
                     return status
+            except EngineError:
+                if "SuperLink" in self.processes.ended():
+                    self._refuse_ended()
+                if time.monotonic() > heard + _START:
+                    raise
             tick(f"running, {time.monotonic() - began:.0f} s")
-            time.sleep(0.5)
-        self.flwr("stop", str(run_id), CONNECTION)
+            time.sleep(_LOOK)
+        self._ask(lambda control: control.stop(run_id))
         raise EngineError(
             f"the run has not ended after {timeout:.0f} s", remedy="raise --timeout, then resume"
         )
 
-    def status(self, run_id: int) -> str:
-        """Return the status of a run, such as ``finished:completed``."""
-        runs = self.flwr("ls", "--run-id", str(run_id), CONNECTION).get("runs") or [{}]
-        return str(runs[0].get("status", ""))
-
     def save_log(self, run_id: int, path: Path) -> None:
         """Write the log of a run's server."""
-        done = self._flwr("log", str(run_id), CONNECTION, "--show")
-        write_atomically(path, done.stdout.encode(), private=True)
+        text = self._ask(lambda control: control.log(run_id))
+        write_atomically(path, text.encode(), private=True)
 
-    def flwr(self, *arguments: str | Path) -> dict[str, Any]:
-        """Run Flower's command line and return the JSON that it prints.
+    def _ask(self, call: Callable[[Control], _T]) -> _T:
+        """Ask the SuperLink something.
 
         Raises
         ------
         EngineError
         """
-        done = self._flwr(*arguments, "--format", "json")
         try:
-            found = json.loads(done.stdout)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            words = plain_line((done.stderr or done.stdout)[-_QUOTED:], _QUOTED)
+            return call(self._control)
+        except Refused as error:
             raise EngineError(
-                f"flwr {arguments[0]} failed: {words or 'no output'}",
-                remedy=f"read {self.folder / 'superlink.log'}",
-            )
-        return found
-
-    def _flwr(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        try:
-            return subprocess.run(
-                ["flwr", *map(str, arguments)],
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_COMMAND,
-            )
-        except subprocess.TimeoutExpired:
-            raise EngineError(
-                f"flwr {arguments[0]} takes longer than {_COMMAND:.0f} s",
+                f"the SuperLink refuses: {plain_line(str(error), _QUOTED)}",
                 remedy=f"read {self.folder / 'superlink.log'}",
             ) from None
 

@@ -114,17 +114,6 @@ def read_secrets(folder: Path) -> dict[str, bytes]:
     return {name: bytes.fromhex(f.read_text()) for name, f in files.items() if f.is_file()}
 
 
-def as_text(config: Mapping[str, Any]) -> str:
-    """Return a configuration as Flower's command line takes it.
-
-    Examples
-    --------
-    >>> as_text({"partition-id": 0, "role": "agent", "allow-single": True})
-    'partition-id=0 role="agent" allow-single=true'
-    """
-    return " ".join(f"{name}={toml(value)}" for name, value in config.items())
-
-
 def toml(value: Any) -> str:
     """Return a plain value as TOML."""
     if isinstance(value, bool):

@@ -70,6 +70,10 @@ class Processes:
         self._note()
         return process.pid
 
+    def names(self) -> list[str]:
+        """Return the names of all processes."""
+        return list(self._started)
+
     def pid(self, name: str) -> int:
         """Return the id of a process."""
         return self._started[name].process.pid

@@ -72,7 +72,7 @@ _UP = _by_field(
     control={
         "average": "layout",
         "average-evaluate": "layout",
-        "describe": "partition partitions role restored answered opened counting",
+        "describe": "partition partitions role restored answered opened counting release",
         "svm-owner": "model",
     },
     size={

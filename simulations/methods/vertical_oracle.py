@@ -12,7 +12,8 @@ from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets, publ
 from fedkern_flwr.labels import encode_classes
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.vertical.doubly_stochastic import draw_batch, new_coefficients, step_size
-from fedkern_flwr.vertical.phase_training import minimise, outputs, solve_square
+from fedkern_flwr.vertical.phase_training import minimise, solve_square
+from fedkern_flwr.vertical.phases import outputs
 
 from ...strategies import FDSKL
 from .clients import alignment_key

@@ -88,6 +88,7 @@ def test_a_node_tells_sizes_and_a_digest() -> None:
     assert told["columns"] == columns_digest(("a", "b"))
     assert len(told["public_key"]) == 32
     assert set(told) - {"phase", "protocol", "partition", "partitions", "role", "restored"} == {
+        "release",
         "rows",
         "features",
         "test_rows",

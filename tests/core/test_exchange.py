@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.server.superlink.linkstate.utils import MESSAGE_UNAVAILABLE_ERROR_REASON
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +27,7 @@ from fedkern_flwr.exchange import (
     take_sections,
 )
 from fedkern_flwr.failure import Failure, mark_error
-from fedkern_flwr.flower_compat import set_task_identity
+from fedkern_flwr.flower_compat import MESSAGE_LOST, set_task_identity
 from fedkern_flwr.ledger import Ledger
 from fedkern_flwr.online.messages import PersonalReply
 from fedkern_flwr.wire import PROTOCOL_VERSION, DescribeRequest
@@ -141,6 +143,13 @@ def test_a_dead_ray_actor_stops_the_run() -> None:
     unknown = reply("a", error=Error(0, None), node=1000)
     outcome, _, _ = run([[unknown, reply("b", node=1001)]])
     assert outcome.failures == {1000: Failure("raised", "error code 0")}
+
+
+def test_a_message_that_the_superlink_has_lost_is_no_error_of_its_node() -> None:
+    assert MESSAGE_LOST == (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+    for code in MESSAGE_LOST:
+        found = raised(MESSAGE_UNAVAILABLE_ERROR_REASON, code)
+        assert found == Failure("unreachable", "(its message was lost at the SuperLink)")
 
 
 def raised(reason: str, code: int = 2) -> Failure:

@@ -10,13 +10,11 @@ from scipy import linalg
 from sklearn.linear_model import Ridge
 
 from fedkern_flwr.errors import FedKernError, OptionError
+from fedkern_flwr.solvers.equations import equations_length, pack_equations, unpack_equations
 from fedkern_flwr.solvers.least_squares import (
     check_regularization,
-    equations_length,
-    pack_equations,
     regularized,
     solve_equations,
-    unpack_equations,
 )
 
 

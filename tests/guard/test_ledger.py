@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkern_flwr.errors import OptionError, ProtocolError, RefusedError
-from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.guard import NodePolicy, ledger_file
 from fedkern_flwr.guard.history import Entry, conflicts, rows_apart
 from fedkern_flwr.guard.ledger import Answer, NodeLedger
 from fedkern_flwr.guard.ledger_file import FILE
@@ -403,6 +403,20 @@ def test_no_answer_leaves_without_its_entry_whenever_the_process_is_killed(tmp_p
         killed.append((len(left), len(entered)))
     assert set(killed) == {(0, 0), (0, 1), (1, 1)}
     assert len(killed) > 20
+
+
+def test_a_full_disk_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new ledger waits for who makes it at the same time, and for nothing else."""
+
+    class Full:
+        def execute(self, statement: str) -> None:
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+
+    monkeypatch.setattr(ledger_file.time, "sleep", lambda seconds: pytest.fail("waits"))
+    with pytest.raises(sqlite3.OperationalError):
+        ledger_file._begin_log(Full())  # type: ignore[arg-type]
 
 
 def test_a_fault_at_any_statement_lets_no_answer_leave(

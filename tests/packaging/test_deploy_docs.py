@@ -12,18 +12,24 @@ import csv
 import json
 import os
 import re
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
 import tomllib
+import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from app_sites import node_keys
 from servers import wait_for_end_of
 
+from fedkern_flwr.simulations.cli.main import app as fedkern
 from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,7 +103,16 @@ def test_files_that_the_page_names_are_those_of_its_folder() -> None:
     assert {file.name for file in FILES.iterdir()} == set(re.findall(r"\(deploy/([\w.-]+)\)", text))
 
 
-@pytest.mark.parametrize("name", ["superlink", "supernode"])
+PROGRAMS = {
+    "front": "fedkern front start",
+    "superlink": "flower-superlink",
+    "superexec": "flower-superexec",
+    "supernode": "fedkern node start",
+}
+SETTINGS = {"superexec": "superlink"}  # the file of another unit
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_units_parse_and_are_confined(name: str) -> None:
     unit = configparser.RawConfigParser(strict=False, delimiters=("=",), comment_prefixes=("#",))
     unit.optionxform = str  # type: ignore[method-assign,assignment]
@@ -106,28 +121,142 @@ def test_units_parse_and_are_confined(name: str) -> None:
     assert service["User"] == "fedkern"
     assert (service["Restart"], service["RestartSec"]) == ("always", "10")
     assert (service["ProtectSystem"], service["NoNewPrivileges"]) == ("strict", "yes")
+    file = f"{SETTINGS.get(name, name)}.env"
     settings = dict(
         line.split("=", 1)
-        for line in (FILES / f"{name}.env").read_text().splitlines()
+        for line in (FILES / file).read_text().splitlines()
         if not line.startswith("#")
     )
-    assert service["EnvironmentFile"] == f"/etc/fedkern/{name}.env"
+    assert service["EnvironmentFile"] == f"/etc/fedkern/{file}"
     assert set(re.findall(r"\$\{(\w+)\}", service["ExecStart"])) <= set(settings)
     assert settings["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert service["ExecStart"].startswith(f"/opt/fedkern/venv/bin/{PROGRAMS[name]} ")
     flags = re.findall(r"(--[a-z-]+)", service["ExecStart"])
-    printed = "".join(text for _, text in blocks() if f"flower-{name}" in text)
-    assert set(flags) == set(re.findall(r"(--[a-z-]+)", printed.split("> super")[0]))
+    printed = PAGE.read_text().partition(f"nohup {PROGRAMS[name]} ")[2]
+    assert set(flags) == set(re.findall(r"(--[a-z-]+)", printed.split(" > ")[0]))
+    if name == "supernode":
+        assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
 
 
-def test_compose_file_parses() -> None:
+def services() -> dict[str, Any]:
+    """Return the services of the compose file."""
     yaml = pytest.importorskip("yaml")
-    services = yaml.safe_load((FILES / "compose.yaml").read_text())["services"]
-    assert set(services) == {"superlink", *PARTIES}
-    for name in PARTIES:
-        assert services[name]["image"] == "python:3.11-slim"
-        assert "--host 127.0.0.1" in services[name]["command"][-1]
-        assert "ports" not in services[name]
-    assert "--enable-supernode-auth" in services["superlink"]["command"][-1]
+    found: dict[str, Any] = yaml.safe_load((FILES / "compose.yaml").read_text())["services"]
+    return found
+
+
+def test_compose_file_shows_parties_the_front_alone() -> None:
+    found = services()
+    assert set(found) == {"superlink", "superexec", "front", *PARTIES}
+    for name, service in found.items():
+        assert (service["image"], service["restart"]) == ("fedkern-flwr", "always")
+        assert service["read_only"]
+        assert service["cap_drop"] == ["ALL"]
+        inside, reaches = name in ("superlink", "superexec"), set(service["networks"])
+        if name != "front":
+            assert reaches == ({"coordinator"} if inside else {"parties"})
+            assert "ports" not in service
+        own = name if name in PARTIES else "coordinator"
+        assert service["volumes"] == [f"./{own}:/party"]
+    assert "--enable-supernode-auth" in found["superlink"]["command"]
+    for name in ("superlink", "superexec"):  # else whoever reaches the port could run the servers
+        assert "--superexec-auth-secret-file=/party/superexec-secret" in found[name]["command"]
+    for name in ("superlink", "front"):
+        program = found[name]["healthcheck"]["test"]
+        assert program[:3] == ["CMD", "python", "-c"]
+        compile(program[3], "health check", "exec")
+    assert all("healthcheck" not in found[name] for name in PARTIES)  # that of the image
+
+
+def dockerfile() -> list[list[str]]:
+    """Return the words of each instruction of the Dockerfile."""
+    text = (FILES / "Dockerfile").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    return [shlex.split(line) for line in joined.splitlines() if line]
+
+
+def copied() -> list[str]:
+    """Return what the Dockerfile copies from the source tree."""
+    words = [line[1:-1] for line in dockerfile() if line[0] == "COPY"]
+    return [name for names in words if not names[0].startswith("--from") for name in names]
+
+
+def test_image_has_no_root_and_asks_the_node_how_it_is() -> None:
+    found = dockerfile()
+    assert [line[0] for line in found if line[0] == "FROM"] == ["FROM", "FROM"]
+    users = [line[1] for line in found if line[0] == "USER"]
+    assert users == ["10001:10001"]
+    assert all((ROOT / name).exists() for name in copied())
+    (check,) = (line for line in found if line[0] == "HEALTHCHECK")
+    assert " ".join(check).endswith("CMD [fedkern, node, status, --state-dir, /party/state]")
+
+
+@pytest.mark.packaging
+def test_a_wheel_builds_from_what_the_image_copies(tmp_path: Path) -> None:
+    for name in copied():
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    command = ["pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path / "w")]
+    subprocess.run([sys.executable, "-m", *command, str(tmp_path)], check=True, timeout=240)
+    (wheel,) = (tmp_path / "w").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert "fedkern_flwr/simulations/warm_node/status.py" in archive.namelist()
+
+
+def test_linters_find_nothing() -> None:
+    programs = {
+        "hadolint": ["Dockerfile"],
+        "check-jsonschema": ["--builtin-schema", "vendor.compose-spec", "compose.yaml"],
+    }
+    places = {name: shutil.which(name) for name in programs}
+    missing = [name for name, place in places.items() if place is None]
+    for name, place in places.items():
+        if place is not None:
+            command = [place, *programs[name]]
+            done = subprocess.run(command, cwd=FILES, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+
+
+def known_options(command: str) -> set[str]:
+    """Return the options of a command of ours or of Flower's."""
+    program, *words = command.split()
+    if program == "fedkern":
+        found: Any = typer.main.get_command(fedkern)
+        for word in words:
+            found = found.commands[word]
+        return {name for option in found.params for name in option.opts}
+    place = Path(sys.executable).parent / program
+    done = subprocess.run([place, "--help"], capture_output=True, text=True, check=True)
+    return set(re.findall(r"--[a-z-]+", done.stdout))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "flower-superlink",
+        "flower-superexec",
+        "fedkern front start",
+        "fedkern node start",
+        "fedkern node status",
+    ],
+)
+def test_options_of_commands_are_those_of_the_programs(command: str) -> None:
+    used: set[str] = set()
+    for service in services().values():
+        words = service["command"]
+        if words[: len(command.split())] == command.split():
+            used |= {word.partition("=")[0] for word in words if word.startswith("--")}
+    page = "".join(re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL))
+    units = "".join(file.read_text() for file in FILES.glob("*.service"))
+    for text in (page, units):
+        for line in text.replace("\\\n", " ").splitlines():
+            mine = line.partition(command)[2].partition("#")[0]
+            used |= set(re.findall(r"(--[a-z-]+)", re.split(r"[>;&|]", mine)[0]))
+    assert used
+    assert used <= known_options(command)
 
 
 # -- the walk-through

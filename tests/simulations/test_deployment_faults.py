@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,8 +21,10 @@ from servers import processes_of
 from fedkern_flwr.errors import EngineError
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.deployment import LocalDeployment, write_node
-from fedkern_flwr.simulations.deployment.certificates import make_node_key
+from fedkern_flwr.simulations.deployment import certificates
+from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
+from fedkern_flwr.simulations.deployment.local import LocalDeployment
+from fedkern_flwr.simulations.deployment.node_files import write_node
 from fedkern_flwr.simulations.deployment.run_config import app_folder
 from fedkern_flwr.simulations.engines.faults import Delivery, Fault
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
@@ -80,7 +86,7 @@ def run(deployment: LocalDeployment, **options: Any) -> dict[str, Any]:
     told = deployment.folder / "told.json"
     told.unlink(missing_ok=True)
     run_id = deployment.run(APP, {**OPTIONS, "seed": 0, "result": str(told), **options})
-    status = deployment.wait_for_run(run_id, told, 200.0)
+    status = deployment.wait_for_run(run_id, 200.0)
     found: dict[str, Any] = json.loads(told.read_text())
     assert status.endswith("failed" if "error" in found else "completed")
     return found
@@ -150,7 +156,7 @@ def test_a_node_killed_during_secure_sums_leaves_the_sum_of_the_others(tmp_path:
         while log.read_text().count("Sent successfully") < 2:  # its first masked vector is sent
             time.sleep(0.1)
         deployment.processes.kill("node 3")
-        status = deployment.wait_for_run(run_id, told, 200.0)
+        status = deployment.wait_for_run(run_id, 200.0)
     found = json.loads(told.read_text())
     assert status.endswith("completed"), found
     survivors = [row["survivors"] for row in found["history"]]
@@ -165,3 +171,180 @@ def test_a_node_killed_during_secure_sums_leaves_the_sum_of_the_others(tmp_path:
     # it died before a round's upload or after it: one of these is what happened
     assert min(gaps) < 1e-9, gaps
     assert max(gaps) > 1e-6
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[LocalDeployment, int, Path]]:
+    """A run of three rounds on four warm nodes that has begun, and where its result will be."""
+    deployment, told = LocalDeployment(tmp_path, write_nodes(tmp_path, 4)), tmp_path / "told.json"
+    more = {"result": str(told), "model": str(tmp_path / "model.npz"), "timeout": 120.0}
+    with deployment:
+        run_id = deployment.run(APP, {**OPTIONS, **more, "secure": "on", "seed": 0})
+        log = deployment.processes.log_of("node 2")
+        while log.read_text().count("Sent successfully") < 2:
+            time.sleep(0.1)
+        yield deployment, run_id, told
+
+
+def result_of(running: tuple[LocalDeployment, int, Path]) -> dict[str, Any]:
+    deployment, run_id, told = running
+    assert deployment.wait_for_run(run_id, 250.0).endswith("completed")
+    found: dict[str, Any] = json.loads(told.read_text())
+    assert len(found["history"]) == 3
+    return found
+
+
+def children(pid: int) -> int:
+    """How many processes one has started that are not over yet."""
+    return len(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+
+
+def group_of(leader: int) -> list[int]:
+    """The processes that were started with one."""
+    return [int(p.name) for p in Path("/proc").glob("[0-9]*") if _group(p) == leader]
+
+
+def _group(entry: Path) -> int:
+    try:
+        return os.getsid(int(entry.name))
+    except ProcessLookupError:
+        return -1
+
+
+@pytest.mark.deployment
+def test_a_node_that_stands_still_for_a_minute_goes_on(
+    running: tuple[LocalDeployment, int, Path],
+) -> None:
+    """As with a laptop that is closed: the others go on, and it is there again afterwards."""
+    deployment = running[0]
+    stopped = group_of(deployment.processes.pid("node 2"))
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(60.0)
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    found = result_of(running)
+    assert set(found["failures"]) <= {"2"}
+    deployment.wait_for_nodes()
+
+
+@pytest.mark.deployment
+def test_a_warm_node_whose_processes_are_killed_goes_on_or_is_named(
+    running: tuple[LocalDeployment, int, Path],
+) -> None:
+    """All but the SuperNode are replaced; of one that is killed itself nothing is left."""
+    deployment = running[0]
+    log = deployment.processes.log_of("node 1")
+    leader = deployment.processes.pid("node 1")
+    asking = max(set(group_of(leader)) - {leader})  # or who answers a message
+    os.kill(asking, signal.SIGKILL)
+    while "started again" not in log.read_text() and "by signal 9" not in log.read_text():
+        time.sleep(0.1)
+    leader = deployment.processes.pid("node 2")
+    os.kill(leader, signal.SIGKILL)
+    deadline = time.monotonic() + 20.0
+    while [pid for pid in group_of(leader) if pid != leader] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert set(group_of(leader)) <= {leader}
+    found = result_of(running)
+    assert found["failures"]["2"]
+    assert found["history"][-1]["survivors"] == 3
+
+
+@pytest.mark.deployment
+def test_a_full_disk_of_a_node_is_named(tmp_path: Path) -> None:
+    small, told = tmp_path / "small", tmp_path / "told.json"
+    small.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("file systems may not be mounted here")
+    try:
+        nodes = write_nodes(tmp_path, 4)
+        nodes[2]["state-dir"] = str(small)
+        (small / "filler").write_bytes(bytes(60_000))
+        deployment = LocalDeployment(tmp_path, nodes)
+        with deployment:
+            more = {"result": str(told), "secure": "on", "seed": 0, "num-rounds": 3}
+            run_id = deployment.run(APP, {**OPTIONS, **more})
+            deployment.wait_for_run(run_id, 250.0)
+            deployment.wait_for_nodes()  # it is there still
+        found = json.loads(told.read_text())
+        assert "partition 2, phase describe: ledger.sqlite" in found["error"]
+        assert "SQLITE_FULL" in found["error"]
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+@pytest.mark.deployment
+def test_an_expired_certificate_and_a_wrong_clock_are_named(
+    deployment: LocalDeployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = tmp_path / "wrong-clock"
+    wrong.mkdir()
+    (wrong / "sitecustomize.py").write_text(WRONG_CLOCK)
+    monkeypatch.setitem(deployment.processes.environment, "PYTHONPATH", str(wrong))
+    deployment.start_node(0)
+    with pytest.raises(EngineError, match=r"node 0 has ended: .* its clock is wrong"):
+        deployment.wait_for_nodes()
+    monkeypatch.undo()
+
+    other = LocalDeployment(tmp_path / "other", [])
+    (tmp_path / "other" / "keys").mkdir()
+    monkeypatch.setattr(certificates, "_DAYS", -1 / 1440)
+    make_certificates(tmp_path / "other" / "keys")
+    try:
+        with pytest.raises(EngineError, match=r"does not hold \(certificate has expired\)"):
+            other.start_superlink()
+    finally:
+        other.processes.stop()
+
+
+#: Puts the clock of Flower's processes forward by an hour.
+WRONG_CLOCK = """
+import datetime, sys
+class Wrong:
+    def find_spec(self, name, path=None, target=None):
+        if name != "flwr.supernode.node_auth_http_interceptor":
+            return None
+        sys.meta_path.remove(self)
+        import flwr.supercore.date as date
+        right = date.now
+        date.now = lambda: right() + datetime.timedelta(hours=1)
+        return None
+sys.meta_path.insert(0, Wrong())
+"""
+
+
+@pytest.mark.deployment
+def test_a_busy_machine_gets_no_more_processes_than_nodes(tmp_path: Path) -> None:
+    """Twice as many spinning processes as processors: five nodes with one client process each."""
+    spinning = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(2 * (os.cpu_count() or 1))
+    ]
+    deployment, told, most = LocalDeployment(tmp_path, write_nodes(tmp_path, 5)), tmp_path / "t", 0
+    try:
+        with deployment:
+            more = {"result": str(told), "secure": "on", "seed": 0, "num-rounds": 4}
+            run_id = deployment.run(APP, {**OPTIONS, **more})
+            done = threading.Event()
+
+            def watch() -> None:
+                nonlocal most
+                leaders = [deployment.processes.pid(f"node {k}") for k in range(5)]
+                while not done.wait(0.02):
+                    most = max(most, *map(children, leaders))
+
+            watching = threading.Thread(target=watch)
+            watching.start()
+            try:
+                status = deployment.wait_for_run(run_id, 270.0)
+            finally:
+                done.set()
+                watching.join()
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+    assert status.endswith("completed"), told.read_text()
+    assert most == 3  # its SuperNode, who asks for tasks, and one that answers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import time
 import tomllib
@@ -28,10 +27,9 @@ from fedkern_flwr.guard.policy import read_policy
 from fedkern_flwr.simulations.cli import deploy
 from fedkern_flwr.simulations.cli.deploy import DEPLOYABLE, deploy_options
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.deployment import LocalDeployment
 from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
+from fedkern_flwr.simulations.deployment.local import LocalDeployment
 from fedkern_flwr.simulations.deployment.node_files import (
-    as_text,
     read_secrets,
     toml,
     write_node,
@@ -133,16 +131,11 @@ def test_ratings_are_pairs(tmp_path: Path) -> None:
 
 @given(st.one_of(st.text(), st.booleans(), st.integers(-(2**62), 2**62), FLOATS))
 def test_values_survive_as_toml(value: Any) -> None:
-    if isinstance(value, str):  # node configurations are one line
+    if isinstance(value, str):  # a value is one line
         value = "".join(c for c in value if c.isprintable())
     found = tomllib.loads(f"key = {toml(value)}")["key"]
     assert type(found) is type(value)
     assert found == value
-
-
-def test_a_configuration_is_one_line_of_the_shell() -> None:
-    text = as_text({"data": "/a b/c.csv", "role": "hospital", "partition-id": 1})
-    assert shlex.split(text) == ["data=/a b/c.csv", "role=hospital", "partition-id=1"]
 
 
 OWN_SECRETS = {"fed-cg": "landmark_seed", "fdskl": "frequency_seed", "hierarchical-svm": ""}
@@ -394,7 +387,8 @@ def test_all_that_is_started_listens_on_this_machine_only(
         raise EngineError("far enough")
 
     monkeypatch.setattr(Processes, "start", note)
-    deployment = LocalDeployment(tmp_path, [{"partition-id": 0, "num-partitions": 1}])
+    nodes: list[dict[str, str | int | float | bool]] = [{"partition-id": 0, "num-partitions": 1}]
+    deployment = LocalDeployment(tmp_path, nodes, warm=False)
     for start in (deployment.start_superlink, lambda: deployment.start_node(0)):
         with pytest.raises(EngineError, match="far enough"):
             start()

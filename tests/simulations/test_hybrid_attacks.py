@@ -46,7 +46,7 @@ from fedkern_flwr.simulations.lab.attacks.hybrid_rows import (
 )
 from fedkern_flwr.simulations.lab.attacks.seen import MaskedVector
 from fedkern_flwr.simulations.lab.attacks.trilateration import trilaterate
-from fedkern_flwr.solvers.least_squares import pack_equations, unpack_equations
+from fedkern_flwr.solvers.equations import pack_equations, unpack_equations
 from fedkern_flwr.strategies import FedCG
 
 EXACT = 1e-6  # relative error of an attack that succeeds

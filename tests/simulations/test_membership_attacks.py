@@ -25,7 +25,7 @@ from fedkern_flwr.simulations.lab.attacks.membership import (
     leverage,
     membership,
 )
-from fedkern_flwr.solvers.least_squares import unpack_equations
+from fedkern_flwr.solvers.equations import unpack_equations
 from fedkern_flwr.strategies import FedCG
 
 HOSPITALS, CENTRES = 3, 2

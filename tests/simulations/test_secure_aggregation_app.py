@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.deployment import LocalDeployment
+from fedkern_flwr.simulations.deployment.local import LocalDeployment
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs/examples/secure_aggregation"
 NODES, MODULES = 4, ("task", "client_app", "server_app")
@@ -102,7 +102,7 @@ def test_a_deployment_that_loses_a_node_is_the_plain_run_over_the_others(
             assert time.monotonic() < deadline, log.read_text()[-2000:]
             time.sleep(0.1)
         deployment.processes.kill(f"node {NODES - 1}")
-        status = deployment.wait_for_run(run_id, saved, 200.0)
+        status = deployment.wait_for_run(run_id, 200.0)
         deployment.save_log(run_id, tmp_path / "log")
     assert status.endswith("completed"), (tmp_path / "log").read_text()[-3000:]
     with np.load(saved) as arrays:

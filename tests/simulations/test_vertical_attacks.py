@@ -19,7 +19,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from scipy.spatial.distance import cdist
 
-from fedkern_flwr.clients import VerticalKernelClient, fdskl
+from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.kernels.frequencies import draw_directions, public_frequency_seed
 from fedkern_flwr.seeding import derive_seed
@@ -44,7 +44,7 @@ from fedkern_flwr.simulations.lab.attacks.vertical_inference import (
 from fedkern_flwr.simulations.lab.attacks.vertical_insiders import VerticalInsiders
 from fedkern_flwr.strategies import FDSKL
 from fedkern_flwr.vertical import messages as wire
-from fedkern_flwr.vertical import trees
+from fedkern_flwr.vertical import phase_tuning, trees
 from fedkern_flwr.vertical.phase_tuning import Fitted
 
 EXACT = 1e-9
@@ -116,8 +116,8 @@ def no_model(_: str, phases: np.ndarray, targets: np.ndarray, **__: Any) -> Fitt
 def run(where: Split, strategy: FDSKL, rounds: int = 4) -> Recorded:
     insiders, transcript, counted = VerticalInsiders(), Transcript(), Audit()
     client_fn = insiders.watch(where.client_fn)
-    learn = fdskl.fit if strategy.features <= LEARNED else no_model
-    with mock.patch.object(fdskl, "fit", learn):
+    learn = phase_tuning.fit if strategy.features <= LEARNED else no_model
+    with mock.patch.object(phase_tuning, "fit", learn):
         simulate(
             strategy,
             client_fn,

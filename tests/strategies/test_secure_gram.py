@@ -913,7 +913,7 @@ def test_nothing_of_a_row_leaves_a_node_in_plain(options: Table) -> None:
     assert names <= {
         "phase", "protocol", "round", "partition", "partitions", "role", "rows", "features",
         "test_rows", "columns", "restored", "answered", "opened", "binary", "counting",
-        "public_key", "signature", "num_examples", "code", "message", "session",
+        "public_key", "signature", "num_examples", "code", "message", "session", "release",
     }  # fmt: skip
 
 

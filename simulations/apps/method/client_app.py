@@ -29,13 +29,15 @@ def arguments(node: Node) -> dict[str, Any]:
 
 def method_client(context: Context, **own: Any) -> MethodClient:
     """Build the client of the method; with matplotlib installed it can draw."""
-    draw = None
-    if find_spec("matplotlib") is not None:
-        from fedkern_flwr.simulations.run.scatter import plot_scatter
-
-        draw = plot_scatter
     kind = client_of(find_method(str(context.run_config["method"])))
-    return kind(context, **own, draw=draw)
+    return kind(context, **own, draw=plot if find_spec("matplotlib") else None)
+
+
+def plot(*what: Any) -> None:
+    """Draw rows; what draws is imported when there is something to draw."""
+    from fedkern_flwr.simulations.run.scatter import plot_scatter
+
+    plot_scatter(*what)
 
 
 make_client = client_maker(method_client, arguments, own_table, keys=("results",), simulated="")

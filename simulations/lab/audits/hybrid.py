@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.hybrid import messages as wire
-from fedkern_flwr.solvers.least_squares import unpack_equations
+from fedkern_flwr.solvers.equations import unpack_equations
 
 from ..attacks.hybrid import HybridRun
 from ..attacks.hybrid_insiders import SERVER, Insiders, Matrix

@@ -1,0 +1,85 @@
+"""A node's configuration, read anew while its SuperNode runs and runs go on.
+
+A SuperNode reads its configuration once and hands a copy of it to every run. Restarted, it would
+break off what it is doing. So it is left alone: whoever keeps a node warm reads the file again when
+told to, and every process that answers a message is a copy of it and has what was read last, in
+place of what the SuperNode hands over. A message that is being answered ends as it began. A file
+that cannot be used changes nothing. Files that the configuration names, such as tables and the
+policy, are read with every message anyway.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+
+from .errors import OptionError
+from .guard.policy import SIMULATION, read_policy
+
+Config = dict[str, str | int | float | bool]
+
+#: Who the node is and where it keeps what it remembers: to change these it is started again.
+FIXED = ("partition-id", "num-partitions", "role", "group", "state-dir", SIMULATION)
+
+_latest: Config | None = None
+
+
+def read_config(file: Path) -> Config:
+    """Read the file of ``--node-config``.
+
+    Raises
+    ------
+    OptionError
+        It cannot be read, holds something else than texts, numbers and truth values, or names a
+        policy that is none.
+    """
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not TOML"
+        raise OptionError(f"{file} cannot be read: {reason}", remedy="mend it") from None
+    wrong = [key for key, value in found.items() if type(value) not in (str, int, float, bool)]
+    if wrong:
+        raise OptionError(
+            f"{', '.join(wrong)} in {file.name} is neither text, number, true nor false",
+            remedy="write one value per key, without tables and lists",
+        )
+    if policy := found.get("policy"):
+        read_policy(Path(str(policy)))
+    return found
+
+
+def reread_config(file: Path, before: Mapping[str, Any]) -> Config:
+    """Read the file again; from now on copies of this process answer with it.
+
+    Parameters
+    ----------
+    file : Path
+        The file of ``--node-config``.
+    before : mapping
+        The configuration that holds so far, and goes on to hold if this raises.
+
+    Raises
+    ------
+    OptionError
+        It cannot be used, or says that this is another node.
+    """
+    global _latest
+    found = read_config(file)
+    other = [key for key in FIXED if found.get(key) != before.get(key)]
+    if other:
+        raise OptionError(
+            f"{', '.join(other)} in {file.name} has changed", remedy="start the node again for that"
+        )
+    _latest = found
+    return found
+
+
+def renew(context: Context) -> None:
+    """Put the configuration that was read last in place of the one that a context has."""
+    if _latest is not None:
+        context.node_config = dict(_latest)

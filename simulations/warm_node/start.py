@@ -1,0 +1,97 @@
+"""What a warm node is started with; nothing is imported here that starts a thread."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fedkern_flwr.threads import processors
+
+LogFormat = Literal["text", "json"]
+
+#: What keeps libraries from starting threads when they are imported.
+NO_THREADS = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+_SHARE = 0.75  # of the machine's memory that a message may take
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What a warm node is started with.
+
+    Attributes
+    ----------
+    superlink : str
+        Address of the SuperLink, or of the front before it.
+    node_config : str
+        TOML file of the node's configuration.
+    supernode : sequence of str
+        Further arguments of ``flower-supernode``.
+    port : int
+        Of the SuperNode's runtime API, on 127.0.0.1.
+    max_processes : int
+        How many messages are answered at a time.
+    message_seconds : float
+        What one may take.
+    message_gigabytes : float
+        Memory that one may take.
+    threads : int
+        How many threads linear algebra may use.
+    metrics : str
+        File for Prometheus; empty for none.
+    log_format : {"text", "json"}
+        How lines of the log are written.
+    """
+
+    superlink: str
+    node_config: str
+    supernode: Sequence[str]
+    port: int
+    max_processes: int
+    message_seconds: float
+    message_gigabytes: float
+    threads: int
+    metrics: str = ""
+    log_format: LogFormat = "text"
+
+
+def node_command(
+    superlink: str,
+    node_config: Path,
+    supernode: Sequence[str],
+    port: int,
+    *,
+    max_processes: int = 1,
+    message_seconds: float = 3600.0,
+    message_gigabytes: float | None = None,
+    **more: Any,
+) -> list[str]:
+    """Return the command of a warm node; see :class:`NodeSettings`.
+
+    Its environment needs :data:`NO_THREADS`.
+    """
+    if message_gigabytes is None:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        message_gigabytes = round(_SHARE * memory / 1e9, 1)
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(wanted) if wanted.isdigit() and int(wanted) else processors()
+    settings = NodeSettings(
+        superlink,
+        str(node_config.resolve()),
+        supernode,
+        port,
+        max_processes,
+        message_seconds,
+        message_gigabytes,
+        threads,
+        **more,
+    )
+    module = f"{__package__}.supervisor"
+    return [sys.executable, "-m", module, json.dumps(asdict(settings))]

@@ -1,0 +1,81 @@
+"""What a stock SuperNode's process says of itself, and where nothing is said."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from fedkern_flwr import flower_compat
+from fedkern_flwr.clients import KernelPCAClient, serve
+from fedkern_flwr.exchange import request_messages
+from fedkern_flwr.simulations import InProcessGrid
+from fedkern_flwr.strategies import KernelPCA
+from fedkern_flwr.wire import DescribeRequest
+
+PROCESS = "flwr.supernode.cli.flwr_clientapp"
+
+
+def make_client(context: Context) -> KernelPCAClient:
+    return KernelPCAClient(context, np.random.default_rng(0).random((8, 2)))
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[..., Any]:
+    """Return what counts the lines of some messages of a run to a node."""
+    monkeypatch.setitem(sys.modules, PROCESS, object())
+    monkeypatch.setattr(time, "process_time", lambda: 2.14)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level("INFO", logger="flwr")
+
+    def lines(messages: int = 2, **node: Any) -> list[str]:
+        caplog.clear()
+        config = {"partition-id": 0, "num-partitions": 1, **node}
+        context, app = Context(1, 2, config, RecordDict(), {}), serve(make_client)
+        flower_compat.set_task_identity(1, 2)
+        opening = DescribeRequest(session="s", method="m", resume_round=0, secure=True)
+        for _ in range(messages):
+            (message,) = request_messages(opening, [2], group_id="describe")
+            assert isinstance(app(message, context), Message)
+        return [r.getMessage() for r in caplog.records if "cost" in r.getMessage()]
+
+    return lines
+
+
+def test_the_first_message_of_a_run_says_what_its_process_cost(said: Callable[..., Any]) -> None:
+    line = (
+        "this message cost 2.1 s of CPU to start a process; "
+        "`fedkern node start` keeps one warm (docs/deploy.md)"
+    )
+    assert said(3) == [line]
+    assert said(1) == [line]  # of the next run
+
+
+def test_nothing_is_said_where_no_process_was_started(
+    said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert said(simulation=True) == []
+    KernelPCA(features=3).start(InProcessGrid(serve(make_client), 2))
+    assert "cost" not in caplog.text
+    with monkeypatch.context() as patch:
+        patch.setattr(flower_compat, "warm", True)
+        assert said() == []
+    monkeypatch.delitem(sys.modules, PROCESS)
+    assert said() == []
+
+
+def test_flower_starts_that_process_for_a_message() -> None:
+    """A release of Flower that starts another one is to be told apart in `flower_compat`."""
+    (program,) = entry_points(group="console_scripts", name="flwr-clientapp")
+    assert program.load().__module__ == PROCESS
+    constant = import_module("flwr.supercore.constant")
+    assert constant.TASK_TYPE_TO_COMMAND[constant.TaskType.CLIENT_APP] == program.name
+    assert flower_compat.warm is False

@@ -1,0 +1,358 @@
+"""What a node tells those who watch it: status, logs, figures; and nothing of its data."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import re
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from flwr.supercore.retry import make_simple_http_retry_invoker
+
+from fedkern_flwr.errors import OptionError, RefusedError
+from fedkern_flwr.flower_compat import CONNECTED, DISCONNECTED, RUN_OF_MESSAGE
+from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.guard.ledger import Answer, NodeLedger
+from fedkern_flwr.guard.policy import write_policy
+from fedkern_flwr.guard.rows import OwnRows
+from fedkern_flwr.guard.totals import LedgerTotals, ledger_totals
+from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.warm_node import report as reports
+from fedkern_flwr.simulations.warm_node.log import Line, LogReader, connection
+from fedkern_flwr.simulations.warm_node.metrics import write_metrics
+from fedkern_flwr.simulations.warm_node.report import NodeReport
+from fedkern_flwr.simulations.warm_node.status import FILE, NodeStatus, started_at
+
+LINK = "superlink.example.org:8000"
+CELL = "4711.25"  # of a table
+
+
+def show(capsys: pytest.CaptureFixture[str], folder: Path, *more: str) -> tuple[int, str]:
+    """Return exit code and output of ``fedkern node status``."""
+    code = run(["node", "status", "--state-dir", str(folder), *more])
+    out, err = capsys.readouterr()
+    return code, out + err
+
+
+# -- status
+
+
+def test_status_says_whether_a_node_is_connected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = show(capsys, tmp_path / "none")
+    assert code == 2
+    assert text.startswith("fedkern: there is no folder")
+    code, text = show(capsys, tmp_path)
+    assert code == 3
+    assert "not running" in text
+
+    status = NodeStatus(LINK)
+    status.write(tmp_path)
+    assert show(capsys, tmp_path)[0] == 1
+    replace(status, connected=True, connected_since=status.started).write(tmp_path)
+    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+    code, text = show(capsys, tmp_path)
+    assert code == 0
+    assert f"connected since {status.started}" in text
+    assert LINK in text
+
+    old = {**vars(status), "connected": True, "written": "2026-01-01T00:00:00Z"}
+    (tmp_path / FILE).write_text(json.dumps(old))
+    code, text = show(capsys, tmp_path, "--json")
+    assert code == 1
+    assert json.loads(text)["state"].startswith("silent for ")
+    assert json.loads(text)["connected"] is False
+    assert show(capsys, tmp_path, "--max-age", "1e12")[0] == 0
+    for damage in ("[", "{}", '{"superlink": "x", "written": "then"}'):
+        (tmp_path / FILE).write_text(damage)
+        code, text = show(capsys, tmp_path)
+        assert code == 2
+        assert "cannot be read" in text
+        assert text.count("\n") == 1
+
+
+def test_a_process_that_has_ended_or_got_the_number_of_another_does_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = started_at(other.pid)
+    status = NodeStatus(LINK, pid=other.pid, process=process, connected=True)
+    status.write(tmp_path)
+    assert show(capsys, tmp_path)[0] == 0
+    # the same number, started at another time
+    replace(status, process=NodeStatus(LINK).process).write(tmp_path)
+    code, text = show(capsys, tmp_path, "--json")
+    assert code == 3
+    assert json.loads(text)["connected"] is False
+    status.write(tmp_path)
+    other.kill()
+    deadline = time.monotonic() + 10
+    while started_at(other.pid) and time.monotonic() < deadline:  # it is not waited for: a zombie
+        time.sleep(0.01)
+    assert show(capsys, tmp_path)[0] == 3
+    other.wait()
+    assert show(capsys, tmp_path)[0] == 3
+
+
+@pytest.fixture
+def used(tmp_path: Path) -> Path:
+    """Return a state-dir with a ledger: two runs, a sum each, figures told twice, refusals."""
+    folder, ledger = tmp_path / "state", NodeLedger(tmp_path / "state")
+    x = np.random.default_rng(0).random((20, 2)) + float(CELL)
+    rows = OwnRows([(x,)], [f"patient-{k}" for k in range(20)], len(x))
+    parties: dict[str, Any] = {"parties": 3, "cohort": None}
+    for session in ("first", "second"):
+        about = {"kind": "K", "method": "m", "secure": True, "pinned": True}
+        ledger.open_run(session, rows=rows, **about)  # type: ignore[arg-type]
+        ledger.enter(session, [Answer("gram", **parties)], NodePolicy(), records=False)
+        policy = NodePolicy(max_evaluations=2)
+        ledger.tell(session, "accuracy", np.arange(10), [0.5], policy)
+    with pytest.raises(RefusedError):
+        ledger.tell("second", "again", np.arange(10), [0.5], policy)
+    for rule in ("max_evaluations = 2 of these rows", "min_parties = 3: a sum has 2"):
+        ledger.refuse("second", rule)
+    for words in ("rows are asked for twice, or are none", 'x"} 1\nfedkern_node_connected: no'):
+        ledger.refuse("second", words)
+    return folder
+
+
+def test_status_counts_what_the_ledger_holds(
+    used: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusals = {"max_evaluations": 1, "min_parties": 1, "order": 2}
+    assert ledger_totals(used) == LedgerTotals(2, 2, 2, refusals)
+    code, text = show(capsys, used)
+    assert code == 3
+    assert re.search(r"figures told +2 times about the same rows", text)
+    assert "max_evaluations 1, min_parties 1, order 2" in text
+    (used / "ledger.sqlite").write_bytes(b"damaged" * 1000)
+    assert ledger_totals(used) is None
+    assert "cannot be read now" in show(capsys, used)[1]
+
+
+def test_nothing_is_made_where_there_is_no_ledger(tmp_path: Path) -> None:
+    assert ledger_totals(tmp_path) == LedgerTotals(0, 0, 0, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- lines
+
+
+PRINTED = (
+    ("\x1b[92mINFO \x1b[0m:      Starting Flower SuperNode", "INFO", "Starting Flower SuperNode"),
+    ("INFO:     Application startup complete.", "INFO", "Application startup complete."),
+    (
+        "\x1b[93mWARNING \x1b[0m:   Connection attempt failed",
+        "WARNING",
+        "Connection attempt failed",
+    ),
+    ("\x1b[91mERROR \x1b[0m:     ClientApp raised an exception", "ERROR", None),
+    ("Traceback (most recent call last):", "ERROR", "Traceback (most recent call last):"),
+    ('  File "x.py", line 3, in f', "ERROR", '  File "x.py", line 3, in f'),
+    ("INFO 2026-11-23 11:40:00,123:      again", "INFO", "again"),
+    ("\x1b[92mINFO \x1b[0m:      ", "INFO", ""),
+    ("a line \x1b[31mof\x1b]0;title\x07 the app", "INFO", "a line of the app"),
+    ("INFORMATION: of the app", "INFO", "INFORMATION: of the app"),
+)
+
+
+def test_every_line_is_one_json_object_without_colours() -> None:
+    reader = LogReader("client", 17)
+    for printed, level, text in PRINTED:
+        told = json.loads(reader.line(printed).to_json())
+        assert told.pop("time").endswith("Z")
+        text = "ClientApp raised an exception" if text is None else text
+        assert told == {"level": level, "source": "client", "run": "17", "text": text}
+    for printed in ("\ud800", "x" * 30_000, "\x1b[", '"}{\\', "\u2028", "ERROR :"):
+        told = reader.line(printed).to_json()
+        assert "\n" not in told
+        assert told.isascii() or "\u2028" not in told
+        assert len(json.loads(told)["text"]) <= 10_000
+
+
+def test_the_supernode_says_which_run_its_lines_are_about() -> None:
+    reader = LogReader("supernode")
+    assert "run" not in json.loads(reader.line("INFO :  Starting").to_json())
+    reader.line("INFO :      [RUN 16059081141777727729, ROUND 3]")
+    assert reader.line("INFO :      Sent successfully").run == 16059081141777727729
+    assert reader.line("INFO :      [RUN 7]").run == 7
+    assert LogReader("client").line("[RUN 7]").run is None
+
+
+def test_connection_is_read_from_lines_of_the_supernode_alone() -> None:
+    reader, client = LogReader("supernode"), LogReader("client")
+    for printed, found in (
+        ("INFO :      SuperNode ID: 5", True),
+        ("WARNING :   Connection attempt failed, retrying in 1.53 seconds", False),
+        ("INFO :      Connection successful after 3.10 seconds and 2 tries.", True),
+        ("ERROR :     Exit Code: 305", False),
+        ("INFO :      Received successfully", None),
+    ):
+        assert connection(reader.line(printed)) is found
+        assert connection(client.line(printed)) is None
+
+
+def test_the_supernode_still_says_what_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    """Flower 1.41. Who makes it fail: flower_compat's CONNECTED, DISCONNECTED, RUN_OF_MESSAGE."""
+    source = inspect.getsource(import_module("flwr.supernode.start_client_internal"))
+    assert f'log(INFO, "{CONNECTED[0]}%s", node_id)' in source
+    assert source.count('"[RUN %s, ROUND %s]"') == source.count('"[RUN %s]"') == 2
+    for text in ("[RUN 12, ROUND 3]", "[RUN 12]"):
+        found = re.match(RUN_OF_MESSAGE, text)
+        assert found is not None
+        assert found[1] == "12"
+    ending = inspect.getsource(import_module("flwr.supercore.exit.exit"))
+    assert f"{DISCONNECTED[2]}{{code}}" in ending
+    connecting = inspect.getsource(import_module("flwr.supernode.fleet_http_connection"))
+    assert "retry_invoker = make_simple_http_retry_invoker()" in connecting
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    caplog.set_level(logging.INFO, "flwr")  # other tests quiet it
+    answers = iter([httpx.ConnectError("down"), None])
+
+    def ask() -> None:
+        if error := next(answers):
+            raise error
+
+    try:
+        make_simple_http_retry_invoker().invoke(ask)
+    finally:
+        logger.removeHandler(caplog.handler)
+    shown = [each.getMessage() for each in caplog.records if each.levelno >= logging.INFO]
+    failed, worked = dict.fromkeys(shown)
+    assert failed.startswith(DISCONNECTED[0])
+    assert worked.startswith(CONNECTED[1])
+
+
+# -- a running node
+
+
+def test_a_report_follows_connection_and_messages(
+    used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics, policy = tmp_path / "fedkern.prom", tmp_path / "policy.toml"
+    policy.write_text(write_policy(NodePolicy(max_evaluations=4)))
+    report = NodeReport(LINK, {"state-dir": str(used), "policy": str(policy)}, metrics)
+    report.save()
+    assert NodeStatus.read(used) == report.status
+    supernode, client = LogReader("supernode"), LogReader("client", 3)
+    report.line(supernode.line("INFO :      SuperNode ID: 5"))
+    report.began()
+    report.line(client.line(f"ERROR :  ValueError: {CELL} is no id"))
+    assert report.status.last_error == ""
+    report.ended(2.5, 1.25, failed=False)
+    report.began()
+    report.ended(0.5, 0.25, failed=True)
+    report.began()
+    report.line(Line("node", "the client of run 3 was ended by signal 9", "ERROR"))
+    report.save(now=True)
+
+    found = NodeStatus.read(used)
+    assert found is not None
+    assert found.connected
+    assert found.connected_since >= found.started
+    assert (found.messages, found.failures, found.busy) == (3, 1, 1)
+    assert (found.message_seconds, found.cpu_seconds) == (3.0, 1.5)
+    assert found.last_error.endswith("ended by signal 9")
+    samples = read_metrics(metrics.read_text())
+    assert samples["fedkern_node_message_seconds_count"] == 2
+    assert samples["fedkern_node_message_seconds_sum"] == 3.0
+    assert samples['fedkern_node_refusals_total{rule="order"}'] == 2
+    assert samples["fedkern_node_evaluations_told"] == 2
+    assert samples["fedkern_node_evaluations_allowed"] == 4
+    assert stat.S_IMODE(metrics.stat().st_mode) == 0o644
+    for file in (used / FILE, metrics):
+        assert CELL not in file.read_text()
+        assert "patient" not in file.read_text()
+
+    report.line(supernode.line("WARNING :   Connection attempt failed, retrying in 1 seconds"))
+    assert not report.status.connected
+    assert report.status.connected_since == ""
+    # not at once, since it was written just now, but later it is
+    report.save()
+    assert NodeStatus.read(used) == found
+    monkeypatch.setattr(reports, "_PAUSE", 0.0)
+    report.save()
+    assert NodeStatus.read(used) == report.status
+
+
+def test_a_report_that_cannot_be_written_is_said_once_and_stops_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "file").touch()
+    report = NodeReport(LINK, {"state-dir": str(tmp_path / "file" / "x")}, say=said.append)
+    report.save(now=True)
+    report.save(now=True)
+    assert len(said) == 1
+    assert said[0].startswith("status or metrics cannot be written: ")
+    NodeReport(LINK, {}, say=said.append).save(now=True)  # a node without a folder of its own
+    assert len(said) == 1
+
+
+_LABELS = r'\{[a-z_]+="(?:[^"\\\n]|\\["\\n])*"\}'
+_SAMPLE = re.compile(rf"([a-z_:][a-z0-9_:]*(?:{_LABELS})?) ([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)")
+
+
+def read_metrics(text: str) -> dict[str, float]:
+    """Read Prometheus' text format: every family has its head once, before its samples."""
+    assert text.endswith("\n")
+    heads: list[str] = []
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            heads.append(line.split(" ")[2])
+        elif line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert name == heads[-1]
+            assert kind in ("gauge", "counter", "summary")
+            assert (kind == "counter") == name.endswith("_total")
+        else:
+            sample = _SAMPLE.fullmatch(line)
+            assert sample is not None, line
+            assert re.sub(r"_(sum|count)$", "", sample[1].split("{")[0]) == heads[-1]
+            assert sample[1] not in found
+            found[sample[1]] = float(sample[2])
+    assert len(set(heads)) == len(heads)
+    return found
+
+
+def test_figures_are_in_the_format_of_prometheus(tmp_path: Path) -> None:
+    file = tmp_path / "a" / "node.prom"
+    status = NodeStatus(LINK, connected=True, messages=10**7, message_seconds=1234567.891)
+    write_metrics(file, status, None, None)
+    bare = read_metrics(file.read_text())
+    assert abs(bare.pop("fedkern_node_written_timestamp_seconds") - time.time()) < 60
+    assert bare["fedkern_node_connected"] == 1
+    assert bare["fedkern_node_messages_total"] == 10**7
+    assert bare["fedkern_node_message_seconds_sum"] == 1234567.891
+    assert bare["fedkern_node_last_message_timestamp_seconds"] == 0
+    assert abs(bare["fedkern_node_start_timestamp_seconds"] - time.time()) < 3600
+    write_metrics(file, status, LedgerTotals(3, 5, 2, {"order": 4}), 10)
+    more = read_metrics(file.read_text())
+    assert bare.items() <= more.items()
+    assert set(more) - set(bare) == {
+        "fedkern_node_written_timestamp_seconds",
+        "fedkern_node_runs_total",
+        "fedkern_node_sums_total",
+        'fedkern_node_refusals_total{rule="order"}',
+        "fedkern_node_evaluations_told",
+        "fedkern_node_evaluations_allowed",
+    }
+    assert [path.name for path in file.parent.iterdir()] == ["node.prom"]
+
+
+def test_status_of_another_release_is_refused(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(json.dumps({**vars(NodeStatus(LINK)), "more": 1}))
+    with pytest.raises(OptionError, match="with the release that the node runs"):
+        NodeStatus.read(tmp_path)
