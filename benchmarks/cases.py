@@ -115,7 +115,7 @@ def fed_cg(hospitals: int, centres: int, rows: int, landmarks: int, columns: int
             **common,
         )
 
-    chosen: dict[str, Any] = {"gamma": 0.5, "regularization": 1e-3}
+    chosen: dict[str, Any] = {"gamma": 0.5, "regularization": 1e-3, "sampling": "U"}
     strategy = FedCG(landmarks=landmarks, seed=0, solver="normal-equations", **chosen)
     return Case(strategy, client_fn, hospitals + centres)
 

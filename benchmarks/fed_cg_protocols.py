@@ -107,6 +107,7 @@ class Measured:
         with tempfile.TemporaryDirectory() as folder:
             chosen = {
                 "landmarks": options.m,
+                "sampling": "U",
                 "gamma": options.gamma,
                 "regularization": options.regularization,
                 **RUNS[name],

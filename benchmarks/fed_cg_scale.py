@@ -145,6 +145,7 @@ def federated(size: Size) -> dict[str, Any]:
         parties = Parties(size, folder)
         strategy = FedCG(
             landmarks=size.m,
+            sampling="U",
             gamma=GAMMA,
             regularization=REGULARIZATION,
             solver="normal-equations",

@@ -14,8 +14,8 @@ from fedkern_flwr.errors import StateError
 from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.landmarks import check_seed_bytes
-from fedkern_flwr.hybrid.parties import CENTRE, HOSPITAL
-from fedkern_flwr.kernels.product import distance_bound, partial_distances
+from fedkern_flwr.hybrid.parties import CENTRE, HOSPITAL, MEAN_DISTANCE
+from fedkern_flwr.kernels.product import distance_bound, partial_distances, row_chunks
 from fedkern_flwr.labels import count_outcomes, largest_count
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.options import check_choice
@@ -26,6 +26,7 @@ from .fed_cg_kernel import HospitalKernel, KernelRows
 from .fed_cg_landmarks import LandmarkedParty, wider
 from .fed_cg_paper import make_hops
 from .fed_cg_table import HybridTable
+from .fed_cg_tuning import check_chosen, tuning_sums
 from .party_table import Floats
 
 Protocol = Literal["secure", "naive", "chain"]
@@ -138,6 +139,7 @@ class HybridKernelClient(LandmarkedParty):
             seeded=self.landmark_seed is not None or self.landmarks is not None,
             square_bound=distance_bound(self.table.ranges, "rbf"),
             absolute_bound=distance_bound(self.table.ranges, "laplacian"),
+            fold_rows=self.policy.min_own_rows,
         )
 
     def answer(self, request: Any, method: Any) -> Any:
@@ -163,6 +165,8 @@ class HybridKernelClient(LandmarkedParty):
                 self.secure_sums.contribute("landmark pairs", pairs)
             else:  # another holder of the block adds it
                 self.secure_sums.contribute_nothing("landmark pairs")
+        if self._ordered(MEAN_DISTANCE):
+            self._add_mean_distance(request, landmarks)
         for (hospital, _, start, stop), all_rows in zip(request.parts, request.rows, strict=True):
             rows, name = all_rows[start:stop], f"distances/{hospital}#{start}"
             if not self._ordered(name):
@@ -180,7 +184,11 @@ class HybridKernelClient(LandmarkedParty):
     @answers(wire.EquationsRequest)
     def send_equations(self, request: wire.EquationsRequest) -> wire.EquationsReply:
         """Contribute K_h^T K_h and K_h^T y_h of the training rows (eq. 2.9)."""
-        self._check_hospital("equations", 1.0)
+        if self.kept.tunes:
+            return wire.EquationsReply(plain=self._add("equations", tuning_sums(self, request)))
+        if request.gammas.size or request.folds != 1:
+            raise self.wrong("the width of this run is known: there is none to choose")
+        self.check_hospital("equations", 1.0)
         m, outputs = self.kept.landmarks, self.table.y.shape[1]
         gram = self.kept.arrays.setdefault("gram", np.zeros((m, m)))  # without training rows
         right = self.kept.arrays.setdefault("right", np.zeros((m, outputs)))
@@ -191,7 +199,9 @@ class HybridKernelClient(LandmarkedParty):
         """Contribute K_h^T (K_h P); with ``labels`` K_h^T y_h before it."""
         if not (np.linalg.norm(request.directions, axis=0) <= _UNIT).all():
             raise refusal("directions longer than one", self.name)
-        self._check_hospital("product", np.sqrt(self.kept.landmarks))
+        if self.kept.tunes:
+            raise self.wrong("the width of this run is not known: there are no products")
+        self.check_hospital("product", np.sqrt(self.kept.landmarks))
         vector = self.kernel.products(request.directions, labels=request.labels)
         return wire.ProductReply(plain=self._add("product", vector))
 
@@ -209,7 +219,8 @@ class HybridKernelClient(LandmarkedParty):
             check_selection(asked, self._held_out, least=least, party=self.name)
         predictions = kept.arrays.get("predictions", request.predictions)
         if not len(predictions):
-            predictions = self.kernel.predict(request.coefficients)
+            check_chosen(self, request.gammas)
+            predictions = self.kernel.predict(request.coefficients, request.gammas)
         tests = self.places(asked) - table.rows
         if self.predictions is not None:
             table.write_predictions(self.predictions, tests, predictions)
@@ -277,7 +288,7 @@ class HybridKernelClient(LandmarkedParty):
         if self.role != HOSPITAL:
             raise self.wrong("it has no labels, so it adds nothing")
 
-    def _check_hospital(self, name: str, kernel: float) -> None:
+    def check_hospital(self, name: str, kernel: float, length: int | None = None) -> None:
         """Refuse to add what would be nothing, or of few rows, or to another sum than is meant.
 
         ``kernel`` is what a row's product with a kernel value cannot exceed.
@@ -285,7 +296,7 @@ class HybridKernelClient(LandmarkedParty):
         self._check_role()
         if self._secure:
             self._check_share(self.kept.arrays["rows"][: self.kept.train])
-        self._check_sum(name, self.kept.train * max(kernel, self.table.label_bound))
+        self._check_sum(name, self.kept.train * max(kernel, self.table.label_bound), length)
 
     def _go_on(self) -> None:
         """Take the kernel as far as it has arrived; go on with the whole, once a run has begun."""
@@ -300,13 +311,13 @@ class HybridKernelClient(LandmarkedParty):
                 party=self.name,
             )
 
-    def _check_sum(self, name: str, bound: float) -> None:
+    def _check_sum(self, name: str, bound: float, length: int | None = None) -> None:
         """Refuse a sum of hospitals that is not the one meant.
 
         ``bound`` is what no number of this node's vector can exceed.
         """
         if self._ordered(name):
-            self.secure_sums.check(name, wider(bound))
+            self.secure_sums.check(name, replace(wider(bound), length=length))
 
     def _add(self, name: str, vector: Floats) -> tuple[Floats, ...]:
         """Contribute to a sum; without one return the vector, where that is allowed."""
@@ -321,6 +332,20 @@ class HybridKernelClient(LandmarkedParty):
                 "let more hospitals take part, or allow it with allow_single",
             )
         return (vector,)
+
+    def _add_mean_distance(self, request: wire.DistancesRequest, landmarks: Floats) -> None:
+        """Contribute the mean distances of training rows to the landmarks, added up."""
+        named = [
+            rows[: min(stop, train) if stop else train]
+            for (_, train, _, stop), rows in zip(request.parts, request.rows, strict=True)
+        ]
+        rows = np.concatenate(named)
+        bound = len(rows) * distance_bound(self.table.ranges, self.kept.settings["kernel"])
+        self.secure_sums.check(MEAN_DISTANCE, replace(wider(bound), length=1))
+        self._note(MEAN_DISTANCE, rows)
+        parts = (self._distances(rows[part], landmarks) for part in row_chunks(len(rows), 100))
+        total = sum(float(found.mean(axis=1).sum()) for found in parts)
+        self.secure_sums.contribute(MEAN_DISTANCE, np.array([total]))
 
     def _distance_rule(self, receiver: int = -1) -> SumRule:
         """Return the rule of sums of distances: this block's are within its declared ranges."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import StateError
 from fedkern_flwr.kernels.product import kernel_from_distances, row_chunks
 from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.solvers.tuning_sums import Equations
 
 from .party_table import Floats
 from .run_file import RunFile
@@ -29,7 +30,8 @@ class RunState(KeptState):
     Its seed is the secret of the block's landmarks. ``settings`` holds what the server asked for,
     and how far the kernel of a hospital is. ``arrays``:
 
-    ``order`` (rows,), the row of the table at each announced position; ``gammas`` (1,) or (m,);
+    ``order`` (rows,), the row of the table at each announced position; ``gammas`` (1,) or (m,),
+    (0,) while the width is being chosen;
     ``moments`` (2, d), if landmarks are normal. At a hospital ``rows``, its announced rows in the
     kernel's order, ``gram`` and ``right``, the normal equations so far. In a chain
     ``rows/<hospital>`` and what the method keeps.
@@ -39,6 +41,11 @@ class RunState(KeptState):
     def begun(self) -> bool:
         """Whether the settings of the run have arrived."""
         return "landmarks" in self.settings
+
+    @property
+    def tunes(self) -> bool:
+        """Whether the width is chosen in this run: what is kept of a row are its distances."""
+        return not self.arrays["gammas"].size
 
     @property
     def landmarks(self) -> int:
@@ -62,7 +69,7 @@ class RunState(KeptState):
 
 
 class KernelRows(RunFile):
-    """Rows of a kernel matrix in a file.
+    """Rows of a kernel matrix, or of the distances that it is made of, in a file.
 
     Parameters
     ----------
@@ -161,9 +168,11 @@ class HospitalKernel:
             rows, landmarks = kept.arrays["rows"][start:stop], self.landmarks()
             for part in row_chunks(len(rows), 32 * kept.landmarks):  # 1 MB: no array of full size
                 totals[part] += self.distances(rows[part], landmarks)
-        kernel = kernel_from_distances(totals, kept.arrays["gammas"])
+        kernel = totals
+        if not kept.tunes:
+            kernel = kernel_from_distances(totals, kept.arrays["gammas"])
         trained = max(0, min(kept.train, stop) - start)
-        if kept.settings["keep_training"]:
+        if kept.settings["keep_training"] or kept.tunes:
             self.rows.write(start, kernel)
         else:
             self._add_equations(kernel[:trained])
@@ -197,6 +206,31 @@ class HospitalKernel:
                 right += k.T @ y[part]
         return np.concatenate([right.ravel(), out.ravel()])
 
-    def predict(self, coefficients: Floats) -> Floats:
-        """Return the outputs of the held-out rows."""
-        return np.asarray(self.rows.read(self.kept.train, self.kept.total) @ coefficients)
+    def tuning_sums(self, gammas: Floats, fold: NDArray[np.intp], folds: int) -> Floats:
+        """Return the normal equations of each width and fold, as one vector.
+
+        Parameters
+        ----------
+        gammas : ndarray, shape (w,)
+            The widths.
+        fold : ndarray of int, shape (train,)
+            To which fold each training row belongs, in the kernel's order.
+        folds : int
+            How many there are.
+        """
+        kept, y = self.kept, self.targets()
+        distances = self.rows.read(0, kept.train)
+        order = np.argsort(kept.arrays["order"][kept.arrays["rows"][: kept.train]])
+        sums = Equations.zeros(kept.landmarks, self.y.shape[1], folds, len(gammas))
+        for part in row_chunks(len(order), kept.landmarks):
+            for f in range(folds):
+                rows = order[part][fold[order[part]] == f]
+                sums.add(f, np.asarray(distances[rows]), y[rows], gammas)
+        return sums.pack()
+
+    def predict(self, coefficients: Floats, gammas: Floats) -> Floats:
+        """Return the outputs of the held-out rows; ``gammas`` is the width if it was chosen."""
+        rows = self.rows.read(self.kept.train, self.kept.total)
+        if self.kept.tunes:
+            rows = kernel_from_distances(np.array(rows), gammas)
+        return np.asarray(rows @ coefficients)

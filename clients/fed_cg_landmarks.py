@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedkern_flwr.hybrid.landmarks import (
     array_fingerprint,
     draw_landmarks,
     moment_sums,
+    moments_length,
     public_seed,
     read_moments,
     seed_fingerprint,
@@ -78,7 +80,9 @@ class LandmarkedParty(TableClient):
         if self.protocol == "secure" and request.public_seed >= 0:
             raise self.wrong("landmarks that everybody knows are not for protocol 'secure'")
         known = request.kernel in PRODUCT_KERNELS and request.sampling in SAMPLINGS
-        fits = len(request.gammas) in (1, request.landmarks) and (request.gammas > 0.0).all()
+        chosen = self.protocol == "secure" and not request.model and not len(request.gammas)
+        fits = len(request.gammas) in (1, request.landmarks) or chosen
+        fits = fits and bool((request.gammas > 0.0).all())
         if not known or not fits:
             raise self.wrong("the kernel or its widths do not fit")
         kept = self.kept
@@ -88,7 +92,7 @@ class LandmarkedParty(TableClient):
             self._remember(request)
         else:
             kept.seed = self._landmark_secret(request)
-            if request.sampling == "N":
+            if request.sampling in ("N", "C"):
                 kept.arrays["moments"] = self._moments(request)
         kept.arrays["gammas"] = request.gammas
         kept.settings |= {
@@ -140,9 +144,13 @@ class LandmarkedParty(TableClient):
             positions, name = _training_positions(request), f"moments/{self.block}"
             self._note(name, positions)
             if self.protocol == "secure":
-                self.secure_sums.check(name, wider(len(positions)))
+                length = moments_length(self.table.features, request.sampling)
+                self.secure_sums.check(name, replace(wider(len(positions)), length=length))
+            if request.sampling not in ("N", "C"):
+                raise self.wrong("moments are asked for of landmarks that need none")
             self._check_share(np.unique(positions))
-            plain = moment_sums(self.features_at(positions), self.table.ranges)
+            x, ranges = self.features_at(positions), self.table.ranges
+            plain = moment_sums(x, ranges, request.sampling)
             if self.protocol == "secure":
                 self.secure_sums.contribute(name, plain)
                 plain = plain[:0]
@@ -167,12 +175,13 @@ class LandmarkedParty(TableClient):
         return self.kept.seed or secrets.token_bytes(_SEED_BYTES)
 
     def _moments(self, request: wire.LandmarksRequest) -> Floats:
-        sums, ranges = request.moments, self.table.ranges
+        sums, ranges, sampling = request.moments, self.table.ranges, request.sampling
         if not sums.size:
-            sums = moment_sums(self.features_at(_training_positions(request)), ranges)
-        if sums.shape != (1 + 2 * self.table.features,):
+            x = self.features_at(_training_positions(request))
+            sums = moment_sums(x, ranges, sampling)
+        if sums.shape != (moments_length(self.table.features, sampling),):
             raise self.wrong("moments of another number of features")
-        return read_moments(sums, ranges)
+        return read_moments(sums, ranges, sampling)
 
     def _remember(self, request: wire.LandmarksRequest) -> None:
         """Take up the secret and moments that this party kept of the run that made a model."""
@@ -198,7 +207,7 @@ class LandmarkedParty(TableClient):
                 raise OptionError(
                     "sampling P takes training rows as landmarks, which data that may not be "
                     "pooled does not allow: this node was given none",
-                    remedy="use sampling U or N",
+                    remedy="use sampling U, N or C",
                     party=self.name,
                 )
             if len(self.landmarks) != self.kept.landmarks:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
+
+from fedkern_flwr.alignment import AlignmentKey, hash_ids, sort_order
 
 from .party_table import Floats, PartyTable
 
@@ -28,6 +30,19 @@ class HybridTable(PartyTable):
         unit = np.tile([0.0, 1.0], (self.features, 1))
         self.ranges = unit if ranges is None else self._numbers(ranges, "ranges")
         self._check_ranges()
+
+    def folds(
+        self, rows: NDArray[np.intp], folds: int, key: AlignmentKey | None
+    ) -> NDArray[np.intp]:
+        """Deal training rows to folds of equal sizes, in the order of keyed hashes of their ids.
+
+        Which row is in which fold stays the same as long as the rows do, and is not known without
+        the key.
+        """
+        hashes = hash_ids(self._ids[rows], key or self._own_key(), "fedkern-flwr folds")
+        out = np.empty(len(rows), np.intp)
+        out[sort_order(hashes)] = np.arange(len(rows)) % folds
+        return out
 
     def check_landmarks(self, landmarks: ArrayLike) -> Floats:
         """Return landmarks that were chosen elsewhere, shape (m, d).

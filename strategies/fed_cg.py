@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError
+from fedkern_flwr.guard.counting import hidden_rows
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid import parties as hybrid
-from fedkern_flwr.hybrid.landmarks import Sampling
-from fedkern_flwr.hybrid.parties import MissingBlocks, Plan, match_rows, summing_sets
-from fedkern_flwr.kernels.product import ProductKernel, landmark_gammas
-from fedkern_flwr.method import Method, Round, Rounds, Save, Steps, option
+from fedkern_flwr.hybrid.parties import Plan, match_rows, summing_sets
+from fedkern_flwr.kernels.product import landmark_gammas
+from fedkern_flwr.method import Round, Rounds, Save, Steps
 from fedkern_flwr.model_file import check_model
 from fedkern_flwr.seeding import derive_seed
-from fedkern_flwr.solvers.least_squares import Penalty
 from fedkern_flwr.solvers.preconditioner import probe_vectors
 from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.wire import DescribeReply
 
+from .fed_cg_options import HybridOptions
 from .fed_cg_paper import ChainSystem, NaiveSystem
 from .fed_cg_privacy import WARNINGS, seen_by
 from .fed_cg_secure import SecureSystem
 from .fed_cg_solvers import first_coefficients, iterate, solve_directly
 from .fed_cg_system import KEPT, Floats, HybridSystem
+from .fed_cg_tuning import auto_landmarks, tune_and_solve
 
-Protocol = Literal["secure", "naive", "chain"]
-_DIRECT_UP_TO, _RANK = 1000, 200  # landmarks; of the preconditioner
 _OF_MODEL = ("landmarks", "sampling", "kernel", "missing")
-_OF_SYSTEM = (*_OF_MODEL[:3], "penalty", "protocol", "distance_bits", "attempts", "model_of")
+_OF_SYSTEM = ("kernel", "penalty", "protocol", "distance_bits", "attempts", "model_of")
 _SYSTEMS: dict[str, type[HybridSystem]] = {
     "secure": SecureSystem,
     "naive": NaiveSystem,
@@ -41,7 +41,7 @@ _SYSTEMS: dict[str, type[HybridSystem]] = {
 }
 
 
-class FedCG(Method):
+class FedCG(HybridOptions):
     """FedCG: kernel regularised least squares over rows and features held by different parties.
 
     Hospitals own rows with labels, centres own blocks of features of these rows. The kernel is a
@@ -56,10 +56,16 @@ class FedCG(Method):
     ----------
     plan_ : Plan
         Who holds which rows and blocks.
+    landmarks_ : int
+        m.
     coefficients_ : ndarray of float64, shape (m, k)
         The model, k outputs.
     gammas_ : ndarray of float64, shape (1,) or (m,)
         Width of all landmarks or of each.
+    regularization_ : float
+        Lambda of the model.
+    tuned_ : dict
+        What of them was tried, what was chosen and how; empty where nothing was.
     outputs_, classes_, label_bound_
         What the hospitals have labels of.
     model_of : (str, int)
@@ -75,101 +81,15 @@ class FedCG(Method):
     described = wire.HybridDescribeReply
     default_rounds = 1000
     whole_cohorts = True
-    fixed: ClassVar[frozenset[str]] = frozenset(
-        {"min_clients", "max_missed", "checkpoint_every", "threshold", "min_cohort"}
-    )
-
-    landmarks: int = option(100, "m, number of random landmarks.", least=1)
-    sampling: Sampling = option(
-        "U",
-        "Landmarks uniform on each feature's range, normal with mean and deviation of the data and "
-        "clipped to the range, both turned at random (see hybrid/landmarks.py), or training "
-        "rows (only where data may be pooled).",
-    )
-    kernel: ProductKernel = option(
-        "rbf", "exp(-gamma d) of squared Euclidean or of absolute distances d."
-    )
-    gamma: float | None = option(None, "Width, by default 1 / number of features.", above=0.0)
-    landmark_gamma: bool = option(
-        False, "A random width per landmark, log-uniform in [gamma / 2, 2 gamma] (eq. 4.1)."
-    )
-    regularization: float = option(1e-3, "lambda.", above=0.0)
-    penalty: Penalty = option(
-        "ridge", "lambda I (eq. 2.9) or lambda K_mm with the pseudo-inverse (eq. 2.10)."
-    )
-    protocol: Protocol = option(
-        "secure", "Secure sums, or the paper's protocols, which log what they give away."
-    )
-    solver: Literal["auto", "normal-equations", "cg"] = option(
-        "auto",
-        "Sum the normal equations once, or iterate conjugate gradients, an exchange each (chain: "
-        "several). Auto: the former up to 1000 landmarks, except in a chain.",
-        of_model=False,
-    )
-    preconditioner_rank: int | None = option(
-        None,
-        "Of cg: rank of the Nystrom preconditioner, 0 for none. By default 200 (at most m / 2) "
-        "with protocol secure, none with the paper's.",
-        of_model=False,
-    )
-    init: Literal["zero", "random"] = option(
-        "zero", "Of cg: where to start; random is standard normal, as in the paper."
-    )
-    tolerance: float = option(
-        1e-10,
-        "Of cg: stop when the residual is so small relative to K^T y.",
-        above=0.0,
-        below=1.0,
-    )
-    missing: MissingBlocks = option(
-        "error",
-        "Rows that lack a block: refuse the run, leave them out, or let the block's factor be one.",
-    )
-    allow_single: bool = option(
-        False,
-        "Allow a single hospital, and rows that a single centre knows: their values are then "
-        "shown.",
-        of_model=False,
-    )
-    distance_bits: int = option(
-        64,
-        "Of protocol secure: bits of a number in the sums of distances, 32 or 64. With 32 they are "
-        "half as large; the total of C centres' distances of at most b is then off by less than "
-        "C 2^(ceil(log2(C + 1)) + floor(log2 b) - 30).",
-    )
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        rank, direct = self.preconditioner_rank, self.chosen_solver == "normal-equations"
-        if self.distance_bits not in (32, 64):
-            raise OptionError(f"distance_bits is {self.distance_bits}", remedy="use 32 or 64")
-        if rank is not None and not 0 <= rank <= self.landmarks:
-            raise OptionError(
-                f"preconditioner_rank is {rank}", remedy=f"use 0 to {self.landmarks} (landmarks)"
-            )
-        if direct and self.protocol == "chain":
-            raise OptionError("a chain has no normal equations", remedy="use solver cg")
-        if direct and (rank or self.init == "random"):
-            name = "preconditioner_rank" if rank else "init"
-            raise OptionError(f"{name} is for solver cg", remedy="add solver cg, or leave it out")
-        if self.protocol == "chain" and rank:
-            raise OptionError("a chain has no preconditioner", remedy="use protocol secure")
-        if self.penalty == "rkhs" and self.protocol != "secure":
-            raise OptionError(
-                f"penalty rkhs is not made with protocol {self.protocol}",
-                remedy="use protocol secure",
-            )
-        if self.penalty == "rkhs" and self.landmark_gamma:
-            raise OptionError(
-                "with a width per landmark the kernel of the landmarks is not symmetric",
-                remedy="use penalty ridge, or one width",
-            )
 
     def _reset(self) -> None:
         super()._reset()
         self.plan_ = Plan({}, {}, {})
-        self.coefficients_: Floats = np.zeros((self.landmarks, 0))
+        self.landmarks_ = self.fixed_landmarks
+        self.coefficients_: Floats = np.zeros((self.landmarks_, 0))
         self.gammas_: Floats = np.zeros(0)
+        self.regularization_ = self.chosen_regularization
+        self.tuned_: dict[str, Any] = {}
         self.fingerprints_: dict[str, str] = {}
         self.outputs_, self.classes_, self.label_bound_ = 0, 0, 1.0
         self.model_of: tuple[str, int] = ("", 0)
@@ -177,26 +97,6 @@ class FedCG(Method):
         self._parties: dict[int, wire.HybridDescribeReply] = {}
 
     # -- what a method tells about itself
-
-    @property
-    def chosen_solver(self) -> str:
-        """The solver that ``auto`` stands for."""
-        if self.solver != "auto":
-            return self.solver
-        direct = self.landmarks <= _DIRECT_UP_TO and self.protocol != "chain"
-        return "normal-equations" if direct else "cg"
-
-    @property
-    def rank(self) -> int:
-        """Rank of the preconditioner, 0 for none."""
-        if self.preconditioner_rank is not None:
-            return self.preconditioner_rank
-        return min(_RANK, self.landmarks // 2) if self.protocol == "secure" else 0
-
-    def options(self) -> dict[str, Any]:
-        """Return the options that determine the model."""
-        rank = self.rank if self.chosen_solver == "cg" else 0
-        return {**super().options(), "solver": self.chosen_solver, "preconditioner_rank": rank}
 
     def summary(self) -> None:
         """Log the configuration, and what a protocol gives away."""
@@ -208,6 +108,7 @@ class FedCG(Method):
         """Return coefficients and widths, and what a prediction needs to know."""
         meta = {
             **self.options(),
+            "landmarks": self.landmarks_,
             "session": self.model_of[0] or self._session,
             "step": self.model_of[1] or KEPT,
             "fingerprints": self.fingerprints_,
@@ -226,13 +127,18 @@ class FedCG(Method):
             alone=len(self.plan_.hospitals) == 1,
             predicts=bool(self.model_of[0]),
             penalty=self.penalty,
-            sampling=self.sampling,
+            sampling=self.chosen_sampling,
+            tunes=self._tunes,
         )
         return {**self.sums_privacy(), **seen} if self.protocol == "secure" else seen
 
     def matched(self) -> dict[str, Any]:
         """Return whose rows were matched."""
         return self.plan_.report() if self.plan_.wards else {}
+
+    def result(self) -> dict[str, Any]:
+        """Return the result of the last run, with what was tried and chosen in it."""
+        return {**super().result(), **({"tuned": self.tuned_} if self.tuned_ else {})}
 
     # -- parties
 
@@ -247,7 +153,10 @@ class FedCG(Method):
     def cohorts(self) -> list[list[int]] | None:
         """Match the rows; return the sets among which is summed, fixed by who holds what."""
         self._match()
-        self._sets = summing_sets(self.plan_, protocol=self.protocol, penalty=self.penalty)
+        tunes = self._tunes and self.gamma is None
+        self._sets = summing_sets(
+            self.plan_, protocol=self.protocol, penalty=self.penalty, tunes=tunes
+        )
         return list(self._sets.values())
 
     def _match(self) -> None:
@@ -263,6 +172,8 @@ class FedCG(Method):
         first = self._parties[self.plan_.hospitals[0]]
         self.outputs_, self.classes_ = first.outputs, first.classes
         self.label_bound_ = first.label_bound
+        if self.landmarks == "auto" and self._tunes and self.sampling != "P":
+            self.landmarks_ = auto_landmarks(self.plan_, self.outputs_, self.counting_allows())
 
     # -- a run
 
@@ -273,12 +184,13 @@ class FedCG(Method):
         system = self._system()
         digest = rows_digest(parties, "block", saved=meta.get("rows"), checkpoint=self.checkpoint)
         known: dict[str, Any] = {"rows": digest}
-        shape = (self.landmarks, self.outputs_)
+        shape = (self.landmarks_, self.outputs_)
         start = first_coefficients(shape, self.initial_, self.init, self.run_seed)
         yield Round(0, arrays=[start])
         metrics = meta.get("metrics")
         if metrics is not None:
             self.coefficients_ = arrays["coefficients"]
+            self._take_tuned(system, meta.get("tuned", {}))
         yield from system.open()
         known["fingerprints"] = self.fingerprints_ = dict(system.fingerprints)
 
@@ -287,7 +199,8 @@ class FedCG(Method):
 
         if metrics is None:
             self.coefficients_, metrics = yield from self._solve(system, start, arrays, save)
-            yield save({"coefficients": self.coefficients_}, metrics=metrics)
+            done = {"metrics": metrics, "tuned": self.tuned_}
+            yield save({"coefficients": self.coefficients_}, **done)
         judged = yield from system.evaluate(self.coefficients_, self.allow_single)
         if judged is None:
             self.note_untold()
@@ -301,32 +214,61 @@ class FedCG(Method):
         if not self.gammas_.size:
             features = sum(self._parties[h[0]].features for h in self.plan_.blocks.values())
             gamma = self.gamma if self.gamma is not None else 1.0 / features
-            self.gammas_ = np.array([gamma], np.float64)
+            self.gammas_ = np.array([] if self._tunes else [gamma], np.float64)
             if self.landmark_gamma:
-                self.gammas_ = landmark_gammas(gamma, self.landmarks, self.run_seed)
+                self.gammas_ = landmark_gammas(gamma, self.landmarks_, self.run_seed)
         return _SYSTEMS[self.protocol](
             plan=self.plan_,
             parties=self._parties,
             cohorts=list(self._sets),
-            keep_training=self.chosen_solver == "cg",
+            keep_training=self.chosen_solver == "cg" or self._tunes,
+            tunes=self._tunes,
             gammas=self.gammas_,
             public_seed=self.run_seed,
             known=self.fingerprints_,
+            landmarks=self.landmarks_,
+            sampling=self.chosen_sampling,
             **{name: getattr(self, name) for name in _OF_SYSTEM},
         )
 
     def _solve(
         self, system: HybridSystem, start: Floats, arrays: Arrays, save: Callable[..., Save]
     ) -> Steps:
+        if self._tunes:
+            coefficients, metrics, tuned = yield from tune_and_solve(system, self)
+            self._take_tuned(system, tuned)
+            return coefficients, metrics
         if self.chosen_solver == "normal-equations":
-            return (yield from solve_directly(system, self.regularization))
+            return (yield from solve_directly(system, self.regularization_))
         self.planned = self.num_rounds
         system.landmark_kernel = arrays.get("landmark_kernel", system.landmark_kernel)
-        probes = np.zeros((self.landmarks, 0))
+        probes = np.zeros((self.landmarks_, 0))
         if self.rank:
-            probes = probe_vectors(self.landmarks, self.rank, derive_seed(self.run_seed, "probes"))
-        options = {"regularization": self.regularization, "tolerance": self.tolerance}
+            probes = probe_vectors(self.landmarks_, self.rank, derive_seed(self.run_seed, "probes"))
+        options = {"regularization": self.regularization_, "tolerance": self.tolerance}
         return (yield from iterate(system, start, probes, self.num_rounds, arrays, save, **options))
+
+    @property
+    def _tunes(self) -> bool:
+        return self.tunes and not self.model_of[0]
+
+    def _take_tuned(self, system: HybridSystem, tuned: dict[str, Any]) -> None:
+        if tuned:
+            self.tuned_, self.regularization_ = tuned, tuned["regularization"]
+            self.gammas_ = system.gammas = np.array([tuned["gamma"]])
+
+    def counting_allows(self) -> float:
+        """Return how many numbers their nodes release of the hospitals' rows, infinity if all."""
+        hospitals = [self._parties[h] for h in self.plan_.hospitals]
+        if all(party.counting == "off" for party in hospitals):
+            return math.inf
+        rows = {party.partition: party.rows for party in hospitals}
+        behind = [
+            hidden_rows(rows, rows, own=party.partition) * (party.features + 1)
+            for party in hospitals
+            if party.rows
+        ]
+        return min(behind, default=0)
 
     # -- predictions with a model that was saved
 
@@ -372,7 +314,7 @@ class FedCG(Method):
                 "the model was made with other options", remedy="use FedCG.of_model(meta)"
             )
         outputs = int(meta["outputs"])
-        check_model(self.method, arrays, meta, {"coefficients": (self.landmarks, outputs)})
+        check_model(self.method, arrays, meta, {"coefficients": (self.landmarks_, outputs)})
         self.begin()
         self.model_of = (str(meta["session"]), int(meta["step"]))
 

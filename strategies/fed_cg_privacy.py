@@ -20,7 +20,14 @@ _DECLARED = (
 
 
 def seen_by(
-    protocol: str, *, direct: bool, alone: bool, predicts: bool, penalty: str, sampling: str
+    protocol: str,
+    *,
+    direct: bool,
+    alone: bool,
+    predicts: bool,
+    penalty: str,
+    sampling: str,
+    tunes: bool,
 ) -> dict[str, Any]:
     """Return what server and clients see in a run, for its privacy ledger.
 
@@ -34,6 +41,8 @@ def seen_by(
         Whether there is one hospital.
     predicts : bool
         Whether nothing is fitted.
+    tunes : bool
+        Whether the width is chosen.
     """
     if protocol == "naive":
         return {
@@ -65,10 +74,13 @@ def seen_by(
         server = [f"{summed} of the only hospital, and its counts on held-out rows"]
     if penalty == "rkhs" and not predicts:
         server.append("distances between landmarks")
-    if sampling == "N" and not predicts:
-        server.append("means and deviations of blocks that several parties hold")
-    moments = ["means and deviations of their own block over all its holders"]
-    shared = moments if sampling == "N" else []
+    moments = {"N": "means and deviations", "C": "means and covariances"}.get(sampling, "")
+    if moments and not predicts:
+        server.append(f"{moments} of blocks that several parties hold")
+    if tunes:
+        server.append("these sums for each width and fold; the mean distance to the landmarks")
+    shared = [f"{moments} of their own block over all its holders"] if moments else []
+    spread = ["of a centre's training rows the covariance, up to a motion and chance"]
     return {
         "server_sees": [
             *server,
@@ -81,6 +93,7 @@ def seen_by(
             "landmarks also along random directions of a centre's features; of a centre with a "
             "single feature that feature",
             "the coefficients; of two hospitals each can compute K^T(K a - y) of the other",
+            *(spread if sampling in ("C", "auto") else []),
             *shared,
         ],
         "centres_see": ["which of their rows belong to which hospital", *shared],

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from fedkern_flwr.hybrid import messages as wire
+from fedkern_flwr.hybrid.parties import MEAN_DISTANCE
 from fedkern_flwr.kernels.product import kernel_from_distances
 from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Steps
 from fedkern_flwr.solvers.equations import equations_length, unpack_equations
+from fedkern_flwr.solvers.tuning_sums import Equations, tuning_length
 
 from .fed_cg_system import Floats, HybridSystem
 
@@ -35,9 +37,18 @@ class SecureSystem(HybridSystem):
         """Sum the normal equations over the hospitals."""
         m, outputs = self.landmarks, self.first.outputs
         length, bound = equations_length(m, outputs), max(1.0, self.first.label_bound)
-        request, reply = wire.EquationsRequest(), wire.EquationsReply
+        request, reply = wire.EquationsRequest(gammas=np.zeros(0)), wire.EquationsReply
         vector = yield from self._sum("equations", request, reply, length, self._rows * bound)
         return unpack_equations(vector, m, outputs)
+
+    def tuning_equations(self, gammas: Floats, folds: int) -> Steps:
+        """Sum the normal equations of each width and fold over the hospitals."""
+        shape = (self.landmarks, self.first.outputs, folds, len(gammas))
+        bound = self._rows * max(1.0, self.first.label_bound**2)
+        request = wire.EquationsRequest(gammas=gammas, folds=folds)
+        reply, length = wire.EquationsReply, tuning_length(*shape)
+        vector = yield from self._sum("equations", request, reply, length, bound)
+        return Equations.unpack(vector, *shape)
 
     def products(self, directions: Floats, *, labels: bool = False) -> Steps:
         """Sum products over the hospitals; directions travel with length one."""
@@ -106,11 +117,21 @@ class SecureSystem(HybridSystem):
         if pairs and m > 1:
             terms.append(self.term("landmark pairs", m * (m - 1) // 2, bound, "everybody"))
             asked = set(self.plan.parties)
+        wards = {h: self.plan.wards[h] for h in parts}
+        counted = sum(
+            min(parts[h].stop, w.train) if w.centres else w.train for h, w in wards.items()
+        )
+        spread = self.tunes and "everybody" in self.cohorts and self.mean_distance is None
+        if spread:
+            terms.append(self.term(MEAN_DISTANCE, 1, counted * bound, "everybody"))
+            self.released += 1
         requests = self.landmarks_requests(wire.DistancesRequest, asked, parts)
         answers = yield Ask(requests, reply=wire.DistancesReply, sums=terms)
         self.take_fingerprints(answers.replies)
         for running in answers.running.values():
             yield Deliver(running, running.order.receiver)
+        if spread:
+            self.mean_distance = float(answers.totals[MEAN_DISTANCE][0]) / counted
         if pairs:
             square = np.zeros((m, m))
             square[np.triu_indices(m, 1)] = answers.totals.get("landmark pairs", ())

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.hybrid import messages as wire
+from fedkern_flwr.hybrid.landmarks import moments_length
 from fedkern_flwr.hybrid.parties import Plan, Ward
 from fedkern_flwr.labels import counts_length, largest_count, outcome_metrics
 from fedkern_flwr.method import Ask, Steps, Term
@@ -40,7 +41,10 @@ class HybridSystem(ABC):
         Options of :class:`~fedkern_flwr.strategies.FedCG`.
     keep_training : bool
         Whether hospitals keep the kernel of their training rows: conjugate gradients need it.
+    tunes : bool
+        Whether the width is chosen in this run.
     gammas : ndarray of float64, shape (1,) or (m,)
+        None before the width is chosen.
     public_seed : int
         Seed of the landmarks in the paper's protocols.
     model_of : (str, int)
@@ -64,12 +68,17 @@ class HybridSystem(ABC):
     distance_bits: int
     attempts: int
     keep_training: bool
+    tunes: bool
     gammas: Floats
     public_seed: int
     model_of: tuple[str, int]
     known: Mapping[str, str]
     landmark_kernel: Floats | None = None
     fingerprints: dict[str, str] = field(default_factory=dict)
+    # Mean distance of training rows to landmarks, where it was summed.
+    mean_distance: float | None = None
+    #: Numbers about training rows that the server has before the equations.
+    released: int = 0
     _moments: dict[str, Floats] = field(default_factory=dict)
     # Partition -> who sealed the secret of its block, and the sealed secret.
     _sealed: dict[int, tuple[int, NDArray[Any]]] = field(default_factory=dict)
@@ -146,6 +155,7 @@ class HybridSystem(ABC):
                 count=bool(length),
                 coefficients=coefficients,
                 predictions=(predicted or {}).get(h, nothing),
+                gammas=self.gammas if self.tunes else _NOTHING,
             )
             for h in self.plan.hospitals
         }
@@ -171,12 +181,13 @@ class HybridSystem(ABC):
         """
         found = {}
         for block, holders in self.plan.blocks.items():
-            moments = self.sampling == "N" and len(holders) > 1
+            moments = self.sampling in ("N", "C") and len(holders) > 1
             if moments and len(holders) == 2 and self.protocol == "secure":
                 logger.warning(
-                    "block %r has two holders: each can compute the other's means and deviations "
-                    "from those of both; sampling U needs none",
+                    "block %r has two holders: each can compute the other's means and %s from "
+                    "those of both; sampling U needs none",
                     block,
+                    "deviations" if self.sampling == "N" else "covariances",
                 )
             unseeded = self.protocol == "secure" and not self.parties[holders[0]].seeded
             leader = holders[0] if unseeded and len(holders) > 2 else None
@@ -197,10 +208,15 @@ class HybridSystem(ABC):
             for p in holders:
                 peers = [q for q in holders if q != p] if p == leader else []
                 requests[p] = self.rows_request(
-                    wire.MomentsRequest, p, moments=moments, peers=np.array(peers, np.int32)
+                    wire.MomentsRequest,
+                    p,
+                    moments=moments,
+                    sampling=self.sampling,
+                    peers=np.array(peers, np.int32),
                 )
+            length = moments_length(self.parties[holders[0]].features, self.sampling)
             if moments and secure:
-                length = 1 + 2 * self.parties[holders[0]].features
+                self.released += length
                 terms.append(self.term(f"moments/{block}", length, rows or 1, f"block {block}"))
         answers = yield Ask(requests, reply=wire.MomentsReply, sums=terms)
         for block, (holders, moments, leader) in blocks.items():
@@ -208,7 +224,7 @@ class HybridSystem(ABC):
                 self._moments[block] = answers.totals[f"moments/{block}"]
             elif moments:  # the paper's protocols hide nothing
                 plain = [answers.replies[p].plain for p in holders]
-                length = 1 + 2 * self.parties[holders[0]].features
+                length = moments_length(self.parties[holders[0]].features, self.sampling)
                 if any(vector.shape != (length,) for vector in plain):
                     raise ProtocolError(f"moments of block {block!r} are missing")
                 self._moments[block] = np.sum(plain, axis=0)
@@ -289,7 +305,7 @@ class HybridSystem(ABC):
                 parts,
                 variant=self.protocol,
                 kernel=self.kernel,
-                sampling=self.sampling,
+                sampling=self.plan.sampling(party.block, self.sampling),
                 landmarks=self.landmarks,
                 seed_from=seed_from,
                 public_seed=-1 if secret else self.public_seed,

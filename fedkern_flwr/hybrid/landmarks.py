@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from ..errors import OptionError
 
 Floats = NDArray[np.float64]
-Sampling = Literal["U", "N", "P"]
-SAMPLINGS = ("U", "N", "P")
+Sampling = Literal["U", "N", "C", "P"]
+SAMPLINGS = ("U", "N", "C", "P")
 SEED_BYTES = 32
 _FINGERPRINT_BYTES = 16
 
@@ -50,10 +50,12 @@ def draw_landmarks(
         m, number of landmarks.
     ranges : ndarray of float64, shape (d, 2)
         Least and greatest value of each feature, public.
-    moments : ndarray of float64, shape (2, d), optional
+    moments : ndarray of float64, shape (2, d) or (1 + d, d), optional
         Mean and standard deviation of each feature: draw from the normal distribution, clipped to
-        the range before the turn and to the ball around the ranges after it (sampling N). Without
-        them draw uniformly from the range (sampling U).
+        the range before the turn and to the ball around the ranges after it (sampling N). Mean and
+        covariance of several features: draw from that normal distribution and pull back what
+        leaves the ball (sampling C); it is not turned, since it has no axes but the rows' principal
+        ones. Without them draw uniformly from the range (sampling U).
 
     Returns
     -------
@@ -62,26 +64,32 @@ def draw_landmarks(
     digest = hashlib.sha256(b"fedkern-flwr landmarks " + seed).digest()
     rng = np.random.default_rng(int.from_bytes(digest, "little"))
     low, high = ranges[:, 0], ranges[:, 1]
-    middle = centre = (low + high) / 2.0
+    centre, shape = (low + high) / 2.0, (landmarks, len(ranges))
     if moments is None:
-        drawn = low + (high - low) * rng.random((landmarks, len(ranges)))
+        drawn = low + (high - low) * rng.random(shape)
+    elif len(moments) > 2:
+        values, axes = np.linalg.eigh(moments[1:])
+        root = (axes * np.sqrt(np.maximum(values, 0.0))) @ axes.T
+        return _pulled_back(moments[0] + rng.standard_normal(shape) @ root, ranges)
     else:
         centre, deviation = moments
-        normal = centre + deviation * rng.standard_normal((landmarks, len(ranges)))
-        drawn = np.clip(normal, low, high)
+        drawn = np.clip(centre + deviation * rng.standard_normal(shape), low, high)
     wide = high > low
     if wide.sum() > 1:
-        turned = centre[wide] + _turn((drawn - centre)[:, wide], rng)
-        if moments is not None:
-            radius = math.hypot(*(high - low)[wide]) / 2.0
-            away = turned - middle[wide]
-            far = np.maximum(np.linalg.norm(away, axis=1, keepdims=True) / radius, 1.0)
-            turned = middle[wide] + away / far
-        drawn[:, wide] = turned
+        drawn[:, wide] = centre[wide] + _turn((drawn - centre)[:, wide], rng)
+        drawn = drawn if moments is None else _pulled_back(drawn, ranges)
     return np.asarray(drawn)
 
 
-def moment_sums(x: Floats, ranges: Floats) -> Floats:
+def _pulled_back(points: Floats, ranges: Floats) -> Floats:
+    """Return points, those outside the ball through the corners of the ranges moved onto it."""
+    away = points - ranges.mean(axis=1)
+    radius = math.hypot(*(ranges[:, 1] - ranges[:, 0])) / 2.0
+    far = np.maximum(np.linalg.norm(away, axis=1, keepdims=True) / (radius or 1.0), 1.0)
+    return np.asarray(ranges.mean(axis=1) + away / far)
+
+
+def moment_sums(x: Floats, ranges: Floats, sampling: str = "N") -> Floats:
     """Return count, sums and sums of squares of features scaled to [0, 1], to be added up.
 
     Parameters
@@ -90,21 +98,51 @@ def moment_sums(x: Floats, ranges: Floats) -> Floats:
         Rows of the block.
     ranges : ndarray of float64, shape (d, 2)
         Least and greatest value of each feature.
+    sampling : {"N", "C"}
+        With C sums of all products of two features, instead of squares.
 
     Returns
     -------
-    ndarray of float64, shape (1 + 2 d,)
+    ndarray of float64, shape (:func:`moments_length`,)
     """
     scaled = (x - ranges[:, 0]) / _spans(ranges)
-    return np.concatenate([[float(len(x))], scaled.sum(0), (scaled**2).sum(0)])
+    products = (scaled**2).sum(0)
+    if sampling == "C":
+        products = (scaled.T @ scaled)[np.triu_indices(len(ranges))]
+    return np.concatenate([[float(len(x))], scaled.sum(0), products])
 
 
-def read_moments(sums: Floats, ranges: Floats) -> Floats:
-    """Return mean and standard deviation of each feature, shape (2, d), from added up sums."""
+def moments_length(features: int, sampling: str) -> int:
+    """Return how many numbers :func:`moment_sums` makes."""
+    products = features * (features + 1) // 2 if sampling == "C" else features
+    return 1 + features + products
+
+
+def read_moments(sums: Floats, ranges: Floats, sampling: str = "N") -> Floats:
+    """Return mean and deviation, with C mean and covariance, of the features from added up sums.
+
+    Of a single feature both are mean and deviation. A covariance is mixed with a multiple of the
+    identity that counts as much as a row per feature, so that landmarks of few rows do not lie in
+    their span.
+
+    Returns
+    -------
+    ndarray of float64, shape (2, d) or (1 + d, d)
+    """
     count, features = max(float(sums[0]), 1.0), len(ranges)
-    mean = sums[1 : 1 + features] / count
-    variance = np.maximum(sums[1 + features :] / count - mean**2, 0.0)
-    return np.stack([ranges[:, 0] + mean * _spans(ranges), np.sqrt(variance) * _spans(ranges)])
+    mean, rest = sums[1 : 1 + features] / count, sums[1 + features :]
+    place = ranges[:, 0] + mean * _spans(ranges)
+    if sampling == "C" and features > 1:
+        upper = np.triu_indices(features)
+        covariance = np.zeros((features, features))
+        covariance[upper] = rest / count - np.multiply.outer(mean, mean)[upper]
+        covariance.T[upper] = covariance[upper]
+        level = np.maximum(covariance.diagonal(), 0.0).mean()
+        mixed = (count * covariance + features * level * np.eye(features)) / (count + features)
+        spans = ranges[:, 1] - ranges[:, 0]
+        return np.vstack([place, mixed * np.multiply.outer(spans, spans)])
+    variance = np.maximum(rest / count - mean**2, 0.0)
+    return np.stack([place, np.sqrt(variance) * _spans(ranges)])
 
 
 def public_seed(seed: int, block: str) -> bytes:

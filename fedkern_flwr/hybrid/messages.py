@@ -25,6 +25,7 @@ class HybridDescribeReply(TableReply):
     seeded: bool  # whether the secret of the block's landmarks is configured at the node
     square_bound: float  # largest squared, and absolute, distance within the declared ranges
     absolute_bound: float
+    fold_rows: int = 0  # least number of its training rows in a fold
 
 
 class HybridRequest(Message):
@@ -69,7 +70,8 @@ class RowsRequest(HybridRequest):
 class MomentsRequest(RowsRequest, phase="hybrid-moments"):
     """Agree on the landmarks of blocks that several parties hold, before the distances."""
 
-    moments: bool  # whether to add up count, sums and squares of the block's training rows
+    moments: bool  # whether to add up moments of the block's training rows
+    sampling: str  # which moments: see hybrid/landmarks.py
     # At the party that draws the block's secret: for whom to seal it. Else empty.
     peers: Index = array("peers", dtype="index")
     rows: tuple[Index, ...] = arrays("rows", dtype="index")
@@ -78,7 +80,7 @@ class MomentsRequest(RowsRequest, phase="hybrid-moments"):
 class MomentsReply(HybridReply, phase="hybrid-moments"):
     """What the holders of a block agree on."""
 
-    # Of the paper's protocols: count, sums and squares. Empty in the secure one.
+    # Of the paper's protocols: count, sums and products. Empty in the secure one.
     plain: Floats = array("numbers", dtype="float64")
     sealed: tuple[Bytes, ...] = arrays("bytes", dtype="byte")  # the secret, for each peer
 
@@ -99,7 +101,8 @@ class LandmarksRequest(RowsRequest):
     save_as: int  # step under which to keep what resuming or predicting needs; 0: nothing is kept
     landmark_pairs: bool  # whether to add this block's distances between landmarks to a sum
     keep_training: bool  # whether a hospital keeps the kernel of its training rows
-    gammas: Floats = array("gammas", dtype="float64")  # one width, or one per landmark
+    # One width, or one per landmark; none where it is chosen later: then hospitals keep distances.
+    gammas: Floats = array("gammas", dtype="float64")
     moments: Floats = array("moments", dtype="float64")  # added up; empty for the party's own
     sealed_seed: Bytes = array("bytes", dtype="byte")  # empty if there is none
     rows: tuple[Index, ...] = arrays("rows", dtype="index")
@@ -127,7 +130,13 @@ class BlocksReply(DistancesReply, phase="hybrid-blocks"):
 
 
 class EquationsRequest(HybridRequest, phase="hybrid-equations"):
-    """Add K_h^T K_h and K_h^T y_h to a secure sum; the last distances come with it."""
+    """Add K_h^T K_h and K_h^T y_h to a secure sum; the last distances come with it.
+
+    Where the width is chosen: those of each width and fold, and y_h^T y_h of each fold.
+    """
+
+    folds: int = 1  # into which a hospital splits its training rows
+    gammas: Floats = array("widths", dtype="float64")  # to choose from; none if it is known
 
 
 class EquationsReply(PlainReply, phase="hybrid-equations"):
@@ -175,6 +184,7 @@ class CoefficientsRequest(HybridRequest, phase="hybrid-coefficients"):
 
     count: bool  # whether to add the counts of the held-out rows to a secure sum
     coefficients: Floats = array("landmarks", "outputs", dtype="float64")
+    gammas: Floats = array("gammas", dtype="float64")  # the width, if it was chosen in this run
     # Naive protocol: the server has the kernel and predicts. Else empty.
     predictions: Floats = array("rows", "outputs", dtype="float64")
 

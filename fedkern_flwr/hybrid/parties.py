@@ -25,6 +25,8 @@ Positions = NDArray[np.int32]
 MissingBlocks = Literal["error", "drop-row", "neutral"]
 
 HOSPITAL, CENTRE = "hospital", "centre"
+#: Name of the sum of the mean distances of training rows to the landmarks.
+MEAN_DISTANCE = "mean distance"
 #: Refuses partitions that clash and pseudonyms that come twice.
 check_parties = partial(
     check_tables,
@@ -116,6 +118,12 @@ class Plan:
         """All parties that take part, ascending."""
         return tuple(sorted({p for ward in self.wards.values() for p in ward.rows}))
 
+    def sampling(self, block: str, asked: str) -> str:
+        """Return how landmarks of a block are drawn: ``auto`` needs no exchange."""
+        if asked != "auto":
+            return asked
+        return "C" if len(self.blocks.get(block, ())) == 1 else "U"
+
     def report(self) -> dict[str, Any]:
         """Return what was matched, as plain values for a result file."""
         return {
@@ -170,8 +178,12 @@ def match_rows(
     return plan
 
 
-def summing_sets(plan: Plan, *, protocol: str, penalty: str) -> dict[str, list[int]]:
+def summing_sets(
+    plan: Plan, *, protocol: str, penalty: str, tunes: bool = False
+) -> dict[str, list[int]]:
     """Return name -> partitions of the sets among which is summed, fixed by who holds what.
+
+    With ``tunes`` the mean distance to the landmarks is summed over all parties, if there are two.
 
     Raises
     ------
@@ -184,12 +196,12 @@ def summing_sets(plan: Plan, *, protocol: str, penalty: str) -> dict[str, list[i
     shared = {f"block {b}": list(p) for b, p in plan.blocks.items() if len(p) > 1}
     alone = len(plan.hospitals) == 1
     sets = {**({} if alone else {"hospitals": list(plan.hospitals)}), **wards, **shared}
-    if penalty == "rkhs":
-        if len(plan.parties) == 1:
-            raise OptionError(
-                "penalty rkhs sums distances between landmarks over the parties, and there is one",
-                remedy="use penalty ridge",
-            )
+    if penalty == "rkhs" and len(plan.parties) == 1:
+        raise OptionError(
+            "penalty rkhs sums distances between landmarks over the parties, and there is one",
+            remedy="use penalty ridge",
+        )
+    if penalty == "rkhs" or (tunes and len(plan.parties) > 1):
         sets["everybody"] = list(plan.parties)
     return sets
 

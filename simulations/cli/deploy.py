@@ -190,6 +190,7 @@ def _execute(
     entry = Entry(method(name).title, name, config["options"], [answer])
     write_atomically(place / ARTIFACTS["scaling"], prepared.scaling_json().encode())
     told = {"survivors": answer["survivors"], "matched": answer.get("matched", {}), **times}
+    told |= {"tuned": answer["tuned"]} if "tuned" in answer else {}
     files = {"server_log": _SERVER_LOG, "nodes": "nodes"}
     return save_result(folder, config, prepared, {**summarise(entry), **told}, files)
 

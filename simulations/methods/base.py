@@ -288,7 +288,7 @@ class Family(ABC, Generic[S, P]):
         found = average(
             entry.results, metrics={}, history=history, survivors=first.get("survivors", last)
         )
-        return {**{name: first[name] for name in first if name == "matched"}, **found}
+        return {**{name: first[name] for name in first if name in ("matched", "tuned")}, **found}
 
     def per_draw(self, entry: Entry) -> dict[str, Any]:
         """Return figures of the single draws that a comparison keeps: metrics and seconds."""

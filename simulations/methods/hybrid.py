@@ -207,9 +207,10 @@ class HybridFamily(Family[HybridSettings, HybridData]):
         return found
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
-        """Return which rows were matched."""
+        """Return which rows were matched, and what was chosen."""
         assert isinstance(strategy, FedCG)
-        return {"matched": strategy.plan_.report()}
+        tuned = {"tuned": strategy.tuned_} if strategy.tuned_ else {}
+        return {"matched": strategy.plan_.report(), **tuned}
 
     def per_draw(self, entry: Entry) -> dict[str, Any]:
         """Return the metrics and squared residuals of the single runs."""

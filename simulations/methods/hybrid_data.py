@@ -207,7 +207,7 @@ class HybridData(DealtData[HybridSettings, Pooled]):
     def variant(self, strategy: PhaseStrategy) -> tuple[Hashable, ...]:
         """Return what the clients depend on, with the number of landmarks that are rows."""
         assert isinstance(strategy, FedCG)
-        rows = strategy.landmarks if strategy.sampling == "P" else 0
+        rows = strategy.fixed_landmarks if strategy.sampling == "P" else 0
         return *super().variant(strategy), rows
 
     def facts(self) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class HybridData(DealtData[HybridSettings, Pooled]):
         if strategy.sampling != "P":
             return None
         seed = strategy.seed or 0
-        return self.split(seed).landmarks(strategy.landmarks, seed)
+        return self.split(seed).landmarks(strategy.fixed_landmarks, seed)
 
     def read(self) -> Table:
         """Load the table; which rows lack a block is found when the parties match theirs."""

@@ -39,11 +39,13 @@ def pooled_landmarks(strategy: FedCG, prepared: HybridData) -> dict[str, Floats]
             out[block] = given[:, columns]
             continue
         ranges, moments = np.tile([0.0, 1.0], (len(columns), 1)), None
-        if strategy.sampling == "N":
+        sampling = strategy.plan_.sampling(block, strategy.chosen_sampling)
+        if sampling in ("N", "C"):
             x = pooled.x[np.ix_(taking_part(strategy, pooled) & pooled.train, columns)]
             x = x[np.isfinite(x).all(axis=1)]
-            moments = read_moments(moment_sums(x, ranges), ranges)
-        out[block] = draw_landmarks(public_seed(seed, block), strategy.landmarks, ranges, moments)
+            sums = moment_sums(x, ranges, sampling)
+            moments = read_moments(sums, ranges, sampling)
+        out[block] = draw_landmarks(public_seed(seed, block), strategy.landmarks_, ranges, moments)
     return out
 
 
@@ -58,7 +60,7 @@ def pooled_kernel(
     strategy: FedCG, pooled: Pooled, rows: NDArray[np.intp], landmarks: dict[str, Floats]
 ) -> Floats:
     """Return the kernel of rows and landmarks from the definition of the distances."""
-    total = np.zeros((len(rows), strategy.landmarks))
+    total = np.zeros((len(rows), strategy.landmarks_))
     for block, columns in pooled.blocks.items():
         x = pooled.x[np.ix_(rows, columns)]
         known = np.isfinite(x).all(axis=1)
@@ -77,7 +79,7 @@ def centralised_difference(strategy: FedCG, prepared: HybridData) -> float | Non
     if not len(test):
         return None
     landmarks = pooled_landmarks(strategy, prepared)
-    m = strategy.landmarks
+    m = strategy.landmarks_
     y = pooled.y[:, None]
     if pooled.classes:
         y = encode_classes(pooled.y, pooled.classes, "the pooled table")
@@ -91,11 +93,11 @@ def centralised_difference(strategy: FedCG, prepared: HybridData) -> float | Non
     if strategy.penalty == "rkhs":
         whole = np.hstack(list(landmarks.values()))
         pairs = np.exp(-strategy.gammas_ * _distances(strategy, whole, whole))
-        gram += strategy.regularization * pairs
+        gram += strategy.regularization_ * pairs
         coefficients = linalg.pinvh(gram) @ right
     else:
-        gram[np.diag_indices(m)] += strategy.regularization
-        coefficients = linalg.solve(gram, right, assume_a="pos")
+        gram[np.diag_indices(m)] += strategy.regularization_
+        coefficients = _solve(gram, right)
     found = read_predictions(prepared.predictions)
     worst = 0.0
     for start in range(0, len(test), step):
@@ -104,6 +106,13 @@ def centralised_difference(strategy: FedCG, prepared: HybridData) -> float | Non
         federated = np.array([found[row] for row in part.tolist()])
         worst = max(worst, float(np.abs(central - federated).max()))
     return worst
+
+
+def _solve(matrix: Floats, right: Floats) -> Floats:
+    try:
+        return np.asarray(linalg.solve(matrix, right, assume_a="pos"))
+    except linalg.LinAlgError:  # lambda is lost in rounding
+        return np.asarray(linalg.lstsq(matrix, right)[0])
 
 
 def _distances(strategy: FedCG, x: Floats, landmarks: Floats) -> Floats:

@@ -96,6 +96,13 @@ _WIDTHS: dict[str, Callable[[Any], Any]] = {
     "a negative width": fields(gammas=lambda g: -g),
     "no distances": fields(kernel="none"),
 }
+_TUNED: dict[str, Callable[[Any], Any]] = {
+    "no width": fields(gammas=lambda g: g[:0]),
+    "more widths": fields(gammas=lambda g: np.arange(1.0, 11.0)),
+    "a negative width": fields(gammas=lambda g: -g),
+    "folds of few rows": fields(folds=3),
+    "more folds": fields(folds=6),
+}
 CASES = [
     Case("pof-mkl", 2, "online-personal", "update"),
     Case("pof-mkl", 2, "online-evaluate", "evaluate"),
@@ -110,6 +117,9 @@ CASES = [
     Case("fed-cg", 1, "hybrid-distances", "distances/1", True, requests=_WIDTHS),
     Case("fed-cg", 3, "hybrid-distances", "landmark pairs", True),
     Case("fed-cg", 1, "hybrid-equations", "equations", True),
+    Case("fed-cg, tuned", 1, "hybrid-moments", "moments/", True, requests=_PARTS),
+    Case("fed-cg, tuned", 3, "hybrid-distances", "mean distance", True),
+    Case("fed-cg, tuned", 1, "hybrid-equations", "equations", True, requests=_TUNED),
     Case(
         "fed-cg, products",
         1,

@@ -18,7 +18,7 @@ from fedkern_flwr.errors import (
     RefusedError,
     StateError,
 )
-from fedkern_flwr.guard import SumRule
+from fedkern_flwr.guard import NodePolicy, SumRule
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import ClientSums
@@ -133,6 +133,7 @@ def later(kind: Any, number: int = 2) -> Any:
     """Make a request that needs the kernel."""
     more: Table = {"directions": np.full((5, 1), 5.0**-0.5), "labels": True, "count": True}
     more |= {"coefficients": np.ones((5, 1)), "predictions": np.zeros((0, 1))}
+    more |= {"gammas": np.zeros(0)}
     names = {field.name for field in dataclasses.fields(kind)}
     chosen = {name: value for name, value in more.items() if name in names}
     return kind(session=SESSION, round=number, **chosen)
@@ -274,6 +275,48 @@ def test_a_hospital_alone_shows_its_sums_only_if_allowed() -> None:
     (plain,) = reply.plain
     assert plain.shape == (15 + 5,)
     send(make(place, allow_single=True), FinishRequest(session=SESSION, round=3))
+
+
+def test_a_hospital_answers_for_one_choice_of_widths() -> None:
+    """Where the width is chosen: for few widths and folds, of enough rows each, and no products."""
+    _, client = opened(allow_single=True, policy=NodePolicy.of_simulations(min_own_rows=2))
+    request = about_rows(wire.DistancesRequest, stops=np.zeros(1, np.int32), gammas=np.zeros(0))
+    send(client, request)
+
+    def ask(number: int, gammas: list[float], folds: int = 1) -> Any:
+        request = dataclasses.replace(later(wire.EquationsRequest, number), folds=folds)
+        request = dataclasses.replace(request, gammas=np.array(gammas))
+        return send(client, request, wire.EquationsReply)
+
+    for number, gammas, folds in ((2, [], 1), (3, [1.0] * 10, 1), (4, [-1.0], 1), (5, [1.0], 6)):
+        with pytest.raises(RefusedError, match="more than 9 widths or 5 folds"):
+            ask(number, gammas, folds)
+    assert len(ask(6, [0.5, 1.0]).plain[0]) == 1 + 2 * (15 + 5)
+    assert len(ask(7, [0.5, 1.0]).plain[0]) == 1 + 2 * (15 + 5)
+    for gammas, folds in (([0.5], 1), ([0.5, 2.0], 1), ([0.5, 1.0], 2)):
+        with pytest.raises(RefusedError, match="other widths or folds are asked"):
+            ask(8, gammas, folds)
+    with pytest.raises(ProtocolError, match="the width of this run is not known"):
+        send(client, later(wire.ProductRequest, 9))
+    with pytest.raises(ProtocolError, match="the width of the model is not that of this run"):
+        send(client, later(wire.CoefficientsRequest, 10))
+
+
+def test_folds_have_as_many_rows_of_a_hospital_as_its_owner_says() -> None:
+    _, client = opened(allow_single=True, policy=NodePolicy.of_simulations(min_own_rows=2))
+    request = about_rows(wire.DistancesRequest, stops=np.zeros(1, np.int32), gammas=np.zeros(0))
+    send(client, request)
+    asked = dataclasses.replace(later(wire.EquationsRequest), folds=2, gammas=np.array([1.0]))
+    with pytest.raises(RefusedError, match="min_own_rows = 2: a fold has 1"):
+        send(client, asked)
+
+
+def test_widths_are_not_chosen_where_one_is_known() -> None:
+    _, client = opened(allow_single=True)
+    send(client, about_rows(wire.DistancesRequest, stops=np.zeros(1, np.int32)))
+    asked = dataclasses.replace(later(wire.EquationsRequest), gammas=np.array([1.0]))
+    with pytest.raises(ProtocolError, match="the width of this run is known"):
+        send(client, asked)
 
 
 def test_moments_leave_a_secure_node_in_secure_sums_only() -> None:

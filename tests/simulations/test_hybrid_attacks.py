@@ -20,6 +20,7 @@ from fedkern_flwr.alignment import hash_ids
 from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.clients.fed_cg_paper import label_noise
 from fedkern_flwr.errors import OptionError, ProtocolError
+from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.landmarks import (
     array_fingerprint,
@@ -56,6 +57,9 @@ LANDMARKS = 20
 COLUMNS = {"clinical": [0, 1], "genes": [4, 5, 9], "images": [8, 14], "texture": [21, 24]}
 COLUMNS |= {"spread": [27, 16, 14], "shape": [7, 4], "single": [14]}
 ALL_ATTACKS = {"trilateration", "secret widths", "svd", "quadric"}
+
+
+PLAIN = {"sampling": "U", "tune": "off"}
 
 
 @dataclass
@@ -139,7 +143,7 @@ def run(
 
 
 def fit(where: Clinic, faults: Any = None, **options: Any) -> Recorded:
-    given = {"landmarks": 40, "gamma": 0.5, "protocol": where.protocol, **options}
+    given = {"landmarks": 40, "gamma": 0.5, "protocol": where.protocol, **PLAIN, **options}
     return run(where, FedCG(**given), faults=faults)
 
 
@@ -409,6 +413,28 @@ def test_the_server_opens_sums_over_the_hospitals_and_nothing_else(secure: Hybri
                 assert abs(seen) < NORMALS / np.sqrt(len(bare))
 
 
+@pytest.mark.parametrize("tune", ["folds", "gcv"])
+def test_where_the_width_is_chosen_the_server_opens_sums_of_each_and_a_mean(tune: str) -> None:
+    """Documented: of each width and fold, over all hospitals, and the mean distance."""
+    policy = NodePolicy.of_simulations(allow_small_sums=True)
+    where = clinic(60, 50, of={k: {"policy": policy} for k in range(4)})
+    found = fit(where, tune=tune, gamma=None)
+    seen, tuned = found.seen, found.strategy.tuned_
+    totals = {vector.order.name: total for vector, total in seen.opened()}
+    assert set(totals) == {"mean distance", "equations", "outcomes"}
+    assert totals["mean distance"].shape == (1,)
+    assert len(totals["equations"]) == tuned["numbers"]
+    assert len(tuned["gammas"]) > 1
+    kernels = [seen.training_kernel(h) for h in range(2)]
+    gram = np.sum([k.T @ k for k in kernels], axis=0)
+    np.testing.assert_allclose(seen.equations(totals["equations"])[0], gram, rtol=1e-9)
+    for vector in seen.masked():
+        if vector.order.name == "equations":
+            own = kernels[vector.partition].T @ kernels[vector.partition]
+            shown = seen.equations(vector.read("fixed point"))[0]
+            assert abs(np.corrcoef(shown.ravel(), own.ravel())[0, 1]) < 0.2
+
+
 def test_counts_of_one_hospitals_held_out_rows_are_not_asked_for() -> None:
     """The others' zeros would not hide them: which patients a model fails is a hospital's own."""
     seen = fit(clinic(60, 3, 3)).seen  # a quarter of three is none
@@ -572,6 +598,19 @@ def test_normal_landmarks_show_the_axes_by_their_deviations_unless_they_are_turn
     assert told < 0.9 if turned else told > 0.95
     if turned:
         assert shown(rows_in_box(total.distances), seen.truth(total)).mean() < 0.9
+
+
+def test_landmarks_of_a_covariance_show_its_principal_axes_and_no_others() -> None:
+    """Documented: those are the features where these are not correlated and far apart."""
+    where = clinic(200, 60, seeded=True, centres=("spread", "shape"))
+    seen = fit(where, landmarks=200, sampling="auto").seen
+    (total,) = seen.matrices(0)
+    truth = seen.truth(total)
+    assert shown(rows_along_spread(total.distances), truth).mean() < 0.9
+    assert shown(rows_in_box(total.distances), truth).mean() < 0.9
+    turns = [np.linalg.svd(part - part.mean(axis=0))[2].T for part in (truth[:, :3], truth[:, 3:])]
+    principal = np.hstack([truth[:, :3] @ turns[0], truth[:, 3:] @ turns[1]])
+    assert shown(rows_along_spread(total.distances), principal).mean() > 0.75
 
 
 def test_the_only_feature_of_a_centre_is_shown_to_a_hospital() -> None:

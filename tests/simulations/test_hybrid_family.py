@@ -150,6 +150,7 @@ def plain_solution(
     return coefficients, test, kernel_of(test) @ coefficients
 
 
+PLAIN = {"landmarks": 12, "sampling": "U", "tune": "off"}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "default": ({}, {}),
     "laplacian": ({}, {"kernel": "laplacian", "gamma": 1.5}),
@@ -170,7 +171,7 @@ def test_pooled_solution_is_that_of_plain_numpy(case, table, tables, tmp_path):
     of_data, of_method = CASES[case]
     path = tables.write(tmp_path / "t.csv", table)
     chosen = HybridSettings(**of_data) if "data" in of_data else settings(path, **of_data)
-    data, options = HybridData(chosen), {"landmarks": 12, **of_method}
+    data, options = HybridData(chosen), {**PLAIN, **of_method}
     strategy = FedCG(**options, seed=chosen.seed)
     simulate(strategy, data.client_fn(strategy), data.num_clients)
     assert centralised_difference(strategy, data) < 1e-7
@@ -190,7 +191,7 @@ def test_pooled_solution_treats_missing_blocks_as_the_parties_do(missing, table,
     for name, rows in {"c": [1, 2, 30], "e": [2, 40, 41]}.items():
         table[name][rows] = np.nan
     data = HybridData(settings(tables.write(tmp_path / "t.csv", table), missing=missing))
-    options = {"landmarks": 12, "missing": missing, "allow_single": True}
+    options = {**PLAIN, "missing": missing, "allow_single": True}
     strategy = FedCG(**options, seed=0)
     simulate(strategy, data.client_fn(strategy), data.num_clients)
     assert centralised_difference(strategy, data) < 1e-7
@@ -201,3 +202,16 @@ def test_pooled_solution_treats_missing_blocks_as_the_parties_do(missing, table,
     hospitals = strategy.plan_.report()["hospitals"].values()
     assert sum(h["dropped_rows"] for h in hospitals) == (5 if missing == "drop-row" else 0)
     assert len(outputs) == sum(h["held_out_rows"] for h in hospitals)
+
+
+@pytest.mark.parametrize("sampling", ["auto", "C"])
+def test_pooled_solution_has_the_width_and_landmarks_that_were_chosen(
+    sampling, table, tables, tmp_path
+):
+    data = HybridData(settings(tables.write(tmp_path / "t.csv", table)))
+    strategy = FedCG(seed=0, sampling=sampling)
+    simulate(strategy, data.client_fn(strategy), data.num_clients)
+    assert strategy.tuned_
+    assert centralised_difference(strategy, data) < 1e-6
+    strategy.gammas_ = 2.0 * strategy.gammas_
+    assert centralised_difference(strategy, data) > 1e-4

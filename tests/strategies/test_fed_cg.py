@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from nodes import Nodes, Table, side
 from scipy.spatial.distance import cdist
 from sklearn import datasets, metrics
 
+from fedkern_flwr.alignment import hash_ids
 from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.clients.fed_cg_kernel import RunState
 from fedkern_flwr.clients.fed_cg_paper import label_noise
 from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError, ProtocolError
+from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.hybrid.landmarks import draw_landmarks, public_seed
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.seeding import derive_seed
@@ -40,6 +43,7 @@ FIVE = {
     "hybrid-coefficients": 1,
     "finish": 1,
 }
+PLAIN = {"tune": "off", "sampling": "U"}  # gamma is 1 / d, and all landmarks are easily drawn again
 METRICS = {"rbf": "sqeuclidean", "laplacian": "cityblock"}
 
 
@@ -134,7 +138,8 @@ def deal(
 class Parties(Nodes):
     """Nodes of FedCG."""
 
-    def fit(self, *, landmarks: int = 20, more: Table | None = None, **options: Any) -> FedCG:
+    def fit(self, *, landmarks: Any = 20, more: Table | None = None, **options: Any) -> FedCG:
+        options = {**PLAIN, **options}
         strategy: FedCG = self.run(FedCG(landmarks=landmarks, **options), **(more or {}))
         return strategy
 
@@ -244,9 +249,13 @@ def pool(
     drawn = {}
     for block, bounds in ranges.items():
         moments = None
-        if sampling == "N":
-            x = np.array([values[block][i] for i in fit if i in values[block]])
+        x = np.array([values[block][i] for i in fit if i in values[block]])
+        if sampling == "N" or (sampling == "C" and x.shape[1] == 1):
             moments = np.stack([x.mean(axis=0), x.std(axis=0)])
+        elif sampling == "C":  # of equal ranges; a row's worth of the identity for each feature
+            (n, d), found = x.shape, np.cov(x.T, bias=True)
+            mixed = (n * found + np.trace(found) * np.eye(d)) / (n + d)
+            moments = np.vstack([x.mean(axis=0), mixed])
         if sampling == "P":
             drawn[block] = given[block]
         else:
@@ -497,10 +506,11 @@ def test_a_width_per_landmark(parties: Callable[..., Parties]) -> None:
     assert not np.isclose(other.gammas_, strategy.gammas_).any()
 
 
+@pytest.mark.parametrize("sampling", ["N", "C"])
 def test_moments_of_shared_blocks_are_those_of_the_pooled_training_rows(
-    parties: Callable[..., Parties],
+    sampling: str, parties: Callable[..., Parties]
 ) -> None:
-    """One more exchange: counts, sums and squares of each block's rows, held-out ones excepted.
+    """One more exchange: counts, sums and products of each block's rows, held-out ones excepted.
 
     Centre 3 holds the rows of two hospitals, more than any hospital has.
     """
@@ -512,9 +522,9 @@ def test_moments_of_shared_blocks_are_those_of_the_pooled_training_rows(
         tables.append({**centre, **part})
     tables.append(other)
     group, lam = parties(tables), 1e-4
-    strategy = group.fit(sampling="N", regularization=lam)
+    strategy = group.fit(sampling=sampling, regularization=lam)
     assert strategy.plan_.blocks[centre["block"]] == (3, 4)
-    assert difference(group, pool(tables, sampling="N"), lam) <= EXACT
+    assert difference(group, pool(tables, sampling=sampling), lam) <= EXACT
     assert strategy.ledger_.by_phase == Counter({**FIVE, "hybrid-moments": 1})
     assert strategy.ledger_.exchanges == 6
     wrong = pool(tables)  # uniform landmarks: the comparison can fail
@@ -547,7 +557,7 @@ def fit_and_read_seeds(
 ) -> tuple[FedCG, dict[str, bytes]]:
     """Fit; return the secret of each block, as its holders remember it during the run."""
     seeds: dict[int, bytes] = {}
-    strategy = FedCG(landmarks=20, regularization=lam, **options)
+    strategy = FedCG(**{**PLAIN, "landmarks": 20, "regularization": lam, **options})
     strategy.on_round = lambda *_: seeds.update({k: s.seed for k, s in group.states().items()})
     group.run(strategy, **(more or {}))
     found = {b: {seeds[p] for p in holders} for b, holders in strategy.plan_.blocks.items()}
@@ -983,7 +993,8 @@ def test_distances_may_travel_in_half_the_bytes(bits: int, parties: Callable[...
     tables = deal(*small(90), 2, 2, classes=(0, 1))
     group, record = parties(tables), Transcript()
     kernels: list[np.ndarray] = []
-    strategy = FedCG(landmarks=20, solver="cg", regularization=1.0, gamma=1.0, distance_bits=bits)
+    options: Table = {"solver": "cg", "regularization": 1.0, "gamma": 1.0, "sampling": "U"}
+    strategy = FedCG(landmarks=20, distance_bits=bits, **options)
 
     def read(*_: Any) -> None:
         if not kernels:
@@ -1302,7 +1313,7 @@ MISFITS: dict[str, tuple[Callable[[list[Table]], None], Table, str]] = {
     "training rows as landmarks": (
         lambda tables: None,
         {"sampling": "P"},
-        r"partition 0: sampling P takes training rows as landmarks, .* use sampling U or N",
+        r"partition 0: sampling P takes training rows as landmarks, .* use sampling U, N or C",
     ),
     "other numbers of landmarks": (
         lambda tables: [change(tables, k, landmarks=np.zeros((3, 2))) for k in range(4)] and None,
@@ -1497,7 +1508,7 @@ def test_a_finished_run_without_a_state_folder_leaves_no_file(
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     tables = deal(*small(), 2, 2, classes=(0, 1))
     group, kernels = parties(tables, state_dir=None), []
-    strategy = FedCG(landmarks=20, solver="cg", regularization=1e-2)
+    strategy = FedCG(landmarks=20, solver="cg", regularization=1e-2, sampling="U")
     strategy.on_round = lambda *_: kernels.extend(temporary.rglob("*.kernel"))
     group.run(strategy)
     assert difference(group, pool(tables), 1e-2) <= EXACT
@@ -1650,3 +1661,230 @@ def test_a_model_says_what_a_prediction_needs(parties: Callable[..., Parties]) -
     expected = {"method": "fed-cg", "landmarks": 20, "outputs": 1, "classes": 2}
     assert meta.items() >= expected.items()
     assert set(meta["fingerprints"]) == set(meta["blocks"])
+
+
+# -- width and lambda that are chosen
+
+
+UNCOUNTED = NodePolicy.of_simulations(allow_small_sums=True)
+CHOSEN: Table = {"sampling": "U", "tune": "folds"}
+
+
+def dealt_folds(tables: list[Table], count: int) -> np.ndarray:
+    """Which fold each training row is in, hospital by hospital: in the order of keyed hashes."""
+    found = []
+    for table in (table for table in tables if "y" in table):
+        hashes = hash_ids(np.asarray(table["ids"]), KEY, "fedkern-flwr folds").tolist()
+        ranks = {
+            row: rank for rank, row in enumerate(sorted(range(len(hashes)), key=hashes.__getitem__))
+        }
+        found += [ranks[row] % count for row in range(len(hashes))]
+    return np.array(found)
+
+
+def grid_search(pooled: Pooled, folds: np.ndarray, gammas: Any, lambdas: Any) -> np.ndarray:
+    """Errors of each width and lambda on the pooled rows, row by row; without folds by GCV."""
+    y, (n, m) = pooled.targets, pooled.train.shape
+    out = np.zeros((len(gammas), len(lambdas)))
+    for (g, gamma), (j, lam) in product(enumerate(gammas), enumerate(lambdas)):
+        k = np.exp(-gamma * pooled.train)
+        if not folds.any():
+            hat = k @ np.linalg.solve(k.T @ k + lam * np.eye(m), k.T)
+            free = 1.0 - 1.4 * np.trace(hat) / n
+            out[g, j] = np.inf if free <= 0.0 else ((y - hat @ y) ** 2).sum() / n / free**2
+            continue
+        for f in range(folds.max() + 1):
+            a, b = k[folds != f], k[folds == f]
+            c = np.linalg.solve(a.T @ a + lam * np.eye(m), a.T @ y[folds != f])
+            out[g, j] += ((b @ c - y[folds == f]) ** 2).sum() / n
+    return out
+
+
+def of_numbers(n: int = 90) -> tuple[np.ndarray, np.ndarray]:
+    """Three outputs beyond one."""
+    x, _ = small(n)
+    return x, 2.0 * np.stack([np.sin(4.0 * x[:, 0]), x[:, 1] * x[:, 2], x[:, 3] ** 2], axis=1)
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "laplacian"])
+@pytest.mark.parametrize("task", ["two classes", "three classes", "numbers"])
+@pytest.mark.parametrize("tune", ["folds", "gcv"])
+def test_what_is_chosen_is_the_best_of_a_grid_search_on_the_pooled_rows(
+    tune: Any, task: str, kernel: Any, parties: Callable[..., Parties]
+) -> None:
+    x, y, common = load("wine")
+    if task == "two classes":
+        y, common = (y > 0).astype(int), {"classes": (0, 1)}
+    if task == "numbers":
+        (x, y), common = of_numbers(), {"label_bound": 2.0}
+    tables = deal(x, y, 2, 2, **common)
+    group = parties(tables, policy=UNCOUNTED)
+    strategy = group.fit(landmarks=15, tune=tune, kernel=kernel)
+    tuned, pooled = strategy.tuned_, pool(tables, 15, kernel=kernel)
+    lambdas = np.array(tuned["regularizations"])
+    np.testing.assert_allclose(lambdas, len(pooled.train) * 10.0 ** np.arange(-10.0, 0.1, 0.5))
+    widths = 2.0 ** np.arange(-4, 5) / pooled.train.mean()
+    np.testing.assert_allclose(tuned["gammas"], widths, rtol=1e-9)
+    folds = dealt_folds(tables, 5) if tune == "folds" else np.zeros(1, int)
+    errors = grid_search(pooled, folds, widths, lambdas)
+    g, j = np.unravel_index(np.argmin(errors), errors.shape)
+    assert tuned["gamma"] == tuned["gammas"][g]
+    assert tuned["regularization"] == lambdas[j] == strategy.regularization_
+    assert tuned["error"] == pytest.approx(errors.min(), rel=1e-6)
+    assert strategy.gammas_.tolist() == [tuned["gamma"]]
+    assert strategy.ledger_.by_phase == Counter(FIVE)
+    pooled.gamma = tuned["gamma"]
+    limit = max(EXACT, 10.0 * pooled.rounding(lambdas[j]))
+    assert difference(group, pooled, float(lambdas[j])) <= limit
+    (equations,) = (s for s in strategy.privacy()["sums"] if s["name"] == "equations")
+    assert equations["numbers"] == tuned["numbers"]
+
+
+def test_what_is_given_is_not_chosen(parties: Callable[..., Parties]) -> None:
+    tables = deal(*small(120), 2, 2, classes=(0, 1))
+    wide = parties(tables, policy=UNCOUNTED).fit(tune="gcv", gamma=0.25).tuned_
+    assert wide["gammas"] == [0.25]
+    assert len(wide["regularizations"]) > 10
+    weighed = parties(tables, policy=UNCOUNTED).fit(tune="auto", regularization=0.5).tuned_
+    assert weighed["regularizations"] == [0.5]
+    assert len(weighed["gammas"]) == 9
+    assert parties(tables).fit(tune="auto", gamma=0.25, regularization=0.5).tuned_ == {}
+
+
+@pytest.mark.parametrize("fault", ["error", "duplicate"])
+def test_an_exchange_that_is_repeated_chooses_the_same(
+    fault: Any, parties: Callable[..., Parties], same_session: None
+) -> None:
+    tables = deal(*small(), 2, 2, classes=(0, 1))
+    whole = parties(tables, policy=UNCOUNTED).fit(**CHOSEN)
+    for phase in ("hybrid-distances", "hybrid-equations", "hybrid-coefficients"):
+        plan = At(partition=1, phase=phase, what=Fault(fault))
+        found = parties(tables, policy=UNCOUNTED).fit(more={"faults": plan}, **CHOSEN)
+        assert plan.times
+        assert found.tuned_ == whole.tuned_
+        np.testing.assert_array_equal(found.coefficients_, whole.coefficients_)
+
+
+@pytest.mark.parametrize("number", range(1, 5))
+def test_a_run_that_broke_off_chooses_the_same(
+    number: int, parties: Callable[..., Parties], same_session: None
+) -> None:
+    tables = deal(*small(), 2, 2, classes=(0, 1))
+    whole = parties(tables, policy=UNCOUNTED).fit(**CHOSEN)
+    group = parties(tables, policy=UNCOUNTED)
+    where: Table = {**CHOSEN, "checkpoint": group.folder / "run.npz"}
+    with pytest.raises(PowerCutError):
+        group.fit(more={"faults": Cut(number=number)}, **where)
+    resumed = group.fit(resume=where["checkpoint"].exists(), **where)
+    assert resumed.tuned_ == whole.tuned_
+    np.testing.assert_array_equal(resumed.coefficients_, whole.coefficients_)
+    assert resumed.metrics_ == whole.metrics_
+
+
+def test_widths_are_chosen_where_rows_travel_in_parts(
+    parties: Callable[..., Parties], monkeypatch: pytest.MonkeyPatch, same_session: None
+) -> None:
+    """The mean distance is that of the rows of the first part: of most here."""
+    tables = deal(*small(120), 2, 2, classes=(0, 1))
+    whole = parties(tables, policy=UNCOUNTED).fit(**CHOSEN)
+    monkeypatch.setattr("fedkern_flwr.strategies.fed_cg_secure._MESSAGE", 8 * 20 * 110)
+    parts = parties(tables, policy=UNCOUNTED).fit(**CHOSEN)
+    assert parts.ledger_.by_phase["hybrid-distances"] == 2
+    np.testing.assert_allclose(parts.tuned_["gammas"], whole.tuned_["gammas"], rtol=0.1)
+    widths = np.array(parts.tuned_["gammas"])
+    pooled = pool(tables)
+    errors = grid_search(pooled, dealt_folds(tables, 5), widths, parts.tuned_["regularizations"])
+    assert errors.min() == pytest.approx(parts.tuned_["error"], rel=1e-6)
+
+
+def test_one_party_chooses_as_well(parties: Callable[..., Parties]) -> None:
+    """With nobody to sum the mean distance with: as if all were uniform in the unit cube."""
+    tables = deal(*small(), 1, 0, classes=(0, 1))
+    group = parties(tables, policy=UNCOUNTED, allow_single=True)
+    strategy = group.fit(allow_single=True, **CHOSEN)
+    np.testing.assert_allclose(strategy.tuned_["gammas"], 2.0 ** np.arange(-4, 5))  # 6 features
+    assert strategy.metrics_["test_accuracy"] > 0.7
+
+
+def test_as_much_is_chosen_as_the_nodes_count(parties: Callable[..., Parties]) -> None:
+    """Nodes that refuse more numbers than unknowns are asked for none they would refuse."""
+    tables = deal(*small(1200), 2, 2, classes=(0, 1))
+    policy = NodePolicy.of_simulations(counting="refuse")
+    plans = [(5, 9), (5, 5), (5, 3), (3, 3), (1, 9), (1, 5), (5, 1), (1, 3), (3, 1), (1, 1)]
+    found = set()
+    for landmarks in (5, 8, 10, 15, 20, 25, 30, 40, "auto"):
+        strategy = parties(tables, policy=policy).fit(landmarks=landmarks, tune="auto")
+        (sums,) = (s for s in strategy.privacy()["sums"] if s["name"] == "equations")
+        m, allowed = strategy.landmarks_, sums["unknowns"] - 1  # and the mean distance
+        numbers = [f * (w * (m * (m + 1) // 2 + m) + 1) for f, w in plans]
+        best = next(plan for plan, n in zip(plans, numbers, strict=True) if n <= allowed)
+        assert sums["numbers"] == strategy.tuned_["numbers"] == numbers[plans.index(best)]
+        assert len(strategy.tuned_["gammas"]) == best[1]
+        assert strategy.tuned_["by"].startswith(f"{best[0]} folds" if best[0] > 1 else "general")
+        found.add(best)
+    assert len(found) > 5
+    assert m * (m + 1) // 2 + m + 1 <= allowed < (m + 1) * (m + 2) // 2 + m + 2
+    assert "counting" in strategy.tuned_["why"]
+    with pytest.raises(FedKernError, match="refused by the rule of counting"):
+        parties(tables, policy=policy).fit(landmarks=100, tune="auto")
+
+
+def test_no_fold_has_fewer_rows_of_a_hospital_than_its_node_allows(
+    parties: Callable[..., Parties],
+) -> None:
+    tables = deal(*small(), 2, 2, classes=(0, 1))  # 21 training rows each
+    for least, by in ((4, "3 folds"), (7, "3 folds"), (8, "generalised cross-validation")):
+        policy = NodePolicy.of_simulations(allow_small_sums=True, min_own_rows=least)
+        tuned = parties(tables, policy=policy).fit(tune="auto").tuned_
+        assert tuned["by"] == by
+
+
+BAD_TUNING: list[tuple[Table, str]] = [
+    ({"gamma": 1.0, "regularization": 1.0}, "gamma and regularization are given, and tune; leave"),
+    ({"landmark_gamma": True}, "gamma and regularization are given, and tune"),
+    ({"solver": "cg"}, "tune gcv is for normal equations of protocol secure and penalty ridge"),
+    ({"protocol": "naive"}, "tune gcv is for normal equations of protocol secure"),
+    ({"penalty": "rkhs"}, "tune gcv is for normal equations of protocol secure"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), BAD_TUNING)
+def test_options_that_leave_nothing_to_choose(options: Table, text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        FedCG(tune="gcv", **options)
+    assert not FedCG(**options).tunes
+
+
+def test_a_model_that_was_tuned_predicts_with_its_width(parties: Callable[..., Parties]) -> None:
+    tables = deal(*small(), 2, 2, classes=(0, 1))
+    group = parties(tables, policy=UNCOUNTED)
+    strategy = group.fit(tune="auto", landmarks="auto", sampling="auto")
+    arrays, meta = strategy.model()
+    assert arrays["gammas"].tolist() == [strategy.tuned_["gamma"]]
+    assert meta["landmarks"] == strategy.landmarks_ == len(arrays["coefficients"])
+    before = group.outputs()
+    FedCG.of_model(meta).predict(group.grid(), arrays, meta)
+    after = group.outputs()
+    assert set(after) == set(before)
+    for name, values in before.items():
+        np.testing.assert_allclose(after[name], values, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("lam", [1e-12, 1e-3])
+def test_a_lambda_that_is_lost_in_rounding_is_told_of(
+    lam: float, parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is told is about what a comparison with the pooled rows would find."""
+    x = np.random.default_rng(0).random((900, 3))
+    tables = deal(x, (x.sum(axis=1) > 1.5).astype(int), 2, 2, classes=(0, 1))
+    group, pooled = parties(tables), pool(tables, 60)
+    group.fit(landmarks=60, regularization=lam)
+    told = [r.getMessage() for r in caplog.records if "lost in the rounding" in r.getMessage()]
+    found = difference(group, pooled, lam)
+    if lam == 1e-3:
+        assert not told
+        assert found < 1e-6
+        return
+    off = float(told[0].split("off by ")[1].split(";")[0])
+    assert found > 1e-3
+    assert 0.02 < off / found < 50.0

@@ -45,6 +45,8 @@ from fedkern_flwr.alignment import AlignmentKey
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.landmarks import draw_landmarks, public_seed
 from fedkern_flwr.secure_sum.envelope import unseal_message
+from fedkern_flwr.solvers.equations import equations_length, unpack_equations
+from fedkern_flwr.solvers.tuning_sums import Equations, tuning_length
 
 from ...engines import Transcript
 from .gradient_inversion import Floats
@@ -97,8 +99,14 @@ class HybridRun(SeenRun):
         self.protocol = self.settings.variant
         self.positions: dict[tuple[int, int], NDArray[np.int32]] = {}
         self._trained: dict[int, int] = {}
+        self.gammas = self.settings.gammas
+        self._asked: wire.EquationsRequest | None = None
         for passed in self.messages:
             request = passed.message
+            if isinstance(request, wire.EquationsRequest) and request.gammas.size:
+                self._asked = request
+            if isinstance(request, wire.CoefficientsRequest) and request.gammas.size:
+                self.gammas = request.gammas
             if not isinstance(request, wire.LandmarksRequest):
                 continue
             for k, hospital in enumerate(request.hospitals.tolist()):
@@ -143,7 +151,17 @@ class HybridRun(SeenRun):
             held = (self.positions[holder, hospital] >= 0)[:, None]
             landmarks = self.insiders.parties[holder].landmarks
             exponents = exponents + held * cdist(rows, landmarks, "sqeuclidean")
-        return np.asarray(np.exp(-self.settings.gammas * exponents))
+        return np.asarray(np.exp(-self.gammas * exponents))
+
+    def equations(self, numbers: Floats) -> tuple[Floats, Floats]:
+        """Return K^T K and K^T y from a vector of equations, of the width that was chosen."""
+        m, outputs = self.settings.landmarks, self.targets(self.hospitals[0]).shape[1]
+        if self._asked is None:
+            return unpack_equations(numbers[: equations_length(m, outputs)], m, outputs)
+        shape = m, outputs, self._asked.folds, len(self._asked.gammas)
+        found = Equations.unpack(numbers[: tuning_length(*shape)], *shape)
+        width = int(np.argmin(np.abs(self._asked.gammas - self.gammas)))
+        return found.gram[:, width].sum(0), found.right[:, width].sum(0)
 
     def training_kernel(self, hospital: int) -> Floats:
         """Return the kernel of the training rows of a hospital."""
@@ -204,7 +222,7 @@ class HybridRun(SeenRun):
             start,
             tuple(blocks),
             exponents,
-            self.settings.gammas,
+            self.gammas,
             self.public_landmarks(blocks),
             scaled,
         )
@@ -256,7 +274,7 @@ class HybridRun(SeenRun):
             what = "padded total" if vector.delivered else "masked distances"
             for reading in get_args(Reading):
                 distances = vector.read(reading).reshape(-1, self.settings.landmarks)
-                exponents = distances * self.settings.gammas
+                exponents = distances * self.gammas
                 source = f"{what} as {reading}"
                 yield self._matrix(SERVER, source, hospital, blocks, exponents, start=start)
 
@@ -270,7 +288,7 @@ class HybridRun(SeenRun):
             seen.add(name)
             hospital, start = (int(part) for part in rest.split("#"))
             blocks = [b for b, p in self.holders(hospital).items() if p != hospital]
-            exponents = total.reshape(-1, self.settings.landmarks) * self.settings.gammas
+            exponents = total.reshape(-1, self.settings.landmarks) * self.gammas
             yield self._matrix(viewer, "total distances", hospital, blocks, exponents, start=start)
 
     def _hops(self, viewer: int) -> Iterator[Matrix]:

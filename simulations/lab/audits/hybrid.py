@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.hybrid import messages as wire
-from fedkern_flwr.solvers.equations import unpack_equations
 
 from ..attacks.hybrid import HybridRun
 from ..attacks.hybrid_insiders import SERVER, Insiders, Matrix
@@ -159,7 +158,6 @@ def normal_matrices(seen: HybridRun, sheet: Sheet) -> None:
 
 def normal_matrix(seen: HybridRun, hospital: int) -> Floats | None:
     """Return K_h^T K_h of a hospital as the server has it, or what it has in its place."""
-    m = seen.settings.landmarks
     if seen.protocol == "chain":
         directions, products = seen.products(hospital)
         found = gram_of_products(directions, products) if directions.size else None
@@ -174,9 +172,7 @@ def normal_matrix(seen: HybridRun, hospital: int) -> Floats | None:
         return None
     for vector in masked_equations(seen):
         if vector.partition == hospital and vector.order.name == _EQUATIONS:
-            outputs = seen.targets(hospital).shape[1]
-            numbers = vector.read("fixed point")
-            return unpack_equations(numbers[: m * (m + 1) // 2 + m * outputs], m, outputs)[0]
+            return seen.equations(vector.read("fixed point"))[0]
     return None
 
 
@@ -204,7 +200,7 @@ def gradients(run: Recorded, seen: HybridRun, sheet: Sheet) -> None:
             seen.training_kernel(hospital),
             seen.targets(hospital),
             model,
-            run.strategy.regularization,
+            run.strategy.regularization_,
         )
         kernel = seen.training_kernel(other)
         true = kernel.T @ (kernel @ model - seen.targets(other))

@@ -1,0 +1,74 @@
+"""A hospital's part in choosing FedCG's width: the sums of each width and fold, and their rules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkern_flwr.guard import refusal
+from fedkern_flwr.hybrid import messages as wire
+from fedkern_flwr.solvers.tuning_sums import MOST_FOLDS, MOST_WIDTHS, tuning_length
+
+from .party_table import Floats
+
+if TYPE_CHECKING:
+    from .fed_cg import HybridKernelClient
+
+
+def tuning_sums(client: HybridKernelClient, request: wire.EquationsRequest) -> Floats:
+    """Return a hospital's normal equations of each width and fold, as one vector.
+
+    Raises
+    ------
+    RefusedError, ProtocolError
+        It is asked for more than it may tell, or for something else than before.
+    """
+    gammas, folds = request.gammas, request.folds
+    few = 1 <= len(gammas) <= MOST_WIDTHS and 1 <= folds <= MOST_FOLDS
+    if not few or not (gammas > 0.0).all():
+        raise refusal(f"more than {MOST_WIDTHS} widths or {MOST_FOLDS} folds", client.name)
+    asked = [folds, *gammas.tolist()]
+    if client.kept.settings.setdefault("tuned", asked) != asked:
+        raise refusal("other widths or folds are asked for than before in this run", client.name)
+    table, kept = client.table, client.kept
+    length = tuning_length(kept.landmarks, table.y.shape[1], folds, len(gammas))
+    client.check_hospital("equations", max(1.0, table.label_bound**2), length)
+    if folds > 1:
+        _check_folds(client, folds)
+    return client.kernel.tuning_sums(gammas, _folds(client, folds), folds)
+
+
+def _check_folds(client: HybridKernelClient, folds: int) -> None:
+    """Refuse folds of few rows, or of rows of few hospitals: their sums are told one by one."""
+    policy, own = client.policy, client.kept.train // folds
+    if client.kept.train > 0 and own < policy.min_own_rows:
+        raise refusal(f"min_own_rows = {policy.min_own_rows}: a fold has {own}", client.name)
+    if client.sums is None or "equations" not in client.sums.orders:
+        return  # a single hospital that allows it
+    others = [rows // folds for rows in client.sums.rows("equations")]
+    least = policy.least_parties(client.enough_parties)
+    if sum(rows > 0 for rows in others) < least:
+        raise refusal(f"min_parties = {least}: a fold has rows of fewer", client.name)
+    if sum(others) < policy.min_sum_rows:
+        raise refusal(f"min_sum_rows = {policy.min_sum_rows}: a fold has fewer", client.name)
+
+
+def _folds(client: HybridKernelClient, folds: int) -> NDArray[np.intp]:
+    """Return the fold of each training row of the kernel: dealt by keyed hashes of the ids."""
+    rows = client.places(client.kept.arrays["rows"][: client.kept.train])
+    return client.table.folds(rows, folds, client.alignment_key)
+
+
+def check_chosen(client: HybridKernelClient, gammas: Floats) -> None:
+    """Refuse a width where it is known, and none where it was to be chosen.
+
+    Raises
+    ------
+    ProtocolError
+    """
+    tunes, known = client.kept.tunes, client.kept.arrays["gammas"]
+    fits = len(gammas) == 1 and bool((gammas > 0.0).all())
+    if not (fits if tunes else not gammas.size or np.array_equal(gammas, known)):
+        raise client.wrong("the width of the model is not that of this run")

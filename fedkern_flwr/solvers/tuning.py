@@ -1,0 +1,117 @@
+"""Width and lambda of kernel least squares, chosen from the normal equations of several widths.
+
+With the equations of all rows of a width the choice is by generalised cross-validation, with those
+of each fold of the rows by the squared error of the rows that were held out: both in closed form.
+
+References
+----------
+Golub, Heath and Wahba, "Generalized Cross-Validation as a Method for Choosing a Good Ridge
+Parameter", Technometrics 21(2), 1979. Kim and Gu, "Smoothing Spline Gaussian Regression: More
+Scalable Computation via Efficient Approximation", JRSS B 66(2), 2004 (the factor 1.4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+
+from .tuning_sums import Equations
+
+Floats = NDArray[np.float64]
+
+#: Folds and widths that may be summed, the best first; one fold is none: GCV.
+PLANS = ((5, 9), (5, 5), (5, 3), (3, 3), (1, 9), (1, 5), (5, 1), (1, 3), (3, 1), (1, 1))
+#: Weights of the penalty that are tried, for each training row.
+LAMBDAS = 10.0 ** np.arange(-10.0, 0.1, 0.5)
+#: Errors that differ by less, relative to the least, are ties: the smoother model is taken.
+TIE = 1e-6
+_STEPS = {9: range(-4, 5), 5: range(-2, 3), 3: range(-1, 2), 1: range(1)}
+_CAUTION = 1.4
+
+
+def widths_around(distance: float, count: int) -> Floats:
+    """Return ``count`` widths gamma = 2^k / ``distance``, k about 0, ascending."""
+    return np.asarray(2.0 ** np.array(_STEPS[count]) / distance)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The width and lambda that were chosen.
+
+    Attributes
+    ----------
+    width, weight : int
+        Positions among the widths and lambdas.
+    errors : ndarray of float64, shape (widths, lambdas)
+        Mean squared error of a row, estimated, over all outputs.
+    """
+
+    width: int
+    weight: int
+    errors: Floats
+
+
+def choose(equations: Equations, lambdas: Floats, rows: int) -> Choice:
+    """Choose a width and a lambda: by held-out folds, of one fold by GCV.
+
+    Parameters
+    ----------
+    equations : Equations
+        Their widths from the smoothest on.
+    lambdas : ndarray of float64, shape (j,)
+        Ascending.
+    rows : int
+        Training rows behind the equations.
+
+    Returns
+    -------
+    Choice
+        Of errors within :data:`TIE` the smallest gamma, and for it the largest lambda.
+    """
+    folds, widths = equations.gram.shape[:2]
+    score = _held_out if folds > 1 else _gcv
+    errors = np.array([score(equations, w, lambdas, rows) for w in range(widths)])
+    good = errors <= errors.min() * (1.0 + TIE)
+    width = int(np.argmax(good.any(axis=1)))
+    weight = int(np.flatnonzero(good[width])[-1])
+    return Choice(width, weight, errors)
+
+
+def _gcv(equations: Equations, width: int, lambdas: Floats, rows: int) -> Floats:
+    """Return |y - K c|^2 / n / (1 - 1.4 tr(H) / n)^2, summed over outputs, of each lambda.
+
+    Without the factor, and with as many landmarks as rows, a model that interpolates wins.
+    """
+    (gram,), (right,) = equations.gram[:, width], equations.right[:, width]
+    values, vectors = _eigen(gram)
+    turned, out = vectors.T @ right, np.empty(len(lambdas))
+    for j, weight in enumerate(lambdas):
+        c = turned / (values + weight)[:, None]
+        rest = equations.squares[0] - 2.0 * (c * turned).sum(0) + (values[:, None] * c**2).sum(0)
+        free = 1.0 - _CAUTION * (values / (values + weight)).sum() / rows
+        error = np.maximum(rest, 0.0).sum() / rows
+        out[j] = error / free**2 if free > 0.0 else np.inf
+    return out
+
+
+def _held_out(equations: Equations, width: int, lambdas: Floats, rows: int) -> Floats:
+    """Return the mean squared error of held-out rows, summed over outputs, of each lambda."""
+    grams, rights = equations.gram[:, width], equations.right[:, width]
+    gram, right, out = grams.sum(0), rights.sum(0), np.zeros(len(lambdas))
+    for held, seen, squares in zip(grams, rights, equations.squares, strict=True):
+        values, vectors = _eigen(gram - held)
+        turned = vectors.T @ (right - seen)
+        for j, weight in enumerate(lambdas):
+            c = vectors @ (turned / (values + weight)[:, None])
+            error = squares - 2.0 * (c * seen).sum(0) + (c * (held @ c)).sum(0)
+            out[j] += np.maximum(error, 0.0).sum() / rows
+    return out
+
+
+def _eigen(gram: Floats) -> tuple[Floats, Floats]:
+    """Return eigenvalues, none below zero, and eigenvectors."""
+    values, vectors = linalg.eigh(gram)
+    return np.maximum(values, 0.0), vectors

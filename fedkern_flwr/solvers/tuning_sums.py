@@ -1,0 +1,73 @@
+"""The normal equations of several widths and folds, as hospitals sum them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .equations import equations_length, pack_equations, unpack_equations
+
+Floats = NDArray[np.float64]
+
+#: Most widths and folds that a hospital answers for.
+MOST_WIDTHS, MOST_FOLDS = 9, 5
+
+
+def tuning_length(landmarks: int, outputs: int, folds: int, widths: int) -> int:
+    """Return how many numbers the equations of all widths and folds have, y^T y included."""
+    return folds * (widths * equations_length(landmarks, outputs) + outputs)
+
+
+@dataclass
+class Equations:
+    """The normal equations of several widths and folds.
+
+    Attributes
+    ----------
+    gram : ndarray of float64, shape (folds, widths, m, m)
+        K^T K.
+    right : ndarray of float64, shape (folds, widths, m, k)
+        K^T y.
+    squares : ndarray of float64, shape (folds, k)
+        y^T y.
+    """
+
+    gram: Floats
+    right: Floats
+    squares: Floats
+
+    @classmethod
+    def zeros(cls, landmarks: int, outputs: int, folds: int, widths: int) -> Equations:
+        """Return the equations of no rows."""
+        shape = (folds, widths, landmarks)
+        gram, right = np.zeros((*shape, landmarks)), np.zeros((*shape, outputs))
+        return cls(gram, right, np.zeros((folds, outputs)))
+
+    def add(self, fold: int, distances: Floats, y: Floats, gammas: Floats) -> None:
+        """Add rows of a fold, by their distances, shape (n, m), and targets, shape (n, k)."""
+        self.squares[fold] += (y**2).sum(0)
+        for w, gamma in enumerate(gammas):
+            kernel = np.exp(distances * -gamma)
+            self.gram[fold, w] += kernel.T @ kernel
+            self.right[fold, w] += kernel.T @ y
+
+    def pack(self) -> Floats:
+        """Return them as one vector, as nodes sum them."""
+        parts = [self.squares.ravel()]
+        for grams, rights in zip(self.gram, self.right, strict=True):
+            parts += [pack_equations(g, r) for g, r in zip(grams, rights, strict=True)]
+        return np.concatenate(parts)
+
+    @classmethod
+    def unpack(
+        cls, vector: Floats, landmarks: int, outputs: int, folds: int, widths: int
+    ) -> Equations:
+        """Return what :meth:`pack` made a vector of."""
+        out = cls.zeros(landmarks, outputs, folds, widths)
+        out.squares[:] = vector[: folds * outputs].reshape(folds, outputs)
+        cells = vector[folds * outputs :].reshape(folds, widths, -1)
+        for f, w in np.ndindex(folds, widths):
+            out.gram[f, w], out.right[f, w] = unpack_equations(cells[f, w], landmarks, outputs)
+        return out

@@ -1,0 +1,179 @@
+"""Options of FedCG, and what they stand for by default."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.hybrid.landmarks import Sampling
+from fedkern_flwr.hybrid.parties import MissingBlocks
+from fedkern_flwr.kernels.product import ProductKernel
+from fedkern_flwr.method import Method, option
+from fedkern_flwr.solvers.least_squares import Penalty
+
+Protocol = Literal["secure", "naive", "chain"]
+Tune = Literal["auto", "folds", "gcv", "off"]
+_DIRECT_UP_TO, _RANK = 1000, 200  # landmarks; of the preconditioner
+_LANDMARKS, _LAMBDA = 100, 1e-3  # where it is neither given nor chosen
+
+
+class HybridOptions(Method):
+    """Base class of FedCG: its options."""
+
+    fixed: ClassVar[frozenset[str]] = frozenset(
+        {"min_clients", "max_missed", "checkpoint_every", "threshold", "min_cohort"}
+    )
+
+    landmarks: int | Literal["auto"] = option(
+        "auto",
+        "m, number of random landmarks. Auto: as many as the rule of counting lets the nodes "
+        "release sums of, 20 to 400, and no more than travel in a message of 64 MB; 100 where "
+        "the width is not chosen.",
+        least=1,
+    )
+    sampling: Literal[Sampling, "auto"] = option(
+        "auto",
+        "Landmarks uniform on each feature's range (U), normal with mean and deviation of the data "
+        "and clipped to the range (N), both turned at random; normal with mean and covariance of "
+        "the block (C, see hybrid/landmarks.py); or training rows (P, only where data may be "
+        "pooled). Auto: C for blocks of one holder, U for others.",
+    )
+    kernel: ProductKernel = option(
+        "rbf", "exp(-gamma d) of squared Euclidean or of absolute distances d."
+    )
+    gamma: float | None = option(
+        None, "Width; by default chosen, see tune, or 1 / number of features.", above=0.0
+    )
+    landmark_gamma: bool = option(
+        False, "A random width per landmark, log-uniform in [gamma / 2, 2 gamma] (eq. 4.1)."
+    )
+    regularization: float | None = option(
+        None, "lambda; by default chosen, see tune, or 1e-3.", above=0.0
+    )
+    tune: Tune = option(
+        "auto",
+        "Choose what is not given of gamma and regularization, in the same exchanges: by folds of "
+        "the rows, or by generalised cross-validation, which sums less. Auto: the better of those "
+        "that the nodes' rules allow, with normal equations of protocol secure and penalty ridge; "
+        "off elsewhere.",
+    )
+    penalty: Penalty = option(
+        "ridge", "lambda I (eq. 2.9) or lambda K_mm with the pseudo-inverse (eq. 2.10)."
+    )
+    protocol: Protocol = option(
+        "secure", "Secure sums, or the paper's protocols, which log what they give away."
+    )
+    solver: Literal["auto", "normal-equations", "cg"] = option(
+        "auto",
+        "Sum the normal equations once, or iterate conjugate gradients, an exchange each (chain: "
+        "several). Auto: the former up to 1000 landmarks, except in a chain.",
+        of_model=False,
+    )
+    preconditioner_rank: int | None = option(
+        None,
+        "Of cg: rank of the Nystrom preconditioner, 0 for none. By default 200 (at most m / 2) "
+        "with protocol secure, none with the paper's.",
+        of_model=False,
+    )
+    init: Literal["zero", "random"] = option(
+        "zero", "Of cg: where to start; random is standard normal, as in the paper."
+    )
+    tolerance: float = option(
+        1e-10,
+        "Of cg: stop when the residual is so small relative to K^T y.",
+        above=0.0,
+        below=1.0,
+    )
+    missing: MissingBlocks = option(
+        "error",
+        "Rows that lack a block: refuse the run, leave them out, or let the block's factor be one.",
+    )
+    allow_single: bool = option(
+        False,
+        "Allow a single hospital, and rows that a single centre knows: their values are then "
+        "shown.",
+        of_model=False,
+    )
+    distance_bits: int = option(
+        64,
+        "Of protocol secure: bits of a number in the sums of distances, 32 or 64. With 32 they are "
+        "half as large; the total of C centres' distances of at most b is then off by less than "
+        "C 2^(ceil(log2(C + 1)) + floor(log2 b) - 30).",
+    )
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        rank, direct = self.preconditioner_rank, self.chosen_solver == "normal-equations"
+        if self.distance_bits not in (32, 64):
+            raise OptionError(f"distance_bits is {self.distance_bits}", remedy="use 32 or 64")
+        if rank is not None and not 0 <= rank <= self.fixed_landmarks:
+            raise OptionError(
+                f"preconditioner_rank is {rank}",
+                remedy=f"use 0 to {self.fixed_landmarks} (landmarks)",
+            )
+        if direct and self.protocol == "chain":
+            raise OptionError("a chain has no normal equations", remedy="use solver cg")
+        if direct and (rank or self.init == "random"):
+            name = "preconditioner_rank" if rank else "init"
+            raise OptionError(f"{name} is for solver cg", remedy="add solver cg, or leave it out")
+        if self.protocol == "chain" and rank:
+            raise OptionError("a chain has no preconditioner", remedy="use protocol secure")
+        if self.penalty == "rkhs" and self.protocol != "secure":
+            raise OptionError(
+                f"penalty rkhs is not made with protocol {self.protocol}",
+                remedy="use protocol secure",
+            )
+        if self.penalty == "rkhs" and self.landmark_gamma:
+            raise OptionError(
+                "with a width per landmark the kernel of the landmarks is not symmetric",
+                remedy="use penalty ridge, or one width",
+            )
+        self._check_tuning(direct)
+
+    def _check_tuning(self, direct: bool) -> None:
+        possible = direct and self.protocol == "secure" and self.penalty == "ridge"
+        given = self.landmark_gamma or None not in (self.gamma, self.regularization)
+        self.tunes = self.tune != "off" and possible and not given
+        if self.tune in ("folds", "gcv") and given:
+            raise OptionError("gamma and regularization are given, and tune", remedy="leave it out")
+        if self.tune in ("folds", "gcv") and not possible:
+            raise OptionError(
+                f"tune {self.tune} is for normal equations of protocol secure and penalty ridge",
+                remedy="leave it out",
+            )
+
+    @property
+    def chosen_solver(self) -> str:
+        """The solver that ``auto`` stands for."""
+        if self.solver != "auto":
+            return self.solver
+        direct = self.fixed_landmarks <= _DIRECT_UP_TO and self.protocol != "chain"
+        return "normal-equations" if direct else "cg"
+
+    @property
+    def fixed_landmarks(self) -> int:
+        """Number of landmarks where it does not follow from the parties."""
+        return _LANDMARKS if self.landmarks == "auto" else int(self.landmarks)
+
+    @property
+    def chosen_sampling(self) -> str:
+        """How landmarks are drawn; uniform by default in the paper's protocols."""
+        auto = self.sampling == "auto" and self.protocol != "secure"
+        return "U" if auto else self.sampling
+
+    @property
+    def rank(self) -> int:
+        """Rank of the preconditioner, 0 for none."""
+        if self.preconditioner_rank is not None:
+            return self.preconditioner_rank
+        return min(_RANK, self.fixed_landmarks // 2) if self.protocol == "secure" else 0
+
+    @property
+    def chosen_regularization(self) -> float:
+        """Lambda where it is not chosen in the run."""
+        return _LAMBDA if self.regularization is None else self.regularization
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that determine the model."""
+        rank = self.rank if self.chosen_solver == "cg" else 0
+        return {**super().options(), "solver": self.chosen_solver, "preconditioner_rank": rank}
