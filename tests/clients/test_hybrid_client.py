@@ -277,38 +277,46 @@ def test_a_hospital_alone_shows_its_sums_only_if_allowed() -> None:
     send(make(place, allow_single=True), FinishRequest(session=SESSION, round=3))
 
 
-def test_a_hospital_answers_for_one_choice_of_widths() -> None:
-    """Where the width is chosen: for few widths and folds, of enough rows each, and no products."""
+def of_unknown_width() -> HybridKernelClient:
+    """Return a hospital whose kernel's width is chosen, alone in its run."""
     _, client = opened(allow_single=True, policy=NodePolicy.of_simulations(min_own_rows=2))
-    request = about_rows(wire.DistancesRequest, stops=np.zeros(1, np.int32), gammas=np.zeros(0))
-    send(client, request)
+    alone = {"stops": np.zeros(1, np.int32), "gammas": np.zeros(0)}
+    send(client, about_rows(wire.DistancesRequest, **alone))
+    return client
 
-    def ask(number: int, gammas: list[float], folds: int = 1) -> Any:
-        request = dataclasses.replace(later(wire.EquationsRequest, number), folds=folds)
-        request = dataclasses.replace(request, gammas=np.array(gammas))
-        return send(client, request, wire.EquationsReply)
 
-    for number, gammas, folds in ((2, [], 1), (3, [1.0] * 10, 1), (4, [-1.0], 1), (5, [1.0], 6)):
-        with pytest.raises(RefusedError, match="more than 9 widths or 5 folds"):
-            ask(number, gammas, folds)
-    assert len(ask(6, [0.5, 1.0]).plain[0]) == 1 + 2 * (15 + 5)
-    assert len(ask(7, [0.5, 1.0]).plain[0]) == 1 + 2 * (15 + 5)
-    for gammas, folds in (([0.5], 1), ([0.5, 2.0], 1), ([0.5, 1.0], 2)):
-        with pytest.raises(RefusedError, match="other widths or folds are asked"):
-            ask(8, gammas, folds)
+def equations(number: int, gammas: list[float], folds: int = 1) -> Any:
+    request = dataclasses.replace(later(wire.EquationsRequest, number), folds=folds)
+    return dataclasses.replace(request, gammas=np.array(gammas))
+
+
+@pytest.mark.parametrize(("gammas", "folds"), [([], 1), ([1.0] * 10, 1), ([-1.0], 1), ([1.0], 6)])
+def test_a_hospital_answers_for_few_widths_and_folds(gammas: list[float], folds: int) -> None:
+    with pytest.raises(RefusedError, match="more than 9 widths or 5 folds"):
+        send(of_unknown_width(), equations(2, gammas, folds))
+
+
+@pytest.mark.parametrize(("gammas", "folds"), [([0.5], 1), ([0.5, 2.0], 1), ([0.5, 1.0], 2)])
+def test_a_hospital_answers_for_one_choice_of_widths(gammas: list[float], folds: int) -> None:
+    client = of_unknown_width()
+    for number in (2, 3):
+        (found,) = send(client, equations(number, [0.5, 1.0]), wire.EquationsReply).plain
+        assert len(found) == 1 + 2 * (15 + 5)
+    with pytest.raises(RefusedError, match="other widths or folds are asked"):
+        send(client, equations(4, gammas, folds))
+
+
+def test_what_needs_a_width_is_refused_before_it_is_known() -> None:
+    client = of_unknown_width()
     with pytest.raises(ProtocolError, match="the width of this run is not known"):
-        send(client, later(wire.ProductRequest, 9))
+        send(client, later(wire.ProductRequest))
     with pytest.raises(ProtocolError, match="the width of the model is not that of this run"):
-        send(client, later(wire.CoefficientsRequest, 10))
+        send(client, later(wire.CoefficientsRequest, 3))
 
 
 def test_folds_have_as_many_rows_of_a_hospital_as_its_owner_says() -> None:
-    _, client = opened(allow_single=True, policy=NodePolicy.of_simulations(min_own_rows=2))
-    request = about_rows(wire.DistancesRequest, stops=np.zeros(1, np.int32), gammas=np.zeros(0))
-    send(client, request)
-    asked = dataclasses.replace(later(wire.EquationsRequest), folds=2, gammas=np.array([1.0]))
     with pytest.raises(RefusedError, match="min_own_rows = 2: a fold has 1"):
-        send(client, asked)
+        send(of_unknown_width(), equations(2, [1.0], folds=2))
 
 
 def test_widths_are_not_chosen_where_one_is_known() -> None:
