@@ -679,7 +679,7 @@ def others(seen: HybridRun, strategy: FedCG, hospital: int = 0) -> np.ndarray:
         seen.training_kernel(hospital),
         seen.targets(hospital),
         strategy.coefficients_,
-        strategy.regularization,
+        strategy.regularization_,
     )
 
 
