@@ -64,7 +64,7 @@ class UserOfRows(SVMNode):
         own = self.kept.settings
         name = str(own.get("told", "")) if self.repeated else request.sum_name
         self.check(name, request.agent)
-        self.pin(agent=request.agent, left=-1, right=-1, pipelined=True)
+        self.pin(left=-1, right=-1, pipelined=True)
         if not self.repeated:
             self._take_coordinates(request)
             self._step(request, self._make_center(request))
