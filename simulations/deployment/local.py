@@ -160,7 +160,7 @@ class LocalDeployment:
         EngineError
         """
         address, keys = f"{_HOST}:{free_port()}", self.folder / "keys"
-        command: list[str | Path] = [sys.executable, "-m", f"{__package__}.front", address]
+        command: list[str | Path] = [sys.executable, "-P", "-m", f"{__package__}.front", address]
         command += [self.address, *(keys / n for n in ("ca.crt", "server.pem", "server.key"))]
         self._start_server("front", command, address)
         return address
