@@ -12,6 +12,7 @@ from fedkern_flwr.labels import count_outcomes
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.local_solvers import solve_local, total_loss
+from fedkern_flwr.wire.sums import Order
 
 from .hierarchical_node import SVMNode
 
@@ -25,7 +26,7 @@ class UserOfRows(SVMNode):
     @answers(wire.StatisticsRequest)
     def contribute_statistics(self, request: wire.StatisticsRequest) -> wire.StatisticsReply:
         """Contribute sums and sums of squares of the columns that the model is linear in."""
-        name = wire.STATISTICS_SUM + ("#raw" if request.raw else "")
+        name = self._told(request)
         self.check(name)
         if request.rows != sum(self.ordered.rows(name)):
             raise refusal("the rows of a sum", self.name)
@@ -62,24 +63,30 @@ class UserOfRows(SVMNode):
     def solve_with_agent(self, request: wire.StepWithAgentRequest) -> wire.StepWithAgentReply:
         """Make the group's center of the last iteration, as its agent does meanwhile; go on."""
         own = self.kept.settings
-        name = str(own.get("told", "")) if self.repeated else request.sum_name
+        name = str(own.get("told", "")) if self.repeated else self._told(request)
         self.check(name, request.agent)
         self.pin(left=-1, right=-1, pipelined=True)
         if not self.repeated:
             self._take_coordinates(request)
-            self._step(request, self._make_center(request))
-            own["told"] = name
+            self._step(request, self._make_center(request, self.ordered.order(name)))
         self.ordered.contribute(name, self.kept.arrays["vector"])
         return wire.StepWithAgentReply()
 
-    def _make_center(self, request: wire.StepWithAgentRequest) -> Floats:
+    def _told(self, request: wire.StatisticsRequest | wire.StepWithAgentRequest) -> str:
+        """Name a sum after all that this user has been told; what it is told again counts once."""
+        own, asked = self.kept.settings, request.sum_name("")
+        if own.get("asked") != asked:
+            own |= {"asked": asked, "before": own.get("told", "")}
+        own["told"] = request.sum_name(own["before"])
+        return str(own["told"])
+
+    def _make_center(self, request: wire.StepWithAgentRequest, order: Order) -> Floats:
         """Open the group's sum with the agent's pad, and make the center; zero at first."""
         found, own = self.kept.arrays, self.kept.settings
         made = dual = np.zeros(self._shape)
         if request.round > 1:
-            order = self.ordered.order(request.sum_name)
             parties = len(self.ordered.party.state.cohorts[order.cohort].members)
-            place, padded = ("pad", request.round - 1), request.padded
+            place, padded = ("pad", request.round - 1, request.index), request.padded
             pad = self.unseal(request.agent, request.sealed, padded.shape, *place)
             if padded.size != made.size or padded.dtype != np.uint64:
                 raise self.wrong("the sum of its group has another length")

@@ -111,7 +111,7 @@ class Phases:
 
     #: Bits of a phase on its way, where they are not those of the settings.
     bits: ClassVar[int] = 0
-    #: Whether others than the owner are needed no more when it trains, whatever it has lost.
+    #: Whether others than the owner are needed no more when it trains: it gets all phases then.
     ends: ClassVar[bool] = True
 
     plan: VerticalPlan
@@ -129,6 +129,7 @@ class Phases:
     def forget(self) -> None:
         """Note that no owner has any phases."""
         self._known = {a: np.zeros(self.plan.total, np.int32) for a in self.plan.actives}
+        self._parts = 0  # in how many exchanges the last phases have come
         self._waiting: dict[int, int] = {}  # owner -> number of the collection on its way
 
     # -- exchanges
@@ -178,6 +179,7 @@ class Phases:
 
     def _advance(self, need: Need | None, work: Mapping[str, Any]) -> Steps:
         *parts, last = self.collections(need) if need is not None else [None]
+        self._parts = len(parts) + 1
         for part in parts:
             yield from self.step(part)
         if last is not None or work:
@@ -235,7 +237,12 @@ class Phases:
         multiples: Sequence[int],
         regularizations: Sequence[float],
     ) -> Steps:
-        """Let the owner learn from all of its rows, and predict, as the last thing in the run."""
+        """Let the owner learn from all of its rows, and predict, as the last thing in the run.
+
+        Where phases came in several messages, the owner may have lost those before the last: the
+        others are told of the end when it has answered.
+        """
+        ends = self.ends and self._parts == 1
 
         def train() -> Steps:
             request = wire.TrainRequest(
@@ -250,10 +257,10 @@ class Phases:
                 tests=self.positions(owner, _range(self.plan.test[owner])),
             )
             asked = {owner: request}
-            answers: Answers = yield from self.ask(asked, wire.TrainReply, ends=self.ends)
+            answers: Answers = yield from self.ask(asked, wire.TrainReply, ends=ends)
             return answers.replies[owner]
 
-        return (yield from self.insist(train, lambda: need))
+        return (yield from train() if ends else self.insist(train, lambda: need))
 
     def _judge(self, count: bool) -> Steps:
         plan = self.plan

@@ -48,6 +48,7 @@ class RowRounds(SVMOptions):
         super()._reset()
         self.coordinates = Coordinates.identity(0)
         self.raw: Coordinates | None = None
+        self._told = ""  # name of the last sum over all users: they have been told the same
 
     @property
     def rows_(self) -> int:
@@ -99,7 +100,7 @@ class RowRounds(SVMOptions):
             )
             for user in self.users_
         }
-        name = wire.STATISTICS_SUM + ("#raw" if raw else "")
+        name = self._told = next(iter(requests.values())).sum_name(self._told)
         total, _ = yield from self.sum_users(name, 2 * columns, requests, wire.StatisticsReply)
         return Coordinates.fit(total[:columns], total[columns:], standardised=standardised)
 
