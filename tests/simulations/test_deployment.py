@@ -128,7 +128,7 @@ def test_fdskl_gives_the_predictions_of_a_simulation(
     with_secrets_of(out)
     expected = simulated(other, "fdskl", f"--parties 3 {options}")
     compare(out, other, (result["metrics"], expected["metrics"]))
-    assert result["exchanges"] == 4
+    assert result["exchanges"] == 3
     assert len(predictions(out / "nodes" / "0" / "predictions.csv")) == 142
 
 
