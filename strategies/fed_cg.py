@@ -14,8 +14,9 @@ from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid import parties as hybrid
 from fedkern_flwr.hybrid.landmarks import Sampling
 from fedkern_flwr.hybrid.parties import MissingBlocks, Plan, match_rows, summing_sets
+from fedkern_flwr.judging.judges import Judges
 from fedkern_flwr.kernels.product import ProductKernel, landmark_gammas
-from fedkern_flwr.method import Method, Round, Rounds, Save, Steps, option
+from fedkern_flwr.method import Round, Rounds, Save, Steps, option
 from fedkern_flwr.model_file import check_model
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.solvers.least_squares import Penalty
@@ -41,7 +42,7 @@ _SYSTEMS: dict[str, type[HybridSystem]] = {
 }
 
 
-class FedCG(Method):
+class FedCG(Judges):
     """FedCG: kernel regularised least squares over rows and features held by different parties.
 
     Hospitals own rows with labels, centres own blocks of features of these rows. The kernel is a
@@ -215,6 +216,7 @@ class FedCG(Method):
             "outputs": self.outputs_,
             "classes": self.classes_,
             "label_bound": self.label_bound_,
+            "calibration": self.calibration_numbers(),
         }
         return {"coefficients": self.coefficients_, "gammas": self.gammas_}, meta
 
@@ -288,10 +290,11 @@ class FedCG(Method):
         if metrics is None:
             self.coefficients_, metrics = yield from self._solve(system, start, arrays, save)
             yield save({"coefficients": self.coefficients_}, metrics=metrics)
-        judged = yield from system.evaluate(self.coefficients_, self.allow_single)
-        if judged is None:
+        yard, counts = yield from system.evaluate(self.coefficients_, self.allow_single)
+        if counts is not None and counts.any():
+            metrics = {**metrics, **self.judge_by(yard, counts)}
+        elif counts is not None:
             self.note_untold()
-        metrics = {**metrics, **(judged or {})}
         yield Round(max(1, metrics["iterations"]), arrays=[self.coefficients_])
         return metrics
 
@@ -387,7 +390,7 @@ class FedCG(Method):
                 )
             system = self._system()
             yield from system.open()
-            yield from system.give(self.coefficients_)
+            yield from system.give(self.coefficients_, calibration=meta.get("calibration", ()))
             return {}
 
         self.conduct(grid, rounds, timeout=timeout)

@@ -273,7 +273,7 @@ class Family(ABC, Generic[S, P]):
         label = str(config["data"].get("label") or "")
         x, ids = read_rows(data, run.scaling, id_column, label, scaled=self.scales_rows(run))
         found = self.predict_rows(run, x)
-        write_rows(out, ids, found, run.scaling)
+        write_rows(out, ids, found, run.scaling, run.calibration)
         return len(found), len(x) - len(found)
 
     def scales_rows(self, run: SavedRun) -> bool:

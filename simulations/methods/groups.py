@@ -11,6 +11,7 @@ import numpy as np
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.groups.linear_model import model_rows
+from fedkern_flwr.judging.figures import in_units
 
 from ... import strategies
 from ...strategies import HierarchicalSVM, PhaseStrategy
@@ -228,8 +229,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         users = prepared.settings.users
         found: dict[str, Any] = {"kilobytes_per_user": strategy.ledger_.bytes_up / 1e3 / users}
         pooled = prepared.pooled(strategy.seed or 0)
-        if "test_rmse" in strategy.metrics_:
-            found["test_rmse"] = strategy.metrics_["test_rmse"] * pooled.label_unit
+        found |= in_units(strategy.metrics_, pooled.label_unit)
         features = None
         if strategy.frequencies:
             _, meta = strategy.model()

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import CheckpointError, TableError
+from fedkern_flwr.judging.calibration import Calibration
 from fedkern_flwr.labels import decide
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.tables import load_table
@@ -67,6 +68,11 @@ class SavedRun:
         except (OSError, ValueError):
             raise CheckpointError(f"{folder} has no scaling.json", remedy="run again") from None
         return cls(folder, config, arrays, meta, scaling)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What turns outputs of the model into probabilities or intervals, if it has that."""
+        return Calibration.read(self.meta.get("calibration", ()), int(self.meta.get("outputs", 1)))
 
     @property
     def seed(self) -> int:
@@ -144,21 +150,32 @@ def read_rows(
     return x, ids
 
 
-def write_rows(out: Path, ids: list[str], found: Outputs, scaling: Mapping[str, Any]) -> None:
-    """Write predictions: id, class and outputs, or id and the value in the label's unit."""
-    text, classes = io.StringIO(), scaling["classes"]
+def write_rows(
+    out: Path,
+    ids: list[str],
+    found: Outputs,
+    scaling: Mapping[str, Any],
+    calibration: Calibration | None = None,
+) -> None:
+    """Write predictions: id, class and outputs, or id and the value in the label's unit.
+
+    With a calibration the probabilities of the classes and a set of them, or an interval.
+    """
+    text, classes = io.StringIO(), [f"{value:g}" for value in scaling["classes"]]
     writer, rows = csv.writer(text), sorted(found)
-    values, names = np.array([found[row] for row in rows]), [ids[row] for row in rows]
+    values, heads = np.array([found[row] for row in rows]), ["prediction"]
+    cells: list[list[Any]] = [[ids[row]] for row in rows]
     if classes:
-        decided = decide(values)
-        writer.writerow(["id", "class", *(f"output_{k}" for k in range(values.shape[1]))])
-        for name, place, row in zip(names, decided, values.tolist(), strict=True):
-            writer.writerow([name, f"{classes[place]:g}", *map(repr, row)])
+        heads = ["class", *(f"output_{k}" for k in range(values.shape[1]))]
+        cells = [[*row, classes[k]] for row, k in zip(cells, decide(values), strict=True)]
     else:
-        writer.writerow(["id", "prediction"])
         values = values * scaling["y_half_range"] + scaling["y_middle"]
-        for name, row in zip(names, values.tolist(), strict=True):
-            writer.writerow([name, *map(repr, row)])
+    cells = [[*row, *map(repr, more)] for row, more in zip(cells, values.tolist(), strict=True)]
+    if calibration is not None:
+        more_heads, columns = calibration.columns(values, classes, scaling["y_half_range"])
+        heads = [*heads, *more_heads]
+        cells = [row + more for row, more in zip(cells, columns, strict=True)]
+    writer.writerows([["id", *heads], *cells])
     write_atomically(out, text.getvalue().encode(), private=True)
 
 
