@@ -15,6 +15,7 @@ from .counts import Yardstick, error_edges, middles_of, places_of
 Floats = NDArray[np.float64]
 
 _STEPS, _CLOSE = 100, 1e-12  # of Newton's method
+_ENDLESS = -1.0  # a width in messages and JSON, which have no infinity
 
 
 def sigmoid(values: Floats) -> Floats:
@@ -145,7 +146,8 @@ class Calibration:
     def numbers(self) -> list[float]:
         """Return it as plain numbers."""
         head = [self.level, float(self.classes), float(self.bins), float(self.least)]
-        return [*head, *self.slopes, *self.offsets, *self.widths]
+        widths = [width if math.isfinite(width) else _ENDLESS for width in self.widths]
+        return [*head, *self.slopes, *self.offsets, *widths]
 
     @classmethod
     def read(cls, numbers: Sequence[float] | Floats, outputs: int) -> Calibration | None:
@@ -165,7 +167,7 @@ class Calibration:
             raise CheckpointError("the calibration of the model is damaged", remedy="run again")
         classes, bins, least = (int(value) for value in whole)
         if not classes:
-            return cls(level, 0, widths=tuple(rest))
+            return cls(level, 0, widths=tuple(math.inf if w == _ENDLESS else w for w in rest))
         halves = tuple(rest[:outputs]), tuple(rest[outputs:])
         return cls(level, classes, bins, least, *halves)
 

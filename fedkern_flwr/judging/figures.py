@@ -82,7 +82,7 @@ class Judged:
         if self.yard.classes:
             found["confusion"] = self.confusion.astype(int).tolist()
         if self.calibration is not None and self.rows:
-            found |= {"bins": self.yard.bins, "level": self.level}
+            found |= {"bins": self.yard.bins, "fitted": self.calibration.numbers()}
             if self.yard.classes:
                 found["roc"] = [self.roc(k) for k in range(self.yard.outputs)]
                 found["calibration"] = {

@@ -174,9 +174,11 @@ def _step(
             seconds -= step.audit.seconds
         ledger, measured = strategy.ledger_, measure(strategy)
         seconds += measured.pop("seconds", 0.0)
+        judged = measured.pop("judged", getattr(strategy, "judged_", None))
         entry.results.append(
             {
                 **family(entry.method).outcome(strategy),
+                **({} if judged is None else {"held_out": judged.details()}),
                 "metrics": {**strategy.metrics_, **measured},
                 "history": strategy.history_,
                 "exchanges": ledger.exchanges,

@@ -23,7 +23,9 @@ from ..run.options import DATA, METHOD, Option
 from .base import Config, Family, check_numbers, check_rounds, same_number
 from .common import (
     COSTS,
+    ERRORS,
     ITERATIONS,
+    SCORED,
     Column,
     Shown,
     accuracy,
@@ -116,8 +118,10 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
     shown = (
         Shown("test_accuracy", "accuracy on held-out rows"),
         Shown("centralised_test_accuracy", _OPTIMUM),
+        *SCORED,
         Shown("test_rmse", "RMSE on held-out rows"),
         Shown("centralised_test_rmse", _OPTIMUM),
+        *ERRORS,
         Shown("objective", "objective"),
         Shown("centralised_objective", _OPTIMUM),
         Shown("objective_gap", "  relative difference", scientific),

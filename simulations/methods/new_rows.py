@@ -71,8 +71,15 @@ class SavedRun:
 
     @property
     def calibration(self) -> Calibration | None:
-        """What turns outputs of the model into probabilities or intervals, if it has that."""
-        return Calibration.read(self.meta.get("calibration", ()), int(self.meta.get("outputs", 1)))
+        """What turns outputs of the model into probabilities or intervals, if it has that.
+
+        It is in the model, or in the result of a run whose coordinator has held-out rows itself.
+        """
+        numbers, classes = self.meta.get("calibration"), len(self.scaling["classes"])
+        file = self.folder / "result.json"
+        if numbers is None and file.is_file():
+            numbers = json.loads(file.read_text()).get("held_out", {}).get("fitted")
+        return Calibration.read(numbers or (), classes if classes > 2 else 1)
 
     @property
     def seed(self) -> int:
