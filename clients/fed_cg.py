@@ -210,7 +210,11 @@ class HybridKernelClient(LandmarkedParty):
         if not len(predictions):
             predictions = self.kernel.predict(request.coefficients)
         tests = self.places(asked) - table.rows
-        self.write_predictions(tests, predictions, request.calibration)
+        deviations = np.zeros((len(tests), 0))
+        if request.noise.size:
+            spread = (self.kernel.predict(request.factor) ** 2).sum(axis=1, keepdims=True)
+            deviations = np.sqrt(request.noise * (1.0 + spread))
+        self.write_predictions(tests, predictions, request.calibration, deviations)
         if not request.count:
             return wire.CoefficientsReply(plain=())
         total = "outcomes" if self._ordered("outcomes") else ""

@@ -197,16 +197,20 @@ class PartyTable:
         tests: NDArray[np.intp],
         outputs: Floats,
         calibration: Calibration | None = None,
+        deviations: Floats | None = None,
     ) -> None:
         """Write predictions of held-out rows as CSV.
 
         id, outputs, predicted class; with a calibration the probability of each class and a set of
-        classes, or an interval.
+        classes, or an interval; the deviation of each output, if there are any.
         """
         names = [np.format_float_positional(value, trim="-") for value in self.classes]
         heads, cells = [], [list[str]() for _ in tests]
         if calibration is not None:
             heads, cells = calibration.columns(outputs, names)
+        if deviations is not None and deviations.size:
+            heads = [*heads, *(f"deviation_{k}" for k in range(deviations.shape[1]))]
+            cells = [[*a, *map(repr, b)] for a, b in zip(cells, deviations.tolist(), strict=True)]
         if names:
             heads = ["class", *heads]
             cells = [[names[k], *row] for k, row in zip(decide(outputs), cells, strict=True)]

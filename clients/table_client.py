@@ -202,6 +202,7 @@ class TableClient(AnsweringClient):
         tests: NDArray[Any],
         outputs: NDArray[np.float64],
         calibration: NDArray[np.float64] | None = None,
+        deviations: NDArray[np.float64] | None = None,
     ) -> None:
         """Write predictions of held-out rows to this party's file, if it has one.
 
@@ -210,7 +211,7 @@ class TableClient(AnsweringClient):
         """
         if self.predictions is not None and len(tests):
             found = Calibration.read(() if calibration is None else calibration, outputs.shape[1])
-            self.table.write_predictions(self.predictions, tests, outputs, found)
+            self.table.write_predictions(self.predictions, tests, outputs, found, deviations)
 
     def close_round(self, state: SessionState, *done: Any) -> None:
         """Keep the state; on disk as well, if there is a place and the request says so."""

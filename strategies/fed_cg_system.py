@@ -69,6 +69,7 @@ class HybridSystem(ABC):
     model_of: tuple[str, int]
     known: Mapping[str, str]
     landmark_kernel: Floats | None = None
+    gram: Floats | None = None  # K^T K, once it is summed
     fingerprints: dict[str, str] = field(default_factory=dict)
     _moments: dict[str, Floats] = field(default_factory=dict)
     # Partition -> who sealed the secret of its block, and the sealed secret.
@@ -138,12 +139,14 @@ class HybridSystem(ABC):
         *,
         most: float = 1.0,
         calibration: Sequence[float] = (),
+        noise: Sequence[float] = (),
+        factor: Floats | None = None,
     ) -> Steps:
         """Give the hospitals the model; return the sum of their counts.
 
         Without ``yard`` nothing is counted, with it rows of which a hospital has ``most``.
         ``predicted`` are predictions by hospital, where hospitals cannot make them;
-        ``calibration`` is that of a saved model.
+        ``calibration``, ``noise`` and ``factor`` are those of a saved model.
         """
         nothing = np.zeros((0, coefficients.shape[1]))
         requests = {
@@ -153,6 +156,8 @@ class HybridSystem(ABC):
                 coefficients=coefficients,
                 predictions=(predicted or {}).get(h, nothing),
                 calibration=np.array(calibration, np.float64),
+                noise=np.array(noise, np.float64),
+                factor=nothing[:, :0] if factor is None else factor,
             )
             for h in self.plan.hospitals
         }

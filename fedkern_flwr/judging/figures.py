@@ -199,6 +199,11 @@ class Judged:
 
     # -- regression
 
+    def squares(self) -> list[float]:
+        """Return the mean squared error of each output."""
+        squares = self._parts[0][1:].reshape(4, -1)[0]
+        return (self.yard.bound**2 * squares / max(1, self.rows)).tolist()
+
     def _errors(self) -> dict[str, float]:
         rows, bound = self.rows, self.yard.bound
         squares, errors, y, yy = self._parts[0][1:].reshape(4, -1)

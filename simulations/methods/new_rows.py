@@ -27,7 +27,7 @@ from ..engines import InProcessGrid
 from .clients import TableClients
 
 Floats = NDArray[np.float64]
-#: Row of a file -> its outputs, for those that are predicted.
+#: Row of a file -> its outputs, for those that are predicted, and their deviations, if any.
 Outputs = dict[Any, list[float]]
 
 
@@ -176,25 +176,32 @@ def write_rows(
         heads = ["class", *(f"output_{k}" for k in range(values.shape[1]))]
         cells = [[*row, classes[k]] for row, k in zip(cells, decide(values), strict=True)]
     else:
+        values, deviations = values[:, :1], values[:, 1:] * scaling["y_half_range"]
         values = values * scaling["y_half_range"] + scaling["y_middle"]
     cells = [[*row, *map(repr, more)] for row, more in zip(cells, values.tolist(), strict=True)]
     if calibration is not None:
         more_heads, columns = calibration.columns(values, classes, scaling["y_half_range"])
         heads = [*heads, *more_heads]
         cells = [row + more for row, more in zip(cells, columns, strict=True)]
+    if not classes and deviations.size:
+        heads = [*heads, "deviation"]
+        cells = [
+            [*row, repr(value)] for row, value in zip(cells, deviations[:, 0].tolist(), strict=True)
+        ]
     writer.writerows([["id", *heads], *cells])
     write_atomically(out, text.getvalue().encode(), private=True)
 
 
 def read_predictions(folder: Path) -> dict[int, list[float]]:
-    """Return row -> outputs from the files that simulated parties wrote."""
+    """Return row -> outputs, and deviations, from the files that simulated parties wrote."""
     found = {}
     for file in sorted(folder.glob("partition-*.csv")):
         with file.open(newline="") as lines:
             reader = csv.reader(lines)
-            outputs = sum(name.startswith("output_") for name in next(reader))
+            kinds = [name.partition("_")[0] for name in next(reader)]
             for row in reader:
-                found[int(row[0])] = [float(cell) for cell in row[1 : 1 + outputs]]
+                cells = zip(kinds, row, strict=True)
+                found[int(row[0])] = [float(c) for k, c in cells if k in ("output", "deviation")]
     return found
 
 
