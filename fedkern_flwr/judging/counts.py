@@ -47,7 +47,8 @@ def calibrating(names: Iterable[str]) -> NDArray[np.bool_]:
 def places_of(scores: Floats, bins: int) -> NDArray[np.intp]:
     """Return the bin of each score; the upper half is of scores that are not negative."""
     bounded = scores / np.hypot(1.0, scores)
-    return np.clip(np.floor(bounded * (bins / 2)) + bins // 2, 0, bins - 1).astype(np.intp)
+    places = np.floor(bounded * (bins / 2)) + bins // 2
+    return np.asarray(np.clip(places, 0, bins - 1), np.intp)
 
 
 def middles_of(bins: int) -> Floats:

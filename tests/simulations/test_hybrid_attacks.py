@@ -394,7 +394,7 @@ def test_a_transcript_without_the_uploads_is_refused() -> None:
 
 
 def test_the_server_opens_sums_over_the_hospitals_and_nothing_else(secure: HybridRun) -> None:
-    """Documented: K^T K and K^T y of all rows together, exactly; counts and histograms on held-out rows."""
+    """K^T K and K^T y of all rows together, exactly; counts and histograms on held-out rows."""
     totals = {vector.order.name: total for vector, total in secure.opened()}
     assert set(totals) == {"equations", "outcomes"}
     kernels = [secure.training_kernel(h) for h in range(3)]
