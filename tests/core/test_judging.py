@@ -427,5 +427,5 @@ def test_details_are_plain_values() -> None:
         found: dict[str, Any] = json.loads(
             json.dumps(judge(outputs, targets, classes, 16).details())
         )
-        assert set(found) == {"rows", "confusion", "bins", "level", "roc", "calibration"}
+        assert set(found) == {"rows", "confusion", "bins", "fitted", "roc", "calibration"}
         assert len(found["roc"]) == targets.shape[1]
