@@ -11,6 +11,7 @@ from fedkern_flwr.errors import FedKernError, OptionError
 from ...strategies import PhaseStrategy
 from ..engines.ray_cluster import check_ray_address
 from ..methods.experiment import run_entries, summarise, versions
+from ..methods.held_out import plot_held_out
 from ..methods.registry import family, method, options
 from ..run.data import Prepared
 from ..run.entries import Entry
@@ -105,7 +106,8 @@ def _execute(
             draw_done=draw_done,
         )
     summary = summarise(entry)
-    return save_result(folder, config, prepared, summary, _plots(folder, entry, summary))
+    plots = _plots(folder, entry, prepared, summary)
+    return save_result(folder, config, prepared, summary, plots)
 
 
 def save_result(
@@ -127,11 +129,14 @@ def save_result(
     return result
 
 
-def _plots(folder: RunFolder, entry: Entry, summary: dict[str, Any]) -> dict[str, str]:
+def _plots(
+    folder: RunFolder, entry: Entry, prepared: Prepared, summary: dict[str, Any]
+) -> dict[str, str]:
     """Draw what matplotlib can draw; a SuperNode's installation has none."""
     if find_spec("matplotlib") is None:
         return {}
     made = family(entry.method).plots(folder.plots, entry.label, summary)
+    made |= plot_held_out(folder.plots, prepared, summary)
     return {name: str(path.relative_to(folder.path)) for name, path in made.items()}
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.groups.linear_model import model_rows
+from fedkern_flwr.judging.figures import in_units
 
 from ... import strategies
 from ...strategies import HierarchicalSVM, PhaseStrategy
@@ -22,7 +23,9 @@ from ..run.options import DATA, METHOD, Option
 from .base import Config, Family, check_numbers, check_rounds, same_number
 from .common import (
     COSTS,
+    ERRORS,
     ITERATIONS,
+    SCORED,
     Column,
     Shown,
     accuracy,
@@ -115,8 +118,10 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
     shown = (
         Shown("test_accuracy", "accuracy on held-out rows"),
         Shown("centralised_test_accuracy", _OPTIMUM),
+        *SCORED,
         Shown("test_rmse", "RMSE on held-out rows"),
         Shown("centralised_test_rmse", _OPTIMUM),
+        *ERRORS,
         Shown("objective", "objective"),
         Shown("centralised_objective", _OPTIMUM),
         Shown("objective_gap", "  relative difference", scientific),
@@ -228,8 +233,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         users = prepared.settings.users
         found: dict[str, Any] = {"kilobytes_per_user": strategy.ledger_.bytes_up / 1e3 / users}
         pooled = prepared.pooled(strategy.seed or 0)
-        if "test_rmse" in strategy.metrics_:
-            found["test_rmse"] = strategy.metrics_["test_rmse"] * pooled.label_unit
+        found |= in_units(strategy.metrics_, pooled.label_unit)
         features = None
         if strategy.frequencies:
             _, meta = strategy.model()

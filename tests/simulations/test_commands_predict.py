@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedkern_flwr.judging.calibration import Calibration
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations.methods.online import OnlineFamily
 from fedkern_flwr.simulations.methods.registry import METHODS
@@ -73,14 +74,26 @@ def test_predictions_of_a_file_are_those_of_the_run(name, options, labels, table
     made = tables.read("here/predictions.csv")
     classes = {"two classes": ["output_0"], "three classes": [f"output_{k}" for k in range(3)]}
     heads = ["class", *classes[labels]] if labels in classes else ["prediction"]
-    assert list(made[0]) == ["id", *heads]
+    known = [f"probability_{k}" for k in range(len(set(y)))] if labels in classes else []
+    assert list(made[0]) == ["id", *heads, *(["low", "high"] if not known else [*known, "set"])]
     assert [row["id"] for row in made] == [f"r{k}" for k in range(32)]
     values = np.array([[float(row[head]) for head in heads] for row in made])
     np.testing.assert_allclose(values[30], values[31], rtol=0.0, atol=1e-12)
     assert np.std(values[:30, -1]) > 0.0
+    fitted = Calibration.read(found["held_out"]["fitted"], max(1, len(heads) - 1))
     if labels in classes:
         assert np.mean(values[:30, 0] == y) == pytest.approx(found["metrics"]["test_accuracy"])
+        shares = np.array([[float(row[name]) for name in known] for row in made])
+        np.testing.assert_allclose(shares, fitted.probabilities(values[:, 1:]), atol=1e-12)
+        chosen = np.array(
+            [[str(k) in row["set"].split("|") for k in range(len(known))] for row in made]
+        )
+        np.testing.assert_array_equal(chosen, fitted.sets(values[:, 1:]))
     else:
+        ends = np.array([[float(row[end]) for end in ("low", "high")] for row in made])
+        width = found["metrics"]["test_interval_width"]
+        np.testing.assert_allclose(np.diff(ends), width, rtol=1e-9)
+        np.testing.assert_allclose(ends.mean(axis=1), values[:, 0], rtol=1e-9)
         error = np.sqrt(np.mean((values[:30, 0] - y) ** 2))
         assert error == pytest.approx(found["metrics"]["test_rmse"], rel=1e-4)  # float32 cosines
         assert error < (np.std(y) if name == "hierarchical-svm" else 1500.0)
