@@ -126,8 +126,8 @@ class Encoder:
         names = [column.name for column in self.columns if not column.outputs]
         if not names:
             return ()
-        plural = "s" if len(names) > 1 else ""
-        return (f"left out {len(names)} column{plural} that say nothing: {listing(names)}",)
+        which = "column that says" if len(names) == 1 else "columns that say"
+        return (f"left out {len(names)} {which} nothing: {listing(names)}",)
 
     def transform(self, table: Table) -> NDArray[np.float64]:
         """Return the outputs of the rows of a table, shape (n, outputs).

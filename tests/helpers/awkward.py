@@ -192,3 +192,29 @@ def _moment(cell: Any) -> datetime:
 def _part(moment: datetime, part: int, first: datetime) -> float:
     days = (moment - first).total_seconds() / 86400
     return float((days, moment.weekday(), moment.month, moment.hour)[part])
+
+
+def everything(rows: int = 221) -> Awkward:
+    """Return a table that has all of it: three classes of 1, 20 and 200 rows."""
+    tables, rng = awkward_tables(rows), np.random.default_rng(24)
+    labels = np.array(tables["three classes"].labels)
+    order = rng.permutation(rows)
+    columns: dict[str, Any] = {"size": (rng.normal(size=rows) + 2 * (labels == "b")).tolist()}
+    kinds = {"size": "number"}
+    parts = {
+        "gaps": "a",
+        "text with gaps": "colour",
+        "constant": "still",
+        "one value and nulls": "level",
+        "odd names": "x[1]",
+        "booleans": "gap",
+        "dates with gaps": "day",
+        "far outlier": "income",
+        "names of rows": "name",
+        "many categories": "town",
+    }
+    for name, column in parts.items():
+        columns[column] = tables[name].columns[column]
+        kinds[column] = tables[name].kinds[column]
+    columns = {name: [values[k] for k in order] for name, values in columns.items()}
+    return Awkward(columns, kinds, [labels[k] for k in order])
