@@ -173,7 +173,9 @@ class Encoder:
             column.transform(x[:, places[column.name]], table.categories.get(column.name, ()))
             for column in self.columns
         ]
-        return np.concatenate(found, axis=1) if found else np.empty((len(x), 0))
+        made = np.concatenate(found, axis=1) if found else np.empty((len(x), 0))
+        # Sums along another order in memory are rounded otherwise: figures of papers' runs stay.
+        return np.asarray(made, order="C" if x.flags.c_contiguous else "F")
 
     def explain(self) -> list[Explanation]:
         """Return what became of each column."""

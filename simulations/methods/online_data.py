@@ -162,16 +162,18 @@ def prepare(settings: DataSettings) -> Streams:
     if settings.sites:
         table = _keep_sites(table, settings.sites)
     table = drop_constant_columns(table)
-    table, x_test, y_test = hold_out(table, settings.test_size, settings.seed)
+    kept, x_test, y_test = hold_out(table, settings.test_size, settings.seed)
+    if len(x_test):  # else the order in memory would change, and with it the rounding of norms
+        table = kept
     table = replace(table, x_test=x_test, y_test=y_test)
     scale = "none" if settings.scaling == "range" else settings.scaling  # ranges come afterwards
     encoder = replace(settings, scaling=scale).encoder(table)
     table = encoder.apply(table)
     scaling = Scaling.fit(table)
     table = scaling.apply(table)
+    assert table.x_test is not None
+    assert table.y_test is not None
     x_test, y_test = table.x_test, table.y_test
-    assert x_test is not None
-    assert y_test is not None
     clients = _number_of_clients(table, settings)
     rounds, notes = _number_of_rounds(table, clients, settings)
     parts = split_rows(
