@@ -81,14 +81,14 @@ class Number:
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of what it becomes."""
-        return (self.name,) * self.useful + _indicator(self.name, self.facts.missing, self.gaps)
+        return (self.name,) * self.useful + _indicator(self.name, self.facts, self.gaps)
 
     def transform(self, values: Floats, names: Sequence[str] = ()) -> Floats:
         """Return the outputs of rows, shape (n, outputs)."""
         known = np.isfinite(values)
         fill = self.facts.median if self.gaps == "encode" else np.nan
         found = [self._scaled(np.where(known, values, fill))] if self.useful else []
-        return _stacked(found, known, self.facts.missing, self.gaps)
+        return _stacked(found, known, self.facts, self.gaps)
 
     def _scaled(self, values: Floats) -> Floats:
         facts = self.facts
@@ -171,13 +171,13 @@ class Date:
     def outputs(self) -> tuple[str, ...]:
         """Names of what it becomes."""
         names = tuple(part.name for _, part in self._used)
-        return names + _indicator(self.name, self.parts[0].facts.missing, self.gaps)
+        return names + _indicator(self.name, self.parts[0].facts, self.gaps)
 
     def transform(self, values: Floats, names: Sequence[str] = ()) -> Floats:
         """Return the outputs of rows, shape (n, outputs)."""
         parts, known = _parts_of_dates(values, self.first), np.isfinite(values)
         found = [part.transform(parts[k])[:, 0] for k, part in self._used]
-        return _stacked(found, known, self.parts[0].facts.missing, self.gaps)
+        return _stacked(found, known, self.parts[0].facts, self.gaps)
 
     def explain(self) -> str:
         """Return what becomes of it, without a value."""
@@ -259,7 +259,7 @@ class Category:
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of what it becomes; they say no category."""
-        return (*self._values, *_indicator(self.name, self.facts.missing, self.gaps))
+        return (*self._values, *_indicator(self.name, self.facts, self.gaps))
 
     def transform(self, codes: Floats, names: Sequence[str]) -> Floats:
         """Return the outputs of rows, shape (n, outputs).
@@ -280,7 +280,7 @@ class Category:
             found = [np.where(place == k, 1.0, 0.0) for k in range(len(self._values))]
         empty = np.nan if self.gaps == "keep" else 0.0
         found = [np.where(known, values, empty) for values in found]
-        return _stacked(found, known, self.facts.missing, self.gaps)
+        return _stacked(found, known, self.facts, self.gaps)
 
     def explain(self) -> str:
         """Return what becomes of it, without a category."""
@@ -332,14 +332,18 @@ def _parts_of_dates(values: Floats, first: float) -> list[Floats]:
     return [np.where(known, part, np.nan) for part in parts]
 
 
-def _stacked(found: list[Floats], known: Any, missing: int, gaps: Gaps) -> Floats:
-    if missing and gaps == "encode":
+def _stacked(
+    found: list[Floats], known: Any, facts: NumberFacts | CategoryFacts, gaps: Gaps
+) -> Floats:
+    if _indicator("", facts, gaps):
         found = [*found, np.where(known, 0.0, 1.0)]
     return np.stack(found, axis=1) if found else np.empty((len(known), 0))
 
 
-def _indicator(name: str, missing: int, gaps: Gaps) -> tuple[str, ...]:
-    return (f"{name}[missing]",) if missing and gaps == "encode" else ()
+def _indicator(name: str, facts: NumberFacts | CategoryFacts, gaps: Gaps) -> tuple[str, ...]:
+    """Return the name of the column that says where a cell is missing, if it varies."""
+    varies = 0 < facts.missing < facts.rows
+    return (f"{name}[missing]",) if varies and gaps == "encode" else ()
 
 
 def _explained(text: str, facts: NumberFacts | CategoryFacts, outputs: tuple[str, ...]) -> str:

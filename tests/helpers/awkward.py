@@ -138,6 +138,8 @@ def by_scikit_learn(
         if set(own) != {None} and not (constant and scaling in ("rank", "standard")):
             found.append(_numbers(own, other, scaling))
     lacks = [np.array([[int(cell is None)] for cell in cells]) for cells in (train, new)]
+    if lacks[0].all():  # it would be constant
+        return np.concatenate([np.zeros((len(new), 0)), *found], axis=1)
     indicator = MissingIndicator(missing_values=1, features="missing-only", error_on_new=False)
     found.append(indicator.fit(lacks[0]).transform(lacks[1]).astype(float))
     return np.concatenate(found, axis=1)
