@@ -205,7 +205,7 @@ class PartyTable:
         classes, or an interval; the deviation of each output, if there are any.
         """
         names = [np.format_float_positional(value, trim="-") for value in self.classes]
-        heads, cells = [], [list[str]() for _ in tests]
+        heads, cells = list[str](), [list[str]() for _ in tests]
         if calibration is not None:
             heads, cells = calibration.columns(outputs, names)
         if deviations is not None and deviations.size:

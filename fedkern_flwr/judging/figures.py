@@ -118,7 +118,8 @@ class Judged:
         for counts in (negatives, positives):
             points.append(np.concatenate([[0.0], np.cumsum(counts)]) / max(1.0, counts.sum()))
         kept = np.concatenate([[True], (negatives + positives) > 0.0])
-        return np.stack(points, axis=1)[kept].tolist()
+        found: list[list[float]] = np.stack(points, axis=1)[kept].tolist()
+        return found
 
     def areas(self) -> list[tuple[float, float]]:
         """Return (AUC, what the bins can have changed) of the outputs that have both labels."""
@@ -158,9 +159,9 @@ class Judged:
         ]
         rows = sums[1] + sums[2]
         kept = rows > 0.0
-        return np.stack(
-            [sums[0][kept] / rows[kept], sums[1][kept] / rows[kept], rows[kept]], 1
-        ).tolist()
+        columns = [sums[0][kept] / rows[kept], sums[1][kept] / rows[kept], rows[kept]]
+        found: list[list[float]] = np.stack(columns, 1).tolist()
+        return found
 
     def _curves(self) -> dict[str, float]:
         """Return what the histograms say of classes."""
@@ -202,7 +203,8 @@ class Judged:
     def squares(self) -> list[float]:
         """Return the mean squared error of each output."""
         squares = self._parts[0][1:].reshape(4, -1)[0]
-        return (self.yard.bound**2 * squares / max(1, self.rows)).tolist()
+        found: list[float] = (self.yard.bound**2 * squares / max(1, self.rows)).tolist()
+        return found
 
     def _errors(self) -> dict[str, float]:
         rows, bound = self.rows, self.yard.bound

@@ -14,12 +14,13 @@ from fedkern_flwr.summing import SummingStrategy
 
 from ...strategies import PhaseStrategy
 from ..engines import DropOut
-from ..run.data import Prepared, Settings
+from ..run.data import Prepared, Settings, TableSettings
 from ..run.entries import Entry, average, check_seed
 from ..run.options import RUN, Option, of_settings, options
 from .common import (
     DROP,
     ENGINE,
+    EXPLAIN,
     RAY_ADDRESS,
     RESULT,
     TIMEOUT,
@@ -125,6 +126,7 @@ class Family(ABC, Generic[S, P]):
             Option("seed", int, 0, f"Seed of {self.seeded}.", RUN),
             DROP,
             TIMEOUT,
+            *[EXPLAIN][: issubclass(self.settings, TableSettings)],
             *RESULT,
         ]
 
@@ -159,6 +161,8 @@ class Family(ABC, Generic[S, P]):
             data["data"] = str(Path(data["data"]).resolve())
         own = {o.name for o in options(strategy)}
         chosen = {k: v for k, v in values.items() if k in own and v is not None}
+        if chosen.get("missing") == "encode":  # nothing is missing any more
+            del chosen["missing"]
         if "secure" in self.run_options and "secure" not in strategy.fixed:
             chosen["secure"] = values["secure"]
         return {

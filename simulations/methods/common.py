@@ -28,6 +28,10 @@ RAY_ADDRESS = Option(
 DROP = Option("drop", float, 0.0, "Probability that a client vanishes in a round.", RUN)
 TIMEOUT = Option("timeout", float, 600.0, "Seconds to wait for a round's replies.", RUN)
 
+EXPLAIN = Option(
+    "explain_columns", bool, False, "Show what became of each column.", RUN, "--explain-columns"
+)
+
 #: Where the results go.
 RESULT = (
     Option("out", str | None, None, "Folder of the run.", RUN),

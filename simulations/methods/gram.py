@@ -176,6 +176,7 @@ _OF_TABLES = (
     "id_column",
     "site_column",
     "missing",
+    "scaling",
     "task",
     "positive",
     "train_rows",

@@ -39,7 +39,6 @@ from .groups_data import HierarchicalData
 from .groups_oracle import pooled_optimum
 from .groups_predict import predict_rows
 from .groups_settings import HierarchicalSettings
-from .new_rows import SavedRun
 
 DEFAULT_ROUNDS = 200
 USERS, GROUPS = 20, 2  # by default
@@ -259,10 +258,6 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
             if close:
                 found["iterations_to_pooled"] = close[0]
         return found
-
-    def scales_rows(self, run: SavedRun) -> bool:
-        """Leave new rows as they are: the model is one of columns as they are."""
-        return False
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return how many nodes took part to the end."""

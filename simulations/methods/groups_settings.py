@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fedkern_flwr.encoding.columns import Scale
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.vertical.parties import MissingRows
 
@@ -47,7 +48,8 @@ class HierarchicalSettings(LabelledSettings):
     worked_out = frozenset({"users", "groups"})
 
     test_size: float = 0.3
-    missing: MissingRows = "error"
+    missing: Literal["encode", MissingRows] = "error"
+    scaling: Scale = "none"
     partition: Partition = "horizontal"
     users: int = 20
     groups: int = 2

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.encoding import Encoder
 from fedkern_flwr.errors import CheckpointError, TableError
 from fedkern_flwr.judging.calibration import Calibration
 from fedkern_flwr.labels import decide
@@ -131,28 +132,39 @@ def read_rows(
     label : str
         Label column, which is ignored; empty for none.
     scaled : bool (default: True)
-        Whether the features are scaled and clipped as those of the model were.
+        Whether the features are encoded as those of the model were.
 
     Raises
     ------
     TableError
         A column of the model is missing.
+    CheckpointError
+        An older release ran the method.
     """
+    if "encoder" not in scaling:
+        raise CheckpointError("the run has no encoder of its columns", remedy="run again")
+    encoder = Encoder.from_dict(scaling["encoder"])
     table = load_table(
-        data, label=label or None, id_column=id_column, missing="keep", labelled=False
+        data,
+        label=label or None,
+        id_column=id_column,
+        missing="keep",
+        labelled=False,
+        kinds=encoder.kinds,
     )
     places = {name: k for k, name in enumerate(table.columns)}
-    lacking = [name for name in scaling["columns"] if name not in places]
+    lacking = [column.name for column in encoder.columns if column.name not in places]
     if lacking:
         raise TableError(
             f"{data.name} lacks {len(lacking)} columns of the model, the first is {lacking[0]!r}",
             remedy="give the columns of the training data",
         )
-    low, high = np.array(scaling["x_min"]), np.array(scaling["x_max"])
-    x = table.x[:, [places[name] for name in scaling["columns"]]]
-    x = np.where(np.isfinite(x), x, np.nan)
     if scaled:
-        x = np.clip((x - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
+        x = encoder.transform(table)
+    else:
+        names = [encoder.columns[source].name for source in encoder.sources]
+        x = table.x[:, [places[name] for name in names]]
+        x = np.where(np.isfinite(x), x, np.nan)
     ids = [str(k) for k in (table.ids if table.ids is not None else range(table.rows))]
     return x, ids
 
@@ -168,7 +180,8 @@ def write_rows(
 
     With a calibration the probabilities of the classes and a set of them, or an interval.
     """
-    text, classes = io.StringIO(), [f"{value:g}" for value in scaling["classes"]]
+    text = io.StringIO()
+    classes = scaling.get("class_names") or [f"{value:g}" for value in scaling["classes"]]
     writer, rows = csv.writer(text), sorted(found)
     values, heads = np.array([found[row] for row in rows]), ["prediction"]
     cells: list[list[Any]] = [[ids[row]] for row in rows]

@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkern_flwr.encoding import Encoder, Explanation
+from fedkern_flwr.encoding.columns import Scale
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.tables.table import Missing, Table
 
@@ -43,6 +45,8 @@ class Settings(ABC):
     of_method: ClassVar[frozenset[str]] = frozenset()
     #: Settings whose default on the command line follows from other options.
     worked_out: ClassVar[frozenset[str]] = frozenset()
+    #: Defaults of the command line where those of the papers' comparisons are others.
+    of_runs: ClassVar[Mapping[str, Any]] = {}
 
     data: str
     test_size: float = 0.0
@@ -74,12 +78,17 @@ class TableSettings(Settings):
         Column of record ids.
     site_column : str or None
         Column of sites.
+    scaling : {"rank", "standard", "range", "none"}
+        How numbers are scaled by the training rows: ranks, mean and deviation, or range.
     """
+
+    of_runs = {"scaling": "rank", "missing": "encode"}  # noqa: RUF012
 
     label: str | None = None
     target: str | None = None
     id_column: str | None = None
     site_column: str | None = None
+    scaling: Scale = "range"
 
     def load(self, missing: Missing) -> Table:
         """Load the table.
@@ -97,6 +106,19 @@ class TableSettings(Settings):
             site_column=self.site_column,
             missing=missing,
         )
+
+    def encoder(self, train: Table) -> Encoder:
+        """Fit an encoder on the rows to learn from.
+
+        Gaps become columns of their own where missing cells are encoded, else they stay.
+
+        Raises
+        ------
+        TableError, OptionError
+            See :meth:`Encoder.fit`.
+        """
+        encode = getattr(self, "missing", "error") == "encode"
+        return Encoder.fit(train, self.scaling, "encode" if encode else "keep")
 
 
 class Prepared(ABC):
@@ -152,6 +174,10 @@ class Prepared(ABC):
     @abstractmethod
     def scaling_json(self) -> str:
         """Return how the data was scaled, to be kept beside the model."""
+
+    def explain(self) -> list[Explanation]:
+        """Return what became of the columns of a table."""
+        return []
 
 
 def hold_out(

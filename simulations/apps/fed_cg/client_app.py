@@ -10,7 +10,7 @@ from own_table import own_table  # type: ignore[import-not-found]  # the file be
 from fedkern_flwr.clients import HybridKernelClient, serve
 from fedkern_flwr.scaling import read_ranges, scale_by_ranges
 from fedkern_flwr.simulations.apps.node import Node, client_maker, rows
-from fedkern_flwr.tables.table import Table
+from fedkern_flwr.tables.table import Table, without_missing
 
 KEYS = (
     "block",
@@ -30,7 +30,13 @@ def arguments(node: Node) -> dict[str, Any]:
     if hospital:
         node.check_predictions()
     missing = "error" if node.run["missing"] == "error" else "drop-row"
-    table, held = node.tables(labelled=hospital, missing=missing)
+    if "encoder" in node.config:
+        table, held = node.encoded(labelled=hospital, missing="keep")
+        table, held = (
+            part and without_missing(part, missing, "the table") for part in (table, held)
+        )
+    else:
+        table, held = node.tables(labelled=hospital, missing=missing)
     if ranges := node.config.get("ranges"):
         table, held = scale(table, ranges), held and scale(held, ranges)
     return rows(table, held, "x", "ids", *(("y",) if hospital else ()))
