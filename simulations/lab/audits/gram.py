@@ -250,7 +250,7 @@ PLAN = Plan(
         Variant("fed-cfk", {"merge": "max"}, ("cohort differences", "rare items")),
         Variant("fed-cfk", {"request": "noisy"}, ("noisy requests",)),
     ),
-    defaults={"data": "", "scaling": "range"},
+    defaults={"data": ""},
     why="Made-up ratings of 120 users, a node each: 50 common items, and 116 that a single "
     "user has. With --merge max, 12 rounds of half the nodes.",
     complete=_complete,
