@@ -78,9 +78,13 @@ def compare(one: Path, other: Path, metrics: tuple[dict[str, Any], dict[str, Any
 
 
 def predictions(file: Path) -> dict[str, list[float]]:
-    """Read id -> figures."""
+    """Read id -> outputs."""
     with file.open() as lines:
-        return {row[0]: [float(cell) for cell in row[1:]] for row in list(csv.reader(lines))[1:]}
+        rows = list(csv.DictReader(lines))
+    return {
+        row["id"]: [float(cell) for name, cell in row.items() if name.startswith("output_")]
+        for row in rows
+    }
 
 
 @pytest.mark.app
