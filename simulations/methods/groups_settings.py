@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fedkern_flwr.encoding.columns import Scale
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.vertical.parties import MissingRows
 
+from ..run.data import AutoScale
 from ..run.splits import Split
 from .labelled_data import LabelledSettings
 
@@ -49,7 +49,7 @@ class HierarchicalSettings(LabelledSettings):
 
     test_size: float = 0.3
     missing: Literal["encode", MissingRows] = "error"
-    scaling: Scale = "none"
+    scaling: AutoScale = "none"
     partition: Partition = "horizontal"
     users: int = 20
     groups: int = 2

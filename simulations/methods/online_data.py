@@ -154,6 +154,8 @@ def prepare(settings: DataSettings) -> Streams:
     TableError, OptionError
         See :func:`load_data` and :func:`split_rows`.
     """
+    if settings.scaling == "auto":  # they predict numbers
+        settings = replace(settings, scaling="range")
     if settings.scaling == "none":
         raise OptionError(
             "online methods need rows of the unit ball", remedy="use --scaling rank or range"

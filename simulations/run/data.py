@@ -6,13 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.encoding import Encoder, Explanation
-from fedkern_flwr.encoding.columns import Scale
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.tables.table import Missing, Table
 
@@ -20,6 +19,9 @@ from ...strategies import PhaseStrategy
 from ..engines.faults import Plan
 from ..engines.ray import ClientFn
 from .datasets import load_data
+
+#: How numbers are scaled, or that it depends on the label.
+AutoScale = Literal["auto", "rank", "standard", "range", "none"]
 
 
 @dataclass(frozen=True)
@@ -78,17 +80,18 @@ class TableSettings(Settings):
         Column of record ids.
     site_column : str or None
         Column of sites.
-    scaling : {"rank", "standard", "range", "none"}
-        How numbers are scaled by the training rows: ranks, mean and deviation, or range.
+    scaling : {"auto", "rank", "standard", "range", "none"}
+        How numbers are scaled by the training rows: ranks, mean and deviation, or range. Auto:
+        ranks, but the range where the label is a number to predict.
     """
 
-    of_runs = {"scaling": "rank", "missing": "encode"}  # noqa: RUF012
+    of_runs = {"scaling": "auto", "missing": "encode"}  # noqa: RUF012
 
     label: str | None = None
     target: str | None = None
     id_column: str | None = None
     site_column: str | None = None
-    scaling: Scale = "range"
+    scaling: AutoScale = "range"
 
     def load(self, missing: Missing) -> Table:
         """Load the table.
@@ -118,7 +121,14 @@ class TableSettings(Settings):
             See :meth:`Encoder.fit`.
         """
         encode = getattr(self, "missing", "error") == "encode"
-        return Encoder.fit(train, self.scaling, "encode" if encode else "keep")
+        scaling = self.scaling
+        if scaling == "auto":  # ranks bend what a number depends on smoothly
+            scaling = "range" if self.regresses(train) else "rank"
+        return Encoder.fit(train, scaling, "encode" if encode else "keep")
+
+    def regresses(self, train: Table) -> bool:
+        """Tell whether the label is a number to predict: rows without labels have none."""
+        return False
 
 
 class Prepared(ABC):

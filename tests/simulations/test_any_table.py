@@ -162,8 +162,17 @@ def test_no_category_is_in_what_a_run_shows_and_leaves_for_all(commands: Any) ->
     assert Path("here/scaling.json").stat().st_mode & 0o077 == 0
 
 
-def test_papers_have_ranges_and_commands_have_ranks() -> None:
+def test_papers_have_ranges_and_commands_choose() -> None:
     for settings in (HybridSettings, VerticalSettings, DataSettings, RowSettings):
         assert settings("iris").scaling == "range"
         assert settings("iris").missing == "error"
-        assert settings.of_runs == {"scaling": "rank", "missing": "encode"}
+        assert settings.of_runs == {"scaling": "auto", "missing": "encode"}
+
+
+@pytest.mark.parametrize(("data", "kind"), [("diabetes", "range"), ("iris", "rank")])
+def test_numbers_are_predicted_from_ranges_and_classes_from_ranks(data: str, kind: str) -> None:
+    chosen, named = (
+        HybridData(HybridSettings(data, scaling=scaling)).split(0).x  # type: ignore[arg-type]
+        for scaling in ("auto", kind)
+    )
+    np.testing.assert_array_equal(chosen, named)
