@@ -155,14 +155,25 @@ class Encoder:
             categories={},
         )
 
-    def _transform(self, table: Table, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    def places(self, table: Table, source: str) -> dict[str, int]:
+        """Return where each column of a table stands, which has all that are encoded.
+
+        Raises
+        ------
+        TableError
+            It lacks some; the text calls it ``source``.
+        """
         places = {name: k for k, name in enumerate(table.columns)}
         lacking = [column.name for column in self.columns if column.name not in places]
         if lacking:
             raise TableError(
-                f"the table lacks {len(lacking)} columns of the model, the first is {lacking[0]!r}",
+                f"{source} lacks {len(lacking)} columns of the model, the first is {lacking[0]!r}",
                 remedy="give the columns of the training data",
             )
+        return places
+
+    def _transform(self, table: Table, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        places = self.places(table, "the table")
         for column in self.columns:
             if table.kinds.get(column.name, "number") != column.kind:
                 raise TableError(

@@ -152,13 +152,7 @@ def read_rows(
         labelled=False,
         kinds=encoder.kinds,
     )
-    places = {name: k for k, name in enumerate(table.columns)}
-    lacking = [column.name for column in encoder.columns if column.name not in places]
-    if lacking:
-        raise TableError(
-            f"{data.name} lacks {len(lacking)} columns of the model, the first is {lacking[0]!r}",
-            remedy="give the columns of the training data",
-        )
+    places = encoder.places(table, data.name)
     if scaled:
         x = encoder.transform(table)
     else:
