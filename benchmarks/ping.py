@@ -53,6 +53,7 @@ def ping(way: str, nodes: int, exchanges: int, payload: int) -> tuple[float, flo
         with deployment:
             before = processor_seconds(deployment)
             settings = {"nodes": nodes, "exchanges": exchanges, "payload": payload}
+            settings["swift"] = way != "stock"  # as methods do
             run = deployment.run(APP, {**settings, "result": str(result)})
             if deployment.wait_for_run(run, 3600.0) != "finished:completed":
                 raise SystemExit(f"{way} with {nodes} nodes failed")

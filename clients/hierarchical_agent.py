@@ -16,9 +16,8 @@ from fedkern_flwr.secure_sum import Encoding
 
 from .hierarchical_node import SVMNode
 
-_GROUP_STATISTICS = 3  # of users, after the vector of their sum: no user gets the pad of these
-
-_GROUP_STATISTICS = 3  # loss, primal residual, pull
+# Loss, primal residual and pull, after the vector of a group's sum: no user gets the pad of these.
+_GROUP_STATISTICS = 3
 
 
 class AgentOfRows(SVMNode):
@@ -62,7 +61,8 @@ class AgentOfRows(SVMNode):
             if request.outputs * request.width != length:
                 raise refusal("the pad of more than models, or of fewer", self.name)
             pad = sums.party.pad(order, length).view(np.float64)
-            sealed = b"".join(self.seal(user, pad, "pad", request.round) for user in users)
+            place = ("pad", request.round, order.index)
+            sealed = b"".join(self.seal(user, pad, *place) for user in users)
         if wire.AGENTS_SUM in sums.orders:
             self.check(wire.AGENTS_SUM)
             sums.contribute(wire.AGENTS_SUM, self.kept.arrays["term"])

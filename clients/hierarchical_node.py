@@ -17,7 +17,7 @@ from fedkern_flwr.groups.consensus import Coordinates, Floats
 from fedkern_flwr.groups.linear_model import model_rows
 from fedkern_flwr.groups.members import AGENT, DEFAULT_BOUND, OWNER, ROLES, USER
 from fedkern_flwr.groups.orthogonal_product import PRODUCTS, Product
-from fedkern_flwr.guard import SumRule
+from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import ClientSums
@@ -30,6 +30,7 @@ from fedkern_flwr.wire.sums import Order
 from .table_client import TableClient
 
 Role = Literal["user", "agent", "owner"]
+_WEIGHTS = ("c", "rho", "sigma", "next_sigma", "relaxation")
 _NUMBERED = (wire.IterationRequest, wire.StepRequest)
 
 
@@ -133,7 +134,10 @@ class SVMNode(TableClient):
         return state
 
     def answer(self, request: Any, method: Any) -> Any:
-        """Note in the state which iteration was the last, once it is done."""
+        """Refuse weights that are none; note which iteration was the last, once it is done."""
+        for name in _WEIGHTS:
+            if not 0.0 < getattr(request, name, 1.0) < np.inf:
+                raise refusal(f"{name} that is no positive number", self.name)
         reply = method(request)
         if isinstance(request, _NUMBERED):
             self.kept.settings["done"] = request.round

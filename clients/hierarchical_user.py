@@ -8,10 +8,10 @@ from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Floats, next_group_center, relax
 from fedkern_flwr.groups.linear_model import model_columns
 from fedkern_flwr.guard import refusal
-from fedkern_flwr.labels import count_outcomes
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.local_solvers import solve_local, total_loss
+from fedkern_flwr.wire.sums import Order
 
 from .hierarchical_node import SVMNode
 
@@ -25,7 +25,7 @@ class UserOfRows(SVMNode):
     @answers(wire.StatisticsRequest)
     def contribute_statistics(self, request: wire.StatisticsRequest) -> wire.StatisticsReply:
         """Contribute sums and sums of squares of the columns that the model is linear in."""
-        name = wire.STATISTICS_SUM + ("#raw" if request.raw else "")
+        name = self._told(request)
         self.check(name)
         if request.rows != sum(self.ordered.rows(name)):
             raise refusal("the rows of a sum", self.name)
@@ -62,24 +62,30 @@ class UserOfRows(SVMNode):
     def solve_with_agent(self, request: wire.StepWithAgentRequest) -> wire.StepWithAgentReply:
         """Make the group's center of the last iteration, as its agent does meanwhile; go on."""
         own = self.kept.settings
-        name = str(own.get("told", "")) if self.repeated else request.sum_name
+        name = str(own.get("told", "")) if self.repeated else self._told(request)
         self.check(name, request.agent)
-        self.pin(agent=request.agent, left=-1, right=-1, pipelined=True)
+        self.pin(left=-1, right=-1, pipelined=True)
         if not self.repeated:
             self._take_coordinates(request)
-            self._step(request, self._make_center(request))
-            own["told"] = name
+            self._step(request, self._make_center(request, self.ordered.order(name)))
         self.ordered.contribute(name, self.kept.arrays["vector"])
         return wire.StepWithAgentReply()
 
-    def _make_center(self, request: wire.StepWithAgentRequest) -> Floats:
+    def _told(self, request: wire.StatisticsRequest | wire.StepWithAgentRequest) -> str:
+        """Name a sum after all that this user has been told; what it is told again counts once."""
+        own, asked = self.kept.settings, request.sum_name("")
+        if own.get("asked") != asked:
+            own |= {"asked": asked, "before": own.get("told", "")}
+        own["told"] = request.sum_name(own["before"])
+        return str(own["told"])
+
+    def _make_center(self, request: wire.StepWithAgentRequest, order: Order) -> Floats:
         """Open the group's sum with the agent's pad, and make the center; zero at first."""
         found, own = self.kept.arrays, self.kept.settings
         made = dual = np.zeros(self._shape)
         if request.round > 1:
-            order = self.ordered.order(request.sum_name)
             parties = len(self.ordered.party.state.cohorts[order.cohort].members)
-            place, padded = ("pad", request.round - 1), request.padded
+            place, padded = ("pad", request.round - 1, request.index), request.padded
             pad = self.unseal(request.agent, request.sealed, padded.shape, *place)
             if padded.size != made.size or padded.dtype != np.uint64:
                 raise self.wrong("the sum of its group has another length")
@@ -160,19 +166,11 @@ class UserOfRows(SVMNode):
         table = self.table
         self.check(wire.EVALUATION_SUM, self_masks=request.self_masks)
         held_out = self.rows_of(table.x_test) @ request.model.T
-        labelled = slice(None if table.labelled else 0)
-        counts = count_outcomes(
-            held_out[labelled],
-            (table.y_test if table.labelled else table.y)[labelled],
-            len(table.classes),
-            table.label_bound,
-        )
-        tests = np.arange(table.tests)[labelled]
-        counts = self.figures("outcomes", tests, counts, total=wire.EVALUATION_SUM)
+        tests = np.arange(table.tests)
+        counts = self.outcomes(tests, held_out, request.bins, total=wire.EVALUATION_SUM)
         loss = self._loss(request.model)
         self.ordered.contribute(wire.EVALUATION_SUM, np.concatenate([[loss], counts]))
-        if self.predictions is not None and table.tests:
-            table.write_predictions(self.predictions, np.arange(table.tests), held_out)
+        self.write_predictions(tests, held_out)
         return wire.EvaluateReply()
 
     def _take_coordinates(self, request: wire.SolveRequest) -> None:

@@ -14,6 +14,7 @@ from fedkern_flwr.guard.policy import is_simulated
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.reported import reported
 from fedkern_flwr.node_config import renew
+from fedkern_flwr.swift_grid import packed
 
 logger = logging.getLogger("flwr")
 
@@ -44,4 +45,4 @@ def serve(make_client: Callable[[Context], PhaseClient]) -> ClientApp:
             renew(context)
             return make_client(context).to_client()
 
-    return ClientApp(client_fn=client_fn)
+    return ClientApp(client_fn=client_fn, mods=[packed])

@@ -9,6 +9,8 @@ import copy
 import hashlib
 import logging
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ __all__ = [
     "NODE_KEY_HEADER",
     "NODE_TIMEOUT",
     "NODE_UNAVAILABLE",
+    "OBJECT_CALL",
+    "OBJECT_PENDING",
     "PULL_CALL",
     "PULL_FILLER",
     "RUN_OF_MESSAGE",
@@ -43,6 +47,7 @@ __all__ = [
     "is_simulated",
     "is_started_for_message",
     "message_round_trip",
+    "patient",
     "quiet_flower",
     "run_supernode",
     "set_task_identity",
@@ -72,12 +77,16 @@ MESSAGE_CALLS = frozenset(
         "push-object",
     }
 )
+#: The call by which a SuperNode asks for a part of a message, and the reply while that is on its
+#: way: the SuperNode then asks again after a second, two, four.
+OBJECT_CALL, OBJECT_PENDING = "pull-object", bytes.fromhex("0801")
 #: Who signed a call, and when; for how long that holds, and how long a SuperNode waits (seconds).
 NODE_KEY_HEADER, TIMESTAMP_HEADER = "flwr-public-key", "flwr-timestamp"
 SIGNATURE_SECONDS, NODE_TIMEOUT = 300.0, 30.0
 #: What a reply to a pull may begin with to show that it will come: protobuf reads over a field that
 #: it does not know, here the last one that there can be.
 PULL_FILLER = bytes.fromhex("f8ffffff0f00")
+_LOOK, _LOOKS = 0.1, 50  # seconds from one look for a part of a reply to the next; how many
 #: Whether this process was forked by one that is kept warm, which sets it before it forks.
 warm = False
 
@@ -110,6 +119,40 @@ def is_simulated(grid: Any) -> bool:
     """
     names = {cls.__name__ for cls in type(grid).__mro__}
     return bool(getattr(grid, "simulation", False)) or "InMemoryGrid" in names
+
+
+class _PatientClient:
+    """The client of a grid, which waits for what is on its way to the SuperLink."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self._turn = client, threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def PullObject(self, request: Any) -> Any:
+        reply = self._client.PullObject(request)
+        if not reply.object_found or reply.object_available:
+            return reply
+        with self._turn:  # one is asked for at a time: they come together
+            for _ in range(_LOOKS):
+                reply = self._client.PullObject(request)
+                if not reply.object_found or reply.object_available:
+                    break
+                time.sleep(_LOOK)
+        return reply
+
+
+def patient(grid: Any) -> Any:
+    """Return a grid that soon has a reply whose parts are on their way to the SuperLink.
+
+    Flower's own looks again after a second, two, four. None for grids without a SuperLink.
+    """
+    if type(grid).__name__ != "HttpGrid":
+        return None
+    twin = copy.copy(grid)
+    twin.__dict__["_client"] = _PatientClient(grid._runtime_client)
+    return twin
 
 
 def stamp_message(message: Message, *, message_id: str) -> None:

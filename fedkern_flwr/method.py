@@ -40,6 +40,7 @@ from .run import Run
 from .run_log import RunLog
 from .steps import Answers, Ask, Deliver, LostState, Round, Rounds, Save, Steps, Sum, Term
 from .strategy import Arrays
+from .swift_grid import swift
 from .wire import DescribeReply
 
 __all__ = [
@@ -320,6 +321,7 @@ class Method(Driven):
         """
         self.is_secure = secure = self.takes_sums(grid)
         self.simulated = is_simulated(grid)
+        grid = swift(grid)
         self.summary()
         log = RunLog(self)
         restored = log.restore()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import CohortError
+from .errors import CohortError, ProtocolError
 from .failure import Failure
 from .secure_sum import Encoding, RunningSum
 from .wire import PhaseMessage
@@ -150,7 +150,8 @@ class Ask:
         Of ``each``: whether the run is over with it. Nodes erase what belongs to its
         sums as they answer, and those that are not asked are told in the same exchange. Who was not
         heard is asked the same again and sends the same bytes; sums are not ordered anew. So they
-        must be without self masks, and nothing that a node might have lost can be made again.
+        must be without self masks, which is checked, and nothing that a node might have lost can
+        be made again.
     """
 
     what: str | PhaseMessage | Mapping[int, PhaseMessage]
@@ -166,6 +167,14 @@ class Ask:
     remedy: str = ""
     last: bool = False
     ends: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse to end a run with what must be opened, or may be asked anew, later."""
+        if self.ends and (self.until != "each" or any(term.self_masks for term in self.sums)):
+            raise ProtocolError(
+                "an Ask that ends the run has other sums than of whole cohorts",
+                remedy="ask until each has answered, with self_masks=False in its terms",
+            )
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class Phases:
 
     #: Bits of a phase on its way, where they are not those of the settings.
     bits: ClassVar[int] = 0
-    #: Whether others than the owner are needed no more when it trains, whatever it has lost.
+    #: Whether others than the owner are needed no more when it trains: it gets all phases then.
     ends: ClassVar[bool] = True
 
     plan: VerticalPlan
@@ -129,6 +129,7 @@ class Phases:
     def forget(self) -> None:
         """Note that no owner has any phases."""
         self._known = {a: np.zeros(self.plan.total, np.int32) for a in self.plan.actives}
+        self._parts = 0  # in how many exchanges the last phases have come
         self._waiting: dict[int, int] = {}  # owner -> number of the collection on its way
 
     # -- exchanges
@@ -178,6 +179,7 @@ class Phases:
 
     def _advance(self, need: Need | None, work: Mapping[str, Any]) -> Steps:
         *parts, last = self.collections(need) if need is not None else [None]
+        self._parts = len(parts) + 1
         for part in parts:
             yield from self.step(part)
         if last is not None or work:
@@ -222,9 +224,14 @@ class Phases:
                 self._waiting[owner] = wanted.number
                 self.note(wanted, owner)
 
-    def judge(self, need: Need, *, count: bool) -> Steps:
-        """Let the active parties predict their held-out rows; return what each counted."""
-        return (yield from self.insist(lambda: self._judge(count), lambda: need))
+    def judge(
+        self, need: Need, *, bins: int | None = None, calibration: Sequence[float] = ()
+    ) -> Steps:
+        """Let the active parties predict their held-out rows; return what each counted.
+
+        Nothing is counted without ``bins``, which are those of histograms.
+        """
+        return (yield from self.insist(lambda: self._judge(bins, calibration), lambda: need))
 
     def train(
         self,
@@ -234,8 +241,14 @@ class Phases:
         save_as: int,
         multiples: Sequence[int],
         regularizations: Sequence[float],
+        bins: int,
     ) -> Steps:
-        """Let the owner learn from all of its rows, and predict, as the last thing in the run."""
+        """Let the owner learn from all of its rows, and predict, as the last thing in the run.
+
+        Where phases came in several messages, the owner may have lost those before the last: the
+        others are told of the end when it has answered.
+        """
+        ends = self.ends and self._parts == 1
 
         def train() -> Steps:
             request = wire.TrainRequest(
@@ -244,18 +257,19 @@ class Phases:
                 loss=self.loss,
                 seed=self.seed,
                 count=True,
+                bins=bins,
                 multiples=np.array(multiples, np.int32),
                 regularizations=np.array(regularizations),
                 rows=self.positions(owner, _range(self.plan.train[owner])),
                 tests=self.positions(owner, _range(self.plan.test[owner])),
             )
             asked = {owner: request}
-            answers: Answers = yield from self.ask(asked, wire.TrainReply, ends=self.ends)
+            answers: Answers = yield from self.ask(asked, wire.TrainReply, ends=ends)
             return answers.replies[owner]
 
-        return (yield from self.insist(train, lambda: need))
+        return (yield from train() if ends else self.insist(train, lambda: need))
 
-    def _judge(self, count: bool) -> Steps:
+    def _judge(self, bins: int | None, calibration: Sequence[float]) -> Steps:
         plan = self.plan
         tests = {a: _range(plan.test[a]) for a in plan.actives}
         tests = {a: rows for a, rows in tests.items() if len(rows)}
@@ -266,10 +280,12 @@ class Phases:
                 p: wire.OutcomeRequest(
                     delivered=self._waiting.get(p, 0),
                     scoring=scoring,
-                    count=count,
+                    count=bins is not None,
+                    bins=bins or 0,
                     owners=np.array([*tests], np.int32),
                     sizes=np.array([len(own) for own in tests.values()], np.int32),
                     rows=self.positions(p, rows),
+                    calibration=np.array(calibration, np.float64),
                 )
                 for p in (plan.parties if scoring else plan.actives)
             }

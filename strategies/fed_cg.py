@@ -24,13 +24,13 @@ from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.wire import DescribeReply
 
-from .fed_cg_options import HybridOptions
 from .fed_cg_paper import ChainSystem, NaiveSystem
 from .fed_cg_privacy import WARNINGS, seen_by
 from .fed_cg_secure import SecureSystem
 from .fed_cg_solvers import first_coefficients, iterate, solve_directly
 from .fed_cg_system import KEPT, Floats, HybridSystem
 from .fed_cg_tuning import auto_landmarks, tune_and_solve
+from .fed_cg_variance import Variance
 
 _OF_MODEL = ("landmarks", "sampling", "kernel", "missing")
 _OF_SYSTEM = ("kernel", "penalty", "protocol", "distance_bits", "attempts", "model_of")
@@ -41,7 +41,7 @@ _SYSTEMS: dict[str, type[HybridSystem]] = {
 }
 
 
-class FedCG(HybridOptions):
+class FedCG(Variance):
     """FedCG: kernel regularised least squares over rows and features held by different parties.
 
     Hospitals own rows with labels, centres own blocks of features of these rows. The kernel is a
@@ -116,8 +116,11 @@ class FedCG(HybridOptions):
             "outputs": self.outputs_,
             "classes": self.classes_,
             "label_bound": self.label_bound_,
+            "calibration": self.calibration_numbers(),
+            "noise": self.noise(),
         }
-        return {"coefficients": self.coefficients_, "gammas": self.gammas_}, meta
+        arrays = {"coefficients": self.coefficients_, "gammas": self.gammas_}
+        return {**arrays, **self.factor_arrays()}, meta
 
     def privacy(self) -> dict[str, Any]:
         """Return what is seen by whom."""
@@ -126,6 +129,7 @@ class FedCG(HybridOptions):
             direct=self.chosen_solver == "normal-equations",
             alone=len(self.plan_.hospitals) == 1,
             predicts=bool(self.model_of[0]),
+            variance=self.variance,
             penalty=self.penalty,
             sampling=self.chosen_sampling,
             tunes=self._tunes,
@@ -190,6 +194,7 @@ class FedCG(HybridOptions):
         metrics = meta.get("metrics")
         if metrics is not None:
             self.coefficients_ = arrays["coefficients"]
+            self.take_factor(arrays)
             self._take_tuned(system, meta.get("tuned", {}))
         yield from system.open()
         known["fingerprints"] = self.fingerprints_ = dict(system.fingerprints)
@@ -199,12 +204,14 @@ class FedCG(HybridOptions):
 
         if metrics is None:
             self.coefficients_, metrics = yield from self._solve(system, start, arrays, save)
+            factor = self.keep_factor(system, self.regularization_)
             done = {"metrics": metrics, "tuned": self.tuned_}
-            yield save({"coefficients": self.coefficients_}, **done)
-        judged = yield from system.evaluate(self.coefficients_, self.allow_single)
-        if judged is None:
+            yield save({"coefficients": self.coefficients_, **factor}, **done)
+        yard, counts = yield from system.evaluate(self.coefficients_, self.allow_single)
+        if counts is not None and counts.any():
+            metrics = {**metrics, **self.judge_by(yard, counts)}
+        elif counts is not None:
             self.note_untold()
-        metrics = {**metrics, **(judged or {})}
         yield Round(max(1, metrics["iterations"]), arrays=[self.coefficients_])
         return metrics
 
@@ -329,7 +336,8 @@ class FedCG(HybridOptions):
                 )
             system = self._system()
             yield from system.open()
-            yield from system.give(self.coefficients_)
+            more = {name: meta.get(name, ()) for name in ("calibration", "noise")}
+            yield from system.give(self.coefficients_, **more, factor=arrays.get("factor"))
             return {}
 
         self.conduct(grid, rounds, timeout=timeout)

@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Literal
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.hybrid.landmarks import Sampling
 from fedkern_flwr.hybrid.parties import MissingBlocks
+from fedkern_flwr.judging.judges import Judges
 from fedkern_flwr.kernels.product import ProductKernel
-from fedkern_flwr.method import Method, option
+from fedkern_flwr.method import option
 from fedkern_flwr.solvers.least_squares import Penalty
 
 Protocol = Literal["secure", "naive", "chain"]
@@ -17,7 +18,7 @@ _DIRECT_UP_TO, _RANK = 1000, 200  # landmarks; of the preconditioner
 _LANDMARKS, _LAMBDA = 100, 1e-3  # where it is neither given nor chosen
 
 
-class HybridOptions(Method):
+class HybridOptions(Judges):
     """Base class of FedCG: its options."""
 
     fixed: ClassVar[frozenset[str]] = frozenset(

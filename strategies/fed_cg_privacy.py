@@ -28,6 +28,7 @@ def seen_by(
     penalty: str,
     sampling: str,
     tunes: bool,
+    variance: bool,
 ) -> dict[str, Any]:
     """Return what server and clients see in a run, for its privacy ledger.
 
@@ -43,6 +44,8 @@ def seen_by(
         Whether nothing is fitted.
     tunes : bool
         Whether the width is chosen.
+    variance : bool
+        Whether the model predicts variances.
     """
     if protocol == "naive":
         return {
@@ -66,7 +69,7 @@ def seen_by(
             "never_leaves_the_client": ["ids", "rows"],
         }
     summed = "K^T K and K^T y" if direct else "K^T y and products of K^T K"
-    server = [f"sums over the hospitals of {summed}, and of counts on held-out rows"]
+    server = [f"sums over the hospitals of {summed}, and of counts and histograms on held-out rows"]
     if predicts:
         whose = "the only hospital's" if alone else "sums over the hospitals of"
         server = [f"{whose} counts on held-out rows"]
@@ -94,6 +97,7 @@ def seen_by(
             "single feature that feature",
             "the coefficients; of two hospitals each can compute K^T(K a - y) of the other",
             *(spread if sampling in ("C", "auto") else []),
+            *(["K^T K, when they predict with the model"] if variance else []),
             *shared,
         ],
         "centres_see": ["which of their rows belong to which hospital", *shared],

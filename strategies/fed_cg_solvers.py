@@ -46,7 +46,7 @@ def solve_directly(system: HybridSystem, regularization: float) -> Steps:
 
 def solve_summed(system: HybridSystem, gram: Floats, right: Floats, regularization: float) -> Steps:
     """Solve normal equations that are summed; return coefficients, shape (m, k), and metrics."""
-    pairs = system.landmark_kernel
+    system.gram, pairs = gram, system.landmark_kernel
     coefficients = solve_equations(gram, right, regularization, pairs)
     rest = right - regularized(gram, regularization, pairs) @ coefficients
     lengths = np.linalg.norm(right, axis=0)

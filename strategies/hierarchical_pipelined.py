@@ -80,7 +80,8 @@ class PipelinedRounds(AgentRounds):
         for number, one in run.live.items():
             told[number] = self._user_requests(one, opening=opening)
             if opening or number not in self._names:  # else they have been told before
-                self._names[number] = next(iter(told[number].values())).sum_name
+                before = self._names.get(number, self._told)
+                self._names[number] = next(iter(told[number].values())).sum_name(before)
             if opening:
                 assert one.sum is not None
                 yield Deliver(one.sum, one.group.agent)
@@ -113,9 +114,11 @@ class PipelinedRounds(AgentRounds):
 
     def _user_requests(self, one: Live, *, opening: bool) -> dict[int, wire.StepWithAgentRequest]:
         """Return what the users of a group are told; the first time nothing of an iteration."""
-        run, done, padded = self._run, one.done + opening, np.zeros(0, np.uint64)
+        run, done = self._run, one.done + opening
+        index, padded = 0, np.zeros(0, np.uint64)
         if opening:
             assert one.sum is not None
+            index = one.sum.order.index
             padded = np.concatenate(one.sum.delivery().padded)[: run.center.size]
         shared = wire.StepWithAgentRequest(
             round=run.tick,
@@ -127,6 +130,7 @@ class PipelinedRounds(AgentRounds):
             judged=run.center if opening else _NOTHING,
             sigma=self._sigma(one.done, run.factors[0]),
             next_sigma=self._sigma(done, run.factors[1]),
+            index=index,
             padded=padded,
             **self.coordinate_fields(first=run.tick == 1),
         )

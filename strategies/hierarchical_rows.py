@@ -10,7 +10,7 @@ import numpy as np
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Coordinates, Floats, penalty_of
 from fedkern_flwr.groups.linear_model import model_columns
-from fedkern_flwr.labels import counts_length, outcome_metrics
+from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.method import Steps
 from fedkern_flwr.strategy import Arrays
 
@@ -48,6 +48,7 @@ class RowRounds(SVMOptions):
         super()._reset()
         self.coordinates = Coordinates.identity(0)
         self.raw: Coordinates | None = None
+        self._told = ""  # name of the last sum over all users: they have been told the same
 
     @property
     def rows_(self) -> int:
@@ -99,7 +100,7 @@ class RowRounds(SVMOptions):
             )
             for user in self.users_
         }
-        name = wire.STATISTICS_SUM + ("#raw" if raw else "")
+        name = self._told = next(iter(requests.values())).sum_name(self._told)
         total, _ = yield from self.sum_users(name, 2 * columns, requests, wire.StatisticsReply)
         return Coordinates.fit(total[:columns], total[columns:], standardised=standardised)
 
@@ -120,7 +121,7 @@ class RowRounds(SVMOptions):
     def judge(self, model: Floats) -> Steps:
         """Return the objective of a model and its outcomes on held-out rows: the last exchange."""
         self.step += 1
-        request = wire.EvaluateRequest(self_masks=False, model=model)
+        request = wire.EvaluateRequest(self_masks=False, bins=self.yard_.bins, model=model)
         total, _ = yield from self.sum_users(
             wire.EVALUATION_SUM,
             self.judged_numbers,
@@ -133,17 +134,22 @@ class RowRounds(SVMOptions):
     @property
     def judged_numbers(self) -> int:
         """How many numbers a user adds when a model is judged."""
-        return 1 + counts_length(self.outputs_, self.classes_)
+        return 1 + self.yard_.length
+
+    @property
+    def yard_(self) -> Yardstick:
+        """What a user counts."""
+        rows = sum(self.party_of(user).test_rows for user in self.users_)
+        bins = bins_of(rows, self.classes_)
+        return Yardstick(self.classes_, self.outputs_, self.label_bound_, bins)
 
     def outcomes(self, model: Floats, total: Floats) -> dict[str, Any]:
         """Return the metrics of a model, of the sum over the users."""
-        counts, classes = total[1:], self.classes_
         found: dict[str, Any] = {"objective": self.objective_of(model, float(total[0]))}
-        if (counts if classes else counts[:1]).sum() <= 0.5:
+        judged = self.judge_by(self.yard_, total[1:])
+        if not judged:
             self.note_untold()
-            return found
-        counts = np.rint(counts) if classes else counts
-        return found | outcome_metrics(counts, classes, self.label_bound_)
+        return found | judged
 
     # -- checkpoints
 

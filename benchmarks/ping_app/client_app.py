@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 import fedkern_flwr.clients.serving  # noqa: F401  # what an app of ours imports
+from fedkern_flwr.exchange import PARAMETERS, reply_content
+from fedkern_flwr.swift_grid import packed
 
 app = ClientApp()
 
 
-@app.train()
+@app.train(mods=[packed])
 def pong(message: Message, context: Context) -> Message:
     """Send back what came."""
-    return Message(message.content, reply_to=message)
+    values: Any = message.content[PARAMETERS]
+    return Message(reply_content(values.to_numpy_ndarrays(), {}), reply_to=message)

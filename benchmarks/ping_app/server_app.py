@@ -7,11 +7,12 @@ import time
 from pathlib import Path
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from fedkern_flwr.exchange import exchange
+from fedkern_flwr.exchange import exchange, request_content
 from fedkern_flwr.ledger import Ledger
+from fedkern_flwr.swift_grid import swift
 
 app = ServerApp()
 
@@ -23,7 +24,9 @@ def main(grid: Grid, context: Context) -> None:
     while len(nodes := list(grid.get_node_ids())) < int(config["nodes"]):
         time.sleep(0.1)
     values = np.zeros(int(config["payload"]), np.uint8)
-    content = RecordDict({"payload": ArrayRecord([values])})
+    content = request_content(ArrayRecord([values]), ConfigRecord({}))
+    if config["swift"]:
+        grid = swift(grid)
     found = []
     for k in range(int(config["exchanges"])):
         messages = [

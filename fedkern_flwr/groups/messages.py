@@ -23,7 +23,8 @@ Bytes = NDArray[np.uint8]
 
 #: Means and mean squares of the columns, over all users.
 STATISTICS_SUM = "column statistics"
-#: Users' models with their duals, then their statistics; for their agent alone.
+#: Users' models with their duals, then their statistics; for their agent. Pipelined, the users have
+#: the models with the duals as well.
 GROUP_SUM = "group"
 #: Agents' models with their duals, then their groups' statistics.
 AGENTS_SUM = "agents"
@@ -93,6 +94,11 @@ class StatisticsRequest(FeaturesRequest, phase="svm-statistics"):
     # Parties with which this user will exchange sealed messages.
     partners: Index = array("partners", dtype="index")
 
+    def sum_name(self, before: str) -> str:
+        """Name of the sum: all users who add to it have been told the same, now and before."""
+        alike: dict[str, Any] = {"session": before, "round": 0, "attempt": 0}
+        return bind(STATISTICS_SUM, replace(self, partners=np.zeros(0, np.int32), **alike))
+
 
 class StatisticsReply(SVMReply, phase="svm-statistics"):
     """Carries the upload."""
@@ -133,14 +139,16 @@ class StepWithAgentRequest(LocalRequest, phase="svm-step"):
 
     sigma: float  # penalties of the agents in the last iteration, and in this one
     next_sigma: float
-    # The group's sum of the last iteration under the agent's pad, without statistics; at first
-    # empty.
+    index: int  # number of the group's sum of the last iteration; at first 0
+    # That sum under the agent's pad, without statistics; at first empty.
     padded: Ring = array("padded", dtype="ring")
 
-    @property
-    def sum_name(self) -> str:
-        """Name of the group's sum: all users who add to it have been told the same."""
-        alike: dict[str, Any] = {"session": "", "attempt": 0, "sealed": b""}
+    def sum_name(self, before: str) -> str:
+        """Name of the group's sum: all users who add to it have been told the same, then as now.
+
+        ``before`` is the name of the sum before, with which the users' state came about.
+        """
+        alike: dict[str, Any] = {"session": before, "attempt": 0, "sealed": b""}
         return bind(GROUP_SUM, replace(self, **alike))
 
 
@@ -229,6 +237,7 @@ class EvaluateRequest(SVMRequest, phase="svm-evaluate"):
     """To users: judge the model on rows to learn from and on held-out rows."""
 
     self_masks: bool  # whether the sum may lose users
+    bins: int = 0  # of the histograms of held-out rows, 0 for none
     model: Floats = array("outputs", "width", dtype="float64")  # shape (k, d + 1)
 
 
@@ -346,6 +355,7 @@ class OwnerRequest(StepRequest, phase="svm-owner"):
     c: float  # C
     tolerance: float  # relative duality gap at which the message is that of the model
     rows: int  # to learn from
+    bins: int = 0  # of the histograms of held-out rows, with "judge"
     # All else with "start". Positions of the plan's rows among those that the owner announced.
     take: Index = array("taken", dtype="index")
     users: Index = array("users", dtype="index")

@@ -78,6 +78,8 @@ def enter(
 ) -> list[float]:
     """Enter an evaluation; return the figures to tell: those told before, if it is the same.
 
+    What was told in a run that is over is erased, but not that it was: it is computed anew then.
+
     Parameters
     ----------
     record : RunRecord
@@ -97,7 +99,7 @@ def enter(
         Figures of these rows were told too often.
     """
     if asked.key in record.told:
-        return record.told[asked.key]
+        return record.told[asked.key] or values
     done = record.evaluations.get(asked.rows, 0)
     if done >= policy.max_evaluations:
         raise refusal(f"max_evaluations = {policy.max_evaluations} of these rows", party)

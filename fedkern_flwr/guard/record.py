@@ -27,7 +27,7 @@ class RunRecord:
     refusals : int
         Orders refused so far.
     told : dict
-        Digest of an evaluation -> the figures told.
+        Digest of an evaluation -> the figures told; none when the run is over.
     evaluations : dict
         Digest of a set of held-out rows -> how many evaluations of it were answered.
     sums : dict

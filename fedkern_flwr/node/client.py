@@ -382,7 +382,7 @@ class PhaseClient(SessionNode, NumPyClient):
         state = self.open_session(session)
         state.payload = self.forget(state)
         state.store(self.context)
-        self.record.told = {}
+        self.record.told = {key: [] for key in self.record.told}
         self.record.store(self.context)
         erase_state(self.context)
 

@@ -21,6 +21,7 @@ from ..ledger import Ledger
 from ..secure_sum import RunningSum
 from ..strategy import logger
 from ..summing import SummingStrategy
+from ..swift_grid import swift
 from . import averages
 from . import messages as wire
 from .one_reply import OneReply
@@ -136,6 +137,7 @@ class SecureAggregation(Strategy):
         OptionError
             The strategy samples nodes.
         """
+        grid = swift(grid)
         self._averages.open(grid, num_rounds)
         result = super().start(
             OneReply(grid, self._averages.parties_, self._averages.ask),

@@ -13,6 +13,7 @@ import resource
 import socket
 import ssl
 import sys
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -33,6 +34,8 @@ from fedkern_flwr.flower_compat import (
     MESSAGE_CALLS,
     NODE_KEY_HEADER,
     NODE_TIMEOUT,
+    OBJECT_CALL,
+    OBJECT_PENDING,
     PULL_CALL,
     PULL_FILLER,
     SIGNATURE_SECONDS,
@@ -48,7 +51,8 @@ _HEALTH = "/health"
 _CALL = re.compile(re.escape(FLEET_PATH) + "([a-z-]+)")
 _BODY = "http.response.body"
 _QUIET = NODE_TIMEOUT / 2  # seconds; a SuperNode gives up when it hears nothing for NODE_TIMEOUT
-_LONGEST_PULL = 65_536  # bytes; a pull is a node's number
+_LONGEST_PULL = 65_536  # bytes; a pull is a few numbers
+_PART = 0.1  # seconds from one asking for a part of a message, which is on its way, to the next
 _TIMEOUT = httpx.Timeout(NODE_TIMEOUT, connect=5.0)
 #: What the SuperLink answers only after it has found a node's signature to be right.
 _ACCEPTED = (httpx.codes.OK, httpx.codes.FORBIDDEN)
@@ -79,6 +83,7 @@ class Front:
         self._client, self._hold = client, hold
         self.held = HeldPulls(self._ask)
         self._down = False
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a call."""
@@ -106,14 +111,21 @@ class Front:
             if call[1] == PULL_CALL:
                 return await self._pull(request)
             began, node = monotonic(), request.headers.get(NODE_KEY_HEADER, "")
-            response = await self._forward(request, request.stream())
+            if call[1] == OBJECT_CALL:
+                response = await self._pull_part(request, node)
+            else:
+                response = await self._forward(request, request.stream())
             if call[1] in MESSAGE_CALLS and response.status_code in _ACCEPTED:
                 self.held.took_part(node, began)
             return response
+        except _TooLongError:
+            return Response("that is no pull\n", 413)
         except httpx.TransportError:
             return Response("the SuperLink does not answer\n", 502)
 
-    async def _forward(self, request: Request, body: AsyncIterator[bytes] | None) -> Response:
+    async def _forward(
+        self, request: Request, body: bytes | AsyncIterator[bytes] | None
+    ) -> Response:
         """Pass a call on, and its reply back, as they come."""
         path = request.scope["path"]
         call = httpx.Request(
@@ -124,15 +136,25 @@ class Front:
         )
         reply = await self._send(call, stream=True)
         headers = _of_both_legs(reply.headers)
+        if headers.get("content-length") == str(len(OBJECT_PENDING)):
+            return Response(await reply.aread(), reply.status_code, headers)
         return StreamingResponse(_parts(reply), reply.status_code, headers=headers)
+
+    async def _pull_part(self, request: Request, node: str) -> Response:
+        """Answer a pull of a part of a message once it is there, or after a while."""
+        body = await _read_short(request)
+        until = monotonic() + min(_QUIET, _signed_for(request))
+        reply = await self._forward(request, body)
+        if _is_pending(reply):
+            async with self._turns[node]:  # parts come together: one is asked for at a time
+                while _is_pending(reply) and monotonic() < until:
+                    await asyncio.sleep(_PART)
+                    reply = await self._forward(request, body)
+        return reply
 
     async def _pull(self, request: Request) -> ASGIApp:
         """Answer a pull once there is a message, or after a while without."""
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > _LONGEST_PULL:
-                return Response("that is no pull\n", 413)
+        body = await _read_short(request)
         pull = Pull(request.headers.get(NODE_KEY_HEADER, ""), _headers(request), body)
         reply = await self._ask(pull)  # the SuperLink has the word on who is calling
         headers = _of_both_legs(reply.headers, _DECODED)
@@ -189,6 +211,24 @@ class Front:
             logger.warning("the SuperLink %s does not answer: %s", where, reason)
         else:
             logger.warning("the SuperLink %s answers again", where)
+
+
+class _TooLongError(Exception):
+    """A call says more than such a call can say."""
+
+
+async def _read_short(request: Request) -> bytes:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _LONGEST_PULL:
+            raise _TooLongError
+    return body
+
+
+def _is_pending(reply: Response) -> bool:
+    """Tell whether a part of a message is on its way to the SuperLink."""
+    return getattr(reply, "body", b"") == OBJECT_PENDING
 
 
 def _signed_for(request: Request) -> float:

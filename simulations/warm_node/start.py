@@ -94,4 +94,4 @@ def node_command(
         **more,
     )
     module = f"{__package__}.supervisor"
-    return [sys.executable, "-m", module, json.dumps(asdict(settings))]
+    return [sys.executable, "-P", "-m", module, json.dumps(asdict(settings))]

@@ -143,18 +143,27 @@ CASES = [
     Case("secure-gram", 2, "gram-matrix", "gram matrix", requests=_GRAM),
     Case("secure-gram", 2, "gram-cross", "cross products", requests=_GRAM),
     Case("fed-cfk", 2, "gram-recommend", "ranking metrics", True),
-    Case("svm", 2, "svm-statistics", "", requests={"few rows": fields(rows=1)}),
+    Case("svm", 2, "svm-statistics", "", requests={"few rows": fields(rows=1), "C": fields(c=0.0)}),
     Case("svm", 2, "svm-step", "", requests={"another penalty": fields(rho=lambda r: 2.0 * r)}),
-    Case("svm", 4, "svm-combine", "agents", requests={"in plain": fields(plain=True)}),
+    Case(
+        "svm",
+        4,
+        "svm-combine",
+        "agents",
+        requests={"in plain": fields(plain=True), "no limit": fields(sigma=np.inf)},
+    ),
     Case(
         "svm",
         4,
         "svm-combine",
         "group",
         zeros=True,
-        requests={"the pad for a stranger": fields(users=lambda u: u[:-1])},
+        requests={
+            "the pad for fewer": fields(users=lambda u: u[:-1]),
+            "the pad for a stranger": fields(users=lambda u: np.append(u, np.int32(5))),
+        },
     ),
-    Case("svm, in turn", 2, "svm-local", ""),
+    Case("svm, in turn", 2, "svm-local", "", requests={"against it": fields(relaxation=-1.0)}),
     Case("svm, in turn", 4, "svm-agent", "agents", requests={"in plain": fields(plain=True)}),
     Case("svm, in turn", 4, "svm-agent", "group", zeros=True),
     Case("svm", 2, "svm-evaluate", ""),
@@ -233,7 +242,7 @@ class Node:
     def __init__(self, case: Case, found: Any) -> None:
         self.case, self.client, self.request = case, found.client, found.request
         self.sections = [s for s in found.sections if not isinstance(s, sums.End)]
-        self.state = found.state
+        self.state, self.before = found.state, ""
         orders = [s for s in self.sections if isinstance(s, sums.Order)]
         self.order = next(o for o in orders if o.name.startswith(case.name))
 
@@ -245,7 +254,9 @@ class Node:
         elif "#" in order.name and self.case.phase.startswith("gram"):  # bound to the request
             order = replace(order, name=bind(order.name.partition("#")[0], request))
         elif self.case.phase == "svm-step" and request.round != self.request.round:
-            order = replace(order, name=request.sum_name)
+            order = replace(order, name=request.sum_name(self.before))
+        elif self.case.phase == "svm-statistics":
+            order = replace(order, name=request.sum_name(""))
         elif getattr(request, "scorer", -1) != getattr(self.request, "scorer", -1):
             order = replace(order, name=f"scores/{request.scorer}", receiver=request.scorer)
         changed = [order if s == self.order else s for s in self.sections]
@@ -265,6 +276,7 @@ class Node:
     def accept(self) -> None:
         """Answer the genuine order, and remember that."""
         assert self.ask(self.order, self.request) == ""
+        self.before = self.order.name
         self.state = self.client.context.state
 
     def members(self) -> list[int]:
@@ -331,8 +343,11 @@ def answers(case: Case, found: Any) -> dict[str, str]:
     )
     if case.phase == "svm-step":
         told = fields(judged=lambda m: m + 1.0, rho=lambda r: 2.0 * r)(node.request)
-        lie = replace(again, name=told.sum_name)
+        lie = replace(again, name=told.sum_name(node.before))
         said["again, told otherwise"] = node.ask(lie, told)
+        node.before = told.sum_name("")
+        said["after others were told otherwise"] = text = node.ask(again, later)
+        assert "no sum 'group#" in text  # before anything is opened
         local = LocalRequest(**{f.name: getattr(told, f.name) for f in fields_of(LocalRequest)})
         said["again, in turn"] = node.ask(replace(again, name=GROUP_SUM), local)
     if case.phase == "svm-combine" and case.name == "group":

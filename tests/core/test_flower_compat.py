@@ -61,6 +61,35 @@ def test_a_supernode_that_is_not_there_is_a_connection_error() -> None:
         flower_compat.TaskQueue("127.0.0.1:1", b"secret").take()
 
 
+def test_a_grid_waits_for_parts_of_a_reply_that_are_on_their_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else an exchange takes a second more whenever the server is quicker than a SuperNode."""
+    from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
+    from flwr.superlink.grid.http_grid import HttpGrid
+
+    class Runtime:
+        def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
+            seen.append(request.object_id)
+            there = len(seen) > 3 or request.object_id == "gone"
+            return PullObjectResponse(
+                object_found=request.object_id != "gone", object_available=there
+            )
+
+    seen: list[str] = []
+    monkeypatch.setattr(flower_compat, "_LOOK", 0.0)
+    grid = HttpGrid(token="t")
+    grid.__dict__["_client"] = Runtime()
+    patient = flower_compat.patient(grid)
+    pull = "pull_object_protobuf=self._runtime_client.PullObject"
+    assert pull in inspect.getsource(HttpGrid.pull_messages), "a grid pulls otherwise now"
+    assert patient._runtime_client.PullObject(PullObjectRequest(object_id="a")).object_available
+    assert seen == ["a"] * 4
+    assert not patient._runtime_client.PullObject(PullObjectRequest(object_id="gone")).object_found
+    assert flower_compat.patient(object()) is None
+    assert isinstance(grid.__dict__["_client"], Runtime), "Flower's own grid is left as it is"
+
+
 def test_the_control_api_has_what_deployments_use() -> None:
     """Else ``deploy-local`` cannot register nodes, or start, follow and stop runs."""
     from flwr.supercore.control import ControlHttpClient

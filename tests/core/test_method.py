@@ -31,10 +31,12 @@ from fedkern_flwr.method import (
     MethodClient,
     Save,
     Sum,
+    Term,
     answers,
     contributes,
     option,
 )
+from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.simulations import Fault, FaultPlan, simulate
 from fedkern_flwr.wire.method import pack, unpack
 
@@ -243,6 +245,16 @@ def test_a_handler_that_is_not_there_is_named() -> None:
 
     with pytest.raises(ProtocolError, match=r"no handler for 'weigh'.*@contributes or @answers"):
         simulate(Other(), make(), CLIENTS)
+
+
+def test_a_run_ends_with_sums_that_open_by_themselves() -> None:
+    ring = Encoding.fixed_point(1.0)
+    terms = [Term(name="rows", length=1, encoding=ring, self_masks=masks) for masks in (0, 1)]
+    Ask("tell", sums=terms[:1], ends=True)
+    wrong: list[dict[str, Any]] = [{"sums": terms}, {"until": "enough"}, {"until": "tried"}]
+    for more in wrong:
+        with pytest.raises(ProtocolError, match=r"an Ask that ends the run has .*self_masks=False"):
+            Ask("tell", ends=True, **more)
 
 
 @pytest.mark.parametrize(

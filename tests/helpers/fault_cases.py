@@ -245,11 +245,19 @@ _ONCE: Table = {"features": 24, "regularization": 1e-3}
 _STREAM: Table = {"schedule": "streaming", "directions": 2, "batch": 2, "step": 0.3}
 
 
-def fdskl(actives: int, options: Table, rounds: int | None = None, *, main: bool = False) -> Way:
-    """Return a way of FDSKL."""
+def fdskl(
+    actives: int,
+    options: Table,
+    rounds: int | None = None,
+    *,
+    message: int = 1 << 20,
+    main: bool = False,
+) -> Way:
+    """Return a way of FDSKL; ``message`` are the bytes of phases in one."""
     every = {"checkpoint_every": 2} if rounds else {}
     tables = lambda: parties_with_columns(actives)  # noqa: E731
-    return Way(FDSKL_, tables, options, rounds, main=main, checkpoints=every)
+    size = {"fedkern_flwr.strategies.fdskl_phases._MESSAGE": message}
+    return Way(FDSKL_, tables, options, rounds, main=main, checkpoints=every, patches=size)
 
 
 # -- align and ranges, which nodes end by files of their own
@@ -359,6 +367,7 @@ WAYS: dict[str, Way] = {
     "fed-cg naive": fed_cg({"protocol": "naive"}),
     "fed-cg in a chain": fed_cg(_CHAIN),
     "fdskl": fdskl(1, _ONCE, main=True),
+    "fdskl in parts": fdskl(1, _ONCE, message=1200, main=True),
     "fdskl streaming": fdskl(1, _STREAM, 6),
     "fdskl, two actives": fdskl(2, _STREAM, 5, main=True),
     "fdskl, three actives, judged on the way": fdskl(3, {**_STREAM, "evaluate_every": 3}, 5),

@@ -24,7 +24,7 @@ import httpx
 import pytest
 import uvicorn
 from flwr.proto.fleet_pb2 import PullMessagesResponse
-from flwr.proto.message_pb2 import Message, Metadata
+from flwr.proto.message_pb2 import Message, Metadata, PullObjectResponse
 
 from fedkern_flwr import flower_compat as compat
 from fedkern_flwr.simulations.cli.main import run
@@ -35,6 +35,7 @@ from fedkern_flwr.simulations.deployment.front import Front
 from fedkern_flwr.simulations.deployment.local import LocalDeployment, free_port
 
 PULL, CONFIRM = "/v1/fleet/pull-messages", "/v1/fleet/confirm-message-received"
+PART = "/v1/fleet/pull-object"
 LONG, SOON = 3600.0, 0.3  # seconds of holding: until something happens, or shortly
 PATIENCE = 60.0  # seconds that a test waits for what must come at once
 
@@ -65,6 +66,7 @@ class SuperLink:
     asked: Counter[str] = field(default_factory=Counter)
     status: int = 200
     down: bool = False
+    pending: int = 0  # calls for parts of messages until they have arrived
     busy: int = 0
     busiest: int = 0
     gate: asyncio.Event | None = None
@@ -87,6 +89,9 @@ class SuperLink:
                 await self.gate.wait()
             reply = self.messages[node].pop(0) if self.messages[node] else b""
             self.busy -= 1
+        elif request.url.path == PART and self.pending:
+            self.pending -= 1
+            reply = compat.OBJECT_PENDING
         headers = {"x-flower": "1", "content-length": str(len(reply))}
         return httpx.Response(self.status, headers=headers, stream=httpx.ByteStream(reply))
 
@@ -262,6 +267,30 @@ def test_a_pull_is_held_until_there_is_a_message() -> None:
             assert await held == (200, b"message")
             assert len(front.held) == 0
         assert {call.content for call in superlink.calls} == {b"a"}
+
+    within(story())
+
+
+def test_a_part_of_a_message_is_asked_for_until_it_has_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a SuperNode waits a second each time that it is quicker than the server."""
+    monkeypatch.setattr(module, "_PART", 0.001)
+
+    async def story() -> None:
+        superlink = SuperLink(pending=5)
+        async with front_of(superlink) as front:
+            calls = [Call(front, PART, signed("a"), b"part") for _ in range(2)]
+            assert await asyncio.gather(*(call.answer() for call in calls)) == [(200, b"done")] * 2
+            assert {call.content for call in superlink.calls} == {b"part"}
+            monkeypatch.setattr(module, "_QUIET", 0.01)
+            superlink.pending = sys.maxsize
+            early = Call(front, PART, signed("a"), b"part")
+            assert await early.answer() == (200, compat.OBJECT_PENDING)
+            late = Call(front, PART, signed("a", compat.SIGNATURE_SECONDS), b"part")
+            before = len(superlink.calls)
+            assert await late.answer() == (200, compat.OBJECT_PENDING)
+            assert len(superlink.calls) == before + 1
 
     within(story())
 
@@ -726,5 +755,8 @@ def test_what_the_front_knows_of_the_fleet_api_is_what_flower_does() -> None:
     assert compat.TIMESTAMP_HEADER == TIMESTAMP_HEADER
     assert compat.SIGNATURE_SECONDS < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
     assert inspect.signature(ProtobufClient).parameters["timeout"].default == compat.NODE_TIMEOUT
+    assert compat.OBJECT_CALL in compat.MESSAGE_CALLS
+    pending = PullObjectResponse(object_found=True, object_available=False)
+    assert pending.SerializeToString() == compat.OBJECT_PENDING
     assert PullMessagesResponse().SerializeToString() == b""
     assert not PullMessagesResponse.FromString(compat.PULL_FILLER).ListFields()

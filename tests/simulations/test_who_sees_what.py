@@ -90,7 +90,9 @@ def test_what_clients_saw_is_said(privacy: dict[str, Any]) -> None:
         assert any(word in text for word in ("which of", "its rows"))
     assert ("sum-roster", "all that is not listed") in rows  # with it the sizes of all tables
     assert "with how many rows" in told(privacy, "everybody_sees")
-    assert set(rows.values()) <= {"public", "key", "sealed", "masked", "matching"}
+    kinds = set(rows.values())
+    assert kinds <= {"public", "key", "sealed", "masked", "matching", "padded"}
+    assert "padded" not in kinds or "its group's sum" in told(privacy, "user_sees")
 
 
 def replies(kind: type[PhaseMessage] = PhaseMessage) -> Iterator[type[PhaseMessage]]:

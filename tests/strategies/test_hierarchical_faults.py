@@ -14,16 +14,21 @@ import pytest
 from faulty import At, PowerCutError
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from nodes import Nodes
 from sklearn.svm import SVC
 
 from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.errors import CheckpointError, CohortError, FedKernError
+from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.method import Round
 from fedkern_flwr.secure_sum import SecureSum
+from fedkern_flwr.secure_sum.enclosed import Enclosures
 from fedkern_flwr.seeding import uniform
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Fault, Transcript
 from fedkern_flwr.simulations.engines.faults import Delivery
-from fedkern_flwr.strategies import HierarchicalSVM
+from fedkern_flwr.strategies import HierarchicalSVM, hierarchical_pipelined
 
 KEY = b"a secret of the data's owners"
 Table = dict[str, Any]
@@ -367,29 +372,74 @@ def test_what_is_sealed_cannot_be_changed_unnoticed(
     assert at.times >= at.number
 
 
+@pytest.mark.parametrize("story", ["now", "before", "at first"])
 @pytest.mark.parametrize("forged", [False, True])
 def test_a_group_that_is_told_different_things_has_no_sum(
-    forged: bool, network: Callable[[str], Network], monkeypatch: pytest.MonkeyPatch
+    forged: bool, story: str, network: Callable[[str], Network], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that lets one user begin elsewhere learns nothing of it: masks do not cancel."""
-    make, carry, names = HierarchicalSVM._user_requests, SecureSum.sections, list[str]()
+    """What it makes one user do, now or before, a server never reads: masks do not cancel."""
+    make, ask = HierarchicalSVM._user_requests, HierarchicalSVM.question
+    carry, names = SecureSum.sections, dict[str, str]()
 
     def deceive(self: Any, one: Any, *, opening: bool) -> Any:
         found = make(self, one, opening=opening)
-        if opening and 3 in found:
-            found[3] = replace(found[3], judged=found[3].judged + 1.0)
-            names[:] = [found[3].sum_name]
+        told = self._names.get(one.group.number, self._told)
+        if story == "before" and opening:  # all the same, whatever the sum was
+            found = {user: replace(request, sigma=1e30) for user, request in found.items()}
+        if opening == (story == "now") and 3 in found and story != "at first":
+            name = found[3].sum_name(told)
+            found[3] = replace(found[3], relaxation=1.0)
+            names[name] = found[3].sum_name(told)
         return found
 
+    def begin(self: Any, requests: Any, *args: Any, **more: Any) -> Any:
+        if story == "at first" and isinstance(requests.get(3), wire.StatisticsRequest):
+            lie = replace(requests[3], c=1e5)
+            names[requests[3].sum_name("")] = lie.sum_name("")
+            requests = {**requests, 3: lie}
+        return ask(self, requests, *args, **more)
+
     def forge(self: Any, partition: int, sums: Any) -> Any:
-        own = {"name": names[0]} if names and partition == 3 else {}
-        found = carry(self, partition, sums)
-        return [replace(s, **own) if getattr(s, "name", "")[:6] == "group#" else s for s in found]
+        own = names if partition == 3 and (forged or story == "before") else {}
+        return [
+            replace(s, name=own[s.name]) if getattr(s, "name", "") in own else s
+            for s in carry(self, partition, sums)
+        ]
 
     monkeypatch.setattr(HierarchicalSVM, "_user_requests", deceive)
-    if forged:
-        monkeypatch.setattr(SecureSum, "sections", forge)
-    text = "partition 3 .*its masks do not fit" if forged else "partition 3: no sum 'group#"
+    monkeypatch.setattr(HierarchicalSVM, "question", begin)
+    monkeypatch.setattr(SecureSum, "sections", forge)
+    if story == "before" and not forged:  # it takes what cannot be opened, and goes on
+        monkeypatch.setattr(Enclosures, "at_odds", lambda *_: [])
+        monkeypatch.setattr(hierarchical_pipelined, "Deliver", lambda *_: Round(0))
+        order = HierarchicalSVM._agent_requests
+        monkeypatch.setattr(
+            HierarchicalSVM, "_agent_requests", lambda self, _, *more: order(self, set(), *more)
+        )
+    text = r"its masks.* do not fit" if forged else r"no sum '(group|column statistics)#\w+' was"
+    with pytest.raises(FedKernError, match=f"partition 3.*{text}"):
+        network("pairwise").fit()
+    assert names
+
+
+def test_pads_of_two_sums_are_not_mixed(
+    network: Callable[[str], Network], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, before = HierarchicalSVM._take_group, list[bytes]()
+
+    def mix(self: Any, one: Any, answers: Any) -> bool:
+        if one.group.number or before:
+            done = take(self, one, answers)
+            if not one.group.number:  # its second sum: the first user gets the pad of the first
+                half = len(one.sealed) // 2
+                one.sealed = before[0][:half] + one.sealed[half:]
+            return done
+        before.append(answers.replies[one.group.agent].sealed)
+        self._close(one)
+        return False
+
+    monkeypatch.setattr(HierarchicalSVM, "_take_group", mix)
+    text = "what another party sent through the server was changed or misplaced"
     with pytest.raises(FedKernError, match=text):
         network("pairwise").fit()
 
@@ -593,6 +643,26 @@ def test_more_rounds_after_a_finished_run(
     found.fit(rounds=5, **keep)
     found.fit(rounds=6, resume=True, **keep)
     check("pairwise", found, 6)
+
+
+def test_a_run_that_is_resumed_after_its_last_exchange_is_judged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*_: Any) -> Any:
+        raise PowerCutError
+
+    once = {"policy": NodePolicy.of_simulations(max_evaluations=1)}
+    nodes = Nodes(SVMClient, make_tables("two layers", {}), tmp_path, once)
+    grid, keep = nodes.grid(), {"checkpoint": tmp_path / "run.npz", "checkpoint_every": 2}
+    first = HierarchicalSVM(seed=3, tolerance=1e-12, **keep)
+    monkeypatch.setattr(first, "outcomes", cut)
+    with pytest.raises(PowerCutError):
+        first.start(grid, num_rounds=5)
+    again = HierarchicalSVM(seed=3, tolerance=1e-12, resume=True, **keep)
+    again.start(grid, num_rounds=5)
+    quiet = HierarchicalSVM(seed=3, tolerance=1e-12)
+    quiet.start(replace(nodes, folder=tmp_path / "quiet").grid(), num_rounds=5)
+    assert again.metrics_["test_accuracy"] == quiet.metrics_["test_accuracy"] > 0.5
 
 
 @pytest.mark.parametrize("name", ["leave-out", pytest.param("ring", marks=LONG)])
