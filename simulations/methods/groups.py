@@ -230,6 +230,8 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         pooled = prepared.pooled(strategy.seed or 0)
         if "test_rmse" in strategy.metrics_:
             found["test_rmse"] = strategy.metrics_["test_rmse"] * pooled.label_unit
+        if strategy.class_weight:  # the pooled optimum is that of equal weights
+            return found
         features = None
         if strategy.frequencies:
             _, meta = strategy.model()
