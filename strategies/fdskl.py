@@ -87,6 +87,7 @@ class FDSKL(VerticalOptions):
         self.capacity = 0
         self.upto_: dict[int, int] = {}
         self._rows = ""
+        self._useless = False  # whether a constant would predict held-out rows as well
 
     # -- what a method tells about itself
 
@@ -228,7 +229,12 @@ class FDSKL(VerticalOptions):
         if not found:
             self.note_untold()
             return {}
-        return outcome_metrics(np.sum(found, axis=0), self.classes_, self.label_bound_)
+        total = np.sum(found, axis=0)
+        if self.classes_:
+            confusion = total.reshape(self.classes_, self.classes_)
+            most = confusion.sum(axis=1).max()
+            self._useless = bool(np.trace(confusion) <= most < confusion.sum())
+        return outcome_metrics(total, self.classes_, self.label_bound_)
 
     def _train(self) -> Rounds:
         """Collect all phases, have the active party train; note what it chose, how good it is."""
@@ -296,6 +302,11 @@ class FDSKL(VerticalOptions):
                 row = self._row(found, self._spent - spent) if found else {}
             state = {"iteration": done, "metrics": metrics, "evaluated": spent.tolist()}
             yield Round(done, row, save=self._save(phases, done, **state) if keeps else None)
+        if self._useless:
+            logger.warning(
+                "not converged: held-out rows are predicted no better than by their most frequent "
+                "class; try a smaller --step or more --rounds"
+            )
         return metrics
 
     def descent(self) -> Descent:
