@@ -49,9 +49,9 @@ def read_columns(
     for j, name in enumerate(features):
         x[:, j] = _numbers(columns[name], name, path.name)
     y: NDArray[np.float64] | None = None
-    notes: tuple[str, ...] = ()
+    notes, names = tuple[str, ...](), tuple[str, ...]()
     if use_label and label is not None:
-        y, notes = _labels(columns[label], label, path.name, classes)
+        y, notes, names = _labels(columns[label], label, path.name, classes)
     return Table(
         x,
         y,
@@ -60,6 +60,7 @@ def read_columns(
         None if id_column is None else _text(columns[id_column], id_column, path.name),
         None if site_column is None else _text(columns[site_column], site_column, path.name),
         notes=notes,
+        classes=names,
     )
 
 
@@ -164,8 +165,8 @@ def _numbers(column: Any, name: str, source: str) -> NDArray[np.float64]:
 
 def _labels(
     column: Any, name: str, source: str, named: Sequence[str] | None
-) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-    """Return the labels; text becomes 0..k-1 in sorted order or that of ``named``, with a note."""
+) -> tuple[NDArray[np.float64], tuple[str, ...], tuple[str, ...]]:
+    """Return labels, a note, classes; text becomes 0..k-1 in sorted order or that of ``named``."""
     import pyarrow as pa
 
     values, text = _parse(column)
@@ -178,7 +179,7 @@ def _labels(
                 f"column {name!r} of {source} holds numbers, the classes are text",
                 remedy="name the classes as they are in the file",
             )
-        return _numbers(column, name, source), ()
+        return _numbers(column, name, source), (), ()
     texts = cells.to_numpy()[known].astype(np.str_)
     found, codes = np.unique(texts, return_inverse=True)
     classes = found.tolist() if named is None else list(named)
@@ -189,7 +190,8 @@ def _labels(
         )
     y = np.full(len(cells), np.nan)
     y[known] = np.array([classes.index(one) for one in found])[codes]
-    return y, (f"encoded the {len(classes)} classes of {name!r} as 0 to {len(classes) - 1}",)
+    note = f"encoded the {len(classes)} classes of {name!r} as 0 to {len(classes) - 1}"
+    return y, (note,), tuple(classes)
 
 
 def _is_number(text: str) -> bool:

@@ -39,6 +39,8 @@ class Table:
         Test rows that came with the data.
     notes : tuple[str, ...] (default: ())
         What was done to the data, for the user to read.
+    classes : tuple[str, ...] (default: ())
+        Names of the classes of a text label, which is a position among them.
     """
 
     x: NDArray[np.float64]
@@ -50,6 +52,7 @@ class Table:
     x_test: NDArray[np.float64] | None = None
     y_test: NDArray[np.float64] | None = None
     notes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         # Tracebacks show this, so no cell may be in it.
