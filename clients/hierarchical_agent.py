@@ -76,7 +76,9 @@ class AgentOfRows(SVMNode):
             raise refusal("its term in plain, where there are other agents", self.name)
         if self.repeated:
             return
-        shape = (request.outputs, request.width)
+        shape, penalties = (request.outputs, request.width), (request.outputs, 1)
+        if not request.rho.shape == request.sigma.shape == request.next_sigma.shape == penalties:
+            raise self.wrong("penalties are not those of the outputs")
         found.setdefault("center", np.zeros(shape))
         found.setdefault("dual", np.zeros(shape))
         found.setdefault("statistics", np.zeros(5 * request.outputs))

@@ -6,6 +6,7 @@ import numpy as np
 
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Floats, next_group_center, norms, relax
+from fedkern_flwr.groups.digits import to_digits
 from fedkern_flwr.groups.linear_model import model_columns
 from fedkern_flwr.guard import refusal
 from fedkern_flwr.labels import count_outcomes
@@ -37,9 +38,11 @@ class UserOfRows(SVMNode):
                 "raw_deviation": request.raw_deviation,
             }
         rows = self.table.x if request.raw else self.features_of(self.table.x)
-        positive = (self.table.y > 0.0).sum(0) if request.counted else ()
-        sums = np.concatenate([rows.sum(0), (rows**2).sum(0), positive])
-        self.ordered.contribute(name, sums / request.rows)
+        positive = (self.table.y > 0.0).sum(0) if request.counted else np.zeros(0)
+        share = np.concatenate([rows.sum(0), (rows**2).sum(0)]) / request.rows
+        if request.raw or not request.features:
+            share = to_digits(share)
+        self.ordered.contribute(name, np.concatenate([share, positive / request.rows]))
         return wire.StatisticsReply()
 
     @answers(wire.LocalRequest)
@@ -182,11 +185,11 @@ class UserOfRows(SVMNode):
         return wire.EvaluateReply()
 
     def _take_coordinates(self, request: wire.SolveRequest) -> None:
-        found = self.kept.arrays
+        found, outputs = self.kept.arrays, self.table.y.shape[1]
+        if request.rho.shape != (outputs, 1) or len(request.shares) not in (0, outputs):
+            raise self.wrong("penalties or weights are not those of its classes")
         if request.mean.size:
             found |= {name: getattr(request, name) for name in (*_COORDINATES, "shares")}
-            if len(request.shares) not in (0, self.table.y.shape[1]):
-                raise self.wrong("the classes are weighted that it does not have")
         width = model_columns(self.table.features, int(self.kept.settings.get("features", 0)))
         if not all(len(found.get(name, ())) >= width for name in _COORDINATES):
             raise self.wrong(

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Coordinates, Floats, penalties_of
+from fedkern_flwr.groups.digits import DIGITS, from_digits
 from fedkern_flwr.groups.linear_model import model_columns
 from fedkern_flwr.labels import counts_length, outcome_metrics
 from fedkern_flwr.method import Steps
@@ -115,9 +116,11 @@ class RowRounds(SVMOptions):
             for user in self.users_
         }
         name = self._told = next(iter(requests.values())).sum_name(self._told)
-        length = 2 * columns + counted
-        total, _ = yield from self.sum_users(name, length, requests, wire.StatisticsReply)
-        mean, square, self.shares_ = np.split(total, [columns, 2 * columns])
+        wide = raw or not self.frequencies
+        length = 2 * columns * (DIGITS if wide else 1)
+        sums = yield from self.sum_users(name, length + counted, requests, wire.StatisticsReply)
+        total, self.shares_ = np.split(sums[0], [length])
+        mean, square = (from_digits(total) if wide else total).reshape(2, columns)
         return Coordinates.fit(mean, square, standardised=standardised)
 
     def _partners_of(self, user: int) -> list[int]:

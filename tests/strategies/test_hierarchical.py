@@ -475,6 +475,19 @@ def test_one_row_in_sixty_is_found_with_balanced_classes() -> None:
     assert found[1] > 0.7
 
 
+@pytest.mark.parametrize("split", SPLITS)
+def test_incomes_years_and_seconds_are_columns_as_others(split: str) -> None:
+    """Their squares are far beyond the bound of sums; the model is that of standard columns."""
+    deal_out, options = SPLITS[split]
+    x, y = blobs(90)
+    wide = x * [3e5, 20.0, 1e7, 1e-3] + [5e4, 1990.0, 1.7e9, 0.0]
+    found = [
+        fit(deal_out(own, y, tests=12), 30, model="logistic", **options).metrics_
+        for own in (x, wide)
+    ]
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
 @pytest.mark.parametrize("scale", ["standard", "none"])
 def test_rbf_is_the_pooled_svm_of_the_same_random_features(scale: str) -> None:
     x, y = blobs(60)
