@@ -152,7 +152,7 @@ class UserOfRows(SVMNode):
             penalty = ridge + 2.0 * request.rho * len(others)
             target = (2.0 * request.rho * middle - 2.0 * dual) / penalty
             model = self._solve(np.asarray(target), penalty)
-            apart = sum(norms(model - other) for other in others) / len(others)
+            apart = np.sum([norms(model - other) for other in others], axis=0) / len(others)
             found |= {"model": model, "dual": np.asarray(dual)}
             statistics = [*self._loss(request.judged), *apart, *norms(model - own)]
             found["vector"] = np.concatenate([model.ravel(), statistics])
