@@ -430,7 +430,7 @@ def test_rare_classes_are_learned_as_the_pooled_svm_learns_them() -> None:
     w, b = standardised_model(arrays, x)
     for k in range(5):
         found = value("linear", w[k : k + 1], b[k : k + 1], z, y[:, k : k + 1], 1.0)
-        assert found / pooled("linear", z, y[:, k])[0] < (1.01 if k < 4 else 1.1)
+        assert found / pooled("linear", z, y[:, k])[0] < (1.03 if k < 4 else 1.1)
     _, right, bias = pooled("linear", z, y)
     assert ((z @ w.T + b).argmax(1) == (z @ right.T + bias).argmax(1)).mean() > 0.99
 
