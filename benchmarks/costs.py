@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from fedkern_flwr.gram.plan import counts_encoding, matrix_encoding
+from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.secure_sum.graph import default_threshold, degree, share_threshold
 
 HEADER = 128  # bytes of an array in NumPy's format
@@ -111,7 +112,7 @@ def fed_cg(*, hospitals: int, centres: int, rows: int, landmarks: int, outputs: 
         up=arrays(16 * own, 8 * m * own, 8 * (m * (m + 1) / 2 + m * k), 8 * 4)
         + distances
         + 2 * among,
-        down=arrays(*[4] * 4, 8, 0, 0, 4 * own, 8 * m * own, 8 * m * k, 0) + roster,
+        down=arrays(*[4] * 4, 8, 0, 0, 4 * own, 8 * m * own, 8 * m * k, *[0] * 4) + roster,
     )
     centre = Role(
         centres,
@@ -128,10 +129,11 @@ def fdskl(*, parties: int, rows: int, tests: int, features: int) -> Cost:
     up = arrays(16 * known) + phases + digests(parties)
     down = arrays(4, 4, 4 * known, 4 * known, 4, 0, 0) + IN_ROSTER * parties
     grid = arrays(4 * GRID, 8 * GRID, 4 * rows, 4 * tests)
+    histograms = Yardstick(classes=2, outputs=1, bins=bins_of(tests, classes=2)).length - 4
     return Cost(
         3,
         {
-            "active": Role(1, up + arrays(8 * 4), down + grid + phases),
+            "active": Role(1, up + arrays(8 * (4 + histograms)), down + grid + phases),
             "passive": Role(parties - 1, up, down),
         },
     )

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from fedkern_flwr.errors import OptionError, RefusedError
 from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.kernels.frequencies import FREQUENCIES, Frequencies, check_frequency_seed
-from fedkern_flwr.labels import count_outcomes
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.secure_sum import Encoding
@@ -168,7 +167,7 @@ class VerticalKernelClient(ColumnsClient):
         )
         kept.arrays["alpha"] = chosen.weights / np.sqrt(upto)
         kept.settings["multiple"] = chosen.multiple
-        counts = self._judge(request.tests, self._scores(request.tests), request.count)
+        counts = self._judge(request, request.tests, self._scores(request.tests))
         score = chosen.scores.get((chosen.multiple, chosen.regularization), -1.0)
         if score >= 0.0:
             rows, found = self.places(request.rows), np.array([score])
@@ -193,7 +192,8 @@ class VerticalKernelClient(ColumnsClient):
                 # what came from all owners, or this party's own where it is alone
                 total = self._delivered.get(f"outcome/{owner}")
                 scores = self._scores(rows) if total is None else total.reshape(size, -1)
-                counts = self._judge(rows, scores, request.count, judged=scores.tobytes())
+                calibration = request.calibration
+                counts = self._judge(request, rows, scores, calibration, judged=scores.tobytes())
         return wire.OutcomeReply(counts=counts)
 
     # -- the function
@@ -274,7 +274,13 @@ class VerticalKernelClient(ColumnsClient):
         )
 
     def _judge(
-        self, rows: NDArray[Any], scores: Floats, count: bool, *, judged: bytes = b""
+        self,
+        request: wire.TrainRequest | wire.OutcomeRequest,
+        rows: NDArray[Any],
+        scores: Floats,
+        calibration: Floats | None = None,
+        *,
+        judged: bytes = b"",
     ) -> Floats:
         """Write predictions of held-out rows; return how good they are, if that is asked for."""
         table = self.table
@@ -282,15 +288,11 @@ class VerticalKernelClient(ColumnsClient):
         if len(tests) and not 0 <= tests.min() <= tests.max() < table.tests:
             raise self.wrong("rows are named that are not held out here")
         predictions = scores * table.label_bound
-        if self.predictions is not None and len(rows):
-            table.write_predictions(self.predictions, tests, predictions)
-        if not count or not table.labelled or not len(rows):
+        self.write_predictions(tests, predictions, calibration)
+        if not request.count or not table.labelled or not len(rows):
             return np.zeros(0)
         self._check_counted(tests)
-        counts = count_outcomes(
-            predictions, table.y_test[tests], len(table.classes), table.label_bound
-        )
-        told = self.figures("outcomes", tests, counts, alone=True, judged=judged)
+        told = self.outcomes(tests, predictions, request.bins, alone=True, judged=judged)
         return told if told.any() else told[:0]
 
     # -- the same rows as before

@@ -16,7 +16,6 @@ from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.landmarks import check_seed_bytes
 from fedkern_flwr.hybrid.parties import CENTRE, HOSPITAL
 from fedkern_flwr.kernels.product import distance_bound, partial_distances
-from fedkern_flwr.labels import count_outcomes, largest_count
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.solvers.equations import pack_equations
@@ -204,23 +203,22 @@ class HybridKernelClient(LandmarkedParty):
         self._check_role()
         asked = kept.arrays["rows"][kept.train :]
         if request.count:
-            self._check_sum("outcomes", len(asked) * largest_count(table.classes))
+            self._check_sum("outcomes", len(asked) * self.yardstick(request.bins).largest)
             least = self.policy.min_evaluation_rows
             check_selection(asked, self._held_out, least=least, party=self.name)
         predictions = kept.arrays.get("predictions", request.predictions)
         if not len(predictions):
             predictions = self.kernel.predict(request.coefficients)
         tests = self.places(asked) - table.rows
-        if self.predictions is not None:
-            table.write_predictions(self.predictions, tests, predictions)
+        deviations = np.zeros((len(tests), 0))
+        if request.noise.size:
+            spread = (self.kernel.predict(request.factor) ** 2).sum(axis=1, keepdims=True)
+            deviations = np.sqrt(request.noise * (1.0 + spread))
+        self.write_predictions(tests, predictions, request.calibration, deviations)
         if not request.count:
             return wire.CoefficientsReply(plain=())
-        targets = table.y_test[tests] if table.labelled else predictions[:0]
-        counts = count_outcomes(
-            predictions[: len(targets)], targets, len(table.classes), table.label_bound
-        )
         total = "outcomes" if self._ordered("outcomes") else ""
-        counts = self.figures("outcomes", tests, counts, total=total)
+        counts = self.outcomes(tests, predictions, request.bins, total=total)
         return wire.CoefficientsReply(plain=self._add("outcomes", counts))
 
     @answers(wire.BlocksRequest)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,8 +69,9 @@ class Predicting(SVMNode):
                 arrays |= {"raw_mean": request.raw_mean, "raw_deviation": request.raw_deviation}
             names = ("features", "gamma", "feature_seed")
             meta = {"columns": table.features, **{name: getattr(request, name) for name in names}}
-            file, tests = self._file(), np.arange(table.tests)
-            table.write_predictions(file, tests, outputs(arrays, meta, table.x_test))
+            self._check_file()
+            found = outputs(arrays, meta, table.x_test)
+            self.write_predictions(np.arange(table.tests), found, request.calibration)
         return saved.PredictReply(samples=table.tests)
 
     # -- a vertical split
@@ -105,17 +105,18 @@ class Predicting(SVMNode):
     @answers(saved.WriteRequest)
     def write(self, request: saved.WriteRequest) -> saved.WriteReply:
         """Open the outputs, add the bias that this owner kept, and write the predictions."""
-        file, table, rows = self._file(), self.table, len(request.take)
+        self._check_file()
+        table, rows = self.table, len(request.take)
         (bias,) = read_part(self, request.model, "bias")
         total = self.received(wire.PREDICTED_SUM)
         if total.size != rows * bias.size or bias.size != table.y.shape[1]:
             raise self.wrong("the outputs are more than it has, or fewer")
         tests = table.order(self.session, self.alignment_key)[request.take] - table.rows
-        table.write_predictions(file, tests, total.reshape(rows, -1) + bias)
+        self.write_predictions(tests, total.reshape(rows, -1) + bias, request.calibration)
         return saved.WriteReply(samples=rows)
 
-    def _file(self) -> Path:
-        """Return the file for predictions.
+    def _check_file(self) -> None:
+        """Refuse to predict without a file for predictions.
 
         Raises
         ------
@@ -128,4 +129,3 @@ class Predicting(SVMNode):
                 remedy="name predictions in --node-config",
                 party=self.name,
             )
-        return self.predictions

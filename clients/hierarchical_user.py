@@ -9,7 +9,6 @@ from fedkern_flwr.groups.consensus import Floats, next_group_center, norms, rela
 from fedkern_flwr.groups.digits import to_digits
 from fedkern_flwr.groups.linear_model import model_columns
 from fedkern_flwr.guard import refusal
-from fedkern_flwr.labels import count_outcomes
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.local_solvers import balanced_weights, solve_local, total_loss
@@ -169,19 +168,11 @@ class UserOfRows(SVMNode):
         table = self.table
         self.check(wire.EVALUATION_SUM, self_masks=request.self_masks)
         held_out = self.rows_of(table.x_test) @ request.model.T
-        labelled = slice(None if table.labelled else 0)
-        counts = count_outcomes(
-            held_out[labelled],
-            (table.y_test if table.labelled else table.y)[labelled],
-            len(table.classes),
-            table.label_bound,
-        )
-        tests = np.arange(table.tests)[labelled]
-        counts = self.figures("outcomes", tests, counts, total=wire.EVALUATION_SUM)
+        tests = np.arange(table.tests)
+        counts = self.outcomes(tests, held_out, request.bins, total=wire.EVALUATION_SUM)
         loss = self._loss(request.model)
         self.ordered.contribute(wire.EVALUATION_SUM, np.concatenate([[loss.sum()], counts]))
-        if self.predictions is not None and table.tests:
-            table.write_predictions(self.predictions, np.arange(table.tests), held_out)
+        self.write_predictions(tests, held_out)
         return wire.EvaluateReply()
 
     def _take_coordinates(self, request: wire.SolveRequest) -> None:

@@ -14,7 +14,6 @@ from fedkern_flwr.groups.consensus import Coordinates, Floats
 from fedkern_flwr.groups.digits import from_digits, to_digits
 from fedkern_flwr.groups.orthogonal_product import default_vectors, draw_orthogonal, mask_multiplier
 from fedkern_flwr.guard import check_selection
-from fedkern_flwr.labels import count_outcomes
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.solvers.dual_subspace import LabelOwner, objective, visit
 
@@ -163,7 +162,7 @@ class NodeOfColumns(SVMNode):
             self.kept.arrays |= {name: getattr(request, name) for name in names}
             own |= {"loss": request.loss, "c": request.c, "rows": request.rows}
         if request.kind == "judge":
-            return self._judge()
+            return self._judge(request.bins)
         if not self.repeated and request.kind != "again":
             self._next_message(request)
         return wire.OwnerReply(
@@ -200,7 +199,7 @@ class NodeOfColumns(SVMNode):
         bound = float(leader.bound.sum()) if known else 0.0
         own |= {"model": finished, "objective": value, "bound": bound}
 
-    def _judge(self) -> wire.OwnerReply:
+    def _judge(self, bins: int) -> wire.OwnerReply:
         own, found, table = self.kept.settings, self.kept.arrays, self.table
         rows, bias = int(own["rows"]), found["bias"]
         outputs = self._outputs(wire.JUDGED_SUM, len(found["take"])) + bias
@@ -213,14 +212,10 @@ class NodeOfColumns(SVMNode):
         tests = self._held(slice(rows, None)) - table.rows
         counts = np.zeros(0)
         if table.labelled and len(tests):
-            counts = count_outcomes(
-                outputs[rows:], table.y_test[tests], len(table.classes), table.label_bound
-            )
-            counts = self.figures("outcomes", tests, counts, alone=True)
+            counts = self.outcomes(tests, outputs[rows:], bins, alone=True)
             counts = counts if counts.any() else counts[:0]
         keep_part(self, {"bias": bias})
-        if self.predictions is not None and len(tests):
-            table.write_predictions(self.predictions, tests, outputs[rows:])
+        self.write_predictions(tests, outputs[rows:])
         return wire.OwnerReply(
             model=True,
             objective=float(total),

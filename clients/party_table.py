@@ -21,6 +21,8 @@ from fedkern_flwr.alignment import (
 from fedkern_flwr.checkpoint import write_csv
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.guard.rows import OwnRows
+from fedkern_flwr.judging.calibration import Calibration
+from fedkern_flwr.judging.counts import calibrating
 from fedkern_flwr.labels import decide, encode_classes
 
 Floats = NDArray[np.float64]
@@ -185,17 +187,37 @@ class PartyTable:
 
     # -- predictions
 
-    def write_predictions(self, path: Path, tests: NDArray[np.intp], outputs: Floats) -> None:
-        """Write predictions of held-out rows as CSV: id, outputs, predicted class."""
-        decided = decide(outputs) if self.classes else None
-        heads = [f"output_{k}" for k in range(outputs.shape[1])]
-        rows = [["id", *heads, *(["class"] if decided is not None else [])]]
+    def calibrates(self, tests: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Return which of some held-out rows calibrate probabilities and intervals."""
+        return calibrating(self._ids[self.rows + tests])
+
+    def write_predictions(
+        self,
+        path: Path,
+        tests: NDArray[np.intp],
+        outputs: Floats,
+        calibration: Calibration | None = None,
+        deviations: Floats | None = None,
+    ) -> None:
+        """Write predictions of held-out rows as CSV.
+
+        id, outputs, predicted class; with a calibration the probability of each class and a set of
+        classes, or an interval; the deviation of each output, if there are any.
+        """
+        names = [np.format_float_positional(value, trim="-") for value in self.classes]
+        heads, cells = list[str](), [list[str]() for _ in tests]
+        if calibration is not None:
+            heads, cells = calibration.columns(outputs, names)
+        if deviations is not None and deviations.size:
+            heads = [*heads, *(f"deviation_{k}" for k in range(deviations.shape[1]))]
+            cells = [[*a, *map(repr, b)] for a, b in zip(cells, deviations.tolist(), strict=True)]
+        if names:
+            heads = ["class", *heads]
+            cells = [[names[k], *row] for k, row in zip(decide(outputs), cells, strict=True)]
+        rows = [["id", *(f"output_{k}" for k in range(outputs.shape[1])), *heads]]
         for place in np.argsort(tests, kind="stable"):
-            row = [self._ids[self.rows + tests[place]], *map(repr, outputs[place].tolist())]
-            if decided is not None:
-                name = np.format_float_positional(self.classes[decided[place]], trim="-")
-                row.append(name)
-            rows.append(row)
+            name = self._ids[self.rows + tests[place]]
+            rows.append([name, *map(repr, outputs[place].tolist()), *cells[place]])
         write_csv(path, rows)
 
     # -- checks

@@ -12,7 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.alignment import AlignmentKey
 from fedkern_flwr.errors import OptionError, ProtocolError
+from fedkern_flwr.guard import refusal
 from fedkern_flwr.guard.rows import OwnRows
+from fedkern_flwr.judging.calibration import Calibration
+from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.node.answering import AnsweringClient
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.table_parties import TableReply
@@ -149,6 +152,66 @@ class TableClient(AnsweringClient):
         """Return the features of announced rows, shape (n, d)."""
         found: NDArray[np.float64] = self.table.features_of(self.places(rows))
         return found
+
+    def yardstick(self, bins: int) -> Yardstick:
+        """Return what this party counts on its held-out rows."""
+        table = self.table
+        return Yardstick(len(table.classes), table.y.shape[1], table.label_bound, bins)
+
+    def outcomes(
+        self,
+        tests: NDArray[Any],
+        predictions: NDArray[np.float64],
+        bins: int,
+        *,
+        total: str = "",
+        alone: bool = False,
+        judged: bytes = b"",
+    ) -> NDArray[np.float64]:
+        """Return what may be told of how good predictions of held-out rows are, or zeros.
+
+        Parameters
+        ----------
+        tests : ndarray
+            The held-out rows, counted from the first of them.
+        predictions : ndarray, shape (n, k)
+            Of these rows.
+        bins : int
+            Bins of a histogram.
+        total, alone, judged
+            See :meth:`~fedkern_flwr.node.guarded.GuardedNode.figures`.
+
+        Raises
+        ------
+        RefusedError
+            There would be more bins than there are rows for, or figures of these rows were told too
+            often.
+        """
+        table, yard = self.table, self.yardstick(bins)
+        tests = tests if table.labelled else tests[:0]
+        behind = sum(self.told_of(tests, total))
+        if bins and (bins & (bins - 1) or bins > bins_of(behind, yard.classes)):
+            raise refusal(f"{bins} bins of scores of {behind} held-out rows", self.name)
+        targets = table.y_test[tests] if len(tests) else table.y[:0]
+        halves = table.calibrates(tests)
+        counts = yard.count(predictions[: len(tests)], targets, halves)
+        return self.figures("outcomes", tests, counts, total=total, alone=alone, judged=judged)
+
+    def write_predictions(
+        self,
+        tests: NDArray[Any],
+        outputs: NDArray[np.float64],
+        calibration: NDArray[np.float64] | None = None,
+        deviations: NDArray[np.float64] | None = None,
+    ) -> None:
+        """Write predictions of held-out rows to this party's file, if it has one.
+
+        ``calibration`` are the numbers of a :class:`~fedkern_flwr.judging.calibration.Calibration`,
+        if the model has one.
+        """
+        if self.predictions is not None and len(tests):
+            found = Calibration.read(() if calibration is None else calibration, outputs.shape[1])
+            self.table.write_predictions(self.predictions, tests, outputs, found, deviations)
 
     def close_round(self, state: SessionState, *done: Any) -> None:
         """Keep the state; on disk as well, if there is a place and the request says so."""

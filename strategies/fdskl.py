@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import CheckpointError, OptionError
-from fedkern_flwr.labels import counts_length, outcome_metrics
+from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.method import Round, Rounds, Save, option
 from fedkern_flwr.model_file import check_model
 from fedkern_flwr.options import at_least
@@ -87,7 +87,6 @@ class FDSKL(VerticalOptions):
         self.capacity = 0
         self.upto_: dict[int, int] = {}
         self._rows = ""
-        self._useless = False  # whether a constant would predict held-out rows as well
 
     # -- what a method tells about itself
 
@@ -114,6 +113,7 @@ class FDSKL(VerticalOptions):
             "outputs": self.outputs_,
             "classes": self.classes_,
             "label_bound": self.label_bound_,
+            "calibration": self.calibration_numbers(),
         }
         return {}, meta
 
@@ -195,6 +195,8 @@ class FDSKL(VerticalOptions):
         self.gamma_ = self._width()
         saved = self.saved_meta_.get("rows")
         self._rows = rows_digest(self._described, saved=saved, checkpoint=self.checkpoint)
+        if "judged" in self.saved_meta_:
+            self.judge_by(self._yard, np.array(self.saved_meta_["judged"]))
         return (yield from self._train() if self.schedule == "one-shot" else self._descend())
 
     def _phases(self) -> Phases:
@@ -221,20 +223,24 @@ class FDSKL(VerticalOptions):
         )
 
     def _save(self, phases: Phases, kept: int, **meta: Any) -> Save:
-        return Save({}, {"rows": self._rows, "collection": phases.number, **meta}, kept=kept)
+        judged = {} if self.judged_ is None else {"judged": self.judged_.total.tolist()}
+        known = {"rows": self._rows, "collection": phases.number, **judged}
+        return Save({}, {**known, **meta}, kept=kept)
 
     def _metrics(self, counts: Sequence[NDArray[np.float64]]) -> dict[str, float]:
         """Return the metrics of held-out rows from what the active parties counted."""
-        found = [c for c in counts if len(c) == counts_length(self.outputs_, self.classes_)]
+        found = [c for c in counts if len(c) == self._yard.length]
         if not found:
             self.note_untold()
             return {}
-        total = np.sum(found, axis=0)
-        if self.classes_:
-            confusion = total.reshape(self.classes_, self.classes_)
-            most = confusion.sum(axis=1).max()
-            self._useless = bool(np.trace(confusion) <= most < confusion.sum())
-        return outcome_metrics(total, self.classes_, self.label_bound_)
+        return self.judge_by(self._yard, np.sum(found, axis=0))
+
+    @property
+    def _yard(self) -> Yardstick:
+        """What an active party counts, whose held-out rows must be enough for its histogram."""
+        tests = [part.stop - part.start for part in self.plan_.test.values()]
+        bins = bins_of(min((rows for rows in tests if rows), default=0), self.classes_)
+        return Yardstick(self.classes_, self.outputs_, self.label_bound_, bins)
 
     def _train(self) -> Rounds:
         """Collect all phases, have the active party train; note what it chose, how good it is."""
@@ -256,6 +262,7 @@ class FDSKL(VerticalOptions):
             regularizations=(
                 REGULARIZATIONS if self.regularization is None else (self.regularization,)
             ),
+            bins=self._yard.bins,
         )
         self.multiple_, self.regularization_ = reply.multiple, reply.regularization
         factor = reply.multiple if self.kernel == "laplacian" else reply.multiple**2
@@ -295,18 +302,14 @@ class FDSKL(VerticalOptions):
             if judged:
                 metrics = {"gamma": self.gamma_, "regularization": self.regularization_}
             if tested is not None:
-                counts = yield from phases.judge(tested, count=True)
+                counts = yield from phases.judge(tested, bins=self._yard.bins)
                 spent += self._spent - before  # that of the exchange that asked for their phases
                 found = self._metrics(counts)
                 metrics |= found
                 row = self._row(found, self._spent - spent) if found else {}
             state = {"iteration": done, "metrics": metrics, "evaluated": spent.tolist()}
             yield Round(done, row, save=self._save(phases, done, **state) if keeps else None)
-        if self._useless:
-            logger.warning(
-                "not converged: held-out rows are predicted no better than by their most frequent "
-                "class; try a smaller --step or more --rounds"
-            )
+        self.say_useless("not converged", "try a smaller --step or more --rounds")
         return metrics
 
     def descent(self) -> Descent:
@@ -384,7 +387,7 @@ class FDSKL(VerticalOptions):
             self.upto_ = {int(k): int(v) for k, v in meta["upto"].items()}
             phases, need = self._phases(), Need(held_out_rows(self.plan_), self.upto_)
             yield from phases.advance(need)
-            yield from phases.judge(need, count=False)
+            yield from phases.judge(need, calibration=meta.get("calibration", ()))
             return {}
 
         self.conduct(grid, rounds, timeout=timeout)

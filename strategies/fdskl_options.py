@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.judging.judges import Judges
 from fedkern_flwr.kernels.frequencies import Frequencies, Kernel
-from fedkern_flwr.method import Method, option
+from fedkern_flwr.method import option
 from fedkern_flwr.solvers.losses import Loss
 from fedkern_flwr.vertical.doubly_stochastic import StepSchedule
 from fedkern_flwr.vertical.parties import MissingRows, VerticalPlan
@@ -29,7 +30,7 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 
 
-class VerticalOptions(Method):
+class VerticalOptions(Judges):
     """Base class of FDSKL: its options."""
 
     fixed: ClassVar[frozenset[str]] = frozenset(

@@ -224,9 +224,14 @@ class Phases:
                 self._waiting[owner] = wanted.number
                 self.note(wanted, owner)
 
-    def judge(self, need: Need, *, count: bool) -> Steps:
-        """Let the active parties predict their held-out rows; return what each counted."""
-        return (yield from self.insist(lambda: self._judge(count), lambda: need))
+    def judge(
+        self, need: Need, *, bins: int | None = None, calibration: Sequence[float] = ()
+    ) -> Steps:
+        """Let the active parties predict their held-out rows; return what each counted.
+
+        Nothing is counted without ``bins``, which are those of histograms.
+        """
+        return (yield from self.insist(lambda: self._judge(bins, calibration), lambda: need))
 
     def train(
         self,
@@ -236,6 +241,7 @@ class Phases:
         save_as: int,
         multiples: Sequence[int],
         regularizations: Sequence[float],
+        bins: int,
     ) -> Steps:
         """Let the owner learn from all of its rows, and predict, as the last thing in the run.
 
@@ -251,6 +257,7 @@ class Phases:
                 loss=self.loss,
                 seed=self.seed,
                 count=True,
+                bins=bins,
                 multiples=np.array(multiples, np.int32),
                 regularizations=np.array(regularizations),
                 rows=self.positions(owner, _range(self.plan.train[owner])),
@@ -262,7 +269,7 @@ class Phases:
 
         return (yield from train() if ends else self.insist(train, lambda: need))
 
-    def _judge(self, count: bool) -> Steps:
+    def _judge(self, bins: int | None, calibration: Sequence[float]) -> Steps:
         plan = self.plan
         tests = {a: _range(plan.test[a]) for a in plan.actives}
         tests = {a: rows for a, rows in tests.items() if len(rows)}
@@ -273,10 +280,12 @@ class Phases:
                 p: wire.OutcomeRequest(
                     delivered=self._waiting.get(p, 0),
                     scoring=scoring,
-                    count=count,
+                    count=bins is not None,
+                    bins=bins or 0,
                     owners=np.array([*tests], np.int32),
                     sizes=np.array([len(own) for own in tests.values()], np.int32),
                     rows=self.positions(p, rows),
+                    calibration=np.array(calibration, np.float64),
                 )
                 for p in (plan.parties if scoring else plan.actives)
             }

@@ -15,7 +15,7 @@ from fedkern_flwr.hybrid import parties as hybrid
 from fedkern_flwr.hybrid.landmarks import Sampling
 from fedkern_flwr.hybrid.parties import MissingBlocks, Plan, match_rows, summing_sets
 from fedkern_flwr.kernels.product import ProductKernel, landmark_gammas
-from fedkern_flwr.method import Method, Round, Rounds, Save, Steps, option
+from fedkern_flwr.method import Round, Rounds, Save, Steps, option
 from fedkern_flwr.model_file import check_model
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.solvers.least_squares import Penalty
@@ -29,6 +29,7 @@ from .fed_cg_privacy import WARNINGS, seen_by
 from .fed_cg_secure import SecureSystem
 from .fed_cg_solvers import first_coefficients, iterate, solve_directly
 from .fed_cg_system import KEPT, Floats, HybridSystem
+from .fed_cg_variance import Variance
 
 Protocol = Literal["secure", "naive", "chain"]
 _DIRECT_UP_TO, _RANK = 1000, 200  # landmarks; of the preconditioner
@@ -41,7 +42,7 @@ _SYSTEMS: dict[str, type[HybridSystem]] = {
 }
 
 
-class FedCG(Method):
+class FedCG(Variance):
     """FedCG: kernel regularised least squares over rows and features held by different parties.
 
     Hospitals own rows with labels, centres own blocks of features of these rows. The kernel is a
@@ -155,10 +156,8 @@ class FedCG(Method):
         if self.protocol == "chain" and rank:
             raise OptionError("a chain has no preconditioner", remedy="use protocol secure")
         if self.penalty == "rkhs" and self.protocol != "secure":
-            raise OptionError(
-                f"penalty rkhs is not made with protocol {self.protocol}",
-                remedy="use protocol secure",
-            )
+            problem = f"penalty rkhs is not made with protocol {self.protocol}"
+            raise OptionError(problem, remedy="use protocol secure")
         if self.penalty == "rkhs" and self.landmark_gamma:
             raise OptionError(
                 "with a width per landmark the kernel of the landmarks is not symmetric",
@@ -215,8 +214,11 @@ class FedCG(Method):
             "outputs": self.outputs_,
             "classes": self.classes_,
             "label_bound": self.label_bound_,
+            "calibration": self.calibration_numbers(),
+            "noise": self.noise(),
         }
-        return {"coefficients": self.coefficients_, "gammas": self.gammas_}, meta
+        arrays = {"coefficients": self.coefficients_, "gammas": self.gammas_}
+        return {**arrays, **self.factor_arrays()}, meta
 
     def privacy(self) -> dict[str, Any]:
         """Return what is seen by whom."""
@@ -225,6 +227,7 @@ class FedCG(Method):
             direct=self.chosen_solver == "normal-equations",
             alone=len(self.plan_.hospitals) == 1,
             predicts=bool(self.model_of[0]),
+            variance=self.variance,
             penalty=self.penalty,
             sampling=self.sampling,
         )
@@ -279,6 +282,7 @@ class FedCG(Method):
         metrics = meta.get("metrics")
         if metrics is not None:
             self.coefficients_ = arrays["coefficients"]
+            self.take_factor(arrays)
         yield from system.open()
         known["fingerprints"] = self.fingerprints_ = dict(system.fingerprints)
 
@@ -287,11 +291,13 @@ class FedCG(Method):
 
         if metrics is None:
             self.coefficients_, metrics = yield from self._solve(system, start, arrays, save)
-            yield save({"coefficients": self.coefficients_}, metrics=metrics)
-        judged = yield from system.evaluate(self.coefficients_, self.allow_single)
-        if judged is None:
+            factor = self.keep_factor(system, self.regularization)
+            yield save({"coefficients": self.coefficients_, **factor}, metrics=metrics)
+        yard, counts = yield from system.evaluate(self.coefficients_, self.allow_single)
+        if counts is not None and counts.any():
+            metrics = {**metrics, **self.judge_by(yard, counts)}
+        elif counts is not None:
             self.note_untold()
-        metrics = {**metrics, **(judged or {})}
         yield Round(max(1, metrics["iterations"]), arrays=[self.coefficients_])
         return metrics
 
@@ -387,7 +393,8 @@ class FedCG(Method):
                 )
             system = self._system()
             yield from system.open()
-            yield from system.give(self.coefficients_)
+            more = {name: meta.get(name, ()) for name in ("calibration", "noise")}
+            yield from system.give(self.coefficients_, **more, factor=arrays.get("factor"))
             return {}
 
         self.conduct(grid, rounds, timeout=timeout)

@@ -20,7 +20,14 @@ _DECLARED = (
 
 
 def seen_by(
-    protocol: str, *, direct: bool, alone: bool, predicts: bool, penalty: str, sampling: str
+    protocol: str,
+    *,
+    direct: bool,
+    alone: bool,
+    predicts: bool,
+    penalty: str,
+    sampling: str,
+    variance: bool,
 ) -> dict[str, Any]:
     """Return what server and clients see in a run, for its privacy ledger.
 
@@ -34,6 +41,8 @@ def seen_by(
         Whether there is one hospital.
     predicts : bool
         Whether nothing is fitted.
+    variance : bool
+        Whether the model predicts variances.
     """
     if protocol == "naive":
         return {
@@ -57,7 +66,7 @@ def seen_by(
             "never_leaves_the_client": ["ids", "rows"],
         }
     summed = "K^T K and K^T y" if direct else "K^T y and products of K^T K"
-    server = [f"sums over the hospitals of {summed}, and of counts on held-out rows"]
+    server = [f"sums over the hospitals of {summed}, and of counts and histograms on held-out rows"]
     if predicts:
         whose = "the only hospital's" if alone else "sums over the hospitals of"
         server = [f"{whose} counts on held-out rows"]
@@ -81,6 +90,7 @@ def seen_by(
             "landmarks also along random directions of a centre's features; of a centre with a "
             "single feature that feature",
             "the coefficients; of two hospitals each can compute K^T(K a - y) of the other",
+            *(["K^T K, when they predict with the model"] if variance else []),
             *shared,
         ],
         "centres_see": ["which of their rows belong to which hospital", *shared],

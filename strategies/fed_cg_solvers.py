@@ -37,6 +37,7 @@ def first_coefficients(
 def solve_directly(system: HybridSystem, regularization: float) -> Steps:
     """Sum the normal equations, solve them; return coefficients, shape (m, k), and metrics."""
     gram, right = yield from system.equations()
+    system.gram = gram
     pairs = system.landmark_kernel
     coefficients = solve_equations(gram, right, regularization, pairs)
     rest = right - regularized(gram, regularization, pairs) @ coefficients

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.parties import Plan, Ward
-from fedkern_flwr.labels import counts_length, largest_count, outcome_metrics
+from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.method import Ask, Steps, Term
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.strategy import logger
@@ -69,6 +69,7 @@ class HybridSystem(ABC):
     model_of: tuple[str, int]
     known: Mapping[str, str]
     landmark_kernel: Floats | None = None
+    gram: Floats | None = None  # K^T K, once it is summed
     fingerprints: dict[str, str] = field(default_factory=dict)
     _moments: dict[str, Floats] = field(default_factory=dict)
     # Partition -> who sealed the secret of its block, and the sealed secret.
@@ -106,9 +107,10 @@ class HybridSystem(ABC):
         return {}
 
     def evaluate(self, coefficients: Floats, allow_single: bool) -> Steps:
-        """Give the hospitals the model; return metrics of held-out rows, if there are any.
+        """Give the hospitals the model; return what they counted on held-out rows, and how.
 
-        None where the nodes keep them to themselves.
+        The sum is None where there are no such rows, and zeros where the nodes keep it to
+        themselves.
         """
         wards, first = self.plan.wards, self.first
         predicted = yield from self.predict(coefficients)
@@ -120,36 +122,48 @@ class HybridSystem(ABC):
                     "partition %d alone has held-out rows: their counts are not sent", tested[0]
                 )
             count = allow_single
-        bound = max(ward.test for ward in wards.values()) * largest_count(first.classes)
-        length = counts_length(first.outputs, first.classes) if count else 0
-        counts = yield from self.give(coefficients, predicted, length, float(bound))
-        if not counts.any():
-            return None if count else {}
-        counts = np.rint(counts) if first.classes else counts
-        return outcome_metrics(counts, first.classes, first.label_bound)
+        rows = [self.plan.wards[h].test for h in tested] or [0]
+        # where nothing is summed each hospital's rows must be enough for its histogram
+        bins = bins_of(sum(rows) if self.protocol == "secure" else min(rows), first.classes)
+        yard = Yardstick(first.classes, first.outputs, first.label_bound, bins)
+        counts = yield from self.give(
+            coefficients, predicted, yard if count else None, most=float(max(rows))
+        )
+        return yard, counts if count else None
 
     def give(
         self,
         coefficients: Floats,
         predicted: Mapping[int, Floats] | None = None,
-        length: int = 0,
-        bound: float = 1.0,
+        yard: Yardstick | None = None,
+        *,
+        most: float = 1.0,
+        calibration: Sequence[float] = (),
+        noise: Sequence[float] = (),
+        factor: Floats | None = None,
     ) -> Steps:
-        """Give the hospitals the model; return the sum of their counts, shape (length,).
+        """Give the hospitals the model; return the sum of their counts.
 
-        With ``length`` 0 nothing is counted. ``predicted`` are predictions by hospital, where
-        hospitals cannot make them.
+        Without ``yard`` nothing is counted, with it rows of which a hospital has ``most``.
+        ``predicted`` are predictions by hospital, where hospitals cannot make them;
+        ``calibration``, ``noise`` and ``factor`` are those of a saved model.
         """
         nothing = np.zeros((0, coefficients.shape[1]))
         requests = {
             h: wire.CoefficientsRequest(
-                count=bool(length),
+                count=yard is not None,
+                bins=0 if yard is None else yard.bins,
                 coefficients=coefficients,
                 predictions=(predicted or {}).get(h, nothing),
+                calibration=np.array(calibration, np.float64),
+                noise=np.array(noise, np.float64),
+                factor=nothing[:, :0] if factor is None else factor,
             )
             for h in self.plan.hospitals
         }
-        return (yield from self._collect(requests, length, bound))
+        if yard is None:
+            return (yield from self._collect(requests, 0, 1.0))
+        return (yield from self._collect(requests, yard.length, most * yard.largest))
 
     def _collect(
         self, requests: Mapping[int, wire.CoefficientsRequest], length: int, bound: float

@@ -243,7 +243,9 @@ class GroupRounds(AgentRounds):
         for attempt in range(self.attempts):
             name, length = wire.EVALUATION_SUM, self.judged_numbers
             running = self.sums.order(name, length, self.encoding, cohort=USERS)
-            request = wire.EvaluateRequest(self_masks=True, model=model, attempt=attempt)
+            request = wire.EvaluateRequest(
+                self_masks=True, bins=self.yard_.bins, model=model, attempt=attempt
+            )
             asked = dict.fromkeys(there, request)
             yield self.question(asked, wire.EvaluateReply, running=[running], until="tried")
             if set(there) <= set(running.uploaded):

@@ -23,7 +23,8 @@ from fedkern_flwr.groups.consensus import (
 from fedkern_flwr.groups.linear_model import LOSS_OF, MODELS, Model
 from fedkern_flwr.groups.members import DEFAULT_BOUND, Group
 from fedkern_flwr.groups.orthogonal_product import Product
-from fedkern_flwr.method import Ask, Method, Save, Steps, Term, option
+from fedkern_flwr.judging.judges import Judges
+from fedkern_flwr.method import Ask, Save, Steps, Term, option
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.local_solvers import Loss
@@ -38,7 +39,7 @@ _FEATURES, _RELAXATION, _RESIDUAL, _GAP = 500, 1.7, 0.01, 1e-3
 USERS = 0  # cohort of all users, and of the label owner; the groups follow, then the agents
 
 
-class SVMOptions(Method):
+class SVMOptions(Judges):
     """Options of HierarchicalSVM.
 
     Parameters

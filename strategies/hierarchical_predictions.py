@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ class PredictionRounds(ColumnRounds):
             feature_seed=int(meta["feature_seed"]),
             weights=arrays["weights"],
             bias=arrays["bias"],
+            calibration=np.array(meta.get("calibration", ()), np.float64),
             raw_mean=arrays.get("raw_mean", none),
             raw_deviation=arrays.get("raw_deviation", none),
         )
@@ -60,7 +61,7 @@ class PredictionRounds(ColumnRounds):
             )
         return samples
 
-    def predict_columns(self, model: str) -> Steps:
+    def predict_columns(self, model: str, calibration: Sequence[float]) -> Steps:
         """Predict the owner's held-out rows of a vertical split; return how many.
 
         Agents seal their parts of the model for the users, these multiply them with their rows, and
@@ -91,6 +92,7 @@ class PredictionRounds(ColumnRounds):
         outputs = self.term(wire.PREDICTED_SUM, plan.all_rows * self.outputs_, receiver=owner)
         yield from self.sum_for_others(requests, saved.ContributeReply, [outputs])
         self.step += 1
-        asked = {owner: saved.WriteRequest(model=model, take=plan.owner)}
+        numbers = np.array(calibration, np.float64)
+        asked = {owner: saved.WriteRequest(model=model, take=plan.owner, calibration=numbers)}
         found = (yield self.question(asked, saved.WriteReply, ends=True)).replies
         return int(found[owner].samples)

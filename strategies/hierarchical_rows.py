@@ -11,7 +11,7 @@ from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Coordinates, Floats, penalties_of
 from fedkern_flwr.groups.digits import DIGITS, from_digits
 from fedkern_flwr.groups.linear_model import model_columns
-from fedkern_flwr.labels import counts_length, outcome_metrics
+from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.method import Steps
 from fedkern_flwr.strategy import Arrays
 
@@ -140,7 +140,7 @@ class RowRounds(SVMOptions):
     def judge(self, model: Floats) -> Steps:
         """Return the objective of a model and its outcomes on held-out rows: the last exchange."""
         self.step += 1
-        request = wire.EvaluateRequest(self_masks=False, model=model)
+        request = wire.EvaluateRequest(self_masks=False, bins=self.yard_.bins, model=model)
         total, _ = yield from self.sum_users(
             wire.EVALUATION_SUM,
             self.judged_numbers,
@@ -153,19 +153,24 @@ class RowRounds(SVMOptions):
     @property
     def judged_numbers(self) -> int:
         """How many numbers a user adds when a model is judged."""
-        return 1 + counts_length(self.outputs_, self.classes_)
+        return 1 + self.yard_.length
+
+    @property
+    def yard_(self) -> Yardstick:
+        """What a user counts."""
+        rows = sum(self.party_of(user).test_rows for user in self.users_)
+        bins = bins_of(rows, self.classes_)
+        return Yardstick(self.classes_, self.outputs_, self.label_bound_, bins)
 
     def outcomes(self, model: Floats, total: Floats) -> dict[str, Any]:
         """Return the metrics of a model, of the sum over the users."""
-        counts, classes = total[1:], self.classes_
         penalty = float(penalties_of(model, self.coordinates.ridge()).sum())
         loss = self.C * self.rows_ * float(total[0])
         found: dict[str, Any] = {"objective": penalty + loss}
-        if (counts if classes else counts[:1]).sum() <= 0.5:
+        judged = self.judge_by(self.yard_, total[1:])
+        if not judged:
             self.note_untold()
-            return found
-        counts = np.rint(counts) if classes else counts
-        return found | outcome_metrics(counts, classes, self.label_bound_)
+        return found | judged
 
     # -- checkpoints
 

@@ -84,6 +84,7 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PredictionRounds
             "classes": self.classes_,
             "session": self.predicting or self.session,
             "tables": self._tables(),
+            "calibration": self.calibration_numbers(),
         }
         return dict(self.model_), meta
 
@@ -209,7 +210,9 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PredictionRounds
                     remedy="bring back the tables and groups of that run",
                 )
             if self.partition == "vertical":
-                samples = yield from self.predict_columns(self.predicting)
+                samples = yield from self.predict_columns(
+                    self.predicting, meta.get("calibration", ())
+                )
             else:
                 samples = yield from self.predict_at_users(arrays, meta)
             return {"predicted_rows": samples}

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.digits import DIGITS
 from fedkern_flwr.groups.members import OWNER, Group
-from fedkern_flwr.labels import outcome_metrics
+from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.method import Deliver, Round, Steps, Term
 
 from .hierarchical_options import SVMOptions
@@ -85,7 +86,15 @@ class ColumnRounds(SVMOptions):
         if not self._last.counts.size:
             self.note_untold()
             return found
-        return found | outcome_metrics(self._last.counts, self.classes_, self.label_bound_)
+        if len(self._last.counts) != self._yard.length:
+            raise ProtocolError("its counts of held-out rows are missing", party="the label owner")
+        return found | self.judge_by(self._yard, self._last.counts)
+
+    @property
+    def _yard(self) -> Yardstick:
+        """What the label owner counts."""
+        bins = bins_of(self.row_plan_.all_rows - self.row_plan_.rows, self.classes_)
+        return Yardstick(self.classes_, self.outputs_, self.label_bound_, bins)
 
     # -- users
 
@@ -216,6 +225,7 @@ class ColumnRounds(SVMOptions):
             c=self.C,
             tolerance=self.tolerance,
             rows=plan.rows,
+            bins=self._yard.bins if kind == "judge" else 0,
             take=plan.owner if users else _NOTHING,
             users=np.array(users, np.int32),
             agents=np.array(agents, np.int32),

@@ -244,6 +244,7 @@ class EvaluateRequest(SVMRequest, phase="svm-evaluate"):
     """To users: judge the model on rows to learn from and on held-out rows."""
 
     self_masks: bool  # whether the sum may lose users
+    bins: int = 0  # of the histograms of held-out rows, 0 for none
     model: Floats = array("outputs", "width", dtype="float64")  # shape (k, d + 1)
 
 
@@ -361,6 +362,7 @@ class OwnerRequest(StepRequest, phase="svm-owner"):
     c: float  # C
     tolerance: float  # relative duality gap at which the message is that of the model
     rows: int  # to learn from
+    bins: int = 0  # of the histograms of held-out rows, with "judge"
     # All else with "start". Positions of the plan's rows among those that the owner announced.
     take: Index = array("taken", dtype="index")
     users: Index = array("users", dtype="index")

@@ -12,6 +12,7 @@ class PredictRequest(FeaturesRequest, StepRequest, phase="svm-predict"):
     # Shapes (k, d) or (k, 2 D), and (k,).
     weights: Floats = array("outputs", "width", dtype="float64")
     bias: Floats = array("outputs", dtype="float64")
+    calibration: Floats = array("calibration", dtype="float64")  # see Calibration
 
 
 class PredictReply(SVMReply, phase="svm-predict"):
@@ -52,6 +53,7 @@ class WriteRequest(StepRequest, phase="svm-write"):
     model: str  # session of the run that made the model
     # Positions of the plan's rows among those that the owner announced.
     take: Index = array("taken", dtype="index")
+    calibration: Floats = array("calibration", dtype="float64")  # see Calibration
 
 
 class WriteReply(SVMReply, phase="svm-write"):

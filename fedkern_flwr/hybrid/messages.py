@@ -174,9 +174,15 @@ class CoefficientsRequest(HybridRequest, phase="hybrid-coefficients"):
     """The model for a hospital, which predicts its held-out rows and counts how good it is."""
 
     count: bool  # whether to add the counts of the held-out rows to a secure sum
+    bins: int = 0  # of the histograms among them, 0 for none
     coefficients: Floats = array("landmarks", "outputs", dtype="float64")
     # Naive protocol: the server has the kernel and predicts. Else empty.
     predictions: Floats = array("rows", "outputs", dtype="float64")
+    calibration: Floats = array("calibration", dtype="float64")  # of a saved model, see Calibration
+    # Of a saved model that predicts variances: s^2 of each output, and the transposed inverse of
+    # the Cholesky factor of K^T K + lambda I.
+    noise: Floats = array("noise", dtype="float64")
+    factor: Floats = array("factors", "factors", dtype="float64")
 
 
 class CoefficientsReply(PlainReply, phase="hybrid-coefficients"):

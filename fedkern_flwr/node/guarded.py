@@ -253,11 +253,7 @@ class GuardedNode:
         RefusedError
             Figures of these rows were told too often.
         """
-        tests = [len(rows)]
-        if total and self.sums is not None:
-            state = self.sums.party.state
-            members = state.cohorts[self.sums.order(total).cohort].members
-            tests = [state.counts[member][0 if users else 1] for member in members]
+        tests = self.told_of(rows, total, users=users)
         why = too_few(self.policy, tests, alone=alone or self.simulated or self.allow_single)
         record = self.record
         if total:
@@ -281,6 +277,14 @@ class GuardedNode:
             record.told[asked.key] = told
         record.store(self.context)
         return np.array(told).reshape(values.shape)
+
+    def told_of(self, rows: NDArray[Any], total: str, *, users: bool = False) -> list[int]:
+        """Return how many rows each party has behind figures: of a sum as all have declared."""
+        if not total or self.sums is None:
+            return [len(rows)]
+        state = self.sums.party.state
+        members = state.cohorts[self.sums.order(total).cohort].members
+        return [state.counts[member][0 if users else 1] for member in members]
 
     def _count_refusal(self, session: str, error: RefusedError) -> None:
         """Note that an order was refused; at the third nothing of the run is left here to open."""

@@ -8,7 +8,7 @@ numbers and counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,13 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError, TableError
-from .table import Missing, Table, drop_constant_columns, select_target, without_missing
+from .table import Kind, Missing, Table, drop_constant_columns, select_target, without_missing
 
-__all__ = ["Missing", "Table", "drop_constant_columns", "load_ids", "load_table", "select_target"]
+__all__ = [
+    "Kind",
+    "Missing",
+    "Table",
+    "drop_constant_columns",
+    "load_ids",
+    "load_table",
+    "select_target",
+]
 
 
 def load_table(
-    path: str | Path,
+    data: Any,
     *,
     label: str | None = None,
     target: str | None = None,
@@ -32,8 +40,9 @@ def load_table(
     labelled: bool = True,
     classes: Sequence[str] | None = None,
     bare: bool = False,
+    kinds: Mapping[str, Kind] | None = None,
 ) -> Table:
-    """Load a party's table from an ``.npz``, ``.csv`` or ``.parquet`` file.
+    """Load a party's table from an ``.npz``, ``.csv`` or ``.parquet`` file, or a data frame.
 
     An NPZ file holds the arrays ``X`` (n, d) and ``y`` (n,), and may hold ``site`` (n,),
     ``X_test``, ``y_test`` and ``feature_names``; other arrays are ignored. Pickled objects are
@@ -41,8 +50,8 @@ def load_table(
 
     Parameters
     ----------
-    path : str or Path
-        The file.
+    data : str, Path or data frame
+        The file; or a data frame of pandas, polars or pyarrow, which is as a Parquet file.
     label : str or None (default: None)
         CSV and Parquet: the label column, required unless ``target`` is given. A text label is
         encoded as 0..k-1 in sorted order of the classes in this file. NPZ: another array to use
@@ -51,8 +60,9 @@ def load_table(
         Name or index of the feature column to predict instead of the label, which is not used.
     id_column, site_column : str or None (default: None)
         The columns (NPZ: arrays) with the record ids and the sites.
-    missing : {"error", "drop-row", "keep"} (default: "error")
-        Refuse, drop or keep rows with an empty, NaN or infinite cell.
+    missing : {"error", "drop-row", "keep", "encode"} (default: "error")
+        Refuse, drop or keep rows with an empty, NaN or infinite cell; or keep those that have
+        label, id and site.
     labelled : bool (default: True)
         Refuse a file without labels; else y is None where the file has none.
     classes : sequence of str or None (default: None)
@@ -60,6 +70,10 @@ def load_table(
         the same in every file that is read with it.
     bare : bool (default: False)
         Whether a table without features will do, such as one of ids and labels.
+    kinds : mapping or None (default: None)
+        What some columns are, such as the ``kinds`` of an
+        :class:`~fedkern_flwr.encoding.Encoder`; others are what their cells look like. None refuses
+        text and dates.
 
     Raises
     ------
@@ -68,26 +82,35 @@ def load_table(
     OptionError
         If ``missing`` is not one of the choices.
     """
-    path = Path(path)
     if missing not in get_args(Missing):
-        raise OptionError(f"missing is {missing!r}", remedy="choose 'error', 'drop-row' or 'keep'")
-    _check_file(path)
-    use_label = target is None
-    if path.suffix.lower() == ".npz":
-        from .npz import read_npz
+        raise OptionError(
+            f"missing is {missing!r}", remedy="choose 'error', 'drop-row', 'keep' or 'encode'"
+        )
+    how = (label, id_column, site_column, target is None, labelled)
+    if not isinstance(data, (str, Path)):
+        from .arrow import frame_columns, read_columns
 
-        table = read_npz(path, label, id_column, site_column, use_label, labelled)
+        source = "the data frame"
+        table = read_columns(frame_columns(data), source, *how, classes, kinds)
     else:
-        from .arrow import read_columns
+        path = Path(data)
+        _check_file(path)
+        source = path.name
+        if path.suffix.lower() == ".npz":
+            from .npz import read_npz
 
-        table = read_columns(path, label, id_column, site_column, use_label, labelled, classes)
+            table = read_npz(path, *how)
+        else:
+            from .arrow import file_columns, read_columns
+
+            table = read_columns(file_columns(path), source, *how, classes, kinds)
     if table.rows == 0:
-        raise TableError(f"{path.name} has no rows", remedy="give a file with data")
+        raise TableError(f"{source} has no rows", remedy="give a file with data")
     if not table.columns and not bare:
-        raise TableError(f"{path.name} has no feature column", remedy="add at least one")
-    table = without_missing(table, missing, path.name)
+        raise TableError(f"{source} has no feature column", remedy="add at least one")
+    table = without_missing(table, missing, source)
     if table.ids is not None:
-        _check_ids(table.ids, path.name)
+        _check_ids(table.ids, source)
     return table if target is None else select_target(table, target)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,69 +10,87 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ColumnError, TableError
-from .table import Table, listing, no_such
+from .kinds import parse_numbers, plain_cells, read_cells
+from .table import Kind, Table, listing, no_such
 
-_MISSING_TEXT = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "None"]
-_NUMBER = r"(?i)^[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf(inity)?|nan)$"
+_MOST_CLASSES = 20  # among which there may be numbers
 
 
 def read_columns(
-    path: Path,
+    columns: dict[str, Any],
+    source: str,
     label: str | None,
     id_column: str | None,
     site_column: str | None,
     use_label: bool,
     labelled: bool,
     classes: Sequence[str] | None,
+    kinds: Mapping[str, Kind] | None,
 ) -> Table:
-    """Read a CSV or Parquet file; see :func:`load_table` for the columns."""
-    columns = _arrow_columns(path)
+    """Read Arrow columns by name; see :func:`load_table` for them."""
     if not labelled and label not in columns:
         label, use_label = None, False
     if label is None and use_label:
         raise ColumnError(
-            f"the label column of {path.name} is not named",
+            f"the label column of {source} is not named",
             remedy=f"choose one with --label: {listing(columns)}",
         )
     named = [("label", label), ("id", id_column), ("site", site_column)]
     for kind, name in named:
         if name is not None and name not in columns:
-            raise no_such(f"{kind} column", name, path.name, columns)
+            raise no_such(f"{kind} column", name, source, columns)
     given = [name for _, name in named if name is not None]
     if len(set(given)) < len(given):
         raise TableError(
-            f"one column of {path.name} has two of the roles label, id and site",
+            f"one column of {source} has two of the roles label, id and site",
             remedy="name different columns",
         )
     features = [name for name in columns if name not in given]
     x = np.empty((len(next(iter(columns.values()))), len(features)))
+    notes: tuple[str, ...] = ()
+    special: dict[str, Kind] = {}
+    categories: dict[str, tuple[str, ...]] = {}
     for j, name in enumerate(features):
-        x[:, j] = _numbers(columns[name], name, path.name)
+        if kinds is None:
+            x[:, j] = _numbers(columns[name], name, source)
+            continue
+        cells = read_cells(columns[name], kinds.get(name), name, source)
+        x[:, j] = cells.values
+        if cells.kind != "number":
+            special[name] = cells.kind
+        if cells.kind == "category":
+            categories[name] = cells.names
+        if cells.lost:
+            notes += (f"{cells.lost} cells of {name!r} are no {cells.kind}s: taken as missing",)
     y: NDArray[np.float64] | None = None
-    notes, names = tuple[str, ...](), tuple[str, ...]()
+    found: tuple[str, ...] = ()
     if use_label and label is not None:
-        y, notes, names = _labels(columns[label], label, path.name, classes)
+        y, found = _labels(columns[label], label, source, classes)
+        if found:
+            notes += (f"encoded the {len(found)} classes of {label!r} as 0 to {len(found) - 1}",)
     return Table(
         x,
         y,
         tuple(features),
         label if use_label else None,
-        None if id_column is None else _text(columns[id_column], id_column, path.name),
-        None if site_column is None else _text(columns[site_column], site_column, path.name),
+        None if id_column is None else _text(columns[id_column], id_column, source),
+        None if site_column is None else _text(columns[site_column], site_column, source),
         notes=notes,
-        classes=names,
+        kinds=special,
+        categories=categories,
+        classes=found,
     )
 
 
 def read_id_column(path: Path, id_column: str) -> NDArray[np.str_]:
     """Read the ids of a CSV or Parquet file as trimmed text; a missing one is empty."""
-    columns = _arrow_columns(path)
+    columns = file_columns(path)
     if id_column not in columns:
         raise no_such("id column", id_column, path.name, columns)
     return _text(columns[id_column], id_column, path.name)
 
 
-def _arrow_columns(path: Path) -> dict[str, Any]:
+def file_columns(path: Path) -> dict[str, Any]:
     """Read the columns by name; cells of a CSV stay text, so that an id keeps its leading zeros."""
     import pyarrow as pa
 
@@ -100,15 +118,46 @@ def _arrow_columns(path: Path) -> dict[str, Any]:
             f"the first line of {path.name} holds data instead of column names",
             remedy="add a line with column names",
         )
+    return _by_name(table, path.name)
+
+
+def frame_columns(frame: Any) -> dict[str, Any]:
+    """Return the columns of a data frame by name.
+
+    Parameters
+    ----------
+    frame : object
+        A data frame of pandas, polars or pyarrow: whatever has the Arrow C stream or the DataFrame
+        interchange protocol.
+    """
+    import pyarrow as pa
+
+    try:
+        if isinstance(frame, pa.Table):
+            table = frame
+        elif hasattr(frame, "__arrow_c_stream__"):
+            table = pa.RecordBatchReader.from_stream(frame).read_all()
+        else:
+            from pyarrow.interchange.from_dataframe import from_dataframe
+
+            table = from_dataframe(frame)
+    except (pa.ArrowException, TypeError, ValueError, AttributeError, NotImplementedError):
+        raise TableError(
+            "the data frame cannot be read", remedy="give each column values of one type"
+        ) from None
+    names = [name for name in table.column_names if not name.startswith("__index_level_")]
+    return _by_name(table.select(names), "the data frame")
+
+
+def _by_name(table: Any, source: str) -> dict[str, Any]:
+    names = table.column_names
     if "" in names:
-        raise TableError(f"a column of {path.name} has no name", remedy="name it or remove it")
+        raise TableError(f"a column of {source} has no name", remedy="name it or remove it")
     repeated = len(names) - len(set(names))
     if repeated:
-        raise TableError(
-            f"{path.name} has {repeated} repeated column names", remedy="rename the columns"
-        )
+        raise TableError(f"{source} has {repeated} repeated column names", remedy="rename them")
     if not names:
-        raise TableError(f"{path.name} has no columns", remedy="give a file with data")
+        raise TableError(f"{source} has no columns", remedy="give a file with data")
     return dict(zip(names, table.columns, strict=True))
 
 
@@ -117,43 +166,10 @@ def _looks_like_data(name: str, columns: int) -> bool:
     return int(name) > columns if name.isdecimal() else _is_number(name)
 
 
-def _cells(column: Any) -> Any:
-    """Return a text column trimmed, with null for a missing cell; other columns unchanged."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        return column
-    cells = pc.utf8_trim_whitespace(column.cast(pa.string()))
-    absent = pc.is_in(cells, value_set=pa.array(_MISSING_TEXT))
-    return pc.if_else(absent, pa.scalar(None, pa.string()), cells)
-
-
-def _parse(column: Any) -> tuple[NDArray[np.float64] | None, NDArray[np.intp]]:
-    """Return the numbers of a column, or None with the positions of the cells that are text."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    cells = _cells(column)
-    if pa.types.is_string(cells.type):
-        numeric = pc.fill_null(pc.match_substring_regex(cells, _NUMBER), True)
-        text = np.flatnonzero(~numeric.to_numpy())
-        if text.size:
-            return None, text
-        cells = pc.utf8_ltrim(cells, "+")
-    try:
-        values: NDArray[np.float64] = cells.cast(pa.float64(), safe=False).to_numpy()
-    except (pa.ArrowException, ValueError):
-        return None, np.arange(len(cells))
-    return values, np.empty(0, dtype=np.intp)
-
-
 def _numbers(column: Any, name: str, source: str) -> NDArray[np.float64]:
     import pyarrow as pa
 
-    values, text = _parse(column)
+    values, text = parse_numbers(plain_cells(column))
     if values is None or pa.types.is_temporal(column.type):
         where = f" (for example in row {text[0] + 1})" if text.size else ""
         raise TableError(
@@ -165,23 +181,27 @@ def _numbers(column: Any, name: str, source: str) -> NDArray[np.float64]:
 
 def _labels(
     column: Any, name: str, source: str, named: Sequence[str] | None
-) -> tuple[NDArray[np.float64], tuple[str, ...], tuple[str, ...]]:
-    """Return labels, a note, classes; text becomes 0..k-1 in sorted order or that of ``named``."""
+) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    """Return the labels, text as 0..k-1 in sorted order or that of ``named``; and its classes."""
     import pyarrow as pa
 
-    values, text = _parse(column)
-    cells = _cells(column)
+    cells = plain_cells(column)
+    values, text = parse_numbers(cells)
     known = ~cells.is_null().to_numpy()
-    # A few text cells among numbers are typing errors, not classes.
-    if values is not None or not pa.types.is_string(cells.type) or text.size < known.sum():
+    texts, found = np.empty(0, np.str_), np.empty(0, np.str_)
+    if values is None and pa.types.is_string(cells.type):
+        texts = cells.to_numpy()[known].astype(np.str_)
+        found, codes, counts = np.unique(texts, return_inverse=True, return_counts=True)
+        # A few text cells among numbers are typing errors, not classes.
+        if text.size < known.sum() and (len(found) > _MOST_CLASSES or counts.min() < 2):
+            found = found[:0]
+    if not len(found):
         if named and not all(_is_number(one) for one in named):
             raise TableError(
                 f"column {name!r} of {source} holds numbers, the classes are text",
                 remedy="name the classes as they are in the file",
             )
-        return _numbers(column, name, source), (), ()
-    texts = cells.to_numpy()[known].astype(np.str_)
-    found, codes = np.unique(texts, return_inverse=True)
+        return _numbers(column, name, source), ()
     classes = found.tolist() if named is None else list(named)
     if strange := int((~np.isin(texts, classes)).sum()):
         raise TableError(
@@ -190,8 +210,7 @@ def _labels(
         )
     y = np.full(len(cells), np.nan)
     y[known] = np.array([classes.index(one) for one in found])[codes]
-    note = f"encoded the {len(classes)} classes of {name!r} as 0 to {len(classes) - 1}"
-    return y, (note,), tuple(classes)
+    return y, tuple(classes)
 
 
 def _is_number(text: str) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -10,8 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import ColumnError, TableError
 
-#: What to do with rows that have an empty, NaN or infinite cell; kept ones are NaN.
-Missing = Literal["error", "drop-row", "keep"]
+#: What to do with rows that have an empty, NaN or infinite cell; kept ones are NaN. Those that are
+#: to be encoded are kept as long as label, id and site are there.
+Missing = Literal["error", "drop-row", "keep", "encode"]
+#: What a column holds.
+Kind = Literal["number", "boolean", "date", "category"]
 
 
 _DROP_ROWS = "use --missing drop-row"
@@ -39,6 +43,11 @@ class Table:
         Test rows that came with the data.
     notes : tuple[str, ...] (default: ())
         What was done to the data, for the user to read.
+    kinds : mapping (default: {})
+        What the columns hold that are not numbers: "boolean" (0 and 1), "date" (seconds since 1970)
+        or "category". An :class:`~fedkern_flwr.encoding.Encoder` makes features of them.
+    categories : mapping (default: {})
+        For each column of categories, their names; a cell is a position among them.
     classes : tuple[str, ...] (default: ())
         Names of the classes of a text label, which is a position among them.
     """
@@ -52,6 +61,8 @@ class Table:
     x_test: NDArray[np.float64] | None = None
     y_test: NDArray[np.float64] | None = None
     notes: tuple[str, ...] = ()
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -104,6 +115,7 @@ def select_target(table: Table, target: str) -> Table:
         y=table.x[:, index].copy(),
         y_test=None if table.x_test is None else table.x_test[:, index].copy(),
         label=table.columns[index],
+        classes=table.categories.get(table.columns[index], ()),
     )
 
 
@@ -155,7 +167,8 @@ def without_missing(table: Table, missing: Missing, source: str) -> Table:
         test = without_missing(test, missing, f"the test rows of {source}")
         notes = (*table.notes, *test.notes)
         table = replace(table, x_test=test.x, y_test=test.y, notes=notes)
-    bad = ~np.isfinite(table.x).all(axis=1)
+    encode = missing == "encode"
+    bad = np.zeros(table.rows, bool) if encode else ~np.isfinite(table.x).all(axis=1)
     if table.y is not None:
         bad |= ~np.isfinite(table.y)
     texts = [("id", table.ids), ("site", table.site)]
@@ -188,5 +201,6 @@ def without_missing(table: Table, missing: Missing, source: str) -> Table:
         raise TableError(
             f"every row of {source} has a missing cell", remedy="remove the mostly empty columns"
         )
-    note = f"dropped {dropped} of {table.rows} rows of {source} with missing or infinite cells"
+    what = "without a label, an id or a site" if encode else "with missing or infinite cells"
+    note = f"dropped {dropped} of {table.rows} rows of {source} {what}"
     return replace(table.take(~bad), notes=(*table.notes, note))

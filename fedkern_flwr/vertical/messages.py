@@ -111,6 +111,7 @@ class TrainRequest(VerticalRequest, phase="vertical-train"):
     loss: str
     seed: int  # of the folds of the cross-validation
     count: bool  # whether to tell how good predictions of the held-out rows are
+    bins: int = 0  # of the histograms that tell it, 0 for none
     multiples: Index = array("multiples", dtype="index")  # of the phases, to choose from
     regularizations: Floats = array("regularizations", dtype="float64")  # lambda to choose from
     rows: Index = array("rows", dtype="index")  # to learn from
@@ -133,13 +134,15 @@ class OutcomeRequest(VerticalRequest, phase="vertical-outcome"):
     # is one owner it predicts at once.
     scoring: bool
     count: bool  # whether to tell how good the predictions are
+    bins: int = 0  # of the histograms that tell it, 0 for none
     owners: Index = array("owners", dtype="index")  # whose held-out rows
     sizes: Index = array("owners", dtype="index")  # how many
     rows: Index = array("rows", dtype="index")  # these rows, one owner after the other
+    calibration: Floats = array("calibration", dtype="float64")  # of a saved model, see Calibration
 
 
 class OutcomeReply(VerticalReply, phase="vertical-outcome"):
     """How good the predictions are."""
 
-    # Of this party's held-out rows (see ``count_outcomes``), empty if not asked.
+    # Of this party's held-out rows (see ``Yardstick.count``), empty if not asked.
     counts: Floats = array("counts", dtype="float64")

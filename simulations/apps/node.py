@@ -7,6 +7,7 @@ here that a deployed node does not need: every message starts a process.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,35 @@ class Node:
             )
         return table, held
 
+    def encoded(self, **how: Any) -> tuple[Table, Table | None]:
+        """Read the tables of a block that only this node holds, encoded as its rows ask for.
+
+        The file ``encoder`` is made by the first run that trains, of all rows of ``data``, and
+        read by later ones and for predictions. It stays at the node.
+
+        Raises
+        ------
+        TableError, OptionError
+        """
+        from fedkern_flwr.encoding.kept import KeptEncoder
+
+        if "ranges" in self.config:
+            problem = "this node has ranges and an encoder of its own"
+            raise OptionError(problem, remedy="leave one of them out of --node-config")
+        path, again = Path(self.config["encoder"]), self.run["predict"] or self.run["resume"]
+        if again or path.exists():
+            kept = KeptEncoder.read(path)
+            table = self.table(**how, kinds=tuple(kept.encoder.kinds.items()))
+        else:
+            table = self.table(**how, kinds=())
+            if not table.columns:
+                return table, self.table("test-data", **how)
+            kept = KeptEncoder.fit(path, table)
+        held = self.table("test-data", **how, kinds=tuple(kept.encoder.kinds.items()))
+        return tuple(  # type: ignore[return-value]
+            part and replace(kept.apply(part), columns=kept.names) for part in (table, held)
+        )
+
     def whole(self, table: Table, key: str = "data", **how: bool) -> Table:
         """Return the rows that lack nothing, as the run says; see :func:`whole_rows`."""
         return whole_rows(table, self.config[key], self.run["missing"], **how)
@@ -156,7 +186,10 @@ class Node:
 
 @lru_cache  # of this module: a client that Ray sends to its workers has no cache of its own
 def _read(own_table: Callable[..., Any], path: str, how: tuple[tuple[str, Any], ...]) -> Any:
-    return own_table(path, **dict(how))
+    given = dict(how)
+    if "kinds" in given:
+        given["kinds"] = dict(given["kinds"])
+    return own_table(path, **given)
 
 
 def rows(table: Table, held: Table | None, *names: str) -> dict[str, Any]:

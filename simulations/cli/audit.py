@@ -31,7 +31,10 @@ _RESULT = "audit.json"
 #: Exit code of an audit that found more than is documented.
 LEAK = 3
 _FEW = 200  # trials of a check
-_OF_SIMULATIONS = ("engine", "ray_address", "drop", "runs", "resplit", "resume")
+_OF_SIMULATIONS = (
+    *("engine", "ray_address", "drop", "runs", "resplit", "resume"),
+    "explain_columns",
+)
 _NO_OPTIONS = (*_OF_SIMULATIONS, "out", "json_target", "quiet", "seed", "trials")
 _TEXTS = 3  # columns of text
 #: Seeds that a paper's option gets to show what it gives away: of FDSKL's trees about half do.

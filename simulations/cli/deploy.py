@@ -36,6 +36,7 @@ from .run import prepare_data, run_options, save_result
 _OF_SIMULATIONS = (
     "engine",
     "ray_address",
+    "explain_columns",
     "drop",
     "runs",
     "resplit",
@@ -188,7 +189,7 @@ def _execute(
     }
     answer, times = _run(screen, folder, config, nodes, more, keep=keep)
     entry = Entry(method(name).title, name, config["options"], [answer])
-    write_atomically(place / ARTIFACTS["scaling"], prepared.scaling_json().encode())
+    write_atomically(place / ARTIFACTS["scaling"], prepared.scaling_json().encode(), private=True)
     told = {"survivors": answer["survivors"], "matched": answer.get("matched", {}), **times}
     files = {"server_log": _SERVER_LOG, "nodes": "nodes"}
     return save_result(folder, config, prepared, {**summarise(entry), **told}, files)

@@ -6,11 +6,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
 from fedkern_flwr.errors import FedKernError, OptionError
 
 from ...strategies import PhaseStrategy
 from ..engines.ray_cluster import check_ray_address
 from ..methods.experiment import run_entries, summarise, versions
+from ..methods.held_out import plot_held_out
 from ..methods.registry import family, method, options
 from ..run.data import Prepared
 from ..run.entries import Entry
@@ -42,12 +45,14 @@ def run_method(name: str, values: dict[str, Any]) -> None:
         result = folder.result() or _execute(
             screen, folder, config, prepare_data(config), address, resume=True
         )
+        _explain(screen, values, result.get("columns", []))
     else:
         config = family(name).config(name, values)
         family(name).check(config)
         check_ray_address(config["engine"], address)
         prepared = prepare_data(config)
         family(name).check_data(config, prepared)
+        _explain(screen, values, [one._asdict() for one in prepared.explain()])
         folder = RunFolder.create(chosen_folder(values["out"], name), config)
         try:
             result = _execute(screen, folder, config, prepared, address, resume=False)
@@ -105,7 +110,8 @@ def _execute(
             draw_done=draw_done,
         )
     summary = summarise(entry)
-    return save_result(folder, config, prepared, summary, _plots(folder, entry, summary))
+    plots = _plots(folder, entry, prepared, summary)
+    return save_result(folder, config, prepared, summary, plots)
 
 
 def save_result(
@@ -119,6 +125,7 @@ def save_result(
     result = {
         **{name: config[name] for name in ("method", "engine", "seed")},
         "config": {**config, **prepared.facts(), "notes": list(prepared.notes)},
+        "columns": [one._asdict() for one in prepared.explain()],
         "versions": versions(),
         **found,
         "artifacts": {**ARTIFACTS, **artifacts},
@@ -127,12 +134,24 @@ def save_result(
     return result
 
 
-def _plots(folder: RunFolder, entry: Entry, summary: dict[str, Any]) -> dict[str, str]:
+def _plots(
+    folder: RunFolder, entry: Entry, prepared: Prepared, summary: dict[str, Any]
+) -> dict[str, str]:
     """Draw what matplotlib can draw; a SuperNode's installation has none."""
     if find_spec("matplotlib") is None:
         return {}
     made = family(entry.method).plots(folder.plots, entry.label, summary)
+    made |= plot_held_out(folder.plots, prepared, summary)
     return {name: str(path.relative_to(folder.path)) for name, path in made.items()}
+
+
+def _explain(screen: Screen, values: dict[str, Any], columns: list[dict[str, Any]]) -> None:
+    """Show what became of the columns, where it was asked for."""
+    if values.get("explain_columns") and columns:
+        heads = ("column", "kind", "text", "outputs")
+        rows = [[escape(str(one[head])) for head in heads] for one in columns]
+        titles = ["column", "holds", "became", "columns"]
+        screen.table("What became of the columns", titles, rows, text=3)
 
 
 def _show(screen: Screen, folder: RunFolder, result: dict[str, Any]) -> None:

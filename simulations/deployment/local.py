@@ -7,6 +7,7 @@ registered nodes alone, and a SuperNode per party with a key, a configuration an
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import ssl
@@ -14,6 +15,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +39,9 @@ _HOST = "127.0.0.1"
 _BIN = Path(sys.executable).parent
 _START = 60.0  # seconds for SuperLink and nodes to come up
 _LOOK = 0.5  # seconds from one look at nodes and runs to the next
+#: Below those from which Linux and other systems let connections begin: whoever is told of a port
+#: there may find it taken when it comes to listen on it.
+_PORTS, _TRIES = range(16_384, 32_768), 100
 _QUOTED = 300  # characters of a log in an error
 _FINISHED = "finished"
 _SWIFT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}  # seconds; Flower's default is 1
@@ -358,10 +363,17 @@ def node_name(number: int) -> str:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as free:
-        free.bind((_HOST, 0))
-        return int(free.getsockname()[1])
+    """Return a port of this machine that nobody listens on, and that no connection begins from.
+
+    Raises
+    ------
+    EngineError
+    """
+    for port in random.SystemRandom().sample(_PORTS, _TRIES):
+        with socket.socket() as free, suppress(OSError):
+            free.bind((_HOST, port))
+            return port
+    raise EngineError("no port of this machine is free", remedy="stop what listens on them")
 
 
 def last_line(log: Path) -> str:

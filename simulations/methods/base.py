@@ -14,12 +14,13 @@ from fedkern_flwr.summing import SummingStrategy
 
 from ...strategies import PhaseStrategy
 from ..engines import DropOut
-from ..run.data import Prepared, Settings
+from ..run.data import Prepared, Settings, TableSettings
 from ..run.entries import Entry, average, check_seed
 from ..run.options import RUN, Option, of_settings, options
 from .common import (
     DROP,
     ENGINE,
+    EXPLAIN,
     RAY_ADDRESS,
     RESULT,
     TIMEOUT,
@@ -125,6 +126,7 @@ class Family(ABC, Generic[S, P]):
             Option("seed", int, 0, f"Seed of {self.seeded}.", RUN),
             DROP,
             TIMEOUT,
+            *[EXPLAIN][: issubclass(self.settings, TableSettings)],
             *RESULT,
         ]
 
@@ -159,6 +161,8 @@ class Family(ABC, Generic[S, P]):
             data["data"] = str(Path(data["data"]).resolve())
         own = {o.name for o in options(strategy)}
         chosen = {k: v for k, v in values.items() if k in own and v is not None}
+        if chosen.get("missing") == "encode":  # nothing is missing any more
+            del chosen["missing"]
         if "secure" in self.run_options and "secure" not in strategy.fixed:
             chosen["secure"] = values["secure"]
         return {
@@ -230,7 +234,8 @@ class Family(ABC, Generic[S, P]):
 
         ``config`` is that of the run, or empty in a comparison. The metric ``seconds``, if there
         is one, is what the method's last step took after the strategy had ended, and is added to
-        the seconds of the draw.
+        the seconds of the draw. ``judged``, if it is there, is what was counted on held-out rows
+        where the strategy does not know it.
         """
         return {}
 
@@ -273,7 +278,7 @@ class Family(ABC, Generic[S, P]):
         label = str(config["data"].get("label") or "")
         x, ids = read_rows(data, run.scaling, id_column, label, scaled=self.scales_rows(run))
         found = self.predict_rows(run, x)
-        write_rows(out, ids, found, run.scaling)
+        write_rows(out, ids, found, run.scaling, run.calibration)
         return len(found), len(x) - len(found)
 
     def scales_rows(self, run: SavedRun) -> bool:
@@ -281,14 +286,17 @@ class Family(ABC, Generic[S, P]):
         return True
 
     def summarise(self, entry: Entry) -> dict[str, Any]:
-        """Average the results of an entry's draws; history and matched rows are the first one's."""
+        """Average the results of an entry's draws.
+
+        History, matched rows and what was counted on held-out rows are the first one's.
+        """
         first = entry.results[0]
         history = first["history"]
         last = history[-1]["survivors"] if history and "survivors" in history[-1] else 0
         found = average(
             entry.results, metrics={}, history=history, survivors=first.get("survivors", last)
         )
-        return {**{name: first[name] for name in first if name == "matched"}, **found}
+        return {**{name: first[name] for name in ("matched", "held_out") if name in first}, **found}
 
     def per_draw(self, entry: Entry) -> dict[str, Any]:
         """Return figures of the single draws that a comparison keeps: metrics and seconds."""

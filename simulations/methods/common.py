@@ -28,6 +28,10 @@ RAY_ADDRESS = Option(
 DROP = Option("drop", float, 0.0, "Probability that a client vanishes in a round.", RUN)
 TIMEOUT = Option("timeout", float, 600.0, "Seconds to wait for a round's replies.", RUN)
 
+EXPLAIN = Option(
+    "explain_columns", bool, False, "Show what became of each column.", RUN, "--explain-columns"
+)
+
 #: Where the results go.
 RESULT = (
     Option("out", str | None, None, "Folder of the run.", RUN),
@@ -239,12 +243,35 @@ class Shown:
         return [[self.text, write(value)]] if here else []
 
 
+#: How good classes, probabilities and sets are, beside the accuracy.
+SCORED = (
+    Shown("test_balanced_accuracy", "  balanced accuracy"),
+    Shown("test_auc", "  AUC"),
+    Shown("test_auc_bin", "    may be off by, for bins", 4, zero=False),
+    Shown("test_log_loss", "  log loss of probabilities"),
+    Shown("test_log_loss_ovr", "  log loss, one class against the rest"),
+    Shown("test_brier", "  Brier score"),
+    Shown("test_brier_ovr", "  Brier score, one class against the rest"),
+    Shown("test_calibration_error_before", "  calibration error before"),
+    Shown("test_calibration_error", "  calibration error after"),
+    Shown("test_set_coverage", "  sets of classes hold the class"),
+    Shown("test_set_size", "    classes in a set", 2),
+)
+#: How good predicted numbers and intervals are, beside the RMSE.
+ERRORS = (
+    Shown("test_mae", "  MAE"),
+    Shown("test_r2", "  R2"),
+    Shown("test_interval_coverage", "  intervals hold the label"),
+    Shown("test_interval_width", "    width of an interval"),
+)
 #: How good a model is.
 JUDGED = (
     Shown("test_accuracy", "accuracy on held-out rows"),
     Shown("test_recall", "  recall"),
     Shown("test_precision", "  precision"),
+    *SCORED,
     Shown("test_rmse", "RMSE on held-out rows"),
+    *ERRORS,
 )
 DIFFERENCE = Shown("centralised_difference", "largest difference to pooled", scientific)
 ITERATIONS = Shown("iterations", "iterations", lambda v: figure(v, 1).removesuffix(".0"))

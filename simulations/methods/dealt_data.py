@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.tables.table import Table
 
 from ...strategies import PhaseStrategy
@@ -38,8 +39,7 @@ class DealtTable:
     Attributes
     ----------
     x : ndarray, shape (n, d)
-        In [0, 1] by the range of the training rows, or as the method needs them; NaN where a value
-        is missing.
+        What the encoder made of the columns; NaN where a value is missing that is not encoded.
     y : ndarray, shape (n,)
         Labels; of a regression scaled so that those of the training rows are in [-1, 1].
     train : ndarray of bool, shape (n,)
@@ -66,6 +66,15 @@ class DealtTable:
     def columns(self) -> tuple[str, ...]:
         """Names of the columns."""
         return tuple(self.scaling["columns"])
+
+    @property
+    def width(self) -> int:
+        """Number of columns of the table of which something is left."""
+        return len(np.unique(self.scaling["sources"]))
+
+    def share(self, count: int) -> tuple[NDArray[np.intp], ...]:
+        """Deal the columns of the table evenly, in order; return what became of each share."""
+        return deal_columns(self.scaling["sources"], count)
 
     def pooled(self) -> PooledSplit:
         """Return it in the hands of a single owner."""
@@ -130,8 +139,12 @@ class DealtData(Prepared, Generic[S, D]):
         }
 
     def scaling_json(self) -> str:
-        """Return the ranges of the columns and of the labels."""
+        """Return the encoder of the columns and the scale of the labels."""
         return json.dumps(dict(self.split(self.settings.seed).scaling))
+
+    def explain(self) -> list[Explanation]:
+        """Return what became of the columns of the table."""
+        return Encoder.from_dict(self.split(self.settings.seed).scaling["encoder"]).explain()
 
     @property
     def predictions(self) -> Path:
@@ -187,7 +200,11 @@ class DealtData(Prepared, Generic[S, D]):
             classes=classes,
             scaling=scaling,
             label_bound=bound_of(y, classes),
-            notes=(*table.notes, *read_task(settings, table)[1]),
+            notes=(
+                *table.notes,
+                *Encoder.from_dict(scaling["encoder"]).notes,
+                *read_task(settings, table)[1],
+            ),
         )
         return self.deal(found, table, seed)
 
@@ -211,6 +228,15 @@ class DealtData(Prepared, Generic[S, D]):
     @abstractmethod
     def deal(self, found: DealtTable, table: Table, seed: int) -> D:
         """Say who has what of a table, whose columns in ``table`` are as they were."""
+
+
+def deal_columns(sources: Sequence[int], count: int) -> tuple[NDArray[np.intp], ...]:
+    """Deal columns evenly, in order; return the places of what became of those of each share.
+
+    ``sources`` has for each place the column that it comes from.
+    """
+    parts = np.array_split(np.unique(sources), count)
+    return tuple(np.flatnonzero(np.isin(sources, part)) for part in parts)
 
 
 def named_columns(names: tuple[str, ...], parts: Sequence[NDArray[np.intp]]) -> list[list[str]]:

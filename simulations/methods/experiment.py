@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.judging.judges import Judges
 
 from ...strategies import PhaseStrategy
 from ..engines import Audit, DropOut, Engine, SimulationStep, simulate_all
@@ -174,9 +175,11 @@ def _step(
             seconds -= step.audit.seconds
         ledger, measured = strategy.ledger_, measure(strategy)
         seconds += measured.pop("seconds", 0.0)
+        judged = measured.pop("judged", strategy.judged_ if isinstance(strategy, Judges) else None)
         entry.results.append(
             {
                 **family(entry.method).outcome(strategy),
+                **({} if judged is None else {"held_out": judged.details()}),
                 "metrics": {**strategy.metrics_, **measured},
                 "history": strategy.history_,
                 "exchanges": ledger.exchanges,

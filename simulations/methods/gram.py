@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.gram.values import count_values
+from fedkern_flwr.judging.figures import in_units
 
 from ... import strategies
 from ...strategies import PhaseStrategy, SecureGram
@@ -59,7 +60,7 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
 
     strategies = (strategies.SecureGram,)
     settings = GramSettings
-    run_options = ("learner", "cost")
+    run_options = ("learner", "cost", "level")
     draws = "runs"
     columns = _COLUMNS
     shown = (
@@ -80,6 +81,7 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
             "C of svc or lambda of ridge (default: cross-validation at the coordinator).",
             RUN,
         ),
+        Option("level", float, 0.9, "Of a table: of intervals and sets of classes.", RUN),
     )
     seeded = "split and nodes that take part"
 
@@ -88,6 +90,8 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
         super().check(config)
         if config["cost"] is not None and not 0.0 < config["cost"] < np.inf:
             raise OptionError(f"cost is {config['cost']}", remedy="use a positive number")
+        if not 0.0 < config["level"] < 1.0:
+            raise OptionError(f"level is {config['level']}", remedy="use a number between 0 and 1")
 
     def check_data(self, config: Config, prepared: RatingData | InstanceData) -> None:
         """Refuse options that cannot work with the data.
@@ -172,12 +176,14 @@ _OF_TABLES = (
     "id_column",
     "site_column",
     "missing",
+    "scaling",
     "task",
     "positive",
     "train_rows",
     "test_size",
     "learner",
     "cost",
+    "level",
 )
 
 
@@ -231,11 +237,15 @@ def judge_table(strategy: SecureGram, prepared: InstanceData, config: Config) ->
     steps = 2.0**strategy.fraction_bits
     rounded = np.rint(x * steps) / steps
     twin = predict_held_out(machine, rounded @ rounded.T, y, train)
-    metrics = prepared.pooled(seed).judge(outputs)
+    pooled = prepared.pooled(seed)
+    judged = pooled.judged(outputs, level=config.get("level", 0.9))
+    metrics = judged.metrics()
     width = {"gamma": machine.kernel.gamma} if machine.kernel.name in ("rbf", "poly") else {}
     return {
         **found,
         **metrics,
+        **in_units(metrics, pooled.label_unit),
+        "judged": judged,
         **width,
         "cost": machine.cost,
         "seconds": seconds,

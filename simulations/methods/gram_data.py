@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.interactions import is_interactions
 from fedkern_flwr.tables.table import Table
 from fedkern_flwr.vertical.parties import MissingRows
@@ -39,14 +39,14 @@ class GramSettings(RatingColumns, LabelledSettings):
     data : str
         Ratings (built-in, u.data, ratings.dat, .inter, or a table with --user and --item), or a
         table (built-in, .npz, .csv, .parquet).
-    missing : {"error", "drop-row"}
-        Rows of a table that lack a value.
+    missing : {"encode", "error", "drop-row"}
+        Rows of a table that lack a value (encode: the median, and a column that says so).
     task : {"auto", "classification", "regression"}
         What a table's labels are.
     """
 
     test_size: float = 0.25
-    missing: MissingRows = "error"
+    missing: Literal["encode", MissingRows] = "error"
 
     @property
     def rates(self) -> bool:
@@ -70,18 +70,31 @@ class Instances(DealtTable):
 
     Attributes
     ----------
-    raw : ndarray, shape (n, d)
-        Features as they are.
+    raw : ndarray, shape (n, d), or None
+        Features as they are, if all are numbers.
     parts : tuple of ndarray
         Columns of each party.
     """
 
-    raw: Floats
+    raw: Floats | None
     parts: tuple[NDArray[np.intp], ...]
 
     def features(self, encoding: str) -> Floats:
-        """Return what is summed: whole numbers as they are, or scaled features."""
-        return self.raw if encoding == "counts" else self.x
+        """Return what is summed: whole numbers as they are, or scaled features.
+
+        Raises
+        ------
+        TableError
+            They are to be whole numbers, and the table has others.
+        """
+        if encoding != "counts":
+            return self.x
+        if self.raw is None:
+            raise TableError(
+                "counts are whole numbers, the table has text, dates or booleans",
+                remedy="use --encoding fixed-point",
+            )
+        return self.raw
 
 
 @dataclass(frozen=True)
@@ -162,14 +175,14 @@ class InstanceData(DealtData[GramSettings, Instances]):
 
     def deal(self, found: DealtTable, table: Table, seed: int) -> Instances:
         """Deal the columns to the parties."""
-        columns, parties = len(table.columns), self.num_clients
+        columns, parties = found.width, self.num_clients
         if not 2 <= parties <= columns:
             raise OptionError(
                 f"{columns} columns cannot be dealt to {parties} clients",
                 remedy=f"use 2 to {columns} clients",
             )
-        parts = tuple(np.array_split(np.arange(columns), parties))
-        return Instances(**vars(found), raw=table.x, parts=parts)
+        raw = None if table.kinds else table.x[:, found.scaling["sources"]]
+        return Instances(**vars(found), raw=raw, parts=found.share(parties))
 
 
 def prepare_gram(settings: GramSettings) -> RatingData | InstanceData:

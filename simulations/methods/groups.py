@@ -11,6 +11,7 @@ import numpy as np
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.groups.linear_model import model_rows
+from fedkern_flwr.judging.figures import in_units
 
 from ... import strategies
 from ...strategies import HierarchicalSVM, PhaseStrategy
@@ -22,7 +23,9 @@ from ..run.options import DATA, METHOD, Option
 from .base import Config, Family, check_numbers, check_rounds, same_number
 from .common import (
     COSTS,
+    ERRORS,
     ITERATIONS,
+    SCORED,
     Column,
     Shown,
     accuracy,
@@ -36,7 +39,6 @@ from .groups_data import HierarchicalData
 from .groups_oracle import pooled_optimum
 from .groups_predict import predict_rows
 from .groups_settings import HierarchicalSettings
-from .new_rows import SavedRun
 
 DEFAULT_ROUNDS = 200
 USERS, GROUPS = 20, 2  # by default
@@ -115,8 +117,10 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
     shown = (
         Shown("test_accuracy", "accuracy on held-out rows"),
         Shown("centralised_test_accuracy", _OPTIMUM),
+        *SCORED,
         Shown("test_rmse", "RMSE on held-out rows"),
         Shown("centralised_test_rmse", _OPTIMUM),
+        *ERRORS,
         Shown("objective", "objective"),
         Shown("centralised_objective", _OPTIMUM),
         Shown("objective_gap", "  relative difference", scientific),
@@ -228,8 +232,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         users = prepared.settings.users
         found: dict[str, Any] = {"kilobytes_per_user": strategy.ledger_.bytes_up / 1e3 / users}
         pooled = prepared.pooled(strategy.seed or 0)
-        if "test_rmse" in strategy.metrics_:
-            found["test_rmse"] = strategy.metrics_["test_rmse"] * pooled.label_unit
+        found |= in_units(strategy.metrics_, pooled.label_unit)
         if strategy.class_weight:  # the pooled optimum is that of equal weights
             return found
         features = None
@@ -257,10 +260,6 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
             if close:
                 found["iterations_to_pooled"] = close[0]
         return found
-
-    def scales_rows(self, run: SavedRun) -> bool:
-        """Leave new rows as they are: the model is one of columns as they are."""
-        return False
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return how many nodes took part to the end."""

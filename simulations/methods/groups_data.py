@@ -28,7 +28,7 @@ from .labelled_data import check_sites
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dealt(DealtTable):
-    """One split of the pooled table, its columns as they are.
+    """One split of the pooled table.
 
     Attributes
     ----------
@@ -172,22 +172,22 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
         }
 
     def deal(self, found: DealtTable, table: Table, seed: int) -> Dealt:
-        """Deal columns as they are, and rows."""
-        blocks, holders = self._deal(table, found.train, seed)
+        """Deal columns and rows."""
+        blocks, holders = self._deal(found, table, seed)
         vertical = self.settings.partition == "vertical"
-        own = {**vars(found), "x": table.x}
-        return Dealt(**own, blocks=blocks, holders=holders, vertical=vertical)
+        return Dealt(**vars(found), blocks=blocks, holders=holders, vertical=vertical)
 
     def _deal(
-        self, table: Table, train: NDArray[np.bool_], seed: int
+        self, found: DealtTable, table: Table, seed: int
     ) -> tuple[tuple[NDArray[np.intp], ...], tuple[NDArray[np.intp], ...]]:
         """Return the blocks of columns, and who holds the rows of each."""
-        columns, sizes = np.arange(len(table.columns)), self.sizes
+        sizes, train = self.sizes, found.train
         if self.settings.partition == "horizontal":
+            columns = np.arange(len(found.columns))
             return (columns,), (deal_rows(self.settings, table, train, self.settings.users, seed),)
-        if len(columns) < len(sizes):
+        if found.width < len(sizes):
             raise OptionError(
-                f"{len(columns)} columns cannot be dealt to {len(sizes)} groups",
+                f"{found.width} columns cannot be dealt to {len(sizes)} groups",
                 remedy="use fewer groups",
             )
         first = np.cumsum([0, *sizes[:-1]])
@@ -195,7 +195,7 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
             first[g] + deal_rows(self.settings, table, train, size, derive_seed(seed, "group", g))
             for g, size in enumerate(sizes)
         )
-        return tuple(np.array_split(columns, len(sizes))), holders
+        return found.share(len(sizes)), holders
 
 
 def _hierarchical(strategy: PhaseStrategy) -> bool:

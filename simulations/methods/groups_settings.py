@@ -8,6 +8,7 @@ from typing import Literal
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.vertical.parties import MissingRows
 
+from ..run.data import AutoScale
 from ..run.splits import Split
 from .labelled_data import LabelledSettings
 
@@ -47,7 +48,8 @@ class HierarchicalSettings(LabelledSettings):
     worked_out = frozenset({"users", "groups"})
 
     test_size: float = 0.3
-    missing: MissingRows = "error"
+    missing: Literal["encode", MissingRows] = "error"
+    scaling: AutoScale = "none"
     partition: Partition = "horizontal"
     users: int = 20
     groups: int = 2

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.judging.figures import in_units
 
 from ... import strategies
 from ...strategies import FedCG, PhaseStrategy
@@ -201,10 +202,8 @@ class HybridFamily(Family[HybridSettings, HybridData]):
             found["centralised_difference"] = difference
         if prepared.settings.reconstruction:
             found |= reconstruction(strategy, prepared)
-        if "test_rmse" in strategy.metrics_:
-            half = prepared.split(strategy.seed or 0).scaling["y_half_range"]
-            found["test_rmse"] = strategy.metrics_["test_rmse"] * half
-        return found
+        half = prepared.split(strategy.seed or 0).scaling["y_half_range"]
+        return found | in_units(strategy.metrics_, half)
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return which rows were matched."""

@@ -237,7 +237,8 @@ class HybridData(DealtData[HybridSettings, Pooled]):
 
     def read(self) -> Table:
         """Load the table; which rows lack a block is found when the parties match theirs."""
-        return self.settings.load("error" if self.settings.missing == "error" else "keep")
+        missing = self.settings.missing
+        return self.settings.load(missing if missing in ("error", "encode") else "keep")
 
     def usable(self, table: Table, train: NDArray[np.bool_], seed: int) -> NDArray[np.intp]:
         """Return all rows, or those that are chosen: those left out are counted first."""
@@ -247,13 +248,13 @@ class HybridData(DealtData[HybridSettings, Pooled]):
 
     def deal(self, found: DealtTable, table: Table, seed: int) -> Pooled:
         """Deal the columns to blocks, and the rows that hospitals can use."""
-        settings, d, notes = self.settings, len(table.columns), found.notes
+        settings, d, notes = self.settings, found.width, found.notes
         shares = settings.centres + settings.own_block
         if d < shares:
             raise OptionError(
                 f"{d} columns cannot be dealt to {shares} blocks", remedy="use fewer centres"
             )
-        parts = np.array_split(np.arange(d), shares)
+        parts = found.share(shares)
         names = [OWN_BLOCK] if settings.own_block else []
         names += [f"centre {c + 1}" for c in range(settings.centres)]
         blocks = dict(zip(names, parts, strict=True))

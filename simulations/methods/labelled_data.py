@@ -27,8 +27,8 @@ class LabelledSettings(TableSettings):
 
     Attributes
     ----------
-    missing : {"error", "drop-row", "neutral"}
-        Rows that lack a value.
+    missing : {"encode", "error", "drop-row", "neutral"}
+        Rows that lack a value (encode: the median, and a column that says so).
     task : {"auto", "classification", "regression"}
         What the labels are (auto: few whole numbers).
     positive : float or None
@@ -39,11 +39,15 @@ class LabelledSettings(TableSettings):
         A split of its own for every run.
     """
 
-    missing: MissingBlocks = "error"
+    missing: Literal["encode", MissingBlocks] = "error"
     task: Task = "auto"
     positive: float | None = None
     train_rows: int | None = None
     resplit: bool = False
+
+    def regresses(self, train: Table) -> bool:
+        """Tell whether the label is a number to predict."""
+        return not read_task(self, train)[0]
 
 
 def check_sites(table: Table, holders: int, who: str, remedy: str) -> int:
@@ -124,13 +128,14 @@ def pool_rows(table: Table) -> Table:
 def scale(
     settings: LabelledSettings, table: Table, train: NDArray[np.bool_]
 ) -> tuple[Floats, Floats, tuple[float, ...], dict[str, Any]]:
-    """Scale features to [0, 1] and the labels of a regression to [-1, 1] by the training rows.
+    """Encode the features and scale the labels of a regression to [-1, 1] by the training rows.
 
     Returns
     -------
     (ndarray, ndarray, tuple, dict)
-        Features, clipped and NaN where they are missing; labels; the classes, empty for a
-        regression; how it was scaled, plain values.
+        Features, NaN where one is missing that is not encoded; labels; the classes, empty for a
+        regression; how it was scaled, plain values: the encoder, names of what it made and for each
+        the column it comes from, the labels' scale, the classes and their names.
 
     Raises
     ------
@@ -139,19 +144,11 @@ def scale(
     """
     assert table.y is not None
     classes, _ = read_task(settings, table)
-    x, y = (np.where(np.isfinite(v), v, np.nan) for v in (table.x, table.y))
+    y = np.where(np.isfinite(table.y), table.y, np.nan)
     if not np.isfinite(y[train]).any():
         raise TableError("no training row has a label", remedy="hold out fewer rows")
-    low, high = (bound.reduce(x[train], axis=0) for bound in (np.fmin, np.fmax))
-    empty = np.isnan(low)
-    if empty.any():
-        raise TableError(
-            f"column {table.columns[int(np.argmax(empty))]!r} is empty in all training rows"
-            + (f" ({int(empty.sum())} columns are)" if empty.sum() > 1 else ""),
-            remedy="leave it out",
-        )
-    span = np.where(high > low, high - low, 1.0)
-    x = np.clip((x - low) / span, 0.0, 1.0)
+    encoder = settings.encoder(table.take(train))
+    x = encoder.transform(table)
     middle, half = 0.0, 1.0
     if settings.positive is not None:
         y = np.where(np.isnan(y), np.nan, y == settings.positive)
@@ -160,12 +157,13 @@ def scale(
         middle, half = (least + most) / 2.0, (most - least) / 2.0 or 1.0
         y = (y - middle) / half
     scaling = {
-        "columns": list(table.columns),
-        "x_min": low.tolist(),
-        "x_max": high.tolist(),
+        "columns": list(encoder.outputs),
+        "sources": encoder.sources.tolist(),
+        "encoder": encoder.to_dict(),
         "y_middle": middle,
         "y_half_range": half,
         "classes": list(classes),
+        "class_names": list(table.classes) if settings.positive is None else [],
     }
     return x, y, classes, scaling
 

@@ -17,7 +17,9 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.encoding import Encoder
 from fedkern_flwr.errors import CheckpointError, TableError
+from fedkern_flwr.judging.calibration import Calibration
 from fedkern_flwr.labels import decide
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.tables import load_table
@@ -26,7 +28,7 @@ from ..engines import InProcessGrid
 from .clients import TableClients
 
 Floats = NDArray[np.float64]
-#: Row of a file -> its outputs, for those that are predicted.
+#: Row of a file -> its outputs, for those that are predicted, and their deviations, if any.
 Outputs = dict[Any, list[float]]
 
 
@@ -67,6 +69,18 @@ class SavedRun:
         except (OSError, ValueError):
             raise CheckpointError(f"{folder} has no scaling.json", remedy="run again") from None
         return cls(folder, config, arrays, meta, scaling)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What turns outputs of the model into probabilities or intervals, if it has that.
+
+        It is in the model, or in the result of a run whose coordinator has held-out rows itself.
+        """
+        numbers, classes = self.meta.get("calibration"), len(self.scaling["classes"])
+        file = self.folder / "result.json"
+        if numbers is None and file.is_file():
+            numbers = json.loads(file.read_text()).get("held_out", {}).get("fitted")
+        return Calibration.read(numbers or (), classes if classes > 2 else 1)
 
     @property
     def seed(self) -> int:
@@ -118,59 +132,83 @@ def read_rows(
     label : str
         Label column, which is ignored; empty for none.
     scaled : bool (default: True)
-        Whether the features are scaled and clipped as those of the model were.
+        Whether the features are encoded as those of the model were.
 
     Raises
     ------
     TableError
         A column of the model is missing.
+    CheckpointError
+        An older release ran the method.
     """
+    if "encoder" not in scaling:
+        raise CheckpointError("the run has no encoder of its columns", remedy="run again")
+    encoder = Encoder.from_dict(scaling["encoder"])
     table = load_table(
-        data, label=label or None, id_column=id_column, missing="keep", labelled=False
+        data,
+        label=label or None,
+        id_column=id_column,
+        missing="keep",
+        labelled=False,
+        kinds=encoder.kinds,
     )
-    places = {name: k for k, name in enumerate(table.columns)}
-    lacking = [name for name in scaling["columns"] if name not in places]
-    if lacking:
-        raise TableError(
-            f"{data.name} lacks {len(lacking)} columns of the model, the first is {lacking[0]!r}",
-            remedy="give the columns of the training data",
-        )
-    low, high = np.array(scaling["x_min"]), np.array(scaling["x_max"])
-    x = table.x[:, [places[name] for name in scaling["columns"]]]
-    x = np.where(np.isfinite(x), x, np.nan)
+    places = encoder.places(table, data.name)
     if scaled:
-        x = np.clip((x - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
+        x = encoder.transform(table)
+    else:
+        names = [encoder.columns[source].name for source in encoder.sources]
+        x = table.x[:, [places[name] for name in names]]
+        x = np.where(np.isfinite(x), x, np.nan)
     ids = [str(k) for k in (table.ids if table.ids is not None else range(table.rows))]
     return x, ids
 
 
-def write_rows(out: Path, ids: list[str], found: Outputs, scaling: Mapping[str, Any]) -> None:
-    """Write predictions: id, class and outputs, or id and the value in the label's unit."""
-    text, classes = io.StringIO(), scaling["classes"]
+def write_rows(
+    out: Path,
+    ids: list[str],
+    found: Outputs,
+    scaling: Mapping[str, Any],
+    calibration: Calibration | None = None,
+) -> None:
+    """Write predictions: id, class and outputs, or id and the value in the label's unit.
+
+    With a calibration the probabilities of the classes and a set of them, or an interval.
+    """
+    text = io.StringIO()
+    classes = scaling.get("class_names") or [f"{value:g}" for value in scaling["classes"]]
     writer, rows = csv.writer(text), sorted(found)
-    values, names = np.array([found[row] for row in rows]), [ids[row] for row in rows]
+    values, heads = np.array([found[row] for row in rows]), ["prediction"]
+    cells: list[list[Any]] = [[ids[row]] for row in rows]
     if classes:
-        decided = decide(values)
-        writer.writerow(["id", "class", *(f"output_{k}" for k in range(values.shape[1]))])
-        for name, place, row in zip(names, decided, values.tolist(), strict=True):
-            writer.writerow([name, f"{classes[place]:g}", *map(repr, row)])
+        heads = ["class", *(f"output_{k}" for k in range(values.shape[1]))]
+        cells = [[*row, classes[k]] for row, k in zip(cells, decide(values), strict=True)]
     else:
-        writer.writerow(["id", "prediction"])
+        values, deviations = values[:, :1], values[:, 1:] * scaling["y_half_range"]
         values = values * scaling["y_half_range"] + scaling["y_middle"]
-        for name, row in zip(names, values.tolist(), strict=True):
-            writer.writerow([name, *map(repr, row)])
+    cells = [[*row, *map(repr, more)] for row, more in zip(cells, values.tolist(), strict=True)]
+    if calibration is not None:
+        more_heads, columns = calibration.columns(values, classes, scaling["y_half_range"])
+        heads = [*heads, *more_heads]
+        cells = [row + more for row, more in zip(cells, columns, strict=True)]
+    if not classes and deviations.size:
+        heads = [*heads, "deviation"]
+        cells = [
+            [*row, repr(value)] for row, value in zip(cells, deviations[:, 0].tolist(), strict=True)
+        ]
+    writer.writerows([["id", *heads], *cells])
     write_atomically(out, text.getvalue().encode(), private=True)
 
 
 def read_predictions(folder: Path) -> dict[int, list[float]]:
-    """Return row -> outputs from the files that simulated parties wrote."""
+    """Return row -> outputs, and deviations, from the files that simulated parties wrote."""
     found = {}
     for file in sorted(folder.glob("partition-*.csv")):
         with file.open(newline="") as lines:
             reader = csv.reader(lines)
-            outputs = sum(name.startswith("output_") for name in next(reader))
+            kinds = [name.partition("_")[0] for name in next(reader)]
             for row in reader:
-                found[int(row[0])] = [float(cell) for cell in row[1 : 1 + outputs]]
+                cells = zip(kinds, row, strict=True)
+                found[int(row[0])] = [float(c) for k, c in cells if k in ("output", "deviation")]
     return found
 
 

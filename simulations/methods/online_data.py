@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.tables.table import Table, drop_constant_columns
@@ -22,7 +24,7 @@ from .clients import DealtClients
 
 DEFAULT_ROUNDS, DEFAULT_CLIENTS = 500, 10
 
-Missing = Literal["error", "drop-row"]
+Missing = Literal["encode", "error", "drop-row"]
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,8 @@ class DataSettings(TableSettings):
     ----------
     sites : tuple of str
         Sites to keep, separated by commas.
-    missing : {"error", "drop-row"}
-        Rows with missing values.
+    missing : {"encode", "error", "drop-row"}
+        Rows with missing values (encode: the median, and a column that says so).
     clients : int or None
         K, number of clients (default: 10, or one a site).
     split : {"iid", "site", "dirichlet"}
@@ -108,6 +110,7 @@ class Streams(Prepared):
     """Data ready for an online method."""
 
     clients: StreamClients
+    encoder: Encoder
     scaling: Scaling
     rounds: int
     notes: tuple[str, ...]
@@ -130,21 +133,33 @@ class Streams(Prepared):
         return {"clients": self.num_clients, "rounds": self.rounds}
 
     def scaling_json(self) -> str:
-        """Return the scaling."""
-        return self.scaling.to_json()
+        """Return the encoder and the scaling of what it makes."""
+        both = {**json.loads(self.scaling.to_json()), "encoder": self.encoder.to_dict()}
+        return json.dumps(both)
+
+    def explain(self) -> list[Explanation]:
+        """Return what became of the columns of the table."""
+        return self.encoder.explain()
 
 
 def prepare(settings: DataSettings) -> Streams:
     """Load, scale and deal the data.
 
-    Columns that are constant are dropped, x is min-max scaled and divided by the largest row norm,
-    y is scaled to [0, 1]. In a simulation the scaling uses all rows; a deployment declares it.
+    Columns that are constant are dropped, others encoded; x is min-max scaled and divided by the
+    largest row norm, y is scaled to [0, 1]. In a simulation encoder and scaling are those of all
+    rows that are not held out; a deployment declares them.
 
     Raises
     ------
     TableError, OptionError
         See :func:`load_data` and :func:`split_rows`.
     """
+    if settings.scaling == "auto":  # they predict numbers
+        settings = replace(settings, scaling="range")
+    if settings.scaling == "none":
+        raise OptionError(
+            "online methods need rows of the unit ball", remedy="use --scaling rank or range"
+        )
     table = settings.load(settings.missing)
     if settings.target is None and len(table.classes) > 2:
         raise TableError(
@@ -154,9 +169,18 @@ def prepare(settings: DataSettings) -> Streams:
     if settings.sites:
         table = _keep_sites(table, settings.sites)
     table = drop_constant_columns(table)
+    kept, x_test, y_test = hold_out(table, settings.test_size, settings.seed)
+    if len(x_test):  # else the order in memory would change, and with it the rounding of norms
+        table = kept
+    table = replace(table, x_test=x_test, y_test=y_test)
+    scale = "none" if settings.scaling == "range" else settings.scaling  # ranges come afterwards
+    encoder = replace(settings, scaling=scale).encoder(table)
+    table = encoder.apply(table)
     scaling = Scaling.fit(table)
     table = scaling.apply(table)
-    table, x_test, y_test = hold_out(table, settings.test_size, settings.seed)
+    assert table.x_test is not None
+    assert table.y_test is not None
+    x_test, y_test = table.x_test, table.y_test
     clients = _number_of_clients(table, settings)
     rounds, notes = _number_of_rounds(table, clients, settings)
     parts = split_rows(
@@ -173,7 +197,8 @@ def prepare(settings: DataSettings) -> Streams:
         )
         for rows, held in zip(parts, test, strict=True)
     )
-    return Streams(StreamClients(shards, table.columns), scaling, rounds, (*table.notes, *notes))
+    notes = (*table.notes, *encoder.notes, *notes)
+    return Streams(StreamClients(shards, table.columns), encoder, scaling, rounds, notes)
 
 
 def _keep_sites(table: Table, sites: Sequence[str]) -> Table:

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.labels import count_outcomes, encode_classes, outcome_metrics
+from fedkern_flwr.judging.counts import Yardstick, bins_of, calibrating
+from fedkern_flwr.judging.figures import Judged, in_units
+from fedkern_flwr.labels import encode_classes
 
 Floats = NDArray[np.float64]
 
@@ -44,30 +46,46 @@ class PooledSplit:
         """Return targets of the training rows, shape (n, k): -1 and 1, or the labels."""
         return self._targets(self.y)
 
-    def judge(self, outputs: Floats) -> dict[str, float]:
-        """Return the metrics of outputs for the held-out rows, as strategies report them.
+    def judged(self, outputs: Floats, *, scores: bool = True, level: float = 0.9) -> Judged:
+        """Return what is counted of outputs for the held-out rows, as strategies count it.
 
         Parameters
         ----------
         outputs : ndarray, shape (m, k)
             As :meth:`targets` has them: the sign or the largest one decides.
+        scores : bool (default: True)
+            Whether they are scores, and not decisions.
+        level : float
+            Of intervals and sets.
+        """
+        rows, classes = len(self.y_test), len(self.classes)
+        bound = float(max(1.0, *(np.abs(y).max() for y in (self.y, self.y_test))))
+        bins = bins_of(rows, classes) if scores else 0
+        yard = Yardstick(classes, outputs.shape[1], bound, bins)
+        halves = calibrating(map(str, range(rows)))
+        return Judged(yard, yard.count(outputs, self._targets(self.y_test), halves), level)
+
+    def judge(self, outputs: Floats, *, scores: bool = True) -> dict[str, float]:
+        """Return the metrics of outputs for the held-out rows, as strategies report them.
+
+        Parameters
+        ----------
+        outputs : ndarray, shape (m, k)
+            As :meth:`targets` has them.
+        scores : bool (default: True)
+            Whether they are scores, and not decisions.
 
         Returns
         -------
         dict
-            See :func:`fedkern_flwr.labels.outcome_metrics`.
+            See :meth:`fedkern_flwr.judging.figures.Judged.metrics`.
         """
-        classes = len(self.classes)
-        bound = float(max(1.0, *(np.abs(y).max() for y in (self.y, self.y_test))))
-        counts = count_outcomes(outputs, self._targets(self.y_test), classes, bound)
-        metrics = outcome_metrics(counts, classes, bound)
-        if not classes:
-            metrics["test_rmse"] *= self.label_unit
-        return metrics
+        metrics = self.judged(outputs, scores=scores).metrics()
+        return metrics | in_units(metrics, self.label_unit)
 
     def judge_classes(self, predicted: NDArray[np.float64]) -> dict[str, float]:
         """Return the metrics of predicted classes, or labels, of the held-out rows."""
-        return self.judge(self._targets(predicted))
+        return self.judge(self._targets(predicted), scores=False)
 
     def check(self) -> None:
         """Refuse data that no model can be fitted to or judged by.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -11,10 +12,10 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.errors import TableError
 from fedkern_flwr.method import Method, MethodClient
 from fedkern_flwr.registered import client_of, find_method, registered
-from fedkern_flwr.scaling import ranges_to_json
 from fedkern_flwr.tables import load_table
 from fedkern_flwr.tables.table import Table, drop_constant_columns
 
@@ -26,7 +27,7 @@ from .base import Config, Family
 from .clients import DealtClients
 from .common import COSTS, Column
 
-Missing = Literal["error", "drop-row"]
+Missing = Literal["encode", "error", "drop-row"]
 Floats = NDArray[np.float64]
 
 
@@ -36,8 +37,8 @@ class RowSettings(TableSettings):
 
     Attributes
     ----------
-    missing : {"error", "drop-row"}
-        Rows with missing values.
+    missing : {"encode", "error", "drop-row"}
+        Rows with missing values (encode: the median, and a column that says so).
     clients : int
         Number of clients.
     split : {"iid", "site", "dirichlet"}
@@ -66,6 +67,7 @@ class RowSettings(TableSettings):
             site_column=self.site_column,
             missing=self.missing,
             labelled=self.label is not None,
+            kinds={},
         )
 
 
@@ -107,7 +109,7 @@ class RowData(Prepared):
     """Tables ready for a method of rows."""
 
     tables: tuple[dict[str, Any], ...]
-    ranges: str
+    encoder: Encoder
     notes: tuple[str, ...]
 
     @property
@@ -133,8 +135,12 @@ class RowData(Prepared):
         return {"rows": [len(table["x"]) for table in self.tables], "held_out_rows": held}
 
     def scaling_json(self) -> str:
-        """Return the ranges of the columns."""
-        return self.ranges
+        """Return the encoder of the columns."""
+        return json.dumps({"encoder": self.encoder.to_dict()})
+
+    def explain(self) -> list[Explanation]:
+        """Return what became of the columns of the table."""
+        return self.encoder.explain()
 
 
 class RowsFamily(Family[RowSettings, RowData]):
@@ -158,29 +164,27 @@ class RowsFamily(Family[RowSettings, RowData]):
             raise TableError("the data has no labels", remedy="name them with --label")
 
     def prepare(self, settings: RowSettings) -> RowData:
-        """Load the table, hold rows out, scale the features to [0, 1], deal the rows.
+        """Load the table, hold rows out, encode the features, deal the rows.
 
-        The ranges are those of the training rows; a deployment declares them.
+        The encoder is of the training rows; a deployment declares ranges.
         """
         table = drop_constant_columns(settings.table())
         table, x_test, y_test = hold_out(table, settings.test_size, settings.seed)
-        low, high = table.x.min(axis=0), table.x.max(axis=0)
-        width = np.where(high > low, high - low, 1.0)
-        x, x_test = (np.clip((part - low) / width, 0.0, 1.0) for part in (table.x, x_test))
+        encoder = settings.encoder(table)
+        x, x_test = (encoder.transform(replace(table, x=part)) for part in (table.x, x_test))
         parts = split_rows(
             table, settings.split, settings.clients, settings.seed, alpha=settings.alpha
         )
         tests = np.array_split(np.arange(len(x_test)), len(parts))
         given = []
         for rows, held in zip(parts, tests, strict=True):
-            own: dict[str, Any] = {"x": x[rows], "x_test": x_test[held], "columns": table.columns}
+            own: dict[str, Any] = {"x": x[rows], "x_test": x_test[held], "columns": encoder.outputs}
             if table.y is not None:
                 own |= {"y": table.y[rows], "y_test": y_test[held]}
             if table.ids is not None:
                 own["ids"] = [str(name) for name in np.asarray(table.ids)[rows]]
             given.append(own)
-        ranges = ranges_to_json(table.columns, low, low + width, clip=True)
-        return RowData(tuple(given), ranges, table.notes)
+        return RowData(tuple(given), encoder, (*table.notes, *encoder.notes))
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return how many clients there were at the end."""

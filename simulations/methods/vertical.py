@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.judging.figures import in_units
 
 from ... import strategies
 from ...strategies import FDSKL, PhaseStrategy
@@ -133,8 +134,7 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
             found["centralised_difference"] = difference
         part = prepared.split(strategy.seed or 0)
         half = part.scaling["y_half_range"]
-        if "test_rmse" in strategy.metrics_:
-            found["test_rmse"] = strategy.metrics_["test_rmse"] * half
+        found |= in_units(strategy.metrics_, half)
         if not part.classes and "validation_score" in strategy.metrics_:
             unit = half * part.label_bound
             found["validation_score"] = strategy.metrics_["validation_score"] * unit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ class VerticalSettings(LabelledSettings):
     worked_out = frozenset({"parties"})
 
     test_size: float = 0.25
-    missing: MissingRows = "error"
+    missing: Literal["encode", MissingRows] = "error"
     parties: int = 4
     active_parties: int = 1
     allow_single: bool = False
@@ -165,16 +165,15 @@ class VerticalData(DealtData[VerticalSettings, Columns]):
     def deal(self, found: DealtTable, table: Table, seed: int) -> Columns:
         """Deal the columns to the parties, and the labels to the active ones."""
         settings = self.settings
-        if len(table.columns) < settings.parties:
+        if found.width < settings.parties:
             raise OptionError(
-                f"{len(table.columns)} columns cannot be dealt to {settings.parties} parties",
+                f"{found.width} columns cannot be dealt to {settings.parties} parties",
                 remedy="use fewer parties",
             )
         owner = np.zeros(len(found.y), np.intp)
         for part in (found.train, ~found.train):
             owner[part] = np.arange(int(part.sum())) % settings.active_parties
-        parts = tuple(np.array_split(np.arange(len(table.columns)), settings.parties))
-        return Columns(**vars(found), owner=owner, parts=parts)
+        return Columns(**vars(found), owner=owner, parts=found.share(settings.parties))
 
 
 def frequency_seed(seed: int, party: int) -> bytes:

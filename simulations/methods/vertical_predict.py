@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...strategies import FDSKL
+from .dealt_data import deal_columns
 from .new_rows import Outputs, SavedRun, complete_rows
 from .vertical_data import Columns, VerticalClients, VerticalData, VerticalSettings
 
@@ -32,7 +33,7 @@ def predict_rows(run: SavedRun, x: NDArray[np.float64]) -> Outputs:
         scaling=run.scaling,
         label_bound=float(run.meta["label_bound"]),
         owner=np.zeros(len(rows), np.intp),
-        parts=tuple(np.array_split(np.arange(x.shape[1]), settings.parties)),
+        parts=deal_columns(run.scaling["sources"], settings.parties),
     )
     clients = VerticalClients(
         dealt=new,

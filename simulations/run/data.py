@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.tables.table import Missing, Table
 
@@ -18,6 +19,9 @@ from ...strategies import PhaseStrategy
 from ..engines.faults import Plan
 from ..engines.ray import ClientFn
 from .datasets import load_data
+
+#: How numbers are scaled, or that it depends on the label.
+AutoScale = Literal["auto", "rank", "standard", "range", "none"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Settings(ABC):
     of_method: ClassVar[frozenset[str]] = frozenset()
     #: Settings whose default on the command line follows from other options.
     worked_out: ClassVar[frozenset[str]] = frozenset()
+    #: Defaults of the command line where those of the papers' comparisons are others.
+    of_runs: ClassVar[Mapping[str, Any]] = {}
 
     data: str
     test_size: float = 0.0
@@ -74,12 +80,18 @@ class TableSettings(Settings):
         Column of record ids.
     site_column : str or None
         Column of sites.
+    scaling : {"auto", "rank", "standard", "range", "none"}
+        How numbers are scaled by the training rows: ranks, mean and deviation, or range. Auto:
+        ranks, but the range where the label is a number to predict.
     """
+
+    of_runs = {"scaling": "auto", "missing": "encode"}  # noqa: RUF012
 
     label: str | None = None
     target: str | None = None
     id_column: str | None = None
     site_column: str | None = None
+    scaling: AutoScale = "range"
 
     def load(self, missing: Missing) -> Table:
         """Load the table.
@@ -97,6 +109,26 @@ class TableSettings(Settings):
             site_column=self.site_column,
             missing=missing,
         )
+
+    def encoder(self, train: Table) -> Encoder:
+        """Fit an encoder on the rows to learn from.
+
+        Gaps become columns of their own where missing cells are encoded, else they stay.
+
+        Raises
+        ------
+        TableError, OptionError
+            See :meth:`Encoder.fit`.
+        """
+        encode = getattr(self, "missing", "error") == "encode"
+        scaling = self.scaling
+        if scaling == "auto":  # ranks bend what a number depends on smoothly
+            scaling = "range" if self.regresses(train) else "rank"
+        return Encoder.fit(train, scaling, "encode" if encode else "keep")
+
+    def regresses(self, train: Table) -> bool:
+        """Tell whether the label is a number to predict: rows without labels have none."""
+        return False
 
 
 class Prepared(ABC):
@@ -152,6 +184,10 @@ class Prepared(ABC):
     @abstractmethod
     def scaling_json(self) -> str:
         """Return how the data was scaled, to be kept beside the model."""
+
+    def explain(self) -> list[Explanation]:
+        """Return what became of the columns of a table."""
+        return []
 
 
 def hold_out(

@@ -57,7 +57,8 @@ def load_data(
     target : str or None (default: None)
         Name or index of a feature column to predict instead of the label.
     label, id_column, site_column, missing
-        For files only, see :func:`fedkern_flwr.tables.load_table`.
+        For files only, see :func:`fedkern_flwr.tables.load_table`. Their text and dates are kept
+        for an encoder.
 
     Raises
     ------
@@ -88,6 +89,7 @@ def load_data(
         id_column=id_column,
         site_column=site_column,
         missing=missing,
+        kinds={},
     )
 
 

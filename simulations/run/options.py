@@ -73,7 +73,8 @@ def of_settings(settings: type[Any], data: str) -> list[Option]:
     found = []
     for one in sorted(fields(settings), key=lambda one: one.name == "test_size"):  # as the last
         if one.name not in ("seed", *settings.of_method):
-            default = data if one.name == "data" else one.default
+            default = settings.of_runs.get(one.name, one.default)
+            default = data if one.name == "data" else default
             kinds = members(hints[one.name])
             kind = str if any(get_origin(k) is tuple for k in kinds) else hints[one.name]
             if (kind is str and one.name != "data") or one.name in settings.worked_out:

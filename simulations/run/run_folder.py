@@ -127,9 +127,9 @@ class RunFolder:
         self._write("result.json", result)
 
     def save_model(self, strategy: PhaseStrategy, scaling: str) -> None:
-        """Save the model of a strategy and the scaling of its data."""
+        """Save the model of a strategy and the scaling of its data, which tells of the rows."""
         save_model(self.path / ARTIFACTS["model"], strategy.method, *strategy.model())
-        write_atomically(self.path / ARTIFACTS["scaling"], scaling.encode())
+        write_atomically(self.path / ARTIFACTS["scaling"], scaling.encode(), private=True)
 
     def discard(self) -> None:
         """Remove what :meth:`create` made, and the folder if nothing else is in it."""

@@ -133,6 +133,7 @@ def later(kind: Any, number: int = 2) -> Any:
     """Make a request that needs the kernel."""
     more: Table = {"directions": np.full((5, 1), 5.0**-0.5), "labels": True, "count": True}
     more |= {"coefficients": np.ones((5, 1)), "predictions": np.zeros((0, 1))}
+    more |= {"calibration": np.zeros(0), "noise": np.zeros(0), "factor": np.zeros((0, 0))}
     names = {field.name for field in dataclasses.fields(kind)}
     chosen = {name: value for name, value in more.items() if name in names}
     return kind(session=SESSION, round=number, **chosen)

@@ -173,7 +173,8 @@ def outcome(number: int, rows: Any = ()) -> wire.OutcomeRequest:
     held = np.array(rows, np.int32)
     owner, size = np.array([4], np.int32), np.array([len(held)], np.int32)
     fields: Table = {"scoring": False, "count": True, "owners": owner, "sizes": size, "rows": held}
-    return wire.OutcomeRequest(session=SESSION, round=number, **fields)
+    calibration = np.zeros(0)
+    return wire.OutcomeRequest(session=SESSION, round=number, calibration=calibration, **fields)
 
 
 def phases(rows: Any, owner: int = 4, upto: int = 4) -> Table:
@@ -283,9 +284,9 @@ def test_labels_are_used_for_own_rows_only() -> None:
         with pytest.raises(ProtocolError, match="partition 4: rows are named that have no label"):
             client._targets(np.array([row]))
     with pytest.raises(ProtocolError, match="partition 4: rows are named that are not held out he"):
-        client._judge(np.array([0]), np.zeros((1, 1)), True)
+        client._judge(outcome(2), np.array([0]), np.zeros((1, 1)))
     with pytest.raises(ProtocolError, match="partition 4: rows are named that are not held out he"):
-        client._judge(np.array([4]), np.zeros((1, 1)), True)
+        client._judge(outcome(2), np.array([4]), np.zeros((1, 1)))
 
 
 def test_counts_are_of_the_same_held_out_rows_in_a_run_and_of_half_of_them_at_least() -> None:

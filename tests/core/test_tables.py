@@ -122,6 +122,68 @@ def test_dictionary_labels_of_parquet_become_classes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(load_table(path, label="out").y, [1, 0, 1])
 
 
+def test_text_labels_have_names_and_numbers_among_them_may_be_classes(tmp_path: Path) -> None:
+    table = load_table(csv(tmp_path, "a,out\n1,1\n2,2b\n3,1\n4,2b\n"), label="out")
+    assert (table.classes, table.y.tolist()) == (("1", "2b"), [0, 1, 0, 1])
+    table = load_table(csv(tmp_path, "a,out\n1,yes\n2,no\n"), label="out")
+    assert (table.classes, table.y.tolist()) == (("no", "yes"), [1, 0])
+
+
+class Stream:
+    """A data frame of a library that we do not know, with the Arrow C stream."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+class Interchanged:
+    """One with the interchange protocol only."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __dataframe__(self, **how: Any) -> Any:
+        return self.table.__dataframe__(**how)
+
+
+@pytest.mark.parametrize("wrap", [lambda table: table, Stream, Interchanged])
+def test_a_data_frame_is_as_its_file(tmp_path: Path, wrap: Any) -> None:
+    cells = {"key": ["u", "v", "w"], "a": [1, 2, 3], "b": ["x", "y", "x"], "out": ["p", "q", "p"]}
+    how: dict[str, Any] = {"label": "out", "id_column": "key", "kinds": {}}
+    frame, file = load_table(wrap(pa.table(cells)), **how), load_table(pq(tmp_path, **cells), **how)
+    for name, value in vars(file).items():
+        np.testing.assert_array_equal(getattr(frame, name), value)
+    assert frame.categories == {"b": ("x", "y")}
+
+
+def test_a_data_frame_of_pandas() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {
+            "a": [1.5, None, 3.0],
+            "b": pandas.Categorical(["x", None, "y"]),
+            "c": ["u", None, "v"],
+            "d": pandas.to_datetime(["1970-01-02", None, "1970-01-01"]),
+            "e": [True, False, True],
+        },
+        index=["r", "s", "t"],
+    )
+    table = load_table(frame, labelled=False, missing="keep", kinds={})
+    gap = np.nan
+    np.testing.assert_array_equal(
+        table.x, [[1.5, 0, 0, 86400, 1], [gap, gap, gap, gap, 0], [3, 1, 1, 0, 1]]
+    )
+    assert table.kinds == {"b": "category", "c": "category", "d": "date", "e": "boolean"}
+
+
+def test_what_is_no_data_frame_is_refused() -> None:
+    with pytest.raises(TableError, match="the data frame cannot be read; give each"):
+        load_table(object())
+
+
 @pytest.mark.parametrize("target", ["b", "1"])
 def test_target_is_a_feature_by_name_or_index(tmp_path: Path, target: str) -> None:
     text = "a,b,out\n1,10,5\n2,30,7\n3,20,6\n"
@@ -143,6 +205,22 @@ def test_drop_row_drops_with_a_note(tmp_path: Path) -> None:
     np.testing.assert_array_equal(table.x, [[1, 10], [6, 1]])
     np.testing.assert_array_equal(table.y, [5, 8])
     assert table.notes == ("dropped 4 of 6 rows of data.csv with missing or infinite cells",)
+
+
+def test_gaps_to_be_encoded_are_kept_where_the_label_is_there(tmp_path: Path) -> None:
+    text = "a,b,out\n1,10,5\n,30,7\n3,NA,\n4,inf,6\n"
+    table = load_table(csv(tmp_path, text), label="out", missing="encode")
+    np.testing.assert_array_equal(table.y, [5, 7, 6])
+    np.testing.assert_array_equal(table.x, [[1, 10], [np.nan, 30], [4, np.inf]])
+    assert table.notes == ("dropped 1 of 4 rows of data.csv without a label, an id or a site",)
+
+
+def test_a_few_cells_of_text_among_numbers_are_gaps(tmp_path: Path) -> None:
+    cells = [*map(str, range(38)), "n/k", ">40"]
+    path = csv(tmp_path, "a\n" + "\n".join(cells) + "\n")
+    table = load_table(path, labelled=False, missing="keep", kinds={})
+    np.testing.assert_array_equal(table.x[:, 0], [*range(38), np.nan, np.nan])
+    assert table.notes == ("2 cells of 'a' are no numbers: taken as missing",)
 
 
 def test_drop_row_covers_test_rows_and_empty_sites(tmp_path: Path) -> None:
@@ -325,7 +403,7 @@ def test_error_is_one_line_without_data(tmp_path: Path, case: str) -> None:
 
 
 def test_unknown_missing_lists_the_choices(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="choose 'error', 'drop-row' or 'keep'"):
+    with pytest.raises(OptionError, match="choose 'error', 'drop-row', 'keep' or 'encode'"):
         load_table(npz(tmp_path, X=X, y=Y), missing="skip")  # type: ignore[arg-type]
 
 

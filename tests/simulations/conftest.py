@@ -117,12 +117,13 @@ class CommandLine:
         ratings = ["--data", str(self.ratings), "--user", "who", "--item", "what"]
         ratings += ["--clients", "6", "--min-support", "3"]
         stream = ["--data", "wine", "--clients", "4", "--rounds", "12", "--test-size", "0.3"]
+        raw = ["--data", "iris", "--positive", "1", "--scaling", "none"]
         own = {
             "fed-cg": ["--landmarks", "16", "--regularization", "0.05"],
             "fdskl": ["--features", "40", "--gamma", "2", "--regularization", "0.01"],
             "secure-gram": ratings,
             "fed-cfk": ratings,
-            "hierarchical-svm": ["--data", "iris", "--positive", "1", "--users", "6"],
+            "hierarchical-svm": [*raw, "--users", "6"],
             "kernel-pca": ["--test-size", "0.2", "--clients", "3", "--features", "10"],
         }
         if method in ("fed-cg", "fdskl"):  # two classes

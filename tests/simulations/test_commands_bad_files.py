@@ -25,7 +25,8 @@ FILES: list[tuple[dict[str, Any], str, str, str]] = [
     ({}, "--id z", "", "t.csv has no id column 'z'"),
     ({}, "--site z", "", "t.csv has no site column 'z'"),
     ({}, "--target z", "fed-cg fdskl hierarchical-svm", "the data has no feature column 'z'"),
-    ({"b": ["s3cret"] + ["1"] * 59}, "", "", "column 'b' of t.csv is not numeric"),
+    ({"b": ["s3cret"] + ["1"] * 59}, "--missing error", "", "column 'b' of t.csv is empty or NaN"),
+    ({"y": ["s3cret"] + ["1"] * 59}, "", "", "column 'y' of t.csv is not numeric"),
     (TWICE, "", "fed-cg fdskl", "has 1 duplicate ids"),
     ({"y": "1"}, "", "fed-cg fdskl", "the label is constant"),
     ({"b": ""}, "--missing drop-row", "fdskl pof-mkl kernel-pca", "every row of t.csv has a"),
@@ -57,7 +58,7 @@ def test_a_bad_table_is_one_line_without_its_data(changes, more, name, text, tab
 def test_empty_cells_are_refused_unless_asked_for(name, column, tables, commands):
     tables.write("t.csv", tables.columns(**tables.holes(column, 4, 30, 55)))
     given = [name, "--data", "t.csv", "--label", "y", *TABLES[name].split()]
-    line = commands.complaint("run", *given)
+    line = commands.complaint("run", *given, "--missing", "error")
     assert f"column '{column}' of t.csv is empty or NaN in 3 rows" in line
     assert "--missing drop-row" in line
     assert not Path("runs").exists()

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.preprocessing import MinMaxScaler, QuantileTransformer, StandardScaler
 
+from fedkern_flwr.judging.calibration import Calibration
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations.methods.online import OnlineFamily
 from fedkern_flwr.simulations.methods.registry import METHODS
@@ -54,48 +56,95 @@ RUNS = [
     ("hierarchical-svm", f"{SVM} --model ridge", "numbers"),
     ("hierarchical-svm", f"{SVM} {VERTICAL} --model ridge", "numbers"),
 ]
-PREDICTING = {name for name, *_ in RUNS} | {"fed-cfk"}
 
 
 @pytest.mark.parametrize(("name", "options", "labels"), RUNS)
 def test_predictions_of_a_file_are_those_of_the_run(name, options, labels, tables, commands):
-    """Columns in another order, one more of them, a row beyond the range and one with a gap."""
+    """Columns in another order, one more of them, a row beyond the range and one with a gap.
+
+    The gap is filled with the median of the rows to learn from.
+    """
     x, y = given_split(labels)
     found = commands.result(name, "--data", "t.npz", *options.split())
-    scaling = json.loads(Path("here/scaling.json").read_text())
-    most = np.array(scaling.get("x_max", x.max(axis=0)))
-    clipped = name != "hierarchical-svm"
-    rows = np.vstack([x, most, most + 1000.0 * clipped, np.where(np.arange(5) == 1, np.nan, most)])
-    columns = {"note": range(33), "id": [f"r{k}" for k in range(33)]}
+    with np.load("t.npz") as data:
+        most, median = data["X"].max(axis=0), np.median(data["X"], axis=0)
+    gap, filled = (np.where(np.arange(5) == 1, fill, most) for fill in (np.nan, median))
+    rows = np.vstack([x, most, most + 1000.0, gap, filled])
+    columns = {"note": range(34), "id": [f"r{k}" for k in range(34)]}
     tables.write("new.csv", columns | {n: rows[:, k] for k, n in reversed(list(enumerate(NAMES)))})
     shown = commands.shown("predict", "here/model.npz", "--data", "new.csv", "--id", "id")
-    assert "32 predictions: here/predictions.csv, 1 left out" in shown
+    assert "34 predictions: here/predictions.csv" in shown
+    assert "left out" not in shown
     made = tables.read("here/predictions.csv")
     classes = {"two classes": ["output_0"], "three classes": [f"output_{k}" for k in range(3)]}
     heads = ["class", *classes[labels]] if labels in classes else ["prediction"]
-    assert list(made[0]) == ["id", *heads]
-    assert [row["id"] for row in made] == [f"r{k}" for k in range(32)]
+    known = [f"probability_{k}" for k in range(len(set(y)))] if labels in classes else []
+    assert list(made[0]) == ["id", *heads, *(["low", "high"] if not known else [*known, "set"])]
+    assert [row["id"] for row in made] == [f"r{k}" for k in range(34)]
     values = np.array([[float(row[head]) for head in heads] for row in made])
-    np.testing.assert_allclose(values[30], values[31], rtol=0.0, atol=1e-12)
+    np.testing.assert_allclose(values[[30, 32]], values[[31, 33]], rtol=0.0, atol=1e-12)
     assert np.std(values[:30, -1]) > 0.0
+    fitted = Calibration.read(found["held_out"]["fitted"], max(1, len(heads) - 1))
     if labels in classes:
         assert np.mean(values[:30, 0] == y) == pytest.approx(found["metrics"]["test_accuracy"])
+        shares = np.array([[float(row[name]) for name in known] for row in made])
+        np.testing.assert_allclose(shares, fitted.probabilities(values[:, 1:]), atol=1e-12)
+        chosen = np.array(
+            [[str(k) in row["set"].split("|") for k in range(len(known))] for row in made]
+        )
+        np.testing.assert_array_equal(chosen, fitted.sets(values[:, 1:]))
     else:
+        ends = np.array([[float(row[end]) for end in ("low", "high")] for row in made])
+        width = found["metrics"]["test_interval_width"]
+        np.testing.assert_allclose(np.diff(ends), width, rtol=1e-9)
+        np.testing.assert_allclose(ends.mean(axis=1), values[:, 0], rtol=1e-9)
         error = np.sqrt(np.mean((values[:30, 0] - y) ** 2))
         assert error == pytest.approx(found["metrics"]["test_rmse"], rel=1e-4)  # float32 cosines
         assert error < (np.std(y) if name == "hierarchical-svm" else 1500.0)
 
 
-def test_predictions_of_a_summed_kernel_are_those_of_scikit_learn(tables, commands):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fed-cg", "--landmarks 20"),
+        ("fdskl", "--features 60"),
+        ("secure-gram", GRAM),
+        ("hierarchical-svm", SVM),
+        ("hierarchical-svm", f"{SVM} {VERTICAL}"),
+    ],
+)
+def test_rows_with_gaps_are_left_out_where_they_are_not_encoded(name, options, tables, commands):
+    x, _ = given_split("two classes")
+    more = ["--missing", "error", "--scaling", "range"]
+    commands.result(name, "--data", "t.npz", *options.split(), *more)
+    x[3, 1] = np.nan
+    tables.write("new.csv", {n: x[:, k] for k, n in enumerate(NAMES)})
+    shown = commands.shown("predict", "here", "--data", "new.csv")
+    assert "29 predictions: here/predictions.csv, 1 left out" in shown
+    tables.write("empty.csv", {n: [np.nan] * 2 for n in NAMES})
+    line = commands.complaint("predict", "here", "--data", "empty.csv")
+    assert "every row lacks" in line
+
+
+SCALERS: dict[str, Any] = {
+    "range": MinMaxScaler(clip=True),
+    "standard": StandardScaler(),
+    "rank": QuantileTransformer(n_quantiles=80),
+}
+
+
+@pytest.mark.parametrize("scaling", SCALERS)
+def test_predictions_of_a_summed_kernel_are_those_of_scikit_learn(scaling, tables, commands):
     """The same machine on pooled features: rbf kernel and C of the run."""
     from sklearn.svm import SVC
 
     held, _ = given_split("two classes")
-    commands.result("secure-gram", "--data", "t.npz", *GRAM.split())
+    bound = ["--bound", "8", "--fraction-bits", "20"] if scaling == "standard" else []
+    commands.result("secure-gram", "--data", "t.npz", *GRAM.split(), "--scaling", scaling, *bound)
     with np.load("t.npz") as data:
         x, y = data["X"], data["y"]
-    low, high = x.min(axis=0), x.max(axis=0)
-    x, held_out = (np.clip((part - low) / (high - low), 0.0, 1.0) for part in (x, held))
+    scaler = SCALERS[scaling].fit(x)
+    x, held_out = scaler.transform(x), scaler.transform(held)
     machine = SVC(kernel="rbf", gamma=1.5, C=10.0, tol=1e-5).fit(x, y)
     tables.write("new.csv", {name: held[:, k] for k, name in enumerate(NAMES)})
     commands.shown("predict", "here", "--data", "new.csv", "--out", "p.csv")
@@ -142,11 +191,6 @@ def test_what_cannot_be_predicted_is_one_line(name, finished, tables, commands):
     assert "there is no file gone.csv; check the path" in line
     line = commands.complaint("predict", here, "--data", "few.csv", "--out", "no/such.csv")
     assert "--out no/such.csv cannot be written" in line
-    if name in PREDICTING - {"fed-cfk", "secure-gram"}:
-        columns = json.loads((finished(name).folder / "scaling.json").read_text())["columns"]
-        tables.write("empty.csv", {name: [np.nan] * 2 for name in columns})
-        line = commands.complaint("predict", here, "--data", "empty.csv")
-        assert "every row lacks" in line
 
 
 def test_damaged_and_foreign_models_are_one_line(finished, tables, commands):

@@ -98,6 +98,8 @@ def test_constant_columns_are_noted(tables, commands):
     tables.write("t.csv", tables.columns(a="5", d="0.5"))
     table = ["--data", "t.csv", "--label", "y", "--id", "id", "--site", "town"]
     shown = commands.shown("run", "fed-cg", *table)
+    assert "left out 2 columns that say nothing: a, d" in shown
+    shown = commands.shown("run", "fed-cg", *table, "--scaling", "range")
     assert "constant in the training rows: a, d" in shown
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import time
 import tomllib
@@ -27,6 +28,7 @@ from fedkern_flwr.guard.policy import read_policy
 from fedkern_flwr.simulations.cli import deploy
 from fedkern_flwr.simulations.cli.deploy import DEPLOYABLE, deploy_options
 from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.deployment import local
 from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
 from fedkern_flwr.simulations.deployment.local import LocalDeployment
 from fedkern_flwr.simulations.deployment.node_files import (
@@ -40,7 +42,27 @@ from fedkern_flwr.simulations.methods.rating_data import RatingClients
 from fedkern_flwr.simulations.methods.registry import family, method, options
 from fedkern_flwr.tables import load_table
 
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+# -- ports
+
+
+@pytest.mark.skipif(not EPHEMERAL.is_file(), reason="Linux alone says where connections begin")
+def test_a_free_port_stays_free_until_it_is_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SuperNode failed to start whose port had become the near end of a connection."""
+    least = int(EPHEMERAL.read_text().split()[0])
+    assert all(1024 < local.free_port() < least for _ in range(200))
+    other = local.free_port()
+    monkeypatch.setattr(local, "_TRIES", 2)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(local, "_PORTS", [port, other])
+        assert {local.free_port() for _ in range(5)} == {other}
+        monkeypatch.setattr(local, "_PORTS", [port, port])
+        with pytest.raises(EngineError, match="no port of this machine is free"):
+            local.free_port()
 
 
 # -- files of a node

@@ -394,14 +394,16 @@ def test_a_transcript_without_the_uploads_is_refused() -> None:
 
 
 def test_the_server_opens_sums_over_the_hospitals_and_nothing_else(secure: HybridRun) -> None:
-    """Documented: K^T K and K^T y of all rows together, exactly; counts on held-out rows."""
+    """K^T K and K^T y of all rows together, exactly; counts and histograms on held-out rows."""
     totals = {vector.order.name: total for vector, total in secure.opened()}
     assert set(totals) == {"equations", "outcomes"}
     kernels = [secure.training_kernel(h) for h in range(3)]
     targets = [secure.targets(h) for h in range(3)]
     own = [pack_equations(k.T @ k, k.T @ y) for k, y in zip(kernels, targets, strict=True)]
     np.testing.assert_allclose(totals["equations"], np.sum(own, axis=0), rtol=1e-10)
-    assert totals["outcomes"].sum() == 32 + 32 + 25
+    matrix, histograms = totals["outcomes"][:4], totals["outcomes"][4:]
+    assert matrix.sum() == histograms.sum() == 32 + 32 + 25
+    assert len(histograms) == 4 * 32 <= 2 * 89
     for vector in secure.masked():
         if vector.order.name == "equations":
             for bare in own:

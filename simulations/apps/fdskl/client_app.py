@@ -39,12 +39,15 @@ def arguments(node: Node) -> dict[str, Any]:
     if active:
         node.check_predictions()
     numbered = "id-column" not in node.config
-    table, held = node.tables(labelled=active, bare=active, missing="keep")
+    how: Any = {"labelled": active, "bare": active, "missing": "keep"}
+    encoded = "encoder" in node.config
+    table, held = node.encoded(**how) if encoded else node.tables(**how)
     table = known(node.whole(table, labels=False, numbered=numbered))
     if held is not None:
         held = known(node.whole(held, "test-data", labels=False, numbered=numbered))
     new = not node.run["predict"] and not node.run["resume"]
-    table, held = scale(table, held, node.config.get("ranges"), new=new)
+    if not encoded:
+        table, held = scale(table, held, node.config.get("ranges"), new=new)
     return rows(table, held, "x", "y", "ids")
 
 

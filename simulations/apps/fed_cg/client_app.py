@@ -10,7 +10,7 @@ from own_table import own_table  # type: ignore[import-not-found]  # the file be
 from fedkern_flwr.clients import HybridKernelClient, serve
 from fedkern_flwr.scaling import read_ranges, scale_by_ranges
 from fedkern_flwr.simulations.apps.node import Node, client_maker, rows
-from fedkern_flwr.tables.table import Table
+from fedkern_flwr.tables.table import Missing, Table, without_missing
 
 KEYS = (
     "block",
@@ -29,8 +29,13 @@ def arguments(node: Node) -> dict[str, Any]:
     hospital = node.role("hospital", "centre") == "hospital"
     if hospital:
         node.check_predictions()
-    missing = "error" if node.run["missing"] == "error" else "drop-row"
-    table, held = node.tables(labelled=hospital, missing=missing)
+    missing: Missing = "error" if node.run["missing"] == "error" else "drop-row"
+    if "encoder" in node.config:
+        table, held = node.encoded(labelled=hospital, missing="keep")
+        table = without_missing(table, missing, "the table")
+        held = held and without_missing(held, missing, "the table")
+    else:
+        table, held = node.tables(labelled=hospital, missing=missing)
     if ranges := node.config.get("ranges"):
         table, held = scale(table, ranges), held and scale(held, ranges)
     return rows(table, held, "x", "ids", *(("y",) if hospital else ()))

@@ -302,5 +302,6 @@ PLAN = Plan(
     "iterations, far beyond what the model needs, as late ones tell most.",
     watcher=SVMInsiders,
     complete=_complete,
+    defaults={"scaling": "none"},
     hidden=("delay",),
 )

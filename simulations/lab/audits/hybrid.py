@@ -244,7 +244,7 @@ PLAN = Plan(
         Variant("fed-cg", {"protocol": "naive"}, _SERVER_HAS_ALL),
         Variant("fed-cg", {"protocol": "chain"}, _SERVER_HAS_ALL),
     ),
-    defaults={"landmarks": 40},
+    defaults={"landmarks": 40, "scaling": "range"},
     why="40 landmarks: more than a block has features, so that every attack can be tried, few "
     "enough that hundreds of masked matrices take seconds.",
     watcher=Insiders,

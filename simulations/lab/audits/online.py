@@ -69,7 +69,7 @@ PLAN = Plan(
         Variant("pof-mkl", {"step_size": "paper"}),
         *(Variant("pof-mkl", {**options, **_UNCOUNTED}, _JOINT) for options in _SMALL),
     ),
-    defaults={"secure": True, "rounds": 30},
+    defaults={"secure": True, "rounds": 30, "scaling": "range"},
     why="Secure sums are on, and samples per message and numbers per round are chosen by the rule "
     "of counting, as in a deployment; there are fewer rounds.",
     spy=keep_sums,

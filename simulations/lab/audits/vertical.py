@@ -270,7 +270,7 @@ PLAN = Plan(
             ("LP inference", "differences of sums", "phase differences", "two trees"),
         ),
     ),
-    defaults={"features": _FEATURES, "regularization": 1e-3},
+    defaults={"features": _FEATURES, "regularization": 1e-3, "scaling": "range"},
     why="400 directions and a given lambda: more directions make no attack succeed that fails, "
     "and what is learned from phases is not what is audited.",
     watcher=VerticalInsiders,

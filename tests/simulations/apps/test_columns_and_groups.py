@@ -12,10 +12,80 @@ import numpy as np
 import pytest
 from app_sites import FDSKLSite, HorizontalSite, write
 
+from fedkern_flwr.encoding.kept import KeptEncoder
 from fedkern_flwr.model_file import load_model
+from fedkern_flwr.tables.table import Table
 
 Make = Callable[[str], Any]
 Refusal = Callable[..., str]
+
+
+# -- Encoders of a node's own
+
+
+def colours_of(site: Any, node: int, folder: Path) -> Path:
+    """Give a node a column of text instead of its two columns; return its encoder's file."""
+    words = np.where(np.random.default_rng(2).random(60) < 0.4, "blue", "red")
+    site.x[:, 4], site.x[:, 5] = words == "blue", words == "red"
+    write_colours(site, words)
+    path = folder / "own" / "encoder.json"
+    own = {"data": str(site.folder / "colours.csv"), "encoder": str(path)}
+    site.nodes[node] = {k: v for k, v in site.nodes[node].items() if k != "ranges"} | own
+    return path
+
+
+def write_colours(site: Any, words: Any) -> None:
+    lines = [f"{name},{word},same" for name, word in zip(site.ids, words, strict=True)]
+    (site.folder / "colours.csv").write_text("\n".join(["key,colour,still", *lines]) + "\n")
+
+
+@pytest.mark.parametrize(("name", "node"), [("fed-cg", 3), ("fdskl", 2)])
+def test_a_node_encodes_a_block_of_its_own(
+    make_site: Make, tmp_path: Path, refusal: Refusal, name: str, node: int
+) -> None:
+    """Text is a column for each category; later runs and predictions have the same encoder."""
+    site, saved = make_site(name), tmp_path / "model.npz"
+    path = colours_of(site, node, tmp_path)
+    for run in ({"predict": saved}, {"resume": True}):
+        assert "the file of the encoder cannot be read" in refusal(site.client, node, run=run)
+        assert not path.exists()
+    grid = site.run(model=saved)
+    assert site.written() == pytest.approx(site.expected(grid, saved), rel=0, abs=1e-6)
+    assert path.stat().st_mode & 0o077 == 0
+    kept, words = path.read_text(), np.where(site.x[:, 4] > 0, "blue", "red")
+    words[site.new[0]], words[site.new[1]] = "pink", ""
+    site.x[site.new[:2], 4:] = 0.0
+    write_colours(site, words)
+    site.run(predict=saved)
+    assert site.written() == pytest.approx(site.expected(grid, saved), rel=0, abs=1e-6)
+    assert path.read_text() == kept
+
+
+@pytest.mark.parametrize(("name", "node"), [("fed-cg", 3), ("fdskl", 2)])
+def test_an_encoder_that_does_not_serve_is_refused(
+    make_site: Make, tmp_path: Path, refusal: Refusal, name: str, node: int
+) -> None:
+    site = make_site(name)
+    path = colours_of(site, node, tmp_path)
+    site.nodes[node]["ranges"] = str(site.folder / "ranges.json")
+    assert "this node has ranges and an encoder of its own; leave" in refusal(site.client, node)
+    del site.nodes[node]["ranges"]
+    path.parent.mkdir()
+    path.write_text("{}")
+    assert "this is not an encoder" in refusal(site.client, node)
+    path.write_text("red")
+    assert "the file of the encoder cannot be read; name" in refusal(site.client, node)
+    site.nodes[node]["encoder"] = str(site.folder / "colours.csv" / "e.json")
+    assert "the file of the encoder cannot be written; name" in refusal(site.client, node)
+
+
+def test_holders_of_a_block_with_encoders_of_their_own_are_told_apart(tmp_path: Path) -> None:
+    """What they are called tells nothing of the rows, so that it is drawn."""
+    table = Table(np.array([[1.0], [2.0]]), None, ("a",))
+    first, second = (KeptEncoder.fit(tmp_path / name, table) for name in "ab")
+    assert first.encoder == second.encoder
+    assert first.names != second.names
+    assert KeptEncoder.read(tmp_path / "a").names == first.names
 
 
 # -- FDSKL

@@ -1,0 +1,243 @@
+"""Encoders: all columns of a table, fitted on rows to learn from and applied to any."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import OptionError, TableError
+from ..tables.table import Kind, Table, listing
+from .columns import MIN_ROWS, Category, Column, Date, Gaps, Number, Scale
+
+_TYPES: dict[str, type[Number] | type[Date] | type[Category]] = {
+    "number": Number,
+    "boolean": Number,
+    "date": Date,
+    "category": Category,
+}
+
+
+class Explanation(NamedTuple):
+    """What a column became.
+
+    Attributes
+    ----------
+    column, kind : str
+        Its name, and what it holds.
+    outputs : int
+        How many columns it became.
+    text : str
+        How; no value and no category is named.
+    """
+
+    column: str
+    kind: str
+    outputs: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What the columns of a table become.
+
+    Attributes
+    ----------
+    columns : tuple of Number, Date or Category
+        Fitted columns, in the order of the table.
+    """
+
+    columns: tuple[Column, ...]
+
+    @classmethod
+    def fit(
+        cls,
+        table: Table,
+        scaling: Scale = "rank",
+        gaps: Gaps = "encode",
+        *,
+        min_rows: int = MIN_ROWS,
+    ) -> Self:
+        """Fit the rows to learn from.
+
+        Parameters
+        ----------
+        table : Table
+            The rows; held-out rows of the table are not looked at.
+        scaling : {"rank", "standard", "range", "none"} (default: "rank")
+            How numbers, booleans and dates are scaled. Ranks are shares of the rows, from 0 to 1;
+            "range" and "none" leave constant columns in, the others drop them.
+        gaps : {"encode", "keep"} (default: "encode")
+            Missing cells become the median and a column that says so, or stay NaN.
+        min_rows : int (default: 5)
+            A category of fewer rows is one of the others.
+
+        Raises
+        ------
+        TableError
+            No column says anything, or one is empty whose gaps are to be kept.
+        OptionError
+            There is no such scaling.
+        """
+        if scaling not in get_args(Scale):
+            choices = ", ".join(get_args(Scale))
+            raise OptionError(f"there is no scaling {scaling!r}", remedy=f"choose of {choices}")
+        found: list[Column] = []
+        for name, values in zip(table.columns, table.x.T, strict=True):
+            kind = table.kinds.get(name, "number")
+            if kind == "category":
+                names = table.categories[name]
+                found.append(Category.fit(name, values, names, gaps, min_rows))
+            elif kind == "date":
+                found.append(Date.fit(name, values, scaling, gaps))
+            else:
+                boolean = kind == "boolean"
+                found.append(Number.fit(name, values, scaling, gaps, boolean=boolean))
+        if gaps == "keep":
+            _refuse_empty(table)
+        encoder = cls(tuple(found))
+        if table.columns and not encoder.outputs:
+            raise TableError("every feature column is constant", remedy="add columns that vary")
+        return encoder
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of what the columns become; they say no category."""
+        return tuple(name for column in self.columns for name in column.outputs)
+
+    @property
+    def sources(self) -> NDArray[np.intp]:
+        """For each output, the column it comes from."""
+        widths = [len(column.outputs) for column in self.columns]
+        return np.repeat(np.arange(len(self.columns)), widths)
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """What each column holds, as :func:`~fedkern_flwr.tables.load_table` takes it."""
+        return {column.name: column.kind for column in self.columns}  # type: ignore[misc]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out, for the user to read."""
+        names = [column.name for column in self.columns if not column.outputs]
+        if not names:
+            return ()
+        which = "column that says" if len(names) == 1 else "columns that say"
+        return (f"left out {len(names)} {which} nothing: {listing(names)}",)
+
+    def transform(self, table: Table) -> NDArray[np.float64]:
+        """Return the outputs of the rows of a table, shape (n, outputs).
+
+        Parameters
+        ----------
+        table : Table
+            It has the columns by name, in any order, and may have others.
+
+        Raises
+        ------
+        TableError
+            It lacks a column, or one holds something else.
+        """
+        return self._transform(table, table.x)
+
+    def apply(self, table: Table) -> Table:
+        """Return a table of the outputs, of rows and held-out rows."""
+        return replace(
+            table,
+            x=self.transform(table),
+            x_test=None if table.x_test is None else self._transform(table, table.x_test),
+            columns=self.outputs,
+            kinds={},
+            categories={},
+        )
+
+    def places(self, table: Table, source: str) -> dict[str, int]:
+        """Return where each column of a table stands, which has all that are encoded.
+
+        Raises
+        ------
+        TableError
+            It lacks some; the text calls it ``source``.
+        """
+        places = {name: k for k, name in enumerate(table.columns)}
+        lacking = [column.name for column in self.columns if column.name not in places]
+        if lacking:
+            raise TableError(
+                f"{source} lacks {len(lacking)} columns of the model, the first is {lacking[0]!r}",
+                remedy="give the columns of the training data",
+            )
+        return places
+
+    def _transform(self, table: Table, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        places = self.places(table, "the table")
+        for column in self.columns:
+            if table.kinds.get(column.name, "number") != column.kind:
+                raise TableError(
+                    f"column {column.name!r} does not hold what it held in the training data",
+                    remedy="read it with the kinds of the encoder",
+                )
+        found = [
+            column.transform(x[:, places[column.name]], table.categories.get(column.name, ()))
+            for column in self.columns
+        ]
+        made = np.concatenate(found, axis=1) if found else np.empty((len(x), 0))
+        # Sums along another order in memory are rounded otherwise: figures of papers' runs stay.
+        return np.asarray(made, order="C" if x.flags.c_contiguous else "F")
+
+    def explain(self) -> list[Explanation]:
+        """Return what became of each column."""
+        return [
+            Explanation(one.name, one.kind, len(one.outputs), one.explain()) for one in self.columns
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values; every number survives exactly as JSON."""
+        return {"columns": [column.to_dict() for column in self.columns]}
+
+    def to_json(self) -> str:
+        """Return it as JSON; it tells much of the rows and is to be kept like them."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Self:
+        """Read what :meth:`to_dict` returned.
+
+        Raises
+        ------
+        TableError
+            It is something else.
+        """
+        try:
+            return cls(tuple(_TYPES[one["kind"]].from_dict(one) for one in values["columns"]))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise TableError("this is not an encoder", remedy="fit it again") from None
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what :meth:`to_json` wrote.
+
+        Raises
+        ------
+        TableError
+            It is something else.
+        """
+        try:
+            values = json.loads(text)
+        except ValueError:
+            values = None
+        return cls.from_dict(values)
+
+
+def _refuse_empty(table: Table) -> None:
+    empty = ~np.isfinite(table.x).any(axis=0)
+    if empty.any():
+        names: Sequence[str] = table.columns
+        raise TableError(
+            f"column {names[int(np.argmax(empty))]!r} is empty in all training rows"
+            + (f" ({int(empty.sum())} columns are)" if empty.sum() > 1 else ""),
+            remedy="leave it out",
+        )

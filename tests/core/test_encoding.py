@@ -1,0 +1,274 @@
+"""Encoders: what columns become is what scikit-learn makes of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import csv, parquet
+
+from fedkern_flwr.encoding import Encoder
+from fedkern_flwr.encoding.columns import MOST_COLUMNS, ranks
+from fedkern_flwr.encoding.facts import KNOTS, NumberFacts
+from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.tables import Table, load_table
+
+from ..helpers.awkward import LABEL, Awkward, awkward_tables, by_scikit_learn, quantiles
+
+TABLES = awkward_tables()
+SCALINGS = ("rank", "standard", "range", "none")
+
+
+def load(table: Any, kinds: dict[str, Any] | None = None) -> Table:
+    return load_table(table, label=LABEL, missing="encode", kinds=kinds or {})
+
+
+def expected(awkward: Awkward, train: np.ndarray, new: np.ndarray, scaling: str) -> np.ndarray:
+    cells = {name: pa.array(column).to_pylist() for name, column in awkward.columns.items()}
+    parts = [
+        by_scikit_learn(
+            kind, [cells[name][k] for k in train], [cells[name][k] for k in new], scaling
+        )
+        for name, kind in awkward.kinds.items()
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+# --- Twenty tables --------------------------------------------------------------------------
+
+
+def test_there_are_twenty_tables() -> None:
+    assert len(TABLES) >= 20
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_encoded_as_by_scikit_learn(name: str, scaling: Any) -> None:
+    table = load(TABLES[name].arrow())
+    rows = np.random.default_rng(5).permutation(table.rows)
+    train, new = rows[:150], rows[150:]
+    encoder = Encoder.fit(table.take(train), scaling)
+    for part in (train, new):
+        found = encoder.transform(table.take(part))
+        wanted = expected(TABLES[name], train, part, scaling)
+        assert found.shape == wanted.shape == (len(part), len(encoder.outputs))
+        np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+    if scaling in ("rank", "range"):
+        assert found.min() >= 0.0
+        assert found.max() <= 1.0
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_kinds_are_found_and_survive_files(name: str, tmp_path: Path) -> None:
+    awkward = TABLES[name]
+    table = load(awkward.arrow())
+    assert {c: table.kinds.get(c, "number") for c in table.columns} == awkward.kinds
+    csv.write_csv(awkward.arrow(), tmp_path / "a.csv")
+    parquet.write_table(awkward.arrow(), tmp_path / "a.parquet")
+    encoder = Encoder.fit(table)
+    for file in ("a.csv", "a.parquet"):
+        again = load(tmp_path / file)
+        assert Encoder.fit(again).outputs == encoder.outputs
+        np.testing.assert_array_equal(encoder.transform(again), encoder.transform(table))
+        np.testing.assert_array_equal(again.y, table.y)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_an_encoder_survives_as_json(name: str) -> None:
+    table = load(TABLES[name].arrow())
+    encoder = Encoder.fit(table, min_rows=4)
+    again = Encoder.from_json(encoder.to_json())
+    assert again == encoder
+    np.testing.assert_array_equal(again.transform(table), encoder.transform(table))
+
+
+# --- New rows -------------------------------------------------------------------------------
+
+
+def small() -> Encoder:
+    cells = {
+        "size": [1.0, 2.0, 2.0, 5.0, 9.0, 9.5] * 2,
+        "colour": ["red"] * 6 + ["blue"] * 6,
+        "flag": ["true", "false"] * 6,
+        "day": ["2020-01-01", "2020-01-02", "2020-01-03"] * 4,
+    }
+    return Encoder.fit(load_table(pa.table(cells), labelled=False, kinds={}))
+
+
+def test_new_rows_may_lack_cells_and_have_unknown_ones() -> None:
+    encoder = small()
+    new = pa.table(
+        {
+            "more": ["not", "of", "the", "model"],
+            "day": ["2020-01-02", "2031-05-05", "no date", None],
+            "flag": ["true", "maybe", None, "FALSE"],
+            "colour": ["green", "blue", None, "red"],
+            "size": ["2", "-100", "1e9", "n/k"],
+        }
+    )
+    table = load_table(new, labelled=False, kinds=encoder.kinds, missing="keep")
+    found = dict(zip(encoder.outputs, encoder.transform(table).T, strict=True))
+    np.testing.assert_array_equal(found["colour[1]"], [0, 1, 0, 0])  # blue
+    np.testing.assert_array_equal(found["colour[2]"], [0, 0, 0, 1])
+    np.testing.assert_allclose(found["size"], [2.5 / 11 + 1 / 11, 0, 1, 5.5 / 11 + 0])
+    np.testing.assert_array_equal(found["flag"][[0, 3]], [1, 0])
+    np.testing.assert_array_equal(found["day[days]"], [0.5, 1, 0.5, 0.5])
+
+
+def test_a_table_without_a_column_is_refused() -> None:
+    lacking = load_table(pa.table({"size": [1.0]}), labelled=False, kinds=small().kinds)
+    with pytest.raises(TableError, match="lacks 3 columns of the model, the first is 'colour'"):
+        small().transform(lacking)
+
+
+def test_a_column_that_was_read_as_something_else_is_refused() -> None:
+    encoder = Encoder.fit(load_table(pa.table({"a": ["x", "y"] * 9}), labelled=False, kinds={}))
+    wrong = load_table(pa.table({"a": [1.0, 2.0]}), labelled=False, kinds={})
+    with pytest.raises(TableError, match="'a' does not hold what it held"):
+        encoder.transform(wrong)
+
+
+def test_gaps_stay_where_the_method_deals_with_them() -> None:
+    awkward = TABLES["text with gaps"]
+    table = load(awkward.arrow())
+    encoder = Encoder.fit(table, gaps="keep")
+    found = encoder.transform(table)
+    assert not any(name.endswith("[missing]") for name in encoder.outputs)
+    lacks = [cell is None for cell in awkward.columns["colour"]]
+    np.testing.assert_array_equal(np.isnan(found[:, 0]), lacks)
+    with pytest.raises(TableError, match="column 'nothing' is empty in all training rows"):
+        Encoder.fit(load(TABLES["empty"].arrow()), gaps="keep")
+
+
+# --- Ranks ----------------------------------------------------------------------------------
+
+
+@given(
+    known=st.lists(st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1.0, 2.0]), min_size=2),
+    new=st.lists(st.floats(-1e7, 1e7), max_size=9),
+)
+def test_ranks_are_those_of_scikit_learn(known: list[float], new: list[float]) -> None:
+    facts = NumberFacts.measure(np.array(known))
+    values = np.array([*known, *new])
+    if not facts.constant:
+        wanted = quantiles(np.array(known)).transform(values[:, None])[:, 0]
+        found = ranks(values, np.array(facts.knots))
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
+        order = np.argsort(values, kind="stable")
+        assert (np.diff(found[order]) >= -1e-15).all()
+
+
+def test_ranks_of_many_rows_are_right_to_a_knot() -> None:
+    values = np.random.default_rng(3).standard_cauchy(5000)
+    facts = NumberFacts.measure(values)
+    assert len(facts.knots) == KNOTS
+    exact = np.argsort(np.argsort(values)) / (len(values) - 1)
+    assert np.abs(ranks(values, np.array(facts.knots)) - exact).max() < 1 / KNOTS
+
+
+def test_a_far_row_moves_no_rank() -> None:
+    values = np.random.default_rng(3).normal(size=99)
+    near, far = (NumberFacts.measure(np.append(values, last)) for last in (9.0, 1e300))
+    found = [ranks(values, np.array(facts.knots)) for facts in (near, far)]
+    np.testing.assert_array_equal(*found)
+
+
+# --- Categories -----------------------------------------------------------------------------
+
+
+@given(
+    cells=st.lists(
+        st.sampled_from([None, *(f"c{k}" for k in range(30))]), min_size=8, max_size=300
+    ),
+    new=st.lists(st.sampled_from([None, "c1", "c2", "x", "y"]), min_size=1, max_size=6),
+)
+def test_categories_are_those_of_scikit_learn(cells: list[Any], new: list[Any]) -> None:
+    column = pa.array([*cells, *new], pa.string())
+    table = load_table(
+        pa.table({"k": column, "i": np.arange(len(column), dtype=float)}),
+        labelled=False,
+        missing="keep",
+        kinds={"k": "category"},
+    )
+    encoder = Encoder.fit(table.take(np.arange(len(cells))))
+    wanted = by_scikit_learn("category", cells, [*cells, *new], "rank")
+    found = encoder.transform(table)[:, :-1]
+    if encoder.columns[0].kind == "category" and len(set(cells)) <= MOST_COLUMNS:
+        assert found.shape == wanted.shape
+    if found.shape == wanted.shape:  # else all are as frequent as each other
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_names_of_outputs_and_explanations_say_no_category_and_no_value() -> None:
+    secret = "Zeppelin"
+    cells = {
+        "kind": [secret, "Otto"] * 20 + ["Quince"],
+        "size": [40961.5, *range(40)],
+        "day": ["1987-03-04", *["1987-03-05"] * 40],
+    }
+    encoder = Encoder.fit(load_table(pa.table(cells), labelled=False, kinds={}))
+    shown = json.dumps([encoder.outputs, encoder.notes, encoder.explain()])
+    for word in (secret, "Otto", "Quince", "40961", "1987", "0.5"):
+        assert word not in shown
+    assert [tuple(one) for one in encoder.explain()] == [
+        ("kind", "category", 3, "2 categories, a column each; 1 rare ones are others"),
+        ("size", "number", 1, "ranks of 41 values"),
+        ("day", "date", 2, "days, weekday"),
+    ]
+
+
+def test_rows_that_are_not_learned_from_do_not_matter() -> None:
+    table = load(TABLES["three classes"].arrow())
+    half = np.arange(table.rows) < 100
+    changed = Table(
+        np.where(half[:, None], table.x, 0.0),
+        table.y,
+        table.columns,
+        kinds=table.kinds,
+        categories=table.categories,
+    )
+    assert Encoder.fit(table.take(half)) == Encoder.fit(changed.take(half))
+
+
+# --- What cannot be -------------------------------------------------------------------------
+
+
+def test_a_table_that_says_nothing_is_refused() -> None:
+    table = load_table(pa.table({"a": [1, 1], "b": ["u", "v"]}), labelled=False, kinds={})
+    with pytest.raises(TableError, match="every feature column is constant"):
+        Encoder.fit(table)
+
+
+def test_values_too_large_for_their_squares_are_refused() -> None:
+    table = load_table(pa.table({"a": [1.0, 2.0, 1e200]}), labelled=False, kinds={})
+    with pytest.raises(TableError, match="'a' has values beyond 1e\\+150; scale it by rank"):
+        Encoder.fit(table, "standard")
+    np.testing.assert_array_equal(Encoder.fit(table).transform(table)[:, 0], [0, 0.5, 1])
+
+
+def test_an_unknown_scaling_lists_the_choices() -> None:
+    table = load(TABLES["text"].arrow())
+    with pytest.raises(OptionError, match="choose of rank, standard, range, none"):
+        Encoder.fit(table, "log")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"columns": [{}]}', '{"columns": [{"kind": "date", "name": "a"}]}', "1"],
+)
+def test_what_is_no_encoder_is_refused(text: str) -> None:
+    with pytest.raises(TableError, match="this is not an encoder"):
+        Encoder.from_json(text)
+
+
+def test_columns_that_say_nothing_are_named() -> None:
+    encoder = Encoder.fit(load(TABLES["constant"].arrow()))
+    assert encoder.notes == ("left out 2 columns that say nothing: still, same",)
+    assert encoder.outputs == ("plain",)
+    assert encoder.sources.tolist() == [2]
