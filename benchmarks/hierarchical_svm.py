@@ -30,7 +30,7 @@ from sklearn.datasets import load_wine
 from sklearn.svm import SVC
 
 from fedkern_flwr.clients import SVMClient
-from fedkern_flwr.groups.consensus import penalty_of
+from fedkern_flwr.groups.consensus import penalties_of
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines.delays import DelayLaw, GroupDelays
 from fedkern_flwr.solvers.dual_subspace import objective, restricted_optimum
@@ -80,7 +80,7 @@ class Task:
         squares = np.ones(len(self.mean)) if self.scale == "standard" else self.deviation**-2.0
         outputs = self.standard(self.x) @ model[0, :-1] + model[0, -1]
         losses = np.maximum(0.0, 1.0 - self.y * outputs).sum()
-        return penalty_of(model, np.append(squares, 0.0)) + float(losses)
+        return float(penalties_of(model, np.append(squares, 0.0)).sum() + losses)
 
 
 def tasks(seed: int) -> list[Task]:

@@ -15,9 +15,10 @@ from fedkern_flwr.kernels.frequencies import FREQUENCIES, Frequencies, check_fre
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.solvers.losses import loss_values
 from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical.doubly_stochastic import new_coefficients
-from fedkern_flwr.vertical.parties import ACTIVE, LARGEST_OUTPUT, PASSIVE
+from fedkern_flwr.vertical.parties import ACTIVE, LARGEST_LOSS, LARGEST_OUTPUT, PASSIVE
 from fedkern_flwr.vertical.phases import cosines, outputs
 
 from .fdskl_columns import ColumnsClient
@@ -246,10 +247,14 @@ class VerticalKernelClient(ColumnsClient):
                 raise self.wrong("the sum of the scores is missing")
             if scores is None:
                 scores = features[:, :have] @ alpha.astype(features.dtype)
+            outputs = self._bounded(np.asarray(scores, np.float64).reshape(len(rows), -1))
+            loss, targets = request.loss, self._targets(rows)
+            if loss_values(loss, outputs, targets).mean() > LARGEST_LOSS:  # type: ignore[arg-type]
+                raise self._diverged()
             made = new_coefficients(
-                request.loss,  # type: ignore[arg-type]
-                self._bounded(np.asarray(scores, np.float64).reshape(len(rows), -1)),
-                self._targets(rows),
+                loss,  # type: ignore[arg-type]
+                outputs,
+                targets,
                 features[:, have:],
                 request.rate,
             )
@@ -259,10 +264,14 @@ class VerticalKernelClient(ColumnsClient):
 
     def _bounded(self, scores: Floats) -> Floats:
         if not np.abs(scores).max(initial=0.0) < LARGEST_OUTPUT:
-            raise RefusedError(  # counted: a server could ask with ever other steps
-                "the iteration has diverged", remedy="use a smaller step", party=self.name
-            )
+            raise self._diverged()
         return scores
+
+    def _diverged(self) -> RefusedError:
+        """Return an error that is counted: a server could ask with ever other steps."""
+        return RefusedError(
+            "the iteration has diverged", remedy="use a smaller step", party=self.name
+        )
 
     def _judge(
         self,

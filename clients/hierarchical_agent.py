@@ -8,7 +8,7 @@ import numpy as np
 
 from fedkern_flwr.errors import SumError
 from fedkern_flwr.groups import messages as wire
-from fedkern_flwr.groups.consensus import next_group_center, paper_group_center
+from fedkern_flwr.groups.consensus import next_group_center, norms, paper_group_center
 from fedkern_flwr.groups.members import DEFAULT_BOUND
 from fedkern_flwr.guard import refusal
 from fedkern_flwr.node.answering import answers
@@ -16,7 +16,7 @@ from fedkern_flwr.secure_sum import Encoding
 
 from .hierarchical_node import SVMNode
 
-# Loss, primal residual and pull, after the vector of a group's sum: no user gets the pad of these.
+#: Of users, of each output, after the models: loss, primal residual, pull. No user gets their pad.
 _GROUP_STATISTICS = 3
 
 
@@ -57,7 +57,7 @@ class AgentOfRows(SVMNode):
             if {*users, self.partition} != set(sums.party.state.cohorts[order.cohort].members):
                 raise refusal("the pad of its group for others than its users", self.name)
             sums.contribute_nothing(name)
-            length = order.length - _GROUP_STATISTICS
+            length = order.length - _GROUP_STATISTICS * request.outputs
             if request.outputs * request.width != length:
                 raise refusal("the pad of more than models, or of fewer", self.name)
             pad = sums.party.pad(order, length).view(np.float64)
@@ -71,32 +71,36 @@ class AgentOfRows(SVMNode):
 
     def _make_term(self, request: wire.AgentRequest) -> None:
         """Complete an iteration, unless that is done; refuse to tell what must be masked."""
-        found, own = self.kept.arrays, self.kept.settings
+        found = self.kept.arrays
         if request.plain and len(self.ordered.party.state.cohorts) > 1:
             raise refusal("its term in plain, where there are other agents", self.name)
         if self.repeated:
             return
-        shape = (request.outputs, request.width)
+        shape, penalties = (request.outputs, request.width), (request.outputs, 1)
+        if not request.rho.shape == request.sigma.shape == request.next_sigma.shape == penalties:
+            raise self.wrong("penalties are not those of the outputs")
         found.setdefault("center", np.zeros(shape))
         found.setdefault("dual", np.zeros(shape))
-        found.setdefault("statistics", np.zeros(5))
-        own.setdefault("sigma", request.sigma)
+        found.setdefault("statistics", np.zeros(5 * request.outputs))
+        found.setdefault("sigma", request.sigma)
         if request.advance:
             self._advance(request)
-        found["dual"] *= own["sigma"] / request.next_sigma
-        own["sigma"] = request.next_sigma
+        found["dual"] = found["dual"] * (found["sigma"] / request.next_sigma)
+        found["sigma"] = request.next_sigma
         term = found["center"] + (found["dual"] if request.consensus == "exact" else 0.0)
         found["term"] = np.concatenate([term.ravel(), found["statistics"]])
 
     def _advance(self, request: wire.AgentRequest) -> None:
         """Complete an iteration of the group."""
         found, own, total = self.kept.arrays, self.kept.settings, self.received(wire.GROUP_SUM)
-        if total.size != request.outputs * request.width + _GROUP_STATISTICS:
+        outputs, models = request.outputs, request.outputs * request.width
+        if total.size != models + _GROUP_STATISTICS * outputs:
             raise self.wrong("the sum of its group has another length")
-        sums, (loss, primal, pull) = total[:-3].reshape(found["center"].shape), total[-3:]
+        sums = total[:models].reshape(found["center"].shape)
+        loss, primal, pull = total[models:].reshape(_GROUP_STATISTICS, outputs)
         before, users, exact = found["center"], len(request.users), request.consensus == "exact"
-        found["dual"] *= own["sigma"] / request.sigma
-        own["sigma"] = request.sigma
+        found["dual"] = found["dual"] * (found["sigma"] / request.sigma)
+        found["sigma"] = request.sigma
         if exact:
             center, found["dual"] = next_group_center(
                 sums,
@@ -113,14 +117,14 @@ class AgentOfRows(SVMNode):
                 sums, users, others, request.rho, request.all_users, request.groups
             )
         middle = request.center / (1 if exact else request.groups)
-        norm = float(np.linalg.norm(center))
+        stiff = (request.rho * users + request.sigma)[:, 0]
         found["center"] = center
-        found["statistics"] = np.array(
+        found["statistics"] = np.concatenate(
             [
                 loss,
-                primal + float(np.linalg.norm(center - middle)),
-                users * norm + float(np.linalg.norm(middle)),
-                (request.rho * users + request.sigma) * float(np.linalg.norm(center - before)),
+                primal + norms(center - middle),
+                users * norms(center) + norms(middle),
+                stiff * norms(center - before),
                 pull,
             ]
         )

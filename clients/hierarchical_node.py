@@ -136,7 +136,8 @@ class SVMNode(TableClient):
     def answer(self, request: Any, method: Any) -> Any:
         """Refuse weights that are none; note which iteration was the last, once it is done."""
         for name in _WEIGHTS:
-            if not 0.0 < getattr(request, name, 1.0) < np.inf:
+            weights = np.asarray(getattr(request, name, 1.0))
+            if not ((weights > 0.0) & (weights < np.inf)).all():
                 raise refusal(f"{name} that is no positive number", self.name)
         reply = method(request)
         if isinstance(request, _NUMBERED):

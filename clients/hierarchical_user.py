@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from fedkern_flwr.groups import messages as wire
-from fedkern_flwr.groups.consensus import Floats, next_group_center, relax
+from fedkern_flwr.groups.consensus import Floats, next_group_center, norms, relax
+from fedkern_flwr.groups.digits import to_digits
 from fedkern_flwr.groups.linear_model import model_columns
 from fedkern_flwr.guard import refusal
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.solvers.local_solvers import solve_local, total_loss
+from fedkern_flwr.solvers.local_solvers import balanced_weights, solve_local, total_loss
 from fedkern_flwr.wire.sums import Order
 
 from .hierarchical_node import SVMNode
@@ -36,8 +37,11 @@ class UserOfRows(SVMNode):
                 "raw_deviation": request.raw_deviation,
             }
         rows = self.table.x if request.raw else self.features_of(self.table.x)
+        positive = (self.table.y > 0.0).sum(0) if request.counted else np.zeros(0)
         share = np.concatenate([rows.sum(0), (rows**2).sum(0)]) / request.rows
-        self.ordered.contribute(name, share)
+        if request.raw or not request.features:
+            share = to_digits(share)
+        self.ordered.contribute(name, np.concatenate([share, positive / request.rows]))
         return wire.StatisticsReply()
 
     @answers(wire.LocalRequest)
@@ -81,7 +85,7 @@ class UserOfRows(SVMNode):
 
     def _make_center(self, request: wire.StepWithAgentRequest, order: Order) -> Floats:
         """Open the group's sum with the agent's pad, and make the center; zero at first."""
-        found, own = self.kept.arrays, self.kept.settings
+        found = self.kept.arrays
         made = dual = np.zeros(self._shape)
         if request.round > 1:
             parties = len(self.ordered.party.state.cohorts[order.cohort].members)
@@ -96,7 +100,7 @@ class UserOfRows(SVMNode):
                 parties - 1,
                 request.judged,
                 (found["group_center"], found["group_dual"]),
-                own["rho"],
+                found["rho"],
                 request.sigma,
                 request.relaxation,
             )
@@ -107,16 +111,15 @@ class UserOfRows(SVMNode):
     def _step(self, request: wire.LocalRequest, center: Floats) -> None:
         """Update the dual at a center, solve, and have the vector ready that is summed."""
         found, own, rho = self.kept.arrays, self.kept.settings, request.rho
-        dual, primal = np.zeros(self._shape), 0.0
+        dual, primal = np.zeros(self._shape), np.zeros(len(center))
         if "model" in found:
-            primal = float(np.linalg.norm(found["model"] - center))
-            dual = (found["dual"] + found["counted"] - center) * (own["rho"] / rho)
-        model = self._solve(center - dual, np.full(len(found["ridge"]), rho))
+            primal = norms(found["model"] - center)
+            dual = (found["dual"] + found["counted"] - center) * (found["rho"] / rho)
+        model = self._solve(center - dual, np.broadcast_to(rho, self._shape))
         counted = relax(model, center, request.relaxation)
-        found |= {"model": model, "dual": dual, "counted": counted}
-        own["rho"] = rho
-        pull = rho * float(np.linalg.norm(dual)) / own["rows"]
-        statistics = [self._loss(request.judged), primal, pull]
+        found |= {"model": model, "dual": dual, "counted": counted, "rho": rho}
+        pull = rho[:, 0] * norms(dual) / own["rows"]
+        statistics = [*self._loss(request.judged), *primal, *pull]
         found["vector"] = np.concatenate([(counted + dual).ravel(), statistics])
 
     @answers(wire.ChainRequest)
@@ -148,10 +151,9 @@ class UserOfRows(SVMNode):
             penalty = ridge + 2.0 * request.rho * len(others)
             target = (2.0 * request.rho * middle - 2.0 * dual) / penalty
             model = self._solve(np.asarray(target), penalty)
-            apart = float(sum(np.linalg.norm(model - other) for other in others)) / len(others)
+            apart = np.sum([norms(model - other) for other in others], axis=0) / len(others)
             found |= {"model": model, "dual": np.asarray(dual)}
-            change = float(np.linalg.norm(model - own))
-            statistics = [self._loss(request.judged), apart, change]
+            statistics = [*self._loss(request.judged), *apart, *norms(model - own)]
             found["vector"] = np.concatenate([model.ravel(), statistics])
         self.ordered.contribute(wire.FLAT_SUM, found["vector"])
         to_left, to_right = (
@@ -169,14 +171,16 @@ class UserOfRows(SVMNode):
         tests = np.arange(table.tests)
         counts = self.outcomes(tests, held_out, request.bins, total=wire.EVALUATION_SUM)
         loss = self._loss(request.model)
-        self.ordered.contribute(wire.EVALUATION_SUM, np.concatenate([[loss], counts]))
+        self.ordered.contribute(wire.EVALUATION_SUM, np.concatenate([[loss.sum()], counts]))
         self.write_predictions(tests, held_out)
         return wire.EvaluateReply()
 
     def _take_coordinates(self, request: wire.SolveRequest) -> None:
-        found = self.kept.arrays
+        found, outputs = self.kept.arrays, self.table.y.shape[1]
+        if request.rho.shape != (outputs, 1) or len(request.shares) not in (0, outputs):
+            raise self.wrong("penalties or weights are not those of its classes")
         if request.mean.size:
-            found |= {name: getattr(request, name) for name in _COORDINATES}
+            found |= {name: getattr(request, name) for name in (*_COORDINATES, "shares")}
         width = model_columns(self.table.features, int(self.kept.settings.get("features", 0)))
         if not all(len(found.get(name, ())) >= width for name in _COORDINATES):
             raise self.wrong(
@@ -193,17 +197,36 @@ class UserOfRows(SVMNode):
         own, rows, y = self.kept.settings, self.learned_rows(), self.table.y
         memory = self.kept.arrays.get("memory", np.zeros((y.shape[1], 0)))
         solved = [
-            solve_local(own["loss"], rows, y[:, k], target[k], penalty, own["c"], memory[k])
+            solve_local(
+                own["loss"],
+                rows,
+                y[:, k],
+                target[k],
+                penalty[k],
+                own["c"],
+                memory[k],
+                self._weights(k),
+            )
             for k in range(y.shape[1])
         ]
         self.kept.arrays["memory"] = np.stack([found for _, found in solved])
         return np.stack([model for model, _ in solved])
 
-    def _loss(self, model: Floats) -> float:
-        """Return the sum of losses of a model per row of the run, 0 without a model."""
-        if not model.size:
-            return 0.0
+    def _loss(self, model: Floats) -> Floats:
+        """Return each output's sum of losses per row of the run, 0 without a model."""
         own, y = self.kept.settings, self.table.y
+        if not model.size:
+            return np.zeros(y.shape[1])
         outputs = self.learned_rows() @ model.T
-        total = sum(total_loss(own["loss"], outputs[:, k], y[:, k]) for k in range(y.shape[1]))
-        return float(total / own["rows"])
+        totals = [
+            total_loss(own["loss"], outputs[:, k], y[:, k], self._weights(k))
+            for k in range(y.shape[1])
+        ]
+        return np.array(totals) / own["rows"]
+
+    def _weights(self, output: int) -> Floats | None:
+        """Return the weights of the rows to learn from, where classes are weighted."""
+        shares = self.kept.arrays["shares"]
+        if not shares.size:
+            return None
+        return balanced_weights(self.table.y[:, output], float(shares[output]))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Coordinates, Floats
+from fedkern_flwr.groups.digits import from_digits, to_digits
 from fedkern_flwr.groups.orthogonal_product import default_vectors, draw_orthogonal, mask_multiplier
 from fedkern_flwr.guard import check_selection
 from fedkern_flwr.node.answering import answers
@@ -38,7 +39,7 @@ class NodeOfColumns(SVMNode):
         self.kept.arrays |= {"take": request.take, "place": request.place}
         x = self._columns()[self._learned]
         self.note_rows(wire.GROUP_SUM, self._held(self._learned))
-        share = np.concatenate([x.sum(0), (x**2).sum(0)]) / request.rows
+        share = to_digits(np.concatenate([x.sum(0), (x**2).sum(0)]) / request.rows)
         self.ordered.contribute(wire.GROUP_SUM, share)
         sealed = b""
         if self.product == "orthogonal":
@@ -119,9 +120,9 @@ class NodeOfColumns(SVMNode):
         if request.kind != "again" and not self.repeated:
             total = self.received(wire.GROUP_SUM)
             if request.kind == "columns":
-                half = total.size // 2
-                fitted = Coordinates.fit(total[:half], total[half:], standardised=True)
-                deviation = fitted.deviation if request.standardised else np.ones(half)
+                mean, square = from_digits(total).reshape(2, -1)
+                fitted = Coordinates.fit(mean, square, standardised=True)
+                deviation = fitted.deviation if request.standardised else np.ones(len(mean))
                 found["opened"] = found["coordinates"] = np.stack([fitted.mean, deviation])
             else:
                 found["opened"] = total * (request.rows if request.kind == "model" else 1.0)

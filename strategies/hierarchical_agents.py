@@ -9,7 +9,7 @@ import numpy as np
 
 from fedkern_flwr.errors import CohortError
 from fedkern_flwr.groups import messages as wire
-from fedkern_flwr.groups.consensus import Floats, Residuals, balance, global_center, growth
+from fedkern_flwr.groups.consensus import Floats, Residuals, global_center
 from fedkern_flwr.groups.members import Group
 from fedkern_flwr.method import Deliver, Round, Steps
 from fedkern_flwr.overlap import Overlap
@@ -17,9 +17,9 @@ from fedkern_flwr.secure_sum import RunningSum
 from fedkern_flwr.strategy import logger
 
 from .hierarchical_progress import Live, Progress
-from .hierarchical_rows import Judged, RowRounds
+from .hierarchical_rows import RowRounds
 
-_GROUP_STATISTICS, AGENT_STATISTICS = 3, 5
+_GROUP_STATISTICS, AGENT_STATISTICS = 3, 5  # of each output, after the models
 
 
 class AgentRounds(RowRounds):
@@ -50,7 +50,7 @@ class AgentRounds(RowRounds):
 
     def _order(self, name: str, statistics: int, cohort: int, **more: Any) -> RunningSum:
         assert self.sums is not None
-        length = self.shape_[0] * self.shape_[1] + statistics
+        length = self.shape_[0] * (self.shape_[1] + statistics)
         how = {"self_masks": False, **more}
         return self.sums.order(name, length, self.encoding, cohort=cohort, **how)
 
@@ -87,12 +87,10 @@ class AgentRounds(RowRounds):
 
     # -- agents
 
-    def _sigma(self, done: int, factor: float) -> float:
+    def _sigma(self, done: int, factor: Floats) -> Floats:
         if self.sigma is not None:
-            return self.sigma
-        first = float(np.mean([self.first_rho(group.number) for group in self.groups_]))
-        grown = growth(self.rho_schedule, done, factor)
-        return first * grown * len(self.users_) / len(self.groups_)
+            return np.full((len(factor), 1), self.sigma)
+        return self.mean_rho() * self.grown(done, factor) * len(self.users_) / len(self.groups_)
 
     def _combine(self, advancing: set[int], ordering: set[int]) -> Steps:
         """Have all agents contribute their terms, those of advancing groups after a new center.
@@ -199,31 +197,29 @@ class AgentRounds(RowRounds):
         self.trace_.append((time.monotonic() - run.started, run.slowest, self._model))
         if advancing:
             run.models[run.advances] = self._model
-            loss, primal, size, dual, pull = own.tolist()
+            loss, primal, size, dual, pull = own.reshape(AGENT_STATISTICS, -1)
             run.residuals = Residuals(primal, size, dual, pull * self.rows_)
             yield from self._record(loss, float(np.linalg.norm(self._model - before)))
 
-    def _record(self, loss: float, change: float) -> Steps:
+    def _record(self, losses: Floats, change: float) -> Steps:
         run, slowest = self._run, self._run.slowest
-        primal, dual = run.residuals.relative
+        primal, dual = run.residuals.largest()
         if slowest <= (self.history_[-1]["round"] if self.history_ else 0):
             return
         row: dict[str, Any] = {"primal": primal, "dual": dual}
-        row |= {"consensus_difference": change, "rho": run.rho}
-        judged = {one.judged for one in run.live.values()}
-        number = judged.pop() if len(judged) == 1 else None
+        row |= {"consensus_difference": change, "rho": float(run.rho.max())}
+        numbers = {one.judged for one in run.live.values()}
+        number = numbers.pop() if len(numbers) == 1 else None
         if number is not None and number in run.models:
-            model = run.models[number]
-            row["objective"] = objective = self.objective_of(model, loss)
-            alike = not self.staleness  # else few models are judged, and not the last
-            if alike and (run.best is None or objective < run.best.objective):
-                run.best = Judged(objective, model)
+            judged = self.judged(run.models[number], losses)
+            row["objective"] = float(judged.objectives.sum())
+            if not self.staleness:  # else few models are judged, and not the last
+                run.best = judged.better(run.best)
         known = [k for one in run.live.values() for k in (one.judged, one.judging) if k is not None]
         oldest = min([*known, run.advances - 1])
         run.models = {k: model for k, model in run.models.items() if k >= oldest}
-        if self.rho_schedule == "balanced":
-            now = run.factors[1]
-            run.factors = (now, now * balance(primal, dual, slowest))
+        now = run.factors[1]
+        run.factors = now, self.next_growth(now, run.residuals, slowest)
         yield Round(slowest, row)
 
     # -- the ring

@@ -26,7 +26,10 @@ def check_together(strategy: SVMOptions) -> None:
     """Refuse options that do not go together."""
     vertical, layers = strategy.partition == "vertical", strategy.architecture == "hierarchical"
     paper, chain = strategy.consensus == "paper", strategy.architecture == "chain"
-    leaves, rising = strategy.lost_groups == "leave-out", strategy.rho_schedule == "rising"
+    leaves, grows = (
+        strategy.lost_groups == "leave-out",
+        strategy.rho_schedule in ("rising", "scaled"),
+    )
     admm = ("rho", "sigma", "rho_schedule", "relaxation", "step_sizes")
     given = [n for n in (*admm, "features", "gamma") if getattr(strategy, n) is not None]
     for_agents = {
@@ -57,6 +60,8 @@ def check_together(strategy: SVMOptions) -> None:
         and (paper or strategy.ring),
         "a vertical split needs every group in every iteration; leave staleness and "
         "lost_groups out": vertical and (strategy.staleness > 0 or leaves),
+        "class_weight is for horizontal splits; leave it out": vertical
+        and strategy.class_weight is not None,
         "product orthogonal is for vertical splits; use partition vertical": not vertical
         and strategy.product == "orthogonal",
     }
@@ -66,13 +71,13 @@ def check_together(strategy: SVMOptions) -> None:
     }
     rules |= {
         "sigma has no meaning in consensus paper; leave it out": paper and "sigma" in given,
-        "relaxation and rho_schedule rising have no meaning in a chain; leave them out": chain
-        and ("relaxation" in given or rising),
+        "relaxation and a rho_schedule that grows have no meaning in a chain; leave them out": chain
+        and ("relaxation" in given or grows),
         "rho and step_sizes are both given; give one of them": {"rho", "step_sizes"} <= set(given),
         "pipelined is for rows in groups that wait for each other, of consensus exact and pairwise "
         "masks; leave it out": bool(strategy.pipelined) and one_after_the_other(strategy),
-        "residuals of groups that do not wait cannot be balanced; use another schedule": (
-            strategy.staleness > 0 and strategy.rho_schedule == "balanced"
+        "groups that do not wait have no residuals in common; use another rho_schedule": (
+            strategy.staleness > 0 and strategy.rho_schedule in ("balanced", "scaled")
         ),
     }
     for text, broken in rules.items():

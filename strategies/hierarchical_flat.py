@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from fedkern_flwr.groups import messages as wire
-from fedkern_flwr.groups.consensus import Floats, Residuals, balance
+from fedkern_flwr.groups.consensus import Floats, Residuals, norms
 from fedkern_flwr.method import Round, Steps
 
-from .hierarchical_rows import Judged, Learned, RowRounds
+from .hierarchical_rows import Learned, RowRounds
 
-_STATISTICS = 3  # loss, primal residual, pull or change
+_STATISTICS = 3  # of each output: loss, primal residual, pull or change
 _NOTHING = np.zeros((0, 0))
 
 
@@ -29,7 +29,8 @@ class FlatRounds(RowRounds):
         """Iterate until the residuals are small, or all rounds are done."""
         meta, chain, started = self.saved_meta_, self.architecture == "chain", time.monotonic()
         model, best, sealed = np.zeros(self.shape_), None, dict[int, wire.ChainReply]()
-        done, factor = int(meta.get("done", 0)), float(meta.get("factor", 1.0))
+        done, outputs = int(meta.get("done", 0)), self.shape_[0]
+        factor = np.array(meta.get("factor", [1.0] * outputs))
         if meta:
             best, model = self.take_up(), self.saved_["model"]
         count, ridge = len(self.users_), self.coordinates.ridge()
@@ -37,38 +38,39 @@ class FlatRounds(RowRounds):
             _, sealed = yield from self._ask_all(done, factor, model, sealed)
         while done < self.num_rounds:
             if self.is_due(done):
-                yield from self.save_rows(done, self.users_, {"model": model}, best, factor=factor)
+                yield from self.save_rows(
+                    done, self.users_, {"model": model}, best, factor=factor.tolist()
+                )
             rho, judged = self.rho_of(0, done, factor), model if done else _NOTHING
             done += 1
             total, sealed = yield from self._ask_all(done, factor, model, sealed)
-            terms, (loss, primal, last) = total[:-3].reshape(self.shape_), total[-3:]
+            terms = total[: model.size].reshape(self.shape_)
+            losses, primal, last = total[model.size :].reshape(_STATISTICS, outputs)
             before = model
             if chain:
                 model = terms / count
-                norm = count * float(np.linalg.norm(model))
-                residuals = Residuals(float(primal), norm, float(last), norm)
+                size = count * norms(model)
+                residuals = Residuals(primal, size, last, size)
             else:
                 model = rho * terms / (rho * count + ridge)
-                change = rho * count * float(np.linalg.norm(model - before))
-                norm = count * float(np.linalg.norm(model))
-                residuals = Residuals(float(primal), norm, change, float(last) * self.rows_)
-            primal, dual = residuals.relative
-            row: dict[str, Any] = {"primal": primal, "dual": dual}
-            row |= {"consensus_difference": float(np.linalg.norm(model - before)), "rho": rho}
+                change = rho[:, 0] * count * norms(model - before)
+                size = count * norms(model)
+                residuals = Residuals(primal, size, change, last * self.rows_)
+            row: dict[str, Any] = dict(zip(("primal", "dual"), residuals.largest(), strict=True))
+            moved = float(np.linalg.norm(model - before))
+            row |= {"consensus_difference": moved, "rho": float(rho.max())}
             if judged.size:
-                row["objective"] = objective = self.objective_of(judged, float(loss))
-                if best is None or objective < best.objective:
-                    best = Judged(objective, judged)
+                best = (now := self.judged(judged, losses)).better(best)
+                row["objective"] = float(now.objectives.sum())
             self.trace_.append((time.monotonic() - started, done, model))
-            if self.rho_schedule == "balanced":
-                factor *= balance(primal, dual, done)
+            factor = self.next_growth(factor, residuals, done)
             yield Round(done, row)
             if done > 1 and residuals.small(self.tolerance):
                 return Learned(True, model if best is None else best.model)
         return Learned(False, model if best is None else best.model)
 
     def _ask_all(
-        self, number: int, factor: float, model: Floats, sealed: dict[int, wire.ChainReply]
+        self, number: int, factor: Floats, model: Floats, sealed: dict[int, wire.ChainReply]
     ) -> Steps:
         """Return the sum over all users, and their replies, of an iteration or of that again."""
         self.step = number
@@ -92,7 +94,7 @@ class FlatRounds(RowRounds):
                 **common,
             )
             requests = dict.fromkeys(self.users_, request)
-        length = self.shape_[0] * self.shape_[1] + _STATISTICS
+        length = self.shape_[0] * (self.shape_[1] + _STATISTICS)
         return (yield from self.sum_users(wire.FLAT_SUM, length, requests, reply))
 
     def _chain_request(

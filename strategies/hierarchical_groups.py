@@ -79,10 +79,10 @@ class GroupRounds(AgentRounds):
         run.live = {k: one for k, one in run.live.items() if k not in run.lost}
         for number, done in meta["groups"].items():
             run.live[int(number)].done = done
-        run.tick, run.factors = int(meta["tick"]), tuple(meta["factors"])
+        run.tick, run.factors = int(meta["tick"]), tuple(np.array(meta["factors"]))
         run.center, run.advances = arrays["center"], int(meta["advances"])
         run.models = {run.advances - 1: arrays["before"], run.advances: self._model}
-        run.residuals, run.best = Residuals(*meta["residuals"]), self.take_up()
+        run.residuals, run.best = Residuals(*np.array(meta["residuals"])), self.take_up()
 
     def _save_groups(self) -> Steps:
         """Write a checkpoint, for which all nodes keep their state."""
@@ -97,8 +97,8 @@ class GroupRounds(AgentRounds):
             groups={str(k): one.done for k, one in run.live.items()},
             lost={str(k): why for k, why in run.lost.items()},
             advances=run.advances,
-            factors=run.factors,
-            residuals=astuple(run.residuals),
+            factors=[own.tolist() for own in run.factors],
+            residuals=[own.tolist() for own in astuple(run.residuals)],
         )
 
     # -- users

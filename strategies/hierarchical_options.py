@@ -11,7 +11,15 @@ import numpy as np
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.groups import members as groups
 from fedkern_flwr.groups import messages as wire
-from fedkern_flwr.groups.consensus import Consensus, Floats, RhoSchedule, growth, initial_rho
+from fedkern_flwr.groups.consensus import (
+    Consensus,
+    Floats,
+    Residuals,
+    RhoSchedule,
+    growth,
+    initial_rho,
+    next_growth,
+)
 from fedkern_flwr.groups.linear_model import LOSS_OF, MODELS, Model
 from fedkern_flwr.groups.members import DEFAULT_BOUND, Group
 from fedkern_flwr.groups.orthogonal_product import Product
@@ -70,16 +78,24 @@ class SVMOptions(Judges):
         "11, which does not.",
     )
     C: float = option(1.0, "Weight of the losses.", above=0.0)
+    class_weight: Literal["balanced"] | None = option(
+        None,
+        "Balanced: rows of rare classes weigh more, so that each class counts as much as all "
+        "others together, as scikit-learn's balanced does for one class against the rest. Users' "
+        "counts of the classes are summed securely.",
+    )
     rho: float | None = option(
         None, "First penalty of the users, by default C where it rises and 3 C otherwise.", above=0
     )
     sigma: float | None = option(
         None, "Penalty of the agents, by default rho times users per group.", above=0.0
     )
-    rho_schedule: RhoSchedule = option(
+    rho_schedule: RhoSchedule | None = option(
         None,
-        "The penalty grows 20 times within 40 iterations, which is the default; or follows the "
-        "residuals; or stays, which is the default where rho or step_sizes are given.",
+        "The penalty grows 20 times within 40 iterations, which is the default for one output; or "
+        "is scaled to each output's duals, which is the default for several, as of classes of "
+        "which some are rare; or follows the residuals; or stays, which is the default where rho "
+        "or step_sizes are given.",
     )
     relaxation: float = option(
         None,
@@ -165,8 +181,9 @@ class SVMOptions(Judges):
         check_together(self)
         slow = self.consensus == "paper" or self.architecture == "chain"
         given = self.rho is not None or self.step_sizes is not None
+        if given or slow:
+            self.fill_in(rho_schedule="fixed")
         self.fill_in(
-            rho_schedule="fixed" if given or slow else "rising",
             relaxation=1.0 if slow else _RELAXATION,
             tolerance=_GAP if self.partition == "vertical" else _RESIDUAL,
             lost_groups="leave-out" if self.ring else "stop",
@@ -219,11 +236,29 @@ class SVMOptions(Judges):
             return self.step_sizes[[g.number for g in self.groups_].index(number)]
         if self.rho is not None:
             return self.rho
-        return self.C if self.architecture == "chain" else initial_rho(self.rho_schedule, self.C)
+        return self.C if self.architecture == "chain" else initial_rho(self.schedule, self.C)
 
-    def rho_of(self, number: int, done: int, factor: float) -> float:
-        """Return rho of a group after so many iterations."""
-        return self.first_rho(number) * growth(self.rho_schedule, done, factor)
+    def mean_rho(self) -> float:
+        """Return the first rho, on average over the groups."""
+        return float(np.mean([self.first_rho(group.number) for group in self.groups_]))
+
+    @property
+    def schedule(self) -> RhoSchedule:
+        """How rho grows."""
+        several = self.outputs_ > 1 and not self.staleness
+        return self.rho_schedule or ("scaled" if several else "rising")
+
+    def grown(self, done: int, factor: Floats) -> Floats:
+        """Return rho of each output in units of the first, shape (k, 1)."""
+        return growth(self.schedule, done, factor)[:, None]
+
+    def rho_of(self, number: int, done: int, factor: Floats) -> Floats:
+        """Return rho of a group for each output, shape (k, 1), after so many iterations."""
+        return self.first_rho(number) * self.grown(done, factor)
+
+    def next_growth(self, now: Floats, residuals: Residuals, done: int) -> Floats:
+        """Return the factors of rho in the next iteration."""
+        return next_growth(self.schedule, now, residuals, self.mean_rho() * now, done)
 
     def options(self) -> dict[str, Any]:
         """Return the options that determine the model."""
@@ -283,6 +318,8 @@ class SVMOptions(Judges):
                 f"model {self.kind} is for classes, the labels are numbers",
                 remedy="use model ridge, or name the classes at all nodes with labels",
             )
+        if self.class_weight and not self.classes_:
+            raise OptionError("class_weight is for classes", remedy="leave it out for numbers")
         if vertical:
             self.row_plan_ = groups.match_rows(
                 parties, found, drop=self.missing == "drop-row", held_out=bool(self.predicting)

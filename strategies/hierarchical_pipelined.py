@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from fedkern_flwr.groups import messages as wire
-from fedkern_flwr.groups.consensus import Floats, Residuals, balance, global_center
+from fedkern_flwr.groups.consensus import Floats, Residuals, global_center
 from fedkern_flwr.method import Answers, Deliver, Round, Steps
 from fedkern_flwr.secure_sum import RunningSum
 
 from .hierarchical_agents import AGENT_STATISTICS, AgentRounds
 from .hierarchical_progress import Live, Progress
-from .hierarchical_rows import Judged, Learned
+from .hierarchical_rows import Learned
 
 _NOTHING = np.zeros((0, 0))
 
@@ -184,14 +184,13 @@ class PipelinedRounds(AgentRounds):
     def _take_total(self, total: Floats, *, last: bool) -> Steps:
         """Tell of the iteration before the last; make the global model of the last one."""
         run, numbers = self._run, self._run.center.size
-        terms, (loss, primal, size, dual, pull) = total[:numbers], total[numbers:].tolist()
+        terms = total[:numbers]
+        losses, primal, size, dual, pull = total[numbers:].reshape(AGENT_STATISTICS, -1)
         if self._row:
             done = self._row["round"]
-            model = run.models[done - 1]
-            objective = self.objective_of(model, loss)
-            if run.best is None or objective < run.best.objective:
-                run.best = Judged(objective, model)
-            yield Round(done, {**self._row, "objective": objective})
+            judged = self.judged(run.models[done - 1], losses)
+            run.best = judged.better(run.best)
+            yield Round(done, {**self._row, "objective": float(judged.objectives.sum())})
         if last:
             return
         rho = self.rho_of(min(run.live), run.slowest, run.factors[0])
@@ -203,12 +202,11 @@ class PipelinedRounds(AgentRounds):
         self.trace_.append((time.monotonic() - run.started, done, run.center))
         run.models = {done - 1: before, done: run.center}
         run.residuals = Residuals(primal, size, dual, pull * self.rows_)
-        relative, dual = run.residuals.relative
+        names = ("primal", "dual")
+        self._row = {"round": done, **dict(zip(names, run.residuals.largest(), strict=True))}
         change = float(np.linalg.norm(run.center - before))
-        self._row = {"round": done, "primal": relative, "dual": dual}
-        self._row |= {"consensus_difference": change, "rho": rho}
-        if self.rho_schedule == "balanced":
-            run.factors = now, now * balance(relative, dual, done)
+        self._row |= {"consensus_difference": change, "rho": float(rho.max())}
+        run.factors = now, self.next_growth(now, run.residuals, done)
 
     # -- checkpoints
 
@@ -221,8 +219,8 @@ class PipelinedRounds(AgentRounds):
             {"center": run.center, "before": run.models[run.slowest - 1]},
             run.best,
             tick=run.tick,
-            factors=run.factors,
-            residuals=astuple(run.residuals),
+            factors=[own.tolist() for own in run.factors],
+            residuals=[own.tolist() for own in astuple(run.residuals)],
             row=self._row,
             names={str(k): name for k, name in self._names.items()},
         )
@@ -233,8 +231,8 @@ class PipelinedRounds(AgentRounds):
         done = int(meta["done"])
         for one in run.live.values():
             one.done = done
-        run.tick, run.factors = int(meta["tick"]) - 1, tuple(meta["factors"])
+        run.tick, run.factors = int(meta["tick"]) - 1, tuple(np.array(meta["factors"]))
         run.center, run.models = arrays["center"], {done - 1: arrays["before"]}
-        run.residuals, run.best = Residuals(*meta["residuals"]), self.take_up()
+        run.residuals, run.best = Residuals(*np.array(meta["residuals"])), self.take_up()
         self._row = meta["row"]
         self._names = {int(k): name for k, name in meta["names"].items()}

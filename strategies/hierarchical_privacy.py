@@ -44,9 +44,11 @@ def seen_by(strategy: SVMOptions) -> dict[str, Any]:
         _SIZES,
         _DECLARED,
         statistics,
-        "the global model and the total loss of each iteration",
+        "the global model of each iteration, and the total loss of each class",
         "outcomes on the held-out rows of all users together",
     ]
+    if strategy.class_weight:
+        server.append("how many rows of each class all users have together")
     if strategy.architecture == "chain":
         return {
             "server_sees": server,

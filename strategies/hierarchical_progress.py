@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from fedkern_flwr.failure import Failure
 from fedkern_flwr.groups.consensus import Floats, Residuals
 from fedkern_flwr.groups.members import Group
@@ -66,8 +68,8 @@ class Progress:
     center : ndarray
         The global model; of ``consensus="paper"`` the sum of all z_k.
     residuals : Residuals
-    factors : (float, float)
-        Of rho where it is balanced: of this iteration and the next.
+    factors : (ndarray, ndarray), shape (k,)
+        Of rho where it follows what is summed: of this iteration and the next.
     advances : int
         Totals for which some group had advanced.
     models : dict
@@ -85,8 +87,8 @@ class Progress:
     center: Floats
     lost: dict[int, str] = field(default_factory=dict)
     tick: int = 0
-    residuals: Residuals = field(default_factory=lambda: Residuals(0.0, 0.0, 0.0, 0.0))
-    factors: tuple[float, float] = (1.0, 1.0)
+    residuals: Residuals = field(init=False)
+    factors: tuple[Floats, Floats] = field(init=False)
     advances: int = 0
     models: dict[int, Floats] = field(default_factory=dict)
     best: Judged | None = None
@@ -94,8 +96,14 @@ class Progress:
     advanced: set[int] = field(default_factory=set)
     unmask_until: float = 0.0
     failed: dict[int, Failure] = field(default_factory=dict)
-    rho: float = 0.0
+    rho: Floats = field(init=False)
     started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        """Begin with nothing known of any output."""
+        outputs = len(self.center)
+        self.residuals, self.rho = Residuals.unknown(outputs), np.zeros((outputs, 1))
+        self.factors = np.ones(outputs), np.ones(outputs)
 
     @property
     def slowest(self) -> int:

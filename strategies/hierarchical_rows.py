@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedkern_flwr.groups import messages as wire
-from fedkern_flwr.groups.consensus import Coordinates, Floats, penalty_of
+from fedkern_flwr.groups.consensus import Coordinates, Floats, penalties_of
+from fedkern_flwr.groups.digits import DIGITS, from_digits
 from fedkern_flwr.groups.linear_model import model_columns
 from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.method import Steps
@@ -20,10 +21,18 @@ _NONE = np.zeros(0)
 
 
 class Judged(NamedTuple):
-    """A model and its objective."""
+    """Models, shape (k, d + 1), and the objective of each."""
 
-    objective: float
+    objectives: Floats
     model: Floats
+
+    def better(self, other: Judged | None) -> Judged:
+        """Return the better of two, output by output."""
+        if other is None:
+            return self
+        mine = self.objectives < other.objectives
+        model = np.where(mine[:, None], self.model, other.model)
+        return Judged(np.where(mine, self.objectives, other.objectives), model)
 
 
 class Learned(NamedTuple):
@@ -42,6 +51,8 @@ class RowRounds(SVMOptions):
     coordinates : Coordinates
     raw : Coordinates or None
         By which columns are standardised before random features are made of them.
+    shares_ : ndarray, shape (k,)
+        Where classes are weighted: share of the rows of each output that are positive.
     """
 
     def _reset(self) -> None:
@@ -49,6 +60,7 @@ class RowRounds(SVMOptions):
         self.coordinates = Coordinates.identity(0)
         self.raw: Coordinates | None = None
         self._told = ""  # name of the last sum over all users: they have been told the same
+        self.shares_ = _NONE
 
     @property
     def rows_(self) -> int:
@@ -60,9 +72,10 @@ class RowRounds(SVMOptions):
         """Of a model: outputs, coefficients with the bias."""
         return self.outputs_, model_columns(self.columns_, self.frequencies) + 1
 
-    def objective_of(self, model: Floats, loss: float) -> float:
-        """Return the objective of a model of so much loss per row."""
-        return penalty_of(model, self.coordinates.ridge()) + self.C * self.rows_ * loss
+    def judged(self, model: Floats, losses: Floats) -> Judged:
+        """Return models with their objectives, of so much loss per row each."""
+        penalties = penalties_of(model, self.coordinates.ridge())
+        return Judged(penalties + self.C * self.rows_ * losses, model)
 
     # -- exchanges with all users
 
@@ -85,6 +98,7 @@ class RowRounds(SVMOptions):
 
     def _fit(self, columns: int, *, standardised: bool, raw: bool = False) -> Steps:
         self.step += 1
+        counted = self.outputs_ if self.class_weight == "balanced" and not raw else 0
         requests = {
             user: wire.StatisticsRequest(
                 loss=self.loss,
@@ -94,6 +108,7 @@ class RowRounds(SVMOptions):
                 feature_seed=self.run_seed,
                 rows=self.rows_,
                 raw=raw,
+                counted=counted > 0,
                 partners=np.array(self._partners_of(user), np.int32),
                 raw_mean=_NONE if self.raw is None else self.raw.mean,
                 raw_deviation=_NONE if self.raw is None else self.raw.deviation,
@@ -101,8 +116,12 @@ class RowRounds(SVMOptions):
             for user in self.users_
         }
         name = self._told = next(iter(requests.values())).sum_name(self._told)
-        total, _ = yield from self.sum_users(name, 2 * columns, requests, wire.StatisticsReply)
-        return Coordinates.fit(total[:columns], total[columns:], standardised=standardised)
+        wide = raw or not self.frequencies
+        length = 2 * columns * (DIGITS if wide else 1)
+        sums = yield from self.sum_users(name, length + counted, requests, wire.StatisticsReply)
+        total, self.shares_ = np.split(sums[0], [length])
+        mean, square = (from_digits(total) if wide else total).reshape(2, columns)
+        return Coordinates.fit(mean, square, standardised=standardised)
 
     def _partners_of(self, user: int) -> list[int]:
         """Return with whom a user exchanges sealed messages."""
@@ -114,9 +133,9 @@ class RowRounds(SVMOptions):
 
     def coordinate_fields(self, *, first: bool) -> dict[str, Any]:
         """Return the fields of a request that carry the coordinates, with the first iteration."""
-        own, none = self.coordinates, (_NONE, _NONE, _NONE)
-        found = (own.mean, own.deviation, own.ridge()) if first else none
-        return dict(zip(("mean", "deviation", "ridge"), found, strict=True))
+        own, names = self.coordinates, ("mean", "deviation", "ridge", "shares")
+        found = (own.mean, own.deviation, own.ridge(), self.shares_) if first else (_NONE,) * 4
+        return dict(zip(names, found, strict=True))
 
     def judge(self, model: Floats) -> Steps:
         """Return the objective of a model and its outcomes on held-out rows: the last exchange."""
@@ -145,7 +164,9 @@ class RowRounds(SVMOptions):
 
     def outcomes(self, model: Floats, total: Floats) -> dict[str, Any]:
         """Return the metrics of a model, of the sum over the users."""
-        found: dict[str, Any] = {"objective": self.objective_of(model, float(total[0]))}
+        penalty = float(penalties_of(model, self.coordinates.ridge()).sum())
+        loss = self.C * self.rows_ * float(total[0])
+        found: dict[str, Any] = {"objective": penalty + loss}
         judged = self.judge_by(self.yard_, total[1:])
         if not judged:
             self.note_untold()
@@ -160,7 +181,7 @@ class RowRounds(SVMOptions):
         own = self.coordinates
         arrays = {**arrays, "mean": own.mean, "deviation": own.deviation, **self.raw_arrays()}
         if best is not None:
-            arrays["best"], meta["best"] = best.model, best.objective
+            arrays |= {"best": best.model, "best_objectives": best.objectives}
         yield from self.save(done, nodes, arrays, standardised=own.standardised, **meta)
 
     def take_up(self) -> Judged | None:
@@ -171,7 +192,7 @@ class RowRounds(SVMOptions):
         )
         if "raw_mean" in arrays:
             self.raw = Coordinates(arrays["raw_mean"], arrays["raw_deviation"], True)
-        return Judged(float(meta["best"]), arrays["best"]) if "best" in meta else None
+        return Judged(arrays["best_objectives"], arrays["best"]) if "best" in arrays else None
 
     def raw_arrays(self) -> Arrays:
         """Return by which columns are standardised before random features, if they are."""

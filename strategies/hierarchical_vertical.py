@@ -9,6 +9,7 @@ import numpy as np
 
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups.digits import DIGITS
 from fedkern_flwr.groups.members import OWNER, Group
 from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.method import Deliver, Round, Steps, Term
@@ -114,7 +115,9 @@ class ColumnRounds(SVMOptions):
             for group in self.groups_
             for user in group.users
         }
-        found = yield from self.sum_for_others(requests, wire.ColumnsReply, self._group_terms(2))
+        found = yield from self.sum_for_others(
+            requests, wire.ColumnsReply, self._group_terms(2 * DIGITS)
+        )
         self._vectors = {user: found[user].orthogonal for user in self.users_}
 
     def _visit(self, kind: str) -> Steps:

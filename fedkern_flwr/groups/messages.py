@@ -91,6 +91,7 @@ class StatisticsRequest(FeaturesRequest, phase="svm-statistics"):
     c: float  # C
     rows: int  # to learn from, at all users together
     raw: bool  # whether it is about the columns before random features are made of them
+    counted: bool  # whether positive rows of each output are counted as well
     # Parties with which this user will exchange sealed messages.
     partners: Index = array("partners", dtype="index")
 
@@ -107,13 +108,17 @@ class StatisticsReply(SVMReply, phase="svm-statistics"):
 class SolveRequest(IterationRequest):
     """To users: solve the local problem, contribute."""
 
-    rho: float  # penalty of this iteration; eta of a chain
+    # Penalty of each output in this iteration, shape (k, 1); eta of a chain.
+    rho: Floats = array("penalties", "one", dtype="float64")
     # Model whose loss is counted, shape (k, d + 1) or (0, 0).
     judged: Floats = array("judged outputs", "judged width", dtype="float64")
     # Coordinates and penalties of the coefficients, with the first iteration; else empty.
     mean: Floats = array("columns", dtype="float64")
     deviation: Floats = array("columns", dtype="float64")
     ridge: Floats = array("coefficients", dtype="float64")
+    # Share of each output's positive rows where classes are weighted, with the first iteration;
+    # else empty.
+    shares: Floats = array("classes", dtype="float64")
 
 
 class LocalRequest(SolveRequest, phase="svm-local"):
@@ -137,9 +142,10 @@ class StepWithAgentRequest(LocalRequest, phase="svm-step"):
     model that the center is made with.
     """
 
-    sigma: float  # penalties of the agents in the last iteration, and in this one
-    next_sigma: float
     index: int  # number of the group's sum of the last iteration; at first 0
+    # Penalties of the agents in the last iteration, and in this one.
+    sigma: Floats = array("penalties", "one", dtype="float64")
+    next_sigma: Floats = array("penalties", "one", dtype="float64")
     # That sum under the agent's pad, without statistics; at first empty.
     padded: Ring = array("padded", dtype="ring")
 
@@ -180,9 +186,6 @@ class AgentRequest(IterationRequest, phase="svm-agent"):
     # the agent contributes what it has.
     advance: bool
     consensus: str  # "exact" or "paper"
-    rho: float  # penalties of this iteration, and sigma of the next
-    sigma: float
-    next_sigma: float
     relaxation: float
     all_users: int  # N
     groups: int  # S
@@ -191,6 +194,10 @@ class AgentRequest(IterationRequest, phase="svm-agent"):
     ring: bool  # whether the terms are summed around the ring instead
     outputs: int  # shape of a model
     width: int
+    # Penalties of this iteration, and sigma of the next, shape (k, 1).
+    rho: Floats = array("penalties", "one", dtype="float64")
+    sigma: Floats = array("penalties", "one", dtype="float64")
+    next_sigma: Floats = array("penalties", "one", dtype="float64")
     users: Index = array("users", dtype="index")  # of the group
     # The global model, shape (k, d + 1); of "paper" the sum of all z_k.
     center: Floats = array("outputs", "width", dtype="float64")

@@ -91,6 +91,17 @@ class Judged:
                 }
         return found
 
+    @property
+    def useless(self) -> str:
+        """What predicts the held-out rows as well, if that is so simple: a class, the mean."""
+        if not self.rows:
+            return ""
+        if self.yard.classes:
+            most = self.confusion.sum(axis=1).max()
+            worse = np.trace(self.confusion) <= most < self.confusion.sum()
+            return "their most frequent class" if worse else ""
+        return "their mean" if self._errors().get("test_r2", 1.0) <= 0.0 else ""
+
     # -- classes
 
     @property

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ..method import Method
 from ..options import option
+from ..strategy import logger
 from .counts import Yardstick
 from .figures import Judged
 
@@ -38,6 +39,12 @@ class Judges(Method):
         """Return the metrics of held-out rows from a sum of counts; remember it."""
         self.judged_ = Judged(yard, total, self.level)
         return self.judged_.metrics()
+
+    def say_useless(self, problem: str, remedy: str) -> None:
+        """Warn if something as simple as a constant predicts the held-out rows as well."""
+        if self.judged_ is not None and (simple := self.judged_.useless):
+            text = "%s: held-out rows are predicted no better than by %s; %s"
+            logger.warning(text, problem, simple, remedy)
 
     def calibration_numbers(self) -> list[float]:
         """Return what turns outputs into probabilities and intervals, for the model."""

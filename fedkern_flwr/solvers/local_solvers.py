@@ -2,12 +2,13 @@
 
 Each user solves, warm from the iteration before::
 
-    w = argmin  C sum_n loss(f_n, y_n) + 1/2 (w - v)^T diag(penalty) (w - v),   f = X w
+    w = argmin  C sum_n c_n loss(f_n, y_n) + 1/2 (w - v)^T diag(penalty) (w - v),   f = X w
 
-In u = (w - v) / s with s = sqrt(C / penalty) this is sum_n loss(f_n, y_n) + 1/2 |u|^2 with
-f = X v + Z u, Z = X diag(s): neither C nor the penalty is left. With fewer rows than columns the
-solution is in the span of the rows, Z^T = Q R, and R^T takes the place of Z, so that no matrix is
-larger than min(n, d).
+The weights c_n are one unless classes are weighted; the hinge and the squared loss take them into
+the rows. In u = (w - v) / s with s = sqrt(C / penalty) this is sum_n c_n loss(f_n, y_n)
++ 1/2 |u|^2 with f = X v + Z u, Z = X diag(s): neither C nor the penalty is left. With fewer rows
+than columns the solution is in the span of the rows, Z^T = Q R, and R^T takes the place of Z, so
+that no matrix is larger than min(n, d).
 
 hinge
     The dual, 0 <= beta <= 1 with u = Z^T beta (rows of Z times y, alpha = C beta), by the proximal
@@ -53,7 +54,14 @@ NEWTON_STEPS = 15  # most of one step of the proximal point method; tau shrinks 
 
 
 def solve_local(
-    loss: Loss, x: Floats, y: Floats, v: Floats, penalty: Floats, c: float, start: Floats
+    loss: Loss,
+    x: Floats,
+    y: Floats,
+    v: Floats,
+    penalty: Floats,
+    c: float,
+    start: Floats,
+    weights: Floats | None = None,
 ) -> tuple[Floats, Floats]:
     """Solve one user's problem, see the top of this module.
 
@@ -73,13 +81,15 @@ def solve_local(
         C, the weight of the losses, positive.
     start : ndarray of float64
         Memory of the last call; one of another size or that is not finite counts as none.
+    weights : ndarray of float64, shape (n,), optional
+        Weights of the rows, positive.
 
     Returns
     -------
     w : ndarray of float64, shape (d,)
         The solution, the exact one of data that differ by rounding.
     memory : ndarray of float64
-        The next call's start: alpha, shape (n,), for the hinge, w for the others.
+        The next call's start: alpha / weights, shape (n,), for the hinge, w for the others.
     """
     n, d = x.shape
     size = n if loss == "hinge" else d
@@ -91,26 +101,33 @@ def solve_local(
     if loss == "hinge":
         rows *= y[:, None]
     base = x @ v
+    margins, shortfall = 1.0 - y * base, y - base
+    if weights is not None and loss == "hinge":
+        rows *= weights[:, None]
+        margins = weights * margins
+    elif weights is not None and loss == "squared":
+        rows *= np.sqrt(weights)[:, None]
+        shortfall = np.sqrt(weights) * shortfall
     basis: Floats | None = None
     if n < d:
         basis, triangle = np.linalg.qr(rows.T)
         rows = np.ascontiguousarray(triangle.T)
     if loss == "hinge":
-        u, beta = _hinge(rows, 1.0 - y * base, np.clip(start / c, 0.0, 1.0) if warm else None)
+        u, beta = _hinge(rows, margins, np.clip(start / c, 0.0, 1.0) if warm else None)
         w = v + scale * (u if basis is None else basis @ u)
         return w, c * beta
     if loss == "logistic":
         u = (start - v) / scale if warm else np.zeros(d)
-        u = _logistic(rows, base, y, u if basis is None else u @ basis)
+        u = _logistic(rows, base, y, u if basis is None else u @ basis, weights)
     elif loss == "squared":
-        u = _squared(rows, y - base)
+        u = _squared(rows, shortfall)
     else:
         assert_never(loss)
     w = v + scale * (u if basis is None else basis @ u)
     return w, w.copy()
 
 
-def total_loss(loss: Loss, outputs: Floats, y: Floats) -> float:
+def total_loss(loss: Loss, outputs: Floats, y: Floats, weights: Floats | None = None) -> float:
     """Return the sum of the losses.
 
     Parameters
@@ -121,18 +138,38 @@ def total_loss(loss: Loss, outputs: Floats, y: Floats) -> float:
         f.
     y : ndarray of float64, shape (n,)
         Targets.
+    weights : ndarray of float64, shape (n,), optional
+        Of the rows.
 
     Returns
     -------
     float
     """
     if loss == "hinge":
-        return float(np.maximum(0.0, 1.0 - y * outputs).sum())
-    if loss == "logistic":
-        return float(np.logaddexp(0.0, -y * outputs).sum())
-    if loss == "squared":
-        return float(0.5 * ((y - outputs) ** 2).sum())
-    assert_never(loss)
+        found = np.maximum(0.0, 1.0 - y * outputs)
+    elif loss == "logistic":
+        found = np.logaddexp(0.0, -y * outputs)
+    elif loss == "squared":
+        found = (y - outputs) ** 2
+    else:
+        assert_never(loss)
+    total = found.sum() if weights is None else weights @ found
+    return float(0.5 * total if loss == "squared" else total)
+
+
+def balanced_weights(y: Floats, share: float) -> Floats:
+    """Return weights with which both sides of an output count as half of all rows.
+
+    Parameters
+    ----------
+    y : ndarray of float64, shape (n,)
+        Targets, -1 or 1.
+    share : float
+        Share of the rows with 1 among all rows of the run.
+    """
+    if not 0.0 < share < 1.0:
+        return np.ones(len(y))
+    return np.where(y > 0.0, 0.5 / share, 0.5 / (1.0 - share))
 
 
 def _hinge(z: Floats, margins: Floats, start: Floats | None) -> tuple[Floats, Floats]:
@@ -259,19 +296,23 @@ def _polish(
     return u, r, beta
 
 
-def _logistic(z: Floats, base: Floats, y: Floats, u: Floats) -> Floats:
-    """Minimise sum_n log(1 + exp(-y_n f_n)) + 1/2 |u|^2, f = base + z u, from u on.
+def _logistic(
+    z: Floats, base: Floats, y: Floats, u: Floats, weights: Floats | None = None
+) -> Floats:
+    """Minimise sum_n c_n log(1 + exp(-y_n f_n)) + 1/2 |u|^2, f = base + z u, from u on.
 
-    z is (n, e), base and y are (n,), u and the result (e,).
+    z is (n, e), base, y and weights are (n,), u and the result (e,).
     """
+    share: Floats | float = 1.0 if weights is None else weights
     columns = np.sqrt(np.einsum("ij,ij->j", z, z))
     last = float(np.inf)
     for _ in range(100):
         f = base + z @ u
-        p = expit(-y * f)
+        q = expit(-y * f)
+        p = share * q
         gradient = u - (p * y) @ z
         norm = float(np.sqrt(gradient @ gradient))
-        bend = p * (1.0 - p)
+        bend = p * (1.0 - q)
         rounded = bend * (1.0 + np.abs(f))
         allowed = columns * np.sqrt(p @ p + rounded @ rounded) + np.sqrt(u @ u)
         if (np.abs(gradient) <= 0.1 * ROUNDING * allowed).all():
@@ -280,20 +321,21 @@ def _logistic(z: Floats, base: Floats, y: Floats, u: Floats) -> Floats:
             break
         last = norm
         du = _solve((z.T * bend) @ z, 1.0, -gradient)
-        slope = _logistic_slope(u, du, f, z @ du, y)
+        slope = _logistic_slope(u, du, f, z @ du, y, share)
         u = u + _line_search(slope, float(gradient @ du)) * du
     return u
 
 
 def _logistic_slope(
-    u: Floats, du: Floats, f: Floats, df: Floats, y: Floats
+    u: Floats, du: Floats, f: Floats, df: Floats, y: Floats, share: Floats | float
 ) -> Callable[[float], tuple[float, float]]:
     """Return the first two derivatives along du of what :func:`_logistic` minimises."""
     across, along, ydf = float(u @ du), float(du @ du), y * df
 
     def slope(t: float) -> tuple[float, float]:
-        p = expit(-y * (f + t * df))
-        return across + t * along - float(p @ ydf), along + float((p * (1.0 - p)) @ (df * df))
+        q = expit(-y * (f + t * df))
+        p = share * q
+        return across + t * along - float(p @ ydf), along + float((p * (1.0 - q)) @ (df * df))
 
     return slope
 

@@ -34,6 +34,7 @@ check_parties = partial(
     client="VerticalKernelClient",
 )
 LARGEST_OUTPUT = 1e6  # beyond it an iteration has diverged; the bound of sums of outputs
+LARGEST_LOSS = 100.0  # mean of a batch, beyond which as well; that of outputs of zero is at most 1
 
 
 @dataclass(frozen=True)

@@ -233,6 +233,8 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         found: dict[str, Any] = {"kilobytes_per_user": strategy.ledger_.bytes_up / 1e3 / users}
         pooled = prepared.pooled(strategy.seed or 0)
         found |= in_units(strategy.metrics_, pooled.label_unit)
+        if strategy.class_weight:  # the pooled optimum is that of equal weights
+            return found
         features = None
         if strategy.frequencies:
             _, meta = strategy.model()

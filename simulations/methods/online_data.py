@@ -161,6 +161,11 @@ def prepare(settings: DataSettings) -> Streams:
             "online methods need rows of the unit ball", remedy="use --scaling rank or range"
         )
     table = settings.load(settings.missing)
+    if settings.target is None and len(table.classes) > 2:
+        raise TableError(
+            f"{len(table.classes)} classes are no numbers, and online methods predict numbers",
+            remedy="use fed-cg, fdskl or hierarchical-svm, or label rows 0 and 1 for one class",
+        )
     if settings.sites:
         table = _keep_sites(table, settings.sites)
     table = drop_constant_columns(table)

@@ -150,7 +150,7 @@ CASES = [
         4,
         "svm-combine",
         "agents",
-        requests={"in plain": fields(plain=True), "no limit": fields(sigma=np.inf)},
+        requests={"in plain": fields(plain=True), "no limit": fields(sigma=lambda s: np.inf * s)},
     ),
     Case(
         "svm",

@@ -155,9 +155,10 @@ def evaluate(**fields: Any) -> wire.EvaluateRequest:
 
 def local(number: int, **fields: Any) -> wire.LocalRequest:
     nothing = np.zeros(0)
-    common: Table = {"session": SESSION, "agent": -1, "rho": 1.0, "relaxation": 1.0, "sealed": b""}
+    common: Table = {"session": SESSION, "agent": -1, "relaxation": 1.0, "sealed": b""}
+    common["rho"] = np.ones((1, 1))
     common |= {"center": np.zeros((0, 0)), "judged": np.zeros((0, 0))}
-    common |= {"mean": nothing, "deviation": nothing, "ridge": nothing}
+    common |= dict.fromkeys(("mean", "deviation", "ridge", "shares"), nothing)
     return wire.LocalRequest(round=number, **{**common, **fields})
 
 
@@ -179,6 +180,7 @@ def test_requests_without_masks_are_never_answered() -> None:
             feature_seed=0,
             rows=4,
             raw=False,
+            counted=False,
             partners=np.zeros(0, np.int32),
             raw_mean=np.zeros(0),
             raw_deviation=np.zeros(0),

@@ -16,10 +16,13 @@ from fedkern_flwr.groups.consensus import (
     growth,
     initial_rho,
     may_advance,
+    next_growth,
+    norms,
     paper_group_center,
-    penalty_of,
+    penalties_of,
     relax,
     risen,
+    scale,
 )
 
 RNG = np.random.default_rng(0)
@@ -40,7 +43,7 @@ def test_coordinates_change_neither_outputs_nor_penalties(standardised: bool) ->
     weights, bias = own.model(w)
     np.testing.assert_allclose(x @ weights.T + bias, rows @ w.T, rtol=1e-9, atol=1e-9)
     penalised = w[:, :-1] if standardised else weights
-    assert penalty_of(w, own.ridge()) == pytest.approx(0.5 * (penalised**2).sum())
+    np.testing.assert_allclose(penalties_of(w, own.ridge()), 0.5 * (penalised**2).sum(1))
 
 
 def test_constant_columns_and_the_identity() -> None:
@@ -65,7 +68,7 @@ def test_centers_are_minima() -> None:
         return float(0.35 * ((w - zi + r) ** 2).sum() + 0.95 * ((zi - h + s) ** 2).sum())
 
     def whole(z: np.ndarray) -> float:
-        return penalty_of(z, q) + 0.35 * float(((w + r - z) ** 2).sum())
+        return penalties_of(z, q).sum() + 0.35 * float(((w + r - z) ** 2).sum())
 
     for f, point in ((lagrangian, zi), (whole, z)):
         for _ in range(20):
@@ -85,21 +88,40 @@ def test_penalties() -> None:
     assert [risen(k) for k in (0, 20, 40, 400)] == pytest.approx([1.0, 20**0.5, 20.0, 20.0])
     assert initial_rho("rising", 2.0) == 2.0
     assert initial_rho("fixed", 2.0) == initial_rho("balanced", 2.0) == 6.0
-    assert balance(9.0, 4.0, 5) == pytest.approx(1.5)
-    assert balance(4.0, 9.0, 10) == pytest.approx(2 / 3)
-    assert (balance(1e9, 1.0, 5), balance(1.0, 1e9, 60)) == (2.0, 0.5)
-    for primal, dual, k in ((1e9, 1.0, 6), (1e9, 1.0, 65), (0.0, 1.0, 5), (1.0, 0.0, 5)):
-        assert balance(primal, dual, k) == 1.0
-    assert growth("fixed", 5, 1.0) == 1.0
-    assert growth("rising", 40, 1.0) == pytest.approx(20.0)
-    assert growth("balanced", 40, 1.5) == 1.5
+    assert initial_rho("scaled", 2.0) == 2.0
+    few = np.array([9.0, 4.0, 1e9, 1.0, 0.0, 1.0]), np.array([4.0, 9.0, 1.0, 1e9, 1.0, 0.0])
+    np.testing.assert_allclose(balance(*few, 5), [1.5, 2 / 3, 2.0, 0.5, 1.0, 1.0])
+    for k in (6, 65):
+        np.testing.assert_array_equal(balance(*few, k), 1.0)
+    factor = np.array([1.0, 1.5])
+    np.testing.assert_allclose(growth("rising", 40, factor), 20.0)
+    for schedule in ("fixed", "balanced", "scaled"):
+        np.testing.assert_array_equal(growth(schedule, 40, factor), factor)
+
+
+def test_each_output_has_a_penalty_of_its_own_scale() -> None:
+    """Three times the size of the duals in units of the model's; at most three times as before."""
+    pull, size = np.array([6.0, 0.06, 60.0, 0.0, 1.0]), np.array([3.0, 3.0, 3.0, 3.0, 0.0])
+    rho = np.array([5.0, 0.1, 1.0, 1.0, 1.0])
+    np.testing.assert_allclose(scale(pull, size, rho, 40), [6 / 5, 0.6, 3.0, 1.0, 1.0])
+    for k in (1, 44, 45):
+        np.testing.assert_array_equal(scale(pull, size, rho, k), 1.0)
+    now, residuals = np.full(5, 2.0), Residuals(size, size, pull, pull)
+    np.testing.assert_allclose(next_growth("scaled", now, residuals, rho, 5)[:2], [12 / 5, 1.2])
+    for schedule in ("rising", "fixed"):
+        np.testing.assert_array_equal(next_growth(schedule, now, residuals, rho, 5), now)
 
 
 def test_residuals() -> None:
-    assert Residuals(1.0, 2.0, 3.0, 4.0).relative == (0.5, 0.75)
-    assert Residuals(1.0, 2.0, 3.0, 4.0).small(0.75)
-    assert not Residuals(1.0, 2.0, 3.0, 4.0).small(0.74)
-    assert not Residuals(0.0, 0.0, 0.0, 0.0).small(0.99)  # nothing is known yet
+    """They are small when those of every output are: a total would be that of frequent classes."""
+    own = Residuals(*np.array([[1.0, 30.0], [200.0, 40.0], [3.0, 1.0], [4.0, 100.0]]))
+    assert own.largest() == (0.75, 0.75)
+    assert own.small(0.75)
+    assert not own.small(0.74)
+    rare = Residuals(*np.array([[1.0, 0.9], [1e6, 1.0], [0.0, 0.0], [1e6, 1.0]]))
+    assert not rare.small(0.8)
+    assert not Residuals.unknown(2).small(0.99)  # nothing is known yet
+    np.testing.assert_allclose(norms(np.array([[3.0, 4.0], [0.0, 2.0]])), [5.0, 2.0])
 
 
 @given(

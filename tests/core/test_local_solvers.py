@@ -10,8 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit
+from sklearn.utils.class_weight import compute_sample_weight
 
-from fedkern_flwr.solvers.local_solvers import LOSSES, Loss, solve_local, total_loss
+from fedkern_flwr.solvers.local_solvers import (
+    LOSSES,
+    Loss,
+    balanced_weights,
+    solve_local,
+    total_loss,
+)
 
 NONE = np.empty(0)
 
@@ -232,3 +239,27 @@ def test_the_total_is_the_sum_of_the_losses() -> None:
     assert total_loss("squared", f, y) == 0.5 * (801.0**2 + 1.0 + 1.5**2 + 1.0)
     expected = 800.0 + np.log(2.0) + np.log1p(np.exp(0.5)) + np.log1p(np.exp(-2.0))
     assert total_loss("logistic", f, y) == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("shape", [(60, 5), (12, 30)])
+def test_a_row_of_weight_two_is_two_rows(loss: Loss, shape: tuple[int, int]) -> None:
+    p = problem(*shape)
+    twice = np.arange(shape[0]) % 3 == 0
+    rows = np.concatenate([np.arange(shape[0]), np.flatnonzero(twice)])
+    right, _ = solve_local(loss, p.x[rows], p.y[rows], p.v, p.penalty, p.c, NONE)
+    weights = 1.0 + twice
+    w, memory = solve_local(loss, *p, NONE, weights)
+    np.testing.assert_allclose(w, right, atol=1e-9)
+    again, _ = solve_local(loss, *p, memory, weights)
+    np.testing.assert_allclose(again, right, atol=1e-9)
+    outputs = p.x @ w
+    whole = total_loss(loss, outputs[rows], p.y[rows])
+    assert total_loss(loss, outputs, p.y, weights) == pytest.approx(whole)
+
+
+def test_balanced_weights_are_those_of_scikit_learn() -> None:
+    y = np.array([1.0, -1.0, -1.0, -1.0, -1.0, 1.0, -1.0])
+    right = compute_sample_weight("balanced", y)
+    np.testing.assert_allclose(balanced_weights(y, 2 / 7), right)
+    np.testing.assert_array_equal(balanced_weights(-np.ones(3), 0.0), 1.0)

@@ -127,3 +127,18 @@ def test_missing_blocks_are_counted_and_shown(missing, tables, commands):
     lacking = sum(sum(h["rows_without_block"].values()) for h in hospitals)
     assert lacking == 3 - left_out
     assert found["metrics"]["centralised_difference"] < 1e-8
+
+
+def test_three_classes_that_are_text(tables, commands):
+    """One against the rest where a method tells classes; no numbers 0, 1, 2 where it does not."""
+    tables.write("t.csv", tables.columns(y=["cat", "dog", "owl"] * 20))
+    table = ["--data", "t.csv", "--label", "y", "--id", "id", "--site", "town"]
+    text = "3 classes are no numbers, and online methods predict numbers; use fed-cg, fdskl or"
+    for name in ("pof-mkl", "local-only"):
+        said = commands.complaint("run", name, *table, "--clients", "3")
+        assert text in said
+        assert "owl" not in said
+    closed = ["--features", "30", "--loss", "square", "--regularization", "0.01"]
+    found = commands.result("fdskl", *table, *closed, out="fdskl")
+    assert found["config"]["classes"] == [0.0, 1.0, 2.0]
+    assert found["metrics"]["centralised_difference"] < 5e-3

@@ -19,6 +19,7 @@ from flwr.app import Context
 from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.errors import CohortError, OptionError, ProtocolError
 from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups.digits import DIGITS
 from fedkern_flwr.groups.members import DEFAULT_BOUND
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.seeding import uniform
@@ -281,6 +282,17 @@ def test_users_learn_means_and_deviations_over_all_users() -> None:
         rest = first.mean * len(every) - x[0].sum(axis=0)
         found = np.abs(rest - x[1][0]).max() < ROUNDED
         assert found == (len(sizes) == 2)  # control: of three others a sum
+
+
+def test_the_server_learns_how_many_rows_a_class_has_where_classes_are_weighted_only() -> None:
+    for weights in (None, "balanced"):
+        seen = run(PAIRS, rounds=2, class_weight=weights)
+        names = {vector.order.name for vector in seen.masked()}
+        (name,) = [n for n in names if n.startswith(wire.STATISTICS_SUM)]
+        (total,) = seen.totals(name)
+        assert total.size == 2 * 4 * DIGITS + (weights is not None)
+    labels = np.concatenate([seen.labels(user) for user in range(4)])
+    assert total[-1] == pytest.approx((labels > 0.0).mean(), abs=ROUNDED)
 
 
 def test_each_of_two_agents_learns_the_gradients_of_the_other_group() -> None:
@@ -605,7 +617,7 @@ def test_agents_of_local_products_have_nothing_to_test_guesses_with() -> None:
     assert not any(name.startswith("vectors") for name in done.seen.kept(4))
     assert not done.insiders.parties[4].opened
     sizes = {total.size for _, total in done.insiders.parties[4].totals}
-    assert sizes == {6, 3}  # statistics, and weights: sums over its users' rows
+    assert sizes == {24, 3}  # digits of statistics, and weights: sums over its users' rows
 
 
 def test_orthogonal_products_show_users_most_of_the_multiplier_and_agents_all_of_it() -> None:

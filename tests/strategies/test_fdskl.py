@@ -820,12 +820,30 @@ def test_what_cannot_be_run_is_refused_in_one_line(
     assert "person" not in str(caught.value) + caplog.text
 
 
-@pytest.mark.parametrize("actives", [1, 2])
-def test_a_step_that_is_too_large_is_noticed(actives: int, parties: Callable[..., Parties]) -> None:
+@pytest.mark.parametrize(
+    ("actives", "loss", "step"),
+    [(1, "square", 500.0), (2, "square", 500.0), (1, "smooth-hinge", 1000.0)],
+)
+def test_a_step_that_is_too_large_is_noticed(
+    actives: int, loss: str, step: float, parties: Callable[..., Parties]
+) -> None:
+    """With a loss that grows linearly outputs grow slowly, and are at chance nevertheless."""
     text = "partition [01]: the iteration has diverged; use a smaller step"
     with pytest.raises(FedKernError, match=text) as caught:
-        start(parties, nothing, actives=actives, rounds=60, step=500.0, loss="square", **STREAM)
+        start(parties, nothing, actives=actives, rounds=60, step=step, loss=loss, **STREAM)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_at_chance_is_said_to_be_not_converged(
+    parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
+) -> None:
+    def one_odd_row(tables: list[Table]) -> None:
+        tables[0]["y_test"] = np.where(np.arange(len(tables[0]["y_test"])) == 3, 1.0, 0.0)
+
+    start(parties, one_odd_row, rounds=2, step=1e-3, **STREAM)
+    said = [r.getMessage() for r in caplog.records if "not converged" in r.getMessage()]
+    assert len(said) == 1
+    assert "no better than by their most frequent class; try a smaller --step" in said[0]
 
 
 _ONE: Table = {"directions": 3, "batch": 3, "step": 0.5, "evaluate_every": 3}

@@ -410,6 +410,84 @@ def test_three_classes_are_one_against_the_rest(split: str) -> None:
         np.testing.assert_array_equal(f.argmax(1)[clear], theirs.argmax(1)[clear])
 
 
+def rare(n: int = 300) -> tuple[Array, Array]:
+    """Return rows of five classes, of which the last has ten."""
+    rng = np.random.default_rng(5)
+    labels = np.repeat(np.arange(5.0), [n - 190, 120, 40, 20, 10])
+    centers = 1.6 * rng.normal(size=(5, 6))
+    x = centers[labels.astype(int)] + rng.normal(size=(n, 6))
+    order = rng.permutation(n)
+    return x[order], labels[order]
+
+
+def test_rare_classes_are_learned_as_the_pooled_svm_learns_them() -> None:
+    """Each class has a penalty and a stop of its own: a total would be that of frequent ones."""
+    x, labels = rare()
+    strategy = fit(horizontal(x, labels, [2, 2], classes=range(5)), 80)
+    assert strategy.metrics_["converged"]  # with one penalty for all it is not in 200
+    z, y = standard(x), np.where(labels[:, None] == np.arange(5), 1.0, -1.0)
+    arrays, _ = strategy.model()
+    w, b = standardised_model(arrays, x)
+    for k in range(5):
+        found = value("linear", w[k : k + 1], b[k : k + 1], z, y[:, k : k + 1], 1.0)
+        assert found / pooled("linear", z, y[:, k])[0] < (1.03 if k < 4 else 1.1)
+    _, right, bias = pooled("linear", z, y)
+    assert ((z @ w.T + b).argmax(1) == (z @ right.T + bias).argmax(1)).mean() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("linear", {}),
+        ("linear", {"architecture": "centralised"}),
+        ("logistic", {"pipelined": False}),
+    ],
+)
+def test_balanced_classes_are_those_of_scikit_learn(name: str, options: Table) -> None:
+    x, labels = rare(240)
+    labels = np.minimum(labels, 2.0)
+    sizes = [4] if options.get("architecture") else [2, 2]
+    agents = not options.get("architecture")
+    nodes = horizontal(x, labels, sizes, classes=range(3), agents=agents)
+    more = {"model": name, "class_weight": "balanced", "tolerance": 5e-3, **options}
+    strategy = fit(nodes, 150, **more)
+    z, y = standard(x), np.where(labels[:, None] == np.arange(3), 1.0, -1.0)
+    kinds = {
+        "linear": SVC(kernel="linear", tol=1e-9, class_weight="balanced"),
+        "logistic": LogisticRegression(tol=1e-10, class_weight="balanced"),
+    }
+    w, b = standardised_model(strategy.model()[0], x)
+    for k in range(3):
+        right = kinds[name].fit(z, y[:, k])
+        theirs = right.decision_function(z)
+        assert np.abs(z @ w[k] + b[k] - theirs).mean() < 0.05 * np.abs(theirs).mean()
+
+
+def test_one_row_in_sixty_is_found_with_balanced_classes() -> None:
+    rng = np.random.default_rng(1)
+    y = np.where(np.arange(1200) % 60 == 0, 1.0, -1.0)
+    x = rng.normal(size=(1200, 3)) + (y > 0)[:, None]
+    found = [
+        fit(horizontal(x, y, [2, 2], tests=600), class_weight=own).metrics_["test_recall"]
+        for own in (None, "balanced")
+    ]
+    assert found[0] < 0.2
+    assert found[1] > 0.7
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_incomes_years_and_seconds_are_columns_as_others(split: str) -> None:
+    """Their squares are far beyond the bound of sums; the model is that of standard columns."""
+    deal_out, options = SPLITS[split]
+    x, y = blobs(90)
+    wide = x * [3e5, 20.0, 1e7, 1e-3] + [5e4, 1990.0, 1.7e9, 0.0]
+    found = [
+        fit(deal_out(own, y, tests=12), 30, model="logistic", **options).metrics_
+        for own in (x, wide)
+    ]
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
 @pytest.mark.parametrize("scale", ["standard", "none"])
 def test_rbf_is_the_pooled_svm_of_the_same_random_features(scale: str) -> None:
     x, y = blobs(60)

@@ -90,7 +90,7 @@ _FOR_AGENTS: Table = {
     "lost_groups leave-out": {"lost_groups": "leave-out"},
 }
 _PENALTIES: Table = {"rho": 1.0, "sigma": 1.0, "rho_schedule": "rising", "relaxation": 1.5}
-_CHAIN = "relaxation and rho_schedule rising have no meaning in a chain; leave them out"
+_CHAIN = "relaxation and a rho_schedule that grows have no meaning in a chain; leave them out"
 #: What does not go together, or means nothing beside the others.
 TOGETHER: list[tuple[type[Any], Table, str]] = [
     *[(m, {"resume": True}, "resume without a checkpoint; name the chec") for m in WRONG],
@@ -135,7 +135,7 @@ TOGETHER: list[tuple[type[Any], Table, str]] = [
             ({"rho": 1.0, "step_sizes": (1.0, 2.0)}, "rho and step_sizes are both given; give one"),
             (
                 {"rho_schedule": "balanced", "staleness": 1},
-                "residuals of groups that do not wait cannot be balanced; use another schedule",
+                "groups that do not wait have no residuals in common; use another rho_schedule",
             ),
             (
                 {"consensus": "paper", "sigma": 2.0},

@@ -34,8 +34,6 @@ from .groups_inference import centers_of_terms, gradients_of_sums, sums_of_cente
 from .groups_insiders import SVMInsiders
 from .seen import MaskedVector, SeenRun
 
-_GROUP_STATISTICS, _AGENT_STATISTICS = 3, 5
-
 
 class SVMRun(SeenRun):
     """A recorded run of HierarchicalSVM: messages, and what each party can open of them.
@@ -170,7 +168,7 @@ class SVMRun(SeenRun):
         shape = (asked[0].outputs, asked[0].width)
         kept = dict(insider.steps)
         sums = [
-            t[:-_GROUP_STATISTICS].reshape(shape)
+            t[: shape[0] * shape[1]].reshape(shape)
             for name, t in insider.totals
             if name.partition("#")[0] == wire.GROUP_SUM
         ]
@@ -211,7 +209,7 @@ class SVMRun(SeenRun):
         shape = (asked[0].outputs, asked[0].width)
         own = dict(self.insiders.parties[self.agents[viewer]].steps)
         terms = [
-            total - own[a.round]["term"][:-_AGENT_STATISTICS].reshape(shape)
+            total - own[a.round]["term"][: shape[0] * shape[1]].reshape(shape)
             for total, a in zip(self.terms()[1:], asked, strict=False)
         ]
         return self._of_terms(terms, asked, shape, users, 1)

@@ -21,6 +21,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkern_flwr.groups.consensus import Penalty
+
 from .gradient_inversion import Floats
 
 _FLAT = 1e-9  # singular values below that, relative to the largest, are rounding
@@ -32,7 +34,7 @@ _FLAT = 1e-9  # singular values below that, relative to the largest, are roundin
 def gradients_of_sums(
     totals: Sequence[Floats],
     centers: Sequence[Floats],
-    rhos: Sequence[float],
+    rhos: Sequence[Penalty],
     users: int,
     relaxation: float,
 ) -> list[Floats]:
@@ -45,7 +47,7 @@ def gradients_of_sums(
     centers : sequence of ndarray, shape (k, d + 1)
         Sum over the users' groups of z_i, each before the first iteration and after each one;
         groups of equal size.
-    rhos : sequence of float
+    rhos : sequence of float or ndarray, shape (k, 1)
         Penalty of each iteration.
     users : int
         N_i, users of each group.
@@ -71,8 +73,8 @@ def gradients_of_sums(
 def sums_of_centers(
     centers: Sequence[Floats],
     models: Sequence[Floats],
-    rhos: Sequence[float],
-    sigmas: Sequence[float],
+    rhos: Sequence[Penalty],
+    sigmas: Sequence[Penalty],
     users: int,
     groups: int,
     relaxation: float,
@@ -85,7 +87,7 @@ def sums_of_centers(
         z_i before the first iteration and after each one, or its sum over groups of equal size.
     models : sequence of ndarray, shape (k, d + 1)
         z with which each center was made.
-    rhos, sigmas : sequence of float
+    rhos, sigmas : sequence of float or ndarray, shape (k, 1)
         Penalties of each iteration.
     users : int
         N_i, users of each group.
@@ -108,7 +110,7 @@ def sums_of_centers(
 def centers_of_terms(
     terms: Sequence[Floats],
     models: Sequence[Floats],
-    sigmas: Sequence[float],
+    sigmas: Sequence[Penalty],
     groups: int,
     relaxation: float,
 ) -> list[Floats]:
@@ -120,7 +122,7 @@ def centers_of_terms(
         Sum of z_i + s_i after each iteration.
     models : sequence of ndarray, shape (k, d + 1)
         z with which the centers of each iteration were made.
-    sigmas : sequence of float
+    sigmas : sequence of float or ndarray, shape (k, 1)
         Penalty of each iteration, and of the one after the last.
     groups : int
         S.
@@ -143,7 +145,7 @@ def centers_of_terms(
 
 
 def terms_of_models(
-    models: Sequence[Floats], sigmas: Sequence[float], groups: Sequence[int], ridge: Floats
+    models: Sequence[Floats], sigmas: Sequence[Penalty], groups: Sequence[int], ridge: Floats
 ) -> list[Floats]:
     """Compute the sum of all terms z_i + s_i from the global model, which all agents see.
 
@@ -151,7 +153,7 @@ def terms_of_models(
     ----------
     models : sequence of ndarray, shape (k, d + 1)
         z of each tick.
-    sigmas : sequence of float
+    sigmas : sequence of float or ndarray, shape (k, 1)
         Penalty with which each was made.
     groups : sequence of int
         Groups of which each was made.
@@ -163,7 +165,7 @@ def terms_of_models(
 
 
 def gradients_of_chain_end(
-    own: Sequence[Floats], end: Sequence[Floats], ridge: Floats, rho: float
+    own: Sequence[Floats], end: Sequence[Floats], ridge: Floats, rho: Penalty
 ) -> list[Floats]:
     """Compute the gradients of the last user of a chain from its models and its neighbour's.
 
@@ -173,7 +175,7 @@ def gradients_of_chain_end(
         Models of the neighbour, and of the user at the end, after each iteration.
     ridge : ndarray, shape (d + 1,)
         What each user penalises: that of the run by the number of users.
-    rho : float
+    rho : float or ndarray, shape (k, 1)
         eta.
     """
     found, dual = list[Floats](), np.zeros_like(end[0])
