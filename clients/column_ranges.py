@@ -1,9 +1,10 @@
-"""The client of a preparation run: its columns' statistics are summed, ranges come back."""
+"""The client of a preparation run: its columns are summed up, ranges or an encoder come back."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import hmac
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +25,11 @@ from fedkern_flwr.align.column_ranges import (
     own_ranges,
     second_pass,
 )
+from fedkern_flwr.alignment import KEY_BYTES
 from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.encoding.bins import COARSE, DECIMALS
+from fedkern_flwr.encoding.common import Histograms, OwnColumns
+from fedkern_flwr.encoding.kept import KeptEncoder
 from fedkern_flwr.errors import OptionError, ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.guard.rows import OwnRows
@@ -34,6 +39,7 @@ from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.private_files import can_be_written
 from fedkern_flwr.scaling import Scaling, ranges_to_json
+from fedkern_flwr.tables.table import Kind, Table
 from fedkern_flwr.wire import DescribeRequest, columns_digest
 
 from .party_table import as_numbers
@@ -59,6 +65,13 @@ class RangesClient(AnsweringClient):
         more range, ``"label"``.
     scaling : path, optional
         JSON file to write, for :class:`fedkern_flwr.scaling.Scaling`.
+    encoder : path, optional
+        JSON file to write, for :class:`fedkern_flwr.encoding.kept.KeptEncoder`: the encoder that
+        all holders of the block have in common. With it the scaling is that of encoded columns.
+    kinds, categories : mapping, optional
+        What the columns hold, as in a :class:`~fedkern_flwr.tables.Table`, where they are encoded.
+    category_key : bytes, optional
+        Secret of all holders of the block, and of no server, that hides the names of categories.
     bound : float, optional
         Public bound on the magnitude of all values, which must be that of the run; the strategy's
         default by default.
@@ -69,6 +82,8 @@ class RangesClient(AnsweringClient):
     ------
     TableError
         Wrong shapes, infinite values, a column without a value.
+    OptionError
+        Ranges are to be written of columns that are encoded.
     """
 
     whole_cohorts: ClassVar[bool] = True
@@ -84,6 +99,10 @@ class RangesClient(AnsweringClient):
         block: str = "all",
         ranges: str | Path | None = None,
         scaling: str | Path | None = None,
+        encoder: str | Path | None = None,
+        kinds: Mapping[str, Kind] | None = None,
+        categories: Mapping[str, tuple[str, ...]] | None = None,
+        category_key: bytes = b"",
         bound: float | None = None,
         **common: Any,
     ) -> None:
@@ -92,6 +111,7 @@ class RangesClient(AnsweringClient):
         self.block = block
         self.ranges = None if ranges is None else Path(ranges)
         self.scaling = None if scaling is None else Path(scaling)
+        self.encoder = None if encoder is None else Path(encoder)
         self.x = as_numbers(x, "features", self.name)
         if self.x.ndim != 2 or not self.x.size:
             raise self._bad(f"features of shape {self.x.shape}", "pass x of shape (n, d)")
@@ -103,6 +123,18 @@ class RangesClient(AnsweringClient):
                 "name each of them",
             )
         check_values(self.x, self.columns, self.name)
+        self.own: OwnColumns | None = None
+        self.category_key = category_key
+        if self.encoder is not None:
+            if self.ranges is not None:
+                raise OptionError(
+                    "this node has ranges and an encoder",
+                    remedy="leave one of them out",
+                    party=self.name,
+                )
+            own = Table(self.x, None, self.columns, kinds=kinds or {}, categories=categories or {})
+            self.own = OwnColumns(own, category_key)
+            self.x = self.own.x
         self.y = None if y is None else as_numbers(y, "labels", self.name)
         if self.y is not None:
             if self.y.shape != (rows,):
@@ -125,7 +157,7 @@ class RangesClient(AnsweringClient):
 
     def describe(self, request: DescribeRequest) -> wire.RangesDescribeReply:
         """Tell who this is; refuse to begin where the files cannot be written."""
-        for path in (self.ranges, self.scaling):
+        for path in (self.ranges, self.scaling, self.encoder):
             if path is not None and not can_be_written(path):
                 raise self._unwritable()
         with self.keeping(request.session):
@@ -137,6 +169,8 @@ class RangesClient(AnsweringClient):
             columns=columns_digest(self.columns),
             block=self.block,
             labelled=self.y is not None,
+            kinds="" if self.own is None else self.own.kinds,
+            secret_digest=self._digest_of_key(request.session),
         )
 
     @answers(wire.MeansRequest)
@@ -148,11 +182,13 @@ class RangesClient(AnsweringClient):
         if request.rows != rows:
             raise refusal("the rows of a block", self.name)
         self._check_bound(x, request.bound)
+        self.kept.settings["bound"] = request.bound
         if holders == 2:
             logger.warning(
                 "block %r has two holders: each can compute the other's means and deviations from "
-                "those of both",
+                "those of both%s",
                 self.block,
+                ", and its histograms" if self.own else "",
             )
         self.secure_sums.contribute(wire.MEANS_SUM, first_pass(x, request.bound, request.rows))
         return wire.MeansReply()
@@ -161,27 +197,63 @@ class RangesClient(AnsweringClient):
     def send_deviations(self, request: wire.DeviationsRequest) -> wire.DeviationsReply:
         """Contribute distances from the centre, and their squares."""
         x = self._columns(request)
-        self._check_sum(wire.DEVIATIONS_SUM)
+        _, rows = self._check_sum(wire.DEVIATIONS_SUM)
         centre = Centre(request.count, request.mean, request.scale)
         if len(centre.mean) != x.shape[1] or not ((centre.count > 0) & (centre.scale > 0.0)).all():
             raise ProtocolError(
                 "what was summed before does not fit the columns of this node", party=self.name
             )
         self._fix_centre(centre)
+        self.kept.arrays["centre"] = np.stack([*vars(centre).values()])
         # never beyond 1 about the true centre; clipped, that about another one tells nothing
         share = np.clip(second_pass(x, centre), -1.0, 1.0)
+        if self.own is not None:
+            counts = self.own.first(centre, self.kept.settings["bound"])
+            share = np.concatenate([share, counts / rows])
         self.secure_sums.contribute(wire.DEVIATIONS_SUM, share)
         return wire.DeviationsReply()
 
+    @answers(wire.HistogramsRequest)
+    def send_histograms(self, request: wire.HistogramsRequest) -> wire.HistogramsReply:
+        """Contribute the second histograms, and how many rows have each category."""
+        x = self._columns(request)
+        _, rows = self._check_sum(wire.HISTOGRAMS_SUM)
+        if self.own is None:
+            raise refusal("histograms of columns that are not to be encoded", self.name)
+        d, first = len(self.own.numeric), Histograms(request.counts, request.strays)
+        kept = self.kept.arrays["centre"] if x.shape[1] else np.zeros((3, 0))
+        proper = (first.counts.shape, first.strays.shape) == ((d, COARSE), (d, DECIMALS))
+        proper = proper and bool((first.counts.sum(axis=1) == kept[0, :d]).all())
+        if not proper or (first.counts < 0.0).any():
+            raise ProtocolError(
+                "what was counted before does not fit the columns of this node", party=self.name
+            )
+        self._fix("histograms", first.counts, first.strays)
+        edges = first.edges(Centre(*kept), self.kept.settings["bound"]) if d else []
+        self.secure_sums.contribute(wire.HISTOGRAMS_SUM, self.own.second(edges) / rows)
+        return wire.HistogramsReply()
+
     @answers(wire.WriteRequest, last=True)
     def write(self, request: wire.WriteRequest) -> wire.WriteReply:
-        """Write the ranges and erase what belongs to the run; asked again, write them again."""
+        """Write the files and erase what belongs to the run; asked again, write them again."""
         x = self._columns(request)
         low, high = own_ranges(x) if request.alone else (request.low, request.high)
         if len(low) != x.shape[1] or not (low < high).all():
             raise ProtocolError("the ranges do not fit the columns of this node", party=self.name)
+        limits = (float(low[-1]), float(high[-1])) if request.labels else (0.0, 1.0)
         try:
-            self._write_files(low, high, labels=request.labels, clip=request.clip)
+            if self.own is not None and self.encoder is not None:
+                low = np.zeros(self._write_encoder(request, self.own, self.encoder))
+                high = low + 1.0
+            elif self.ranges is not None:
+                names = [*self.columns, LABEL] if request.labels else self.columns
+                text = ranges_to_json(names, low, high, clip=request.clip)
+                write_atomically(self.ranges, text.encode(), private=True)
+            if self.scaling is not None:
+                d = len(low) - (request.labels and self.own is None)
+                # the far corner of the unit cube, so that nothing is said of single rows
+                scaling = Scaling(low[:d], high[:d], float(np.sqrt(d)), *limits, request.clip)
+                write_atomically(self.scaling, scaling.to_json().encode(), private=True)
         except OSError:
             raise self._unwritable() from None
         self.kept = KeptState()
@@ -200,26 +272,41 @@ class RangesClient(AnsweringClient):
             digest.update(b"" if values is None else np.ascontiguousarray(values).tobytes())
         return digest.hexdigest()
 
+    def _digest_of_key(self, session: str) -> str:
+        """Return what tells whether all holders have the same secret, and not which."""
+        if self.own is None or not self.own.keys:
+            return ""
+        label = f"fedkern-flwr category key/{session}".encode()
+        return hmac.digest(self.category_key, label, "sha256").hex()[:16]
+
     def _columns(self, request: wire.RangesRequest) -> Floats:
         """Return the columns of the run, which are those with which it began."""
         self.check_table(self._digest(request.session))
+        x = self.x if self.own is None else self.own.numbers()
         if not request.labels:
-            return self.x
+            return x
         if self.y is None:
             raise ProtocolError("labels are asked for, and it has none", party=self.name)
-        return np.column_stack([self.x, self.y])
+        return np.column_stack([x, self.y])
 
     def _fix_centre(self, centre: Centre) -> None:
         """Refuse a second centre: distances from ever new ones would tell of single values."""
-        digest = hashlib.sha256(np.stack([*vars(centre).values()]).tobytes()).hexdigest()
-        if self.kept.settings.setdefault("centre", digest) != digest:
-            raise refusal("another centre than before", self.name)
+        self._fix("centre", *vars(centre).values())
+
+    def _fix(self, name: str, *arrays: Floats) -> None:
+        """Refuse what an exchange begins with, if it is not what it was before."""
+        digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
+        if self.kept.settings.setdefault(name, digest) != digest:
+            raise refusal(f"another {name} than before", self.name)
 
     def _check_bound(self, x: Floats, bound: float) -> None:
         """Refuse values beyond the public bound of the run."""
         wide = beyond(x, bound)
         if wide:
-            name = [*self.columns, LABEL][wide[0]]
+            names = self.columns
+            if self.own is not None:
+                names = tuple(names[k] for k in self.own.numeric)
+            name = [*names, LABEL][wide[0]]
             more = f" (and {len(wide) - 1} more)" if len(wide) > 1 else ""
             error = self._bad(
                 f"column {name!r}{more} has values beyond the public bound of {bound:g}",
@@ -230,20 +317,26 @@ class RangesClient(AnsweringClient):
     def _check_sum(self, name: str) -> tuple[int, int]:
         """Refuse a sum of another kind than the method's; return its parties and their rows."""
         self.secure_sums.check(name, SumRule(ENCODING, everybody=True))
+        if self.own is not None and self.own.keys and len(self.category_key) < KEY_BYTES:
+            error = OptionError(
+                f"column {next(iter(self.own.keys))!r} holds text, and there is no secret of the "
+                f"holders, {KEY_BYTES} bytes or longer, to hide its categories",
+                remedy="draw one with python3 -c 'import secrets; print(secrets.token_hex(32))' "
+                "and give it to all holders as category-key, not to the server",
+                party=self.name,
+            )
+            raise self.unfit(error)
         rows = self.secure_sums.rows(name)
         return len(rows), sum(rows)
 
-    def _write_files(self, low: Floats, high: Floats, *, labels: bool, clip: bool) -> None:
-        d = len(self.columns)
-        if self.ranges is not None:
-            names = [*self.columns, LABEL] if labels else self.columns
-            text = ranges_to_json(names, low, high, clip=clip)
-            write_atomically(self.ranges, text.encode(), private=True)
-        if self.scaling is not None:
-            y_min, y_max = (float(low[d]), float(high[d])) if labels else (0.0, 1.0)
-            # the far corner of the unit cube, so that nothing is said of single rows
-            scaling = Scaling(low[:d], high[:d], float(np.sqrt(d)), y_min, y_max, clip)
-            write_atomically(self.scaling, scaling.to_json().encode(), private=True)
+    @staticmethod
+    def _write_encoder(request: wire.WriteRequest, own: OwnColumns, path: Path) -> int:
+        """Write the common encoder, or that of a node that is alone; return its outputs."""
+        if request.alone:
+            return len(KeptEncoder.fit(path, own.table).names)
+        kept = KeptEncoder(own.named(request.encoder), request.session)
+        kept.write(path)
+        return len(kept.names)
 
     def _bad(self, problem: str, remedy: str) -> TableError:
         return TableError(problem, remedy=remedy, party=self.name)

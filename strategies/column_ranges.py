@@ -11,11 +11,21 @@ from fedkern_flwr.align import range_messages as wire
 from fedkern_flwr.align.column_ranges import (
     DEFAULT_BOUND,
     ENCODING,
+    Centre,
     Floats,
     Statistics,
     read_first_pass,
     read_second_pass,
     summed_ranges,
+)
+from fedkern_flwr.encoding import Encoder
+from fedkern_flwr.encoding.common import (
+    Histograms,
+    common_encoder,
+    first_length,
+    numeric,
+    read_first,
+    second_length,
 )
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.method import Ask, Method, Rounds, Steps, Term, option
@@ -41,6 +51,10 @@ class ColumnRanges(Method):
     greatest values. Four exchanges: describe, means, deviations, write; two where all blocks have
     one holder.
 
+    Where all holders of a block name a file for it they get a common encoder of their columns
+    instead (:mod:`fedkern_flwr.encoding.common`): ranks, categories and gaps of all their rows, in
+    one exchange more.
+
     Attributes
     ----------
     blocks_ : dict
@@ -48,7 +62,11 @@ class ColumnRanges(Method):
     statistics_ : dict
         Name of each block with several holders -> its :class:`Statistics`.
     ranges_ : dict
-        Name of each of these -> ndarray, shape (2, d): the ranges. Labels are the last column.
+        Name of each of these -> ndarray, shape (2, d): the ranges. Labels are the last column;
+        categories, which are encoded, have none.
+    encoders_ : dict
+        Name of each block with several holders that is encoded -> its
+        :class:`~fedkern_flwr.encoding.Encoder`, without names of columns and categories.
     """
 
     method, title = "ranges", "Column ranges"
@@ -82,6 +100,7 @@ class ColumnRanges(Method):
         self.blocks_: dict[str, tuple[int, ...]] = {}
         self.statistics_: dict[str, Statistics] = {}
         self.ranges_: dict[str, Floats] = {}
+        self.encoders_: dict[str, Encoder] = {}
 
     # -- what a method tells about itself
 
@@ -96,7 +115,7 @@ class ColumnRanges(Method):
             block: {
                 "holders": [p.partition for p in holders],
                 "rows": _rows(holders),
-                "columns": self._columns(holders),
+                "columns": int(holders[0].features) + self._labelled(holders),
             }
             for block, holders in _by_block(self.parties_.values()).items()
         }
@@ -104,16 +123,25 @@ class ColumnRanges(Method):
 
     def privacy(self) -> dict[str, Any]:
         """Return what is seen by whom."""
+        server, client = [], []
+        if self.encoders_:
+            server = [
+                "of those that are encoded: what each column holds, histograms of numbers and "
+                "dates over all holders, how many rows have each category, not what it is called"
+            ]
+            client = ["of its columns that are encoded: the first histograms and the encoder"]
         return {
             **self.sums_privacy(),
             "server_sees": [
                 "who holds which block, with how many rows and columns; digests of their names",
                 "of blocks with several holders: counts, means and variances of the columns over "
                 "all holders",
+                *server,
             ],
             "client_sees": [
                 "of its own columns over all holders: counts, about the means, powers of two not "
-                "below the deviations, and the ranges"
+                "below the deviations, and the ranges",
+                *client,
             ],
         }
 
@@ -126,6 +154,7 @@ class ColumnRanges(Method):
             check_columns(holders)
             first = holders[0]
             for party in holders:
+                _check_kinds(party, first)
                 if self.labels and party.labelled != first.labelled:
                     raise ProtocolError(
                         f"it has {'' if party.labelled else 'no '}labels, unlike partition "
@@ -144,8 +173,9 @@ class ColumnRanges(Method):
             if len(holders) == 2:
                 logger.warning(
                     "block %r has two holders: each can compute the other's means and deviations "
-                    "from those of both",
+                    "from those of both%s",
                     block,
+                    ", and its histograms" if blocks[block][0].kinds else "",
                 )
         return list(shared.values())
 
@@ -154,17 +184,22 @@ class ColumnRanges(Method):
         return self.labels and bool(holders[0].labelled)
 
     def _columns(self, holders: Sequence[Any]) -> int:
-        return int(holders[0].features) + self._labelled(holders)
+        """Return how many columns of a block have means: categories have none."""
+        kinds = holders[0].kinds
+        return (numeric(kinds) if kinds else int(holders[0].features)) + self._labelled(holders)
 
     # -- a run
 
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
-        """Sum the statistics, let the nodes write their ranges."""
+        """Sum the statistics, let the nodes write their files."""
         blocks = _by_block(parties)
         shared = {block: holders for block, holders in blocks.items() if len(holders) > 1}
-        self.planned = 3 if shared else 1
-        if shared:
-            yield from self._sum_statistics(shared)
+        measured = {block: found for block, found in shared.items() if self._columns(found)}
+        encoded = {block: found for block, found in shared.items() if found[0].kinds}
+        self.planned = 1 + 2 * bool(measured) + bool(encoded)
+        first = (yield from self._sum_statistics(measured)) if measured else {}
+        if encoded:
+            yield from self._sum_histograms(encoded, first)
         for block, found in self.statistics_.items():
             low, high = self.ranges_[block] = summed_ranges(found, self.deviations)
             parts = {**vars(found), "low": low, "high": high}
@@ -172,21 +207,27 @@ class ColumnRanges(Method):
 
         def write(block: str) -> wire.RangesRequest:
             low, high = self.ranges_.get(block, np.zeros((2, 0)))
-            alone, labels = block not in self.ranges_, self._labelled(blocks[block])
-            return wire.WriteRequest(labels=labels, alone=alone, clip=self.clip, low=low, high=high)
+            alone, labels = block not in shared, self._labelled(blocks[block])
+            encoder = self.encoders_[block].to_json() if block in encoded else ""
+            return wire.WriteRequest(
+                labels=labels, alone=alone, clip=self.clip, encoder=encoder, low=low, high=high
+            )
 
         asked = _of_each(blocks, write)
         yield Ask(asked, reply=wire.WriteReply, remedy=_REMEDY, last=True)
         return {"rows": _rows(parties), "blocks": len(blocks), "summed": len(shared)}
 
     def _sum_statistics(self, blocks: Blocks) -> Steps:
+        """Sum the two passes; return block -> centre and first histograms, where it is encoded."""
         rows = {block: _rows(holders) for block, holders in blocks.items()}
         labels = {block: self._labelled(holders) for block, holders in blocks.items()}
+        columns = {block: self._columns(holders) for block, holders in blocks.items()}
 
         def ask_means(block: str) -> wire.RangesRequest:
             return wire.MeansRequest(labels=labels[block], rows=rows[block], bound=self.bound)
 
-        totals = yield from self._sum(blocks, wire.MEANS_SUM, 3, ask_means, wire.MeansReply)
+        lengths = {block: 3 * d for block, d in columns.items()}
+        totals = yield from self._sum(blocks, wire.MEANS_SUM, lengths, ask_means, wire.MeansReply)
         centres = {
             block: read_first_pass(totals[block], self.bound, rows[block], len(holders))
             for block, holders in blocks.items()
@@ -195,36 +236,92 @@ class ColumnRanges(Method):
         def ask_deviations(block: str) -> wire.RangesRequest:
             return wire.DeviationsRequest(labels=labels[block], **vars(centres[block]))
 
+        lengths = {b: 2 * d + first_length(blocks[b][0].kinds) for b, d in columns.items()}
         totals = yield from self._sum(
-            blocks, wire.DEVIATIONS_SUM, 2, ask_deviations, wire.DeviationsReply
+            blocks, wire.DEVIATIONS_SUM, lengths, ask_deviations, wire.DeviationsReply
         )
-        self.statistics_ = {
-            block: read_second_pass(totals[block], centres[block], len(holders))
-            for block, holders in blocks.items()
-        }
+        first = {}
+        for block, holders in blocks.items():
+            passed, counted = np.split(totals[block], [2 * columns[block]])
+            self.statistics_[block] = read_second_pass(passed, centres[block], len(holders))
+            if kinds := holders[0].kinds:
+                first[block] = centres[block], read_first(counted, kinds, rows[block])
+        return first
+
+    def _sum_histograms(
+        self, blocks: Blocks, first: Mapping[str, tuple[Centre, Histograms]]
+    ) -> Steps:
+        """Sum the second histograms and the counts of categories; make the common encoders."""
+
+        def ask(block: str) -> wire.RangesRequest:
+            _, found = first[block]
+            labels = self._labelled(blocks[block])
+            return wire.HistogramsRequest(labels=labels, counts=found.counts, strays=found.strays)
+
+        kinds = {block: holders[0].kinds for block, holders in blocks.items()}
+        none = Centre(*np.zeros((3, 0))), read_first(np.zeros(0), "", 1)  # of categories alone
+        first = {block: first.get(block, none) for block in blocks}
+        lengths = {block: second_length(found) for block, found in kinds.items()}
+        totals = yield from self._sum(
+            blocks, wire.HISTOGRAMS_SUM, lengths, ask, wire.HistogramsReply
+        )
+        for block, (centre, found) in first.items():
+            edges, rows = found.edges(centre, self.bound), _rows(blocks[block])
+            statistics = self.statistics_.get(block, Statistics(*np.zeros((3, 0))))
+            encoder = common_encoder(totals[block], kinds[block], rows, edges, found, statistics)
+            if not encoder.outputs:
+                raise ProtocolError(
+                    f"every column of block {block!r} is constant",
+                    remedy="add columns that vary",
+                )
+            self.encoders_[block] = encoder
 
     def _sum(
         self,
         blocks: Blocks,
         name: str,
-        numbers: int,
+        lengths: Mapping[str, int],
         request: Callable[[str], wire.RangesRequest],
         reply: type[wire.RangesReply],
     ) -> Steps:
-        """Sum so many numbers per column over the holders of each block; return block -> total."""
+        """Sum so many numbers over the holders of each block; return block -> total."""
+        shared = [block for block, holders in self.blocks_.items() if len(holders) > 1]
         terms = [
             Term(
                 name=name,
-                length=numbers * self._columns(holders),
+                length=lengths[block],
                 encoding=ENCODING,
-                cohort=k,
+                cohort=shared.index(block),
                 self_masks=False,
                 label=block,
             )
-            for k, (block, holders) in enumerate(blocks.items())
+            for block in blocks
         ]
         answers = yield Ask(_of_each(blocks, request), reply=reply, sums=terms, remedy=_REMEDY)
         return answers.totals
+
+
+def _check_kinds(party: Any, first: Any) -> None:
+    """Refuse a holder of a block that cannot have a common encoder with the first one."""
+    problem = ""
+    if bool(party.kinds) != bool(first.kinds):
+        problem = f"it makes {'an' if party.kinds else 'no'} encoder, unlike"
+        remedy = "name encoder in --node-config of all holders of a block, or of none"
+    elif party.kinds != first.kinds:
+        pairs = enumerate(zip(party.kinds, first.kinds, strict=True))
+        k = next(k for k, (own, other) in pairs if own != other)
+        problem = f"its column {k + 1} is read as something else than that of"
+        remedy = "mend its cells, or name it among the categories in --node-config of all holders"
+    elif party.secret_digest != first.secret_digest:
+        problem = "its categories are hidden by another secret than those of"
+        remedy = "give all holders of the block the same category-key"
+    if problem:
+        raise ProtocolError(
+            f"{problem} partition {first.partition} in the same block",
+            remedy=remedy,
+            party=f"partition {party.partition}",
+            phase="describe",
+        )
 
 
 def _by_block(parties: Any) -> dict[str, list[Any]]:

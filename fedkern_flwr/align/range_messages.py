@@ -15,8 +15,11 @@ from ..wire.message import Message, array
 
 #: Counts, sums and sums of squares of the columns of a block.
 MEANS_SUM = "column means"
-#: Sums of their distances from the mean, and of the squares of these.
+#: Sums of their distances from the mean, and of the squares of these; of columns that are to be
+#: encoded the first histograms.
 DEVIATIONS_SUM = "column deviations"
+#: Second histograms, and how many rows have each category.
+HISTOGRAMS_SUM = "column histograms"
 
 Floats = NDArray[Any]
 
@@ -26,6 +29,8 @@ class RangesDescribeReply(DescribeReply):
 
     block: str  # nodes with the same block have the same columns
     labelled: bool  # whether it has labels
+    kinds: str  # a letter for each column that is to be encoded, see encoding.common
+    secret_digest: str  # of the session and what hides categories
 
 
 class RangesRequest(Message):
@@ -65,8 +70,21 @@ class DeviationsReply(RangesReply, phase="ranges-deviations"):
     """See :class:`RangesReply`."""
 
 
+class HistogramsRequest(RangesRequest, phase="ranges-histograms"):
+    """Contribute to the second histograms: what the first say of the columns of the block."""
+
+    counts: Floats = array("columns", "bins", dtype="float64")
+    strays: Floats = array("columns", "decimals", dtype="float64")
+
+
+class HistogramsReply(RangesReply, phase="ranges-histograms"):
+    """See :class:`RangesReply`."""
+
+
 class WriteRequest(RangesRequest, phase="ranges-write"):
-    """Write the ranges to the node's disk, and erase what belongs to the run."""
+    """Write the files to the node's disk, and erase what belongs to the run."""
+
+    encoder: str = ""  # the common encoder as JSON, without names of columns
 
     alone: bool  # the only holder of its block takes its least and greatest values
     clip: bool  # whether the files tell their readers to clip values beyond the ranges

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from ..errors import TableError
-from .facts import CategoryFacts, Floats, NumberFacts
+from .facts import MIN_ROWS, CategoryFacts, Floats, NumberFacts
 
 #: How numbers are scaled.
 Scale = Literal["rank", "standard", "range", "none"]
@@ -19,12 +20,13 @@ Gaps = Literal["encode", "keep"]
 
 #: Up to so many categories become a column each.
 MOST_COLUMNS = 20
-#: A category of fewer rows is one of the others.
-MIN_ROWS = 5
+#: Among which categories are that holders of a column count without their names.
+BUCKETS = 2**14
+
+DAY = 86400.0
+PARTS = ("days", "weekday", "month", "hour")
 
 _LARGEST = 1e150  # beyond it sums of squares overflow
-_DAY = 86400.0
-_PARTS = ("days", "weekday", "month", "hour")
 
 
 @dataclass(frozen=True)
@@ -155,10 +157,10 @@ class Date:
         """Fit the dates of rows, NaN where one is missing."""
         first = float(np.fmin.reduce(values, initial=np.inf))
         first = first if np.isfinite(first) else 0.0
-        parts = _parts_of_dates(values, first)
+        parts = parts_of_dates(values, first)
         fitted = (
             Number.fit(f"{name}[{part}]", found, scale, gaps)
-            for part, found in zip(_PARTS, parts, strict=True)
+            for part, found in zip(PARTS, parts, strict=True)
         )
         return cls(name, gaps, first, tuple(fitted))
 
@@ -175,13 +177,13 @@ class Date:
 
     def transform(self, values: Floats, names: Sequence[str] = ()) -> Floats:
         """Return the outputs of rows, shape (n, outputs)."""
-        parts, known = _parts_of_dates(values, self.first), np.isfinite(values)
+        parts, known = parts_of_dates(values, self.first), np.isfinite(values)
         found = [part.transform(parts[k])[:, 0] for k, part in self._used]
         return _stacked(found, known, self.parts[0].facts, self.gaps)
 
     def explain(self) -> str:
         """Return what becomes of it, without a value."""
-        parts = ", ".join(_PARTS[k] for k, _ in self._used)
+        parts = ", ".join(PARTS[k] for k, _ in self._used)
         return _explained(parts or "constant", self.parts[0].facts, self.outputs)
 
     def to_dict(self) -> dict[str, Any]:
@@ -193,7 +195,7 @@ class Date:
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Read what :meth:`to_dict` returned."""
         parts = tuple(Number.from_dict(part) for part in values["parts"])
-        if len(parts) != len(_PARTS):
+        if len(parts) != len(PARTS):
             raise ValueError
         return cls(str(values["name"]), values["gaps"], float(values["first"]), parts)
 
@@ -211,6 +213,8 @@ class Category:
         Of the rows to learn from, without rare categories.
     rare : int
         Categories that have too few rows.
+    key : str
+        In hexadecimal, where categories are told apart by their buckets.
     """
 
     kind: ClassVar[str] = "category"
@@ -218,6 +222,7 @@ class Category:
     gaps: Gaps
     facts: CategoryFacts
     rare: int
+    key: str = field(default="", repr=False)
 
     @classmethod
     def fit(
@@ -268,6 +273,8 @@ class Category:
         no column, or the frequency 0.
         """
         known, kept = np.isfinite(codes), list(self.facts.counts)
+        if self.key:
+            names = [str(bucket_of(bytes.fromhex(self.key), name)) for name in names]
         places = {name: k for k, name in enumerate(kept)}
         table = np.array([*(places.get(name, len(kept)) for name in names), len(kept)], np.intp)
         place = table[np.where(known, codes, len(names)).astype(np.intp)]
@@ -294,7 +301,7 @@ class Category:
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
         own = {"kind": self.kind, "name": self.name, "gaps": self.gaps, "rare": self.rare}
-        return {**own, "facts": vars(self.facts)}
+        return {**own, "facts": vars(self.facts)} | ({"key": self.key} if self.key else {})
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -302,7 +309,8 @@ class Category:
         facts = values["facts"]
         counts = {str(name): int(count) for name, count in facts["counts"].items()}
         own = CategoryFacts(int(facts["rows"]), int(facts["missing"]), counts)
-        return cls(str(values["name"]), values["gaps"], own, int(values["rare"]))
+        key = bytes.fromhex(values.get("key", "")).hex()
+        return cls(str(values["name"]), values["gaps"], own, int(values["rare"]), key)
 
 
 Column = Number | Date | Category
@@ -321,14 +329,20 @@ def ranks(values: Floats, knots: Floats) -> Floats:
     return np.asarray(np.where(values >= knots[-1], 1.0, found))
 
 
-def _parts_of_dates(values: Floats, first: float) -> list[Floats]:
+def bucket_of(key: bytes, name: str) -> int:
+    """Return the bucket of a category, which tells nothing of it without the key."""
+    digest = hmac.digest(key, name.encode(), "sha256")
+    return int.from_bytes(digest[:8], "big") % BUCKETS
+
+
+def parts_of_dates(values: Floats, first: float) -> list[Floats]:
     """Return days, weekday, month and hour of seconds since 1970; NaN stays NaN."""
     known = np.isfinite(values)
     seconds = np.where(known, values, 0.0)
-    day = np.floor(seconds / _DAY).astype(np.int64)
+    day = np.floor(seconds / DAY).astype(np.int64)
     month = day.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12 + 1
     hour = np.floor(seconds / 3600.0) % 24
-    parts = ((seconds - first) / _DAY, (day + 3) % 7, month, hour)
+    parts = ((seconds - first) / DAY, (day + 3) % 7, month, hour)
     return [np.where(known, part, np.nan) for part in parts]
 
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError, TableError
 from ..tables.table import Kind, Table, listing
-from .columns import MIN_ROWS, Category, Column, Date, Gaps, Number, Scale
+from .columns import Category, Column, Date, Gaps, Number, Scale
+from .facts import MIN_ROWS
 
 _TYPES: dict[str, type[Number] | type[Date] | type[Category]] = {
     "number": Number,

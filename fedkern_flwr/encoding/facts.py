@@ -13,6 +13,8 @@ Floats = NDArray[np.float64]
 
 #: Values at equal ranks that are kept of a column; of fewer rows all values are.
 KNOTS = 1000
+#: A category of fewer rows is one of the others.
+MIN_ROWS = 5
 
 
 @dataclass(frozen=True)

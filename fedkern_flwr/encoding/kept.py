@@ -14,15 +14,16 @@ from .encoder import Encoder
 
 
 class KeptEncoder:
-    """The encoder of a block of columns that no other party holds.
+    """The encoder of a block of columns: of the node's own rows, or common to all its holders.
 
     Parameters
     ----------
     encoder : Encoder
-        Fitted on rows of the node.
+        Fitted on rows of the node, or made of sums over all holders.
     mark : str
         Drawn when it was fitted: another holder of the block with an encoder of its own has another
-        one, so that names of columns tell them apart and say nothing of the rows.
+        one, so that names of columns tell them apart and say nothing of the rows. Of a common
+        encoder that of the run that made it.
     """
 
     def __init__(self, encoder: Encoder, mark: str) -> None:
@@ -38,7 +39,18 @@ class KeptEncoder:
             The file cannot be written, or no column says anything.
         """
         kept = cls(Encoder.fit(table), secrets.token_hex(8))
-        text = json.dumps({**kept.encoder.to_dict(), "mark": kept.mark})
+        kept.write(path)
+        return kept
+
+    def write(self, path: Path) -> None:
+        """Keep the encoder in a file, for this user's eyes only.
+
+        Raises
+        ------
+        TableError
+            The file cannot be written.
+        """
+        text = json.dumps({**self.encoder.to_dict(), "mark": self.mark})
         try:
             write_atomically(path, text.encode(), private=True)
         except OSError:
@@ -46,7 +58,6 @@ class KeptEncoder:
                 "the file of the encoder cannot be written",
                 remedy="name one in a folder of this user",
             ) from None
-        return kept
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -30,6 +30,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "alignment-key": read_alignment,
     "landmark-seed": partial(read_secret, name="the landmark seed"),
     "frequency-seed": partial(read_secret, name="the frequency seed"),
+    "category-key": partial(read_secret, name="the category key"),
     "classes": lambda text: read_classes(str(text))[1] or None,
     "label-bound": float,
     "top": int,
@@ -150,11 +151,12 @@ class Node:
             )
         return table, held
 
-    def encoded(self, **how: Any) -> tuple[Table, Table | None]:
-        """Read the tables of a block that only this node holds, encoded as its rows ask for.
+    def encoded(self, *, common: bool = False, **how: Any) -> tuple[Table, Table | None]:
+        """Read the tables of a block, encoded as its rows ask for.
 
-        The file ``encoder`` is made by the first run that trains, of all rows of ``data``, and
-        read by later ones and for predictions. It stays at the node.
+        The file ``encoder`` is written by the app ``ranges`` where several nodes hold the block;
+        where only this node does, by the first run that trains, of all rows of ``data``, unless it
+        must be the ``common`` one. Later runs and predictions read it. It stays at the node.
 
         Raises
         ------
@@ -166,7 +168,7 @@ class Node:
             problem = "this node has ranges and an encoder of its own"
             raise OptionError(problem, remedy="leave one of them out of --node-config")
         path, again = Path(self.config["encoder"]), self.run["predict"] or self.run["resume"]
-        if again or path.exists():
+        if common or again or path.exists():
             kept = KeptEncoder.read(path)
             table = self.table(**how, kinds=tuple(kept.encoder.kinds.items()))
         else:

@@ -41,8 +41,8 @@ def _by_field(**kinds: dict[str, str]) -> dict[tuple[str, str], str]:
 #: ``size``: of its table. ``declared``: what its owner says of it, such as ranges and classes.
 #: ``pseudonym``: keyed hash of an id. ``masked``: one-time padded. ``sealed``: for another client.
 #: ``total``: of a sum over several clients that one of them opened for the server.
-#: ``commitment``: digest of a random seed. ``share``: of the seed of a survivor's self mask.
-#: ``seed``: of a mask of a client that dropped out. ``key``: public. ``control``: numbers of
+#: ``commitment``: digest of a random seed or a secret. ``share``: of the seed of a survivor's self
+#: mask. ``seed``: of a mask of a client that dropped out. ``key``: public. ``control``: numbers of
 #: rounds and sums, names, versions.
 _UP = _by_field(
     sealed={
@@ -64,6 +64,7 @@ _UP = _by_field(
     commitment={
         "align-hop": "fingerprint",
         "align-tags": "fingerprint",
+        "describe": "secret_digest",
         "hybrid-distances": "fingerprint",
         "hybrid-blocks": "fingerprint",
         "sum-upload": "commitments",
@@ -85,7 +86,7 @@ _UP = _by_field(
     key={"describe": "public_key signature", "sum-vote": "signature"},
     declared={
         "describe": "block seeded square_bound absolute_bound outputs classes labels label_bound "
-        "labelled allow_single named group product",
+        "labelled kinds allow_single named group product",
     },
     total={"svm-agent": "term", "svm-combine": "term", "svm-ring": "term"},
     masked={"sum-upload": "masked"},

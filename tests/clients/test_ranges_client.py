@@ -101,6 +101,8 @@ def test_a_node_tells_sizes_and_a_digest() -> None:
         "counting",
         "block",
         "labelled",
+        "kinds",
+        "secret_digest",
     }
 
 

@@ -22,14 +22,21 @@ KEYS = (
 
 
 def arguments(node: Node) -> dict[str, Any]:
-    """Read the table of a user or of the label owner; rows lack nothing. An agent has none."""
+    """Read the table of a user or of the label owner; rows lack nothing. An agent has none.
+
+    With an ``encoder`` gaps are encoded. That of a split by rows is common to all users.
+    """
     role, vertical = node.role("user", "agent", "owner"), node.run["partition"] == "vertical"
     user, labelled = role == "user", role == "owner" or (role == "user" and not vertical)
     unlabelled = {} if labelled else {"classes": None}  # of which its configuration may tell
     if role == "agent":
         return unlabelled
     how: Any = {"labelled": labelled, "bare": not user, "missing": "keep"}
-    table, held = node.whole(node.table(**how), labels=labelled), node.table("test-data", **how)
+    if user and "encoder" in node.config:
+        table, held = node.encoded(common=not vertical, **how)
+    else:
+        table, held = node.table(**how), node.table("test-data", **how)
+    table = node.whole(table, labels=labelled)
     if held is not None:
         numbered = user and labelled and "predictions" in node.config  # they name rows by place
         held = node.whole(held, "test-data", labels=False, numbered=numbered)

@@ -17,7 +17,10 @@ from fedkern_flwr.simulations.apps.node import Node, client_maker, rows
 
 def arguments(node: Node) -> dict[str, Any]:
     """Read the rows of a client, and those held out; labels and ids where there are any."""
-    table, held = node.tables(labelled=False)
+    if "encoder" in node.config:
+        table, held = node.encoded(common=True, labelled=False, missing="encode")
+    else:
+        table, held = node.tables(labelled=False)
     found = rows(table, held, "x", "y", "ids")
     if ranges := node.config.get("ranges"):
         for name in found.keys() & {"x", "x_test"}:

@@ -18,9 +18,13 @@ def arguments(node: Node) -> dict[str, Any]:
     """Read the stream of a client, and rows that it predicts and does not learn from.
 
     Rows are brought into the unit ball and labels into [0, 1] by the public ranges that all nodes
-    agreed on, held-out values clipped; without such a file the table must be scaled already.
+    agreed on, held-out values clipped; without such a file the table must be scaled already. The
+    common ``encoder`` comes first, if there is one.
     """
-    table, held = node.tables()
+    if "encoder" in node.config:
+        table, held = node.encoded(common=True, missing="encode")
+    else:
+        table, held = node.tables()
     found: dict[str, Any] = {"keep_weights": True, "ids_test": held.ids if held else None}
     if held is not None:
         table = replace(table, x_test=held.x, y_test=held.y)

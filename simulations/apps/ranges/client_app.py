@@ -12,18 +12,31 @@ from own_table import own_table  # type: ignore[import-not-found]  # the file be
 from fedkern_flwr.clients import RangesClient, serve
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.simulations.apps.node import Node, client_maker, rows
-from fedkern_flwr.tables.table import Table
+from fedkern_flwr.tables.table import Table, no_such
 
 
 def arguments(node: Node) -> dict[str, Any]:
-    """Read the columns of a node; empty cells are not counted."""
-    if "ranges" not in node.config and "scaling" not in node.config:
+    """Read the columns of a node; empty cells are not counted.
+
+    With an encoder they may hold text and dates; ``categories`` are text whatever they look like.
+    """
+    if not node.config.keys() & {"ranges", "scaling", "encoder"}:
         raise OptionError(
             "this node has nowhere to write its ranges",
-            remedy="name a file in --node-config as ranges, or as scaling for pof-mkl",
+            remedy="name a file in --node-config as ranges or encoder, or as scaling for pof-mkl",
         )
-    labelled = "label-column" in node.config
-    return rows(node.table(labelled=labelled, missing="keep"), None, "x", "y")
+    how: Any = {"labelled": "label-column" in node.config, "missing": "keep"}
+    named = [one.strip() for one in str(node.config.get("categories", "")).split(",") if one]
+    if "encoder" in node.config:
+        how["kinds"] = tuple((name, "category") for name in named)
+    table = node.table(**how)
+    for name in named:
+        if name not in table.columns:
+            raise no_such("feature column", name, "the table", table.columns)
+    found = rows(table, None, "x", "y")
+    if "encoder" in node.config:
+        found |= {"kinds": table.kinds, "categories": table.categories}
+    return found
 
 
 @lru_cache
@@ -55,7 +68,7 @@ make_client = client_maker(
     RangesClient,
     arguments,
     own_table,
-    keys=("block", "ranges", "scaling"),
+    keys=("block", "ranges", "scaling", "encoder", "category-key"),
     simulated=simulated_client,
 )
 app = serve(make_client)

@@ -1,0 +1,296 @@
+"""Common encoders: what the sums of several holders make is what their pooled rows make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedkern_flwr.align.column_ranges import (
+    Centre,
+    Statistics,
+    first_pass,
+    read_first_pass,
+    read_second_pass,
+    second_pass,
+)
+from fedkern_flwr.encoding import Encoder
+from fedkern_flwr.encoding.bins import FINE, coarse_edges, count_bins, count_strays, fine_edges
+from fedkern_flwr.encoding.columns import BUCKETS, bucket_of
+from fedkern_flwr.encoding.common import (
+    OwnColumns,
+    common_encoder,
+    first_length,
+    numeric,
+    read_first,
+    second_length,
+)
+from fedkern_flwr.encoding.facts import KNOTS
+from fedkern_flwr.errors import ProtocolError, TableError
+from fedkern_flwr.tables import Table
+
+SECRET, BOUND, DAY = b"of the holders", 2.0**20, 86400.0
+WORDS = np.array(["red", "blue", "green", "ochre", "Grün", "pale blue", "x", "y"])
+
+
+class Common(NamedTuple):
+    """A common encoder as the first holder has it, and what it was made of."""
+
+    encoder: Encoder
+    edges: list[np.ndarray]
+    counts: list[np.ndarray]
+
+
+def common(tables: Sequence[Table], secret: bytes = SECRET) -> Common:
+    """Return the encoder that the exact sums of holders make."""
+    own = [OwnColumns(table, secret) for table in tables]
+    kinds, rows = own[0].kinds, sum(table.rows for table in tables)
+    d, numbers = numeric(kinds), [one.numbers() for one in own]
+    centre, found = Centre(*np.zeros((3, 0))), Statistics(*np.zeros((3, 0)))
+    if d:
+        total = sum(first_pass(x, BOUND, rows) for x in numbers)
+        centre = read_first_pass(np.asarray(total), BOUND, rows, len(own))
+        total = sum(second_pass(x, centre) for x in numbers)
+        found = read_second_pass(np.asarray(total), centre, len(own))
+    parts = [one.first(centre, BOUND) / rows for one in own]
+    assert {len(part) for part in parts} == {first_length(kinds)}
+    first = read_first(np.sum(parts, axis=0), kinds, rows)
+    edges = first.edges(centre, BOUND)
+    parts = [one.second(edges) / rows for one in own]
+    assert {len(part) for part in parts} == {second_length(kinds)}
+    total = np.sum(parts, axis=0)
+    encoder = common_encoder(total, kinds, rows, edges, first, found)
+    named = [one.named(encoder.to_json()) for one in own]
+    assert all(other.to_json() == named[0].to_json() for other in named)
+    counts = np.rint(total * rows)[: d * FINE].reshape(d, FINE)
+    return Common(named[0], edges, list(counts))
+
+
+def deal(columns: dict[str, tuple[str, Any]], parts: Sequence[np.ndarray]) -> list[Table]:
+    """Return tables of some rows each; a holder knows the categories that it has."""
+    tables = []
+    for rows in parts:
+        x, kinds, categories = [], {}, {}
+        for name, (kind, cells) in columns.items():
+            values = np.asarray(cells)[rows]
+            if kind == "category":
+                known = values != ""
+                found = np.unique(values[known])
+                values = np.where(known, np.searchsorted(found, values), np.nan)
+                categories[name] = tuple(found.tolist())
+            if kind != "number":
+                kinds[name] = kind
+            x.append(values.astype(np.float64))
+        tables.append(
+            Table(np.column_stack(x), None, tuple(columns), kinds=kinds, categories=categories)  # type: ignore[arg-type]
+        )
+    return tables
+
+
+def numbers(rng: np.random.Generator, n: int, how: str) -> np.ndarray:
+    """Return numbers of many shapes."""
+    made = {
+        "normal": lambda: rng.normal(3.0, 7.0, n),
+        "tiny": lambda: 1e5 + 1e-2 * rng.normal(size=n),
+        "tails": lambda: rng.standard_cauchy(n).clip(-9e5, 9e5),
+        "incomes": lambda: np.exp(3.0 * rng.normal(size=n)).clip(0.0, 1e6),
+        "far": lambda: np.where(np.arange(n) == n // 2, 1e6, rng.random(n)),
+        "ages": lambda: rng.integers(1, 90, n).astype(float),
+        "tenths": lambda: np.round(10.0 * rng.random(n), 1),
+        "few": lambda: rng.choice([0.1, 1.0 / 3.0, 7.0], n),
+        "constant": lambda: np.full(n, np.pi),
+    }
+    return made[how]()
+
+
+SHAPES = ("normal", "tiny", "tails", "incomes", "far", "ages", "tenths", "few", "constant")
+
+
+def awkward(
+    rng: np.random.Generator, n: int, keep: np.ndarray, gaps: float
+) -> dict[str, tuple[str, Any]]:
+    """Return columns of all kinds with gaps, but for rows to ``keep``."""
+    found: dict[str, tuple[str, Any]] = {how: ("number", numbers(rng, n, how)) for how in SHAPES}
+    found["flag"] = ("boolean", (rng.random(n) < 0.3).astype(float))
+    day = 18_000 + rng.integers(0, 400, n)
+    found["day"] = ("date", DAY * day)
+    found["moment"] = ("date", DAY * day + np.round(rng.random(n) * DAY))
+    shares = rng.dirichlet(np.ones(len(WORDS)) / 2.0)
+    found["colour"] = ("category", rng.choice(WORDS, n, p=shares))
+    found["town"] = ("category", np.array([f"town {k}" for k in rng.geometric(0.02, n) % 150]))
+    for name, (kind, cells) in found.items():
+        gap = (rng.random(n) < gaps) & ~keep
+        if name != "constant":
+            found[name] = (kind, np.where(gap, "" if kind == "category" else np.nan, cells))
+    return found
+
+
+def as_set(found: np.ndarray, names: Sequence[str], column: str) -> list[Any]:
+    """Return the outputs of categories whatever their order, the others by their names."""
+    mine = {name: found[:, k] for k, name in enumerate(names) if name.startswith(f"{column}[")}
+    numbered = [name for name in mine if name[len(column) + 1 : -1].isdecimal()]
+    every = sorted(tuple(mine[name].tolist()) for name in numbered)
+    return [every, *({n: v.tolist()} for n, v in mine.items() if n not in numbered)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    holders=st.integers(2, 5),
+    rows=st.integers(6, 120),
+    gaps=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_encoder_of_several_holders_is_that_of_the_pooled_rows(
+    holders: int, rows: int, gaps: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    n = holders * rows
+    parts = np.array_split(rng.permutation(n), holders)
+    keep = np.zeros(n, bool)
+    keep[[part[0] for part in parts]] = True  # no column of a holder is empty
+    columns = awkward(rng, n, keep, gaps)
+    tables, (pooled,) = deal(columns, parts), deal(columns, [np.arange(n)])
+    made, expected = common(tables), Encoder.fit(pooled)
+    assert made.encoder.outputs == expected.outputs
+    assert made.encoder.kinds == expected.kinds
+    found, wanted = made.encoder.transform(pooled), expected.transform(pooled)
+    for part, table in zip(parts, tables, strict=True):  # by a holder's own names
+        np.testing.assert_array_equal(made.encoder.transform(table), found[part])
+    names = expected.outputs
+    for column in ("colour", "town"):
+        assert as_set(found, names, column) == as_set(wanted, names, column)
+    exact = {"flag", *(name for name in names if name.endswith(("[missing]", "day]", "th]")))}
+    exact.add("moment[hour]")
+    tied = n > KNOTS  # values at equal ranks are then not all values
+    for name in exact & set(names):
+        k = names.index(name)
+        np.testing.assert_allclose(found[:, k], wanted[:, k], rtol=0, atol=1e-12, err_msg=name)
+    numeric_names = [name for name, (kind, _) in columns.items() if kind != "category"]
+    for j, name in enumerate(numeric_names):
+        output = name if columns[name][0] != "date" else f"{name}[days]"
+        if output not in names or name == "flag":
+            continue
+        k = names.index(output)
+        cells = np.asarray(columns[name][1], float) / (DAY if columns[name][0] == "date" else 1.0)
+        known = np.isfinite(cells)
+        places = np.searchsorted(made.edges[j][1:-1], cells[known], side="right")
+        share = made.counts[j] / (known.sum() - 1)
+        gap, slack = np.abs(found[:, k] - wanted[:, k]), 1e-9 + tied * 3.0 / KNOTS
+        assert (gap[known] <= share[places] + slack).all(), name
+        assert (gap[~known] <= share.max() + 1.0 / (known.sum() - 1) + slack).all(), name
+        assert (np.diff(found[known, k][np.argsort(cells[known])]) >= -1e-12).all()  # in order
+
+
+@pytest.mark.parametrize("how", SHAPES[:-1])
+def test_bins_are_small_whatever_the_column(how: str) -> None:
+    """So that ranks are those of the pooled rows to half a hundredth, to the last bit for ages."""
+    rng = np.random.default_rng(3)
+    columns = {"x": ("number", numbers(rng, 6000, how))}
+    (pooled,) = deal(columns, [np.arange(6000)])
+    made = common(deal(columns, np.array_split(np.arange(6000), 3)))
+    gap = np.abs(made.encoder.transform(pooled) - Encoder.fit(pooled).transform(pooled)).max()
+    if how == "ages":
+        assert gap <= 1e-12
+    elif how == "few":
+        assert gap <= 0.51  # a value of many decimals and rows is anywhere in its bin
+    else:
+        assert gap <= 0.005
+
+
+def test_unknown_categories_are_known_by_their_buckets() -> None:
+    """A holder encodes what only others have seen; what nobody has is none of them."""
+    colours = np.array(["red"] * 12 + ["blue"] * 12 + ["rare"] * 2)
+    first, second = deal({"c": ("category", colours)}, [np.arange(12), np.arange(12, 26)])
+    assert first.categories["c"] == ("red",)
+    encoder = common([first, second]).encoder
+    new = Table(
+        np.array([[0.0], [1.0], [2.0], [3.0], [np.nan]]),
+        None,
+        ("c",),
+        kinds={"c": "category"},
+        categories={"c": ("blue", "red", "rare", "unseen")},
+    )
+    found = dict(zip(encoder.outputs, encoder.transform(new).T.tolist(), strict=True))
+    assert found.keys() == {"c[1]", "c[2]", "c[other]"}
+    assert sorted([found["c[1]"], found["c[2]"]]) == [[0, 1, 0, 0, 0], [1, 0, 0, 0, 0]]
+    assert found["c[other]"] == [0, 0, 1, 1, 0]
+
+
+def test_categories_of_one_bucket_are_one() -> None:
+    key = OwnColumns(two_words("a", "b")[0], SECRET).keys["c"]
+    buckets: dict[int, str] = {}
+    for k in range(BUCKETS + 1):
+        word = f"w{k}"
+        other = buckets.setdefault(bucket_of(key, word), word)
+        if other != word:
+            break
+    (table,) = two_words(word, other)
+    rare = deal({"c": ("category", np.array(["z"] * 6))}, [np.arange(6)])
+    encoder = common([table, *rare]).encoder
+    assert encoder.outputs == ("c[1]", "c[2]")
+    assert len({tuple(row) for row in encoder.transform(table).tolist()}) == 1
+
+
+def two_words(one: str, other: str) -> list[Table]:
+    return deal({"c": ("category", np.array([one] * 6 + [other] * 6))}, [np.arange(12)])
+
+
+def test_buckets_depend_on_the_secret_and_the_column() -> None:
+    words = {"c": ("category", WORDS), "d": ("category", WORDS)}
+    (table,) = deal(words, [np.arange(len(WORDS))])
+    one, other = OwnColumns(table, b"one"), OwnColumns(table, b"other")
+    assert (one.x != other.x).mean() > 0.9
+    assert (one.x[:, 0] != one.x[:, 1]).mean() > 0.8
+    assert "6f6e65" not in "".join(key.hex() for key in one.keys.values())  # the secret itself
+
+
+def test_a_split_bin_has_five_rows_where_they_are_spread_evenly() -> None:
+    """Bins are no finer than rows allow: of few rows single values are not told apart."""
+    edges = coarse_edges(0.5, 1.0, 1.0)
+    for n in (20, 100, 1000):
+        x = (np.arange(n) + 0.5) / n
+        fine = fine_edges(edges, count_bins(x, edges), -1)
+        assert len(fine) == FINE + 1
+        more = (np.diff(fine) > 0.0).sum() - (np.diff(edges) > 0.0).sum()
+        assert more <= n / 5
+        assert count_bins(x, fine).sum() == n
+    assert count_strays(np.array([1.0, 0.5, 0.25, 0.125, 1 / 3, np.nan])).tolist() == [4, 3, 2, 1]
+
+
+def made_of(change: Any) -> Encoder:
+    """Return an encoder of totals that a party has changed."""
+    columns = {"a": ("number", np.arange(40.0)), "c": ("category", np.array(["u", "v"] * 20))}
+    own = OwnColumns(deal(columns, [np.arange(40)])[0], SECRET)
+    centre = Centre(np.array([40.0]), np.array([20.0]), np.array([16.0]))
+    first = read_first(own.first(centre, BOUND) / 40, own.kinds, 40)
+    edges, found = first.edges(centre, BOUND), Statistics(*np.array([[40.0], [19.5], [11.5]]))
+    total = own.second(edges) / 40
+    change(total)
+    return common_encoder(total, own.kinds, 40, edges, first, found)
+
+
+def test_totals_that_contradict_each_other_are_refused() -> None:
+    def take(total: np.ndarray) -> None:
+        total[np.argmax(total[:FINE])] -= 1 / 40
+
+    def negative(total: np.ndarray) -> None:
+        total[FINE : FINE + 2] += [-1 / 40, 1 / 40]
+
+    def many(total: np.ndarray) -> None:
+        total[-1] += 1.0
+
+    made_of(lambda total: None)
+    for change in (take, negative, many):
+        with pytest.raises(ProtocolError, match="histograms have other counts than the sums"):
+            made_of(change)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"columns": []}', '{"columns": [NaN]}'])
+def test_a_text_that_is_no_common_encoder_is_refused(text: str) -> None:
+    (table,) = two_words("a", "b")
+    with pytest.raises(TableError):
+        OwnColumns(table, SECRET).named(text)
