@@ -167,8 +167,8 @@ class Node:
         if "ranges" in self.config:
             problem = "this node has ranges and an encoder of its own"
             raise OptionError(problem, remedy="leave one of them out of --node-config")
-        path, again = Path(self.config["encoder"]), self.run["predict"] or self.run["resume"]
-        if common or again or path.exists():
+        path = Path(self.config["encoder"])
+        if common or self.run["predict"] or self.run["resume"] or path.exists():
             kept = KeptEncoder.read(path)
             table = self.table(**how, kinds=tuple(kept.encoder.kinds.items()))
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -294,6 +294,15 @@ def blocks_of_columns() -> Tables:
     return [{"x": rng.standard_normal((9, 3)) + k, "block": b} for k, b in enumerate(blocks)]
 
 
+def columns_to_encode() -> Tables:
+    """Deal rows with text to three nodes of a block; a node has one by itself."""
+    rng = np.random.default_rng(0)
+    own: Table = {"columns": ("a", "b", "c"), "kinds": {"c": "category"}, "category_key": b"s" * 16}
+    own["categories"] = {"c": ("one", "other")}
+    x = [np.column_stack([rng.random((9, 2)) + k, np.arange(9) % 2]) for k in range(4)]
+    return [{**own, "x": x[k], "block": f"block {k == 3}"} for k in range(4)]
+
+
 ALIGN = Method(
     AlignIds,
     AlignmentClient,
@@ -376,6 +385,7 @@ WAYS: dict[str, Way] = {
     "secure-gram, fed-cfk": Way(GRAM, rows_of_items, main=True),
     "align": Way(ALIGN, ids_of_three, main=True),
     "ranges": Way(RANGES, blocks_of_columns, main=True),
+    "ranges, with encoders": Way(replace(RANGES, paths={"encoder": "{}.json"}), columns_to_encode),
 }
 
 

@@ -127,6 +127,13 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
     "ranges": [
         (0, {"data": "gone.csv"}, "there is no file gone.csv"),
         (0, {"ranges": None, "scaling": None}, "this node has nowhere to write its ranges; name a"),
+        (0, {"encoder": "{}/e.json"}, "this node has ranges and an encoder; leave one of them out"),
+        (
+            0,
+            {"categories": "ward"},
+            "the table has no feature column 'ward'; choose from: age, mass",
+        ),
+        (0, {"category_key": "gone"}, "the file of the category key cannot be read; put 64"),
         (0, {"label_column": "fate"}, "has no label column 'fate'"),
         (0, {"id_column": "name"}, "has no id column 'name'"),
         (0, {"id_column": None}, "column 'patient' of patients0.csv is not numeric"),

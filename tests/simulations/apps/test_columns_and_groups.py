@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from app_sites import FDSKLSite, HorizontalSite, write
+from app_sites import FDSKLSite, HorizontalSite, cells, write
+from other_sites import SITES
 
 from fedkern_flwr.encoding.kept import KeptEncoder
 from fedkern_flwr.model_file import load_model
+from fedkern_flwr.tables import load_table
 from fedkern_flwr.tables.table import Table
 
 Make = Callable[[str], Any]
@@ -86,6 +89,140 @@ def test_holders_of_a_block_with_encoders_of_their_own_are_told_apart(tmp_path: 
     assert first.encoder == second.encoder
     assert first.names != second.names
     assert KeptEncoder.read(tmp_path / "a").names == first.names
+
+
+# -- Encoders that several holders have in common
+
+
+@pytest.fixture
+def preparation(tmp_path: Path, import_app: Callable[..., SimpleNamespace]) -> Any:
+    """Return the app that finds encoders, for the nodes of another one."""
+    (folder := tmp_path / "preparation").mkdir()
+    return SITES["ranges"](folder, import_app)
+
+
+def holders_with_text(site: Any, folder: Path, nodes: Sequence[int]) -> None:
+    """Give nodes a column of text, a date and gaps beside theirs, and the name of an encoder."""
+    rng = np.random.default_rng(4)
+    (folder / "categories").write_text("cd" * 32)
+    for node in nodes:
+        own = site.nodes[node]
+        own.pop("ranges", None)
+        own |= {"encoder": str(folder / f"own{node}" / "encoder.json")}
+        own |= {"category-key": str(folder / "categories")}
+        for key in {"data", "test-data"} & own.keys():
+            with Path(own[key]).open(newline="") as file:
+                heads, *lines = csv.reader(file)
+            for line in lines:
+                wards = [f"north{node % 2}", "south", ""]
+                line += [str(rng.choice(wards, p=[0.5, 0.3, 0.2])), f"2024-0{node + 1}-17"]
+            own[key] = str(folder / f"{key}{node}.csv")
+            write(Path(own[key]), [*heads, "ward", "seen"], *zip(*lines, strict=True))
+
+
+def encoded_by_hand(own: dict[str, Any], folder: Path, node: int) -> dict[str, Any]:
+    """Return the configuration of a node whose tables were encoded beforehand."""
+    kept = KeptEncoder.read(Path(own["encoder"]))
+    found = {k: v for k, v in own.items() if k not in ("encoder", "state-dir")}
+    for key in {"data", "test-data"} & own.keys():
+        label = "state" if key == "data" else None
+        how = {"label": label, "labelled": label is not None, "missing": "keep"}
+        ids = own.get("id-column")
+        table = load_table(own[key], id_column=ids, kinds=kept.encoder.kinds, **how)  # type: ignore[arg-type]
+        x = kept.encoder.transform(table)
+        heads, columns = list(kept.encoder.outputs), cells(x)
+        if table.ids is not None:
+            heads, columns = ["key", *heads], [table.ids.tolist(), *columns]
+        if table.y is not None:
+            heads, columns = [*heads, "state"], [*columns, [table.classes[int(k)] for k in table.y]]
+        found[key] = str(write(folder / f"made-{key}{node}.csv", heads, *columns))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "more", "config"),
+    [
+        ("fed-cg", (0, 1), {"block": "clinical"}, {"landmarks": 12}),
+        ("horizontal", (0, 1, 2, 3), {}, {"num_rounds": 10}),
+    ],
+)
+def test_holders_of_a_block_have_one_encoder(
+    make_site: Make,
+    preparation: Any,
+    tmp_path: Path,
+    refusal: Refusal,
+    name: str,
+    nodes: tuple[int, ...],
+    more: Any,
+    config: Any,
+) -> None:
+    """That of the app ranges: what it makes of text, dates and gaps is learned from everywhere."""
+    site = make_site(name)
+    holders_with_text(site, tmp_path, nodes)
+    for node in nodes:
+        site.nodes[node] |= more
+    preparation.nodes = [site.nodes[node] for node in nodes]
+    refusal(site.run, **config)  # nothing is common yet
+    assert not site.written()
+    preparation.run(labels=False)
+    encoders = [KeptEncoder.read(Path(site.nodes[node]["encoder"])) for node in nodes]
+    assert len({one.names for one in encoders}) == 1
+    outputs = encoders[0].encoder.outputs
+    assert {"ward[missing]", "seen[month]"} <= set(outputs)
+    assert sum(one.startswith("ward[") for one in outputs) >= 4
+    saved, again = tmp_path / "model.npz", tmp_path / "again.npz"
+    site.run(model=saved, **config)
+    found = site.written()
+    assert set(found) >= set(site.ids[site.new]) or len(found) == len(site.new)
+    site.run(predict=saved)
+    assert site.written() == pytest.approx(found, rel=0, abs=1e-9)
+    for node in nodes:
+        site.nodes[node] = encoded_by_hand(site.nodes[node], tmp_path, node)
+    for own in site.nodes:
+        own.pop("state-dir", None)
+    site.run(model=again, **config)
+    assert site.written() == pytest.approx(found, rel=0, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["horizontal", "pof-mkl", "kernel-pca"])
+def test_without_a_common_encoder_rows_are_not_encoded_alone(
+    make_site: Make, tmp_path: Path, refusal: Refusal, name: str
+) -> None:
+    site, path = make_site(name), tmp_path / "own" / "encoder.json"
+    change = {"encoder": str(path), "ranges": None}
+    assert "the file of the encoder cannot be read; name" in refusal(site.client, 0, **change)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(("name", "label"), [("pof-mkl", "power"), ("kernel-pca", "state")])
+def test_rows_are_encoded_as_by_all_nodes(
+    make_site: Make,
+    preparation: Any,
+    tmp_path: Path,
+    given: Callable[..., Any],
+    name: str,
+    label: str,
+) -> None:
+    site = make_site(name)
+    nodes = range(len(site.nodes))
+    for node in nodes:
+        own = site.nodes[node]
+        own.pop("ranges", None)
+        own |= {"encoder": str(tmp_path / f"e{node}.json")}
+        if name == "pof-mkl":
+            own["scaling"] = str(tmp_path / f"s{node}.json")
+    preparation.nodes = [{k: v for k, v in own.items() if k != "state-dir"} for own in site.nodes]
+    preparation.run(labels=True)
+    arguments = [given(site, node) for node in nodes]
+    assert len({tuple(one["columns"]) for one in arguments}) == 1
+    for node, found in enumerate(arguments):
+        encoder = KeptEncoder.read(Path(site.nodes[node]["encoder"])).encoder
+        ids = site.nodes[node].get("id-column")
+        table = load_table(site.nodes[node]["data"], label=label, id_column=ids)
+        length = len(encoder.outputs) ** 0.5 if name == "pof-mkl" else 1.0
+        np.testing.assert_allclose(found["x"], encoder.transform(table) / length, atol=1e-15)
+        if name == "pof-mkl":
+            assert np.linalg.norm(found["x"], axis=1).max() <= 1.0
 
 
 # -- FDSKL

@@ -169,7 +169,7 @@ def test_every_key_of_the_readme_reaches_the_client(
     keys = node_keys(site.app) - {"partition-id", "num-partitions"}
     assert {"data", "state-dir", "identity-key", "trusted-keys", "policy"} <= keys
     if name == "vertical":
-        keys -= {"group", "product", "predictions"}  # of users
+        keys -= {"group", "product", "predictions", "encoder"}  # of users
     for key in keys:
         change = None if key in site.nodes[number] else VALUES.get(key, "other")
         if key == "data":
