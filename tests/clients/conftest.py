@@ -203,12 +203,12 @@ def columns(
     return strategy
 
 
-def ranges(strategy: Any, seed: int, folder: Path) -> Any:
+def ranges(strategy: Any, seed: int, folder: Path, file: str = "ranges") -> Any:
     rng = np.random.default_rng(seed)
     tables = [rng.standard_normal((ROWS, 2)) for _ in range(4)]
 
     def make(context: Context, k: int) -> PhaseClient:
-        return RangesClient(context, tables[k], ranges=folder / f"{k}.json")
+        return RangesClient(context, tables[k], **{file: folder / f"{k}.json"})  # type: ignore[arg-type]
 
     simulate(strategy, nodes(make), 4)
     return strategy
@@ -278,6 +278,7 @@ RUNS: dict[str, Callable[[int, Path], Any]] = {
     ),
     "svm, columns": lambda s, f: columns(HierarchicalSVM(partition="vertical"), s, f, predict=True),
     "ranges": lambda s, f: ranges(ColumnRanges(), s, f),
+    "ranges, encoded": lambda s, f: ranges(ColumnRanges(), s, f, "encoder"),
     "means of apps": lambda s, f: means(SecureMean(), s, f),
     "align": lambda s, f: align(AlignIds(), s, f),
     "kernel-pca": lambda s, f: components(KernelPCA(features=2), s, f),

@@ -131,7 +131,7 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (
             0,
             {"categories": "ward"},
-            "the table has no feature column 'ward'; choose from: age, mass",
+            "the table has no feature column 'ward'; choose from: age",
         ),
         (0, {"category_key": "gone"}, "the file of the category key cannot be read; put 64"),
         (0, {"label_column": "fate"}, "has no label column 'fate'"),
