@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from faulty import At
+from flwr.app import Context, RecordDict
 from nodes import Nodes
 
 from fedkern_flwr.align import range_messages as wire
@@ -164,6 +165,19 @@ def test_encoders_are_for_their_owner_alone(network: Network) -> None:
     network.go()
     for path in network.folder.glob("*.json"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_row_with_a_new_category_leaves_the_others_what_they_were() -> None:
+    """The ledger tells rows apart by content: all but one are those of the run before."""
+    own = [holder(np.arange(n)) for n in (40, 41)]
+    for one, words in zip(own, (("red", "white"), ("blue", "red", "white")), strict=True):
+        one["categories"] = {"colour": words}
+        one["x"][:40, 4] = np.arange(40) % 2 + len(words) - 2
+    own[1]["x"][40, 4] = 0.0  # blue, which comes first
+    place = Context(1, 1, {"partition-id": 0, "num-partitions": 3}, RecordDict(), {})
+    rows = [RangesClient(place, **one, encoder="e.json").own_rows().digests(b"k") for one in own]
+    np.testing.assert_array_equal(rows[1].values[:40], rows[0].values)
+    assert rows[1].values[40] not in rows[0].values
 
 
 # -- nodes that fail
