@@ -140,7 +140,7 @@ def as_set(found: np.ndarray, names: Sequence[str], column: str) -> list[Any]:
 @settings(max_examples=25, deadline=None)
 @given(
     holders=st.integers(2, 5),
-    rows=st.integers(6, 120),
+    rows=st.integers(6, 300),
     gaps=st.sampled_from([0.0, 0.3]),
     seed=st.integers(0, 2**32 - 1),
 )
