@@ -34,6 +34,7 @@ from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.private_files import can_be_written
 from fedkern_flwr.scaling import Scaling, ranges_to_json
+from fedkern_flwr.tables.frames import take_frame
 from fedkern_flwr.wire import DescribeRequest, columns_digest
 
 from .party_table import as_numbers
@@ -92,6 +93,7 @@ class RangesClient(AnsweringClient):
         self.block = block
         self.ranges = None if ranges is None else Path(ranges)
         self.scaling = None if scaling is None else Path(scaling)
+        x, columns = take_frame(x, columns, self.name)
         self.x = as_numbers(x, "features", self.name)
         if self.x.ndim != 2 or not self.x.size:
             raise self._bad(f"features of shape {self.x.shape}", "pass x of shape (n, d)")
