@@ -168,6 +168,11 @@ def rmse(places: int) -> Column:
     )
 
 
+def _log_loss(summary: Summary) -> list[str]:
+    found = summary["metrics"]
+    return [figure(found.get("test_log_loss", found.get("test_log_loss_ovr")), 3)]
+
+
 def scientific(value: float | None) -> str:
     """Write a small figure such as a difference; - for none."""
     return "-" if value is None else f"{value:.1e}"
@@ -213,6 +218,22 @@ def short(value: float | None) -> str:
 def to_pooled(reading: str, name: str = "centralised_difference") -> Column:
     """Return the column of what parts a model from that of pooled data."""
     return metric("to pooled", name, reading=reading)
+
+
+#: How good classes and probabilities are, beside the accuracy.
+SCORED_COLUMNS: dict[str, Column] = {
+    "test_balanced_accuracy": metric(
+        "balanced", "test_balanced_accuracy", 3, reading="Balanced: mean recall of the classes."
+    ),
+    "test_auc": metric(
+        "AUC",
+        "test_auc",
+        3,
+        reading="AUC, log loss: of scores and of probabilities fitted to half of the held-out "
+        "rows; of several classes means of one against the rest.",
+    ),
+    "test_log_loss": Column(("log loss",), _log_loss),
+}
 
 
 def per_draw(entry: Entry) -> dict[str, list[Any]]:
