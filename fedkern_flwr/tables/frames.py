@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import TableError
 
-Names = TypeVar("Names", bound=Sequence[str] | None)
 
-
-def take_frame(x: Any, columns: Names, party: str) -> tuple[Any, Names | tuple[str, ...]]:
+def take_frame(x: Any, columns: Sequence[str] | None, party: str) -> tuple[Any, Any]:
     """Return the features of a data frame and the names of its columns; other features as they are.
 
     Parameters
