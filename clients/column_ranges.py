@@ -39,6 +39,7 @@ from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.private_files import can_be_written
 from fedkern_flwr.scaling import Scaling, ranges_to_json
+from fedkern_flwr.tables.frames import take_frame
 from fedkern_flwr.tables.table import Kind, Table
 from fedkern_flwr.wire import DescribeRequest, columns_digest
 
@@ -112,6 +113,7 @@ class RangesClient(AnsweringClient):
         self.ranges = None if ranges is None else Path(ranges)
         self.scaling = None if scaling is None else Path(scaling)
         self.encoder = None if encoder is None else Path(encoder)
+        x, columns = take_frame(x, columns, self.name)
         self.x = as_numbers(x, "features", self.name)
         if self.x.ndim != 2 or not self.x.size:
             raise self._bad(f"features of shape {self.x.shape}", "pass x of shape (n, d)")

@@ -41,7 +41,7 @@ class VerticalKernelClient(ColumnsClient):
     ----------
     context : flwr.app.Context
         The node's context.
-    x : array, shape (n, d), optional
+    x : array or data frame, shape (n, d), optional
         The party's columns, scaled as the kernel needs them (such as to [0, 1]); None at an active
         party that has labels only.
     y : array, shape (n,) or (n, k), optional
@@ -55,8 +55,9 @@ class VerticalKernelClient(ColumnsClient):
         What this party is meant to be; by default active if there are labels.
     columns : sequence of str, optional
         Names of the features.
-    classes : sequence of float, optional
-        All classes of a classification; without them y holds the targets of a regression.
+    classes : sequence of float or str, optional
+        All classes of a classification, by whose names y may be given, the same order everywhere;
+        without them y holds the targets of a regression.
     label_bound : float (default: 1.0)
         Bound of abs(y) in a regression, the same at all active parties.
     alignment_key : bytes or AlignmentTags, optional

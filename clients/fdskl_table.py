@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.alignment import AlignmentKey, Hashes, hash_ids
+from fedkern_flwr.labels import label_rows
 
 from .party_table import Floats, Ids, PartyTable
 
@@ -49,7 +50,9 @@ class VerticalTable(PartyTable):
         self.party = party
         rows = next((len(v) for v in (x, y, ids) if v is not None), 0)  # type: ignore[arg-type]
         features, names = self._features(x, rows), self._names(ids, rows, "row")
-        labels = None if y is None else self._numbers(y, "labels")
+        labels = None
+        if y is not None:
+            labels = self._numbers(label_rows(y, common["classes"], party), "labels")
         known: NDArray[np.bool_] = np.zeros(rows, bool)
         if labels is not None:
             if labels.ndim not in (1, 2) or len(labels) != rows:

@@ -44,7 +44,7 @@ class HybridKernelClient(LandmarkedParty):
     ----------
     context : flwr.app.Context
         The node's context.
-    x : array, shape (n, d), optional
+    x : array or data frame, shape (n, d), optional
         The party's block of features, within ``ranges``; None at a hospital without features.
     y : array, shape (n,) or (n, k), optional
         Labels; a party with labels (if of no rows) is a hospital.
@@ -59,8 +59,9 @@ class HybridKernelClient(LandmarkedParty):
         Names of the features.
     ranges : array, shape (d, 2), optional
         Least and greatest value of each feature, public; [0, 1] by default.
-    classes : sequence of float, optional
-        All classes of a classification; without them y holds the targets of a regression.
+    classes : sequence of float or str, optional
+        All classes of a classification, by whose names y may be given, the same order everywhere;
+        without them y holds the targets of a regression.
     label_bound : float (default: 1.0)
         Public bound of abs(y) in a regression.
     alignment_key : bytes or AlignmentTags, optional

@@ -44,7 +44,7 @@ class SVMClient(UserOfRows, AgentOfRows, NodeOfColumns, Predicting):
     context : flwr.app.Context
         The node's context; ``role`` and ``group`` of its ``node_config`` are the defaults of the
         options of these names.
-    x : array, shape (n, d), optional
+    x : array or data frame, shape (n, d), optional
         Features of a user.
     y : array, shape (n,) or (n, k), optional
         Labels of a user in a horizontal split, of the owner in a vertical one.
@@ -58,8 +58,9 @@ class SVMClient(UserOfRows, AgentOfRows, NodeOfColumns, Predicting):
         Held-out rows.
     columns : sequence of str, optional
         Names of the features.
-    classes : sequence of float, optional
-        All classes of a classification; without them y holds the targets of a regression.
+    classes : sequence of float or str, optional
+        All classes of a classification, by whose names y may be given, the same order everywhere;
+        without them y holds the targets of a regression.
     label_bound : float (default: 1.0)
         Bound of abs(y) in a regression, the same at all nodes with labels.
     alignment_key : bytes or AlignmentTags, optional

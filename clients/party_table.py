@@ -23,7 +23,7 @@ from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.judging.calibration import Calibration
 from fedkern_flwr.judging.counts import calibrating
-from fedkern_flwr.labels import decide, encode_classes
+from fedkern_flwr.labels import decide, encode_classes, label_rows, name_classes
 
 Floats = NDArray[np.float64]
 Ids = Sequence[Any] | NDArray[Any]
@@ -37,13 +37,13 @@ class PartyTable:
     party : str
         Name of the party in errors.
     x, y, ids : arrays of length n, or None
-        Features, shape (n, d); labels, shape (n,) or (n, k); record ids.
+        Features, shape (n, d); labels, shape (n,) or (n, k), or names of classes; record ids.
     x_test, y_test, ids_test : arrays, or None
         The same of held-out rows.
     columns : sequence of str or None
         Names of the features, numbers by default.
-    classes : sequence of float
-        Empty for regression.
+    classes : sequence of float or str
+        Empty for regression. Labels of named ones are names, or their positions.
     label_bound : float
         Bound of the targets of a regression.
 
@@ -51,6 +51,7 @@ class PartyTable:
     ----------
     x, x_test : ndarray, shapes (n, d) and (t, d)
     columns : tuple of str
+    classes, class_names : tuple of float, tuple of str
     y, y_test : ndarray, shapes (n, k) and (t, k)
         Targets; of no rows where there are none.
     labelled : bool
@@ -68,12 +69,12 @@ class PartyTable:
         ids_test: Ids | None,
         *,
         columns: Sequence[str] | None,
-        classes: Sequence[float],
+        classes: Sequence[float | str],
         label_bound: float,
     ) -> None:
         self.party, self.label_bound = party, label_bound
-        self.classes = tuple(self._numbers(list(classes), "classes").tolist())
-        if self.classes and len(set(self.classes)) < max(2, len(self.classes)):
+        self.class_names, self.classes = name_classes(classes)
+        if self.classes and len(set(self.class_names)) < max(2, len(self.classes)):
             raise self._bad("classes that are fewer than two or not distinct", "name each once")
         self.x = self._features(x, _length(x, y, ids))
         self.y = self._targets(y, len(self.x))
@@ -204,7 +205,7 @@ class PartyTable:
         id, outputs, predicted class; with a calibration the probability of each class and a set of
         classes, or an interval; the deviation of each output, if there are any.
         """
-        names = [np.format_float_positional(value, trim="-") for value in self.classes]
+        names = self.class_names
         heads, cells = list[str](), [list[str]() for _ in tests]
         if calibration is not None:
             heads, cells = calibration.columns(outputs, names)
@@ -240,7 +241,7 @@ class PartyTable:
     def _targets(self, y: ArrayLike | None, rows: int) -> Floats:
         if y is None:
             return np.zeros((0, 0))
-        out = self._numbers(y, "labels")
+        out = self._numbers(label_rows(y, self.class_names, self.party), "labels")
         if self.classes and out.ndim == 2 and out.shape[1] == 1:
             out = out[:, 0]
         if out.ndim not in (1, 2) or len(out) != rows or (self.classes and out.ndim != 1):

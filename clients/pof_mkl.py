@@ -22,6 +22,7 @@ from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import network
 from fedkern_flwr.online.learning import Floats, check_rows, step_rule
 from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.tables.frames import take_frame
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire.sums import Order
 
@@ -116,9 +117,12 @@ class OnlineKernelClient(AnsweringClient):
                 remedy="name its label column",
                 party=self.name,
             )
-        self.x, self.y, self.columns = x, y, columns
-        self.x_test = x[:0] if x_test is None else x_test
-        self.y_test = y[:0] if y_test is None else y_test
+        self.x, self.columns = take_frame(x, columns, self.name)
+        self.y = np.asarray(y)
+        self.x_test = self.x[:0]
+        if x_test is not None:
+            self.x_test, _ = take_frame(x_test, self.columns, self.name)
+        self.y_test = self.y[:0] if y_test is None else np.asarray(y_test)
         self.ids_test, self.label_range = ids_test, label_range
         self.predictions = None if predictions is None else Path(predictions)
         self.keep_weights = keep_weights

@@ -24,6 +24,7 @@ from fedkern_flwr.node.answering import AnsweringClient, answers
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.options import check_choice
+from fedkern_flwr.tables.frames import take_frame
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire.sections import Section
 from fedkern_flwr.wire.sums import bind
@@ -112,6 +113,8 @@ class GramClient(AnsweringClient):
         check_choice("merge", merge, MERGES)
         check_choice("request", request, REQUESTS)
         self.bound = bound
+        x, items = take_frame(x, items, self.name)
+        x_test, items = take_frame(x_test, items, self.name)
         self.x = read_rows(x, "x", self.name)
         self.x_test = None if x_test is None else read_rows(x_test, "x_test", self.name)
         self.x_new = self.x[:, :0] if x_new is None else read_rows(x_new, "x_new", self.name)

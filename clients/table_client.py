@@ -19,6 +19,7 @@ from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.node.answering import AnsweringClient
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.table_parties import TableReply
+from fedkern_flwr.tables.frames import take_frame
 from fedkern_flwr.wire import DescribeRequest, columns_digest
 
 from .party_table import Ids, PartyTable
@@ -73,7 +74,7 @@ class TableClient(AnsweringClient):
         y_test: ArrayLike | None = None,
         ids_test: Ids | None = None,
         columns: Sequence[str] | None = None,
-        classes: Sequence[float] | None = None,
+        classes: Sequence[float | str] | None = None,
         label_bound: float = 1.0,
         alignment_key: AlignmentKey | None = None,
         predictions: str | Path | None = None,
@@ -87,6 +88,8 @@ class TableClient(AnsweringClient):
             raise OptionError(f"label_bound is {label_bound}", remedy="use a positive number")
         self.alignment_key = alignment_key
         self.predictions = None if predictions is None else Path(predictions)
+        x, columns = take_frame(x, columns, self.name)
+        x_test, columns = take_frame(x_test, columns, self.name)
         rows = (x, y, ids, x_test, y_test, ids_test)
         bound = 1.0 if classes else label_bound
         self.table = table(
@@ -132,7 +135,7 @@ class TableClient(AnsweringClient):
             columns=columns_digest(table.columns),
             outputs=table.y.shape[1],
             classes=len(table.classes),
-            labels=columns_digest(map(str, table.classes)),
+            labels=columns_digest(table.class_names),
             label_bound=table.label_bound,
             labelled=table.labelled,
             allow_single=self.allow_single,

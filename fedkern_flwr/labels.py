@@ -1,8 +1,9 @@
-"""Targets of least squares: classes as columns of -1 and 1, and what outputs decide."""
+"""Targets of least squares: classes as columns of -1 and 1, their names; what outputs decide."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,47 @@ def encode_classes(y: NDArray[np.float64], classes: Sequence[float], party: str)
     if len(known) == 2:
         return np.where(y == known[1], 1.0, -1.0)[:, None]
     return np.where(y[:, None] == known, 1.0, -1.0)
+
+
+def name_classes(classes: Sequence[float | str]) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """Return the names of classes and their labels: of text 0, 1, ... in the order of the names."""
+    if not are_numbers(classes):
+        return tuple(map(str, classes)), tuple(map(float, range(len(classes))))
+    labels = tuple(float(one) for one in classes)
+    return tuple(np.format_float_positional(one, trim="-") for one in labels), labels
+
+
+def are_numbers(classes: Sequence[float | str]) -> bool:
+    """Tell whether all classes are numbers."""
+    try:
+        return all(np.isfinite(float(one)) for one in classes)
+    except (TypeError, ValueError):
+        return False
+
+
+def label_rows(y: Any, classes: Sequence[float | str], party: str) -> Any:
+    """Return labels of text as positions among the names of the classes, NaN where one is missing.
+
+    Labels that are no text stay as they are.
+
+    Raises
+    ------
+    TableError
+        A label is none of the classes.
+    """
+    found, (names, labels) = np.asarray(y), name_classes(classes)
+    cells = found.tolist() if found.ndim == 1 and found.dtype.kind in "UO" else []
+    if are_numbers(names) or not any(isinstance(one, str) for one in cells):
+        return y
+    known = dict(zip(names, labels, strict=True))
+    cells = [one.strip() if isinstance(one, str) else "" for one in cells]
+    if strange := sum(1 for one in cells if one and one not in known):
+        raise TableError(
+            f"{strange} labels of text are none of the {len(known)} classes",
+            remedy="name all classes, the same on every node",
+            party=party,
+        )
+    return np.array([known.get(one, np.nan) for one in cells])
 
 
 def decide(outputs: Floats) -> NDArray[np.intp]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from .errors import OptionError, TableError
+from .labels import are_numbers
 from .tables.table import Table
 
 
@@ -34,8 +35,8 @@ def read_secret(path: str | Path | None, name: str) -> bytes | None:
         ) from None
 
 
-def read_classes(text: str) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """Return the names of all classes and their numbers; those of text count from 0, sorted.
+def read_classes(text: str) -> tuple[str, ...]:
+    """Return the names of all classes, those of text sorted.
 
     Parameters
     ----------
@@ -43,10 +44,7 @@ def read_classes(text: str) -> tuple[tuple[str, ...], tuple[float, ...]]:
         The classes, separated by commas; empty for none.
     """
     names = tuple(name.strip() for name in text.split(",") if name.strip())
-    try:
-        return names, tuple(map(float, names))
-    except ValueError:
-        return tuple(sorted(names)), tuple(map(float, range(len(names))))
+    return names if are_numbers(names) else tuple(sorted(names))
 
 
 def check_predictions(node: Mapping[str, object], *, predicting: bool) -> None:

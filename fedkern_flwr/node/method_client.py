@@ -18,6 +18,7 @@ from ..guard.rows import OwnRows
 from ..private_files import make_private_folder
 from ..secure_sum import Encoding
 from ..steps import split, sum_bound, sum_name
+from ..tables.frames import take_frame
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from ..wire.method import MethodReply, MethodRequest, pack, unpack
 from .answering import Answer, AnsweringClient
@@ -75,7 +76,7 @@ class MethodClient(AnsweringClient):
     ----------
     context : flwr.app.Context
         The node's context.
-    x : array, shape (n, d)
+    x : array or data frame, shape (n, d)
         Features.
     y : array, shape (n,), optional
         Labels.
@@ -123,6 +124,8 @@ class MethodClient(AnsweringClient):
     ) -> None:
         super().__init__(context, **common)
         self.results, self.draw = None if results is None else Path(results), draw
+        x, columns = take_frame(x, columns, self.name)
+        x_test, columns = take_frame(x_test, columns, self.name)
         self.x = self._table(x, 2)
         self.y = None if y is None else self._table(y, 1, len(self.x))
         self.x_test = self.x[:0] if x_test is None else self._table(x_test, 2)

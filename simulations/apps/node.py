@@ -31,7 +31,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "landmark-seed": partial(read_secret, name="the landmark seed"),
     "frequency-seed": partial(read_secret, name="the frequency seed"),
     "category-key": partial(read_secret, name="the category key"),
-    "classes": lambda text: read_classes(str(text))[1] or None,
+    "classes": lambda text: read_classes(str(text)) or None,
     "label-bound": float,
     "top": int,
     "results": Path,
@@ -133,7 +133,7 @@ class Node:
         how["label"] = self.config.get("label-column", self.config.get("label"))
         how["id_column"] = self.config.get("id-column")
         if "classes" in self.keys:
-            how["classes"] = read_classes(str(self.config.get("classes", "")))[0]
+            how["classes"] = read_classes(str(self.config.get("classes", "")))
         return _read(self.own_table, str(path), tuple(sorted(how.items())))
 
     def tables(self, **how: Any) -> tuple[Table, Table | None]:

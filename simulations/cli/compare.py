@@ -247,7 +247,7 @@ def _show(
     screen.table(
         f"{part.dataset}: {part.section.size(comparison.facts)}, {chosen.engine}, "
         f"{chosen.runs} {draws}",
-        headings(part.section, part.dataset),
+        headings(comparison),
         table_rows(comparison),
     )
     for pair in comparison.pairs:

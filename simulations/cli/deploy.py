@@ -30,7 +30,7 @@ from ..run.folders import chosen_folder, json_writer
 from ..run.options import RUN, Option
 from ..run.run_folder import ARTIFACTS, RunFolder
 from .console import Screen
-from .run import prepare_data, run_options, save_result
+from .run import held_out_plots, prepare_data, run_options, save_result
 
 #: Options of ``fedkern run`` that mean nothing here; they keep their defaults.
 _OF_SIMULATIONS = (
@@ -192,8 +192,10 @@ def _execute(
     write_atomically(place / ARTIFACTS["scaling"], prepared.scaling_json().encode(), private=True)
     told = {"survivors": answer["survivors"], "matched": answer.get("matched", {}), **times}
     told |= {"tuned": answer["tuned"]} if "tuned" in answer else {}
-    files = {"server_log": _SERVER_LOG, "nodes": "nodes"}
-    return save_result(folder, config, prepared, {**summarise(entry), **told}, files)
+    summary = {**summarise(entry), **told}
+    plots = held_out_plots(folder, prepared, summary)
+    files = {"server_log": _SERVER_LOG, "nodes": "nodes", **plots}
+    return save_result(folder, config, prepared, summary, files)
 
 
 def _predict(screen: Screen, name: str, path: Path, values: dict[str, Any]) -> dict[str, Any]:

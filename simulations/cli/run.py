@@ -122,9 +122,15 @@ def save_result(
     artifacts: dict[str, str],
 ) -> dict[str, Any]:
     """Save what a run found, with its settings and the files beside it; return all of it."""
+    facts = prepared.facts()
+    if facts.get("class_names") and "held_out" in found:
+        names = facts["class_names"]
+        positive = {"positive": names[1]} if len(names) == 2 else {}
+        held_out = {"class_names": names, **positive, **found["held_out"]}
+        found = {**found, "held_out": held_out}
     result = {
         **{name: config[name] for name in ("method", "engine", "seed")},
-        "config": {**config, **prepared.facts(), "notes": list(prepared.notes)},
+        "config": {**config, **facts, "notes": list(prepared.notes)},
         "columns": [one._asdict() for one in prepared.explain()],
         "versions": versions(),
         **found,
@@ -141,7 +147,17 @@ def _plots(
     if find_spec("matplotlib") is None:
         return {}
     made = family(entry.method).plots(folder.plots, entry.label, summary)
-    made |= plot_held_out(folder.plots, prepared, summary)
+    drawn = {name: str(path.relative_to(folder.path)) for name, path in made.items()}
+    return drawn | held_out_plots(folder, prepared, summary)
+
+
+def held_out_plots(
+    folder: RunFolder, prepared: Prepared, summary: dict[str, Any]
+) -> dict[str, str]:
+    """Draw what is known of held-out rows, where there is matplotlib; return name -> file."""
+    if find_spec("matplotlib") is None:
+        return {}
+    made = plot_held_out(folder.plots, prepared, summary)
     return {name: str(path.relative_to(folder.path)) for name, path in made.items()}
 
 

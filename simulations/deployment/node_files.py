@@ -14,6 +14,8 @@ from scipy import sparse
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.guard.policy import NodePolicy, write_policy
+from fedkern_flwr.labels import name_classes
+from fedkern_flwr.node_files import read_classes
 from fedkern_flwr.private_files import make_private_folder
 
 NodeConfig = dict[str, str | int | float | bool]
@@ -146,8 +148,14 @@ def _write_tables(folder: Path, own: Mapping[str, Any]) -> NodeConfig:
     if labelled:
         found["label-column"] = label
     if own.get("classes"):
-        found["classes"] = ",".join(np.format_float_positional(c, trim="-") for c in own["classes"])
+        found["classes"] = ",".join(_class_names(own["classes"]))
     return found
+
+
+def _class_names(classes: Sequence[float | str]) -> tuple[str, ...]:
+    """Return the names by which a node's files call classes: numbers where commas part others."""
+    names, labels = name_classes(classes)
+    return names if read_classes(",".join(names)) == names else name_classes(labels)[0]
 
 
 def _write_table(path: Path, own: Mapping[str, Any], part: str, identity: str, label: str) -> None:
@@ -159,8 +167,14 @@ def _write_table(path: Path, own: Mapping[str, Any], part: str, identity: str, l
         names = own.get("columns") or tuple(map(str, range(np.shape(x)[1])))
         columns += [(n, _numbers(c)) for n, c in zip(names, np.asarray(x).T, strict=True)]
     if y is not None and label:
-        columns.append((label, _numbers(y)))
+        columns.append((label, _labels(y, own.get("classes") or ())))
     write_atomically(path, _csv(columns), private=True)
+
+
+def _labels(y: Any, classes: Sequence[float | str]) -> list[str]:
+    """Write labels, those of named classes by their names."""
+    names = dict(zip(name_classes(classes)[1], _class_names(classes), strict=True))
+    return [names.get(label, cell) for label, cell in zip(y, _numbers(y), strict=True)]
 
 
 def _free(name: str, taken: Sequence[str]) -> str:

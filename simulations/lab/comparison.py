@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..engines import Engine
+from ..methods.common import SCORED_COLUMNS, Column
 from ..methods.references import summarise_reference
 from ..methods.registry import family_with
 from ..run.entries import Entry, draw_label
@@ -167,24 +168,32 @@ def pair_rows(comparison: Comparison) -> list[list[str]]:
     ]
 
 
-def headings(section: Section, dataset: str) -> list[str]:
-    """Return the headings of the table."""
-    found, paper = ["method"], section.paper.get(dataset, {})
+def columns_of(comparison: Comparison, *, wide: bool) -> dict[str, Column]:
+    """Return the columns of the table; a wide one has those of scores behind the accuracy."""
+    section, found = comparison.section, dict[str, Column]()
+    known = {name for summary in comparison.summaries.values() for name in summary["metrics"]}
     for name in section.columns:
-        found += section.family.columns[name].headings
+        found[name] = section.family.columns[name]
+        if wide and name == "accuracy" and "test_auc" in known:
+            found |= SCORED_COLUMNS
+    return found
+
+
+def headings(comparison: Comparison, *, wide: bool = False) -> list[str]:
+    """Return the headings of the table."""
+    found, paper = ["method"], comparison.section.paper.get(comparison.dataset, {})
+    for name, column in columns_of(comparison, wide=wide).items():
+        found += column.headings
         found += ["paper"] if name in paper else []
     return found
 
 
-def table_rows(comparison: Comparison) -> list[list[str]]:
+def table_rows(comparison: Comparison, *, wide: bool = False) -> list[list[str]]:
     """Return a row of text per method; figures of the paper stand beside ours."""
-    section = comparison.section
-    paper = section.paper.get(comparison.dataset, {})
-    rows = []
+    paper, rows = comparison.section.paper.get(comparison.dataset, {}), []
     for label, summary in comparison.summaries.items():
         row = [label]
-        for name in section.columns:
-            column = section.family.columns[name]
+        for name, column in columns_of(comparison, wide=wide).items():
             row += column.cells(summary)
             row += [column.paper(paper[name].get(label))] if name in paper else []
         rows.append(row)

@@ -13,6 +13,7 @@ from .comparison import (
     PAIR_HEADINGS,
     Comparison,
     best_cells,
+    columns_of,
     headings,
     pair_rows,
     table_rows,
@@ -98,7 +99,8 @@ def _blocks(
         for name in section.across:
             stem = folder / _slug(f"{section.title} {name}")
             blocks.append(across_of(section.family)[name](own, stem, styles))
-        reading += (section.family.columns[name].reading for name in section.columns)
+        shown = [columns_of(one, wide=True) for one in own]
+        reading += (column.reading for columns in shown for column in columns.values())
         reading += section.family.reading
         labels = [entry[0] for entry in section.entries]
         if labels not in audited:  # sections on several data sets may compare the same
@@ -126,8 +128,8 @@ def _results(
     blocks: list[Block] = [
         TableBlock(
             _caption(chosen, comparison),
-            headings(section, dataset),
-            table_rows(comparison),
+            headings(comparison, wide=True),
+            table_rows(comparison, wide=True),
             best_cells(comparison),
         )
     ]

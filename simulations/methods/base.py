@@ -26,6 +26,7 @@ from .common import (
     TIMEOUT,
     Column,
     Shown,
+    class_rows,
     cost_rows,
     failure_rows,
     per_draw,
@@ -313,6 +314,7 @@ class Family(ABC, Generic[S, P]):
         """Return (name, figure) of what is shown of a run's result."""
         return [
             *self.figures(result),
+            *class_rows(result),
             *cost_rows(result),
             *self.seen(result),
             *failure_rows(result),

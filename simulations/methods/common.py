@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from rich.markup import escape
+
+from fedkern_flwr.plain_text import plain_line
+
 from ..engines import Engine
 from ..run.entries import Entry
 from ..run.format import count, figure, megabytes, size
 from ..run.options import RUN, Option
 
 Summary = Mapping[str, Any]
+_LONGEST_NAME, _MOST_ROWS = 24, 12  # of classes in a run's table
 Writer = Callable[[float | None], str]
 
 
@@ -163,6 +168,11 @@ def rmse(places: int) -> Column:
     )
 
 
+def _log_loss(summary: Summary) -> list[str]:
+    found = summary["metrics"]
+    return [figure(found.get("test_log_loss", found.get("test_log_loss_ovr")), 3)]
+
+
 def scientific(value: float | None) -> str:
     """Write a small figure such as a difference; - for none."""
     return "-" if value is None else f"{value:.1e}"
@@ -208,6 +218,22 @@ def short(value: float | None) -> str:
 def to_pooled(reading: str, name: str = "centralised_difference") -> Column:
     """Return the column of what parts a model from that of pooled data."""
     return metric("to pooled", name, reading=reading)
+
+
+#: How good classes and probabilities are, beside the accuracy.
+SCORED_COLUMNS: dict[str, Column] = {
+    "test_balanced_accuracy": metric(
+        "balanced", "test_balanced_accuracy", 3, reading="Balanced: mean recall of the classes."
+    ),
+    "test_auc": metric(
+        "AUC",
+        "test_auc",
+        3,
+        reading="AUC, log loss: of scores and of probabilities fitted to half of the held-out "
+        "rows; of several classes means of one against the rest.",
+    ),
+    "test_log_loss": Column(("log loss",), _log_loss),
+}
 
 
 def per_draw(entry: Entry) -> dict[str, list[Any]]:
@@ -275,6 +301,19 @@ JUDGED = (
 )
 DIFFERENCE = Shown("centralised_difference", "largest difference to pooled", scientific)
 ITERATIONS = Shown("iterations", "iterations", lambda v: figure(v, 1).removesuffix(".0"))
+
+
+def class_rows(result: Summary) -> list[list[str]]:
+    """Return the rows of a run's table that say which classes were taken for which."""
+    found = result.get("held_out", {})
+    names = [escape(plain_line(name, _LONGEST_NAME)) for name in found.get("class_names", ())]
+    if not names or "confusion" not in found or len(names) > _MOST_ROWS:
+        return []
+    rows = [["positive class", names[1]]] if len(names) == 2 else []
+    for name, counts in zip(names, found["confusion"], strict=True):
+        taken = [f"{n} as {other}" for n, other in zip(counts, names, strict=True) if n]
+        rows.append([f"held-out rows of {name}", ", ".join(taken) or "none"])
+    return rows
 
 
 def cost_rows(result: Summary) -> list[list[str]]:

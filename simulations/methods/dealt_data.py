@@ -63,6 +63,11 @@ class DealtTable:
     notes: tuple[str, ...] = ()
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, empty for a regression."""
+        return tuple(self.scaling["class_names"])
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns."""
         return tuple(self.scaling["columns"])
@@ -136,6 +141,7 @@ class DealtData(Prepared, Generic[S, D]):
             "rows": int(first.train.sum()),
             "held_out_rows": int((~first.train).sum()),
             "classes": list(first.classes),
+            "class_names": list(first.class_names),
         }
 
     def scaling_json(self) -> str:

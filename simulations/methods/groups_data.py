@@ -106,7 +106,7 @@ class HierarchicalClients(TableClients[Dealt]):
         found = self._parts("y", dealt.y, rows)
         if not np.isfinite(found.get("y_test", 0.0)).all():  # of new rows nobody knows them
             del found["y_test"]
-        return {**found, "classes": dealt.classes or None, "label_bound": dealt.label_bound}
+        return {**found, "classes": dealt.class_names or None, "label_bound": dealt.label_bound}
 
 
 class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):

@@ -23,7 +23,7 @@ def plot_held_out(folder: Path, prepared: Prepared, summary: Mapping[str, Any]) 
     if not held_out or not isinstance(prepared, DealtData):
         return {}
     first = prepared.split(prepared.settings.seed)
-    made = plot_judged(folder, held_out, first.classes)
+    made = plot_judged(folder, held_out, first.class_names)
     found = read_predictions(prepared.predictions)
     if first.classes or not found or prepared.settings.resplit:
         return made

@@ -174,6 +174,11 @@ class HybridFamily(Family[HybridSettings, HybridData]):
     def check(self, config: Config) -> None:
         """Refuse options that cannot work before any data is read."""
         super().check(config)
+        if config["data"]["scaling"] == "standard":
+            raise OptionError(
+                "scaling standard has no public range, within which landmarks are drawn",
+                remedy="use --scaling rank or range",
+            )
         if config["data"]["reconstruction"]:
             check_reconstruction(FedCG(**config["options"]))
 

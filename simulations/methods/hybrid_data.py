@@ -145,7 +145,7 @@ class HybridClients(TableClients[Pooled]):
                 "x_test": dealt.x[np.ix_(test, columns)],
                 "y_test": dealt.y[test] if np.isfinite(dealt.y[test]).all() else None,
                 "ids_test": test,
-                "classes": dealt.classes or None,
+                "classes": dealt.class_names or None,
                 "label_bound": dealt.label_bound,
                 **common,
             }

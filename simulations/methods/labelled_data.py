@@ -31,8 +31,8 @@ class LabelledSettings(TableSettings):
         Rows that lack a value (encode: the median, and a column that says so).
     task : {"auto", "classification", "regression"}
         What the labels are (auto: few whole numbers).
-    positive : float or None
-        Class that is told from all others.
+    positive : str or None
+        Class that is told from all others, by its name or number.
     train_rows : int or None
         Learn from a choice of so many rows.
     resplit : bool
@@ -41,7 +41,7 @@ class LabelledSettings(TableSettings):
 
     missing: Literal["encode", MissingBlocks] = "error"
     task: Task = "auto"
-    positive: float | None = None
+    positive: str | None = None
     train_rows: int | None = None
     resplit: bool = False
 
@@ -144,6 +144,7 @@ def scale(
     """
     assert table.y is not None
     classes, _ = read_task(settings, table)
+    names = class_names(settings, table, classes)
     y = np.where(np.isfinite(table.y), table.y, np.nan)
     if not np.isfinite(y[train]).any():
         raise TableError("no training row has a label", remedy="hold out fewer rows")
@@ -151,7 +152,10 @@ def scale(
     x = encoder.transform(table)
     middle, half = 0.0, 1.0
     if settings.positive is not None:
-        y = np.where(np.isnan(y), np.nan, y == settings.positive)
+        y = np.where(np.isnan(y), np.nan, y == positive_class(settings, table))
+    elif table.classes and classes:  # without those that no row has
+        y = np.where(np.isnan(y), np.nan, np.searchsorted(classes, y))
+        classes = tuple(map(float, range(len(classes))))
     elif not classes:
         least, most = float(np.nanmin(y[train])), float(np.nanmax(y[train]))
         middle, half = (least + most) / 2.0, (most - least) / 2.0 or 1.0
@@ -163,7 +167,7 @@ def scale(
         "y_middle": middle,
         "y_half_range": half,
         "classes": list(classes),
-        "class_names": list(table.classes) if settings.positive is None else [],
+        "class_names": names,
     }
     return x, y, classes, scaling
 
@@ -182,7 +186,7 @@ def hold_out_evenly(settings: LabelledSettings, table: Table, seed: int) -> NDAr
     assert table.y is not None
     groups = np.zeros(table.rows)
     if settings.positive is not None:
-        groups = (table.y == settings.positive).astype(np.float64)
+        groups = (table.y == positive_class(settings, table)).astype(np.float64)
     elif classes:
         groups = table.y
     rng = np.random.default_rng(derive_seed(seed, "held-out rows"))
@@ -204,17 +208,46 @@ def read_task(
     values = np.unique(y[np.isfinite(y)])
     if not len(values):
         raise TableError("no row has a label", remedy="choose another label")
+    if settings.task == "regression" and table.classes:
+        raise OptionError(
+            f"the label has {len(table.classes)} classes of text, which are no numbers",
+            remedy="leave out --task, or choose another label",
+        )
     if settings.positive is not None:
-        if settings.task == "regression" or settings.positive not in values:
+        if settings.task == "regression" or positive_class(settings, table) not in values:
             raise OptionError(
-                f"there is no class {settings.positive:g} to tell from the others",
+                f"there is no class {settings.positive} to tell from the others",
                 remedy="choose one of the labels",
             )
         return (0.0, 1.0), ()
-    whole = bool((values == np.rint(values)).all()) and len(values) <= _MOST_CLASSES
-    if settings.task == "regression" or (settings.task == "auto" and not whole):
-        return (), ()
+    auto, few = settings.task == "auto" and not table.classes, len(values) <= _MOST_CLASSES
+    whole = few and bool((values == np.rint(values)).all())
+    if settings.task == "regression" or (auto and not whole):
+        other = "; --task classification takes them for classes"
+        note = f"the label's {len(values)} values are taken for numbers" + other
+        return (), (note,) * (auto and few)
     if len(values) < 2:
         raise TableError("the label is constant", remedy="choose a label that varies")
-    note = (f"{len(values)} classes",) if settings.task == "auto" else ()
-    return tuple(values.tolist()), note
+    note = f"the label's {len(values)} values are taken for classes"
+    note += "; --task regression takes them for numbers"
+    return tuple(values.tolist()), (note,) * auto
+
+
+def positive_class(settings: LabelledSettings, table: Table) -> float:
+    """Return the label of the class that is told from all others, NaN where there is none."""
+    name = str(settings.positive).strip()
+    if table.classes:
+        return float(table.classes.index(name)) if name in table.classes else np.nan
+    try:
+        return float(name)
+    except ValueError:
+        return np.nan
+
+
+def class_names(settings: LabelledSettings, table: Table, classes: tuple[float, ...]) -> list[str]:
+    """Return the names of the classes of :func:`read_task`, for those who read results."""
+    if settings.positive is not None:
+        return [f"not {settings.positive}", str(settings.positive)]
+    if table.classes:
+        return [table.classes[int(label)] for label in classes]
+    return [np.format_float_positional(label, trim="-") for label in classes]

@@ -175,7 +175,7 @@ def write_rows(
     With a calibration the probabilities of the classes and a set of them, or an interval.
     """
     text = io.StringIO()
-    classes = scaling.get("class_names") or [f"{value:g}" for value in scaling["classes"]]
+    classes = scaling["class_names"]
     writer, rows = csv.writer(text), sorted(found)
     values, heads = np.array([found[row] for row in rows]), ["prediction"]
     cells: list[list[Any]] = [[ids[row]] for row in rows]

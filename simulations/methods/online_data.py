@@ -24,6 +24,8 @@ from .clients import DealtClients
 
 DEFAULT_ROUNDS, DEFAULT_CLIENTS = 500, 10
 
+_FEW = 20  # values of a label that may be classes
+
 Missing = Literal["encode", "error", "drop-row"]
 
 
@@ -166,6 +168,7 @@ def prepare(settings: DataSettings) -> Streams:
             f"{len(table.classes)} classes are no numbers, and online methods predict numbers",
             remedy="use fed-cg, fdskl or hierarchical-svm, or label rows 0 and 1 for one class",
         )
+    said = _regression_note(table)
     if settings.sites:
         table = _keep_sites(table, settings.sites)
     table = drop_constant_columns(table)
@@ -197,8 +200,18 @@ def prepare(settings: DataSettings) -> Streams:
         )
         for rows, held in zip(parts, test, strict=True)
     )
-    notes = (*table.notes, *encoder.notes, *notes)
+    notes = (*table.notes, *encoder.notes, *said, *notes)
     return Streams(StreamClients(shards, table.columns), encoder, scaling, rounds, notes)
+
+
+def _regression_note(table: Table) -> tuple[str, ...]:
+    """Return the line that says what becomes of labels that may be meant as classes."""
+    values = np.unique(table.y[np.isfinite(table.y)]) if table.y is not None else np.empty(0)
+    if len(values) > _FEW:
+        return ()
+    what = "classes" if table.classes else "values of the label"
+    text = f"online methods predict numbers: the {len(values)} {what} are numbers from 0 to 1"
+    return (f"{text}; fed-cg, fdskl and hierarchical-svm tell classes",)
 
 
 def _keep_sites(table: Table, sites: Sequence[str]) -> Table:

@@ -115,7 +115,7 @@ class VerticalClients(TableClients[Columns]):
             "x_test": x[tests],
             "y_test": y_test if np.isfinite(y_test).all() else None,
             "ids_test": rows[tests].astype(str),
-            "classes": dealt.classes or None,
+            "classes": dealt.class_names or None,
             "label_bound": dealt.label_bound,
             **common,
         }

@@ -19,9 +19,7 @@ _MOST_POINTS = 1000
 _WRITTEN = 12  # classes up to which the cells of a confusion matrix say their numbers
 
 
-def plot_judged(
-    folder: Path, held_out: Mapping[str, Any], classes: Sequence[float]
-) -> dict[str, Path]:
+def plot_judged(folder: Path, held_out: Mapping[str, Any], names: Sequence[str]) -> dict[str, Path]:
     """Draw what was counted on held-out rows; return name of the artifact -> file.
 
     Parameters
@@ -30,21 +28,21 @@ def plot_judged(
         Where to write.
     held_out : mapping
         See :meth:`fedkern_flwr.judging.figures.Judged.details`.
-    classes : sequence of float
-        Names of the classes.
+    names : sequence of str
+        Of the classes.
 
     Raises
     ------
     OptionError
         If matplotlib is not installed.
     """
-    names, made = [f"{value:g}" for value in classes], dict[str, Path]()
+    made = dict[str, Path]()
     if "confusion" in held_out:
         matrix = np.array(held_out["confusion"])
         made["confusion_plot"] = plot_confusion(matrix, names, folder / "confusion.png")
     if "roc" in held_out:
         rest = names[1:] if len(names) == 2 else names
-        curves = dict(zip(rest, held_out["roc"], strict=True))
+        curves = dict(zip(map(drawing.clean_name, rest), held_out["roc"], strict=True))
         made["roc_plot"] = plot_roc(curves, folder / "roc.png", single=len(names) == 2)
         made["calibration_plot"] = plot_calibration(
             held_out["calibration"], folder / "calibration.png"

@@ -253,6 +253,26 @@ def test_digests_tell_columns_and_classes_apart(kind: Kind) -> None:
         assert kind.describe(kind.make(columns=columns)).columns != base.columns
     assert kind.describe(kind.make(classes=(1, 0))).labels != base.labels
     assert kind.describe(kind.make(classes=(0.0, 1.0))).labels == base.labels  # the same classes
+    named = [kind.describe(kind.make(classes=("no", other))).labels for other in ("yes", "on")]
+    assert len({base.labels, *named}) == 3
+
+
+@every_kind
+def test_labels_are_names_or_positions_of_classes(kind: Kind) -> None:
+    wanted = kind.make(classes=("no", "yes")).table.y
+    np.testing.assert_array_equal(wanted[:, 0], [-1, 1, 1, -1])
+    for y in (["no", "yes", " yes", "no"], np.array(["no", "yes", "yes", "no"], object)):
+        np.testing.assert_array_equal(kind.make(classes=("no", "yes"), y=y).table.y, wanted)
+    with pytest.raises(TableError, match="1 labels of text are none of the 2 classes") as refused:
+        kind.make(classes=("no", "yes"), y=["no", "yes", "Zebra", "no"])
+    assert "Zebra" not in str(refused.value)
+    kept = kind.make(classes=(1, 0), y=["0", "1", "1.0", "0"]).table.y  # numbers that are text
+    np.testing.assert_array_equal(kept, -wanted)
+
+
+def test_a_gap_among_labels_of_text_is_a_row_of_another_party() -> None:
+    table = KINDS["fdskl"].make(classes=("no", "yes"), y=["no", "yes", None, ""]).table
+    assert (table.rows, table.others) == (2, 2)
 
 
 @every_kind
@@ -305,6 +325,10 @@ def test_a_table_must_not_change_in_a_run(kind: Kind) -> None:
         (
             (2000002, 7, 1.5),
             {"id": "z,1", "output_0": "0.25", "output_1": "-0.5", "class": "2000002"},
+        ),
+        (
+            ("owl", "cat", "dog"),
+            {"id": "z,1", "output_0": "0.25", "output_1": "-0.5", "class": "owl"},
         ),
     ],
 )

@@ -137,7 +137,7 @@ class Site:
                     name = row.get("id") or f"{path.stem}/{row['row']}"
                     found[name] = float(row.get("output_0") or row["output"])
                     if "class" in row:
-                        assert row["class"] == str(int(found[name] >= 0.0))
+                        assert row["class"] == ("bad", "ok")[int(found[name] >= 0.0)]
             path.unlink()
         return found
 

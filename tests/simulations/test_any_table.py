@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from csv import reader
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,34 @@ SMALL = {
     "hierarchical-svm": ["--users", "4", "--rounds", "8"],
     "kernel-pca": ["--clients", "3", "--features", "6"],
 }
+CLASSES = "3 classes are no numbers, and online methods predict numbers; use fed-cg, fdskl or hier"
 #: What cannot be done with such a table.
-CANNOT = {"fed-cfk": "has no columns that may be the user"}
+CANNOT = {
+    "fed-cfk": "has no columns that may be the user",
+    **{cls.method: CLASSES for cls in OnlineFamily.strategies},
+}
 PREDICT = ("fed-cg", "fdskl", "secure-gram", "hierarchical-svm")
+#: A method of each family, and what it cannot do with which table.
+FAMILIES: dict[str, dict[str, str]] = {
+    "fed-cg": {},
+    "fdskl": {},
+    "secure-gram": {},
+    "hierarchical-svm": {},
+    "kernel-pca": {},
+    "pof-mkl": dict.fromkeys(("three classes", "dictionaries"), CLASSES),
+}
+#: What new rows have in place of cells of some kind: what is not known, gaps, what is no such cell.
+NEW = {
+    "category": ["violet", None, " red "],
+    "date": ["yesterday", "", "2031-01-01"],
+    "number": ["1e300", "", "?"],
+    "boolean": ["maybe", None, "yes"],
+}
+
+
+def csv_rows(path: str) -> list[list[str]]:
+    with Path(path).open(newline="") as file:
+        return [*reader(file)]
 
 
 def write(name: str, table: Any) -> None:
@@ -46,9 +72,9 @@ def write(name: str, table: Any) -> None:
 def test_every_method_takes_a_table_with_everything(name: str, commands: Any) -> None:
     table = everything()
     write("t.csv", table.arrow())
-    arguments = ["run", name, "--data", "t.csv", "--label", LABEL, *SMALL.get(name, [])]
+    label = [] if name == "fed-cfk" else ["--label", LABEL, *SMALL.get(name, [])]
+    arguments = ["run", name, "--data", "t.csv", *label]
     if name in CANNOT:
-        arguments = ["run", name, "--data", "t.csv"]
         assert CANNOT[name] in commands.complaint(*arguments)
         return
     found = commands.result(*arguments[1:])
@@ -69,19 +95,47 @@ def test_every_method_takes_a_table_with_everything(name: str, commands: Any) ->
         assert {line.split(",")[1] for line in made} <= {"a", "b", "c"}
 
 
+@pytest.mark.parametrize("method", FAMILIES)
 @pytest.mark.parametrize("name", awkward_tables())
-def test_a_method_runs_on_each_table(name: str, commands: Any) -> None:
-    write("t.csv", awkward_tables()[name].arrow())
-    run = ["fed-cg", "--data", "t.csv", "--label", LABEL, "--landmarks", "8", "--centres", "0"]
+def test_every_method_takes_each_table_or_says_why_not(
+    name: str, method: str, commands: Any
+) -> None:
+    """New rows have unknown categories, gaps and cells that are something else."""
+    table, rng = awkward_tables()[name], np.random.default_rng(7)
+    for k in range(4):  # so that each party has a column
+        table.columns[f"more {k}"] = rng.normal(size=len(table.labels)).tolist()
+        table.kinds[f"more {k}"] = "number"
+    write("t.csv", table.arrow())
+    ridge = ["--model", "ridge"] if (name, method) == ("regression", "hierarchical-svm") else []
+    run = [method, "--data", "t.csv", "--label", LABEL, *SMALL[method], *ridge]
+    if why := FAMILIES[method].get(name):
+        assert why in commands.complaint("run", *run)
+        return
     metrics = commands.result(*run)["metrics"]
-    assert np.isfinite(metrics.get("test_accuracy", metrics.get("test_rmse")))
+    assert metrics
+    assert np.isfinite([v for v in metrics.values() if isinstance(v, float)]).all()
+    if method not in PREDICT:
+        return
+    new = {column: NEW[kind] for column, kind in table.kinds.items()}
+    write("new.csv", pa.table(new))
+    assert "3 predictions: here/predictions.csv" in commands.shown(
+        "predict", "here", "--data", "new.csv"
+    )
+    heads, *rows = csv_rows("here/predictions.csv")
+    if name == "regression":
+        assert heads[1] == "prediction"
+        assert np.isfinite([float(row[1]) for row in rows]).all()
+    else:
+        assert {row[1] for row in rows} <= set(table.labels)
 
 
 # --- The encoder is of the rows to learn from -----------------------------------------------
 
 
-def encoded() -> tuple[Any, Any]:
-    write("t.csv", everything().arrow())
+def encoded(**merged: str) -> tuple[Any, Any]:
+    """Load the table with everything; ``merged`` renames classes."""
+    table = everything()
+    write("t.csv", table._replace(labels=[merged.get(y, y) for y in table.labels]).arrow())
     return load_table("t.csv", label=LABEL, missing="encode", kinds={}), "t.csv"
 
 
@@ -114,7 +168,7 @@ def test_what_a_column_became_stays_with_one_party() -> None:
 
 
 def test_rows_and_streams_are_those_of_an_encoder_of_the_rows_that_are_not_held_out() -> None:
-    table, data = encoded()
+    table, data = encoded(c="a")
     how: Any = {"data": data, "label": LABEL, "missing": "encode", "test_size": 0.4}
     given = RowsFamily().prepare(RowSettings(**how, scaling="rank"))
     order = np.random.default_rng([0, 1]).permutation(table.rows)

@@ -133,6 +133,7 @@ BAD: dict[str, dict[str, str]] = {
         "--tolerance 0": "tolerance is 0.0; use a value in (0, 1)",
         "--tolerance 2": "tolerance is 2.0; use a value in (0, 1)",
         "--positive 9": "there is no class 9",
+        "--scaling standard": "scaling standard has no public range, within which landmarks are",
         "--attempts 0": "attempts is 0",
         "--rounds 5": "No such option",
     },

@@ -273,6 +273,14 @@ def test_a_table_of_several_families(
         assert f"<td>{who}</td>" in report  # in the table of who sees what
     assert "Federated kernel learning" not in report
     assert "Wine: what the server saw" in report
+    heads = [f'<th scope="col" class="num">{head}</th>' for head in ("balanced", "AUC", "log loss")]
+    assert all(head in report for head in heads)
+    assert "one against the rest" in report
+    for label in ("FDSKL", "FedCG", "Secure Gram"):
+        own = methods[label]["metrics"]
+        cells = [own[f"test_{name}"] for name in ("balanced_accuracy", "auc", "log_loss_ovr")]
+        assert "".join(f'<td class="num">{cell:.3f}</td>' for cell in cells) in report
+    assert "AUC" not in said
 
 
 def test_cells_of_a_section_carry_the_draws_seed_and_only_the_first_is_audited() -> None:

@@ -25,6 +25,7 @@ from scipy.sparse import csr_array
 from fedkern_flwr.errors import EngineError, OptionError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.policy import read_policy
+from fedkern_flwr.node_files import read_classes
 from fedkern_flwr.simulations.cli import deploy
 from fedkern_flwr.simulations.cli.deploy import DEPLOYABLE, deploy_options
 from fedkern_flwr.simulations.cli.main import run
@@ -86,6 +87,27 @@ def test_a_table_is_read_back_bit_for_bit(tmp_path: Path) -> None:
     assert table.ids.tolist() == [str(k) for k in range(49, -1, -1)]
     assert (config["partition-id"], config["num-partitions"]) == (0, 2)
     assert config["classes"] == "0,1,2.5"
+
+
+@pytest.mark.parametrize(
+    ("classes", "written", "labels"),
+    [
+        (("ham", "spam"), "ham,spam", ["ham", "spam", "ham"]),
+        (("not ham", "ham"), "0,1", ["0", "1", "0"]),  # a node sorts names
+        (("a,b", "c"), "0,1", ["0", "1", "0"]),
+    ],
+)
+def test_labels_of_a_node_s_files_have_the_names_of_classes(
+    classes: Any, written: str, labels: list[str], tmp_path: Path
+) -> None:
+    own = {"x": np.ones((3, 1)), "y": np.array([0.0, 1.0, 0.0]), "classes": classes}
+    config = write_node(tmp_path, 0, 2, own)
+    assert config["classes"] == written
+    lines = Path(str(config["data"])).read_text().splitlines()[1:]
+    assert [line.rpartition(",")[2] for line in lines] == labels
+    names = read_classes(str(written))
+    table = load_table(config["data"], label=str(config["label-column"]), classes=names)
+    np.testing.assert_array_equal(table.y, own["y"])
 
 
 def test_a_node_s_files_are_for_one_user_alone(tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ from .base import Presets, Section, choose, data_file
 # name -> (data, settings, lambda of the paper's programs, tolerance of Tables 2-4, of Tables 5-7)
 _SETS: dict[str, tuple[str, dict[str, Any], float, str, str]] = {
     "Toy": ("three-hospitals", {"hospitals": 3, "split": "site"}, 1e-6, "1e-3", "1e-3"),
-    "Iris": ("iris", {"positive": 0.0}, 1e-6, "1e-3", "1e-3"),
-    "Ionosphere": ("ionosphere.npz", {"positive": 1.0}, 1e-4, "1e-6", "1e-6"),
-    "Sonar": ("sonar.npz", {"positive": 1.0}, 1e-6, "1e-6", "1e-4"),
-    "Breast cancer": ("breast-cancer", {"positive": 0.0}, 1e-6, "1e-3", "1e-4"),
-    "Wine": ("wine", {"positive": 1.0}, 1e-6, "1e-3", "1e-4"),
+    "Iris": ("iris", {"positive": "0"}, 1e-6, "1e-3", "1e-3"),
+    "Ionosphere": ("ionosphere.npz", {"positive": "1"}, 1e-4, "1e-6", "1e-6"),
+    "Sonar": ("sonar.npz", {"positive": "1"}, 1e-6, "1e-6", "1e-4"),
+    "Breast cancer": ("breast-cancer", {"positive": "0"}, 1e-6, "1e-3", "1e-4"),
+    "Wine": ("wine", {"positive": "1"}, 1e-6, "1e-3", "1e-4"),
 }
 _LANDMARKS = 50
 _PLAIN = {"landmarks": _LANDMARKS, "sampling": "U"}  # with gamma 1 / d and lambda 1e-3

@@ -1,0 +1,175 @@
+"""Clients take data frames of any library: columns by name, the same as from arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedkern_flwr.clients import (
+    GramClient,
+    HybridKernelClient,
+    KernelPCAClient,
+    OnlineKernelClient,
+    RangesClient,
+    SVMClient,
+    VerticalKernelClient,
+)
+from fedkern_flwr.errors import TableError
+
+X = np.random.default_rng(0).random((6, 3))
+NAMES = ("age", "height", "№ 3")
+JOINED: dict[str, Any] = {"alignment_key": bytes(range(32)), "ids": list("abcdef")}
+KEYS = {"ids_test": list("uvwxyz"), **JOINED}
+NAMED = {"classes": ("no", "yes")}
+WORDS = ["no", "yes", "yes", "no", "no", "yes"]
+NUMBERS = [0.0, 1.0, 1.0, 0.0, 0.0, 1.0]
+
+#: Builds a client of features, labels and held-out features; where its features are.
+CLIENTS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
+    "fed-cg": (
+        lambda c, x, y, x_test, **more: HybridKernelClient(
+            c, x, y, x_test=x_test, **KEYS, **NAMED, **more
+        ),
+        lambda client: client.table,
+    ),
+    "fdskl": (
+        lambda c, x, y, x_test, **more: VerticalKernelClient(
+            c, x, y, x_test=x_test, y_test=y, **KEYS, **NAMED, **more
+        ),
+        lambda client: client.table,
+    ),
+    "hierarchical-svm": (
+        lambda c, x, y, x_test, **more: SVMClient(
+            c, x, y, x_test=x_test, y_test=y, **NAMED, **more
+        ),
+        lambda client: client.table,
+    ),
+    "pof-mkl": (
+        lambda c, x, y, x_test, **more: OnlineKernelClient(
+            c, x, np.array(NUMBERS), x_test=x_test, **more
+        ),
+        lambda client: client,
+    ),
+    "kernel-pca": (
+        lambda c, x, y, x_test, **more: KernelPCAClient(c, x, x_test=x_test, **more),
+        lambda client: client,
+    ),
+    "secure-gram": (
+        lambda c, x, y, x_test, **more: GramClient(
+            c, x, x_test=x_test, **({"items": more["columns"]} if more else {})
+        ),
+        lambda client: client,
+    ),
+    "ranges": (
+        lambda c, x, y, x_test, **more: RangesClient(c, x, **more),
+        lambda client: client,
+    ),
+}
+every_client = pytest.mark.parametrize("name", CLIENTS)
+
+
+class Stream:
+    """A data frame of a library that we do not know: the Arrow C stream and no more."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+class Interchanged:
+    """One with the interchange protocol only."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __dataframe__(self, **how: Any) -> Any:
+        return self.table.__dataframe__(**how)
+
+
+def of_pandas(table: pa.Table) -> Any:
+    """Return a frame of pandas, where it is installed."""
+    return pytest.importorskip("pandas").DataFrame(table.to_pydict())
+
+
+WRAPS: dict[str, Callable[[pa.Table], Any]] = {
+    "pyarrow": lambda table: table,
+    "stream": Stream,
+    "interchange": Interchanged,
+    "pandas": of_pandas,
+}
+
+
+def context() -> Context:
+    config: dict[str, Any] = {"simulation": True, "partition-id": 0, "num-partitions": 5}
+    return Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
+
+
+def frame(x: np.ndarray, order: tuple[int, ...] = (0, 1, 2)) -> pa.Table:
+    return pa.table({NAMES[k]: x[:, k] for k in order})
+
+
+@every_client
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_a_frame_is_as_its_columns(name: str, wrap: str) -> None:
+    """Held-out rows have them in any order, and more of them."""
+    make, place = CLIENTS[name]
+    wanted = place(make(context(), X, NUMBERS, X[::-1], columns=NAMES))
+    held = frame(X[::-1], (2, 0, 1)).append_column("more", pa.array(["text"] * len(X)))
+    found = place(make(context(), WRAPS[wrap](frame(X)), WORDS, WRAPS[wrap](held)))
+    heads = "items" if name == "secure-gram" else "columns"
+    assert getattr(found, heads) == NAMES
+    for attribute in ("x", "x_test", "y", "y_test"):
+        if attribute in vars(wanted):
+            ours, theirs = (getattr(one, attribute) for one in (found, wanted))
+            assert (ours is None) == (theirs is None)
+            if ours is not None:
+                np.testing.assert_array_equal(ours, theirs)
+
+
+@every_client
+def test_named_columns_are_taken_in_their_order(name: str) -> None:
+    make, place = CLIENTS[name]
+    found = place(make(context(), frame(X), NUMBERS, frame(X), columns=NAMES[::-1][:2]))
+    np.testing.assert_array_equal(found.x, X[:, [2, 1]])
+
+
+@every_client
+def test_a_frame_that_cannot_be_used_is_refused_in_a_line(name: str) -> None:
+    make, _ = CLIENTS[name]
+    secret = ["Zeppelin"] * len(X)
+    for table, text in (
+        (frame(X).append_column("word", pa.array(secret)), "'word' of the data frame is not num"),
+        (
+            frame(X).drop_columns([NAMES[1]]),
+            "frame lacks 1 columns, the first is 'height'",
+        ),
+    ):
+        with pytest.raises(TableError, match=text) as refused:
+            make(context(), table, NUMBERS, None, **({} if "word" in text else {"columns": NAMES}))
+        assert str(refused.value).startswith("partition 0: ")
+        assert "\n" not in str(refused.value)
+        assert "Zeppelin" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["fed-cg", "fdskl", "hierarchical-svm", "kernel-pca"])
+def test_a_gap_in_a_frame_is_refused_as_in_an_array(name: str) -> None:
+    holes = pa.table({"a": [1.0, None, *X[2:, 0]], "b": X[:, 1]})
+    with pytest.raises(TableError, match="NaN or infinite"):
+        CLIENTS[name][0](context(), holes, NUMBERS, None)
+
+
+def test_series_are_labels_and_ids() -> None:
+    pandas = pytest.importorskip("pandas")
+    for make in (pandas.Series, pa.array, lambda cells: pa.chunked_array([cells])):
+        client = HybridKernelClient(
+            context(), frame(X), make(WORDS), **{**JOINED, "ids": make(JOINED["ids"])}, **NAMED
+        )
+        np.testing.assert_array_equal(client.table.y[:, 0], 2 * np.array(NUMBERS) - 1)
+        assert list(client.table.own_rows().ids) == JOINED["ids"]
