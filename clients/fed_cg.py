@@ -220,10 +220,13 @@ class HybridKernelClient(LandmarkedParty):
         if not len(predictions):
             check_chosen(self, request.gammas)
             predictions = self.kernel.predict(request.coefficients, request.gammas)
+        if not table.classes:  # no label is beyond its bound
+            predictions = np.clip(predictions, -table.label_bound, table.label_bound)
         tests = self.places(asked) - table.rows
         deviations = np.zeros((len(tests), 0))
         if request.noise.size:
-            spread = (self.kernel.predict(request.factor) ** 2).sum(axis=1, keepdims=True)
+            turned = self.kernel.predict(request.factor, request.gammas)
+            spread = (turned**2).sum(axis=1, keepdims=True)
             deviations = np.sqrt(request.noise * (1.0 + spread))
         self.write_predictions(tests, predictions, request.calibration, deviations)
         if not request.count:
