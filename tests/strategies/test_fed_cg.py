@@ -180,6 +180,7 @@ class Pooled:
     targets: np.ndarray
     labels: dict[str, Any]  # of held-out rows, by id, in order
     gamma: Any
+    bound: float = np.inf  # of the labels of a regression, beyond which nothing is predicted
 
     def solve(
         self, lam: float, *, penalty: str = "ridge", order: Any = slice(None)
@@ -192,7 +193,7 @@ class Pooled:
             matrix = k.T @ k + lam * np.exp(-self.gamma * self.pairs)
             cut = len(matrix) * np.finfo(float).eps
             a = np.linalg.pinv(matrix, rcond=cut, hermitian=True) @ (k.T @ y)
-        return a, np.exp(-self.gamma * self.held_out) @ a
+        return a, np.clip(np.exp(-self.gamma * self.held_out) @ a, -self.bound, self.bound)
 
     def rounding(self, lam: float, **more: Any) -> float:
         """Return what another order of the rows changes in the predictions."""
@@ -287,6 +288,7 @@ def pool(
         targets,
         {i: labels[i] for i in held_out},
         1.0 / everything.shape[1] if gamma is None else gamma,
+        np.inf if classes is not None else hospitals[0].get("label_bound", 1.0),
     )
 
 
@@ -1740,6 +1742,20 @@ def test_what_is_chosen_is_the_best_of_a_grid_search_on_the_pooled_rows(
     assert difference(group, pooled, float(lambdas[j])) <= limit
     (equations,) = (s for s in strategy.privacy()["sums"] if s["name"] == "equations")
     assert equations["numbers"] == tuned["numbers"]
+
+
+def test_nothing_is_predicted_beyond_the_bound_of_the_labels(
+    parties: Callable[..., Parties],
+) -> None:
+    x, y = of_numbers()
+    tables = deal(x, np.sign(y), 2, 2, label_bound=1.0)  # steps, which a kernel overshoots
+    group = parties(tables)
+    group.fit(gamma=1.0, regularization=1e-6, tune="off")
+    found = np.array(list(group.outputs().values()))
+    assert np.abs(found).max() == 1.0
+    pooled = pool(tables, gamma=1.0)
+    pooled.bound = np.inf
+    assert np.abs(pooled.solve(1e-6)[1]).max() > 1.1
 
 
 def test_what_is_given_is_not_chosen(parties: Callable[..., Parties]) -> None:
