@@ -48,7 +48,7 @@ def spread(gammas: Floats, landmarks: int) -> Floats:
     One width has every landmark see the rows at one scale: with two the same sums, of as many
     numbers, hold two, and the width matters less.
     """
-    return np.multiply.outer(gammas, np.resize(SPREAD, landmarks))
+    return np.asarray(np.multiply.outer(gammas, np.resize(SPREAD, landmarks)))
 
 
 @dataclass(frozen=True)
