@@ -45,10 +45,6 @@ class LabelledSettings(TableSettings):
     train_rows: int | None = None
     resplit: bool = False
 
-    def regresses(self, train: Table) -> bool:
-        """Tell whether the label is a number to predict."""
-        return not read_task(self, train)[0]
-
 
 def check_sites(table: Table, holders: int, who: str, remedy: str) -> int:
     """Return the number of sites of some rows, which so many parties are to hold.

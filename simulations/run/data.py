@@ -20,7 +20,7 @@ from ..engines.faults import Plan
 from ..engines.ray import ClientFn
 from .datasets import load_data
 
-#: How numbers are scaled, or that it depends on the label.
+#: How numbers are scaled; auto: the range or ranks, see :class:`TableSettings`.
 AutoScale = Literal["auto", "rank", "standard", "range", "none"]
 
 
@@ -81,8 +81,8 @@ class TableSettings(Settings):
     site_column : str or None
         Column of sites.
     scaling : {"auto", "rank", "standard", "range", "none"}
-        How numbers are scaled by the training rows: ranks, mean and deviation, or range. Auto:
-        ranks, but the range where the label is a number to predict.
+        How numbers are scaled by the training rows: ranks, mean and deviation, or range. Auto: the
+        range of a column, but ranks where some of its values are far from the others.
     """
 
     of_runs = {"scaling": "auto", "missing": "encode"}  # noqa: RUF012
@@ -121,14 +121,7 @@ class TableSettings(Settings):
             See :meth:`Encoder.fit`.
         """
         encode = getattr(self, "missing", "error") == "encode"
-        scaling = self.scaling
-        if scaling == "auto":  # ranks bend what a number depends on smoothly
-            scaling = "range" if self.regresses(train) else "rank"
-        return Encoder.fit(train, scaling, "encode" if encode else "keep")
-
-    def regresses(self, train: Table) -> bool:
-        """Tell whether the label is a number to predict: rows without labels have none."""
-        return False
+        return Encoder.fit(train, self.scaling, "encode" if encode else "keep")
 
 
 class Prepared(ABC):

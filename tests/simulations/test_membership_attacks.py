@@ -25,7 +25,6 @@ from fedkern_flwr.simulations.lab.attacks.membership import (
     leverage,
     membership,
 )
-from fedkern_flwr.solvers.equations import unpack_equations
 from fedkern_flwr.strategies import FedCG
 
 HOSPITALS, CENTRES = 3, 2
@@ -63,9 +62,7 @@ def attack(rows: int, landmarks: int, seed: int) -> list[float]:
     simulate(strategy, served, HOSPITALS + CENTRES, transcript=transcript)
     seen = HybridRun(transcript, insiders)
     released = next(total for vector, total in seen.opened() if vector.order.name == "equations")
-    outputs = strategy.coefficients_.shape[1]
-    size = landmarks * (landmarks + 1) // 2 + landmarks * outputs
-    gram = unpack_equations(released[:size], landmarks, outputs)[0]
+    gram = seen.equations(released)[0]
     kernels = [seen.kernel(h) for h in range(HOSPITALS)]
     trained = [len(seen.training_kernel(h)) for h in range(HOSPITALS)]
     assert sum(trained) == rows

@@ -160,7 +160,7 @@ class HybridRun(SeenRun):
             return unpack_equations(numbers[: equations_length(m, outputs)], m, outputs)
         shape = m, outputs, self._asked.folds, len(self._asked.gammas)
         found = Equations.unpack(numbers[: tuning_length(*shape)], *shape)
-        width = int(np.argmin(np.abs(self._asked.gammas - self.gammas)))
+        width = int(np.argmin(np.abs(self._asked.gammas - self.gammas).sum(axis=1)))
         return found.gram[:, width].sum(0), found.right[:, width].sum(0)
 
     def training_kernel(self, hospital: int) -> Floats:
