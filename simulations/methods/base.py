@@ -244,7 +244,13 @@ class Family(ABC, Generic[S, P]):
         return {}
 
     def predict(
-        self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
+        self,
+        folder: Path,
+        config: Config,
+        data: Path,
+        id_column: str | None,
+        out: Path,
+        **dialect: Any,
     ) -> tuple[int, int]:
         """Predict the rows of a file with the model of a run; return (predicted, left out).
 
@@ -261,6 +267,9 @@ class Family(ABC, Generic[S, P]):
             Column of record ids; row numbers by default.
         out : Path
             CSV file: id, then the predicted class and the outputs, or the predicted value.
+        **dialect
+            How the file is written, see :func:`fedkern_flwr.tables.load_table`; marks of missing
+            cells by default those of the run.
 
         Raises
         ------
@@ -276,7 +285,9 @@ class Family(ABC, Generic[S, P]):
             raise OptionError(problem.format(config["method"]), remedy=remedy)
         run = SavedRun.open(folder, config)
         label = str(config["data"].get("label") or "")
-        x, ids = read_rows(data, run.scaling, id_column, label, scaled=self.scales_rows(run))
+        dialect = {**dialect, "na": dialect.get("na") or config["data"].get("na", ())}
+        scaled = self.scales_rows(run)
+        x, ids = read_rows(data, run.scaling, id_column, label, scaled=scaled, **dialect)
         found = self.predict_rows(run, x)
         write_rows(out, ids, found, run.scaling, run.calibration)
         return len(found), len(x) - len(found)

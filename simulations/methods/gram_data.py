@@ -38,7 +38,7 @@ class GramSettings(RatingColumns, LabelledSettings):
     ----------
     data : str
         Ratings (built-in, u.data, ratings.dat, .inter, or a table with --user and --item), or a
-        table (built-in, .npz, .csv, .parquet).
+        table (built-in, .npz, .csv, .tsv, .parquet).
     missing : {"encode", "error", "drop-row"}
         Rows of a table that lack a value (encode: the median, and a column that says so).
     task : {"auto", "classification", "regression"}

@@ -68,6 +68,7 @@ class RowSettings(TableSettings):
             missing=self.missing,
             labelled=self.label is not None,
             kinds={},
+            **self.dialect,
         )
 
 

@@ -33,7 +33,7 @@ class Settings(ABC):
     Attributes
     ----------
     data : str
-        Built-in data set, or a .npz, .csv or .parquet file.
+        Built-in data set, or a .npz, .csv, .tsv or .parquet file.
     test_size : float
         Share of rows held out for a last evaluation.
     seed : int
@@ -83,6 +83,12 @@ class TableSettings(Settings):
     scaling : {"auto", "rank", "standard", "range", "none"}
         How numbers are scaled by the training rows: ranks, mean and deviation, or range. Auto:
         ranks, but the range where the label is a number to predict.
+    sep : str or None
+        What parts the columns of a .csv file: a character, or tab (default: found out).
+    decimal : {".", ","} or None
+        Decimal mark of a .csv file (default: found out).
+    na : tuple of str
+        More marks of missing cells, separated by commas.
     """
 
     of_runs = {"scaling": "auto", "missing": "encode"}  # noqa: RUF012
@@ -92,6 +98,20 @@ class TableSettings(Settings):
     id_column: str | None = None
     site_column: str | None = None
     scaling: AutoScale = "range"
+    sep: str | None = None
+    decimal: Literal[".", ","] | None = None
+    na: tuple[str, ...] = ()
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """Read the settings; on the command line ``na`` is one text with commas."""
+        na = values["na"] or ()
+        return super().from_values({**values, "na": (na,) if isinstance(na, str) else tuple(na)})
+
+    @property
+    def dialect(self) -> dict[str, Any]:
+        """How a file is written, as :func:`load_data` takes it."""
+        return {"sep": self.sep, "decimal": self.decimal, "na": ",".join(self.na)}
 
     def load(self, missing: Missing) -> Table:
         """Load the table.
@@ -108,6 +128,7 @@ class TableSettings(Settings):
             id_column=self.id_column,
             site_column=self.site_column,
             missing=missing,
+            **self.dialect,
         )
 
     def encoder(self, train: Table) -> Encoder:
