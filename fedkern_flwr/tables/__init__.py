@@ -50,6 +50,7 @@ def load_table(
     sep: str | None = None,
     decimal: str | None = None,
     na: str | Sequence[str] = (),
+    source: str | None = None,
 ) -> Table:
     """Load a party's table from a ``.npz``, ``.csv``, ``.tsv`` or ``.parquet`` file, or a frame.
 
@@ -95,6 +96,8 @@ def load_table(
         CSV and Parquet: marks of missing cells, separated by commas, beside an empty cell, ``NA``,
         ``N/A``, ``NaN``, ``null``, ``None``, ``?``, and ``-`` where all else is
         a number, a date or a boolean.
+    source : str or None (default: None)
+        What errors call the data; by default the name of the file.
 
     Raises
     ------
@@ -110,9 +113,9 @@ def load_table(
         )
     how = (label, id_column, site_column, target is None, labelled)
     path = Path(data) if isinstance(data, (str, Path)) else None
-    source = "the data frame" if path is None else path.name
+    source = source or ("the data frame" if path is None else path.name)
     if path is not None:
-        _check_file(path)
+        check_file(path)
     if path is not None and path.suffix.lower() == ".npz":
         from .npz import read_npz
 
@@ -155,7 +158,7 @@ def load_ids(path: str | Path, id_column: str, sep: str | None = None) -> NDArra
         If the file cannot be read, or ids are missing or come twice.
     """
     path = Path(path)
-    _check_file(path)
+    check_file(path)
     if path.suffix.lower() == ".npz":
         from .npz import read_npz_ids
 
@@ -182,7 +185,13 @@ def _check_ids(ids: NDArray[Any], source: str) -> None:
         )
 
 
-def _check_file(path: Path) -> None:
+def check_file(path: Path) -> None:
+    """Refuse what is no file that can be read.
+
+    Raises
+    ------
+    TableError
+    """
     if path.is_dir():
         raise TableError(f"{path} is a directory", remedy=f"give {FILES}")
     if not path.is_file():

@@ -80,8 +80,8 @@ def read_columns(
         y,
         tuple(features),
         label if use_label else None,
-        None if id_column is None else _text(columns[id_column], id_column, source),
-        None if site_column is None else _text(columns[site_column], site_column, source),
+        None if id_column is None else text_cells(columns[id_column], id_column, source),
+        None if site_column is None else text_cells(columns[site_column], site_column, source),
         notes=notes,
         kinds=special,
         categories=categories,
@@ -94,7 +94,7 @@ def read_id_column(path: Path, id_column: str, dialect: Dialect) -> NDArray[np.s
     columns, _ = file_columns(path, dialect)
     if id_column not in columns:
         raise no_such("id column", id_column, path.name, columns)
-    return _text(columns[id_column], id_column, path.name)
+    return text_cells(columns[id_column], id_column, path.name)
 
 
 def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect]:
@@ -110,7 +110,7 @@ def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect]
             from pyarrow import csv
 
             dialect = dialect.of_file(path)
-            parted = csv.ParseOptions(delimiter=dialect.sep)
+            parted = csv.ParseOptions(delimiter=str(dialect.sep))
             with csv.open_csv(path, parse_options=parted) as reader:
                 names = reader.schema.names
             text = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
@@ -232,7 +232,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _text(column: Any, name: str, source: str) -> NDArray[np.str_]:
+def text_cells(column: Any, name: str, source: str) -> NDArray[np.str_]:
     """Return ids or sites as trimmed text; a missing cell is empty."""
     import pyarrow as pa
     import pyarrow.compute as pc

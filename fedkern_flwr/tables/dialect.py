@@ -119,8 +119,9 @@ def _without_marks(cells: Any, na: tuple[str, ...]) -> Any:
     import pyarrow.compute as pc
 
     if pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type):
-        numbers, _ = parse_numbers(pa.chunked_array([na], pa.string()))
-        if numbers is None or not len(numbers):
+        read = [parse_numbers(pa.chunked_array([[mark]]))[0] for mark in na]
+        numbers = [float(found[0]) for found in read if found is not None]
+        if not numbers:
             return cells
         absent = np.isin(cells.cast(pa.float64(), safe=False).to_numpy(), numbers)
         return pc.if_else(pa.array(absent), pa.scalar(None, cells.type), cells)
@@ -128,7 +129,7 @@ def _without_marks(cells: Any, na: tuple[str, ...]) -> Any:
         return cells
     absent = pc.is_in(cells, value_set=pa.array([*_MARKS, *na]))
     cells = pc.if_else(absent, pa.scalar(None, pa.string()), cells)
-    dash = pc.fill_null(pc.equal(cells, "-"), False)
+    dash = pc.is_in(cells, value_set=pa.array(["-"]))
     if pc.any(dash).as_py():
         less = pc.if_else(dash, pa.scalar(None, pa.string()), cells)
         if less.null_count < len(less) and _all_numbers(less):

@@ -14,7 +14,7 @@ from fedkern_flwr.summing import SummingStrategy
 
 from ...strategies import PhaseStrategy
 from ..engines import DropOut
-from ..run.data import Prepared, Settings, TableSettings
+from ..run.data import Prepared, Settings, TableSettings, deal_files
 from ..run.entries import Entry, average, check_seed
 from ..run.options import RUN, Option, of_settings, options
 from .common import (
@@ -139,6 +139,16 @@ class Family(ABC, Generic[S, P]):
         elif not self.always_secure:
             return []
         return [Option("secure", bool | None, None, what, RUN)]
+
+    def deal_files(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of the command line with those that follow from files of parties.
+
+        Raises
+        ------
+        OptionError, TableError
+            Something contradicts the files, or they cannot be read.
+        """
+        return deal_files(self.settings, values, {o.name: o.default for o in self.parameters()})
 
     def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Make the configuration of a run from the values of the command line.

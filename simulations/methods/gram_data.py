@@ -19,6 +19,7 @@ from ...clients import GramClient
 from ...strategies import PhaseStrategy, SecureGram
 from ..engines.ray import ClientFn
 from ..run.datasets import BUILTIN_INTERACTIONS
+from ..run.party_files import PartyFiles
 from .clients import DealtClients
 from .dealt_data import DealtData, DealtTable, named_columns
 from .labelled_data import LabelledSettings
@@ -45,6 +46,8 @@ class GramSettings(RatingColumns, LabelledSettings):
         What a table's labels are.
     """
 
+    holding = "columns"
+
     test_size: float = 0.25
     missing: Literal["encode", MissingRows] = "error"
 
@@ -53,6 +56,11 @@ class GramSettings(RatingColumns, LabelledSettings):
         """Whether the data are ratings."""
         named = self.user is not None or self.item is not None
         return named or self.data in BUILTIN_INTERACTIONS or is_interactions(self.data)
+
+    @classmethod
+    def counted(cls, files: PartyFiles) -> dict[str, Any]:
+        """Return how many parties have columns."""
+        return {"clients": sum(map(bool, files.blocks))}
 
     def describe(self) -> str:
         """Return who gets what, for the caption of a table."""
@@ -176,13 +184,15 @@ class InstanceData(DealtData[GramSettings, Instances]):
     def deal(self, found: DealtTable, table: Table, seed: int) -> Instances:
         """Deal the columns to the parties."""
         columns, parties = found.width, self.num_clients
+        files = self.settings.files
+        parts = None if files is None else [p for p in files.parts(found.source_names) if len(p)]
         if not 2 <= parties <= columns:
             raise OptionError(
                 f"{columns} columns cannot be dealt to {parties} clients",
                 remedy=f"use 2 to {columns} clients",
             )
         raw = None if table.kinds else table.x[:, found.scaling["sources"]]
-        return Instances(**vars(found), raw=raw, parts=found.share(parties))
+        return Instances(**vars(found), raw=raw, parts=tuple(parts or found.share(parties)))
 
 
 def prepare_gram(settings: GramSettings) -> RatingData | InstanceData:

@@ -118,7 +118,7 @@ def test_marks_of_ones_own_are_missing_in_text_and_in_numbers(tmp_path: Path) ->
     np.testing.assert_array_equal(np.isnan(table.x), [[True, True], [False] * 2, [False] * 2])
     path = tmp_path / "data.parquet"
     parquet.write_table(pa.table({"a": [-999.0, 2.0], "n": [1, -999], "y": [0, 1]}), path)
-    table = load_table(path, label="y", missing="keep", na=["-999"])
+    table = load_table(path, label="y", missing="keep", na=["none", "-999"])
     np.testing.assert_array_equal(np.isnan(table.x), [[True, False], [False, True]])
 
 
