@@ -44,6 +44,8 @@ class GramSettings(RatingColumns, LabelledSettings):
         Rows of a table that lack a value (encode: the median, and a column that says so).
     task : {"auto", "classification", "regression"}
         What a table's labels are.
+    party : tuple of str
+        File of a node, once for each, instead of --data; FILE:features if its label is not used.
     """
 
     holding = "columns"
@@ -55,7 +57,13 @@ class GramSettings(RatingColumns, LabelledSettings):
     def rates(self) -> bool:
         """Whether the data are ratings."""
         named = self.user is not None or self.item is not None
+        if self.party:
+            return named or is_interactions(self.party[0])
         return named or self.data in BUILTIN_INTERACTIONS or is_interactions(self.data)
+
+    def of_files(self) -> dict[str, Any]:
+        """Return the number of parties or nodes."""
+        return self.ratings().of_files() if self.rates else super().of_files()
 
     @classmethod
     def counted(cls, files: PartyFiles) -> dict[str, Any]:

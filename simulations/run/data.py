@@ -67,6 +67,10 @@ class Settings(ABC):
     def describe(self) -> str:
         """Return who gets what, for the caption of a table."""
 
+    def of_files(self) -> dict[str, Any]:
+        """Return the settings that follow from files of parties, and ``data``: their names."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class TableSettings(Settings):
@@ -127,6 +131,11 @@ class TableSettings(Settings):
         if not self.party:
             return None
         return PartyFiles.read(self.party, self.holding, self.label, self.id_column, self.dialect)
+
+    def of_files(self) -> dict[str, Any]:
+        """Return the settings that follow from files of parties, and ``data``: their names."""
+        assert self.files is not None
+        return {**self.counted(self.files), "data": self.files.text}
 
     @classmethod
     def counted(cls, files: PartyFiles) -> dict[str, Any]:
@@ -194,14 +203,11 @@ def deal_files(
     found = dict(values)
     if not values.get("party"):
         return found
-    assert issubclass(settings, TableSettings)
     for name, flag in (("data", "data"), ("target", "target"), ("site_column", "site")):
-        if values[name] != usual[name]:
+        if values.get(name) != usual.get(name):
             raise OptionError(f"--{flag} is not for files of parties", remedy="leave it out")
-    read = settings.from_values({**values, "seed": values["seed"]}).files
-    assert read is not None
-    for name, value in settings.counted(read).items():
-        if values.get(name) not in (None, usual.get(name), value):
+    for name, value in settings.from_values(values).of_files().items():
+        if name != "data" and values.get(name) not in (None, usual.get(name), value):
             raise OptionError(
                 f"{name.replace('_', '-')} {values[name]} is not that of the files, {value}",
                 remedy="leave it out",
@@ -211,7 +217,7 @@ def deal_files(
         (Path(text.removesuffix(FEATURES)), text.endswith(FEATURES)) for text in values["party"]
     )
     found["party"] = [f"{path.resolve()}{FEATURES * plain}" for path, plain in ends]
-    return {**found, "data": read.text}
+    return found
 
 
 class Prepared(ABC):

@@ -83,11 +83,7 @@ class PartyFiles:
             why = "" if label is None else ", by which rows of different files are matched"
             raise OptionError(f"the column of the {what}{why} is not named", remedy=f"use {flag}")
         paths = [Path(text.removesuffix(FEATURES)) for text in party]
-        if len(paths) < 2:
-            raise OptionError("one file is one party", remedy="use --party for every party's file")
-        for k, path in enumerate(paths):
-            if path.resolve() in [other.resolve() for other in paths[:k]]:
-                raise OptionError(f"{path.name} is named twice", remedy="name every file once")
+        check_files(paths)
         owners: list[_File] = []
         others: list[_File] = []
         for text, path in zip(party, paths, strict=True):
@@ -200,6 +196,20 @@ class PartyFiles:
                 f"{repeated} ids are in two of {listing(file.name for file in self.owners)}",
                 remedy="keep the row of an id in one of them",
             )
+
+
+def check_files(paths: Sequence[Path]) -> None:
+    """Refuse one party only, and a file that is named twice.
+
+    Raises
+    ------
+    OptionError
+    """
+    if len(paths) < 2:
+        raise OptionError("one file is one party", remedy="use --party for every party's file")
+    for k, path in enumerate(paths):
+        if path.resolve() in [other.resolve() for other in paths[:k]]:
+            raise OptionError(f"{path.name} is named twice", remedy="name every file once")
 
 
 def _read(

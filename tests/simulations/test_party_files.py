@@ -135,6 +135,43 @@ def test_files_of_rows_are_as_rows_that_are_dealt(name: str, commands: Any) -> N
     assert one["metrics"] == pytest.approx(two["metrics"], rel=1e-9)
 
 
+@pytest.mark.parametrize("name", ["fed-cfk", "secure-gram"])
+def test_files_of_ratings_are_as_users_that_are_dealt(name: str, commands: Any) -> None:
+    lines = commands.ratings.read_text().splitlines()
+    run = [name, "--user", "who", "--item", "what", "--min-support", "3"]
+    one = commands.result(*run, "--data", str(commands.ratings), "--clients", "6", out="one")
+    own = family(name)
+    prepared = own.prepare(own.settings.from_values(one["config"]["data"]))
+    column, files = lines[0].split(",").index("who"), []
+    for k, part in enumerate(prepared.parts):  # type: ignore[attr-defined]
+        mine = set(prepared.ratings.user_ids[part])  # type: ignore[attr-defined]
+        rows = [line for line in lines[1:] if line.split(",")[column] in mine]
+        Path(f"n{k}.csv").write_text("\n".join([lines[0], *rows]) + "\n")
+        files += ["--party", f"n{k}.csv"]
+    two = commands.result(*run, *files, out="two")
+    for key in ("users", "items", "ratings", "clients"):
+        assert one["config"][key] == two["config"][key]
+    assert one["metrics"].keys() == two["metrics"].keys()
+    again = own.prepare(own.settings.from_values(two["config"]["data"]))
+    sums = []
+    for data in (prepared, again):
+        pooled: Any = data.pooled(0)
+        order = np.argsort(data.ratings.user_ids)  # type: ignore[attr-defined]
+        sums.append((pooled.train + pooled.test).toarray()[order])
+    np.testing.assert_array_equal(*sums)
+    if name == "secure-gram":
+        assert one["metrics"] == two["metrics"]
+        pairs = zip(*(np.load(f"{f}/model.npz").items() for f in ("one", "two")), strict=True)
+        for (_, first), (_, second) in pairs:
+            if first.dtype.kind in "iuf":
+                np.testing.assert_array_equal(first, second)
+    Path("n1.csv").write_text(Path("n0.csv").read_text())
+    assert "users are in two files; keep each user in one" in commands.complaint(
+        "run", *run, *files
+    )
+    assert "n0.csv is named twice" in commands.complaint("run", *run, *files[:2], *files[:2])
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 3), st.integers(1, 3))
 def test_the_table_of_all_is_the_one_that_was_parted(seed: int, owners: int, others: int) -> None:
