@@ -125,6 +125,8 @@ def join_ratings(files: Sequence[Interactions]) -> Interactions:
     TableError
         A user is in two files, or some files have ratings and others none.
     """
+    import pyarrow as pa
+
     users = [name for file in files for name in file.user_ids]
     if repeated := len(users) - len(set(users)):
         raise TableError(f"{repeated} users are in two files", remedy="keep each user in one")
@@ -137,8 +139,6 @@ def join_ratings(files: Sequence[Interactions]) -> Interactions:
     def ids(name: str) -> Any:
         parts = [np.array(getattr(f, f"{name}_ids"))[getattr(f, name)] for f in files]
         return pa.array(np.concatenate(parts).tolist())
-
-    import pyarrow as pa
 
     timed = all(file.time is not None for file in files)
     rating, time = column("rating") if files[0].rated else None, column("time") if timed else None
