@@ -34,6 +34,7 @@ _FEW = 200  # trials of a check
 _OF_SIMULATIONS = (
     *("engine", "ray_address", "drop", "runs", "resplit", "resume"),
     "explain_columns",
+    "party",
 )
 _NO_OPTIONS = (*_OF_SIMULATIONS, "out", "json_target", "quiet", "seed", "trials")
 _TEXTS = 3  # columns of text

@@ -42,6 +42,7 @@ _OF_SIMULATIONS = (
     "resplit",
     "hindsight",
     "delay",
+    "party",
     "reconstruction",
 )
 _ENGINE, _SERVER_LOG = "deployment", "server.log"

@@ -78,6 +78,8 @@ def _read_type(hint: Any) -> tuple[Any, tuple[str, ...], bool]:
         hint, optional = inner, True
     if get_origin(hint) is Literal:
         return str, get_args(hint), optional
+    if get_origin(hint) is list:
+        return hint, (), optional
     if get_origin(hint) is not None:
         return list[float], (), optional
     return hint, (), optional

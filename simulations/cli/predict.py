@@ -23,6 +23,13 @@ def predict(
     out: Annotated[
         str | None, typer.Option(help="CSV file (default: predictions.csv in the run's folder).")
     ] = None,
+    sep: Annotated[
+        str | None, typer.Option(help="What parts the columns: a character, or tab.")
+    ] = None,
+    decimal: Annotated[str | None, typer.Option(help="Decimal mark: . or ,")] = None,
+    na: Annotated[
+        str | None, typer.Option(help="More marks of missing cells, separated by commas.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing but errors.")] = False,
 ) -> None:
     """Predict new rows with the model of an earlier run."""
@@ -41,6 +48,7 @@ def predict(
         raise OptionError(f"--out {target} cannot be written", remedy="name a file in a folder")
     if not Path(data).is_file():
         raise TableError(f"there is no file {data}", remedy="check the path")
-    made, left_out = own.predict(folder.path, config, Path(data), id_column, target)
+    dialect = {"sep": sep, "decimal": decimal, "na": na or ()}
+    made, left_out = own.predict(folder.path, config, Path(data), id_column, target, **dialect)
     note = f", {left_out} left out: {own.left_out}" if left_out else ""
     screen.note(f"{made} predictions: {target}{note}")

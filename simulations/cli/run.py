@@ -47,7 +47,7 @@ def run_method(name: str, values: dict[str, Any]) -> None:
         )
         _explain(screen, values, result.get("columns", []))
     else:
-        config = family(name).config(name, values)
+        config = family(name).config(name, family(name).deal_files(values))
         family(name).check(config)
         check_ray_address(config["engine"], address)
         prepared = prepare_data(config)

@@ -14,7 +14,7 @@ from fedkern_flwr.summing import SummingStrategy
 
 from ...strategies import PhaseStrategy
 from ..engines import DropOut
-from ..run.data import Prepared, Settings, TableSettings
+from ..run.data import Prepared, Settings, TableSettings, deal_files
 from ..run.entries import Entry, average, check_seed
 from ..run.options import RUN, Option, of_settings, options
 from .common import (
@@ -141,6 +141,16 @@ class Family(ABC, Generic[S, P]):
             return []
         return [Option("secure", bool | None, None, what, RUN)]
 
+    def deal_files(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of the command line with those that follow from files of parties.
+
+        Raises
+        ------
+        OptionError, TableError
+            Something contradicts the files, or they cannot be read.
+        """
+        return deal_files(self.settings, values, {o.name: o.default for o in self.parameters()})
+
     def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Make the configuration of a run from the values of the command line.
 
@@ -245,7 +255,13 @@ class Family(ABC, Generic[S, P]):
         return {}
 
     def predict(
-        self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
+        self,
+        folder: Path,
+        config: Config,
+        data: Path,
+        id_column: str | None,
+        out: Path,
+        **dialect: Any,
     ) -> tuple[int, int]:
         """Predict the rows of a file with the model of a run; return (predicted, left out).
 
@@ -262,6 +278,9 @@ class Family(ABC, Generic[S, P]):
             Column of record ids; row numbers by default.
         out : Path
             CSV file: id, then the predicted class and the outputs, or the predicted value.
+        **dialect
+            How the file is written, see :func:`fedkern_flwr.tables.load_table`; marks of missing
+            cells by default those of the run.
 
         Raises
         ------
@@ -277,7 +296,9 @@ class Family(ABC, Generic[S, P]):
             raise OptionError(problem.format(config["method"]), remedy=remedy)
         run = SavedRun.open(folder, config)
         label = str(config["data"].get("label") or "")
-        x, ids = read_rows(data, run.scaling, id_column, label, scaled=self.scales_rows(run))
+        dialect = {**dialect, "na": dialect.get("na") or config["data"].get("na", ())}
+        scaled = self.scales_rows(run)
+        x, ids = read_rows(data, run.scaling, id_column, label, scaled=scaled, **dialect)
         found = self.predict_rows(run, x)
         write_rows(out, ids, found, run.scaling, run.calibration)
         return len(found), len(x) - len(found)

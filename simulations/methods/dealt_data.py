@@ -77,6 +77,12 @@ class DealtTable:
         """Number of columns of the table of which something is left."""
         return len(np.unique(self.scaling["sources"]))
 
+    @property
+    def source_names(self) -> list[str]:
+        """For each column the one of the table that it comes from."""
+        names = [one["name"] for one in self.scaling["encoder"]["columns"]]
+        return [names[source] for source in self.scaling["sources"]]
+
     def share(self, count: int) -> tuple[NDArray[np.intp], ...]:
         """Deal the columns of the table evenly, in order; return what became of each share."""
         return deal_columns(self.scaling["sources"], count)

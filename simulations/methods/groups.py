@@ -341,5 +341,7 @@ def count_users(values: Mapping[str, Any], sizes: list[int] | None) -> dict[str,
         users = USERS if sizes is None else sum(sizes)
     if groups is None:
         layers = values["architecture"] == "hierarchical"
+        if values.get("party") and users < 2 * GROUPS:
+            layers = False  # nobody is alone in a group
         groups = len(sizes) if sizes is not None else GROUPS if layers else 1
     return {"users": users, "groups": groups}

@@ -63,6 +63,24 @@ def check_sites(table: Table, holders: int, who: str, remedy: str) -> int:
     return sites
 
 
+def owners(table: Table, train: NDArray[np.bool_], parties: int) -> NDArray[np.intp]:
+    """Return the party, of so many, in whose file each row is.
+
+    Raises
+    ------
+    TableError
+        One has no rows to learn from.
+    """
+    assert table.site is not None
+    found = table.site.astype(np.intp)
+    if (np.bincount(found[train], minlength=parties) == 0).any():
+        raise TableError(
+            "a file has no rows to learn from that all other files have",
+            remedy="leave the party out, or hold out fewer rows",
+        )
+    return found
+
+
 def part_rows(
     settings: LabelledSettings, table: Table, seed: int
 ) -> tuple[Table, NDArray[np.bool_]]:
@@ -185,6 +203,11 @@ def hold_out_evenly(settings: LabelledSettings, table: Table, seed: int) -> NDAr
         groups = (table.y == positive_class(settings, table)).astype(np.float64)
     elif classes:
         groups = table.y
+    if settings.party and table.site is not None:  # and of every party
+        known = np.isfinite(groups)
+        numbers = np.unique(groups[known], return_inverse=True)[1]
+        groups = groups.copy()
+        groups[known] = numbers * table.rows + table.site[known].astype(np.float64)
     rng = np.random.default_rng(derive_seed(seed, "held-out rows"))
     train = np.ones(table.rows, bool)
     for group in np.unique(groups[np.isfinite(groups)]):

@@ -118,6 +118,7 @@ def read_rows(
     label: str,
     *,
     scaled: bool = True,
+    **dialect: Any,
 ) -> tuple[Floats, list[str]]:
     """Return the features of a file's rows, NaN where one is missing, and the rows' names.
 
@@ -133,6 +134,8 @@ def read_rows(
         Label column, which is ignored; empty for none.
     scaled : bool (default: True)
         Whether the features are encoded as those of the model were.
+    **dialect
+        How the file is written, see :func:`fedkern_flwr.tables.load_table`.
 
     Raises
     ------
@@ -146,11 +149,13 @@ def read_rows(
     encoder = Encoder.from_dict(scaling["encoder"])
     table = load_table(
         data,
-        label=label or None,
+        label=(label or None) if data.suffix == ".npz" else None,  # of arrays one of several
         id_column=id_column,
         missing="keep",
         labelled=False,
         kinds=encoder.kinds,
+        needed=encoder.kinds,
+        **dialect,
     )
     places = encoder.places(table, data.name)
     if scaled:

@@ -107,7 +107,13 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         return {"centralised_difference": worst}
 
     def predict(
-        self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
+        self,
+        folder: Path,
+        config: Config,
+        data: Path,
+        id_column: str | None,
+        out: Path,
+        **dialect: Any,
     ) -> tuple[int, int]:
         """Recommend to the users of a file, of one or of many, with the kernel of a run.
 
@@ -126,6 +132,8 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
             There is none.
         out : Path
             CSV file: user, rank, item and score of at most 100 items that the user did not rate.
+        **dialect
+            Of tables: ratings have none.
 
         Returns
         -------

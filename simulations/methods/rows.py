@@ -20,7 +20,7 @@ from fedkern_flwr.tables import load_table
 from fedkern_flwr.tables.table import Table, drop_constant_columns
 
 from ...strategies import PhaseStrategy
-from ..run.data import Prepared, TableSettings, hold_out
+from ..run.data import Prepared, TableSettings, held_out_of, hold_out
 from ..run.format import figure
 from ..run.splits import Split, split_rows
 from .base import Config, Family
@@ -58,7 +58,9 @@ class RowSettings(TableSettings):
 
     def table(self) -> Table:
         """Load the table, which may have labels or none."""
-        if self.target is not None or not Path(self.data).is_file():  # built in, or nowhere
+        if (
+            self.files is not None or self.target is not None or not Path(self.data).is_file()
+        ):  # built in, or nowhere
             return self.load(self.missing)
         return load_table(
             self.data,
@@ -68,6 +70,7 @@ class RowSettings(TableSettings):
             missing=self.missing,
             labelled=self.label is not None,
             kinds={},
+            **self.dialect,
         )
 
 
@@ -169,13 +172,16 @@ class RowsFamily(Family[RowSettings, RowData]):
         The encoder is of the training rows; a deployment declares ranges.
         """
         table = drop_constant_columns(settings.table())
-        table, x_test, y_test = hold_out(table, settings.test_size, settings.seed)
+        whole, each = table, settings.files is not None
+        table, x_test, y_test = hold_out(table, settings.test_size, settings.seed, each_site=each)
         encoder = settings.encoder(table)
         x, x_test = (encoder.transform(replace(table, x=part)) for part in (table.x, x_test))
         parts = split_rows(
             table, settings.split, settings.clients, settings.seed, alpha=settings.alpha
         )
         tests = np.array_split(np.arange(len(x_test)), len(parts))
+        if settings.files is not None:
+            tests = held_out_of(whole, table)
         given = []
         for rows, held in zip(parts, tests, strict=True):
             own: dict[str, Any] = {"x": x[rows], "x_test": x_test[held], "columns": encoder.outputs}

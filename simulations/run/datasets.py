@@ -24,7 +24,7 @@ from fedkern_flwr.interactions import (
     encode_interactions,
     load_interactions,
 )
-from fedkern_flwr.tables import load_table
+from fedkern_flwr.tables import FILES, load_table
 from fedkern_flwr.tables.table import Missing, Table, select_target
 
 __all__ = [
@@ -47,6 +47,7 @@ def load_data(
     id_column: str | None = None,
     site_column: str | None = None,
     missing: Missing = "error",
+    **dialect: Any,
 ) -> Table:
     """Load a built-in data set by name, or a file by path.
 
@@ -56,7 +57,7 @@ def load_data(
         One of :data:`BUILTIN`, or the path of an NPZ, CSV or Parquet file.
     target : str or None (default: None)
         Name or index of a feature column to predict instead of the label.
-    label, id_column, site_column, missing
+    label, id_column, site_column, missing, **dialect
         For files only, see :func:`fedkern_flwr.tables.load_table`. Their text and dates are kept
         for an encoder.
 
@@ -80,7 +81,7 @@ def load_data(
     if path.name == name and not path.suffix and not path.exists():
         raise TableError(
             f"there is no built-in data set {name!r}",
-            remedy=f"choose from {', '.join(BUILTIN)}, or give a .npz, .csv or .parquet file",
+            remedy=f"choose from {', '.join(BUILTIN)}, or give {FILES}",
         )
     return load_table(
         path,
@@ -90,6 +91,7 @@ def load_data(
         site_column=site_column,
         missing=missing,
         kinds={},
+        **dialect,
     )
 
 

@@ -17,6 +17,7 @@ _OF_THE_RUN = frozenset({"seed", "checkpoint", "resume", "secure"})
 METHOD, DATA, RUN = "Method", "Data", "Run"
 
 _OF_A_RUN = frozenset({"rounds", "resplit", "reconstruction", "delay"})  # of the settings
+_REPEATED = frozenset({"party"})
 _FLAGS = {"id_column": "--id", "site_column": "--site"}
 
 
@@ -77,6 +78,8 @@ def of_settings(settings: type[Any], data: str) -> list[Option]:
             default = data if one.name == "data" else default
             kinds = members(hints[one.name])
             kind = str if any(get_origin(k) is tuple for k in kinds) else hints[one.name]
+            if one.name in _REPEATED:
+                kind, default = list[str], []
             if (kind is str and one.name != "data") or one.name in settings.worked_out:
                 kind, default = kind | None, None
             panel = RUN if one.name in _OF_A_RUN else DATA

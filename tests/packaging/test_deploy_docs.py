@@ -76,6 +76,9 @@ def test_node_configurations_of_the_page_are_read_by_the_apps() -> None:
         assert node_keys("ranges") - set(config) <= {
             "label-column",
             "scaling",
+            "sep",
+            "decimal",
+            "na",
             "identity-key",
             "trusted-keys",
         }
