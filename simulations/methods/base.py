@@ -296,9 +296,6 @@ class Family(ABC, Generic[S, P]):
         found = average(
             entry.results, metrics={}, history=history, survivors=first.get("survivors", last)
         )
-        ended = [r["metrics"]["converged"] for r in entry.results if "converged" in r["metrics"]]
-        if ended:  # not an average: if all have
-            found["metrics"]["converged"] = all(ended)
         kept = ("matched", "tuned", "held_out")
         return {**{name: first[name] for name in kept if name in first}, **found}
 
