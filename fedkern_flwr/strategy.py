@@ -358,3 +358,22 @@ def count_failures(failures: Mapping[int, Failure] | None) -> str:
     kinds = Counter(str(failure) for failure in (failures or {}).values())
     why = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     return f" ({why})" if why else ""
+
+
+def iterations_ended(done: int, converged: bool, apart: str, remedy: str) -> dict[str, Any]:
+    """Return the metrics of how iterations ended; warn if they did not converge.
+
+    Parameters
+    ----------
+    done : int
+        Iterations.
+    converged : bool
+        Whether they came to what they were to come to.
+    apart : str
+        How far they are from that.
+    remedy : str
+        What to do about it.
+    """
+    if not converged:
+        logger.warning("not converged after %d iterations: %s; %s", done, apart, remedy)
+    return {"iterations": done, "converged": converged}

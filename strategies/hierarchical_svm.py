@@ -13,15 +13,17 @@ from fedkern_flwr.errors import CheckpointError
 from fedkern_flwr.method import Round, Rounds
 from fedkern_flwr.model_file import check_made_with, check_model
 from fedkern_flwr.options import at_least
-from fedkern_flwr.strategy import Arrays, logger
+from fedkern_flwr.strategy import Arrays, iterations_ended, logger
 from fedkern_flwr.wire import DescribeReply
 
 from .hierarchical_flat import FlatRounds
 from .hierarchical_groups import GroupRounds
+from .hierarchical_options import MORE_ROUNDS
 from .hierarchical_pipelined import PipelinedRounds
 from .hierarchical_predictions import PredictionRounds, shapes_of
 from .hierarchical_privacy import predictions_seen_by, seen_by, warnings_of
 
+_RESIDUALS = ("primal", "dual")
 #: Options that determine who predicts, and the attributes that hold them.
 _OF_MODELS = {
     "partition": "partition",
@@ -160,7 +162,10 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PredictionRounds
         weights, bias = self.coordinates.model(model)
         self.model_ = {"weights": weights, "bias": bias, **self.raw_arrays()}
         left_out = {"groups_left_out": len(found.lost)} if found.lost else {}
-        return {**judged, "iterations": last, "converged": found.converged, **left_out}
+        row = self.history_[-1] if self.history_ else {}
+        apart = ", ".join(f"{name} residual {row[name]:.1e}" for name in _RESIDUALS if name in row)
+        ended = iterations_ended(last, found.converged, apart, MORE_ROUNDS)
+        return {**judged, **ended, **left_out}
 
     # -- predictions with a model that was saved
 

@@ -135,7 +135,7 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
         summaries[label] = summary
         entries.append(entry)
         if summary["metrics"].get("converged") is False:
-            notes.append(f"{label} was stopped before it had converged")
+            notes.append(f"{label}: not converged after its iterations")
         if not facts and cells[0].settings is section.data[part.dataset]:
             facts = records[0]["facts"]
         notes += records[0]["notes"]

@@ -300,7 +300,18 @@ JUDGED = (
     *ERRORS,
 )
 DIFFERENCE = Shown("centralised_difference", "largest difference to pooled", scientific)
-ITERATIONS = Shown("iterations", "iterations", lambda v: figure(v, 1).removesuffix(".0"))
+
+
+class _Iterations(Shown):
+    """The row of the iterations, which says if they were too few."""
+
+    def rows(self, metrics: Mapping[str, Any]) -> list[list[str]]:
+        """Return the row, if there is one."""
+        more = ", not converged" if metrics.get("converged") is False else ""
+        return [[name, value + more] for name, value in super().rows(metrics)]
+
+
+ITERATIONS = _Iterations("iterations", "iterations", lambda v: figure(v, 1).removesuffix(".0"))
 
 
 def class_rows(result: Summary) -> list[list[str]]:

@@ -17,7 +17,6 @@ from ... import strategies
 from ...strategies import HierarchicalSVM, PhaseStrategy
 from ..engines.delays import DelayLaw
 from ..run import plots
-from ..run.entries import Entry
 from ..run.format import figure
 from ..run.options import DATA, METHOD, Option
 from .base import Config, Family, check_numbers, check_rounds, same_number
@@ -264,12 +263,6 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return how many nodes took part to the end."""
         return {"survivors": len(strategy.active_nodes())}
-
-    def summarise(self, entry: Entry) -> dict[str, Any]:
-        """Average the runs; they have converged if all have."""
-        found = super().summarise(entry)
-        found["metrics"]["converged"] = all(r["metrics"].get("converged") for r in entry.results)
-        return found
 
     # -- what the user sees of a run
 

@@ -88,6 +88,8 @@ def average(
         per draw), ``survivors``, ``failures``, ``privacy`` (of the first draw).
     """
     means = {n: mean([r["metrics"].get(n) for r in results]) for n in results[0]["metrics"]}
+    if "converged" in means:  # not an average: if all have
+        means["converged"] = all(r["metrics"].get("converged") for r in results)
     return {
         "metrics": {**means, **metrics},
         "history": history,
