@@ -23,6 +23,10 @@ def predict(
     out: Annotated[
         str | None, typer.Option(help="CSV file (default: predictions.csv in the run's folder).")
     ] = None,
+    client: Annotated[
+        int | None,
+        typer.Option(help="Of POF-MKL: whose weights predict (default: the mean of all clients)."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing but errors.")] = False,
 ) -> None:
     """Predict new rows with the model of an earlier run."""
@@ -41,6 +45,6 @@ def predict(
         raise OptionError(f"--out {target} cannot be written", remedy="name a file in a folder")
     if not Path(data).is_file():
         raise TableError(f"there is no file {data}", remedy="check the path")
-    made, left_out = own.predict(folder.path, config, Path(data), id_column, target)
+    made, left_out = own.predict(folder.path, config, Path(data), id_column, target, client)
     note = f", {left_out} left out: {own.left_out}" if left_out else ""
     screen.note(f"{made} predictions: {target}{note}")

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.errors import CheckpointError, OptionError
+from fedkern_flwr.fitted import FittedModel, load_model
 from fedkern_flwr.secure_sum import check_cohort
 from fedkern_flwr.summing import SummingStrategy
 
@@ -31,7 +32,7 @@ from .common import (
     per_draw,
     server_row,
 )
-from .new_rows import PredictRows, SavedRun, read_rows, write_rows
+from .new_rows import Parts, predict_file
 
 Config = Mapping[str, Any]
 
@@ -72,8 +73,6 @@ class Family(ABC, Generic[S, P]):
         Metrics that the table of a run shows.
     reading : tuple of str
         How to read the methods and figures; columns say it themselves.
-    predict_rows : callable or None
-        Returns the outputs of new rows, or raises a :class:`TableError`.
     unpredictable : (str, str)
         Why models predict no rows of a file, and what to do instead.
     left_out : str
@@ -101,7 +100,6 @@ class Family(ABC, Generic[S, P]):
     columns: ClassVar[Mapping[str, Column]]
     shown: ClassVar[Sequence[Shown]] = ()
     reading: ClassVar[tuple[str, ...]] = ()
-    predict_rows: ClassVar[PredictRows | None] = None
     unpredictable: ClassVar[tuple[str, str]] = (
         "models of {} do not predict the rows of a file",
         "load its model in Python with fedkern_flwr.model_file.load_model",
@@ -243,8 +241,45 @@ class Family(ABC, Generic[S, P]):
         """Return what a result tells of a finished draw beside its metrics, such as survivors."""
         return {}
 
+    def whole_model(
+        self, strategy: PhaseStrategy, prepared: P, config: Config, state_dir: Path, metrics: Config
+    ) -> Parts | None:
+        """Return what predicts rows in one place after a draw that is finished.
+
+        ``config`` is that of the run, ``state_dir`` what its simulated nodes kept, ``metrics`` are
+        those of the draw.
+        """
+        return None
+
+    def why_unpredictable(self, config: Config) -> tuple[str, str] | None:
+        """Return why a run's model predicts no rows of a file, and what to do; None if it does."""
+        return self.unpredictable if type(self).whole_model is Family.whole_model else None
+
+    def fitted(
+        self,
+        strategy: PhaseStrategy,
+        prepared: P,
+        config: Config,
+        state_dir: Path,
+        result: Mapping[str, Any],
+    ) -> FittedModel | None:
+        """Return the whole model of a draw with this result, if it has one."""
+        if self.why_unpredictable(config):
+            return None
+        found = self.whole_model(strategy, prepared, config, state_dir, result["metrics"])
+        if found is None:
+            return None
+        known = strategy.model()[1].get("calibration") or result.get("held_out", {}).get("fitted")
+        return found.with_table(strategy.method, prepared.scaling_json(), config, known or ())
+
     def predict(
-        self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
+        self,
+        folder: Path,
+        config: Config,
+        data: Path,
+        id_column: str | None,
+        out: Path,
+        client: int | None = None,
     ) -> tuple[int, int]:
         """Predict the rows of a file with the model of a run; return (predicted, left out).
 
@@ -261,29 +296,30 @@ class Family(ABC, Generic[S, P]):
             Column of record ids; row numbers by default.
         out : Path
             CSV file: id, then the predicted class and the outputs, or the predicted value.
+        client : int or None
+            Of an online method: whose weights predict, by default the mean of all.
 
         Raises
         ------
         OptionError
-            Models of this family do not predict new rows.
+            The model does not predict new rows.
         TableError
             The file lacks a column of the model, or every row lacks a value.
         CheckpointError
             The folder has no model.
         """
-        if self.predict_rows is None:
-            problem, remedy = self.unpredictable
+        if why := self.why_unpredictable(config):
+            problem, remedy = why
             raise OptionError(problem.format(config["method"]), remedy=remedy)
-        run = SavedRun.open(folder, config)
-        label = str(config["data"].get("label") or "")
-        x, ids = read_rows(data, run.scaling, id_column, label, scaled=self.scales_rows(run))
-        found = self.predict_rows(run, x)
-        write_rows(out, ids, found, run.scaling, run.calibration)
-        return len(found), len(x) - len(found)
-
-    def scales_rows(self, run: SavedRun) -> bool:
-        """Tell whether new rows are scaled as those of the run were, or stay as they are."""
-        return True
+        model = load_model(folder)
+        if model.method != config["method"]:
+            raise CheckpointError(
+                f"{folder} is a run of {config['method']} with a model of {model.method}",
+                remedy="bring back its files",
+            )
+        if client is not None:
+            model = model.of_client(client)
+        return predict_file(model, data, id_column, out)
 
     def summarise(self, entry: Entry) -> dict[str, Any]:
         """Average the results of an entry's draws.

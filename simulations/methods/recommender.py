@@ -107,7 +107,13 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         return {"centralised_difference": worst}
 
     def predict(
-        self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
+        self,
+        folder: Path,
+        config: Config,
+        data: Path,
+        id_column: str | None,
+        out: Path,
+        client: int | None = None,
     ) -> tuple[int, int]:
         """Recommend to the users of a file, of one or of many, with the kernel of a run.
 
@@ -122,8 +128,8 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
             The run's configuration.
         data : Path
             Ratings of the users; those of at least the run's ``min_rating`` count as positive.
-        id_column : None
-            There is none.
+        id_column, client : None
+            There are none.
         out : Path
             CSV file: user, rank, item and score of at most 100 items that the user did not rate.
 
@@ -143,6 +149,8 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         """
         if id_column is not None:
             raise OptionError("ratings have no ids of records", remedy="leave out --id")
+        if client is not None:
+            raise OptionError("all users of FedCFK have one kernel", remedy="leave out --client")
         run = SavedRun.open(folder, config)
         arrays, meta, own = run.arrays, run.meta, config["data"]
         names, items = tuple(run.scaling["items"]), arrays["items"]
