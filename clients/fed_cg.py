@@ -223,8 +223,8 @@ class HybridKernelClient(LandmarkedParty):
         tests = self.places(asked) - table.rows
         deviations = np.zeros((len(tests), 0))
         if request.noise.size:
-            spread = (self.kernel.predict(request.factor) ** 2).sum(axis=1, keepdims=True)
-            deviations = np.sqrt(request.noise * (1.0 + spread))
+            spread = self.kernel.predict(request.factor, request.gammas) ** 2
+            deviations = np.sqrt(request.noise * (1.0 + spread.sum(axis=1, keepdims=True)))
         self.write_predictions(tests, predictions, request.calibration, deviations)
         if not request.count:
             return wire.CoefficientsReply(plain=())

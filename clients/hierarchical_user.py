@@ -222,7 +222,7 @@ class UserOfRows(SVMNode):
             total_loss(own["loss"], outputs[:, k], y[:, k], self._weights(k))
             for k in range(y.shape[1])
         ]
-        return np.array(totals) / own["rows"]
+        return np.asarray(np.array(totals) / own["rows"])
 
     def _weights(self, output: int) -> Floats | None:
         """Return the weights of the rows to learn from, where classes are weighted."""

@@ -109,6 +109,7 @@ class FedCG(Variance):
         meta = {
             **self.options(),
             "landmarks": self.landmarks_,
+            "regularization": self.regularization_,
             "session": self.model_of[0] or self._session,
             "step": self.model_of[1] or KEPT,
             "fingerprints": self.fingerprints_,

@@ -202,7 +202,7 @@ class FedCGSite(Patients):
 
     def build(self, rng: np.random.Generator) -> None:
         super().build(rng)
-        self.config = {"landmarks": self.landmarks}
+        self.config = {"landmarks": self.landmarks, "sampling": "U"}
         shared = {"alignment_key": self.folder / "alignment", "id_column": "key"}
         shared["ranges"] = self.folder / "ranges.json"
         first = slice(0, 2)
@@ -228,11 +228,11 @@ class FedCGSite(Patients):
         box = np.array([[0.0, 1.0]] * 2)
         landmarks = np.hstack([draw_landmarks(s, self.landmarks, box) for s in self.seeds])
         gaps = ((self.x[:, None, :] - landmarks) ** 2).sum(axis=2)
-        k = np.exp(-gaps / 6)
-        kernel, labels = k[self.train], self.y[self.train]
-        normal = kernel.T @ kernel + 1e-3 * np.eye(self.landmarks)
-        coefficients = np.linalg.solve(normal, kernel.T @ labels)
         arrays, meta = load_model(saved)
+        k = np.exp(-arrays["gammas"] * gaps)
+        kernel, labels = k[self.train], self.y[self.train]
+        normal = kernel.T @ kernel + meta["regularization"] * np.eye(self.landmarks)
+        coefficients = np.linalg.solve(normal, kernel.T @ labels)
         np.testing.assert_allclose(arrays["coefficients"][:, 0], coefficients, atol=1e-6)
         assert meta["blocks"] == ["clinical", "genes", "proteins"]
         return self.by_id(k[self.new] @ coefficients)

@@ -253,7 +253,7 @@ def test_variances_are_those_of_bayesian_ridge(tmp_path: Path) -> None:
 
     landmarks = draw_landmarks(bytes(32), 25, np.tile([0.0, 1.0], (6, 1)), None)
     k, k_test = (np.exp(-2.0 * cdist(part, landmarks, "sqeuclidean")) for part in (x, tests))
-    inverse = np.linalg.inv(k.T @ k + strategy.regularization * np.eye(25))
+    inverse = np.linalg.inv(k.T @ k + strategy.regularization_ * np.eye(25))
     outputs, y, _ = written(nodes, truth)
     noise = ((outputs[:, 0] - y) ** 2).mean()
     assert meta["noise"] == [pytest.approx(noise)]

@@ -49,7 +49,10 @@ class Hospitals(Site):
     """Two hospitals and two centres; the model and what the server saw."""
 
     app = "fed_cg"
-    config = {"landmarks": LANDMARKS, "missing": "drop-row", "allow_single": True}  # noqa: RUF012
+    config = {  # noqa: RUF012
+        **{"landmarks": LANDMARKS, "missing": "drop-row", "allow_single": True},
+        **{"sampling": "U", "tune": "off"},
+    }
 
     def build(self, rng: np.random.Generator) -> None:
         self.x = rng.random((ROWS, 6))
