@@ -92,7 +92,8 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PredictionRounds
     def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
         """Return the model of a horizontal split, for columns as nodes hold them."""
         if self.partition == "vertical" or not self.model_:
-            return super().fitted(classes)
+            found: FittedModel = super().fitted(classes)  # which says why not
+            return found
         return FittedModel.of_server(self.method, "linear", *self.model(), classes or self.classes_)
 
     def _tables(self) -> dict[str, list[Any]]:

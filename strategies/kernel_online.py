@@ -123,7 +123,8 @@ class KernelOnlineStrategy(DictionaryStrategy):
         """Return the model with the server's weights over the kernels, if it has some."""
         weights = self.evaluation_weights()
         if not weights.size or not self.theta_.size:
-            return super().fitted(classes)
+            found: FittedModel = super().fitted(classes)  # which says why not
+            return found
         return FittedModel.of_server(self.method, "dictionary", *self.whole(weights[None]), ())
 
     def whole(self, weights: Floats) -> tuple[Arrays, dict[str, Any]]:

@@ -47,7 +47,8 @@ def deviations(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
     if "factor" not in arrays or not len(meta["noise"]):
         return np.zeros((len(x), 0))
     spread = (landmark_kernel(arrays, meta, x) @ arrays["factor"]) ** 2
-    return np.sqrt(np.array(meta["noise"]) * (1.0 + spread.sum(axis=1, keepdims=True)))
+    variances = np.array(meta["noise"]) * (1.0 + spread.sum(axis=1, keepdims=True))
+    return np.asarray(np.sqrt(variances))
 
 
 def of_directions(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
@@ -80,9 +81,9 @@ def of_instances(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
     whole = count_values(x, bound) if counts else quantise(x, bits, bound)
     rows, known = whole * 2.0**-bits, arrays["instances"]
     kernel = DotKernel(**{**meta["kernel"], "coefficients": tuple(meta["kernel"]["coefficients"])})
-    squares = (np.einsum("ij,ij->i", part, part) for part in (rows, known))
-    found = kernel.block(rows @ known.T, *squares, meta["rows"]) @ arrays["weights"]
-    found = np.asarray(found + arrays["bias"])
+    new, old = (np.einsum("ij,ij->i", part, part) for part in (rows, known))
+    matrix = kernel.block(rows @ known.T, new, old, meta["rows"])
+    found = np.asarray(matrix @ arrays["weights"] + arrays["bias"])
     return votes(found, meta["votes"]) if meta["votes"] else found
 
 

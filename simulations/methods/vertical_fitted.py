@@ -27,7 +27,9 @@ def whole_model(strategy: FDSKL, prepared: VerticalData, state_dir: Path) -> Par
     offsets: list[list[np.ndarray]] = [[] for _ in split.parts]
     for owner in strategy.upto_:
         file = state_dir / meta["session"] / f"partition-{owner}-round-{meta['step']}.state"
-        alpha = KeptState.unpack(file.read_bytes()).arrays["alpha"]
+        alpha = KeptState.unpack(file.read_bytes()).arrays.get("alpha")
+        if alpha is None:  # it has led no iteration
+            continue
         count = len(alpha)
         weights.append(alpha * np.sqrt(count))
         drawn = np.zeros((count, len(split.columns)))
@@ -48,11 +50,11 @@ def whole_model(strategy: FDSKL, prepared: VerticalData, state_dir: Path) -> Par
         "directions": np.concatenate(directions),
         "offsets": parts,
     }
-    own = {
+    told = {
         "blocks": blocks,
         "sizes": [len(part) for part in weights],
         "phase_bits": strategy.phase_bits,
         "multiple": strategy.multiple_,
         "label_bound": strategy.label_bound_,
     }
-    return Parts("directions", arrays, own)
+    return Parts("directions", arrays, told)
