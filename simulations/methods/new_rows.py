@@ -113,9 +113,15 @@ def read_rows(data: Path, model: FittedModel, id_column: str | None) -> tuple[Ta
     ------
     TableError
         A column of the model is missing.
+    CheckpointError
+        The model has no encoder of columns.
     """
     encoder = model.encoder
-    assert encoder is not None
+    if encoder is None:
+        raise CheckpointError(
+            "the model is one of features as nodes hold them, a file has columns",
+            remedy="predict in Python, with fedkern_flwr.load_model",
+        )
     table = load_table(
         data,
         label=model.meta["label"] or None,

@@ -95,9 +95,15 @@ def test_predictions_are_those_of_the_run(ran, tables, commands):
     assert Path("moved/predictor.npz").stat().st_mode & 0o077 == 0
     again = fedkern_flwr.load_model("again.npz")
     np.testing.assert_array_equal(again.predict("new.csv"), first)
+    Path("alone").mkdir()
+    Path("again.npz").rename("alone/again.npz")
+    assert "90 predictions: alone/p" in commands.shown(
+        "predict", "alone/again.npz", "--data", "new.csv", "--id", "id", "--out", "alone/p.csv"
+    )
     out = ["--data", "new.csv", "--id", "id", "--out", "p.csv"]
     assert "90 predictions: p.csv" in commands.shown("predict", "moved", *out)
     made = tables.read("p.csv")
+    assert tables.read("alone/p.csv") == made
     assert [row["id"] for row in made] == columns["id"]
     if model.classes_ is None:
         assert [float(row["prediction"]) for row in made] == first.tolist()
@@ -113,7 +119,7 @@ def test_predictions_are_those_of_the_run(ran, tables, commands):
         assert np.mean(first == columns["outcome"]) > 0.5
 
 
-def test_rows_that_were_held_out_get_what_the_run_found(ran):
+def test_rows_that_were_held_out_get_what_the_run_found(ran, tables, commands):
     """Outputs of each, where simulated parties write them; else what they say of the model."""
     prepared, result, columns = ran
     model, metrics = fedkern_flwr.load_model("moved"), result["metrics"]
@@ -125,6 +131,12 @@ def test_rows_that_were_held_out_get_what_the_run_found(ran):
         errors = []
         for k, part in enumerate(np.array_split(held, model.clients)):
             found = model.of_client(k).predict(frame.take(part))
+            named = {name: np.asarray(columns[name])[part] for name in names}
+            tables.write("part.csv", named)
+            more = ["--data", "part.csv", "--out", "part-p.csv", "--client", str(k)]
+            commands.shown("predict", "moved", *more)
+            written = [float(row["prediction"]) for row in tables.read("part-p.csv")]
+            assert written == found.tolist()
             errors.append(found - columns["cost"][part])
         unit = model.meta["table"]["y_half_range"]
         error = np.mean((np.concatenate(errors) / unit) ** 2)
