@@ -58,11 +58,10 @@ def messy(tables: Any) -> dict[str, Any]:
     return columns
 
 
-@pytest.fixture(params=RUNS)
-def ran(request: Any, tables: Any, commands: Any, monkeypatch: Any) -> Any:
-    """Run a method; return its data, result and columns, when the table is gone."""
-    columns, arguments = messy(tables), RUNS[request.param]
-    prepared = []
+@pytest.fixture
+def prepared(monkeypatch: Any) -> list[Any]:
+    """Return where runs leave their data, which know what simulated parties predicted."""
+    prepared: list[Any] = []
 
     def prepare(config: dict[str, Any]) -> Any:
         prepared.append(prepare_data(config))
@@ -70,6 +69,13 @@ def ran(request: Any, tables: Any, commands: Any, monkeypatch: Any) -> Any:
 
     prepare_data = run_command.prepare_data
     monkeypatch.setattr(run_command, "prepare_data", prepare)
+    return prepared
+
+
+@pytest.fixture(params=RUNS)
+def ran(request: Any, tables: Any, commands: Any, prepared: list[Any]) -> Any:
+    """Run a method; return its data, result and columns, when the table is gone."""
+    columns, arguments = messy(tables), RUNS[request.param]
     label = [] if "--label" in arguments else ["--label", "outcome"]
     own = ["--data", "train.csv", "--id", "id", *label]
     result = commands.result(*arguments, *own)
@@ -170,6 +176,28 @@ def test_rows_that_were_held_out_get_what_the_run_found(ran, tables, commands):
     else:
         right = model.predict(frame.take(held)) == columns["outcome"][held]
         assert np.mean(right) == pytest.approx(metrics["test_accuracy"])
+
+
+def test_a_block_that_a_row_lacks_is_neutral(tables, commands, prepared):
+    """As it was to the run; a row without the hospitals' block is left out."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(120, 6))
+    y = (x.sum(axis=1) > 0.0) * 1.0
+    x[::4, 4] = np.nan  # of two columns of the second centre
+    columns = {**{name: x[:, k] for k, name in enumerate("abcdef")}, "y": y}
+    tables.write("t.csv", columns)
+    own = ["--missing", "neutral", "--scaling", "range", "--landmarks", "20", "--allow-single"]
+    commands.result("fed-cg", "--data", "t.csv", "--label", "y", *own)
+    held = np.flatnonzero(~prepared[0].split(0).train)
+    assert np.isnan(x[held]).any()
+    written = read_predictions(prepared[0].predictions)
+    model = fedkern_flwr.load_model("here")
+    expected = np.array([written[row] for row in held])
+    np.testing.assert_allclose(model.outputs(x)[held], expected, rtol=0.0, atol=1e-6)
+    x[0, 0] = np.nan
+    tables.write("new.csv", {name: x[:, k] for k, name in enumerate("abcdef")})
+    shown = commands.shown("predict", "here", "--data", "new.csv")
+    assert "119 predictions: here/predictions.csv, 1 left out: they lack a block" in shown
 
 
 def test_what_a_model_cannot_do_is_one_line(tables, commands):
