@@ -8,8 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from fedkern_flwr.errors import CheckpointError, OptionError
-from fedkern_flwr.fitted import FittedModel, load_model
+from fedkern_flwr.errors import OptionError
 from fedkern_flwr.secure_sum import check_cohort
 from fedkern_flwr.summing import SummingStrategy
 
@@ -32,7 +31,7 @@ from .common import (
     per_draw,
     server_row,
 )
-from .new_rows import Parts, predict_file
+from .predicting import Predicting
 
 Config = Mapping[str, Any]
 
@@ -42,7 +41,7 @@ P = TypeVar("P", bound=Prepared)
 _COMMON = ("engine", "seed", "drop", "timeout")
 
 
-class Family(ABC, Generic[S, P]):
+class Family(Predicting[P], ABC, Generic[S, P]):
     """Methods that take the same data and report the same metrics.
 
     A family is registered in :data:`fedkern_flwr.simulations.methods.registry.FAMILIES`.
@@ -73,10 +72,6 @@ class Family(ABC, Generic[S, P]):
         Metrics that the table of a run shows.
     reading : tuple of str
         How to read the methods and figures; columns say it themselves.
-    unpredictable : (str, str)
-        Why models predict no rows of a file, and what to do instead.
-    left_out : str
-        Why rows are not predicted.
     app : str
         Folder of the Flower app that deploys a method of this family.
     deployable : tuple of str
@@ -100,11 +95,6 @@ class Family(ABC, Generic[S, P]):
     columns: ClassVar[Mapping[str, Column]]
     shown: ClassVar[Sequence[Shown]] = ()
     reading: ClassVar[tuple[str, ...]] = ()
-    unpredictable: ClassVar[tuple[str, str]] = (
-        "models of {} do not predict the rows of a file",
-        "load its model in Python with fedkern_flwr.model_file.load_model",
-    )
-    left_out: ClassVar[str] = "they lack a value"
     app: ClassVar[str] = ""
     deployable: ClassVar[tuple[str, ...]] = ()
     dealt_by_nodes: ClassVar[tuple[str, ...]] = ("clients",)
@@ -240,86 +230,6 @@ class Family(ABC, Generic[S, P]):
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return what a result tells of a finished draw beside its metrics, such as survivors."""
         return {}
-
-    def whole_model(
-        self, strategy: PhaseStrategy, prepared: P, config: Config, state_dir: Path, metrics: Config
-    ) -> Parts | None:
-        """Return what predicts rows in one place after a draw that is finished.
-
-        ``config`` is that of the run, ``state_dir`` what its simulated nodes kept, ``metrics`` are
-        those of the draw.
-        """
-        return None
-
-    def why_unpredictable(self, config: Config) -> tuple[str, str] | None:
-        """Return why a run's model predicts no rows of a file, and what to do; None if it does."""
-        return self.unpredictable if type(self).whole_model is Family.whole_model else None
-
-    def fitted(
-        self,
-        strategy: PhaseStrategy,
-        prepared: P,
-        config: Config,
-        state_dir: Path,
-        result: Mapping[str, Any],
-    ) -> FittedModel | None:
-        """Return the whole model of a draw with this result, if it has one."""
-        if self.why_unpredictable(config):
-            return None
-        found = self.whole_model(strategy, prepared, config, state_dir, result["metrics"])
-        if found is None:
-            return None
-        known = strategy.model()[1].get("calibration") or result.get("held_out", {}).get("fitted")
-        return found.with_table(strategy.method, prepared.scaling_json(), config, known or ())
-
-    def predict(
-        self,
-        folder: Path,
-        config: Config,
-        data: Path,
-        id_column: str | None,
-        out: Path,
-        client: int | None = None,
-    ) -> tuple[int, int]:
-        """Predict the rows of a file with the model of a run; return (predicted, left out).
-
-        Parameters
-        ----------
-        folder : Path
-            Folder of the run.
-        config : mapping
-            The run's configuration.
-        data : Path
-            File with the columns of the training data; others are ignored, as is a label. Values
-            beyond the training rows' range are clipped to it.
-        id_column : str or None
-            Column of record ids; row numbers by default.
-        out : Path
-            CSV file: id, then the predicted class and the outputs, or the predicted value.
-        client : int or None
-            Of an online method: whose weights predict, by default the mean of all.
-
-        Raises
-        ------
-        OptionError
-            The model does not predict new rows.
-        TableError
-            The file lacks a column of the model, or every row lacks a value.
-        CheckpointError
-            The folder has no model.
-        """
-        if why := self.why_unpredictable(config):
-            problem, remedy = why
-            raise OptionError(problem.format(config["method"]), remedy=remedy)
-        model = load_model(folder)
-        if model.method != config["method"]:
-            raise CheckpointError(
-                f"{folder} is a run of {config['method']} with a model of {model.method}",
-                remedy="bring back its files",
-            )
-        if client is not None:
-            model = model.of_client(client)
-        return predict_file(model, data, id_column, out)
 
     def summarise(self, entry: Entry) -> dict[str, Any]:
         """Average the results of an entry's draws.
