@@ -82,9 +82,17 @@ class FittedModel:
     @property
     def classes_(self) -> NDArray[Any] | None:
         """The classes: names if the label was text, else numbers; None of a regression."""
+        names = self.class_names
+        try:
+            return np.array([float(name) for name in names]) if names else None
+        except ValueError:
+            return np.array(names)
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the classes, as files of predictions have them; none of a regression."""
         table = self.meta["table"]
-        found = table.get("class_names") or table["classes"]
-        return np.array(found) if len(found) else None
+        return list(table.get("class_names") or map(_name, table["classes"]))
 
     @property
     def clients(self) -> int:
@@ -287,6 +295,10 @@ def _table(rows: Any, encoder: Encoder) -> Table:
         )
     names = tuple(encoder.kinds)
     return Table(_numbers(rows, len(names)), None, names, kinds=encoder.kinds)
+
+
+def _name(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _numbers(rows: Any, columns: int) -> Floats:

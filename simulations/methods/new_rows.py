@@ -141,13 +141,11 @@ def write_rows(out: Path, ids: Sequence[str], model: FittedModel, x: Floats) -> 
     With a calibration the probabilities of the classes and a set of them, or an interval.
     """
     values, deviations = model.outputs_of(x)
-    classes, calibration, heads = model.classes_, model.calibration, ["prediction"]
-    names: list[str] = []
+    names, calibration, heads = model.class_names, model.calibration, ["prediction"]
     cells: list[list[Any]] = [[name] for name in ids]
-    if classes is None:
+    if not names:
         values = values[:, :1]
     else:
-        names = [name if isinstance(name, str) else f"{name:g}" for name in classes.tolist()]
         heads = ["class", *(f"output_{k}" for k in range(values.shape[1]))]
         cells = [[*row, names[k]] for row, k in zip(cells, decide(values), strict=True)]
     cells = [[*row, *map(repr, more)] for row, more in zip(cells, values.tolist(), strict=True)]
@@ -156,7 +154,7 @@ def write_rows(out: Path, ids: Sequence[str], model: FittedModel, x: Floats) -> 
         more_heads, columns = calibration.columns(values, names, unit)
         heads = [*heads, *more_heads]
         cells = [row + more for row, more in zip(cells, columns, strict=True)]
-    if classes is None and deviations.size:
+    if not names and deviations.size:
         heads = [*heads, "deviation"]
         cells = [[*row, repr(v)] for row, v in zip(cells, deviations[:, 0].tolist(), strict=True)]
     write_csv(out, [["id", *heads], *cells])
