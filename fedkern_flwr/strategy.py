@@ -126,6 +126,29 @@ class PhaseStrategy(Strategy):
         """Return the model of the last run as arrays and a JSON object."""
         return {}, {}
 
+    def fitted(self, classes: Sequence[Any] = ()) -> Any:
+        """Return the model of the last run, which predicts rows here, if the server has all of it.
+
+        Parameters
+        ----------
+        classes : sequence (default: ())
+            What the nodes call the classes, ascending; by default 0, 1, ...
+
+        Returns
+        -------
+        ~fedkern_flwr.fitted.FittedModel
+            Of features and labels as nodes hold them.
+
+        Raises
+        ------
+        OptionError
+            Parts of it stay with the parties.
+        """
+        raise OptionError(
+            f"parts of a model of {self.method} stay with the parties, the server cannot predict",
+            remedy="use predict(grid, ...), or load_model of the folder of a simulated run",
+        )
+
     def result(self) -> dict[str, Any]:
         """Return the result of the last run as plain values: figures, costs, who saw what."""
         ledger = self.ledger_

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import CheckpointError
+from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.method import Round, Rounds
 from fedkern_flwr.model_file import check_made_with, check_model
 from fedkern_flwr.options import at_least
@@ -89,6 +90,13 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PredictionRounds
             "calibration": self.calibration_numbers(),
         }
         return dict(self.model_), meta
+
+    def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
+        """Return the model of a horizontal split, for columns as nodes hold them."""
+        if self.partition == "vertical" or not self.model_:
+            found: FittedModel = super().fitted(classes)  # which says why not
+            return found
+        return FittedModel.of_server(self.method, "linear", *self.model(), classes or self.classes_)
 
     def _tables(self) -> dict[str, list[Any]]:
         """Return names and number of the columns of each group, and what the labels are."""

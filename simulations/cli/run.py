@@ -9,6 +9,7 @@ from typing import Any
 from rich.markup import escape
 
 from fedkern_flwr.errors import FedKernError, OptionError
+from fedkern_flwr.fitted import PREDICTOR
 
 from ...strategies import PhaseStrategy
 from ..engines.ray_cluster import check_ray_address
@@ -88,7 +89,9 @@ def _execute(
 
     def draw_done(done: Entry, strategy: PhaseStrategy) -> None:
         if len(done.results) == 1:
-            folder.save_model(strategy, prepared.scaling_json())
+            result = done.results[0]
+            whole = own.fitted(strategy, prepared, config, folder.state_dir, result)
+            folder.save_model(strategy, prepared.scaling_json(), whole)
         folder.save_draws(done.results)
 
     with screen.progress() as bar:
@@ -128,13 +131,14 @@ def save_result(
         positive = {"positive": names[1]} if len(names) == 2 else {}
         held_out = {"class_names": names, **positive, **found["held_out"]}
         found = {**found, "held_out": held_out}
+    whole = {"predictor": PREDICTOR} if (folder.path / PREDICTOR).is_file() else {}
     result = {
         **{name: config[name] for name in ("method", "engine", "seed")},
         "config": {**config, **facts, "notes": list(prepared.notes)},
         "columns": [one._asdict() for one in prepared.explain()],
         "versions": versions(),
         **found,
-        "artifacts": {**ARTIFACTS, **artifacts},
+        "artifacts": {**ARTIFACTS, **whole, **artifacts},
     }
     folder.save_result(result)
     return result

@@ -32,7 +32,7 @@ from .common import (
     per_draw,
     server_row,
 )
-from .new_rows import PredictRows, SavedRun, read_rows, write_rows
+from .predicting import Predicting
 
 Config = Mapping[str, Any]
 
@@ -42,7 +42,7 @@ P = TypeVar("P", bound=Prepared)
 _COMMON = ("engine", "seed", "drop", "timeout")
 
 
-class Family(ABC, Generic[S, P]):
+class Family(Predicting[P], ABC, Generic[S, P]):
     """Methods that take the same data and report the same metrics.
 
     A family is registered in :data:`fedkern_flwr.simulations.methods.registry.FAMILIES`.
@@ -73,12 +73,6 @@ class Family(ABC, Generic[S, P]):
         Metrics that the table of a run shows.
     reading : tuple of str
         How to read the methods and figures; columns say it themselves.
-    predict_rows : callable or None
-        Returns the outputs of new rows, or raises a :class:`TableError`.
-    unpredictable : (str, str)
-        Why models predict no rows of a file, and what to do instead.
-    left_out : str
-        Why rows are not predicted.
     app : str
         Folder of the Flower app that deploys a method of this family.
     deployable : tuple of str
@@ -102,12 +96,6 @@ class Family(ABC, Generic[S, P]):
     columns: ClassVar[Mapping[str, Column]]
     shown: ClassVar[Sequence[Shown]] = ()
     reading: ClassVar[tuple[str, ...]] = ()
-    predict_rows: ClassVar[PredictRows | None] = None
-    unpredictable: ClassVar[tuple[str, str]] = (
-        "models of {} do not predict the rows of a file",
-        "load its model in Python with fedkern_flwr.model_file.load_model",
-    )
-    left_out: ClassVar[str] = "they lack a value"
     app: ClassVar[str] = ""
     deployable: ClassVar[tuple[str, ...]] = ()
     dealt_by_nodes: ClassVar[tuple[str, ...]] = ("clients",)
@@ -253,59 +241,6 @@ class Family(ABC, Generic[S, P]):
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return what a result tells of a finished draw beside its metrics, such as survivors."""
         return {}
-
-    def predict(
-        self,
-        folder: Path,
-        config: Config,
-        data: Path,
-        id_column: str | None,
-        out: Path,
-        **dialect: Any,
-    ) -> tuple[int, int]:
-        """Predict the rows of a file with the model of a run; return (predicted, left out).
-
-        Parameters
-        ----------
-        folder : Path
-            Folder of the run.
-        config : mapping
-            The run's configuration.
-        data : Path
-            File with the columns of the training data; others are ignored, as is a label. Values
-            beyond the training rows' range are clipped to it.
-        id_column : str or None
-            Column of record ids; row numbers by default.
-        out : Path
-            CSV file: id, then the predicted class and the outputs, or the predicted value.
-        **dialect
-            How the file is written, see :func:`fedkern_flwr.tables.load_table`; marks of missing
-            cells by default those of the run.
-
-        Raises
-        ------
-        OptionError
-            Models of this family do not predict new rows.
-        TableError
-            The file lacks a column of the model, or every row lacks a value.
-        CheckpointError
-            The folder has no model.
-        """
-        if self.predict_rows is None:
-            problem, remedy = self.unpredictable
-            raise OptionError(problem.format(config["method"]), remedy=remedy)
-        run = SavedRun.open(folder, config)
-        label = str(config["data"].get("label") or "")
-        dialect = {**dialect, "na": dialect.get("na") or config["data"].get("na", ())}
-        scaled = self.scales_rows(run)
-        x, ids = read_rows(data, run.scaling, id_column, label, scaled=scaled, **dialect)
-        found = self.predict_rows(run, x)
-        write_rows(out, ids, found, run.scaling, run.calibration)
-        return len(found), len(x) - len(found)
-
-    def scales_rows(self, run: SavedRun) -> bool:
-        """Tell whether new rows are scaled as those of the run were, or stay as they are."""
-        return True
 
     def summarise(self, entry: Entry) -> dict[str, Any]:
         """Average the results of an entry's draws.

@@ -35,9 +35,10 @@ from .common import (
     to_pooled,
 )
 from .groups_data import HierarchicalData
+from .groups_fitted import whole_model
 from .groups_oracle import pooled_optimum
-from .groups_predict import predict_rows
 from .groups_settings import HierarchicalSettings
+from .new_rows import Parts
 
 DEFAULT_ROUNDS = 200
 USERS, GROUPS = 20, 2  # by default
@@ -126,7 +127,6 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         ITERATIONS,
         Shown("groups_left_out", "groups left out", 0, zero=False),
     )
-    predict_rows = staticmethod(predict_rows)
     data = "breast-cancer"
     own_options = (
         Option("clients", int | None, None, "The same as --users.", DATA),
@@ -259,6 +259,18 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
             if close:
                 found["iterations_to_pooled"] = close[0]
         return found
+
+    def whole_model(
+        self,
+        strategy: PhaseStrategy,
+        prepared: HierarchicalData,
+        config: Config,
+        state_dir: Path,
+        metrics: Config,
+    ) -> Parts:
+        """Return what predicts rows in one place."""
+        assert isinstance(strategy, HierarchicalSVM)
+        return whole_model(strategy, prepared, state_dir)
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return how many nodes took part to the end."""

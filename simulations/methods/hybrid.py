@@ -32,8 +32,9 @@ from .common import (
     to_pooled,
 )
 from .hybrid_data import HybridData, HybridSettings
+from .hybrid_fitted import whole_model
 from .hybrid_oracle import ATTACKS, centralised_difference, check_reconstruction, reconstruction
-from .hybrid_predict import predict_rows
+from .new_rows import Parts
 
 
 def _stop_epoch(tolerance: str) -> Column:
@@ -131,7 +132,6 @@ class HybridFamily(Family[HybridSettings, HybridData]):
         ITERATIONS,
         Shown("residual", "relative residual", scientific),
     )
-    predict_rows = staticmethod(predict_rows)
     data = "breast-cancer"
     own_options = (
         Option(
@@ -209,6 +209,18 @@ class HybridFamily(Family[HybridSettings, HybridData]):
             found |= reconstruction(strategy, prepared)
         half = prepared.split(strategy.seed or 0).scaling["y_half_range"]
         return found | in_units(strategy.metrics_, half)
+
+    def whole_model(
+        self,
+        strategy: PhaseStrategy,
+        prepared: HybridData,
+        config: Config,
+        state_dir: Path,
+        metrics: Config,
+    ) -> Parts:
+        """Return what predicts rows in one place."""
+        assert isinstance(strategy, FedCG)
+        return whole_model(strategy, prepared, state_dir)
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return which rows were matched, and what was chosen."""

@@ -136,8 +136,10 @@ class Streams(Prepared):
 
     def scaling_json(self) -> str:
         """Return the encoder and the scaling of what it makes."""
+        unit = self.scaling.y_max - self.scaling.y_min
+        labels = {"classes": [], "y_middle": self.scaling.y_min, "y_half_range": unit}
         both = {**json.loads(self.scaling.to_json()), "encoder": self.encoder.to_dict()}
-        return json.dumps(both)
+        return json.dumps(both | labels)
 
     def explain(self) -> list[Explanation]:
         """Return what became of the columns of the table."""

@@ -113,6 +113,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         data: Path,
         id_column: str | None,
         out: Path,
+        client: int | None = None,
         **dialect: Any,
     ) -> tuple[int, int]:
         """Recommend to the users of a file, of one or of many, with the kernel of a run.
@@ -128,8 +129,8 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
             The run's configuration.
         data : Path
             Ratings of the users; those of at least the run's ``min_rating`` count as positive.
-        id_column : None
-            There is none.
+        id_column, client : None
+            There are none.
         out : Path
             CSV file: user, rank, item and score of at most 100 items that the user did not rate.
         **dialect
@@ -151,6 +152,8 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         """
         if id_column is not None:
             raise OptionError("ratings have no ids of records", remedy="leave out --id")
+        if client is not None:
+            raise OptionError("all users of FedCFK have one kernel", remedy="leave out --client")
         run = SavedRun.open(folder, config)
         arrays, meta, own = run.arrays, run.meta, config["data"]
         names, items = tuple(run.scaling["items"]), arrays["items"]

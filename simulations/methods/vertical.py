@@ -29,10 +29,11 @@ from .common import (
     short,
     to_pooled,
 )
+from .new_rows import Parts
 from .pooled import error_of
 from .vertical_data import VerticalData, VerticalSettings
+from .vertical_fitted import whole_model
 from .vertical_oracle import centralised_difference
-from .vertical_predict import predict_rows
 
 DEFAULT_ROUNDS = 200
 
@@ -67,7 +68,6 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
     dealt_by_nodes = ("clients", "parties")
     columns = _COLUMNS
     reading = ("Methods whose name says pooled see all columns at once; they cost no exchange.",)
-    predict_rows = staticmethod(predict_rows)
     data = "breast-cancer"
     own_options = (Option("clients", int | None, None, "The same as --parties.", DATA),)
     repetitions = "Runs averaged, each with its own directions."
@@ -139,6 +139,18 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
             unit = half * part.label_bound
             found["validation_score"] = strategy.metrics_["validation_score"] * unit
         return found
+
+    def whole_model(
+        self,
+        strategy: PhaseStrategy,
+        prepared: VerticalData,
+        config: Config,
+        state_dir: Path,
+        metrics: Config,
+    ) -> Parts:
+        """Return what predicts rows in one place."""
+        assert isinstance(strategy, FDSKL)
+        return whole_model(strategy, prepared, state_dir)
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return the number of parties, and which rows were matched."""

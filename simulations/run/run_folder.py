@@ -11,6 +11,7 @@ from typing import Any
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import CheckpointError, OptionError
+from fedkern_flwr.fitted import PREDICTOR, FittedModel
 from fedkern_flwr.model_file import save_model
 from fedkern_flwr.private_files import make_private_folder
 
@@ -28,7 +29,8 @@ class RunFolder:
     path : Path
         ``config.json`` (what was asked for), ``draws.json`` (results of finished feature draws),
         ``checkpoint-<draw>.npz``, ``private_state/`` (what the simulated nodes keep to themselves),
-        ``result.json``, ``model.npz``, ``scaling.json``, ``plots/``.
+        ``result.json``, ``model.npz``, ``scaling.json``, ``predictor.npz`` (the whole model, with
+        what the simulated parties know), ``plots/``.
     """
 
     path: Path
@@ -61,7 +63,8 @@ class RunFolder:
             raise OptionError(
                 f"{path} cannot be written ({error.strerror})", remedy="choose another --out"
             ) from None
-        for name in ("result.json", *ARTIFACTS.values()):  # of an earlier run, with other options
+        of_earlier_run = ("result.json", PREDICTOR, *ARTIFACTS.values())
+        for name in of_earlier_run:  # with other options
             (path / name).unlink(missing_ok=True)
         return folder
 
@@ -126,10 +129,17 @@ class RunFolder:
         self.tidy()
         self._write("result.json", result)
 
-    def save_model(self, strategy: PhaseStrategy, scaling: str) -> None:
-        """Save the model of a strategy and the scaling of its data, which tells of the rows."""
+    def save_model(
+        self, strategy: PhaseStrategy, scaling: str, whole: FittedModel | None = None
+    ) -> None:
+        """Save the model of a strategy and the scaling of its data, which tells of the rows.
+
+        And, if there is one, the whole model, which tells what the simulated parties know.
+        """
         save_model(self.path / ARTIFACTS["model"], strategy.method, *strategy.model())
         write_atomically(self.path / ARTIFACTS["scaling"], scaling.encode(), private=True)
+        if whole is not None:
+            whole.save(self.path / PREDICTOR)
 
     def discard(self) -> None:
         """Remove what :meth:`create` made, and the folder if nothing else is in it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 from sklearn.preprocessing import MinMaxScaler, QuantileTransformer, StandardScaler
 
+import fedkern_flwr
 from fedkern_flwr.judging.calibration import Calibration
 from fedkern_flwr.model_file import load_model
-from fedkern_flwr.simulations.methods.online import OnlineFamily
 from fedkern_flwr.simulations.methods.registry import METHODS
 
 pytestmark = pytest.mark.usefixtures("in_tmp")
@@ -40,13 +41,21 @@ SVM = "--users 4 --rounds 15"
 RUNS = [
     ("fed-cg", "--landmarks 20", "three classes"),
     ("fed-cg", "--landmarks 20 --solver cg", "numbers"),
+    ("fed-cg", "--landmarks 20 --kernel laplacian --no-own-block", "two classes"),
+    ("fed-cg", "--landmarks 20 --sampling P --gamma 0.3", "numbers"),
+    ("fed-cg", "--landmarks 20 --sampling N --protocol naive --gamma 0.3", "numbers"),
     ("fdskl", "--features 60", "three classes"),
     ("fdskl", "--features 60", "numbers"),
+    ("fdskl", "--features 60 --kernel laplacian --phase-bits 16", "two classes"),
     ("fdskl", STREAM, "numbers"),
     ("fdskl", f"{STREAM} --active-parties 2", "numbers"),
     ("fdskl", "--features 60 --topology tree --frequencies shared", "numbers"),
     ("secure-gram", GRAM, "two classes"),
+    ("secure-gram", GRAM, "three classes"),
+    ("secure-gram", GRAM, "numbers"),
     ("secure-gram", f"{GRAM} --learner ridge", "numbers"),
+    ("secure-gram", f"{GRAM} --learner ridge", "three classes"),
+    ("secure-gram", "--encoding fixed-point", "two classes"),
     ("hierarchical-svm", SVM, "two classes"),
     ("hierarchical-svm", f"{SVM} --model logistic", "three classes"),
     ("hierarchical-svm", f"{SVM} --model rbf --features 30 --gamma 0.001", "two classes"),
@@ -62,7 +71,8 @@ RUNS = [
 def test_predictions_of_a_file_are_those_of_the_run(name, options, labels, tables, commands):
     """Columns in another order, one more of them, a row beyond the range and one with a gap.
 
-    The gap is filled with the median of the rows to learn from.
+    The gap is filled with the median of the rows to learn from. The table is gone, the folder is
+    elsewhere, and what the simulated nodes kept is erased.
     """
     x, y = given_split(labels)
     found = commands.result(name, "--data", "t.npz", *options.split())
@@ -72,16 +82,21 @@ def test_predictions_of_a_file_are_those_of_the_run(name, options, labels, table
     rows = np.vstack([x, most, most + 1000.0, gap, filled])
     columns = {"note": range(34), "id": [f"r{k}" for k in range(34)]}
     tables.write("new.csv", columns | {n: rows[:, k] for k, n in reversed(list(enumerate(NAMES)))})
-    shown = commands.shown("predict", "here/model.npz", "--data", "new.csv", "--id", "id")
-    assert "34 predictions: here/predictions.csv" in shown
+    Path("t.npz").unlink()
+    shutil.rmtree("here/private_state")
+    Path("here").rename("moved")
+    shown = commands.shown("predict", "moved/model.npz", "--data", "new.csv", "--id", "id")
+    assert "34 predictions: moved/predictions.csv" in shown
     assert "left out" not in shown
-    made = tables.read("here/predictions.csv")
+    made = tables.read("moved/predictions.csv")
     classes = {"two classes": ["output_0"], "three classes": [f"output_{k}" for k in range(3)]}
     heads = ["class", *classes[labels]] if labels in classes else ["prediction"]
     known = [f"probability_{k}" for k in range(len(set(y)))] if labels in classes else []
     assert list(made[0]) == ["id", *heads, *(["low", "high"] if not known else [*known, "set"])]
     assert [row["id"] for row in made] == [f"r{k}" for k in range(34)]
     values = np.array([[float(row[head]) for head in heads] for row in made])
+    model = fedkern_flwr.load_model("moved")
+    np.testing.assert_array_equal(model.predict(rows), values[:, 0])
     np.testing.assert_allclose(values[[30, 32]], values[[31, 33]], rtol=0.0, atol=1e-12)
     assert np.std(values[:30, -1]) > 0.0
     fitted = Calibration.read(found["held_out"]["fitted"], max(1, len(heads) - 1))
@@ -169,13 +184,9 @@ def test_predictions_of_counts(tables, commands):
 
 # --- What cannot be predicted ---------------------------------------------------------------
 
-WHY = dict.fromkeys(
-    [cls.method for cls in OnlineFamily.strategies],
-    "belongs to its clients, who predict with weights of their own; hold rows out",
-) | {
-    "fed-cg": "few.csv lacks 4 columns of the model, the first is",
-    "fdskl": "few.csv lacks 4 columns of the model, the first is",
-    "hierarchical-svm": "few.csv lacks 4 columns of the model, the first is",
+WHY = dict.fromkeys(METHODS, "columns of the model, the first is") | {
+    "per-fed-avg": "models of per-fed-avg stay with their clients, and are not kept; hold rows",
+    "local-only": "models of local-only stay with their clients, and are not kept; hold rows out",
     "secure-gram": "ratings have no labels to predict; use fedkern run fed-cfk",
     "fed-cfk": "few.csv names no item of the kernel; give ratings of",
     "kernel-pca": "models of kernel-pca do not predict the rows of a file; ",
@@ -196,22 +207,25 @@ def test_what_cannot_be_predicted_is_one_line(name, finished, tables, commands):
 def test_damaged_and_foreign_models_are_one_line(finished, tables, commands):
     small = [*commands.small("hierarchical-svm"), "--rounds", "5"]
     commands.result(*small)
-    commands.result(*small, "--partition", "vertical", out="vertical")
-    names = json.loads(Path("vertical/scaling.json").read_text())["columns"]
+    names = json.loads(Path("here/scaling.json").read_text())["columns"]
     tables.write("new.csv", {name: [float(k)] for k, name in enumerate(names)})
-    commands.shown("predict", "vertical", "--data", "new.csv")
-    for part in Path("vertical/private_state").glob("*/*.model"):
-        part.unlink()
-    line = commands.complaint("predict", "vertical", "--data", "new.csv", code=1)
-    assert "partition 6: this agent kept no part of the model; give it the state-dir" in line
-    model, config = Path("here/model.npz"), Path("here/config.json")
-    model.write_bytes(model.read_bytes()[:-30])
-    line = commands.complaint("predict", "here", "--data", "new.csv")
-    assert "here/model.npz is damaged or not a model" in line
-    model.write_bytes(Path("vertical/model.npz").read_bytes())
+    commands.shown("predict", "here", "--data", "new.csv")
+    whole, config = Path("here/predictor.npz"), Path("here/config.json")
+    line = commands.complaint("predict", "here", "--data", "new.csv", "--client", "0")
+    assert "there is no client 0 with weights of its own; leave it out" in line
+    content = whole.read_bytes()
     config.write_text(config.read_text().replace("hierarchical-svm", "fdskl"))
     line = commands.complaint("predict", "here", "--data", "new.csv")
-    assert "here/model.npz is a model of hierarchical-svm, not of fdskl" in line
+    assert "here is a run of fdskl with a model of hierarchical-svm; bring back its files" in line
+    whole.write_bytes(content[:-30])
+    line = commands.complaint("predict", "here", "--data", "new.csv")
+    assert "here/predictor.npz is damaged or not a model" in line
+    whole.write_bytes(Path("here/model.npz").read_bytes())
+    line = commands.complaint("predict", "here", "--data", "new.csv")
+    assert "here/predictor.npz is the part of a model that a server has; name the folder" in line
+    whole.unlink()
+    line = commands.complaint("predict", "here", "--data", "new.csv")
+    assert "here has no predictor.npz: no run, one of an older release, or one whose" in line
 
 
 # --- Recommendations ------------------------------------------------------------------------
