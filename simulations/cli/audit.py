@@ -25,6 +25,8 @@ from ..run.entries import check_seed
 from ..run.folders import chosen_folder, folder_of_results, json_writer
 from ..run.options import RUN, Option
 from .console import Screen, plain_table
+from .lazy import as_command
+from .options import by_method
 from .run import run_options
 
 _RESULT = "audit.json"
@@ -193,3 +195,8 @@ def _line(screen: Screen, done: Audited) -> None:
 
 def _save(folder: Path, result: Mapping[str, Any]) -> None:
     write_atomically(folder / _RESULT, json.dumps(result, allow_nan=False).encode())
+
+
+_TEXT = "Attack a method and report what is recovered."
+command = by_method("audit", _TEXT, AUDITED, audit_method, audit_options)
+command.add_command(as_command("all", audit_all))

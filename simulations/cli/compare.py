@@ -28,6 +28,7 @@ from ..run.entries import check_seed
 from ..run.folders import chosen_folder, folder_of_results, json_writer
 from ..run.provenance import provenance
 from .console import Screen
+from .lazy import as_command
 
 _RESULT = "compare.json"
 #: All presets of the papers.
@@ -333,3 +334,6 @@ def _result(chosen: Preset, comparisons: list[Comparison], seed: int) -> dict[st
 def _settings(settings: Settings) -> dict[str, Any]:
     """Return settings with the name of a file instead of its place."""
     return {**dataclasses.asdict(settings), "data": Path(settings.data).name}
+
+
+command = as_command("compare", compare_presets, epilog=f"Presets: {', '.join((*NAMES, ALL))}.")

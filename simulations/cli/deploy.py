@@ -30,6 +30,7 @@ from ..run.folders import chosen_folder, json_writer
 from ..run.options import RUN, Option
 from ..run.run_folder import ARTIFACTS, RunFolder
 from .console import Screen
+from .options import by_method
 from .run import prepare_data, run_options, save_result
 
 #: Options of ``fedkern run`` that mean nothing here; they keep their defaults.
@@ -324,3 +325,12 @@ def _terminated() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+command = by_method(
+    "deploy-local",
+    "Run one method on a SuperLink and SuperNodes of this machine.",
+    DEPLOYABLE,
+    deploy_method,
+    deploy_options,
+)

@@ -12,6 +12,7 @@ from fedkern_flwr.errors import OptionError, TableError
 from ..methods.registry import family
 from ..run.run_folder import RunFolder
 from .console import Screen
+from .lazy import as_command
 
 
 def predict(
@@ -44,3 +45,6 @@ def predict(
     made, left_out = own.predict(folder.path, config, Path(data), id_column, target)
     note = f", {left_out} left out: {own.left_out}" if left_out else ""
     screen.note(f"{made} predictions: {target}{note}")
+
+
+command = as_command("predict", predict)

@@ -84,6 +84,8 @@ class Family(ABC, Generic[S, P]):
         The methods that it deploys.
     dealt_by_nodes : tuple of str
         Parameters that follow from the number of nodes of a deployment.
+    usual : str
+        Options of the methods and of who holds what that the short help shows.
     deployed_defaults : dict
         Options whose default is another one in a deployment, where an exchange takes seconds.
     """
@@ -111,6 +113,7 @@ class Family(ABC, Generic[S, P]):
     deployable: ClassVar[tuple[str, ...]] = ()
     dealt_by_nodes: ClassVar[tuple[str, ...]] = ("clients",)
     deployed_defaults: ClassVar[Mapping[str, Any]] = {}
+    usual: ClassVar[str] = ""
 
     # -- a run's configuration
 
@@ -129,6 +132,10 @@ class Family(ABC, Generic[S, P]):
             *[EXPLAIN][: issubclass(self.settings, TableSettings)],
             *RESULT,
         ]
+
+    def usual_options(self, name: str) -> frozenset[str]:
+        """Return the options of a method and its parties that the short help shows."""
+        return frozenset(self.usual.split())
 
     def secure_options(self) -> list[Option]:
         """Return the option ``secure``, if there is one."""

@@ -19,7 +19,7 @@ from ..engines.delays import DelayLaw
 from ..run import plots
 from ..run.entries import Entry
 from ..run.format import figure
-from ..run.options import DATA, METHOD, Option
+from ..run.options import METHOD, PARTIES, Option
 from .base import Config, Family, check_numbers, check_rounds, same_number
 from .common import (
     COSTS,
@@ -114,6 +114,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
     app, deployable = "hierarchical_svm", ("hierarchical-svm",)
     dealt_by_nodes = ("clients", "users")
     columns = _COLUMNS
+    usual = "users groups partition model C class_weight"
     shown = (
         Shown("test_accuracy", "accuracy on held-out rows"),
         Shown("centralised_test_accuracy", _OPTIMUM),
@@ -130,7 +131,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
     predict_rows = staticmethod(predict_rows)
     data = "breast-cancer"
     own_options = (
-        Option("clients", int | None, None, "The same as --users.", DATA),
+        Option("clients", int | None, None, "The same as --users.", PARTIES),
         Option("step_sizes", str | None, None, "rho of each group, separated by commas.", METHOD),
     )
     repetitions = "Runs averaged, each with its own delays and features."

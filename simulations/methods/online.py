@@ -60,6 +60,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
     app, deployable = "pof_mkl", ("pof-mkl",)
     deployed_defaults = {"samples_per_round": 50, "checkpoint_every": 2}  # noqa: RUF012
     columns = _COLUMNS
+    usual = "clients split kernels_per_round features step_size samples_per_round"
     unpredictable = (
         "a model of {} belongs to its clients, who predict with weights of their own",
         "hold rows out with --test-size",

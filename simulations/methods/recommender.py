@@ -67,6 +67,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
     app, deployable = "fed_cfk", ("fed-cfk",)
     dealt_by_nodes = ("clients", "users_per_client")
     columns = _COLUMNS
+    usual = "clients hold_out kernel regularization min_support"
     shown = (
         Shown("auc", "AUC"),
         Shown("ndcg@100", "nDCG@100"),
