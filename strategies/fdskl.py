@@ -309,8 +309,13 @@ class FDSKL(VerticalOptions):
                 row = self._row(found, self._spent - spent) if found else {}
             state = {"iteration": done, "metrics": metrics, "evaluated": spent.tolist()}
             yield Round(done, row, save=self._save(phases, done, **state) if keeps else None)
-        self.say_useless("not converged", "try a smaller --step or more --rounds")
         return metrics
+
+    @property
+    def advice(self) -> str:
+        """What to do where something as simple as a constant predicts as well."""
+        slow = "it has not converged: try a smaller --step or more --rounds"
+        return super().advice if self.schedule == "one-shot" else slow
 
     def descent(self) -> Descent:
         """Return the iterations of streaming, of the run at hand."""

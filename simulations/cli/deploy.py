@@ -95,7 +95,9 @@ def _fit(screen: Screen, name: str, values: dict[str, Any]) -> dict[str, Any]:
         own.check(config)
         prepared = prepare_data(config)
         own.check_data(config, prepared)
-        folder = RunFolder.create(chosen_folder(values["out"], f"deploy-{name}"), config)
+        folder = RunFolder.create(
+            chosen_folder(values["out"], f"deploy-{name}"), config, force=values["force"]
+        )
         nodes = _write_nodes(screen, folder, config, prepared)
     for note in prepared.notes:
         screen.note(f"note: {note}")

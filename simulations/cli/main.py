@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import sys
 
@@ -17,6 +18,7 @@ from .lazy import LazyCommand
 _INTERRUPTED_TEXT = (
     "interrupted; a comparison goes on with the same command, a run with --resume and its folder"
 )
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # of a disk
 _INTERRUPTED = 130  # what Typer makes of Ctrl-C, as shells do
 
 #: Command -> module with its ``command``, and what it does.
@@ -91,6 +93,10 @@ def run(arguments: list[str] | None = None) -> int:
         return _complain(str(error), error.exit_code)
     except MemoryError:
         return _complain("not enough memory; use fewer features, kernels or samples per round", 1)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        return _complain(f"{error.strerror}: {error.filename or 'a file could not be written'}", 1)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return 2

@@ -10,6 +10,7 @@ import typer
 from fedkern_flwr.errors import OptionError, TableError
 
 from ..methods.registry import family
+from ..run.folders import FORCE, used
 from ..run.run_folder import RunFolder
 from .console import Screen
 from .lazy import as_command
@@ -24,6 +25,7 @@ def predict(
     out: Annotated[
         str | None, typer.Option(help="CSV file (default: predictions.csv in the run's folder).")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help=FORCE)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing but errors.")] = False,
 ) -> None:
     """Predict new rows with the model of an earlier run."""
@@ -40,6 +42,8 @@ def predict(
     target = Path(out) if out else folder.path / "predictions.csv"
     if target.is_dir() or not target.resolve().parent.is_dir():
         raise OptionError(f"--out {target} cannot be written", remedy="name a file in a folder")
+    if target.exists() and not force:
+        raise used(target)
     if not Path(data).is_file():
         raise TableError(f"there is no file {data}", remedy="check the path")
     made, left_out = own.predict(folder.path, config, Path(data), id_column, target)

@@ -54,7 +54,7 @@ def run_method(name: str, values: dict[str, Any]) -> None:
         prepared = prepare_data(config)
         family(name).check_data(config, prepared)
         _explain(screen, values, [one._asdict() for one in prepared.explain()])
-        folder = RunFolder.create(chosen_folder(values["out"], name), config)
+        folder = RunFolder.create(chosen_folder(values["out"], name), config, force=values["force"])
         try:
             result = _execute(screen, folder, config, prepared, address, resume=False)
         except FedKernError as error:

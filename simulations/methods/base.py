@@ -30,6 +30,7 @@ from .common import (
     failure_rows,
     per_draw,
     server_row,
+    useless_rows,
 )
 from .new_rows import PredictRows, SavedRun, read_rows, write_rows
 
@@ -242,7 +243,8 @@ class Family(ABC, Generic[S, P]):
         ``config`` is that of the run, or empty in a comparison. The metric ``seconds``, if there
         is one, is what the method's last step took after the strategy had ended, and is added to
         the seconds of the draw. ``judged``, if it is there, is what was counted on held-out rows
-        where the strategy does not know it.
+        where the strategy does not know it; ``no_better_than`` what predicts them as well, if that
+        is so simple, where nothing is counted.
         """
         return {}
 
@@ -320,6 +322,7 @@ class Family(ABC, Generic[S, P]):
         """Return (name, figure) of what is shown of a run's result."""
         return [
             *self.figures(result),
+            *useless_rows(result),
             *cost_rows(result),
             *self.seen(result),
             *failure_rows(result),

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..engines import Engine
 from ..run.entries import Entry
+from ..run.folders import FORCE
 from ..run.format import count, figure, megabytes, size
 from ..run.options import RUN, Option
 
@@ -35,6 +36,7 @@ EXPLAIN = Option(
 #: Where the results go.
 RESULT = (
     Option("out", str | None, None, "Folder of the run.", RUN),
+    Option("force", bool, False, FORCE, RUN, "--force"),
     Option("json_target", str | None, None, "Write the result here; - for stdout.", RUN, "--json"),
     Option(
         "resume",
@@ -275,6 +277,12 @@ JUDGED = (
 )
 DIFFERENCE = Shown("centralised_difference", "largest difference to pooled", scientific)
 ITERATIONS = Shown("iterations", "iterations", lambda v: figure(v, 1).removesuffix(".0"))
+
+
+def useless_rows(result: Summary) -> list[list[str]]:
+    """Return the row of a run's table that says what simple thing predicts as well, if any."""
+    simple = result.get("no_better_than")
+    return [["predicts no better than", str(simple)]] if simple else []
 
 
 def cost_rows(result: Summary) -> list[list[str]]:

@@ -95,10 +95,14 @@ class OnlineFamily(Family[DataSettings, Streams]):
         return prepare(settings)
 
     def measure(self, strategy: PhaseStrategy, prepared: Streams, config: Config) -> dict[str, Any]:
-        """Return the server's regret where it was asked for."""
-        if not config.get("hindsight"):
-            return {}
-        return {"server_regret": server_regret(strategy, prepared)}
+        """Return the server's regret where it was asked for, and whether the mean does as well."""
+        y = np.concatenate([one.y[: prepared.rounds] for one in prepared.clients.shards])
+        found: dict[str, Any] = {}
+        if strategy.metrics_["mse"] >= y.var():
+            found["no_better_than"] = "the mean of all labels"
+        if config.get("hindsight"):
+            found["server_regret"] = server_regret(strategy, prepared)
+        return found
 
     def summarise(self, entry: Entry) -> dict[str, Any]:
         """Average the draws round by round; ``mse_std`` is the standard deviation over draws."""

@@ -74,7 +74,8 @@ class CommandLine:
 
     def result(self, *arguments: str, out: str = "here") -> Any:
         """Run a method quietly; return what it prints, which is JSON and nothing else."""
-        code, printed, err = self("run", *arguments, "--quiet", "--out", out, "--json", "-")
+        where = ("--out", out, "--force")  # in place of what an earlier run left there
+        code, printed, err = self("run", *arguments, "--quiet", *where, "--json", "-")
         assert (code, err) == (0, "")
         return json.loads(printed)
 
