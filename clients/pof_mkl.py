@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Context
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.errors import ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, counting, refusal
@@ -55,11 +55,11 @@ class OnlineKernelClient(AnsweringClient):
     ----------
     context : flwr.app.Context
         The node's context.
-    x : ndarray, shape (n, d)
+    x : array-like, shape (n, d)
         Rows in the order of the stream, scaled by public statistics (rows in the unit ball).
-    y : ndarray, shape (n,)
+    y : array-like, shape (n,)
         Labels, scaled to [0, 1].
-    x_test, y_test : ndarray, optional
+    x_test, y_test : array-like, optional
         Held-out rows: with labels for the evaluation after the last round, with or without for
         predictions with a model that was saved.
     ids_test : sequence, optional
@@ -97,11 +97,11 @@ class OnlineKernelClient(AnsweringClient):
     def __init__(
         self,
         context: Context,
-        x: NDArray[Any],
-        y: NDArray[Any] | None,
+        x: ArrayLike,
+        y: ArrayLike | None,
         *,
-        x_test: NDArray[Any] | None = None,
-        y_test: NDArray[Any] | None = None,
+        x_test: ArrayLike | None = None,
+        y_test: ArrayLike | None = None,
         ids_test: Sequence[Any] | NDArray[Any] | None = None,
         columns: tuple[str, ...] = (),
         label_range: tuple[float, float] = (0.0, 1.0),
@@ -116,9 +116,9 @@ class OnlineKernelClient(AnsweringClient):
                 remedy="name its label column",
                 party=self.name,
             )
-        self.x, self.y, self.columns = x, y, columns
-        self.x_test = x[:0] if x_test is None else x_test
-        self.y_test = y[:0] if y_test is None else y_test
+        self.x, self.y, self.columns = np.asarray(x), np.asarray(y), columns
+        self.x_test = self.x[:0] if x_test is None else np.asarray(x_test)
+        self.y_test = self.y[:0] if y_test is None else np.asarray(y_test)
         self.ids_test, self.label_range = ids_test, label_range
         self.predictions = None if predictions is None else Path(predictions)
         self.keep_weights = keep_weights

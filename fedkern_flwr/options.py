@@ -190,5 +190,7 @@ def at_least(name: str, value: float, least: float) -> None:
     ------
     OptionError
     """
+    if not isinstance(value, (int, float, np.number)):
+        raise OptionError(f"{name} is {value!r}", remedy="use a number")
     if not least <= value < math.inf:
         raise OptionError(f"{name} is {value}", remedy=f"use at least {least}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,13 +21,17 @@ from .exchange import Outcome, exchange
 from .failure import Failure
 from .gather import gather_nodes
 from .ledger import Ledger
-from .options import at_least
+from .options import at_least, declared
 from .wire import DescribeReply, check_parties
 
 logger = logging.getLogger("fedkern_flwr")
 
 Arrays = dict[str, NDArray[Any]]
 Progress = Callable[[int, int, Mapping[str, float]], None]
+
+
+class UnknownOptionError(OptionError, TypeError):
+    """A strategy has no option of this name."""
 
 
 class PhaseStrategy(Strategy):
@@ -48,6 +54,11 @@ class PhaseStrategy(Strategy):
         Rounds from one checkpoint to the next.
     resume : bool (default: False)
         Go on from the checkpoint instead of starting anew.
+
+    Raises
+    ------
+    OptionError
+        An option cannot be used, or there is none of that name.
 
     Attributes
     ----------
@@ -84,7 +95,10 @@ class PhaseStrategy(Strategy):
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 50,
         resume: bool = False,
+        **unknown: Any,
     ) -> None:
+        for name in unknown:
+            raise self._unknown(name)
         at_least("min_clients", min_clients, 1)
         at_least("max_missed", max_missed, 1)
         at_least("checkpoint_every", checkpoint_every, 1)
@@ -99,6 +113,20 @@ class PhaseStrategy(Strategy):
         self.resume = resume
         self.on_round: Progress | None = None
         self._reset()
+
+    @classmethod
+    def _unknown(cls, name: str) -> UnknownOptionError:
+        """Return the error of an option that there is not, with one that may be meant."""
+        known = set(declared(cls))
+        for base in cls.__mro__:
+            if init := vars(base).get("__init__"):
+                parameters = inspect.signature(init).parameters.values()
+                known |= {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+        known -= cls.fixed
+        close = get_close_matches(name, sorted(known), n=1)
+        listed = f"choose of {', '.join(sorted(known))}"
+        remedy = f"did you mean {close[0]}?" if close else listed
+        return UnknownOptionError(f"{cls.__name__} has no option {name}", remedy=remedy)
 
     def _reset(self) -> None:
         self.ledger_ = Ledger()

@@ -83,6 +83,8 @@ class Family(ABC, Generic[S, P]):
         Folder of the Flower app that deploys a method of this family.
     deployable : tuple of str
         The methods that it deploys.
+    nodes : int
+        How many nodes a copy of the app has in a simulation.
     dealt_by_nodes : tuple of str
         Parameters that follow from the number of nodes of a deployment.
     usual : str
@@ -112,6 +114,7 @@ class Family(ABC, Generic[S, P]):
     left_out: ClassVar[str] = "they lack a value"
     app: ClassVar[str] = ""
     deployable: ClassVar[tuple[str, ...]] = ()
+    nodes: ClassVar[int] = 4
     dealt_by_nodes: ClassVar[tuple[str, ...]] = ("clients",)
     deployed_defaults: ClassVar[Mapping[str, Any]] = {}
     usual: ClassVar[str] = ""

@@ -111,7 +111,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
     strategies = (strategies.HierarchicalSVM,)
     settings = HierarchicalSettings
     draws = "runs"
-    app, deployable = "hierarchical_svm", ("hierarchical-svm",)
+    app, deployable, nodes = "hierarchical_svm", ("hierarchical-svm",), 8
     dealt_by_nodes = ("clients", "users")
     columns = _COLUMNS
     usual = "users groups partition model C class_weight"
