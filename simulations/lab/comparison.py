@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,6 +135,8 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
         entries.append(entry)
         if summary["metrics"].get("converged") is False:
             notes.append(f"{label} was stopped before it had converged")
+        if simple := summary.get("no_better_than"):
+            notes.append(f"{label} predicts no better than {simple}")
         if not facts and cells[0].settings is section.data[part.dataset]:
             facts = records[0]["facts"]
         notes += records[0]["notes"]
@@ -167,23 +169,36 @@ def pair_rows(comparison: Comparison) -> list[list[str]]:
     ]
 
 
-def headings(section: Section, dataset: str) -> list[str]:
-    """Return the headings of the table."""
+def filled(comparison: Comparison) -> list[str]:
+    """Return the columns in which something stands, the first in any case."""
+    first, *others = comparison.section.columns
+    columns = comparison.section.family.columns
+    paper = comparison.section.paper.get(comparison.dataset, {})
+
+    def has_cells(name: str) -> bool:
+        cells = (columns[name].cells(summary) for summary in comparison.summaries.values())
+        return name in paper or any(cell not in ("-", "") for row in cells for cell in row)
+
+    return [first, *filter(has_cells, others)]
+
+
+def headings(section: Section, dataset: str, names: Sequence[str] = ()) -> list[str]:
+    """Return the headings of the table, of all its columns or of some."""
     found, paper = ["method"], section.paper.get(dataset, {})
-    for name in section.columns:
+    for name in names or section.columns:
         found += section.family.columns[name].headings
         found += ["paper"] if name in paper else []
     return found
 
 
-def table_rows(comparison: Comparison) -> list[list[str]]:
+def table_rows(comparison: Comparison, names: Sequence[str] = ()) -> list[list[str]]:
     """Return a row of text per method; figures of the paper stand beside ours."""
     section = comparison.section
     paper = section.paper.get(comparison.dataset, {})
     rows = []
     for label, summary in comparison.summaries.items():
         row = [label]
-        for name in section.columns:
+        for name in names or section.columns:
             column = section.family.columns[name]
             row += column.cells(summary)
             row += [column.paper(paper[name].get(label))] if name in paper else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ..methods.experiment import versions
@@ -13,14 +13,16 @@ from .comparison import (
     PAIR_HEADINGS,
     Comparison,
     best_cells,
+    filled,
     headings,
     pair_rows,
     table_rows,
 )
 from .figures import across_of, figures_of
 from .paper_figures import HEADINGS, count_misses, paper_figures
-from .presets import PAPERS, Preset
+from .presets import PAPERS, Preset, Section
 from .seen_tables import READING, seen_tables
+from .verdict import verdict
 
 _COUNTED = (
     "Counted on the data set that a table names. On the others the same methods show the same "
@@ -84,9 +86,11 @@ def _blocks(
     folder: Path, chosen: Preset, comparisons: Sequence[Comparison], seed: int
 ) -> list[Block]:
     """Return the blocks of a preset, from what was compared to the settings."""
-    blocks: list[Block] = [TextBlock("What was compared", [chosen.text])]
+    verdicts = [text for text in map(verdict, comparisons) if text]
+    blocks: list[Block] = [TextBlock("Verdict", verdicts)] if verdicts else []
+    blocks.append(TextBlock("What was compared", [chosen.text]))
     styles = drawing.assign_styles(entry[0] for entry in chosen.entries)
-    reading: list[str] = []
+    reading: dict[str, list[str]] = {}
     seen: list[Block] = []
     audited: list[list[str]] = []
     for section in chosen.sections:
@@ -98,15 +102,14 @@ def _blocks(
         for name in section.across:
             stem = folder / _slug(f"{section.title} {name}")
             blocks.append(across_of(section.family)[name](own, stem, styles))
-        reading += (section.family.columns[name].reading for name in section.columns)
-        reading += section.family.reading
+        _define(reading, section, {name for c in own for name in filled(c)})
         labels = [entry[0] for entry in section.entries]
         if labels not in audited:  # sections on several data sets may compare the same
             audited.append(labels)
             seen += seen_tables(own[0])
     blocks += _misses(comparisons)
-    reading = [*dict.fromkeys(filter(None, reading)), *READING]
-    blocks.append(TextBlock("How to read the figures", reading))
+    defined = [_join(texts) for texts in reading.values()]
+    blocks.append(TextBlock("How to read the figures", [*defined, *READING]))
     blocks += [
         TextBlock("Who saw what", [_COUNTED] if len(comparisons) > len(audited) else ()),
         *seen,
@@ -119,6 +122,22 @@ def _blocks(
     return blocks
 
 
+def _define(reading: dict[str, list[str]], section: Section, used: Collection[str]) -> None:
+    """Add what the used columns of a section mean, by the word that is defined."""
+    columns = section.family.columns
+    texts = [columns[name].reading for name in section.columns if name in used]
+    for text in filter(None, (*texts, *section.family.reading)):
+        known = reading.setdefault(text.partition(":")[0], [])
+        if text not in known:
+            known.append(text)
+
+
+def _join(texts: Sequence[str]) -> str:
+    """Return one definition of a word that means a little else in each section."""
+    first, *others = texts
+    return " In other sections: ".join([first, *(o.partition(": ")[2] for o in others)])
+
+
 def _results(
     folder: Path, chosen: Preset, comparison: Comparison, styles: Mapping[str, drawing.Style]
 ) -> list[Block]:
@@ -126,8 +145,8 @@ def _results(
     blocks: list[Block] = [
         TableBlock(
             _caption(chosen, comparison),
-            headings(section, dataset),
-            table_rows(comparison),
+            headings(section, dataset, filled(comparison)),
+            table_rows(comparison, filled(comparison)),
             best_cells(comparison),
         )
     ]
