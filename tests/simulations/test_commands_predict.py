@@ -72,7 +72,9 @@ def test_predictions_of_a_file_are_those_of_the_run(name, options, labels, table
     rows = np.vstack([x, most, most + 1000.0, gap, filled])
     columns = {"note": range(34), "id": [f"r{k}" for k in range(34)]}
     tables.write("new.csv", columns | {n: rows[:, k] for k, n in reversed(list(enumerate(NAMES)))})
-    shown = commands.shown("predict", "here/model.npz", "--data", "new.csv", "--id", "id")
+    shown = commands.shown(
+        "predict", "--force", "here/model.npz", "--data", "new.csv", "--id", "id"
+    )
     assert "34 predictions: here/predictions.csv" in shown
     assert "left out" not in shown
     made = tables.read("here/predictions.csv")
@@ -119,10 +121,10 @@ def test_rows_with_gaps_are_left_out_where_they_are_not_encoded(name, options, t
     commands.result(name, "--data", "t.npz", *options.split(), *more)
     x[3, 1] = np.nan
     tables.write("new.csv", {n: x[:, k] for k, n in enumerate(NAMES)})
-    shown = commands.shown("predict", "here", "--data", "new.csv")
+    shown = commands.shown("predict", "--force", "here", "--data", "new.csv")
     assert "29 predictions: here/predictions.csv, 1 left out" in shown
     tables.write("empty.csv", {n: [np.nan] * 2 for n in NAMES})
-    line = commands.complaint("predict", "here", "--data", "empty.csv")
+    line = commands.complaint("predict", "--force", "here", "--data", "empty.csv")
     assert "every row lacks" in line
 
 
@@ -147,7 +149,7 @@ def test_predictions_of_a_summed_kernel_are_those_of_scikit_learn(scaling, table
     x, held_out = scaler.transform(x), scaler.transform(held)
     machine = SVC(kernel="rbf", gamma=1.5, C=10.0, tol=1e-5).fit(x, y)
     tables.write("new.csv", {name: held[:, k] for k, name in enumerate(NAMES)})
-    commands.shown("predict", "here", "--data", "new.csv", "--out", "p.csv")
+    commands.shown("predict", "--force", "here", "--data", "new.csv", "--out", "p.csv")
     ours = [float(row["output_0"]) for row in tables.read("p.csv")]
     expected = machine.decision_function(held_out)
     np.testing.assert_allclose(ours, expected, rtol=0.0, atol=1e-3)  # of LIBSVM
@@ -161,7 +163,7 @@ def test_predictions_of_counts(tables, commands):
     arguments = ["--data", "t.npz", "--bound", "3", "--learner", "ridge", "--min-support", "0"]
     commands.result("secure-gram", *arguments, "--cost", "0.00001", "--test-size", "0.1")
     tables.write("new.csv", {name: x[70:, k] for k, name in enumerate("abcdef")})
-    assert commands("predict", "here", "--data", "new.csv", "--quiet") == (0, "", "")
+    assert commands("predict", "--force", "here", "--data", "new.csv", "--quiet") == (0, "", "")
     ours = [float(row["prediction"]) for row in tables.read("here/predictions.csv")]
     np.testing.assert_allclose(ours, y[70:], rtol=0.0, atol=25.0)  # no intercept
     assert np.corrcoef(ours, y[70:])[0, 1] > 0.5
@@ -199,18 +201,18 @@ def test_damaged_and_foreign_models_are_one_line(finished, tables, commands):
     commands.result(*small, "--partition", "vertical", out="vertical")
     names = json.loads(Path("vertical/scaling.json").read_text())["columns"]
     tables.write("new.csv", {name: [float(k)] for k, name in enumerate(names)})
-    commands.shown("predict", "vertical", "--data", "new.csv")
+    commands.shown("predict", "--force", "vertical", "--data", "new.csv")
     for part in Path("vertical/private_state").glob("*/*.model"):
         part.unlink()
-    line = commands.complaint("predict", "vertical", "--data", "new.csv", code=1)
+    line = commands.complaint("predict", "--force", "vertical", "--data", "new.csv", code=1)
     assert "partition 6: this agent kept no part of the model; give it the state-dir" in line
     model, config = Path("here/model.npz"), Path("here/config.json")
     model.write_bytes(model.read_bytes()[:-30])
-    line = commands.complaint("predict", "here", "--data", "new.csv")
+    line = commands.complaint("predict", "--force", "here", "--data", "new.csv")
     assert "here/model.npz is damaged or not a model" in line
     model.write_bytes(Path("vertical/model.npz").read_bytes())
     config.write_text(config.read_text().replace("hierarchical-svm", "fdskl"))
-    line = commands.complaint("predict", "here", "--data", "new.csv")
+    line = commands.complaint("predict", "--force", "here", "--data", "new.csv")
     assert "here/model.npz is a model of hierarchical-svm, not of fdskl" in line
 
 
@@ -229,7 +231,7 @@ def test_recommendations_for_users_of_a_file(stars, tables, commands):
     assert {row["user"] for row in own} == {str(u + 1) for u in range(24)}
     data = str(commands.ratings)
     assert "24 predictions: p.csv" in commands.shown(
-        "predict", "here", "--data", data, "--out", "p.csv"
+        "predict", "--force", "here", "--data", data, "--out", "p.csv"
     )
     assert sorted(map(str, tables.read("p.csv"))) == sorted(map(str, own))
 
@@ -240,7 +242,7 @@ def test_recommendations_for_users_of_a_file(stars, tables, commands):
     few = (stars > 0)[:, 5].sum() < 3
     for path in ("new.csv", "new.data"):
         tables.ratings(path, strangers)
-        text = commands.shown("predict", "here/model.npz", "--data", path)
+        text = commands.shown("predict", "--force", "here/model.npz", "--data", path)
         assert f"{3 - few} predictions: here/predictions.csv" in text
         assert ("1 left out" in text) == few
         rows = tables.read("here/predictions.csv")
@@ -263,7 +265,7 @@ def test_recommendations_for_a_single_user_who_rated_unknown_items(rated, tables
     ratings = {"1": 5, "2": 1, "s3cret-a": 5, "s3cret-b": 1}
     lines = [f"{r},{i},x,s3cret-user,monday" for i, r in ratings.items()]
     Path("new.csv").write_text("\n".join(head + lines))
-    text = commands.shown("predict", "here", "--data", "new.csv")
+    text = commands.shown("predict", "--force", "here", "--data", "new.csv")
     assert "left out 2 rows of new.csv that name 2 unknown items" in text
     assert "1 predictions: here/predictions.csv" in text
     assert "s3cret" not in text
@@ -274,7 +276,7 @@ def test_recommendations_for_a_single_user_who_rated_unknown_items(rated, tables
     assert [int(row["rank"]) for row in rows] == list(range(1, len(rows) + 1))
     more = [f"{r},{i},x,{u},1" for u, i, r in (("b", "1", 2), ("c", "900", 5), ("d", 3, 4))]
     Path("new.csv").write_text("\n".join([*head, "5,1,x,s3cret-user,1", *more]))
-    text = commands.shown("predict", "here", "--data", "new.csv", "--out", "p.csv")
+    text = commands.shown("predict", "--force", "here", "--data", "new.csv", "--out", "p.csv")
     assert "left out 1 rows of new.csv that name 1 unknown items" in text
     assert "2 predictions: p.csv, 2 left out" in text
     assert {row["user"] for row in tables.read("p.csv")} == {"s3cret-user", "d"}
