@@ -19,7 +19,7 @@ from .exchange import Outcome, exchange
 from .failure import Failure
 from .gather import gather_nodes
 from .ledger import Ledger
-from .options import at_least
+from .options import at_least, unknown_option
 from .wire import DescribeReply, check_parties
 
 logger = logging.getLogger("fedkern_flwr")
@@ -48,6 +48,11 @@ class PhaseStrategy(Strategy):
         Rounds from one checkpoint to the next.
     resume : bool (default: False)
         Go on from the checkpoint instead of starting anew.
+
+    Raises
+    ------
+    OptionError
+        An option cannot be used, or there is none of that name.
 
     Attributes
     ----------
@@ -84,7 +89,10 @@ class PhaseStrategy(Strategy):
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 50,
         resume: bool = False,
+        **unknown: Any,
     ) -> None:
+        for name in unknown:
+            raise unknown_option(type(self), name)
         at_least("min_clients", min_clients, 1)
         at_least("max_missed", max_missed, 1)
         at_least("checkpoint_every", checkpoint_every, 1)
@@ -381,22 +389,3 @@ def count_failures(failures: Mapping[int, Failure] | None) -> str:
     kinds = Counter(str(failure) for failure in (failures or {}).values())
     why = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     return f" ({why})" if why else ""
-
-
-def iterations_ended(done: int, converged: bool, apart: str, remedy: str) -> dict[str, Any]:
-    """Return the metrics of how iterations ended; warn if they did not converge.
-
-    Parameters
-    ----------
-    done : int
-        Iterations.
-    converged : bool
-        Whether they came to what they were to come to.
-    apart : str
-        How far they are from that.
-    remedy : str
-        What to do about it.
-    """
-    if not converged:
-        logger.warning("not converged after %d iterations: %s; %s", done, apart, remedy)
-    return {"iterations": done, "converged": converged}

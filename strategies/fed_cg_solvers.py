@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.method import Round, Save, Steps
+from fedkern_flwr.reporting import iterations_ended
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.solvers.conjugate_gradient import CGState, ConjugateGradient
 from fedkern_flwr.solvers.least_squares import regularized, solve_equations
 from fedkern_flwr.solvers.preconditioner import NystromPreconditioner
-from fedkern_flwr.strategy import Arrays, iterations_ended, logger
+from fedkern_flwr.strategy import Arrays, logger
 
 from .fed_cg_system import Floats, HybridSystem
 

@@ -14,7 +14,8 @@ from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.method import Round, Rounds
 from fedkern_flwr.model_file import check_made_with, check_model
 from fedkern_flwr.options import at_least
-from fedkern_flwr.strategy import Arrays, iterations_ended, logger
+from fedkern_flwr.reporting import iterations_ended
+from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
 
 from .hierarchical_flat import FlatRounds

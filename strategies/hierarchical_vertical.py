@@ -13,7 +13,7 @@ from fedkern_flwr.groups.digits import DIGITS
 from fedkern_flwr.groups.members import OWNER, Group
 from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.method import Deliver, Round, Steps, Term
-from fedkern_flwr.strategy import iterations_ended
+from fedkern_flwr.reporting import iterations_ended
 
 from .hierarchical_options import MORE_ROUNDS, SVMOptions
 

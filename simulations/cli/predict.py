@@ -12,8 +12,10 @@ from fedkern_flwr.fitted import load_model
 
 from ..methods.new_rows import predict_file
 from ..methods.registry import family
+from ..run.folders import FORCE, used
 from ..run.run_folder import RunFolder
 from .console import Screen
+from .lazy import as_command
 
 
 def predict(
@@ -36,6 +38,7 @@ def predict(
         int | None,
         typer.Option(help="Of POF-MKL: whose weights predict (default: the mean of all clients)."),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help=FORCE)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing but errors.")] = False,
 ) -> None:
     """Predict new rows with the model of an earlier run."""
@@ -47,6 +50,8 @@ def predict(
     target = Path(out) if out else place / "predictions.csv"
     if target.is_dir() or not target.resolve().parent.is_dir():
         raise OptionError(f"--out {target} cannot be written", remedy="name a file in a folder")
+    if target.exists() and not force:
+        raise used(target)
     if not Path(data).is_file():
         raise TableError(f"there is no file {data}", remedy="check the path")
     dialect = {"sep": sep, "decimal": decimal, "na": na or ()}
@@ -72,3 +77,6 @@ def _open(place: Path) -> dict[str, Any]:
             f"fedkern deploy-local {config['method']} --predict {folder.path}",
         )
     return config
+
+
+command = as_command("predict", predict)

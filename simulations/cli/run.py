@@ -15,19 +15,20 @@ from ...strategies import PhaseStrategy
 from ..engines.ray_cluster import check_ray_address
 from ..methods.experiment import run_entries, summarise, versions
 from ..methods.held_out import plot_held_out
-from ..methods.registry import family, method, options
+from ..methods.registry import METHODS, family, method, options
 from ..run.data import Prepared
 from ..run.entries import Entry
 from ..run.folders import chosen_folder, json_writer
 from ..run.options import Option
 from ..run.run_folder import ARTIFACTS, RunFolder
 from .console import Screen
+from .options import by_method
 
 
 def run_options(name: str) -> list[Option]:
     """Return the options of a run: those of the method, and those of its family."""
     shared = {o.name: o for o in family(name).parameters()}
-    return list(({o.name: o for o in options(method(name))} | shared).values())
+    return [*shared.values(), *(o for o in options(method(name)) if o.name not in shared)]
 
 
 def run_method(name: str, values: dict[str, Any]) -> None:
@@ -54,7 +55,7 @@ def run_method(name: str, values: dict[str, Any]) -> None:
         prepared = prepare_data(config)
         family(name).check_data(config, prepared)
         _explain(screen, values, [one._asdict() for one in prepared.explain()])
-        folder = RunFolder.create(chosen_folder(values["out"], name), config)
+        folder = RunFolder.create(chosen_folder(values["out"], name), config, force=values["force"])
         try:
             result = _execute(screen, folder, config, prepared, address, resume=False)
         except FedKernError as error:
@@ -183,3 +184,6 @@ def _show(screen: Screen, folder: RunFolder, result: dict[str, Any]) -> None:
         own.rows(result),
     )
     screen.note(f"run folder: {folder.path}")
+
+
+command = by_method("run", "Run one method on one data set.", METHODS, run_method, run_options)

@@ -31,6 +31,7 @@ from .common import (
     failure_rows,
     per_draw,
     server_row,
+    useless_rows,
 )
 from .predicting import Predicting
 
@@ -77,8 +78,12 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         Folder of the Flower app that deploys a method of this family.
     deployable : tuple of str
         The methods that it deploys.
+    nodes : int
+        How many nodes a copy of the app has in a simulation.
     dealt_by_nodes : tuple of str
         Parameters that follow from the number of nodes of a deployment.
+    usual : str
+        Options of the methods and of who holds what that the short help shows.
     deployed_defaults : dict
         Options whose default is another one in a deployment, where an exchange takes seconds.
     """
@@ -98,8 +103,10 @@ class Family(Predicting[P], ABC, Generic[S, P]):
     reading: ClassVar[tuple[str, ...]] = ()
     app: ClassVar[str] = ""
     deployable: ClassVar[tuple[str, ...]] = ()
+    nodes: ClassVar[int] = 4
     dealt_by_nodes: ClassVar[tuple[str, ...]] = ("clients",)
     deployed_defaults: ClassVar[Mapping[str, Any]] = {}
+    usual: ClassVar[str] = ""
 
     # -- a run's configuration
 
@@ -118,6 +125,10 @@ class Family(Predicting[P], ABC, Generic[S, P]):
             *[EXPLAIN][: issubclass(self.settings, TableSettings)],
             *RESULT,
         ]
+
+    def usual_options(self, name: str) -> frozenset[str]:
+        """Return the options of a method and its parties that the short help shows."""
+        return frozenset(self.usual.split())
 
     def secure_options(self) -> list[Option]:
         """Return the option ``secure``, if there is one."""
@@ -234,7 +245,8 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         ``config`` is that of the run, or empty in a comparison. The metric ``seconds``, if there
         is one, is what the method's last step took after the strategy had ended, and is added to
         the seconds of the draw. ``judged``, if it is there, is what was counted on held-out rows
-        where the strategy does not know it.
+        where the strategy does not know it; ``no_better_than`` what predicts them as well, if that
+        is so simple, where nothing is counted.
         """
         return {}
 
@@ -271,6 +283,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         return [
             *self.figures(result),
             *class_rows(result),
+            *useless_rows(result),
             *cost_rows(result),
             *self.seen(result),
             *failure_rows(result),

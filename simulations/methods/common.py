@@ -13,6 +13,7 @@ from fedkern_flwr.plain_text import plain_line
 
 from ..engines import Engine
 from ..run.entries import Entry
+from ..run.folders import FORCE
 from ..run.format import count, figure, megabytes, size
 from ..run.options import RUN, Option
 
@@ -40,6 +41,7 @@ EXPLAIN = Option(
 #: Where the results go.
 RESULT = (
     Option("out", str | None, None, "Folder of the run.", RUN),
+    Option("force", bool, False, FORCE, RUN, "--force"),
     Option("json_target", str | None, None, "Write the result here; - for stdout.", RUN, "--json"),
     Option(
         "resume",
@@ -325,6 +327,12 @@ def class_rows(result: Summary) -> list[list[str]]:
         taken = [f"{n} as {other}" for n, other in zip(counts, names, strict=True) if n]
         rows.append([f"held-out rows of {name}", ", ".join(taken) or "none"])
     return rows
+
+
+def useless_rows(result: Summary) -> list[list[str]]:
+    """Return the row of a run's table that says what simple thing predicts as well, if any."""
+    simple = result.get("no_better_than")
+    return [["predicts no better than", str(simple)]] if simple else []
 
 
 def cost_rows(result: Summary) -> list[list[str]]:

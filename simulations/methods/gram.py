@@ -63,6 +63,7 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
     run_options = ("learner", "cost", "level")
     draws = "runs"
     columns = _COLUMNS
+    usual = "clients kernel min_support learner"
     shown = (
         *JUDGED,
         Shown("gamma", "gamma", short),

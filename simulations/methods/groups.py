@@ -18,7 +18,7 @@ from ...strategies import HierarchicalSVM, PhaseStrategy
 from ..engines.delays import DelayLaw
 from ..run import plots
 from ..run.format import figure
-from ..run.options import DATA, METHOD, Option
+from ..run.options import METHOD, PARTIES, Option
 from .base import Config, Family, check_numbers, check_rounds, same_number
 from .common import (
     COSTS,
@@ -111,9 +111,10 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
     strategies = (strategies.HierarchicalSVM,)
     settings = HierarchicalSettings
     draws = "runs"
-    app, deployable = "hierarchical_svm", ("hierarchical-svm",)
+    app, deployable, nodes = "hierarchical_svm", ("hierarchical-svm",), 8
     dealt_by_nodes = ("clients", "users")
     columns = _COLUMNS
+    usual = "users groups partition model C class_weight"
     shown = (
         Shown("test_accuracy", "accuracy on held-out rows"),
         Shown("centralised_test_accuracy", _OPTIMUM),
@@ -129,7 +130,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
     )
     data = "breast-cancer"
     own_options = (
-        Option("clients", int | None, None, "The same as --users.", DATA),
+        Option("clients", int | None, None, "The same as --users.", PARTIES),
         Option("step_sizes", str | None, None, "rho of each group, separated by commas.", METHOD),
     )
     repetitions = "Runs averaged, each with its own delays and features."

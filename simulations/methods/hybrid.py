@@ -16,7 +16,7 @@ from ...strategies import FedCG, PhaseStrategy
 from ..run import plots
 from ..run.entries import Entry, mean
 from ..run.format import figure
-from ..run.options import DATA, Option
+from ..run.options import PARTIES, Option
 from .base import Config, Family
 from .common import (
     COSTS,
@@ -122,6 +122,7 @@ class HybridFamily(Family[HybridSettings, HybridData]):
     app, deployable = "fed_cg", ("fed-cg",)
     dealt_by_nodes = ("clients", "centres")
     columns = _COLUMNS
+    usual = "hospitals centres landmarks gamma regularization tune"
     shown = (
         *JUDGED,
         DIFFERENCE,
@@ -139,7 +140,7 @@ class HybridFamily(Family[HybridSettings, HybridData]):
             int | None,
             None,
             "Hospitals and centres together, instead of --hospitals.",
-            DATA,
+            PARTIES,
         ),
     )
     repetitions, seeded = "Runs averaged, each with its own landmarks.", "split and landmarks"

@@ -63,6 +63,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
     app, deployable = "pof_mkl", ("pof-mkl",)
     deployed_defaults = {"samples_per_round": 50, "checkpoint_every": 2}  # noqa: RUF012
     columns = _COLUMNS
+    usual = "clients split kernels_per_round features step_size samples_per_round"
     unpredictable = (
         "models of {} stay with their clients, and are not kept",
         "hold rows out with --test-size, or use fedkern run pof-mkl",
@@ -97,10 +98,14 @@ class OnlineFamily(Family[DataSettings, Streams]):
         return prepare(settings)
 
     def measure(self, strategy: PhaseStrategy, prepared: Streams, config: Config) -> dict[str, Any]:
-        """Return the server's regret where it was asked for."""
-        if not config.get("hindsight"):
-            return {}
-        return {"server_regret": server_regret(strategy, prepared)}
+        """Return the server's regret where it was asked for, and whether the mean does as well."""
+        y = np.concatenate([one.y[: prepared.rounds] for one in prepared.clients.shards])
+        found: dict[str, Any] = {}
+        if strategy.metrics_["mse"] >= y.var():
+            found["no_better_than"] = "the mean of all labels"
+        if config.get("hindsight"):
+            found["server_regret"] = server_regret(strategy, prepared)
+        return found
 
     def whole_model(
         self,

@@ -84,7 +84,8 @@ class RatingSettings(RatingColumns):
     Attributes
     ----------
     data : str
-        Built-in ratings, or a u.data, ratings.dat, .inter, .csv, .tsv or .parquet file.
+        Built-in ratings (nyc-flights), or a u.data, ratings.dat, .inter, .csv, .tsv or .parquet
+        file.
     hold_out : {"random", "time"}
         Hold out random ratings, or the latest.
     """

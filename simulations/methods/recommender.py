@@ -67,6 +67,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
     app, deployable = "fed_cfk", ("fed-cfk",)
     dealt_by_nodes = ("clients", "users_per_client")
     columns = _COLUMNS
+    usual = "clients hold_out kernel regularization min_support"
     shown = (
         Shown("auc", "AUC"),
         Shown("ndcg@100", "nDCG@100"),
@@ -89,8 +90,10 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
     ) -> dict[str, Any]:
         """Return the difference from CF-KOMD on pooled data with the same users in the kernel."""
         assert isinstance(strategy, FedCFK)
+        guessed = strategy.metrics_.get("auc", 1.0) <= 0.5
+        simple = {"no_better_than": "items in any order"} if guessed else {}
         if strategy.merge == "max" or strategy.request == "noisy":
-            return {}
+            return simple
         pooled = prepared.split(strategy.seed or 0)
         users = rows_of(prepared.parts, strategy.survivors_)
         kernel = pooled_kernel(pooled.train[users], strategy.items_, strategy.dot_kernel_)
@@ -102,9 +105,9 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
             subtract_mean=strategy.subtract_mean,
         )
         if not found:
-            return {}
+            return simple
         worst = max(abs(found[name] - strategy.metrics_[name]) for name in RANKING)
-        return {"centralised_difference": worst}
+        return {"centralised_difference": worst, **simple}
 
     def predict(
         self,

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.errors import TableError
 from fedkern_flwr.method import Method, MethodClient
+from fedkern_flwr.options import declared
 from fedkern_flwr.registered import client_of, find_method, registered
+from fedkern_flwr.summing import SummingStrategy
 from fedkern_flwr.tables import load_table
 from fedkern_flwr.tables.table import Table, drop_constant_columns
 
@@ -191,6 +193,11 @@ class RowsFamily(Family[RowSettings, RowData]):
                 own["ids"] = [str(name) for name in np.asarray(table.ids)[rows]]
             given.append(own)
         return RowData(tuple(given), encoder, (*table.notes, *encoder.notes))
+
+    def usual_options(self, name: str) -> frozenset[str]:
+        """Return the method's own options and the number of clients."""
+        own = declared(find_method(name)).keys() - declared(SummingStrategy).keys()
+        return frozenset({"clients", *own})
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return how many clients there were at the end."""

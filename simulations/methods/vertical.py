@@ -13,7 +13,7 @@ from ... import strategies
 from ...strategies import FDSKL, PhaseStrategy
 from ..run import plots
 from ..run.format import figure
-from ..run.options import DATA, Option
+from ..run.options import PARTIES, Option
 from .base import Config, Family, check_numbers, check_rounds, same_number
 from .common import (
     COSTS,
@@ -67,9 +67,10 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
     app, deployable = "fdskl", ("fdskl",)
     dealt_by_nodes = ("clients", "parties")
     columns = _COLUMNS
+    usual = "parties schedule features gamma regularization loss"
     reading = ("Methods whose name says pooled see all columns at once; they cost no exchange.",)
     data = "breast-cancer"
-    own_options = (Option("clients", int | None, None, "The same as --parties.", DATA),)
+    own_options = (Option("clients", int | None, None, "The same as --parties.", PARTIES),)
     repetitions = "Runs averaged, each with its own directions."
     seeded = "split, batches and directions"
     secured_by = ("topology", "star", "tree")

@@ -19,7 +19,7 @@ from fedkern_flwr.tables.table import Missing, Table
 from ...strategies import PhaseStrategy
 from ..engines.faults import Plan
 from ..engines.ray import ClientFn
-from .datasets import load_data
+from .datasets import load_data, usual_name
 from .party_files import FEATURES, Holding, PartyFiles
 
 #: How numbers are scaled; auto: the range or ranks, see :class:`TableSettings`.
@@ -35,7 +35,8 @@ class Settings(ABC):
     Attributes
     ----------
     data : str
-        Built-in data set, or a .npz, .csv, .tsv or .parquet file.
+        Built-in table (iris, wine, breast-cancer, digits, diabetes, nyc-weather), or a .npz, .csv,
+        .tsv or .parquet file.
     test_size : float
         Share of rows held out for a last evaluation.
     seed : int
@@ -61,7 +62,7 @@ class Settings(ABC):
         """Read the settings off the values of a command line, or off a run's configuration."""
         own: dict[str, Any] = {f.name: values[f.name] for f in fields(cls)}
         own = {k: tuple(v) if isinstance(v, list) else v for k, v in own.items()}
-        return cls(**own)
+        return cls(**own | {"data": usual_name(own["data"])})
 
     @abstractmethod
     def describe(self) -> str:

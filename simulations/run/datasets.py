@@ -33,6 +33,8 @@ __all__ = [
     "load_builtin_interactions",
     "load_data",
     "read_interactions",
+    "spelled",
+    "usual_name",
 ]
 
 _FASTEST_WIND = 250.0  # miles per hour; no gust on record is faster
@@ -93,6 +95,21 @@ def load_data(
         kinds={},
         **dialect,
     )
+
+
+def usual_name(name: str) -> str:
+    """Return the name of built-in data that is meant by another spelling; other names as they are.
+
+    Case, underscores and spaces do not matter: ``breast_cancer`` is breast-cancer.
+    """
+    plain = spelled(name)
+    known = plain in (*_LOADERS, *_INTERACTION_LOADERS) and not Path(name).exists()
+    return plain if known else name
+
+
+def spelled(name: str) -> str:
+    """Return a name in small letters with dashes."""
+    return name.lower().replace("_", "-").replace(" ", "-")
 
 
 def load_builtin_interactions(name: str) -> Interactions:

@@ -16,6 +16,7 @@ from fedkern_flwr.model_file import save_model
 from fedkern_flwr.private_files import make_private_folder
 
 from ...strategies import PhaseStrategy
+from .folders import used
 
 ARTIFACTS = {"model": "model.npz", "scaling": "scaling.json"}
 
@@ -36,13 +37,13 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, path: Path, config: dict[str, Any]) -> RunFolder:
-        """Make the folder of a new run.
+    def create(cls, path: Path, config: dict[str, Any], *, force: bool = False) -> RunFolder:
+        """Make the folder of a new run; with ``force`` in place of an earlier one.
 
         Raises
         ------
         OptionError
-            The folder holds an unfinished run or something else, or cannot be written.
+            The folder holds a run or something else, or cannot be written.
         """
         folder = cls(path)
         if path.exists() and not folder.may_be_used:
@@ -50,11 +51,13 @@ class RunFolder:
                 f"{path} is not empty and not the folder of a run",
                 remedy="choose another --out",
             )
-        if folder.unfinished:
+        if folder.unfinished and not force:
             raise OptionError(
                 f"{path} holds an unfinished run",
                 remedy=f"go on with --resume {path}, or choose another --out",
             )
+        if (path / "result.json").exists() and not force:
+            raise used(path)
         try:
             make_private_folder(path)
             folder.forget_progress()

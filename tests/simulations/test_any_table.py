@@ -91,7 +91,7 @@ def test_every_method_takes_a_table_with_everything(name: str, commands: Any) ->
         changed["size"] = ["1e300", "", "?"] * (rows // 3) + ["0"] * (rows % 3)
         del changed["still"]
         write("new.csv", pa.table({**changed, "still": [4.0] * rows}))
-        said = commands.shown("predict", "here", "--data", "new.csv")
+        said = commands.shown("predict", "--force", "here", "--data", "new.csv")
         assert said.endswith(f"{rows} predictions: here/predictions.csv")
         made = Path("here/predictions.csv").read_text().splitlines()[1:]
         assert {line.split(",")[1] for line in made} <= {"a", "b", "c"}

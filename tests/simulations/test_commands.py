@@ -221,7 +221,7 @@ COMMON = "data engine ray-address clients seed test-size drop timeout out json r
 
 @every_method
 def test_help_names_every_option(name, commands):
-    code, text, _ = commands("run", name, "--help")
+    code, text, _ = commands("run", name, "--help-all")
     every = [*options(method(name)), *family(name).parameters()]
     declared = {o.flag.removeprefix("--") or o.name.replace("_", "-") for o in every}
     promised = set(f"{COMMON} {PROMISED[name]}".split())

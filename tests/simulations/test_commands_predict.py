@@ -85,7 +85,9 @@ def test_predictions_of_a_file_are_those_of_the_run(name, options, labels, table
     Path("t.npz").unlink()
     shutil.rmtree("here/private_state")
     Path("here").rename("moved")
-    shown = commands.shown("predict", "moved/model.npz", "--data", "new.csv", "--id", "id")
+    shown = commands.shown(
+        "predict", "--force", "moved/model.npz", "--data", "new.csv", "--id", "id"
+    )
     assert "34 predictions: moved/predictions.csv" in shown
     assert "left out" not in shown
     made = tables.read("moved/predictions.csv")
@@ -134,10 +136,10 @@ def test_rows_with_gaps_are_left_out_where_they_are_not_encoded(name, options, t
     commands.result(name, "--data", "t.npz", *options.split(), *more)
     x[3, 1] = np.nan
     tables.write("new.csv", {n: x[:, k] for k, n in enumerate(NAMES)})
-    shown = commands.shown("predict", "here", "--data", "new.csv")
+    shown = commands.shown("predict", "--force", "here", "--data", "new.csv")
     assert "29 predictions: here/predictions.csv, 1 left out" in shown
     tables.write("empty.csv", {n: [np.nan] * 2 for n in NAMES})
-    line = commands.complaint("predict", "here", "--data", "empty.csv")
+    line = commands.complaint("predict", "--force", "here", "--data", "empty.csv")
     assert "every row lacks" in line
 
 
@@ -162,7 +164,7 @@ def test_predictions_of_a_summed_kernel_are_those_of_scikit_learn(scaling, table
     x, held_out = scaler.transform(x), scaler.transform(held)
     machine = SVC(kernel="rbf", gamma=1.5, C=10.0, tol=1e-5).fit(x, y)
     tables.write("new.csv", {name: held[:, k] for k, name in enumerate(NAMES)})
-    commands.shown("predict", "here", "--data", "new.csv", "--out", "p.csv")
+    commands.shown("predict", "--force", "here", "--data", "new.csv", "--out", "p.csv")
     ours = [float(row["output_0"]) for row in tables.read("p.csv")]
     expected = machine.decision_function(held_out)
     np.testing.assert_allclose(ours, expected, rtol=0.0, atol=1e-3)  # of LIBSVM
@@ -176,7 +178,7 @@ def test_predictions_of_counts(tables, commands):
     arguments = ["--data", "t.npz", "--bound", "3", "--learner", "ridge", "--min-support", "0"]
     commands.result("secure-gram", *arguments, "--cost", "0.00001", "--test-size", "0.1")
     tables.write("new.csv", {name: x[70:, k] for k, name in enumerate("abcdef")})
-    assert commands("predict", "here", "--data", "new.csv", "--quiet") == (0, "", "")
+    assert commands("predict", "--force", "here", "--data", "new.csv", "--quiet") == (0, "", "")
     ours = [float(row["prediction"]) for row in tables.read("here/predictions.csv")]
     np.testing.assert_allclose(ours, y[70:], rtol=0.0, atol=25.0)  # no intercept
     assert np.corrcoef(ours, y[70:])[0, 1] > 0.5
@@ -209,22 +211,22 @@ def test_damaged_and_foreign_models_are_one_line(finished, tables, commands):
     commands.result(*small)
     names = json.loads(Path("here/scaling.json").read_text())["columns"]
     tables.write("new.csv", {name: [float(k)] for k, name in enumerate(names)})
-    commands.shown("predict", "here", "--data", "new.csv")
+    commands.shown("predict", "--force", "here", "--data", "new.csv")
     whole, config = Path("here/predictor.npz"), Path("here/config.json")
-    line = commands.complaint("predict", "here", "--data", "new.csv", "--client", "0")
+    line = commands.complaint("predict", "--force", "here", "--data", "new.csv", "--client", "0")
     assert "there is no client 0 with weights of its own; leave it out" in line
     content = whole.read_bytes()
     config.write_text(config.read_text().replace("hierarchical-svm", "fdskl"))
-    line = commands.complaint("predict", "here", "--data", "new.csv")
+    line = commands.complaint("predict", "--force", "here", "--data", "new.csv")
     assert "here is a run of fdskl with a model of hierarchical-svm; bring back its files" in line
     whole.write_bytes(content[:-30])
-    line = commands.complaint("predict", "here", "--data", "new.csv")
+    line = commands.complaint("predict", "--force", "here", "--data", "new.csv")
     assert "here/predictor.npz is damaged or not a model" in line
     whole.write_bytes(Path("here/model.npz").read_bytes())
-    line = commands.complaint("predict", "here", "--data", "new.csv")
+    line = commands.complaint("predict", "--force", "here", "--data", "new.csv")
     assert "here/predictor.npz is the part of a model that a server has; name the folder" in line
     whole.unlink()
-    line = commands.complaint("predict", "here", "--data", "new.csv")
+    line = commands.complaint("predict", "--force", "here", "--data", "new.csv")
     assert "here has no predictor.npz: no run, one of an older release, or one whose" in line
 
 
@@ -243,7 +245,7 @@ def test_recommendations_for_users_of_a_file(stars, tables, commands):
     assert {row["user"] for row in own} == {str(u + 1) for u in range(24)}
     data = str(commands.ratings)
     assert "24 predictions: p.csv" in commands.shown(
-        "predict", "here", "--data", data, "--out", "p.csv"
+        "predict", "--force", "here", "--data", data, "--out", "p.csv"
     )
     assert sorted(map(str, tables.read("p.csv"))) == sorted(map(str, own))
 
@@ -254,7 +256,7 @@ def test_recommendations_for_users_of_a_file(stars, tables, commands):
     few = (stars > 0)[:, 5].sum() < 3
     for path in ("new.csv", "new.data"):
         tables.ratings(path, strangers)
-        text = commands.shown("predict", "here/model.npz", "--data", path)
+        text = commands.shown("predict", "--force", "here/model.npz", "--data", path)
         assert f"{3 - few} predictions: here/predictions.csv" in text
         assert ("1 left out" in text) == few
         rows = tables.read("here/predictions.csv")
@@ -277,7 +279,7 @@ def test_recommendations_for_a_single_user_who_rated_unknown_items(rated, tables
     ratings = {"1": 5, "2": 1, "s3cret-a": 5, "s3cret-b": 1}
     lines = [f"{r},{i},x,s3cret-user,monday" for i, r in ratings.items()]
     Path("new.csv").write_text("\n".join(head + lines))
-    text = commands.shown("predict", "here", "--data", "new.csv")
+    text = commands.shown("predict", "--force", "here", "--data", "new.csv")
     assert "left out 2 rows of new.csv that name 2 unknown items" in text
     assert "1 predictions: here/predictions.csv" in text
     assert "s3cret" not in text
@@ -288,7 +290,7 @@ def test_recommendations_for_a_single_user_who_rated_unknown_items(rated, tables
     assert [int(row["rank"]) for row in rows] == list(range(1, len(rows) + 1))
     more = [f"{r},{i},x,{u},1" for u, i, r in (("b", "1", 2), ("c", "900", 5), ("d", 3, 4))]
     Path("new.csv").write_text("\n".join([*head, "5,1,x,s3cret-user,1", *more]))
-    text = commands.shown("predict", "here", "--data", "new.csv", "--out", "p.csv")
+    text = commands.shown("predict", "--force", "here", "--data", "new.csv", "--out", "p.csv")
     assert "left out 1 rows of new.csv that name 1 unknown items" in text
     assert "2 predictions: p.csv, 2 left out" in text
     assert {row["user"] for row in tables.read("p.csv")} == {"s3cret-user", "d"}
