@@ -266,7 +266,9 @@ def positive_class(settings: LabelledSettings, table: Table) -> float:
 def class_names(settings: LabelledSettings, table: Table, classes: tuple[float, ...]) -> list[str]:
     """Return the names of the classes of :func:`read_task`, for those who read results."""
     if settings.positive is not None:
-        return [f"not {settings.positive}", str(settings.positive)]
+        positive = str(settings.positive)
+        others = [name for name in table.classes if name != positive.strip()]
+        return [others[0] if len(others) == 1 else f"not {positive}", positive]
     if table.classes:
         return [table.classes[int(label)] for label in classes]
     return [np.format_float_positional(label, trim="-") for label in classes]
