@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-#: Values are far if the range is so many times as wide as without a hundredth at each end.
-FAR = 3.0
+#: Values are far if the range is so many times as wide as without a hundredth at each end,
+#: or as the middle half of the values.
+FAR, SKEWED = 3.0, 10.0
 #: Values at equal ranks that are kept of a column; of fewer rows all values are.
 KNOTS = 1000
 #: A category of fewer rows is one of the others.
@@ -71,9 +72,11 @@ class NumberFacts:
     @property
     def far(self) -> bool:
         """Whether some values are so far from the others that their range says little."""
-        cut = 1 + len(self.knots) // 100
-        near = self.knots[cut:-cut]
-        return bool(near) and self.greatest - self.least > FAR * (near[-1] - near[0])
+        cut, half = 1 + len(self.knots) // 100, len(self.knots) // 4
+        near, wide = self.knots[cut:-cut], self.greatest - self.least
+        middle = self.knots[-half - 1] - self.knots[half]
+        skewed = wide > SKEWED * middle > 0.0  # where half of the values are one it says nothing
+        return bool(near) and (skewed or wide > FAR * (near[-1] - near[0]))
 
 
 @dataclass(frozen=True)
