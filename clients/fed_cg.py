@@ -221,6 +221,8 @@ class HybridKernelClient(LandmarkedParty):
         if not len(predictions):
             check_chosen(self, request.gammas)
             predictions = self.kernel.predict(request.coefficients, request.gammas)
+        if not table.classes:  # no label is beyond its bound
+            predictions = np.clip(predictions, -table.label_bound, table.label_bound)
         tests = self.places(asked) - table.rows
         deviations = np.zeros((len(tests), 0))
         if request.noise.size:

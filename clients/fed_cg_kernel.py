@@ -211,8 +211,8 @@ class HospitalKernel:
 
         Parameters
         ----------
-        gammas : ndarray, shape (w,)
-            The widths.
+        gammas : ndarray, shape (w, 1) or (w, m)
+            The widths, of all landmarks or of each.
         fold : ndarray of int, shape (train,)
             To which fold each training row belongs, in the kernel's order.
         folds : int

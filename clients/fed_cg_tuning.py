@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +30,9 @@ def tuning_sums(client: HybridKernelClient, request: wire.EquationsRequest) -> F
     few = 1 <= len(gammas) <= MOST_WIDTHS and 1 <= folds <= MOST_FOLDS
     if not few or not (gammas > 0.0).all():
         raise refusal(f"more than {MOST_WIDTHS} widths or {MOST_FOLDS} folds", client.name)
-    asked = [folds, *gammas.tolist()]
+    if gammas.shape[1] not in (1, client.kept.landmarks):
+        raise client.wrong("the widths to choose from do not fit the landmarks")
+    asked = [folds, hashlib.sha256(gammas.astype("<f8").tobytes()).hexdigest()]
     if client.kept.settings.setdefault("tuned", asked) != asked:
         raise refusal("other widths or folds are asked for than before in this run", client.name)
     table, kept = client.table, client.kept
@@ -69,6 +72,6 @@ def check_chosen(client: HybridKernelClient, gammas: Floats) -> None:
     ProtocolError
     """
     tunes, known = client.kept.tunes, client.kept.arrays["gammas"]
-    fits = len(gammas) == 1 and bool((gammas > 0.0).all())
+    fits = len(gammas) in (1, client.kept.landmarks) and bool((gammas > 0.0).all())
     if not (fits if tunes else not gammas.size or np.array_equal(gammas, known)):
         raise client.wrong("the width of the model is not that of this run")

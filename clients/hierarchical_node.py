@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
@@ -19,6 +20,7 @@ from fedkern_flwr.groups.members import AGENT, DEFAULT_BOUND, OWNER, ROLES, USER
 from fedkern_flwr.groups.orthogonal_product import PRODUCTS, Product
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.node.answering import answers
+from fedkern_flwr.node.recent import Recent
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.options import check_choice
@@ -31,6 +33,8 @@ from .table_client import TableClient
 
 Role = Literal["user", "agent", "owner"]
 _WEIGHTS = ("c", "rho", "sigma", "next_sigma", "relaxation")
+_OF_ROWS = ("features", "gamma", "feature_seed")
+_RECENT = Recent(1 << 28)
 _NUMBERED = (wire.IterationRequest, wire.StepRequest)
 
 
@@ -63,7 +67,7 @@ class SVMNode(TableClient):
         super().__init__(context, x, y, check=lambda: self._check(x, y, product), **table)
         self.group = _group(group if group is not None else context.node_config.get("group", 0))
         self.product, self.bound = product, bound
-        self._rows: tuple[str, Floats] | None = None
+        self._prepared: tuple[Floats, ...] = ()
 
     def _check(self, x: object, y: object, product: str) -> None:
         check_choice("role", self.role, ROLES)
@@ -255,11 +259,29 @@ class SVMNode(TableClient):
             x = (x - found["raw_mean"]) / found["raw_deviation"]
         return model_rows(x, int(own["features"]), own["gamma"], int(own["feature_seed"]))
 
-    def learned_rows(self) -> Floats:
-        """Return the rows to learn from in the coordinates of the run, shape (n, d + 1)."""
-        if self._rows is None or self._rows[0] != self.session:
-            self._rows = self.session, self.rows_of(self.table.x)
-        return self._rows[1]
+    def learned_rows(self) -> tuple[Floats, Floats | None]:
+        """Return the rows to learn from in the coordinates of the run, shape (n, d + 1).
+
+        And their inner products, shape (n, n), if there are fewer of them than columns. Random
+        features are dear to make: those of the last messages are kept.
+        """
+
+        def make() -> tuple[Floats, ...]:
+            rows = self.rows_of(self.table.x)
+            return (rows, rows @ rows.T) if len(rows) < rows.shape[1] else (rows,)
+
+        if not self._prepared:
+            settings = {name: self.kept.settings[name] for name in _OF_ROWS}
+            if settings["features"]:
+                text = repr((self.session, self.partition, self.table.digest(), settings))
+                key = hashlib.sha256(text.encode())
+                for name in ("raw_mean", "raw_deviation", "mean", "deviation"):
+                    key.update(self.kept.arrays.get(name, np.zeros(0)).tobytes())
+                self._prepared = _RECENT.get(key.digest(), make)
+            else:
+                self._prepared = make()
+        rows, *gram = self._prepared
+        return rows, gram[0] if gram else None
 
     def rows_of(self, x: Floats) -> Floats:
         """Return rows in the coordinates of the run, shape (n, d + 1)."""

@@ -194,7 +194,7 @@ class UserOfRows(SVMNode):
 
     def _solve(self, target: Floats, penalty: Floats) -> Floats:
         """Return the models that minimise C sum loss + 1/2 |w - target|^2 in their penalty."""
-        own, rows, y = self.kept.settings, self.learned_rows(), self.table.y
+        own, (rows, gram), y = self.kept.settings, self.learned_rows(), self.table.y
         memory = self.kept.arrays.get("memory", np.zeros((y.shape[1], 0)))
         solved = [
             solve_local(
@@ -206,6 +206,7 @@ class UserOfRows(SVMNode):
                 own["c"],
                 memory[k],
                 self._weights(k),
+                gram,
             )
             for k in range(y.shape[1])
         ]
@@ -217,7 +218,7 @@ class UserOfRows(SVMNode):
         own, y = self.kept.settings, self.table.y
         if not model.size:
             return np.zeros(y.shape[1])
-        outputs = self.learned_rows() @ model.T
+        outputs = self.learned_rows()[0] @ model.T
         totals = [
             total_loss(own["loss"], outputs[:, k], y[:, k], self._weights(k))
             for k in range(y.shape[1])

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Context
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.errors import ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, counting, refusal
@@ -56,11 +56,11 @@ class OnlineKernelClient(AnsweringClient):
     ----------
     context : flwr.app.Context
         The node's context.
-    x : ndarray, shape (n, d)
+    x : array-like, shape (n, d)
         Rows in the order of the stream, scaled by public statistics (rows in the unit ball).
-    y : ndarray, shape (n,)
+    y : array-like, shape (n,)
         Labels, scaled to [0, 1].
-    x_test, y_test : ndarray, optional
+    x_test, y_test : array-like, optional
         Held-out rows: with labels for the evaluation after the last round, with or without for
         predictions with a model that was saved.
     ids_test : sequence, optional
@@ -98,11 +98,11 @@ class OnlineKernelClient(AnsweringClient):
     def __init__(
         self,
         context: Context,
-        x: NDArray[Any],
-        y: NDArray[Any] | None,
+        x: ArrayLike,
+        y: ArrayLike | None,
         *,
-        x_test: NDArray[Any] | None = None,
-        y_test: NDArray[Any] | None = None,
+        x_test: ArrayLike | None = None,
+        y_test: ArrayLike | None = None,
         ids_test: Sequence[Any] | NDArray[Any] | None = None,
         columns: tuple[str, ...] = (),
         label_range: tuple[float, float] = (0.0, 1.0),
@@ -117,11 +117,11 @@ class OnlineKernelClient(AnsweringClient):
                 remedy="name its label column",
                 party=self.name,
             )
-        self.x, self.columns = take_frame(x, columns, self.name)
-        self.y = np.asarray(y)
+        taken, self.columns = take_frame(x, columns, self.name)
+        self.x, self.y = np.asarray(taken), np.asarray(y)
         self.x_test = self.x[:0]
         if x_test is not None:
-            self.x_test, _ = take_frame(x_test, self.columns, self.name)
+            self.x_test = np.asarray(take_frame(x_test, self.columns, self.name)[0])
         self.y_test = self.y[:0] if y_test is None else np.asarray(y_test)
         self.ids_test, self.label_range = ids_test, label_range
         self.predictions = None if predictions is None else Path(predictions)

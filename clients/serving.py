@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from flwr.app import Context
 from flwr.clientapp import ClientApp
@@ -16,10 +16,12 @@ from fedkern_flwr.node.reported import reported
 from fedkern_flwr.node_config import renew
 from fedkern_flwr.swift_grid import packed
 
+from .mods import Mod, counted, refuse_changing
+
 logger = logging.getLogger("flwr")
 
 
-def serve(make_client: Callable[[Context], PhaseClient]) -> ClientApp:
+def serve(make_client: Callable[[Context], PhaseClient], mods: Sequence[Mod] = ()) -> ClientApp:
     """Return the app of a node.
 
     An error of ours, which quotes no data, is shown to the server, so that the coordinator reads
@@ -32,7 +34,17 @@ def serve(make_client: Callable[[Context], PhaseClient]) -> ClientApp:
     ----------
     make_client : callable
         Context -> one of our clients; called with every message.
+    mods : sequence of callable
+        Mods of Flower's that look at messages, such as ``message_size_mod``: they see them as they
+        were before they are packed for the wire.
+
+    Raises
+    ------
+    OptionError
+        A mod changes what a node answers, as ``LocalDpMod`` does.
     """
+    for mod in mods:
+        refuse_changing(mod)
 
     def client_fn(context: Context) -> Client:
         if is_started_for_message() and not context.state and not is_simulated(context):
@@ -45,4 +57,4 @@ def serve(make_client: Callable[[Context], PhaseClient]) -> ClientApp:
             renew(context)
             return make_client(context).to_client()
 
-    return ClientApp(client_fn=client_fn, mods=[packed])
+    return ClientApp(client_fn=client_fn, mods=[packed, *map(counted, mods)])

@@ -6,7 +6,9 @@ The server side lives in :mod:`fedkern_flwr.strategies`, the client side in
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from .errors import (
     CheckpointError,
@@ -20,6 +22,9 @@ from .errors import (
     SumError,
     TableError,
 )
+
+if TYPE_CHECKING:
+    from .fitted import FittedModel, load_model
 
 __version__ = "0.1.0"
 
@@ -35,10 +40,19 @@ __all__ = [
     "CohortError",
     "EngineError",
     "FedKernError",
+    "FittedModel",
     "OptionError",
     "ProtocolError",
     "StateError",
     "SumError",
     "TableError",
     "__version__",
+    "load_model",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what predicts when it is asked for: nodes do without."""
+    if name not in ("FittedModel", "load_model"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(".fitted", __name__), name)

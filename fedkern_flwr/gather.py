@@ -80,7 +80,15 @@ def gather_nodes(
                 party = f"node {node}"
                 told: Any = message.content.get(REPLY, {})
                 check_node(told, party=party)
-                parties[node] = read_reply(reply, message, party=party)
+                try:
+                    parties[node] = read_reply(reply, message, party=party)
+                except ProtocolError as error:  # of the same protocol
+                    raise ProtocolError(
+                        f"it serves no client of {method}: {error.problem}",
+                        remedy="serve the client that belongs to the strategy",
+                        party=party,
+                        phase=_DESCRIBE,
+                    ) from None
                 releases[parties[node].partition] = release_of(told)
                 if secure and len(parties[node].public_key) != KEY_BYTES:
                     raise ProtocolError(

@@ -6,15 +6,21 @@ deployment and the docstring are made of them.
 
 from __future__ import annotations
 
+import inspect
 import math
 import types
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from .errors import OptionError
+
+
+class UnknownOptionError(OptionError, TypeError):
+    """A strategy has no option of this name."""
 
 
 @dataclass(frozen=True)
@@ -190,5 +196,21 @@ def at_least(name: str, value: float, least: float) -> None:
     ------
     OptionError
     """
+    if not isinstance(value, (int, float, np.number)):
+        raise OptionError(f"{name} is {value!r}", remedy="use a number")
     if not least <= value < math.inf:
         raise OptionError(f"{name} is {value}", remedy=f"use at least {least}")
+
+
+def unknown_option(cls: Any, name: str) -> UnknownOptionError:
+    """Return the error of an option that a strategy has not, with one that may be meant."""
+    known = set(declared(cls))
+    for base in cls.__mro__:
+        if init := vars(base).get("__init__"):
+            parameters = inspect.signature(init).parameters.values()
+            known |= {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    known -= cls.fixed
+    close = get_close_matches(name, sorted(known), n=1)
+    listed = f"choose of {', '.join(sorted(known))}"
+    remedy = f"did you mean {close[0]}?" if close else listed
+    return UnknownOptionError(f"{cls.__name__} has no option {name}", remedy=remedy)

@@ -70,3 +70,24 @@ def errors_reported(path: str | Path) -> Iterator[None]:
 def _plain(value: Any) -> Any:
     """Return a NumPy scalar as Python's."""
     return value.item()
+
+
+def iterations_ended(done: int, converged: bool, apart: str, remedy: str) -> dict[str, Any]:
+    """Return the metrics of how iterations ended; warn if they did not converge.
+
+    Parameters
+    ----------
+    done : int
+        Iterations.
+    converged : bool
+        Whether they came to what they were to come to.
+    apart : str
+        How far they are from that.
+    remedy : str
+        What to do about it.
+    """
+    if not converged:
+        logging.getLogger("fedkern_flwr").warning(
+            "not converged after %d iterations: %s; %s", done, apart, remedy
+        )
+    return {"iterations": done, "converged": converged}

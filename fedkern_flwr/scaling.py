@@ -80,16 +80,18 @@ class Scaling:
         if self.clip:
             x = np.clip(x, self.x_min, self.x_max)
             y = None if y is None else np.clip(y, self.y_min, self.y_max)
-        if x_test is not None:
-            # Clipping first cannot overflow where a column is almost constant.
-            x_test = self._unit_interval(np.clip(x_test, self.x_min, self.x_max)) / self.row_norm
         return replace(
             table,
             x=self._unit_interval(x) / self.row_norm,
             y=None if y is None else self._scale_y(y),
-            x_test=x_test,
+            x_test=None if x_test is None else self.new_rows(x_test),
             y_test=None if table.y_test is None else self._scale_y(table.y_test),
         )
+
+    def new_rows(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Scale features of test rows: they are clipped to [0, 1] before the norm."""
+        # Clipping first cannot overflow where a column is almost constant.
+        return self._unit_interval(np.clip(x, self.x_min, self.x_max)) / self.row_norm
 
     def inverse_y(self, y: ArrayLike) -> NDArray[np.float64]:
         """Return scaled labels or predictions to the units of the data."""

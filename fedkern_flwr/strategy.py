@@ -19,7 +19,7 @@ from .exchange import Outcome, exchange
 from .failure import Failure
 from .gather import gather_nodes
 from .ledger import Ledger
-from .options import at_least
+from .options import at_least, unknown_option
 from .wire import DescribeReply, check_parties
 
 logger = logging.getLogger("fedkern_flwr")
@@ -48,6 +48,11 @@ class PhaseStrategy(Strategy):
         Rounds from one checkpoint to the next.
     resume : bool (default: False)
         Go on from the checkpoint instead of starting anew.
+
+    Raises
+    ------
+    OptionError
+        An option cannot be used, or there is none of that name.
 
     Attributes
     ----------
@@ -84,7 +89,10 @@ class PhaseStrategy(Strategy):
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 50,
         resume: bool = False,
+        **unknown: Any,
     ) -> None:
+        for name in unknown:
+            raise unknown_option(type(self), name)
         at_least("min_clients", min_clients, 1)
         at_least("max_missed", max_missed, 1)
         at_least("checkpoint_every", checkpoint_every, 1)
@@ -125,6 +133,29 @@ class PhaseStrategy(Strategy):
     def model(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the model of the last run as arrays and a JSON object."""
         return {}, {}
+
+    def fitted(self, classes: Sequence[Any] = ()) -> Any:
+        """Return the model of the last run, which predicts rows here, if the server has all of it.
+
+        Parameters
+        ----------
+        classes : sequence (default: ())
+            What the nodes call the classes, ascending; by default 0, 1, ...
+
+        Returns
+        -------
+        ~fedkern_flwr.fitted.FittedModel
+            Of features and labels as nodes hold them.
+
+        Raises
+        ------
+        OptionError
+            Parts of it stay with the parties.
+        """
+        raise OptionError(
+            f"parts of a model of {self.method} stay with the parties, the server cannot predict",
+            remedy="use predict(grid, ...), or load_model of the folder of a simulated run",
+        )
 
     def result(self) -> dict[str, Any]:
         """Return the result of the last run as plain values: figures, costs, who saw what."""

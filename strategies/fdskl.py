@@ -309,7 +309,6 @@ class FDSKL(VerticalOptions):
                 row = self._row(found, self._spent - spent) if found else {}
             state = {"iteration": done, "metrics": metrics, "evaluated": spent.tolist()}
             yield Round(done, row, save=self._save(phases, done, **state) if keeps else None)
-        self.say_useless("not converged", "try a smaller --step or more --rounds")
         return metrics
 
     def descent(self) -> Descent:

@@ -150,3 +150,10 @@ class VerticalOptions(Judges):
         """Return the options that determine the model."""
         other = _OWN["streaming" if self.schedule == "one-shot" else "one-shot"]
         return {name: value for name, value in super().options().items() if name not in other}
+
+    @property
+    def advice(self) -> str:
+        """What to do where something as simple as a constant predicts as well."""
+        if self.schedule == "one-shot":
+            return super().advice
+        return "it has not converged: try a smaller --step or more --rounds"

@@ -29,7 +29,7 @@ from .fed_cg_privacy import WARNINGS, seen_by
 from .fed_cg_secure import SecureSystem
 from .fed_cg_solvers import first_coefficients, iterate, solve_directly
 from .fed_cg_system import KEPT, Floats, HybridSystem
-from .fed_cg_tuning import auto_landmarks, tune_and_solve
+from .fed_cg_tuning import auto_landmarks, of_landmarks, tune_and_solve
 from .fed_cg_variance import Variance
 
 _OF_MODEL = ("landmarks", "sampling", "kernel", "missing")
@@ -65,7 +65,8 @@ class FedCG(Variance):
     regularization_ : float
         Lambda of the model.
     tuned_ : dict
-        What of them was tried, what was chosen and how; empty where nothing was.
+        What of them was tried, what was chosen and how; empty where nothing was. The widths of the
+        landmarks are half and double of the one that was chosen, in turn.
     outputs_, classes_, label_bound_
         What the hospitals have labels of.
     model_of : (str, int)
@@ -263,7 +264,8 @@ class FedCG(Variance):
     def _take_tuned(self, system: HybridSystem, tuned: dict[str, Any]) -> None:
         if tuned:
             self.tuned_, self.regularization_ = tuned, tuned["regularization"]
-            self.gammas_ = system.gammas = np.array([tuned["gamma"]])
+            chosen = np.array([tuned["gamma"]])
+            self.gammas_ = system.gammas = of_landmarks(self, chosen)[0]
 
     def counting_allows(self) -> float:
         """Return how many numbers their nodes release of the hospitals' rows, infinity if all."""

@@ -43,7 +43,10 @@ class HybridOptions(Judges):
         "rbf", "exp(-gamma d) of squared Euclidean or of absolute distances d."
     )
     gamma: float | None = option(
-        None, "Width; by default chosen, see tune, or 1 / number of features.", above=0.0
+        None,
+        "Width; by default chosen, see tune, half and double of it for one landmark after the "
+        "other, or 1 / number of features.",
+        above=0.0,
     )
     landmark_gamma: bool = option(
         False, "A random width per landmark, log-uniform in [gamma / 2, 2 gamma] (eq. 4.1)."

@@ -37,12 +37,12 @@ class SecureSystem(HybridSystem):
         """Sum the normal equations over the hospitals."""
         m, outputs = self.landmarks, self.first.outputs
         length, bound = equations_length(m, outputs), max(1.0, self.first.label_bound)
-        request, reply = wire.EquationsRequest(gammas=np.zeros(0)), wire.EquationsReply
+        request, reply = wire.EquationsRequest(gammas=np.zeros((0, 1))), wire.EquationsReply
         vector = yield from self._sum("equations", request, reply, length, self._rows * bound)
         return unpack_equations(vector, m, outputs)
 
     def tuning_equations(self, gammas: Floats, folds: int) -> Steps:
-        """Sum the normal equations of each width and fold over the hospitals."""
+        """Sum the normal equations of each width, shape (w, 1) or (w, m), and fold."""
         shape = (self.landmarks, self.first.outputs, folds, len(gammas))
         bound = self._rows * max(1.0, self.first.label_bound**2)
         request = wire.EquationsRequest(gammas=gammas, folds=folds)

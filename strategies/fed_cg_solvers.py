@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.method import Round, Save, Steps
+from fedkern_flwr.reporting import iterations_ended
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.solvers.conjugate_gradient import CGState, ConjugateGradient
 from fedkern_flwr.solvers.least_squares import regularized, solve_equations
@@ -149,14 +150,11 @@ def iterate(
     if not state.iteration:
         yield Round(0, _row(system, solver.residuals, state.squared[-1]))
     residual = float(solver.residuals.max())
-    if not solver.result().converged:
-        logger.warning(
-            "not converged after %d iterations: residual %.1e; use a larger regularization, a "
-            "larger preconditioner_rank or solver normal-equations",
-            state.iteration,
-            residual,
-        )
-    return state.x, {"iterations": state.iteration, "residual": residual}
+    remedy = "use a larger regularization, a larger preconditioner_rank or solver normal-equations"
+    ended = iterations_ended(
+        state.iteration, solver.result().converged, f"residual {residual:.1e}", remedy
+    )
+    return state.x, {**ended, "residual": residual}
 
 
 def _row(system: HybridSystem, residuals: Floats, squared: Floats) -> dict[str, Any]:

@@ -9,13 +9,13 @@ import numpy as np
 
 from fedkern_flwr.hybrid.parties import Plan
 from fedkern_flwr.method import Steps
-from fedkern_flwr.solvers.tuning import LAMBDAS, PLANS, choose, widths_around
+from fedkern_flwr.solvers.tuning import LAMBDAS, PLANS, choose, spread, widths_around
 from fedkern_flwr.solvers.tuning_sums import tuning_length
 from fedkern_flwr.strategy import logger
 
 from .fed_cg_secure import SecureSystem
 from .fed_cg_solvers import solve_summed
-from .fed_cg_system import HybridSystem
+from .fed_cg_system import Floats, HybridSystem
 
 if TYPE_CHECKING:
     from .fed_cg import FedCG
@@ -51,8 +51,8 @@ def tune_and_solve(system: HybridSystem, strategy: FedCG) -> Steps:
     lambdas = rows * LAMBDAS
     if strategy.regularization is not None:
         lambdas = np.array([strategy.regularization])
-    sums = yield from system.tuning_equations(gammas, folds)
-    found = choose(sums, lambdas, rows)
+    sums = yield from system.tuning_equations(of_landmarks(strategy, gammas), folds)
+    found = choose(sums, lambdas, rows, numbers=not system.first.classes)
     gamma, weight = float(gammas[found.width]), float(lambdas[found.weight])
     tuned = {
         "by": f"{folds} folds" if folds > 1 else "generalised cross-validation",
@@ -65,10 +65,15 @@ def tune_and_solve(system: HybridSystem, strategy: FedCG) -> Steps:
         "numbers": tuning_length(system.landmarks, system.first.outputs, folds, len(gammas)),
     }
     logger.info("by %s: gamma %.3g, lambda %.3g (%s)", tuned["by"], gamma, weight, why)
-    system.gammas = np.array([gamma])
+    system.gammas = of_landmarks(strategy, gammas)[found.width]
     gram, right = sums.gram[:, found.width].sum(0), sums.right[:, found.width].sum(0)
     coefficients, metrics = yield from solve_summed(system, gram, right, weight)
     return coefficients, {**metrics, "gamma": gamma, "regularization": weight}, tuned
+
+
+def of_landmarks(strategy: FedCG, gammas: Floats) -> Floats:
+    """Return the widths of the landmarks, shape (w, m), one for all, (w, 1), where it is given."""
+    return gammas[:, None] if strategy.gamma is not None else spread(gammas, strategy.landmarks_)
 
 
 def auto_landmarks(plan: Plan, outputs: int, allowed: float) -> int:

@@ -36,6 +36,8 @@ from .hierarchical_checks import check_groups, check_together, one_after_the_oth
 Partition = Literal["horizontal", "vertical"]
 Architecture = Literal["hierarchical", "centralised", "chain"]
 _FEATURES, _RELAXATION, _RESIDUAL, _GAP = 500, 1.7, 0.01, 1e-3
+#: What helps where iterations did not converge.
+MORE_ROUNDS = "use more --rounds, or a larger --tolerance"
 USERS = 0  # cohort of all users, and of the label owner; the groups follow, then the agents
 
 
@@ -85,7 +87,10 @@ class SVMOptions(Judges):
         "counts of the classes are summed securely.",
     )
     rho: float | None = option(
-        None, "First penalty of the users, by default C where it rises and 3 C otherwise.", above=0
+        None,
+        "First penalty of the users, by default C where it rises and 3 C otherwise, with rbf times "
+        "the root of the mean penalty of a weight.",
+        above=0,
     )
     sigma: float | None = option(
         None, "Penalty of the agents, by default rho times users per group.", above=0.0

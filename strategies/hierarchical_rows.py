@@ -72,6 +72,18 @@ class RowRounds(SVMOptions):
         """Of a model: outputs, coefficients with the bias."""
         return self.outputs_, model_columns(self.columns_, self.frequencies) + 1
 
+    def first_rho(self, number: int) -> float:
+        """Return the first rho of a group.
+
+        Random features vary little, so that their weights in the coordinates of the run are
+        penalised by far more than 1, and rho grows with the root of that.
+        """
+        found = super().first_rho(number)
+        given = self.rho is not None or self.step_sizes is not None
+        if given or not self.frequencies or self.architecture == "chain":
+            return found
+        return found * float(np.sqrt(self.coordinates.ridge()[:-1].mean()))
+
     def judged(self, model: Floats, losses: Floats) -> Judged:
         """Return models with their objectives, of so much loss per row each."""
         penalties = penalties_of(model, self.coordinates.ridge())

@@ -10,18 +10,22 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import CheckpointError
+from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.method import Round, Rounds
 from fedkern_flwr.model_file import check_made_with, check_model
 from fedkern_flwr.options import at_least
+from fedkern_flwr.reporting import iterations_ended
 from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
 
 from .hierarchical_flat import FlatRounds
 from .hierarchical_groups import GroupRounds
+from .hierarchical_options import MORE_ROUNDS
 from .hierarchical_pipelined import PipelinedRounds
 from .hierarchical_predictions import PredictionRounds, shapes_of
 from .hierarchical_privacy import predictions_seen_by, seen_by, warnings_of
 
+_RESIDUALS = ("primal", "dual")
 #: Options that determine who predicts, and the attributes that hold them.
 _OF_MODELS = {
     "partition": "partition",
@@ -87,6 +91,13 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PredictionRounds
             "calibration": self.calibration_numbers(),
         }
         return dict(self.model_), meta
+
+    def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
+        """Return the model of a horizontal split, for columns as nodes hold them."""
+        if self.partition == "vertical" or not self.model_:
+            found: FittedModel = super().fitted(classes)  # which says why not
+            return found
+        return FittedModel.of_server(self.method, "linear", *self.model(), classes or self.classes_)
 
     def _tables(self) -> dict[str, list[Any]]:
         """Return names and number of the columns of each group, and what the labels are."""
@@ -160,7 +171,10 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PredictionRounds
         weights, bias = self.coordinates.model(model)
         self.model_ = {"weights": weights, "bias": bias, **self.raw_arrays()}
         left_out = {"groups_left_out": len(found.lost)} if found.lost else {}
-        return {**judged, "iterations": last, "converged": found.converged, **left_out}
+        row = self.history_[-1] if self.history_ else {}
+        apart = ", ".join(f"{name} residual {row[name]:.1e}" for name in _RESIDUALS if name in row)
+        ended = iterations_ended(last, found.converged, apart, MORE_ROUNDS)
+        return {**judged, **ended, **left_out}
 
     # -- predictions with a model that was saved
 

@@ -13,8 +13,9 @@ from fedkern_flwr.groups.digits import DIGITS
 from fedkern_flwr.groups.members import OWNER, Group
 from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.method import Deliver, Round, Steps, Term
+from fedkern_flwr.reporting import iterations_ended
 
-from .hierarchical_options import SVMOptions
+from .hierarchical_options import MORE_ROUNDS, SVMOptions
 
 _OVERHEAD = 28  # bytes that sealing adds
 _NOTHING, _BYTES = np.zeros(0, np.int32), np.zeros(0, np.uint8)
@@ -82,7 +83,9 @@ class ColumnRounds(SVMOptions):
         yield from self._open_and_lead("model", None)
         yield from self._visit("judge")
         yield from self._open_and_lead(None, "judge")
-        found = {"objective": self._last.objective, "iterations": done, "converged": converged}
+        apart = f"relative gap {(objective - bound) / objective:.1e}"
+        ended = iterations_ended(done, converged, apart, MORE_ROUNDS)
+        found: dict[str, Any] = {"objective": self._last.objective, **ended}
         if not self._last.counts.size:
             self.note_untold()
             return found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.kernels.dictionary import bandwidth_dictionary
 from fedkern_flwr.kernels.random_features import FrequencyDraw, Precision
 from fedkern_flwr.method import option
@@ -112,13 +113,30 @@ class KernelOnlineStrategy(DictionaryStrategy):
         self.kernels = self.bandwidths.size
         self.theta_ = np.zeros((0, 0))
         self._frequencies = 0  # of a round of the run at hand, 0 for all
+        self._dimension = 0  # columns of the last run
 
     def model(self) -> tuple[Arrays, dict[str, Any]]:
         """Return theta with all that is needed to build the features."""
         return {"theta": self.theta_, "bandwidths": self.bandwidths}, super().model()[1]
 
+    def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
+        """Return the model with the server's weights over the kernels, if it has some."""
+        weights = self.evaluation_weights()
+        if not weights.size or not self.theta_.size:
+            found: FittedModel = super().fitted(classes)  # which says why not
+            return found
+        return FittedModel.of_server(self.method, "dictionary", *self.whole(weights[None]), ())
+
+    def whole(self, weights: Floats) -> tuple[Arrays, dict[str, Any]]:
+        """Return all that predictions need, with weights over the kernels, shape (clients, N)."""
+        arrays = {"theta": self.theta_, "bandwidths": self.bandwidths, "weights": weights}
+        names = ("features", "precision", "frequency_draw", "centre")
+        own = {name: getattr(self, name) for name in names}
+        return arrays, {**own, "seed": self.run_seed, "columns": self._dimension}
+
     def set_up(self, dimension: int) -> None:
         """Start from theta = 0."""
+        self._dimension = dimension
         self.theta_ = np.zeros((self.kernels, 2 * self.features))
         self._rule = step_rule(self.step_size, self.kernels, self.num_rounds)
 

@@ -11,19 +11,20 @@ TREE = [
         BLUE,
         [
             ("a stream, each row predicted\nbefore its label is known", "POF-MKL", "2 per message"),
-            ("users in groups,\none classifier for all", "HierarchicalSVM", "2 per iteration + 5"),
+            ("no stream: the model of\nthe pooled table", "FedCG, no centres", "5"),
+            ("users in groups,\none classifier for all", "HierarchicalSVM", "1 per iteration + 5"),
         ],
     ),
     (
         "columns\nvertical",
         ORANGE,
         [
-            ("labels at one owner, who may\nlearn the geometry of the rows", "FDSKL", "4"),
+            ("labels at one owner, who may\nlearn the geometry of the rows", "FDSKL", "3"),
             ("the server may learn it,\nany machine on top of it", "Secure Gram", "4"),
             (
                 "columns at groups of users,\na linear model",
                 "HierarchicalSVM",
-                "2 per iteration + 5",
+                "2 per iteration + 9",
             ),
         ],
     ),

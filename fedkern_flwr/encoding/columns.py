@@ -15,6 +15,8 @@ from .facts import MIN_ROWS, CategoryFacts, Floats, NumberFacts
 
 #: How numbers are scaled.
 Scale = Literal["rank", "standard", "range", "none"]
+#: The same, or by the range where no value is far from the others, else by ranks.
+Scaling = Literal[Scale, "auto"]
 #: What becomes of a gap: the median and a column that says so, or NaN.
 Gaps = Literal["encode", "keep"]
 
@@ -58,7 +60,7 @@ class Number:
 
     @classmethod
     def fit(
-        cls, name: str, values: Floats, scale: Scale, gaps: Gaps, *, boolean: bool = False
+        cls, name: str, values: Floats, scaling: Scaling, gaps: Gaps, *, boolean: bool = False
     ) -> Self:
         """Fit the values of rows, NaN or infinite where one is missing.
 
@@ -68,7 +70,11 @@ class Number:
             Values are too large to be standardised or scaled by their range.
         """
         facts = NumberFacts.measure(values)
-        if scale in ("standard", "range") and max(-facts.least, facts.greatest) > _LARGEST:
+        large = max(-facts.least, facts.greatest) > _LARGEST
+        scale: Scale = "range" if scaling == "auto" else scaling
+        if scaling == "auto" and (facts.constant or facts.far or large):
+            scale = "rank"
+        if scale in ("standard", "range") and large:
             raise TableError(
                 f"column {name!r} has values beyond {_LARGEST:g}", remedy="scale it by rank"
             )
@@ -153,13 +159,13 @@ class Date:
     parts: tuple[Number, ...]
 
     @classmethod
-    def fit(cls, name: str, values: Floats, scale: Scale, gaps: Gaps) -> Self:
+    def fit(cls, name: str, values: Floats, scaling: Scaling, gaps: Gaps) -> Self:
         """Fit the dates of rows, NaN where one is missing."""
         first = float(np.fmin.reduce(values, initial=np.inf))
         first = first if np.isfinite(first) else 0.0
         parts = parts_of_dates(values, first)
         fitted = (
-            Number.fit(f"{name}[{part}]", found, scale, gaps)
+            Number.fit(f"{name}[{part}]", found, scaling, gaps)
             for part, found in zip(PARTS, parts, strict=True)
         )
         return cls(name, gaps, first, tuple(fitted))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError, TableError
 from ..tables.table import Kind, Table, listing
-from .columns import Category, Column, Date, Gaps, Number, Scale
+from .columns import Category, Column, Date, Gaps, Number, Scaling
 from .facts import MIN_ROWS
 
 _TYPES: dict[str, type[Number] | type[Date] | type[Category]] = {
@@ -58,7 +58,7 @@ class Encoder:
     def fit(
         cls,
         table: Table,
-        scaling: Scale = "rank",
+        scaling: Scaling = "auto",
         gaps: Gaps = "encode",
         *,
         min_rows: int = MIN_ROWS,
@@ -69,9 +69,10 @@ class Encoder:
         ----------
         table : Table
             The rows; held-out rows of the table are not looked at.
-        scaling : {"rank", "standard", "range", "none"} (default: "rank")
+        scaling : {"auto", "rank", "standard", "range", "none"} (default: "auto")
             How numbers, booleans and dates are scaled. Ranks are shares of the rows, from 0 to 1;
-            "range" and "none" leave constant columns in, the others drop them.
+            "auto" is the range of a column, but ranks where some of its values are far from the
+            others. "range" and "none" leave constant columns in, the others drop them.
         gaps : {"encode", "keep"} (default: "encode")
             Missing cells become the median and a column that says so, or stay NaN.
         min_rows : int (default: 5)
@@ -84,8 +85,8 @@ class Encoder:
         OptionError
             There is no such scaling.
         """
-        if scaling not in get_args(Scale):
-            choices = ", ".join(get_args(Scale))
+        if scaling not in get_args(Scaling):
+            choices = ", ".join(get_args(Scaling))
             raise OptionError(f"there is no scaling {scaling!r}", remedy=f"choose of {choices}")
         found: list[Column] = []
         for name, values in zip(table.columns, table.x.T, strict=True):

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+#: Values are far if the range is so many times as wide as without a hundredth at each end.
+FAR = 3.0
 #: Values at equal ranks that are kept of a column; of fewer rows all values are.
 KNOTS = 1000
 #: A category of fewer rows is one of the others.
@@ -65,6 +67,13 @@ class NumberFacts:
     def constant(self) -> bool:
         """Whether there is no second value."""
         return self.least == self.greatest
+
+    @property
+    def far(self) -> bool:
+        """Whether some values are so far from the others that their range says little."""
+        cut = 1 + len(self.knots) // 100
+        near = self.knots[cut:-cut]
+        return bool(near) and self.greatest - self.least > FAR * (near[-1] - near[0])
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,8 @@ class EquationsRequest(HybridRequest, phase="hybrid-equations"):
     """
 
     folds: int = 1  # into which a hospital splits its training rows
-    gammas: Floats = array("widths", dtype="float64")  # to choose from; none if it is known
+    # To choose from: each one width, or one per landmark; none if it is known.
+    gammas: Floats = array("widths", "gammas", dtype="float64")
 
 
 class EquationsReply(PlainReply, phase="hybrid-equations"):
@@ -185,7 +186,8 @@ class CoefficientsRequest(HybridRequest, phase="hybrid-coefficients"):
     count: bool  # whether to add the counts of the held-out rows to a secure sum
     bins: int = 0  # of the histograms among them, 0 for none
     coefficients: Floats = array("landmarks", "outputs", dtype="float64")
-    gammas: Floats = array("gammas", dtype="float64")  # the width, if it was chosen in this run
+    # The width, or one per landmark, if it was chosen in this run.
+    gammas: Floats = array("gammas", dtype="float64")
     # Naive protocol: the server has the kernel and predicts. Else empty.
     predictions: Floats = array("rows", "outputs", dtype="float64")
     calibration: Floats = array("calibration", dtype="float64")  # of a saved model, see Calibration

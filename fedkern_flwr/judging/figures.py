@@ -99,7 +99,9 @@ class Judged:
         if self.yard.classes:
             most = self.confusion.sum(axis=1).max()
             worse = np.trace(self.confusion) <= most < self.confusion.sum()
-            return "their most frequent class" if worse else ""
+            single = np.count_nonzero(self.confusion.sum(axis=0)) == 1
+            told = " (one class only is predicted)" if single else ""
+            return f"their most frequent class{told}" if worse else ""
         return "their mean" if self._errors().get("test_r2", 1.0) <= 0.0 else ""
 
     # -- classes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from ..method import Method
@@ -40,11 +41,18 @@ class Judges(Method):
         self.judged_ = Judged(yard, total, self.level)
         return self.judged_.metrics()
 
-    def say_useless(self, problem: str, remedy: str) -> None:
-        """Warn if something as simple as a constant predicts the held-out rows as well."""
+    def start(self, *arguments: Any, **named: Any) -> Result:
+        """Run the method; warn if its model is of no use."""
+        found = super().start(*arguments, **named)
         if self.judged_ is not None and (simple := self.judged_.useless):
             text = "%s: held-out rows are predicted no better than by %s; %s"
-            logger.warning(text, problem, simple, remedy)
+            logger.warning(text, self.title, simple, self.advice)
+        return found
+
+    @property
+    def advice(self) -> str:
+        """What to do where something as simple as a constant predicts as well."""
+        return "check the label and the columns, or use more rows"
 
     def calibration_numbers(self) -> list[float]:
         """Return what turns outputs into probabilities and intervals, for the model."""
@@ -53,5 +61,8 @@ class Judges(Method):
 
     def result(self) -> dict[str, Any]:
         """Return the result of the last run, with what was counted on held-out rows."""
-        found = super().result()
-        return found if self.judged_ is None else {**found, "held_out": self.judged_.details()}
+        found, judged = super().result(), self.judged_
+        if judged is None:
+            return found
+        simple = {"no_better_than": judged.useless} if judged.useless else {}
+        return {**found, "held_out": judged.details(), **simple}

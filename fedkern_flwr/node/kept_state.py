@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoint import pack_arrays, unpack_arrays
+from ..errors import CheckpointError
 
 
 class NotKeptError(KeyError):
@@ -44,15 +47,40 @@ class KeptState:
         self.settings, self.arrays = _Kept(self.settings), _Kept(self.arrays)
 
     def pack(self) -> bytes:
-        """Return the state as bytes; an empty one as nothing."""
+        """Return the state as bytes; an empty one as nothing.
+
+        A line of JSON, then the bytes of the arrays: it is packed and unpacked for each message, in
+        which an archive would take most of the time.
+        """
         if not (self.settings or self.seed or self.arrays):
             return b""
-        return pack_arrays(self.arrays, {**self.settings, "seed": self.seed.hex()})
+        found = {name: np.asarray(array) for name, array in self.arrays.items()}
+        heads = [[name, one.dtype.str, one.shape] for name, one in found.items()]
+        known = {"settings": self.settings, "seed": self.seed.hex(), "arrays": heads}
+        text = json.dumps(known).encode()
+        return b"".join([text, b"\n", *(one.tobytes() for one in found.values())])
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Rebuild a state from :meth:`pack`; an empty one from nothing."""
+        """Rebuild a state from :meth:`pack`; an empty one from nothing.
+
+        Raises
+        ------
+        CheckpointError
+            The bytes are damaged or of another kind.
+        """
         if not data:
             return cls()
-        arrays, settings = unpack_arrays(data)
-        return cls(settings, bytes.fromhex(settings.pop("seed")), arrays)
+        try:
+            text, _, rest = data.partition(b"\n")
+            known, arrays, at = json.loads(text), dict[str, NDArray[Any]](), 0
+            for name, kind, shape in known["arrays"]:
+                count = math.prod(shape)
+                array = np.frombuffer(rest, kind, count, at).reshape(shape)
+                arrays[name], at = array.copy(), at + array.nbytes
+            if at != len(rest):
+                raise ValueError
+            return cls(known["settings"], bytes.fromhex(known["seed"]), arrays)
+        except (KeyError, TypeError, ValueError) as error:
+            problem = "what was kept is damaged or not one of ours"
+            raise CheckpointError(problem, remedy="start anew") from error

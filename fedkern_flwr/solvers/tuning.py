@@ -28,6 +28,11 @@ PLANS = ((5, 9), (5, 5), (5, 3), (3, 3), (1, 9), (1, 5), (5, 1), (1, 3), (3, 1),
 LAMBDAS = 10.0 ** np.arange(-10.0, 0.1, 0.5)
 #: Errors that differ by less, relative to the least, are ties: the smoother model is taken.
 TIE = 1e-6
+#: Factors of the width of one landmark after the other, over and over.
+SPREAD = (0.5, 2.0)
+#: The same of generalised cross-validation where numbers are predicted: rows far from all others
+#: count little in a mean, and a lambda that is too small for them costs them much.
+TIE_OF_NUMBERS = 1e-2
 _STEPS = {9: range(-4, 5), 5: range(-2, 3), 3: range(-1, 2), 1: range(1)}
 _CAUTION = 1.4
 
@@ -35,6 +40,15 @@ _CAUTION = 1.4
 def widths_around(distance: float, count: int) -> Floats:
     """Return ``count`` widths gamma = 2^k / ``distance``, k about 0, ascending."""
     return np.asarray(2.0 ** np.array(_STEPS[count]) / distance)
+
+
+def spread(gammas: Floats, landmarks: int) -> Floats:
+    """Return the widths of each landmark, half and double ``gammas`` in turn, shape (w, m).
+
+    One width has every landmark see the rows at one scale: with two the same sums, of as many
+    numbers, hold two, and the width matters less.
+    """
+    return np.asarray(np.multiply.outer(gammas, np.resize(SPREAD, landmarks)))
 
 
 @dataclass(frozen=True)
@@ -54,7 +68,7 @@ class Choice:
     errors: Floats
 
 
-def choose(equations: Equations, lambdas: Floats, rows: int) -> Choice:
+def choose(equations: Equations, lambdas: Floats, rows: int, *, numbers: bool = False) -> Choice:
     """Choose a width and a lambda: by held-out folds, of one fold by GCV.
 
     Parameters
@@ -65,18 +79,21 @@ def choose(equations: Equations, lambdas: Floats, rows: int) -> Choice:
         Ascending.
     rows : int
         Training rows behind the equations.
+    numbers : bool (default: False)
+        Whether they predict numbers, and not classes.
 
     Returns
     -------
     Choice
-        Of errors within :data:`TIE` the smallest gamma, and for it the largest lambda.
+        Of errors within :data:`TIE` the smallest gamma, and for it the largest lambda, by GCV of
+        numbers within :data:`TIE_OF_NUMBERS`.
     """
     folds, widths = equations.gram.shape[:2]
     score = _held_out if folds > 1 else _gcv
     errors = np.array([score(equations, w, lambdas, rows) for w in range(widths)])
-    good = errors <= errors.min() * (1.0 + TIE)
-    width = int(np.argmax(good.any(axis=1)))
-    weight = int(np.flatnonzero(good[width])[-1])
+    width = int(np.argmax(errors.min(axis=1) <= errors.min() * (1.0 + TIE)))
+    tie = TIE_OF_NUMBERS if numbers and folds == 1 else TIE
+    weight = int(np.flatnonzero(errors[width] <= errors.min() * (1.0 + tie))[-1])
     return Choice(width, weight, errors)
 
 

@@ -46,7 +46,10 @@ class Equations:
         return cls(gram, right, np.zeros((folds, outputs)))
 
     def add(self, fold: int, distances: Floats, y: Floats, gammas: Floats) -> None:
-        """Add rows of a fold, by their distances, shape (n, m), and targets, shape (n, k)."""
+        """Add rows of a fold, by their distances, shape (n, m), and targets, shape (n, k).
+
+        ``gammas`` has shape (widths, 1), or (widths, m) with a width for each landmark.
+        """
         self.squares[fold] += (y**2).sum(0)
         for w, gamma in enumerate(gammas):
             kernel = np.exp(distances * -gamma)

@@ -1,6 +1,6 @@
 """A party's own table: loading it and checking it.
 
-A data owner brings an NPZ, CSV or Parquet file. Everything that can be wrong with it is a
+A data owner brings an NPZ, CSV (or TSV) or Parquet file. Everything that can be wrong with it is a
 :class:`~fedkern_flwr.errors.TableError` of one line that names the cause and the remedy. Data is
 private, so no error and no note ever repeats a cell, an id or a class: only column names, row
 numbers and counts.
@@ -8,7 +8,8 @@ numbers and counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError, TableError
+from .dialect import Dialect
 from .table import Kind, Missing, Table, drop_constant_columns, select_target, without_missing
 
 __all__ = [
@@ -27,6 +29,9 @@ __all__ = [
     "load_table",
     "select_target",
 ]
+
+#: What can be read, for errors.
+FILES = "a .npz, .csv, .tsv or .parquet file"
 
 
 def load_table(
@@ -41,8 +46,13 @@ def load_table(
     classes: Sequence[str] | None = None,
     bare: bool = False,
     kinds: Mapping[str, Kind] | None = None,
+    needed: Collection[str] | None = None,
+    sep: str | None = None,
+    decimal: str | None = None,
+    na: str | Sequence[str] = (),
+    source: str | None = None,
 ) -> Table:
-    """Load a party's table from an ``.npz``, ``.csv`` or ``.parquet`` file, or a data frame.
+    """Load a party's table from a ``.npz``, ``.csv``, ``.tsv`` or ``.parquet`` file, or a frame.
 
     An NPZ file holds the arrays ``X`` (n, d) and ``y`` (n,), and may hold ``site`` (n,),
     ``X_test``, ``y_test`` and ``feature_names``; other arrays are ignored. Pickled objects are
@@ -74,36 +84,50 @@ def load_table(
         What some columns are, such as the ``kinds`` of an
         :class:`~fedkern_flwr.encoding.Encoder`; others are what their cells look like. None refuses
         text and dates.
+    needed : collection of str or None (default: None)
+        CSV and Parquet: the only columns that are features; others may hold anything.
+    sep : str or None (default: None)
+        CSV: what parts the columns, a character or ``"tab"``. By default a comma, semicolon, tab
+        or bar, whichever parts all lines alike; of a ``.tsv`` file a tab.
+    decimal : {".", ","} or None (default: None)
+        CSV and Parquet: the decimal mark of numbers that are text. By default a comma where that
+        is what the numbers of a CSV have whose columns commas do not part.
+    na : str or sequence of str (default: ())
+        CSV and Parquet: marks of missing cells, separated by commas, beside an empty cell, ``NA``,
+        ``N/A``, ``NaN``, ``null``, ``None``, ``?``, and ``-`` where all else is
+        a number, a date or a boolean.
+    source : str or None (default: None)
+        What errors call the data; by default the name of the file.
 
     Raises
     ------
     TableError
         If the file cannot be read or its content cannot be used.
     OptionError
-        If ``missing`` is not one of the choices.
+        If ``missing`` is not one of the choices, or ``sep`` or ``decimal`` is no such mark.
     """
+    dialect = Dialect.of(sep, decimal, na)
     if missing not in get_args(Missing):
         raise OptionError(
             f"missing is {missing!r}", remedy="choose 'error', 'drop-row', 'keep' or 'encode'"
         )
     how = (label, id_column, site_column, target is None, labelled)
-    if not isinstance(data, (str, Path)):
-        from .arrow import frame_columns, read_columns
+    path = Path(data) if isinstance(data, (str, Path)) else None
+    source = source or ("the data frame" if path is None else path.name)
+    if path is not None:
+        check_file(path)
+    if path is not None and path.suffix.lower() == ".npz":
+        from .npz import read_npz
 
-        source = "the data frame"
-        table = read_columns(frame_columns(data), source, *how, classes, kinds)
+        table = read_npz(path, *how)
     else:
-        path = Path(data)
-        _check_file(path)
-        source = path.name
-        if path.suffix.lower() == ".npz":
-            from .npz import read_npz
+        from .arrow import file_columns, frame_columns, read_columns
 
-            table = read_npz(path, *how)
+        if path is None:
+            columns, dialect = frame_columns(data), replace(dialect, sep=None)
         else:
-            from .arrow import file_columns, read_columns
-
-            table = read_columns(file_columns(path), source, *how, classes, kinds)
+            columns, dialect = file_columns(path, dialect)
+        table = read_columns(columns, source, *how, classes, kinds, dialect, needed)
     if table.rows == 0:
         raise TableError(f"{source} has no rows", remedy="give a file with data")
     if not table.columns and not bare:
@@ -114,7 +138,7 @@ def load_table(
     return table if target is None else select_target(table, target)
 
 
-def load_ids(path: str | Path, id_column: str) -> NDArray[np.str_]:
+def load_ids(path: str | Path, id_column: str, sep: str | None = None) -> NDArray[np.str_]:
     """Load the record ids of a party's table, and nothing else of it.
 
     They are the texts that :func:`load_table` gives. Other columns may hold anything.
@@ -122,9 +146,11 @@ def load_ids(path: str | Path, id_column: str) -> NDArray[np.str_]:
     Parameters
     ----------
     path : str or Path
-        An ``.npz``, ``.csv`` or ``.parquet`` file.
+        A ``.npz``, ``.csv``, ``.tsv`` or ``.parquet`` file.
     id_column : str
         The column (NPZ: the array) with the ids.
+    sep : str or None (default: None)
+        What parts the columns of a CSV file, see :func:`load_table`.
 
     Raises
     ------
@@ -132,7 +158,7 @@ def load_ids(path: str | Path, id_column: str) -> NDArray[np.str_]:
         If the file cannot be read, or ids are missing or come twice.
     """
     path = Path(path)
-    _check_file(path)
+    check_file(path)
     if path.suffix.lower() == ".npz":
         from .npz import read_npz_ids
 
@@ -140,7 +166,7 @@ def load_ids(path: str | Path, id_column: str) -> NDArray[np.str_]:
     else:
         from .arrow import read_id_column
 
-        ids = read_id_column(path, id_column)
+        ids = read_id_column(path, id_column, Dialect.of(sep, None, ()))
     if ids.size == 0:
         raise TableError(f"{path.name} has no rows", remedy="give a file with data")
     if empty := int((ids == "").sum()):
@@ -159,14 +185,18 @@ def _check_ids(ids: NDArray[Any], source: str) -> None:
         )
 
 
-def _check_file(path: Path) -> None:
+def check_file(path: Path) -> None:
+    """Refuse what is no file that can be read.
+
+    Raises
+    ------
+    TableError
+    """
     if path.is_dir():
-        raise TableError(f"{path} is a directory", remedy="give a .npz, .csv or .parquet file")
+        raise TableError(f"{path} is a directory", remedy=f"give {FILES}")
     if not path.is_file():
         raise TableError(f"there is no file {path}", remedy="check the path")
-    if path.suffix.lower() not in (".npz", ".csv", ".parquet"):
-        raise TableError(
-            f"{path.name} has an unknown suffix", remedy="give a .npz, .csv or .parquet file"
-        )
+    if path.suffix.lower() not in (".npz", ".csv", ".tsv", ".parquet"):
+        raise TableError(f"{path.name} has an unknown suffix", remedy=f"give {FILES}")
     if path.stat().st_size == 0:
         raise TableError(f"{path.name} is empty", remedy="give a file with data")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ColumnError, TableError
-from .kinds import parse_numbers, plain_cells, read_cells
+from .dialect import Dialect, read_plainly
+from .kinds import parse_numbers, read_cells
 from .table import Kind, Table, listing, no_such
 
 _MOST_CLASSES = 20  # among which there may be numbers
@@ -26,6 +27,8 @@ def read_columns(
     labelled: bool,
     classes: Sequence[str] | None,
     kinds: Mapping[str, Kind] | None,
+    dialect: Dialect,
+    needed: Collection[str] | None,
 ) -> Table:
     """Read Arrow columns by name; see :func:`load_table` for them."""
     if not labelled and label not in columns:
@@ -46,8 +49,12 @@ def read_columns(
             remedy="name different columns",
         )
     features = [name for name in columns if name not in given]
+    if needed is not None:
+        features = [name for name in features if name in needed]
     x = np.empty((len(next(iter(columns.values()))), len(features)))
-    notes: tuple[str, ...] = ()
+    labels = [label] if use_label and label is not None else []
+    tsv = source.lower().endswith(".tsv")
+    columns, notes = read_plainly(columns, [*features, *labels], source, dialect, tsv=tsv)
     special: dict[str, Kind] = {}
     categories: dict[str, tuple[str, ...]] = {}
     for j, name in enumerate(features):
@@ -73,8 +80,8 @@ def read_columns(
         y,
         tuple(features),
         label if use_label else None,
-        None if id_column is None else _text(columns[id_column], id_column, source),
-        None if site_column is None else _text(columns[site_column], site_column, source),
+        None if id_column is None else text_cells(columns[id_column], id_column, source),
+        None if site_column is None else text_cells(columns[site_column], site_column, source),
         notes=notes,
         kinds=special,
         categories=categories,
@@ -82,27 +89,32 @@ def read_columns(
     )
 
 
-def read_id_column(path: Path, id_column: str) -> NDArray[np.str_]:
+def read_id_column(path: Path, id_column: str, dialect: Dialect) -> NDArray[np.str_]:
     """Read the ids of a CSV or Parquet file as trimmed text; a missing one is empty."""
-    columns = file_columns(path)
+    columns, _ = file_columns(path, dialect)
     if id_column not in columns:
         raise no_such("id column", id_column, path.name, columns)
-    return _text(columns[id_column], id_column, path.name)
+    return text_cells(columns[id_column], id_column, path.name)
 
 
-def file_columns(path: Path) -> dict[str, Any]:
-    """Read the columns by name; cells of a CSV stay text, so that an id keeps its leading zeros."""
+def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect]:
+    """Read the columns by name, and how the file is written.
+
+    Cells of a CSV stay text, so that an id keeps its leading zeros.
+    """
     import pyarrow as pa
 
-    kind = "CSV" if path.suffix.lower() == ".csv" else "Parquet"
+    kind = "Parquet" if path.suffix.lower() == ".parquet" else "CSV"
     try:
         if kind == "CSV":
             from pyarrow import csv
 
-            with csv.open_csv(path) as reader:
+            dialect = dialect.of_file(path)
+            parted = csv.ParseOptions(delimiter=str(dialect.sep))
+            with csv.open_csv(path, parse_options=parted) as reader:
                 names = reader.schema.names
             text = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
-            table = csv.read_csv(path, convert_options=text)
+            table = csv.read_csv(path, parse_options=parted, convert_options=text)
         else:
             from pyarrow import parquet
 
@@ -118,7 +130,7 @@ def file_columns(path: Path) -> dict[str, Any]:
             f"the first line of {path.name} holds data instead of column names",
             remedy="add a line with column names",
         )
-    return _by_name(table, path.name)
+    return _by_name(table, path.name), dialect
 
 
 def frame_columns(frame: Any) -> dict[str, Any]:
@@ -169,7 +181,7 @@ def _looks_like_data(name: str, columns: int) -> bool:
 def _numbers(column: Any, name: str, source: str) -> NDArray[np.float64]:
     import pyarrow as pa
 
-    values, text = parse_numbers(plain_cells(column))
+    values, text = parse_numbers(column)
     if values is None or pa.types.is_temporal(column.type):
         where = f" (for example in row {text[0] + 1})" if text.size else ""
         raise TableError(
@@ -180,12 +192,11 @@ def _numbers(column: Any, name: str, source: str) -> NDArray[np.float64]:
 
 
 def _labels(
-    column: Any, name: str, source: str, named: Sequence[str] | None
+    cells: Any, name: str, source: str, named: Sequence[str] | None
 ) -> tuple[NDArray[np.float64], tuple[str, ...]]:
     """Return the labels, text as 0..k-1 in sorted order or that of ``named``; and its classes."""
     import pyarrow as pa
 
-    cells = plain_cells(column)
     values, text = parse_numbers(cells)
     known = ~cells.is_null().to_numpy()
     texts, found = np.empty(0, np.str_), np.empty(0, np.str_)
@@ -201,7 +212,7 @@ def _labels(
                 f"column {name!r} of {source} holds numbers, the classes are text",
                 remedy="name the classes as they are in the file",
             )
-        return _numbers(column, name, source), ()
+        return _numbers(cells, name, source), ()
     classes = found.tolist() if named is None else list(named)
     if strange := int((~np.isin(texts, classes)).sum()):
         raise TableError(
@@ -221,7 +232,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _text(column: Any, name: str, source: str) -> NDArray[np.str_]:
+def text_cells(column: Any, name: str, source: str) -> NDArray[np.str_]:
     """Return ids or sites as trimmed text; a missing cell is empty."""
     import pyarrow as pa
     import pyarrow.compute as pc

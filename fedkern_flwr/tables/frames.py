@@ -29,6 +29,7 @@ def take_frame(x: Any, columns: Sequence[str] | None, party: str) -> tuple[Any, 
     if not any(hasattr(x, name) for name in ("__arrow_c_stream__", "__dataframe__")):
         return x, columns
     from .arrow import frame_columns, read_columns  # loads PyArrow, which arrays do not need
+    from .dialect import Dialect
 
     try:
         found = frame_columns(x)
@@ -40,7 +41,7 @@ def take_frame(x: Any, columns: Sequence[str] | None, party: str) -> tuple[Any, 
                     remedy="give rows and held-out rows the same columns",
                 )
             found = {name: found[name] for name in columns}
-        how = (None, None, None, False, False, None, None)
+        how = (None, None, None, False, False, None, None, Dialect(), None)
         table = read_columns(found, "the data frame", *how)
     except TableError as error:
         raise TableError(error.problem, remedy=error.remedy, party=party) from None

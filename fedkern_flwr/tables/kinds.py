@@ -43,7 +43,7 @@ class Cells(NamedTuple):
     lost: int = 0
 
 
-def read_cells(column: Any, kind: Kind | None, name: str, source: str) -> Cells:
+def read_cells(cells: Any, kind: Kind | None, name: str, source: str) -> Cells:
     """Read a column; one of text is what all its cells are.
 
     A column of numbers with a few cells of text is one of numbers. Dates are those of ISO 8601,
@@ -51,8 +51,8 @@ def read_cells(column: Any, kind: Kind | None, name: str, source: str) -> Cells:
 
     Parameters
     ----------
-    column : pyarrow.ChunkedArray
-        The column.
+    cells : pyarrow.ChunkedArray
+        The column, see :func:`plain_cells`.
     kind : Kind or None
         What it is to be read as, whatever it looks like: other cells are missing.
     name, source : str
@@ -65,7 +65,6 @@ def read_cells(column: Any, kind: Kind | None, name: str, source: str) -> Cells:
     """
     import pyarrow as pa
 
-    cells = plain_cells(column)
     if pa.types.is_temporal(cells.type) and kind in (None, "date", "number"):
         seconds, dated = _seconds(cells)
         return Cells("date" if dated and kind != "number" else kind or "number", seconds)
@@ -99,7 +98,7 @@ def _text_cells(cells: Any, kind: Kind | None) -> Cells:
     codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.float64)
     known = np.isfinite(codes)
     if kind is None:
-        kind = _kind_of(found)
+        kind = _kind_of([one for one in found if one != "-"] or found)
     if kind == "category":
         names, places = np.unique(np.array(found, dtype=np.str_), return_inverse=True)
         values: Floats = np.append(places.astype(np.float64), np.nan)

@@ -25,6 +25,8 @@ MakeClient = Callable[[Context], PhaseClient]
 
 #: Keys that the clients of all methods take.
 _COMMON = ("state-dir", "identity-key", "trusted-keys", "policy")
+#: Keys of how a file is written, for :func:`~fedkern_flwr.tables.load_table`.
+_DIALECT = ("sep", "decimal", "na")
 #: How the values of some keys are read; the others are taken as they are.
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "alignment-key": read_alignment,
@@ -134,6 +136,7 @@ class Node:
         how["id_column"] = self.config.get("id-column")
         if "classes" in self.keys:
             how["classes"] = read_classes(str(self.config.get("classes", "")))
+        how |= {key: str(self.config[key]) for key in _DIALECT if key in self.config}
         return _read(self.own_table, str(path), tuple(sorted(how.items())))
 
     def tables(self, **how: Any) -> tuple[Table, Table | None]:

@@ -22,9 +22,11 @@ from ..lab.audits.report import COLUMNS, cells, write_all, write_audit
 from ..methods.experiment import versions
 from ..methods.registry import family
 from ..run.entries import check_seed
-from ..run.folders import chosen_folder, folder_of_results, json_writer
+from ..run.folders import FORCE, chosen_folder, folder_of_results, json_writer
 from ..run.options import RUN, Option
 from .console import Screen, plain_table
+from .lazy import as_command
+from .options import by_method
 from .run import run_options
 
 _RESULT = "audit.json"
@@ -34,8 +36,9 @@ _FEW = 200  # trials of a check
 _OF_SIMULATIONS = (
     *("engine", "ray_address", "drop", "runs", "resplit", "resume"),
     "explain_columns",
+    "party",
 )
-_NO_OPTIONS = (*_OF_SIMULATIONS, "out", "json_target", "quiet", "seed", "trials")
+_NO_OPTIONS = (*_OF_SIMULATIONS, "out", "force", "json_target", "quiet", "seed", "trials")
 _TEXTS = 3  # columns of text
 #: Seeds that a paper's option gets to show what it gives away: of FDSKL's trees about half do.
 _DRAWS = 5
@@ -67,7 +70,7 @@ def audit_method(name: str, values: dict[str, Any]) -> None:
     tell = json_writer(values["json_target"])
     _check(values["trials"], values["seed"])
     folder = chosen_folder(values["out"], f"audit-{name}")
-    with folder_of_results(folder, _RESULT):
+    with folder_of_results(folder, _RESULT, force=values["force"]):
         with screen.progress() as bar:
             done = _audit(Variant(name, chosen), values, bar.update)
         _show(screen, done)
@@ -85,6 +88,7 @@ def audit_all(
     trials: Annotated[int, typer.Option(help=_TRIALS.help)] = _FEW,
     seed: Annotated[int, typer.Option(help="Seed of the data, the runs and the trials.")] = 0,
     out: Annotated[str | None, typer.Option(help="Folder of the audit.")] = None,
+    force: Annotated[bool, typer.Option("--force", help=FORCE)] = False,
     json_target: Annotated[
         str | None, typer.Option("--json", help="Write the result here; - for stdout.")
     ] = None,
@@ -100,7 +104,7 @@ def audit_all(
     _check(trials, seed)
     folder = chosen_folder(out, "audit-all")
     audits: list[Audited] = []
-    with folder_of_results(folder, _RESULT), screen.progress() as bar:
+    with folder_of_results(folder, _RESULT, force=force), screen.progress() as bar:
         for variant in (variant for plan in PLANS for variant in plan.variants):
             for drawn in range(seed, seed + (_DRAWS if variant.leaks else 1)):
                 values = {**_defaults(variant), "seed": drawn, "trials": trials}
@@ -193,3 +197,8 @@ def _line(screen: Screen, done: Audited) -> None:
 
 def _save(folder: Path, result: Mapping[str, Any]) -> None:
     write_atomically(folder / _RESULT, json.dumps(result, allow_nan=False).encode())
+
+
+_TEXT = "Attack a method and report what is recovered."
+command = by_method("audit", _TEXT, AUDITED, audit_method, audit_options)
+command.add_command(as_command("all", audit_all))

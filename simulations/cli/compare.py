@@ -25,9 +25,10 @@ from ..lab.sweep import CellFailed, choose_jobs, sweep
 from ..methods.experiment import versions
 from ..run.data import Settings
 from ..run.entries import check_seed
-from ..run.folders import chosen_folder, folder_of_results, json_writer
+from ..run.folders import FORCE, chosen_folder, folder_of_results, json_writer
 from ..run.provenance import provenance
 from .console import Screen
+from .lazy import as_command
 
 _RESULT = "compare.json"
 #: All presets of the papers.
@@ -72,6 +73,7 @@ def compare_presets(
     ] = "runs/cells",
     fresh: Annotated[bool, typer.Option("--fresh", help="Compute all draws anew.")] = False,
     out: Annotated[str | None, typer.Option(help="Folder of the comparison.")] = None,
+    force: Annotated[bool, typer.Option("--force", help=FORCE)] = False,
     json_target: Annotated[
         str | None, typer.Option("--json", help="Write the results here; - for stdout.")
     ] = None,
@@ -95,7 +97,7 @@ def compare_presets(
     asked = {k: v for k, v in (("rounds", rounds), ("clients", clients)) if v is not None}
     chosen = [_adjust(one, cast("Engine | None", engine), runs, seed, asked) for one in listed]
     folder = chosen_folder(out, f"compare-{names[0] if len(names) == 1 else 'several'}")
-    with folder_of_results(folder, _RESULT):
+    with folder_of_results(folder, _RESULT, force=force):
         store = CellStore(Path(cells), fresh=fresh)
         compared, failures = _run_all(screen, chosen, _Engines(store, seed, jobs, ray_address))
         left_out += [f"{name}: {error}" for name, error in failures.items()]
@@ -333,3 +335,6 @@ def _result(chosen: Preset, comparisons: list[Comparison], seed: int) -> dict[st
 def _settings(settings: Settings) -> dict[str, Any]:
     """Return settings with the name of a file instead of its place."""
     return {**dataclasses.asdict(settings), "data": Path(settings.data).name}
+
+
+command = as_command("compare", compare_presets, epilog=f"Presets: {', '.join((*NAMES, ALL))}.")

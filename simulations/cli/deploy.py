@@ -30,6 +30,7 @@ from ..run.folders import chosen_folder, json_writer
 from ..run.options import RUN, Option
 from ..run.run_folder import ARTIFACTS, RunFolder
 from .console import Screen
+from .options import by_method
 from .run import held_out_plots, prepare_data, run_options, save_result
 
 #: Options of ``fedkern run`` that mean nothing here; they keep their defaults.
@@ -42,6 +43,7 @@ _OF_SIMULATIONS = (
     "resplit",
     "hindsight",
     "delay",
+    "party",
     "reconstruction",
 )
 _ENGINE, _SERVER_LOG = "deployment", "server.log"
@@ -94,7 +96,9 @@ def _fit(screen: Screen, name: str, values: dict[str, Any]) -> dict[str, Any]:
         own.check(config)
         prepared = prepare_data(config)
         own.check_data(config, prepared)
-        folder = RunFolder.create(chosen_folder(values["out"], f"deploy-{name}"), config)
+        folder = RunFolder.create(
+            chosen_folder(values["out"], f"deploy-{name}"), config, force=values["force"]
+        )
         nodes = _write_nodes(screen, folder, config, prepared)
     for note in prepared.notes:
         screen.note(f"note: {note}")
@@ -326,3 +330,12 @@ def _terminated() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+command = by_method(
+    "deploy-local",
+    "Run one method on a SuperLink and SuperNodes of this machine.",
+    DEPLOYABLE,
+    deploy_method,
+    deploy_options,
+)

@@ -17,6 +17,8 @@ from rich.console import Console
 
 from fedkern_flwr import __version__
 
+from .lazy import as_command
+
 
 @dataclass(frozen=True)
 class Check:
@@ -86,3 +88,6 @@ def _free_port() -> None:
 def _writable(folder: Path) -> None:
     with tempfile.NamedTemporaryFile(dir=folder):
         pass
+
+
+command = as_command("doctor", doctor)

@@ -37,3 +37,6 @@ def start_front(
         certificate=certificate,
         key=key,
     )
+
+
+command = typer.main.get_command(front_app)

@@ -3,89 +3,72 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import sys
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any
 
 import click
-import typer
+from typer.core import TyperGroup, TyperOption
 
 from fedkern_flwr import __version__
 from fedkern_flwr.errors import FedKernError
 
-from ..lab.presets import NAMES
-from ..methods.registry import METHODS
-from ..run.options import Option
-from .audit import AUDITED, audit_all, audit_method, audit_options
-from .compare import ALL, compare_presets
-from .deploy import DEPLOYABLE, deploy_method, deploy_options
-from .doctor import doctor
-from .front import front_app
-from .new_method import new_method
-from .node import node_app
-from .options import build_command
-from .predict import predict
-from .run import run_method, run_options
+from .lazy import LazyCommand
 
 _INTERRUPTED_TEXT = (
     "interrupted; a comparison goes on with the same command, a run with --resume and its folder"
 )
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # of a disk
 _INTERRUPTED = 130  # what Typer makes of Ctrl-C, as shells do
 
-app = typer.Typer(
+#: Command -> module with its ``command``, and what it does.
+_COMMANDS = {
+    "run": ("run", "Run one method on one data set."),
+    "compare": (
+        "compare",
+        "Compare methods on the same data: the demo, a table or figure of a paper, or all papers.",
+    ),
+    "predict": ("predict", "Predict new rows with the model of an earlier run."),
+    "deploy-local": ("deploy", "Run one method on a SuperLink and SuperNodes of this machine."),
+    "init": (
+        "init",
+        "Copy the Flower app of a method to a folder, where `flwr run .` runs it at once.",
+    ),
+    "audit": ("audit", "Attack a method and report what is recovered."),
+    "new-method": (
+        "new_method",
+        "Write a package with a method of your own: a working example to change, with its test.",
+    ),
+    "node": ("node", "For the owner of a node."),
+    "front": ("front", "For the coordinator."),
+    "doctor": ("doctor", "Check versions, Ray, ports and write access."),
+}
+
+
+def _version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    if asked:
+        click.echo(__version__)
+        context.exit()
+
+
+app = TyperGroup(
     name="fedkern",
     help="Federated kernel learning on Flower.",
+    commands=[LazyCommand(name, text, module) for name, (module, text) in _COMMANDS.items()],
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
+    suggest_commands=False,  # Click does
+    params=[
+        TyperOption(
+            param_decls=["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_version,
+            help="Show the version and leave.",
+        )
+    ],
 )
-
-
-def _commands(
-    name: str,
-    text: str,
-    methods: Iterable[str],
-    run: Callable[[str, dict[str, Any]], None],
-    options_of: Callable[[str], list[Option]],
-) -> typer.Typer:
-    """Return a command with a command for each method, with the method's options."""
-    group = typer.Typer(name=name, help=text, no_args_is_help=True)
-    for method in methods:
-        summary = (METHODS[method].__doc__ or "").strip().splitlines()[0]
-        group.command(method)(build_command(partial(run, method), options_of(method), summary))
-    app.add_typer(group)
-    return group
-
-
-_commands("run", "Run one method on one data set.", METHODS, run_method, run_options)
-_commands(
-    "deploy-local",
-    "Run one method on a SuperLink and SuperNodes of this machine.",
-    DEPLOYABLE,
-    deploy_method,
-    deploy_options,
-)
-_ATTACK = "Attack a method and report what is recovered."
-_commands("audit", _ATTACK, AUDITED, audit_method, audit_options).command("all")(audit_all)
-app.add_typer(node_app)
-app.add_typer(front_app)
-app.command("compare", epilog=f"Presets: {', '.join((*NAMES, ALL))}.")(compare_presets)
-app.command("predict")(predict)
-app.command("doctor")(doctor)
-app.command("new-method")(new_method)
-
-
-@app.callback(invoke_without_command=True)
-def top(
-    version: bool = typer.Option(False, "--version", help="Show the version and leave."),
-) -> None:
-    """Federated kernel learning on Flower."""
-    if version:
-        typer.echo(__version__)
-        raise typer.Exit
 
 
 def main() -> None:
@@ -114,6 +97,10 @@ def run(arguments: list[str] | None = None) -> int:
         return _complain(str(error), error.exit_code)
     except MemoryError:
         return _complain("not enough memory; use fewer features, kernels or samples per round", 1)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        return _complain(f"{error.strerror}: {error.filename or 'a file could not be written'}", 1)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return 2

@@ -12,6 +12,7 @@ import typer
 from fedkern_flwr.errors import OptionError
 
 from ..methods.registry import METHODS
+from .lazy import as_command
 
 _PROJECT = """\
 [build-system]
@@ -140,3 +141,6 @@ def new_method(
         path.write_text(Template(text).substitute(known))
         typer.echo(path)
     typer.echo(f"next: pip install -e {root}; fedkern run {name} --data YOUR.csv")
+
+
+command = as_command("new-method", new_method)

@@ -225,3 +225,6 @@ def _print(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+command = typer.main.get_command(node_app)

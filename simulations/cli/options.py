@@ -4,33 +4,105 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from copy import copy
+from functools import partial
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import click
 import typer
 from rich.markup import escape
+from typer.core import TyperGroup
 
-from ..run.options import Option
+from ..methods.registry import METHODS, family
+from ..run.options import PANELS, Option
+from .lazy import LazyCommand, as_command
+
+#: What the short help of every command shows; methods add theirs.
+_USUAL = {"data", "label", "test_size", "user", "item", "rounds", "engine", "seed", "out", "resume"}
+_USUAL |= {"nodes", "predict", "trials", "allow_small_sums"}
+
+
+def by_method(
+    name: str,
+    text: str,
+    methods: Iterable[str],
+    run: Callable[[str, dict[str, Any]], None],
+    options_of: Callable[[str], list[Option]],
+) -> TyperGroup:
+    """Return a command with a command for each method, with the method's options."""
+
+    def build(method: str, summary: str) -> click.Command:
+        usual = _USUAL | family(method).usual_options(method)
+        return as_command(
+            method, build_command(partial(run, method), options_of(method), summary, usual)
+        )
+
+    found = TyperGroup(
+        name=name,
+        help=text,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        suggest_commands=False,  # Click does
+    )
+    for method in methods:
+        summary = (METHODS[method].__doc__ or "").strip().splitlines()[0]
+        found.add_command(LazyCommand(method, escape(summary), partial(build, method, summary)))
+    return found
 
 
 def build_command(
-    run: Callable[[dict[str, Any]], None], options: Iterable[Option], text: str
+    run: Callable[[dict[str, Any]], None],
+    options: Iterable[Option],
+    text: str,
+    usual: Collection[str],
 ) -> Callable[..., None]:
-    """Return a function with a parameter per option for Typer, which reads its signature."""
-    parameters = [_parameter(option) for option in options]
+    """Return a function with a parameter per option for Typer, which reads its signature.
+
+    The help shows the ``usual`` ones; all of them with ``--help-all``.
+    """
+    ordered = sorted(options, key=lambda option: PANELS.index(option.panel))
+    parameters = [_parameter(option, option.name not in usual) for option in ordered]
 
     def command(**values: Any) -> None:
-        run(values)
+        run({name: value for name, value in values.items() if name != _EVERY.name})
 
-    command.__doc__ = text
-    command.__annotations__ = {one.name: one.annotation for one in parameters}
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__doc__ = escape(text)
+    command.__annotations__ = {one.name: one.annotation for one in (*parameters, _EVERY)}
+    command.__signature__ = inspect.Signature([*parameters, _EVERY])  # type: ignore[attr-defined]
     return command
 
 
-def _parameter(option: Option) -> inspect.Parameter:
+def _show_all(context: typer.Context, asked: bool) -> None:
+    """Show the help with what is hidden."""
+    if not asked:
+        return
+    command = copy(context.command)
+    command.params = [copy(one) for one in command.params]
+    for one in command.params:
+        one.hidden = False  # type: ignore[attr-defined]
+    click.echo(command.get_help(context))
+    raise typer.Exit
+
+
+_EVERY = inspect.Parameter(
+    "help_all",
+    inspect.Parameter.KEYWORD_ONLY,
+    annotation=Annotated[
+        bool,
+        typer.Option(
+            "--help-all",
+            help="Show all options and leave.",
+            is_eager=True,
+            callback=_show_all,
+        ),
+    ],
+    default=False,
+)
+
+
+def _parameter(option: Option, hidden: bool) -> inspect.Parameter:
     """Return an option as a parameter that Typer understands."""
     kind, choices, optional = _read_type(option.type)
     flag = option.flag
@@ -41,8 +113,13 @@ def _parameter(option: Option) -> inspect.Parameter:
     chosen_of: Any = click.Choice(choices) if choices else None
     if kind is int and choices:  # a number or a word
         chosen_of, annotation = _NumberOr(choices), Any
-    text = escape(option.help)  # brackets are not markup
-    shown = typer.Option(flag, help=text, rich_help_panel=option.panel, click_type=chosen_of)
+    shown = typer.Option(
+        flag,
+        help=escape(option.help),  # brackets are not markup
+        rich_help_panel=option.panel,
+        click_type=chosen_of,
+        hidden=hidden,
+    )
     return inspect.Parameter(
         option.name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -78,6 +155,8 @@ def _read_type(hint: Any) -> tuple[Any, tuple[str, ...], bool]:
         hint, optional = inner, True
     if get_origin(hint) is Literal:
         return str, get_args(hint), optional
+    if get_origin(hint) is list:
+        return hint, (), optional
     if get_origin(hint) is not None:
         return list[float], (), optional
     return hint, (), optional

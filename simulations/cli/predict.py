@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.fitted import load_model
 
+from ..methods.new_rows import predict_file
 from ..methods.registry import family
+from ..run.folders import FORCE, used
 from ..run.run_folder import RunFolder
 from .console import Screen
+from .lazy import as_command
 
 
 def predict(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a run, or its model.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Run folder or saved model.")],
     data: Annotated[str, typer.Option(help="File with the columns of the training data.")],
     id_column: Annotated[
         str | None, typer.Option("--id", help="Column of record ids (default: row numbers).")
@@ -23,24 +27,56 @@ def predict(
     out: Annotated[
         str | None, typer.Option(help="CSV file (default: predictions.csv in the run's folder).")
     ] = None,
+    sep: Annotated[
+        str | None, typer.Option(help="What parts the columns: a character, or tab.")
+    ] = None,
+    decimal: Annotated[str | None, typer.Option(help="Decimal mark: . or ,")] = None,
+    na: Annotated[
+        str | None, typer.Option(help="More marks of missing cells, separated by commas.")
+    ] = None,
+    client: Annotated[
+        int | None,
+        typer.Option(help="Of POF-MKL: whose weights predict (default: the mean of all clients)."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help=FORCE)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing but errors.")] = False,
 ) -> None:
     """Predict new rows with the model of an earlier run."""
     screen = Screen(quiet)
     path = Path(model)
-    folder, config = RunFolder.open(path.parent if path.is_file() else path)
-    own, name = family(config["method"]), config["method"]
+    place = path.parent if path.is_file() else path
+    alone = path.is_file() and not (place / "config.json").is_file()  # the file of save()
+    run = None if alone else _open(place)
+    target = Path(out) if out else place / "predictions.csv"
+    if target.is_dir() or not target.resolve().parent.is_dir():
+        raise OptionError(f"--out {target} cannot be written", remedy="name a file in a folder")
+    if target.exists() and not force:
+        raise used(target)
+    if not Path(data).is_file():
+        raise TableError(f"there is no file {data}", remedy="check the path")
+    dialect = {"sep": sep, "decimal": decimal, "na": na or ()}
+    if run is None:
+        whole = load_model(path)
+        own = family(whole.method)
+        whole = whole if client is None else whole.of_client(client)
+        made, left_out = predict_file(whole, Path(data), id_column, target, **dialect)
+    else:
+        own = family(run["method"])
+        made, left_out = own.predict(place, run, Path(data), id_column, target, client, **dialect)
+    note = f", {left_out} left out: {own.left_out}" if left_out else ""
+    screen.note(f"{made} predictions: {target}{note}")
+
+
+def _open(place: Path) -> dict[str, Any]:
+    """Return the configuration of a run that was simulated."""
+    folder, config = RunFolder.open(place)
     if config["engine"] == "deployment":
         raise OptionError(
             f"{folder.path} is a deployment: its nodes predict, each its own rows",
             remedy="put the rows into nodes/*/test-data.csv, then use "
-            f"fedkern deploy-local {name} --predict {folder.path}",
+            f"fedkern deploy-local {config['method']} --predict {folder.path}",
         )
-    target = Path(out) if out else folder.path / "predictions.csv"
-    if target.is_dir() or not target.resolve().parent.is_dir():
-        raise OptionError(f"--out {target} cannot be written", remedy="name a file in a folder")
-    if not Path(data).is_file():
-        raise TableError(f"there is no file {data}", remedy="check the path")
-    made, left_out = own.predict(folder.path, config, Path(data), id_column, target)
-    note = f", {left_out} left out: {own.left_out}" if left_out else ""
-    screen.note(f"{made} predictions: {target}{note}")
+    return config
+
+
+command = as_command("predict", predict)

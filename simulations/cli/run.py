@@ -9,24 +9,26 @@ from typing import Any
 from rich.markup import escape
 
 from fedkern_flwr.errors import FedKernError, OptionError
+from fedkern_flwr.fitted import PREDICTOR
 
 from ...strategies import PhaseStrategy
 from ..engines.ray_cluster import check_ray_address
 from ..methods.experiment import run_entries, summarise, versions
 from ..methods.held_out import plot_held_out
-from ..methods.registry import family, method, options
+from ..methods.registry import METHODS, family, method, options
 from ..run.data import Prepared
 from ..run.entries import Entry
 from ..run.folders import chosen_folder, json_writer
 from ..run.options import Option
 from ..run.run_folder import ARTIFACTS, RunFolder
 from .console import Screen
+from .options import by_method
 
 
 def run_options(name: str) -> list[Option]:
     """Return the options of a run: those of the method, and those of its family."""
     shared = {o.name: o for o in family(name).parameters()}
-    return list(({o.name: o for o in options(method(name))} | shared).values())
+    return [*shared.values(), *(o for o in options(method(name)) if o.name not in shared)]
 
 
 def run_method(name: str, values: dict[str, Any]) -> None:
@@ -47,13 +49,13 @@ def run_method(name: str, values: dict[str, Any]) -> None:
         )
         _explain(screen, values, result.get("columns", []))
     else:
-        config = family(name).config(name, values)
+        config = family(name).config(name, family(name).deal_files(values))
         family(name).check(config)
         check_ray_address(config["engine"], address)
         prepared = prepare_data(config)
         family(name).check_data(config, prepared)
         _explain(screen, values, [one._asdict() for one in prepared.explain()])
-        folder = RunFolder.create(chosen_folder(values["out"], name), config)
+        folder = RunFolder.create(chosen_folder(values["out"], name), config, force=values["force"])
         try:
             result = _execute(screen, folder, config, prepared, address, resume=False)
         except FedKernError as error:
@@ -88,7 +90,9 @@ def _execute(
 
     def draw_done(done: Entry, strategy: PhaseStrategy) -> None:
         if len(done.results) == 1:
-            folder.save_model(strategy, prepared.scaling_json())
+            result = done.results[0]
+            whole = own.fitted(strategy, prepared, config, folder.state_dir, result)
+            folder.save_model(strategy, prepared.scaling_json(), whole)
         folder.save_draws(done.results)
 
     with screen.progress() as bar:
@@ -128,13 +132,14 @@ def save_result(
         positive = {"positive": names[1]} if len(names) == 2 else {}
         held_out = {"class_names": names, **positive, **found["held_out"]}
         found = {**found, "held_out": held_out}
+    whole = {"predictor": PREDICTOR} if (folder.path / PREDICTOR).is_file() else {}
     result = {
         **{name: config[name] for name in ("method", "engine", "seed")},
         "config": {**config, **facts, "notes": list(prepared.notes)},
         "columns": [one._asdict() for one in prepared.explain()],
         "versions": versions(),
         **found,
-        "artifacts": {**ARTIFACTS, **artifacts},
+        "artifacts": {**ARTIFACTS, **whole, **artifacts},
     }
     folder.save_result(result)
     return result
@@ -179,3 +184,6 @@ def _show(screen: Screen, folder: RunFolder, result: dict[str, Any]) -> None:
         own.rows(result),
     )
     screen.note(f"run folder: {folder.path}")
+
+
+command = by_method("run", "Run one method on one data set.", METHODS, run_method, run_options)

@@ -135,7 +135,9 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
         summaries[label] = summary
         entries.append(entry)
         if summary["metrics"].get("converged") is False:
-            notes.append(f"{label} was stopped before it had converged")
+            notes.append(f"{label}: not converged after its iterations")
+        if simple := summary.get("no_better_than"):
+            notes.append(f"{label} predicts no better than {simple}")
         if not facts and cells[0].settings is section.data[part.dataset]:
             facts = records[0]["facts"]
         notes += records[0]["notes"]
@@ -168,15 +170,26 @@ def pair_rows(comparison: Comparison) -> list[list[str]]:
     ]
 
 
-def columns_of(comparison: Comparison, *, wide: bool) -> dict[str, Column]:
-    """Return the columns of the table; a wide one has those of scores behind the accuracy."""
+def columns_of(comparison: Comparison, *, wide: bool = False) -> dict[str, Column]:
+    """Return the columns of the table.
+
+    A wide one, that of the report, has those of scores behind the accuracy, and behind the first
+    column none in which nothing stands.
+    """
     section, found = comparison.section, dict[str, Column]()
-    known = {name for summary in comparison.summaries.values() for name in summary["metrics"]}
+    summaries, paper = comparison.summaries.values(), section.paper.get(comparison.dataset, {})
+    known = {name for summary in summaries for name in summary["metrics"]}
     for name in section.columns:
         found[name] = section.family.columns[name]
         if wide and name == "accuracy" and "test_auc" in known:
             found |= SCORED_COLUMNS
-    return found
+
+    def has_cells(name: str) -> bool:
+        cells = (cell for summary in summaries for cell in found[name].cells(summary))
+        return name in paper or any(cell not in ("-", "") for cell in cells)
+
+    first, *others = found
+    return {name: found[name] for name in [first, *filter(has_cells, others)]} if wide else found
 
 
 def headings(comparison: Comparison, *, wide: bool = False) -> list[str]:

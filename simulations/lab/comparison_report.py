@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..methods.common import Column
 from ..methods.experiment import versions
 from ..run import drawing
 from ..run.provenance import provenance
@@ -20,8 +21,9 @@ from .comparison import (
 )
 from .figures import across_of, figures_of
 from .paper_figures import HEADINGS, count_misses, paper_figures
-from .presets import PAPERS, Preset
+from .presets import PAPERS, Preset, Section
 from .seen_tables import READING, seen_tables
+from .verdict import verdict
 
 _COUNTED = (
     "Counted on the data set that a table names. On the others the same methods show the same "
@@ -85,9 +87,11 @@ def _blocks(
     folder: Path, chosen: Preset, comparisons: Sequence[Comparison], seed: int
 ) -> list[Block]:
     """Return the blocks of a preset, from what was compared to the settings."""
-    blocks: list[Block] = [TextBlock("What was compared", [chosen.text])]
+    verdicts = [text for text in map(verdict, comparisons) if text]
+    blocks: list[Block] = [TextBlock("Verdict", verdicts)] if verdicts else []
+    blocks.append(TextBlock("What was compared", [chosen.text]))
     styles = drawing.assign_styles(entry[0] for entry in chosen.entries)
-    reading: list[str] = []
+    reading: dict[str, list[str]] = {}
     seen: list[Block] = []
     audited: list[list[str]] = []
     for section in chosen.sections:
@@ -99,16 +103,15 @@ def _blocks(
         for name in section.across:
             stem = folder / _slug(f"{section.title} {name}")
             blocks.append(across_of(section.family)[name](own, stem, styles))
-        shown = [columns_of(one, wide=True) for one in own]
-        reading += (column.reading for columns in shown for column in columns.values())
-        reading += section.family.reading
+        shown = [column for one in own for column in columns_of(one, wide=True).values()]
+        _define(reading, section, shown)
         labels = [entry[0] for entry in section.entries]
         if labels not in audited:  # sections on several data sets may compare the same
             audited.append(labels)
             seen += seen_tables(own[0])
     blocks += _misses(comparisons)
-    reading = [*dict.fromkeys(filter(None, reading)), *READING]
-    blocks.append(TextBlock("How to read the figures", reading))
+    defined = [_join(texts) for texts in reading.values()]
+    blocks.append(TextBlock("How to read the figures", [*defined, *READING]))
     blocks += [
         TextBlock("Who saw what", [_COUNTED] if len(comparisons) > len(audited) else ()),
         *seen,
@@ -119,6 +122,21 @@ def _blocks(
     blocks.append(FactsBlock("Settings", facts | _options(chosen)))
     blocks.append(FactsBlock("Versions", versions()))
     return blocks
+
+
+def _define(reading: dict[str, list[str]], section: Section, shown: Sequence[Column]) -> None:
+    """Add what the columns of a section's tables mean, by the word that is defined."""
+    texts = [column.reading for column in shown]
+    for text in filter(None, (*texts, *section.family.reading)):
+        known = reading.setdefault(text.partition(":")[0], [])
+        if text not in known:
+            known.append(text)
+
+
+def _join(texts: Sequence[str]) -> str:
+    """Return one definition of a word that means a little else in each section."""
+    first, *others = texts
+    return " In other sections: ".join([first, *(o.partition(": ")[2] for o in others)])
 
 
 def _results(

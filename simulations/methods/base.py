@@ -14,7 +14,7 @@ from fedkern_flwr.summing import SummingStrategy
 
 from ...strategies import PhaseStrategy
 from ..engines import DropOut
-from ..run.data import Prepared, Settings, TableSettings
+from ..run.data import Prepared, Settings, TableSettings, deal_files
 from ..run.entries import Entry, average, check_seed
 from ..run.options import RUN, Option, of_settings, options
 from .common import (
@@ -31,8 +31,9 @@ from .common import (
     failure_rows,
     per_draw,
     server_row,
+    useless_rows,
 )
-from .new_rows import PredictRows, SavedRun, read_rows, write_rows
+from .predicting import Predicting
 
 Config = Mapping[str, Any]
 
@@ -42,7 +43,7 @@ P = TypeVar("P", bound=Prepared)
 _COMMON = ("engine", "seed", "drop", "timeout")
 
 
-class Family(ABC, Generic[S, P]):
+class Family(Predicting[P], ABC, Generic[S, P]):
     """Methods that take the same data and report the same metrics.
 
     A family is registered in :data:`fedkern_flwr.simulations.methods.registry.FAMILIES`.
@@ -73,18 +74,16 @@ class Family(ABC, Generic[S, P]):
         Metrics that the table of a run shows.
     reading : tuple of str
         How to read the methods and figures; columns say it themselves.
-    predict_rows : callable or None
-        Returns the outputs of new rows, or raises a :class:`TableError`.
-    unpredictable : (str, str)
-        Why models predict no rows of a file, and what to do instead.
-    left_out : str
-        Why rows are not predicted.
     app : str
         Folder of the Flower app that deploys a method of this family.
     deployable : tuple of str
         The methods that it deploys.
+    nodes : int
+        How many nodes a copy of the app has in a simulation.
     dealt_by_nodes : tuple of str
         Parameters that follow from the number of nodes of a deployment.
+    usual : str
+        Options of the methods and of who holds what that the short help shows.
     deployed_defaults : dict
         Options whose default is another one in a deployment, where an exchange takes seconds.
     """
@@ -102,16 +101,12 @@ class Family(ABC, Generic[S, P]):
     columns: ClassVar[Mapping[str, Column]]
     shown: ClassVar[Sequence[Shown]] = ()
     reading: ClassVar[tuple[str, ...]] = ()
-    predict_rows: ClassVar[PredictRows | None] = None
-    unpredictable: ClassVar[tuple[str, str]] = (
-        "models of {} do not predict the rows of a file",
-        "load its model in Python with fedkern_flwr.model_file.load_model",
-    )
-    left_out: ClassVar[str] = "they lack a value"
     app: ClassVar[str] = ""
     deployable: ClassVar[tuple[str, ...]] = ()
+    nodes: ClassVar[int] = 4
     dealt_by_nodes: ClassVar[tuple[str, ...]] = ("clients",)
     deployed_defaults: ClassVar[Mapping[str, Any]] = {}
+    usual: ClassVar[str] = ""
 
     # -- a run's configuration
 
@@ -131,6 +126,10 @@ class Family(ABC, Generic[S, P]):
             *RESULT,
         ]
 
+    def usual_options(self, name: str) -> frozenset[str]:
+        """Return the options of a method and its parties that the short help shows."""
+        return frozenset(self.usual.split())
+
     def secure_options(self) -> list[Option]:
         """Return the option ``secure``, if there is one."""
         what = "Secure sums: always; --no-secure is refused."
@@ -140,6 +139,16 @@ class Family(ABC, Generic[S, P]):
         elif not self.always_secure:
             return []
         return [Option("secure", bool | None, None, what, RUN)]
+
+    def deal_files(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of the command line with those that follow from files of parties.
+
+        Raises
+        ------
+        OptionError, TableError
+            Something contradicts the files, or they cannot be read.
+        """
+        return deal_files(self.settings, values, {o.name: o.default for o in self.parameters()})
 
     def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Make the configuration of a run from the values of the command line.
@@ -236,55 +245,14 @@ class Family(ABC, Generic[S, P]):
         ``config`` is that of the run, or empty in a comparison. The metric ``seconds``, if there
         is one, is what the method's last step took after the strategy had ended, and is added to
         the seconds of the draw. ``judged``, if it is there, is what was counted on held-out rows
-        where the strategy does not know it.
+        where the strategy does not know it; ``no_better_than`` what predicts them as well, if that
+        is so simple, where nothing is counted.
         """
         return {}
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return what a result tells of a finished draw beside its metrics, such as survivors."""
         return {}
-
-    def predict(
-        self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
-    ) -> tuple[int, int]:
-        """Predict the rows of a file with the model of a run; return (predicted, left out).
-
-        Parameters
-        ----------
-        folder : Path
-            Folder of the run.
-        config : mapping
-            The run's configuration.
-        data : Path
-            File with the columns of the training data; others are ignored, as is a label. Values
-            beyond the training rows' range are clipped to it.
-        id_column : str or None
-            Column of record ids; row numbers by default.
-        out : Path
-            CSV file: id, then the predicted class and the outputs, or the predicted value.
-
-        Raises
-        ------
-        OptionError
-            Models of this family do not predict new rows.
-        TableError
-            The file lacks a column of the model, or every row lacks a value.
-        CheckpointError
-            The folder has no model.
-        """
-        if self.predict_rows is None:
-            problem, remedy = self.unpredictable
-            raise OptionError(problem.format(config["method"]), remedy=remedy)
-        run = SavedRun.open(folder, config)
-        label = str(config["data"].get("label") or "")
-        x, ids = read_rows(data, run.scaling, id_column, label, scaled=self.scales_rows(run))
-        found = self.predict_rows(run, x)
-        write_rows(out, ids, found, run.scaling, run.calibration)
-        return len(found), len(x) - len(found)
-
-    def scales_rows(self, run: SavedRun) -> bool:
-        """Tell whether new rows are scaled as those of the run were, or stay as they are."""
-        return True
 
     def summarise(self, entry: Entry) -> dict[str, Any]:
         """Average the results of an entry's draws.
@@ -315,6 +283,7 @@ class Family(ABC, Generic[S, P]):
         return [
             *self.figures(result),
             *class_rows(result),
+            *useless_rows(result),
             *cost_rows(result),
             *self.seen(result),
             *failure_rows(result),

@@ -13,6 +13,7 @@ from fedkern_flwr.plain_text import plain_line
 
 from ..engines import Engine
 from ..run.entries import Entry
+from ..run.folders import FORCE
 from ..run.format import count, figure, megabytes, size
 from ..run.options import RUN, Option
 
@@ -40,6 +41,7 @@ EXPLAIN = Option(
 #: Where the results go.
 RESULT = (
     Option("out", str | None, None, "Folder of the run.", RUN),
+    Option("force", bool, False, FORCE, RUN, "--force"),
     Option("json_target", str | None, None, "Write the result here; - for stdout.", RUN, "--json"),
     Option(
         "resume",
@@ -300,7 +302,18 @@ JUDGED = (
     *ERRORS,
 )
 DIFFERENCE = Shown("centralised_difference", "largest difference to pooled", scientific)
-ITERATIONS = Shown("iterations", "iterations", lambda v: figure(v, 1).removesuffix(".0"))
+
+
+class _Iterations(Shown):
+    """The row of the iterations, which says if they were too few."""
+
+    def rows(self, metrics: Mapping[str, Any]) -> list[list[str]]:
+        """Return the row, if there is one."""
+        more = ", not converged" if metrics.get("converged") is False else ""
+        return [[name, value + more] for name, value in super().rows(metrics)]
+
+
+ITERATIONS = _Iterations("iterations", "iterations", lambda v: figure(v, 1).removesuffix(".0"))
 
 
 def class_rows(result: Summary) -> list[list[str]]:
@@ -314,6 +327,12 @@ def class_rows(result: Summary) -> list[list[str]]:
         taken = [f"{n} as {other}" for n, other in zip(counts, names, strict=True) if n]
         rows.append([f"held-out rows of {name}", ", ".join(taken) or "none"])
     return rows
+
+
+def useless_rows(result: Summary) -> list[list[str]]:
+    """Return the row of a run's table that says what simple thing predicts as well, if any."""
+    simple = result.get("no_better_than")
+    return [["predicts no better than", str(simple)]] if simple else []
 
 
 def cost_rows(result: Summary) -> list[list[str]]:

@@ -77,6 +77,12 @@ class DealtTable:
         """Number of columns of the table of which something is left."""
         return len(np.unique(self.scaling["sources"]))
 
+    @property
+    def source_names(self) -> list[str]:
+        """For each column the one of the table that it comes from."""
+        names = [one["name"] for one in self.scaling["encoder"]["columns"]]
+        return [names[source] for source in self.scaling["sources"]]
+
     def share(self, count: int) -> tuple[NDArray[np.intp], ...]:
         """Deal the columns of the table evenly, in order; return what became of each share."""
         return deal_columns(self.scaling["sources"], count)
@@ -217,15 +223,14 @@ class DealtData(Prepared, Generic[S, D]):
     def load(self, seed: int) -> tuple[Table, NDArray[np.bool_]]:
         """Return training and held-out rows as one table, and which of them are for training."""
         draw = self.drawn.get(self.settings.data)
-        return part_rows(self.settings, self.read() if draw is None else draw(seed), seed)
+        table = self.read() if draw is None else draw(seed)
+        again = draw is None and self.settings.resplit and table.y_test is not None
+        return part_rows(self.settings, pool_rows(table) if again else table, seed)
 
     def read(self) -> Table:
         """Load the table."""
         settings = self.settings
-        table = settings.load("keep" if settings.missing == "neutral" else settings.missing)
-        if settings.resplit and table.x_test is not None and table.y_test is not None:
-            table = pool_rows(table)
-        return table
+        return settings.load("keep" if settings.missing == "neutral" else settings.missing)
 
     def usable(self, table: Table, train: NDArray[np.bool_], seed: int) -> NDArray[np.intp]:
         """Return the rows that are used: those with a label."""

@@ -31,10 +31,10 @@ from .common import (
     to_pooled,
 )
 from .gram_data import GramSettings, InstanceData, prepare_gram
+from .gram_fitted import train_machine, whole_model
 from .gram_learner import Learner, Machine
 from .gram_options import MatrixFamily
-from .gram_predict import predict_rows, train_machine
-from .new_rows import SavedRun
+from .new_rows import Parts
 from .rating_data import RatingData, rows_of
 
 _COLUMNS = {
@@ -63,6 +63,7 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
     run_options = ("learner", "cost", "level")
     draws = "runs"
     columns = _COLUMNS
+    usual = "clients kernel min_support learner"
     shown = (
         *JUDGED,
         Shown("gamma", "gamma", short),
@@ -71,7 +72,6 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
         Shown("max_abs_error", "largest error of K", scientific),
         Shown("error_bound", "  bound of rounding", scientific, zero=False),
     )
-    predict_rows = staticmethod(predict_rows)
     own_options = (
         Option("learner", Learner, "svc", "Of a table: machine trained on the kernel.", RUN),
         Option(
@@ -124,19 +124,26 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
             return {"max_abs_error": ratings_error(strategy, prepared)}
         return judge_table(strategy, prepared, config)
 
-    def scales_rows(self, run: SavedRun) -> bool:
-        """Tell whether the matrix is one of scaled features, and not of counts.
+    def whole_model(
+        self,
+        strategy: PhaseStrategy,
+        prepared: RatingData | InstanceData,
+        config: Config,
+        state_dir: Path,
+        metrics: Config,
+    ) -> Parts | None:
+        """Return what predicts rows in one place; nothing does where all have one label."""
+        assert isinstance(strategy, SecureGram)
+        assert isinstance(prepared, InstanceData)
+        return whole_model(strategy, prepared, config, metrics)
 
-        Raises
-        ------
-        OptionError
-            The run had no labels.
-        """
-        if "items" in run.scaling:
-            raise OptionError(
-                "ratings have no labels to predict", remedy="use fedkern run fed-cfk to recommend"
-            )
-        return bool(run.meta["encoding"] != "counts")
+    def why_unpredictable(self, config: Config) -> tuple[str, str] | None:
+        """Return why there are no labels to predict, or no sums of new rows with others."""
+        if GramSettings.from_values(config["data"]).rates:
+            return "ratings have no labels to predict", "use fedkern run fed-cfk to recommend"
+        if config["options"].get("merge") == "max":
+            return "a maximum of sums is no matrix of new rows with others", "use --merge disjoint"
+        return None
 
     def size(self, facts: Mapping[str, Any]) -> str:
         """Return the numbers of nodes, users and items, or of rows."""

@@ -19,6 +19,7 @@ from ...clients import GramClient
 from ...strategies import PhaseStrategy, SecureGram
 from ..engines.ray import ClientFn
 from ..run.datasets import BUILTIN_INTERACTIONS
+from ..run.party_files import PartyFiles
 from .clients import DealtClients
 from .dealt_data import DealtData, DealtTable, named_columns
 from .labelled_data import LabelledSettings
@@ -38,12 +39,16 @@ class GramSettings(RatingColumns, LabelledSettings):
     ----------
     data : str
         Ratings (built-in, u.data, ratings.dat, .inter, or a table with --user and --item), or a
-        table (built-in, .npz, .csv, .parquet).
+        table (built-in, .npz, .csv, .tsv, .parquet).
     missing : {"encode", "error", "drop-row"}
         Rows of a table that lack a value (encode: the median, and a column that says so).
     task : {"auto", "classification", "regression"}
         What a table's labels are.
+    party : tuple of str
+        File of a node, once for each, instead of --data; FILE:features if its label is not used.
     """
+
+    holding = "columns"
 
     test_size: float = 0.25
     missing: Literal["encode", MissingRows] = "error"
@@ -52,7 +57,18 @@ class GramSettings(RatingColumns, LabelledSettings):
     def rates(self) -> bool:
         """Whether the data are ratings."""
         named = self.user is not None or self.item is not None
+        if self.party:
+            return named or is_interactions(self.party[0])
         return named or self.data in BUILTIN_INTERACTIONS or is_interactions(self.data)
+
+    def of_files(self) -> dict[str, Any]:
+        """Return the number of parties or nodes."""
+        return self.ratings().of_files() if self.rates else super().of_files()
+
+    @classmethod
+    def counted(cls, files: PartyFiles) -> dict[str, Any]:
+        """Return how many parties have columns."""
+        return {"clients": sum(map(bool, files.blocks))}
 
     def describe(self) -> str:
         """Return who gets what, for the caption of a table."""
@@ -176,13 +192,15 @@ class InstanceData(DealtData[GramSettings, Instances]):
     def deal(self, found: DealtTable, table: Table, seed: int) -> Instances:
         """Deal the columns to the parties."""
         columns, parties = found.width, self.num_clients
+        files = self.settings.files
+        parts = None if files is None else [p for p in files.parts(found.source_names) if len(p)]
         if not 2 <= parties <= columns:
             raise OptionError(
                 f"{columns} columns cannot be dealt to {parties} clients",
                 remedy=f"use 2 to {columns} clients",
             )
         raw = None if table.kinds else table.x[:, found.scaling["sources"]]
-        return Instances(**vars(found), raw=raw, parts=found.share(parties))
+        return Instances(**vars(found), raw=raw, parts=tuple(parts or found.share(parties)))
 
 
 def prepare_gram(settings: GramSettings) -> RatingData | InstanceData:

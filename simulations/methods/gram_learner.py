@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,20 +65,47 @@ class Machine:
         -------
         ndarray, shape (m, outputs)
         """
-        from sklearn import svm
+        if self.learner == "ridge":
+            return np.asarray(test @ self.fit(train, y)[0])
+        fitted = self._vectors(train, y)
+        found = np.asarray(fitted.decision_function(test) if self.classes else fitted.predict(test))
+        return found[:, None] if found.ndim == 1 else found
 
+    def fit(self, train: Floats, y: Floats) -> tuple[Floats, Floats]:
+        """Fit and return what outputs are linear in: weights of the instances, and biases.
+
+        Several classes have an output for each pair of them, see
+        :func:`fedkern_flwr.fitted.forms.votes`, where the learner is svc.
+
+        Returns
+        -------
+        (ndarray, ndarray), shapes (n, outputs) and (outputs,)
+        """
         if self.learner == "ridge":
             targets = encode_classes(y, self.classes, _OWNER) if self.classes else y[:, None]
             ridge = train + self.cost * len(y) * np.eye(len(y))
-            return np.asarray(test @ np.linalg.solve(ridge, targets))
+            weights = np.asarray(np.linalg.solve(ridge, targets))
+            return weights, np.zeros(weights.shape[1])
+        fitted, count = self._vectors(train, y), max(2, len(self.classes))
+        place = np.searchsorted(self.classes, y[fitted.support_]) if self.classes else None
+        weights = np.zeros((len(y), len(fitted.intercept_)))
+        for k, (i, j) in enumerate(zip(*np.triu_indices(count, 1), strict=True)):
+            if count == 2 or place is None:
+                weights[fitted.support_, k] = fitted.dual_coef_[0]
+                continue
+            for mine, other in ((i, j - 1), (j, i)):  # LIBSVM's order: a row for each other class
+                own = place == mine
+                weights[fitted.support_[own], k] = fitted.dual_coef_[other, own]
+        return weights, np.asarray(fitted.intercept_)
+
+    def _vectors(self, train: Floats, y: Floats) -> Any:
+        """Fit and return scikit-learn's support vector machine."""
+        from sklearn import svm
+
+        own = {"kernel": "precomputed", "C": self.cost, "tol": _TOLERANCE}
         if not self.classes:
-            fitted = svm.SVR(kernel="precomputed", C=self.cost, epsilon=_TUBE, tol=_TOLERANCE)
-            return np.asarray(fitted.fit(train, y).predict(test))[:, None]
-        fitted = svm.SVC(
-            kernel="precomputed", C=self.cost, tol=_TOLERANCE, decision_function_shape="ovr"
-        )
-        found = np.asarray(fitted.fit(train, y).decision_function(test))
-        return found[:, None] if found.ndim == 1 else found
+            return svm.SVR(epsilon=_TUBE, **own).fit(train, y)
+        return svm.SVC(decision_function_shape="ovr", **own).fit(train, y)
 
 
 def choose_machine(

@@ -17,9 +17,8 @@ from ... import strategies
 from ...strategies import HierarchicalSVM, PhaseStrategy
 from ..engines.delays import DelayLaw
 from ..run import plots
-from ..run.entries import Entry
 from ..run.format import figure
-from ..run.options import DATA, METHOD, Option
+from ..run.options import METHOD, PARTIES, Option
 from .base import Config, Family, check_numbers, check_rounds, same_number
 from .common import (
     COSTS,
@@ -36,9 +35,10 @@ from .common import (
     to_pooled,
 )
 from .groups_data import HierarchicalData
+from .groups_fitted import whole_model
 from .groups_oracle import pooled_optimum
-from .groups_predict import predict_rows
 from .groups_settings import HierarchicalSettings
+from .new_rows import Parts
 
 DEFAULT_ROUNDS = 200
 USERS, GROUPS = 20, 2  # by default
@@ -111,9 +111,10 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
     strategies = (strategies.HierarchicalSVM,)
     settings = HierarchicalSettings
     draws = "runs"
-    app, deployable = "hierarchical_svm", ("hierarchical-svm",)
+    app, deployable, nodes = "hierarchical_svm", ("hierarchical-svm",), 8
     dealt_by_nodes = ("clients", "users")
     columns = _COLUMNS
+    usual = "users groups partition model C class_weight"
     shown = (
         Shown("test_accuracy", "accuracy on held-out rows"),
         Shown("centralised_test_accuracy", _OPTIMUM),
@@ -127,10 +128,9 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         ITERATIONS,
         Shown("groups_left_out", "groups left out", 0, zero=False),
     )
-    predict_rows = staticmethod(predict_rows)
     data = "breast-cancer"
     own_options = (
-        Option("clients", int | None, None, "The same as --users.", DATA),
+        Option("clients", int | None, None, "The same as --users.", PARTIES),
         Option("step_sizes", str | None, None, "rho of each group, separated by commas.", METHOD),
     )
     repetitions = "Runs averaged, each with its own delays and features."
@@ -261,15 +261,21 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
                 found["iterations_to_pooled"] = close[0]
         return found
 
+    def whole_model(
+        self,
+        strategy: PhaseStrategy,
+        prepared: HierarchicalData,
+        config: Config,
+        state_dir: Path,
+        metrics: Config,
+    ) -> Parts:
+        """Return what predicts rows in one place."""
+        assert isinstance(strategy, HierarchicalSVM)
+        return whole_model(strategy, prepared, state_dir)
+
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return how many nodes took part to the end."""
         return {"survivors": len(strategy.active_nodes())}
-
-    def summarise(self, entry: Entry) -> dict[str, Any]:
-        """Average the runs; they have converged if all have."""
-        found = super().summarise(entry)
-        found["metrics"]["converged"] = all(r["metrics"].get("converged") for r in entry.results)
-        return found
 
     # -- what the user sees of a run
 
@@ -341,5 +347,7 @@ def count_users(values: Mapping[str, Any], sizes: list[int] | None) -> dict[str,
         users = USERS if sizes is None else sum(sizes)
     if groups is None:
         layers = values["architecture"] == "hierarchical"
+        if values.get("party") and users < 2 * GROUPS:
+            layers = False  # nobody is alone in a group
         groups = len(sizes) if sizes is not None else GROUPS if layers else 1
     return {"users": users, "groups": groups}

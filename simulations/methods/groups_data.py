@@ -23,7 +23,7 @@ from ..run.splits import split_rows
 from .clients import TableClients
 from .dealt_data import DealtData, DealtTable, named_columns
 from .groups_settings import HierarchicalSettings
-from .labelled_data import check_sites
+from .labelled_data import check_sites, owners
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -223,6 +223,8 @@ def deal_rows(
             f"{int(train.sum())} training rows cannot be dealt to {users} users",
             remedy="use fewer users, or hold out fewer rows",
         )
+    if settings.files is not None:
+        return owners(table, train, users)
     kind = settings.split
     if kind == "site":
         check_sites(table.take(np.flatnonzero(train)), users, "users", "more users")

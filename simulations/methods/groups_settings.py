@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.vertical.parties import MissingRows
 
 from ..run.data import AutoScale
+from ..run.party_files import PartyFiles
 from ..run.splits import Split
 from .labelled_data import LabelledSettings
 
@@ -58,6 +59,11 @@ class HierarchicalSettings(LabelledSettings):
     alpha: float = 0.5
     rounds: int | None = None
     delay: str | None = None
+
+    @classmethod
+    def counted(cls, files: PartyFiles) -> dict[str, Any]:
+        """Return how many users there are, each with rows of its own."""
+        return {"users": len(files.owners), "partition": "horizontal", "split": "site"}
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from ...strategies import FedCG, PhaseStrategy
 from ..run import plots
 from ..run.entries import Entry, mean
 from ..run.format import figure
-from ..run.options import DATA, Option
+from ..run.options import PARTIES, Option
 from .base import Config, Family
 from .common import (
     COSTS,
@@ -32,8 +32,9 @@ from .common import (
     to_pooled,
 )
 from .hybrid_data import HybridData, HybridSettings
+from .hybrid_fitted import whole_model
 from .hybrid_oracle import ATTACKS, centralised_difference, check_reconstruction, reconstruction
-from .hybrid_predict import predict_rows
+from .new_rows import Parts
 
 
 def _stop_epoch(tolerance: str) -> Column:
@@ -121,6 +122,7 @@ class HybridFamily(Family[HybridSettings, HybridData]):
     app, deployable = "fed_cg", ("fed-cg",)
     dealt_by_nodes = ("clients", "centres")
     columns = _COLUMNS
+    usual = "hospitals centres landmarks gamma regularization tune"
     shown = (
         *JUDGED,
         DIFFERENCE,
@@ -131,7 +133,6 @@ class HybridFamily(Family[HybridSettings, HybridData]):
         ITERATIONS,
         Shown("residual", "relative residual", scientific),
     )
-    predict_rows = staticmethod(predict_rows)
     data = "breast-cancer"
     own_options = (
         Option(
@@ -139,7 +140,7 @@ class HybridFamily(Family[HybridSettings, HybridData]):
             int | None,
             None,
             "Hospitals and centres together, instead of --hospitals.",
-            DATA,
+            PARTIES,
         ),
     )
     repetitions, seeded = "Runs averaged, each with its own landmarks.", "split and landmarks"
@@ -209,6 +210,18 @@ class HybridFamily(Family[HybridSettings, HybridData]):
             found |= reconstruction(strategy, prepared)
         half = prepared.split(strategy.seed or 0).scaling["y_half_range"]
         return found | in_units(strategy.metrics_, half)
+
+    def whole_model(
+        self,
+        strategy: PhaseStrategy,
+        prepared: HybridData,
+        config: Config,
+        state_dir: Path,
+        metrics: Config,
+    ) -> Parts:
+        """Return what predicts rows in one place."""
+        assert isinstance(strategy, FedCG)
+        return whole_model(strategy, prepared, state_dir)
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return which rows were matched, and what was chosen."""

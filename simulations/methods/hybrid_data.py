@@ -17,11 +17,12 @@ from fedkern_flwr.tables.table import Table
 
 from ...clients import HybridKernelClient
 from ...strategies import FedCG, PhaseStrategy
+from ..run.party_files import PartyFiles
 from ..run.splits import Split, split_rows
 from ..run.toy import three_hospitals
 from .clients import TableClients
 from .dealt_data import DealtData, DealtTable, bound_of
-from .labelled_data import LabelledSettings, check_sites
+from .labelled_data import LabelledSettings, check_sites, owners
 
 Floats = NDArray[np.float64]
 
@@ -55,6 +56,7 @@ class HybridSettings(LabelledSettings):
     """
 
     worked_out = frozenset({"hospitals"})
+    holding = "rows and columns"
 
     test_size: float = 0.3
     hospitals: int = 2
@@ -64,6 +66,12 @@ class HybridSettings(LabelledSettings):
     alpha: float = 0.5
     allow_single: bool = False
     reconstruction: bool = False
+
+    @classmethod
+    def counted(cls, files: PartyFiles) -> dict[str, Any]:
+        """Return how many hospitals and centres there are: owners of labels, and others."""
+        found = {"hospitals": len(files.owners), "centres": len(files.others), "split": "site"}
+        return {**found, "own_block": bool(files.blocks[0])}
 
     def describe(self) -> str:
         """Return who gets what, for the caption of a table."""
@@ -250,11 +258,14 @@ class HybridData(DealtData[HybridSettings, Pooled]):
         """Deal the columns to blocks, and the rows that hospitals can use."""
         settings, d, notes = self.settings, found.width, found.notes
         shares = settings.centres + settings.own_block
-        if d < shares:
+        if settings.files is not None:
+            parts = settings.files.parts(found.source_names)[not settings.own_block :]
+        elif d < shares:
             raise OptionError(
                 f"{d} columns cannot be dealt to {shares} blocks", remedy="use fewer centres"
             )
-        parts = found.share(shares)
+        else:
+            parts = found.share(shares)
         names = [OWN_BLOCK] if settings.own_block else []
         names += [f"centre {c + 1}" for c in range(settings.centres)]
         blocks = dict(zip(names, parts, strict=True))
@@ -289,6 +300,8 @@ def _deal_rows(
     settings: HybridSettings, table: Table, train: NDArray[np.bool_], seed: int
 ) -> NDArray[np.intp]:
     """Return to which hospital each row goes."""
+    if settings.files is not None:
+        return owners(table, train, settings.hospitals)
     hospitals, parts = settings.hospitals, [part for part in (train, ~train) if part.any()]
     if settings.split == "site" and table.site is not None:
         sites = check_sites(table, hospitals, "hospitals", "--hospitals {}")

@@ -103,6 +103,8 @@ def centralised_difference(strategy: FedCG, prepared: HybridData) -> float | Non
     for start in range(0, len(test), step):
         part = test[start : start + step]
         central = pooled_kernel(strategy, pooled, part, landmarks) @ coefficients
+        if not pooled.classes:
+            central = np.clip(central, -pooled.label_bound, pooled.label_bound)
         federated = np.array([found[row] for row in part.tolist()])
         worst = max(worst, float(np.abs(central - federated).max()))
     return worst

@@ -45,10 +45,6 @@ class LabelledSettings(TableSettings):
     train_rows: int | None = None
     resplit: bool = False
 
-    def regresses(self, train: Table) -> bool:
-        """Tell whether the label is a number to predict."""
-        return not read_task(self, train)[0]
-
 
 def check_sites(table: Table, holders: int, who: str, remedy: str) -> int:
     """Return the number of sites of some rows, which so many parties are to hold.
@@ -65,6 +61,24 @@ def check_sites(table: Table, holders: int, who: str, remedy: str) -> int:
             remedy=f"use {remedy.format(sites)}, or another --split",
         )
     return sites
+
+
+def owners(table: Table, train: NDArray[np.bool_], parties: int) -> NDArray[np.intp]:
+    """Return the party, of so many, in whose file each row is.
+
+    Raises
+    ------
+    TableError
+        One has no rows to learn from.
+    """
+    assert table.site is not None
+    found = table.site.astype(np.intp)
+    if (np.bincount(found[train], minlength=parties) == 0).any():
+        raise TableError(
+            "a file has no rows to learn from that all other files have",
+            remedy="leave the party out, or hold out fewer rows",
+        )
+    return found
 
 
 def part_rows(
@@ -189,6 +203,11 @@ def hold_out_evenly(settings: LabelledSettings, table: Table, seed: int) -> NDAr
         groups = (table.y == positive_class(settings, table)).astype(np.float64)
     elif classes:
         groups = table.y
+    if settings.party and table.site is not None:  # and of every party
+        known = np.isfinite(groups)
+        numbers = np.unique(groups[known], return_inverse=True)[1]
+        groups = groups.copy()
+        groups[known] = numbers * table.rows + table.site[known].astype(np.float64)
     rng = np.random.default_rng(derive_seed(seed, "held-out rows"))
     train = np.ones(table.rows, bool)
     for group in np.unique(groups[np.isfinite(groups)]):
@@ -247,7 +266,9 @@ def positive_class(settings: LabelledSettings, table: Table) -> float:
 def class_names(settings: LabelledSettings, table: Table, classes: tuple[float, ...]) -> list[str]:
     """Return the names of the classes of :func:`read_task`, for those who read results."""
     if settings.positive is not None:
-        return [f"not {settings.positive}", str(settings.positive)]
+        positive = str(settings.positive)
+        others = [name for name in table.classes if name != positive.strip()]
+        return [others[0] if len(others) == 1 else f"not {positive}", positive]
     if table.classes:
         return [table.classes[int(label)] for label in classes]
     return [np.format_float_positional(label, trim="-") for label in classes]

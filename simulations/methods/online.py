@@ -10,6 +10,7 @@ import numpy as np
 
 from ... import strategies
 from ...strategies import PhaseStrategy
+from ...strategies.kernel_online import KernelOnlineStrategy
 from ..run import plots
 from ..run.entries import Entry, average, mean
 from ..run.format import figure, milli
@@ -17,7 +18,9 @@ from ..run.options import RUN, Option
 from .base import Config, Family
 from .common import COSTS, Column, drawn
 from .hindsight import server_regret
+from .new_rows import Parts
 from .online_data import DataSettings, Streams, prepare
+from .online_fitted import whole_model
 
 _COLUMNS = {
     "mse": Column(
@@ -60,9 +63,10 @@ class OnlineFamily(Family[DataSettings, Streams]):
     app, deployable = "pof_mkl", ("pof-mkl",)
     deployed_defaults = {"samples_per_round": 50, "checkpoint_every": 2}  # noqa: RUF012
     columns = _COLUMNS
+    usual = "clients split kernels_per_round features step_size samples_per_round"
     unpredictable = (
-        "a model of {} belongs to its clients, who predict with weights of their own",
-        "hold rows out with --test-size",
+        "models of {} stay with their clients, and are not kept",
+        "hold rows out with --test-size, or use fedkern run pof-mkl",
     )
     data = "nyc-weather"
     own_options = (
@@ -94,10 +98,31 @@ class OnlineFamily(Family[DataSettings, Streams]):
         return prepare(settings)
 
     def measure(self, strategy: PhaseStrategy, prepared: Streams, config: Config) -> dict[str, Any]:
-        """Return the server's regret where it was asked for."""
-        if not config.get("hindsight"):
-            return {}
-        return {"server_regret": server_regret(strategy, prepared)}
+        """Return the server's regret where it was asked for, and whether the mean does as well."""
+        y = np.concatenate([one.y[: prepared.rounds] for one in prepared.clients.shards])
+        found: dict[str, Any] = {}
+        if strategy.metrics_["mse"] >= y.var():
+            found["no_better_than"] = "the mean of all labels"
+        if config.get("hindsight"):
+            found["server_regret"] = server_regret(strategy, prepared)
+        return found
+
+    def whole_model(
+        self,
+        strategy: PhaseStrategy,
+        prepared: Streams,
+        config: Config,
+        state_dir: Path,
+        metrics: Config,
+    ) -> Parts:
+        """Return what predicts rows in one place."""
+        assert isinstance(strategy, KernelOnlineStrategy)
+        return whole_model(strategy, prepared, state_dir)
+
+    def why_unpredictable(self, config: Config) -> tuple[str, str] | None:
+        """Return why a model is not one of parameters that all clients share."""
+        shared = issubclass(self._strategy(config["method"]), KernelOnlineStrategy)
+        return None if shared else self.unpredictable
 
     def summarise(self, entry: Entry) -> dict[str, Any]:
         """Average the draws round by round; ``mse_std`` is the standard deviation over draws."""

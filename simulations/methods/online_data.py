@@ -18,7 +18,7 @@ from fedkern_flwr.tables.table import Table, drop_constant_columns
 
 from ...clients import OnlineKernelClient
 from ...strategies import PhaseStrategy
-from ..run.data import Prepared, TableSettings, hold_out
+from ..run.data import Prepared, TableSettings, held_out_of, hold_out
 from ..run.splits import Split, split_rows
 from .clients import DealtClients
 
@@ -136,8 +136,10 @@ class Streams(Prepared):
 
     def scaling_json(self) -> str:
         """Return the encoder and the scaling of what it makes."""
+        unit = self.scaling.y_max - self.scaling.y_min
+        labels = {"classes": [], "y_middle": self.scaling.y_min, "y_half_range": unit}
         both = {**json.loads(self.scaling.to_json()), "encoder": self.encoder.to_dict()}
-        return json.dumps(both)
+        return json.dumps(both | labels)
 
     def explain(self) -> list[Explanation]:
         """Return what became of the columns of the table."""
@@ -172,7 +174,8 @@ def prepare(settings: DataSettings) -> Streams:
     if settings.sites:
         table = _keep_sites(table, settings.sites)
     table = drop_constant_columns(table)
-    kept, x_test, y_test = hold_out(table, settings.test_size, settings.seed)
+    whole, each = table, settings.files is not None
+    kept, x_test, y_test = hold_out(table, settings.test_size, settings.seed, each_site=each)
     if len(x_test):  # else the order in memory would change, and with it the rounding of norms
         table = kept
     table = replace(table, x_test=x_test, y_test=y_test)
@@ -191,6 +194,8 @@ def prepare(settings: DataSettings) -> Streams:
     )
     assert table.y is not None
     test = np.array_split(np.arange(len(y_test)), clients)
+    if settings.files is not None:
+        test = held_out_of(whole, kept)
     shards = tuple(
         Shard(
             np.ascontiguousarray(table.x[rows]),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -13,8 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from fedkern_flwr.errors import OptionError
-from fedkern_flwr.interactions import Interactions, hold_out_latest, hold_out_random
+from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.interactions import (
+    Interactions,
+    encode_interactions,
+    hold_out_latest,
+    hold_out_random,
+)
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.seeding import derive_seed
 
@@ -23,6 +28,7 @@ from ...strategies import FedCFK, PhaseStrategy, SecureGram
 from ..engines.ray import ClientFn
 from ..run.data import Prepared, Settings
 from ..run.datasets import read_interactions
+from ..run.party_files import check_files
 from .clients import DealtClients
 
 HoldOut = Literal["random", "time"]
@@ -53,6 +59,8 @@ class RatingColumns(Settings):
         Rounds of --merge max.
     resplit : bool
         A split of its own for every repetition.
+    party : tuple of str
+        File of a node, once for each, instead of --data.
     """
 
     adjustable: ClassVar[frozenset[str]] = frozenset({"clients"})
@@ -66,6 +74,7 @@ class RatingColumns(Settings):
     users_per_client: int | None = None
     rounds: int | None = None
     resplit: bool = False
+    party: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,8 @@ class RatingSettings(RatingColumns):
     Attributes
     ----------
     data : str
-        Built-in ratings, or a u.data, ratings.dat, .inter, .csv, .tsv or .parquet file.
+        Built-in ratings (nyc-flights), or a u.data, ratings.dat, .inter, .csv, .tsv or .parquet
+        file.
     hold_out : {"random", "time"}
         Hold out random ratings, or the latest.
     """
@@ -89,17 +99,55 @@ class RatingSettings(RatingColumns):
             return f"nodes of {self.users_per_client} users"
         return f"{self.clients or _CLIENTS} nodes"
 
-    def read(self) -> Interactions:
-        """Load the ratings and keep the positive ones.
+    def of_files(self) -> dict[str, Any]:
+        """Return the number of nodes."""
+        paths = [Path(text) for text in self.party]
+        check_files(paths)
+        return {"clients": len(paths), "data": " + ".join(path.name for path in paths)}
+
+    def read(self) -> tuple[Interactions, list[int]]:
+        """Load the ratings and keep the positive ones; return the users of each file as well.
 
         Raises
         ------
         TableError, OptionError
         """
-        found = read_interactions(
-            self.data, user=self.user, item=self.item, rating=self.rating, time=self.time
-        )
-        return found.positive(self.min_rating)
+        named = {"user": self.user, "item": self.item, "rating": self.rating, "time": self.time}
+        files = [read_interactions(file, **named) for file in self.party or (self.data,)]
+        found = join_ratings(files) if self.party else files[0]
+        return found.positive(self.min_rating), [file.users for file in files]
+
+
+def join_ratings(files: Sequence[Interactions]) -> Interactions:
+    """Return the ratings of all files; users are in the order of the files.
+
+    Raises
+    ------
+    TableError
+        A user is in two files, or some files have ratings and others none.
+    """
+    import pyarrow as pa
+
+    users = [name for file in files for name in file.user_ids]
+    if repeated := len(users) - len(set(users)):
+        raise TableError(f"{repeated} users are in two files", remedy="keep each user in one")
+    if len({file.rated for file in files}) > 1:
+        raise TableError("some files have ratings, others none", remedy="give all of them ratings")
+
+    def column(name: str) -> Any:
+        return pa.array(np.concatenate([getattr(file, name) for file in files]))
+
+    def ids(name: str) -> Any:
+        parts = [np.array(getattr(f, f"{name}_ids"))[getattr(f, name)] for f in files]
+        return pa.array(np.concatenate(parts).tolist())
+
+    timed = all(file.time is not None for file in files)
+    rating, time = column("rating") if files[0].rated else None, column("time") if timed else None
+    found = encode_interactions(ids("user"), ids("item"), rating, time, "the files")
+    place = {name: k for k, name in enumerate(users)}
+    code = np.array([place[name] for name in found.user_ids])
+    notes = tuple(note for file in files for note in file.notes)
+    return replace(found, user=code[found.user], user_ids=tuple(users), notes=notes)
 
 
 def deal_users(settings: RatingSettings, users: int) -> list[slice]:
@@ -210,8 +258,10 @@ class RatingData(Prepared):
     def __init__(self, settings: RatingSettings) -> None:
         check_choice("hold-out", settings.hold_out, get_args(HoldOut))
         self.settings = settings
-        self.ratings = settings.read()
+        self.ratings, each = settings.read()
         self.parts = deal_users(settings, self.ratings.users)
+        if settings.party:
+            self.parts = [slice(a, b) for a, b in pairwise(np.cumsum([0, *each]).tolist())]
         self.notes = (f"{self.ratings.rows} positive ratings",)
         self._split: tuple[int, PooledRatings] | None = None
         self.split(settings.seed)  # refuses shares that cannot be

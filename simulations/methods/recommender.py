@@ -67,6 +67,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
     app, deployable = "fed_cfk", ("fed-cfk",)
     dealt_by_nodes = ("clients", "users_per_client")
     columns = _COLUMNS
+    usual = "clients hold_out kernel regularization min_support"
     shown = (
         Shown("auc", "AUC"),
         Shown("ndcg@100", "nDCG@100"),
@@ -89,8 +90,10 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
     ) -> dict[str, Any]:
         """Return the difference from CF-KOMD on pooled data with the same users in the kernel."""
         assert isinstance(strategy, FedCFK)
+        guessed = strategy.metrics_.get("auc", 1.0) <= 0.5
+        simple = {"no_better_than": "items in any order"} if guessed else {}
         if strategy.merge == "max" or strategy.request == "noisy":
-            return {}
+            return simple
         pooled = prepared.split(strategy.seed or 0)
         users = rows_of(prepared.parts, strategy.survivors_)
         kernel = pooled_kernel(pooled.train[users], strategy.items_, strategy.dot_kernel_)
@@ -102,12 +105,19 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
             subtract_mean=strategy.subtract_mean,
         )
         if not found:
-            return {}
+            return simple
         worst = max(abs(found[name] - strategy.metrics_[name]) for name in RANKING)
-        return {"centralised_difference": worst}
+        return {"centralised_difference": worst, **simple}
 
     def predict(
-        self, folder: Path, config: Config, data: Path, id_column: str | None, out: Path
+        self,
+        folder: Path,
+        config: Config,
+        data: Path,
+        id_column: str | None,
+        out: Path,
+        client: int | None = None,
+        **dialect: Any,
     ) -> tuple[int, int]:
         """Recommend to the users of a file, of one or of many, with the kernel of a run.
 
@@ -122,10 +132,12 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
             The run's configuration.
         data : Path
             Ratings of the users; those of at least the run's ``min_rating`` count as positive.
-        id_column : None
-            There is none.
+        id_column, client : None
+            There are none.
         out : Path
             CSV file: user, rank, item and score of at most 100 items that the user did not rate.
+        **dialect
+            Of tables: ratings have none.
 
         Returns
         -------
@@ -143,6 +155,8 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         """
         if id_column is not None:
             raise OptionError("ratings have no ids of records", remedy="leave out --id")
+        if client is not None:
+            raise OptionError("all users of FedCFK have one kernel", remedy="leave out --client")
         run = SavedRun.open(folder, config)
         arrays, meta, own = run.arrays, run.meta, config["data"]
         names, items = tuple(run.scaling["items"]), arrays["items"]

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.errors import TableError
 from fedkern_flwr.method import Method, MethodClient
+from fedkern_flwr.options import declared
 from fedkern_flwr.registered import client_of, find_method, registered
+from fedkern_flwr.summing import SummingStrategy
 from fedkern_flwr.tables import load_table
 from fedkern_flwr.tables.table import Table, drop_constant_columns
 
 from ...strategies import PhaseStrategy
-from ..run.data import Prepared, TableSettings, hold_out
+from ..run.data import Prepared, TableSettings, held_out_of, hold_out
 from ..run.format import figure
 from ..run.splits import Split, split_rows
 from .base import Config, Family
@@ -58,7 +60,9 @@ class RowSettings(TableSettings):
 
     def table(self) -> Table:
         """Load the table, which may have labels or none."""
-        if self.target is not None or not Path(self.data).is_file():  # built in, or nowhere
+        if (
+            self.files is not None or self.target is not None or not Path(self.data).is_file()
+        ):  # built in, or nowhere
             return self.load(self.missing)
         return load_table(
             self.data,
@@ -68,6 +72,7 @@ class RowSettings(TableSettings):
             missing=self.missing,
             labelled=self.label is not None,
             kinds={},
+            **self.dialect,
         )
 
 
@@ -169,13 +174,16 @@ class RowsFamily(Family[RowSettings, RowData]):
         The encoder is of the training rows; a deployment declares ranges.
         """
         table = drop_constant_columns(settings.table())
-        table, x_test, y_test = hold_out(table, settings.test_size, settings.seed)
+        whole, each = table, settings.files is not None
+        table, x_test, y_test = hold_out(table, settings.test_size, settings.seed, each_site=each)
         encoder = settings.encoder(table)
         x, x_test = (encoder.transform(replace(table, x=part)) for part in (table.x, x_test))
         parts = split_rows(
             table, settings.split, settings.clients, settings.seed, alpha=settings.alpha
         )
         tests = np.array_split(np.arange(len(x_test)), len(parts))
+        if settings.files is not None:
+            tests = held_out_of(whole, table)
         given = []
         for rows, held in zip(parts, tests, strict=True):
             own: dict[str, Any] = {"x": x[rows], "x_test": x_test[held], "columns": encoder.outputs}
@@ -185,6 +193,11 @@ class RowsFamily(Family[RowSettings, RowData]):
                 own["ids"] = [str(name) for name in np.asarray(table.ids)[rows]]
             given.append(own)
         return RowData(tuple(given), encoder, (*table.notes, *encoder.notes))
+
+    def usual_options(self, name: str) -> frozenset[str]:
+        """Return the method's own options and the number of clients."""
+        own = declared(find_method(name)).keys() - declared(SummingStrategy).keys()
+        return frozenset({"clients", *own})
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return how many clients there were at the end."""

@@ -13,7 +13,7 @@ from ... import strategies
 from ...strategies import FDSKL, PhaseStrategy
 from ..run import plots
 from ..run.format import figure
-from ..run.options import DATA, Option
+from ..run.options import PARTIES, Option
 from .base import Config, Family, check_numbers, check_rounds, same_number
 from .common import (
     COSTS,
@@ -29,10 +29,11 @@ from .common import (
     short,
     to_pooled,
 )
+from .new_rows import Parts
 from .pooled import error_of
 from .vertical_data import VerticalData, VerticalSettings
+from .vertical_fitted import whole_model
 from .vertical_oracle import centralised_difference
-from .vertical_predict import predict_rows
 
 DEFAULT_ROUNDS = 200
 
@@ -66,10 +67,10 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
     app, deployable = "fdskl", ("fdskl",)
     dealt_by_nodes = ("clients", "parties")
     columns = _COLUMNS
+    usual = "parties schedule features gamma regularization loss"
     reading = ("Methods whose name says pooled see all columns at once; they cost no exchange.",)
-    predict_rows = staticmethod(predict_rows)
     data = "breast-cancer"
-    own_options = (Option("clients", int | None, None, "The same as --parties.", DATA),)
+    own_options = (Option("clients", int | None, None, "The same as --parties.", PARTIES),)
     repetitions = "Runs averaged, each with its own directions."
     seeded = "split, batches and directions"
     secured_by = ("topology", "star", "tree")
@@ -139,6 +140,18 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
             unit = half * part.label_bound
             found["validation_score"] = strategy.metrics_["validation_score"] * unit
         return found
+
+    def whole_model(
+        self,
+        strategy: PhaseStrategy,
+        prepared: VerticalData,
+        config: Config,
+        state_dir: Path,
+        metrics: Config,
+    ) -> Parts:
+        """Return what predicts rows in one place."""
+        assert isinstance(strategy, FDSKL)
+        return whole_model(strategy, prepared, state_dir)
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return the number of parties, and which rows were matched."""

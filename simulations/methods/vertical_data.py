@@ -15,6 +15,7 @@ from fedkern_flwr.vertical.parties import ACTIVE, PASSIVE, MissingRows
 
 from ...clients import VerticalKernelClient
 from ...strategies import PhaseStrategy
+from ..run.party_files import PartyFiles
 from .clients import TableClients
 from .dealt_data import DealtData, DealtTable, named_columns
 from .labelled_data import LabelledSettings
@@ -40,6 +41,7 @@ class VerticalSettings(LabelledSettings):
     """
 
     worked_out = frozenset({"parties"})
+    holding = "columns"
 
     test_size: float = 0.25
     missing: Literal["encode", MissingRows] = "error"
@@ -47,6 +49,11 @@ class VerticalSettings(LabelledSettings):
     active_parties: int = 1
     allow_single: bool = False
     rounds: int | None = None
+
+    @classmethod
+    def counted(cls, files: PartyFiles) -> dict[str, Any]:
+        """Return how many parties there are, of which one has the labels."""
+        return {"parties": len(files.blocks), "active_parties": 1}
 
     def describe(self) -> str:
         """Return who gets what, for the caption of a table."""
@@ -165,15 +172,19 @@ class VerticalData(DealtData[VerticalSettings, Columns]):
     def deal(self, found: DealtTable, table: Table, seed: int) -> Columns:
         """Deal the columns to the parties, and the labels to the active ones."""
         settings = self.settings
-        if found.width < settings.parties:
+        if settings.files is not None:
+            parts = settings.files.parts(found.source_names)
+        elif found.width < settings.parties:
             raise OptionError(
                 f"{found.width} columns cannot be dealt to {settings.parties} parties",
                 remedy="use fewer parties",
             )
+        else:
+            parts = found.share(settings.parties)
         owner = np.zeros(len(found.y), np.intp)
         for part in (found.train, ~found.train):
             owner[part] = np.arange(int(part.sum())) % settings.active_parties
-        return Columns(**vars(found), owner=owner, parts=found.share(settings.parties))
+        return Columns(**vars(found), owner=owner, parts=parts)
 
 
 def frequency_seed(seed: int, party: int) -> bytes:

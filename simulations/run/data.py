@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -18,9 +19,10 @@ from fedkern_flwr.tables.table import Missing, Table
 from ...strategies import PhaseStrategy
 from ..engines.faults import Plan
 from ..engines.ray import ClientFn
-from .datasets import load_data
+from .datasets import load_data, usual_name
+from .party_files import FEATURES, Holding, PartyFiles
 
-#: How numbers are scaled, or that it depends on the label.
+#: How numbers are scaled; auto: the range or ranks, see :class:`TableSettings`.
 AutoScale = Literal["auto", "rank", "standard", "range", "none"]
 
 
@@ -33,7 +35,8 @@ class Settings(ABC):
     Attributes
     ----------
     data : str
-        Built-in data set, or a .npz, .csv or .parquet file.
+        Built-in table (iris, wine, breast-cancer, digits, diabetes, nyc-weather), or a .npz, .csv,
+        .tsv or .parquet file.
     test_size : float
         Share of rows held out for a last evaluation.
     seed : int
@@ -59,11 +62,15 @@ class Settings(ABC):
         """Read the settings off the values of a command line, or off a run's configuration."""
         own: dict[str, Any] = {f.name: values[f.name] for f in fields(cls)}
         own = {k: tuple(v) if isinstance(v, list) else v for k, v in own.items()}
-        return cls(**own)
+        return cls(**own | {"data": usual_name(own["data"])})
 
     @abstractmethod
     def describe(self) -> str:
         """Return who gets what, for the caption of a table."""
+
+    def of_files(self) -> dict[str, Any]:
+        """Return the settings that follow from files of parties, and ``data``: their names."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -80,18 +87,61 @@ class TableSettings(Settings):
         Column of record ids.
     site_column : str or None
         Column of sites.
+    party : tuple of str
+        File of a party, once for each, instead of --data; FILE:features if its label is not used.
     scaling : {"auto", "rank", "standard", "range", "none"}
-        How numbers are scaled by the training rows: ranks, mean and deviation, or range. Auto:
-        ranks, but the range where the label is a number to predict.
+        How numbers are scaled by the training rows: ranks, mean and deviation, or range. Auto: the
+        range of a column, but ranks where some of its values are far from the others.
+    sep : str or None
+        What parts the columns of a .csv file: a character, or tab (default: found out).
+    decimal : {".", ","} or None
+        Decimal mark of a .csv file (default: found out).
+    na : tuple of str
+        More marks of missing cells, separated by commas.
     """
 
     of_runs = {"scaling": "auto", "missing": "encode"}  # noqa: RUF012
+    #: What files of parties have.
+    holding: ClassVar[Holding] = "rows"
 
     label: str | None = None
     target: str | None = None
     id_column: str | None = None
     site_column: str | None = None
+    party: tuple[str, ...] = ()
     scaling: AutoScale = "range"
+    sep: str | None = None
+    decimal: Literal[".", ","] | None = None
+    na: tuple[str, ...] = ()
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """Read the settings; on the command line ``na`` is one text with commas."""
+        na = values["na"] or ()
+        na = (na,) if isinstance(na, str) else tuple(na)
+        return super().from_values({**values, "na": na, "party": tuple(values["party"] or ())})
+
+    @property
+    def dialect(self) -> dict[str, Any]:
+        """How a file is written, as :func:`load_data` takes it."""
+        return {"sep": self.sep, "decimal": self.decimal, "na": ",".join(self.na)}
+
+    @cached_property
+    def files(self) -> PartyFiles | None:
+        """What is in the files of parties, if they are given."""
+        if not self.party:
+            return None
+        return PartyFiles.read(self.party, self.holding, self.label, self.id_column, self.dialect)
+
+    def of_files(self) -> dict[str, Any]:
+        """Return the settings that follow from files of parties, and ``data``: their names."""
+        assert self.files is not None
+        return {**self.counted(self.files), "data": self.files.text}
+
+    @classmethod
+    def counted(cls, files: PartyFiles) -> dict[str, Any]:
+        """Return the settings that follow from files of parties."""
+        return {"clients": len(files.owners), "split": "site"}
 
     def load(self, missing: Missing) -> Table:
         """Load the table.
@@ -101,6 +151,8 @@ class TableSettings(Settings):
         TableError, OptionError
             See :func:`load_data`.
         """
+        if self.files is not None:
+            return self.files.table(missing)
         return load_data(
             self.data,
             label=self.label,
@@ -108,6 +160,7 @@ class TableSettings(Settings):
             id_column=self.id_column,
             site_column=self.site_column,
             missing=missing,
+            **self.dialect,
         )
 
     def encoder(self, train: Table) -> Encoder:
@@ -121,14 +174,44 @@ class TableSettings(Settings):
             See :meth:`Encoder.fit`.
         """
         encode = getattr(self, "missing", "error") == "encode"
-        scaling = self.scaling
-        if scaling == "auto":  # ranks bend what a number depends on smoothly
-            scaling = "range" if self.regresses(train) else "rank"
-        return Encoder.fit(train, scaling, "encode" if encode else "keep")
+        return Encoder.fit(train, self.scaling, "encode" if encode else "keep")
 
-    def regresses(self, train: Table) -> bool:
-        """Tell whether the label is a number to predict: rows without labels have none."""
-        return False
+
+def deal_files(
+    settings: type[Settings], values: Mapping[str, Any], usual: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the values of a command line with those that follow from files of parties.
+
+    Parameters
+    ----------
+    settings : type of Settings
+        What they are of.
+    values, usual : mapping
+        What was given, and defaults.
+
+    Raises
+    ------
+    OptionError, TableError
+        Something contradicts the files, or they cannot be read.
+    """
+    found = dict(values)
+    if not values.get("party"):
+        return found
+    for name, flag in (("data", "data"), ("target", "target"), ("site_column", "site")):
+        if values.get(name) != usual.get(name):
+            raise OptionError(f"--{flag} is not for files of parties", remedy="leave it out")
+    for name, value in settings.from_values(values).of_files().items():
+        if name != "data" and values.get(name) not in (None, usual.get(name), value):
+            raise OptionError(
+                f"{name.replace('_', '-')} {values[name]} is not that of the files, {value}",
+                remedy="leave it out",
+            )
+        found[name] = value
+    ends = (
+        (Path(text.removesuffix(FEATURES)), text.endswith(FEATURES)) for text in values["party"]
+    )
+    found["party"] = [f"{path.resolve()}{FEATURES * plain}" for path, plain in ends]
+    return found
 
 
 class Prepared(ABC):
@@ -190,12 +273,22 @@ class Prepared(ABC):
         return []
 
 
+def held_out_of(table: Table, kept: Table) -> list[NDArray[np.intp]]:
+    """Return which rows are those of each site, of those that were held out of a table in order."""
+    assert table.site is not None
+    assert kept.site is not None
+    sites, rows = np.unique(table.site, return_counts=True)
+    held = [int(n - (kept.site == site).sum()) for site, n in zip(sites, rows, strict=True)]
+    return np.split(np.arange(sum(held)), np.cumsum(held)[:-1])
+
+
 def hold_out(
-    table: Table, test_size: float, seed: int
+    table: Table, test_size: float, seed: int, *, each_site: bool = False
 ) -> tuple[Table, NDArray[np.float64], NDArray[np.float64]]:
     """Return the rows to learn from, and the features and labels (if any) of the test rows.
 
-    Test rows that came with the data are used; else a random share of the rows is taken.
+    Test rows that came with the data are used; else a random share of the rows is taken, or of the
+    rows of each site.
 
     Raises
     ------
@@ -207,7 +300,10 @@ def hold_out(
     if table.x_test is not None and table.y_test is not None:
         return table, table.x_test, table.y_test
     order = np.random.default_rng([seed, 1]).permutation(table.rows)
-    held, kept = np.split(order, [round(test_size * table.rows)])
-    held, kept = np.sort(held), np.sort(kept)
+    groups = [order]
+    if each_site and table.site is not None:
+        groups = [order[table.site[order] == site] for site in np.unique(table.site)]
+    parts = [np.split(group, [round(test_size * len(group))]) for group in groups]
+    held, kept = (np.sort(np.concatenate(part)) for part in zip(*parts, strict=True))
     y_test = np.empty(0) if table.y is None else table.y[held]
     return table.take(kept), table.x[held], y_test

@@ -24,7 +24,7 @@ from fedkern_flwr.interactions import (
     encode_interactions,
     load_interactions,
 )
-from fedkern_flwr.tables import load_table
+from fedkern_flwr.tables import FILES, load_table
 from fedkern_flwr.tables.table import Missing, Table, select_target
 
 __all__ = [
@@ -33,6 +33,8 @@ __all__ = [
     "load_builtin_interactions",
     "load_data",
     "read_interactions",
+    "spelled",
+    "usual_name",
 ]
 
 _FASTEST_WIND = 250.0  # miles per hour; no gust on record is faster
@@ -47,6 +49,7 @@ def load_data(
     id_column: str | None = None,
     site_column: str | None = None,
     missing: Missing = "error",
+    **dialect: Any,
 ) -> Table:
     """Load a built-in data set by name, or a file by path.
 
@@ -56,7 +59,7 @@ def load_data(
         One of :data:`BUILTIN`, or the path of an NPZ, CSV or Parquet file.
     target : str or None (default: None)
         Name or index of a feature column to predict instead of the label.
-    label, id_column, site_column, missing
+    label, id_column, site_column, missing, **dialect
         For files only, see :func:`fedkern_flwr.tables.load_table`. Their text and dates are kept
         for an encoder.
 
@@ -80,7 +83,7 @@ def load_data(
     if path.name == name and not path.suffix and not path.exists():
         raise TableError(
             f"there is no built-in data set {name!r}",
-            remedy=f"choose from {', '.join(BUILTIN)}, or give a .npz, .csv or .parquet file",
+            remedy=f"choose from {', '.join(BUILTIN)}, or give {FILES}",
         )
     return load_table(
         path,
@@ -90,7 +93,23 @@ def load_data(
         site_column=site_column,
         missing=missing,
         kinds={},
+        **dialect,
     )
+
+
+def usual_name(name: str) -> str:
+    """Return the name of built-in data that is meant by another spelling; other names as they are.
+
+    Case, underscores and spaces do not matter: ``breast_cancer`` is breast-cancer.
+    """
+    plain = spelled(name)
+    known = plain in (*_LOADERS, *_INTERACTION_LOADERS) and not Path(name).exists()
+    return plain if known else name
+
+
+def spelled(name: str) -> str:
+    """Return a name in small letters with dashes."""
+    return name.lower().replace("_", "-").replace(" ", "-")
 
 
 def load_builtin_interactions(name: str) -> Interactions:

@@ -85,9 +85,12 @@ def average(
     -------
     dict
         ``metrics``, ``history``, ``exchanges``, ``bytes_up``, ``bytes_down``, ``seconds`` (means
-        per draw), ``survivors``, ``failures``, ``privacy`` (of the first draw).
+        per draw), ``survivors``, ``failures``, ``privacy`` (of the first draw) and, if it is there,
+        ``no_better_than`` (likewise).
     """
     means = {n: mean([r["metrics"].get(n) for r in results]) for n in results[0]["metrics"]}
+    if "converged" in means:  # not an average: if all have
+        means["converged"] = all(r["metrics"].get("converged") for r in results)
     return {
         "metrics": {**means, **metrics},
         "history": history,
@@ -98,6 +101,7 @@ def average(
         "survivors": survivors,
         "failures": _add_failures(r["failures"] for r in results),
         "privacy": results[0]["privacy"],
+        **{name: results[0][name] for name in ("no_better_than",) if name in results[0]},
     }
 
 

@@ -11,13 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.errors import EngineError, OptionError, TableError
 from fedkern_flwr.private_files import make_private_folder
+
+#: Help of ``--force``.
+FORCE = "Replace what an earlier command left in --out."
 
 
 def chosen_folder(out: str | None, stem: str) -> Path:
-    """Return the folder that ``--out`` names, by default one below ``runs`` with the time."""
-    return Path(out or Path("runs") / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+    """Return the folder that ``--out`` names, by default a new one below ``runs`` with the time."""
+    if out:
+        return Path(out)
+    name = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (name, *(f"{name}-{number}" for number in range(2, 1000)))
+    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 
 
 def json_writer(target: str | None) -> Callable[[Mapping[str, Any]], None]:
@@ -27,6 +34,8 @@ def json_writer(target: str | None) -> Callable[[Mapping[str, Any]], None]:
     ------
     TableError
         The folder of the file does not exist, which is said before hours are spent.
+    EngineError
+        Of what is returned: the file cannot be written after all.
     """
     path = None if target in (None, "", "-") else Path(str(target))
     if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
@@ -34,10 +43,17 @@ def json_writer(target: str | None) -> Callable[[Mapping[str, Any]], None]:
 
     def write(result: Mapping[str, Any]) -> None:
         text = f"{json.dumps(result, allow_nan=False)}\n"
-        if path is not None:
-            path.write_text(text)
-        elif target:
-            sys.stdout.write(text)
+        try:
+            if path is not None:
+                path.write_text(text)
+            elif target:
+                sys.stdout.write(text)
+                sys.stdout.flush()
+        except OSError as error:
+            raise EngineError(
+                f"--json {target} cannot be written ({error.strerror})",
+                remedy="the result is in the folder of the run",
+            ) from None
 
     return write
 
@@ -60,8 +76,15 @@ def make_folder(folder: Path, option: str) -> None:
         ) from None
 
 
+def used(folder: Path) -> OptionError:
+    """Return the error of a folder that has results which nobody wants to lose."""
+    return OptionError(
+        f"{folder} has results already", remedy="choose another --out, or replace them with --force"
+    )
+
+
 @contextmanager
-def folder_of_results(folder: Path, result: str) -> Iterator[None]:
+def folder_of_results(folder: Path, result: str, *, force: bool) -> Iterator[None]:
     """Make the folder that ``--out`` names; take it away if the block fails and leaves it empty.
 
     Parameters
@@ -70,13 +93,17 @@ def folder_of_results(folder: Path, result: str) -> Iterator[None]:
         The folder.
     result : str
         The file by which a folder that was used before is known.
+    force : bool
+        Whether results that are there may be replaced.
 
     Raises
     ------
     OptionError
-        It cannot be written, or holds something else.
+        It cannot be written, or holds something.
     """
     new = not folder.exists()
+    if (folder / result).exists() and not force:
+        raise used(folder)
     make_folder(folder, "--out")
     if any(folder.iterdir()) and not (folder / result).exists():
         raise OptionError(

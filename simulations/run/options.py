@@ -14,9 +14,22 @@ from ...strategies import PhaseStrategy
 # Options of every run, or set by the run itself.
 _OF_THE_RUN = frozenset({"seed", "checkpoint", "resume", "secure"})
 
-METHOD, DATA, RUN = "Method", "Data", "Run"
+#: Groups of options in the help, in their order.
+PANELS = (DATA, PARTIES, METHOD, RUN) = ("Data", "Parties", "Method", "Engine and output")
 
 _OF_A_RUN = frozenset({"rounds", "resplit", "reconstruction", "delay"})  # of the settings
+_REPEATED = frozenset({"party"})
+_OF_PARTIES = {"clients", "hospitals", "centres", "own_block", "parties", "active_parties", "users"}
+_OF_PARTIES |= {
+    "groups",
+    "group_sizes",
+    "users_per_client",
+    "sites",
+    "site_share",
+    "split",
+    "alpha",
+}
+_OF_PARTIES |= {"allow_single"}
 _FLAGS = {"id_column": "--id", "site_column": "--site"}
 
 
@@ -35,7 +48,7 @@ class Option:
     help : str
         One sentence: of a strategy's option the first of its description in the docstring.
     panel : str
-        Where the help shows it: :data:`METHOD`, :data:`DATA` or :data:`RUN`.
+        Where the help shows it, one of :data:`PANELS`.
     flag : str
         Its name on the command line; by default made of ``name``.
     """
@@ -77,9 +90,12 @@ def of_settings(settings: type[Any], data: str) -> list[Option]:
             default = data if one.name == "data" else default
             kinds = members(hints[one.name])
             kind = str if any(get_origin(k) is tuple for k in kinds) else hints[one.name]
+            if one.name in _REPEATED:
+                kind, default = list[str], []
             if (kind is str and one.name != "data") or one.name in settings.worked_out:
                 kind, default = kind | None, None
-            panel = RUN if one.name in _OF_A_RUN else DATA
+            panel = PARTIES if one.name in _OF_PARTIES else DATA
+            panel = RUN if one.name in _OF_A_RUN else panel
             flag = _FLAGS.get(one.name, "")
             found.append(Option(one.name, kind, default, texts[one.name], panel, flag))
     return found
@@ -101,7 +117,7 @@ def accepted(strategy: type[PhaseStrategy]) -> list[Option]:
 def _every(strategy: type[PhaseStrategy]) -> list[Option]:
     """Return all options, a strategy's own first, then those of its base classes."""
     found: dict[str, Option] = {
-        name: Option(name, one.type, one.default, one.help)
+        name: Option(name, one.type, one.default, _plain(one.help))
         for name, one in declared(strategy).items()
     }
     for cls in strategy.__mro__:
@@ -129,4 +145,9 @@ def _descriptions(cls: type) -> dict[str, str]:
             texts[name] = f"{texts[name]} {line.strip()}".strip()
         else:
             name = ""
-    return {name: text.replace("``", "") for name, text in texts.items()}
+    return {name: _plain(text) for name, text in texts.items()}
+
+
+def _plain(text: str) -> str:
+    """Return a text without the markup of docstrings."""
+    return re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "")

@@ -11,10 +11,12 @@ from typing import Any
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import CheckpointError, OptionError
+from fedkern_flwr.fitted import PREDICTOR, FittedModel
 from fedkern_flwr.model_file import save_model
 from fedkern_flwr.private_files import make_private_folder
 
 from ...strategies import PhaseStrategy
+from .folders import used
 
 ARTIFACTS = {"model": "model.npz", "scaling": "scaling.json"}
 
@@ -28,19 +30,20 @@ class RunFolder:
     path : Path
         ``config.json`` (what was asked for), ``draws.json`` (results of finished feature draws),
         ``checkpoint-<draw>.npz``, ``private_state/`` (what the simulated nodes keep to themselves),
-        ``result.json``, ``model.npz``, ``scaling.json``, ``plots/``.
+        ``result.json``, ``model.npz``, ``scaling.json``, ``predictor.npz`` (the whole model, with
+        what the simulated parties know), ``plots/``.
     """
 
     path: Path
 
     @classmethod
-    def create(cls, path: Path, config: dict[str, Any]) -> RunFolder:
-        """Make the folder of a new run.
+    def create(cls, path: Path, config: dict[str, Any], *, force: bool = False) -> RunFolder:
+        """Make the folder of a new run; with ``force`` in place of an earlier one.
 
         Raises
         ------
         OptionError
-            The folder holds an unfinished run or something else, or cannot be written.
+            The folder holds a run or something else, or cannot be written.
         """
         folder = cls(path)
         if path.exists() and not folder.may_be_used:
@@ -48,11 +51,13 @@ class RunFolder:
                 f"{path} is not empty and not the folder of a run",
                 remedy="choose another --out",
             )
-        if folder.unfinished:
+        if folder.unfinished and not force:
             raise OptionError(
                 f"{path} holds an unfinished run",
                 remedy=f"go on with --resume {path}, or choose another --out",
             )
+        if (path / "result.json").exists() and not force:
+            raise used(path)
         try:
             make_private_folder(path)
             folder.forget_progress()
@@ -61,7 +66,8 @@ class RunFolder:
             raise OptionError(
                 f"{path} cannot be written ({error.strerror})", remedy="choose another --out"
             ) from None
-        for name in ("result.json", *ARTIFACTS.values()):  # of an earlier run, with other options
+        of_earlier_run = ("result.json", PREDICTOR, *ARTIFACTS.values())
+        for name in of_earlier_run:  # with other options
             (path / name).unlink(missing_ok=True)
         return folder
 
@@ -126,10 +132,17 @@ class RunFolder:
         self.tidy()
         self._write("result.json", result)
 
-    def save_model(self, strategy: PhaseStrategy, scaling: str) -> None:
-        """Save the model of a strategy and the scaling of its data, which tells of the rows."""
+    def save_model(
+        self, strategy: PhaseStrategy, scaling: str, whole: FittedModel | None = None
+    ) -> None:
+        """Save the model of a strategy and the scaling of its data, which tells of the rows.
+
+        And, if there is one, the whole model, which tells what the simulated parties know.
+        """
         save_model(self.path / ARTIFACTS["model"], strategy.method, *strategy.model())
         write_atomically(self.path / ARTIFACTS["scaling"], scaling.encode(), private=True)
+        if whole is not None:
+            whole.save(self.path / PREDICTOR)
 
     def discard(self) -> None:
         """Remove what :meth:`create` made, and the folder if nothing else is in it."""

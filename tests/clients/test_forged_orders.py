@@ -98,7 +98,8 @@ _WIDTHS: dict[str, Callable[[Any], Any]] = {
 }
 _TUNED: dict[str, Callable[[Any], Any]] = {
     "no width": fields(gammas=lambda g: g[:0]),
-    "more widths": fields(gammas=lambda g: np.arange(1.0, 11.0)),
+    "more widths": fields(gammas=lambda g: np.resize(g, (10, g.shape[1]))),
+    "widths of other landmarks": fields(gammas=lambda g: g[:, :2]),
     "a negative width": fields(gammas=lambda g: -g),
     "folds of few rows": fields(folds=3),
     "more folds": fields(folds=6),

@@ -133,7 +133,7 @@ def later(kind: Any, number: int = 2) -> Any:
     """Make a request that needs the kernel."""
     more: Table = {"directions": np.full((5, 1), 5.0**-0.5), "labels": True, "count": True}
     more |= {"coefficients": np.ones((5, 1)), "predictions": np.zeros((0, 1))}
-    more |= {"gammas": np.zeros(0)}
+    more |= {"gammas": np.zeros((0, 1) if kind is wire.EquationsRequest else 0)}
     more |= {"calibration": np.zeros(0), "noise": np.zeros(0), "factor": np.zeros((0, 0))}
     names = {field.name for field in dataclasses.fields(kind)}
     chosen = {name: value for name, value in more.items() if name in names}
@@ -288,7 +288,7 @@ def of_unknown_width() -> HybridKernelClient:
 
 def equations(number: int, gammas: list[float], folds: int = 1) -> Any:
     request = dataclasses.replace(later(wire.EquationsRequest, number), folds=folds)
-    return dataclasses.replace(request, gammas=np.array(gammas))
+    return dataclasses.replace(request, gammas=np.array(gammas).reshape(-1, 1))
 
 
 @pytest.mark.parametrize(("gammas", "folds"), [([], 1), ([1.0] * 10, 1), ([-1.0], 1), ([1.0], 6)])
@@ -307,6 +307,14 @@ def test_a_hospital_answers_for_one_choice_of_widths(gammas: list[float], folds:
         send(client, equations(4, gammas, folds))
 
 
+def test_a_landmark_has_a_width_of_its_own_or_that_of_all() -> None:
+    client, asked = of_unknown_width(), equations(2, [1.0])
+    with pytest.raises(ProtocolError, match="widths to choose from do not fit the landmarks"):
+        send(client, dataclasses.replace(asked, gammas=np.ones((1, 4))))
+    whole = dataclasses.replace(asked, gammas=np.ones((1, 5)))
+    assert len(send(client, whole, wire.EquationsReply).plain) == 1
+
+
 def test_what_needs_a_width_is_refused_before_it_is_known() -> None:
     client = of_unknown_width()
     with pytest.raises(ProtocolError, match="the width of this run is not known"):
@@ -323,7 +331,7 @@ def test_folds_have_as_many_rows_of_a_hospital_as_its_owner_says() -> None:
 def test_widths_are_not_chosen_where_one_is_known() -> None:
     _, client = opened(allow_single=True)
     send(client, about_rows(wire.DistancesRequest, stops=np.zeros(1, np.int32)))
-    asked = dataclasses.replace(later(wire.EquationsRequest), gammas=np.array([1.0]))
+    asked = dataclasses.replace(later(wire.EquationsRequest), gammas=np.ones((1, 1)))
     with pytest.raises(ProtocolError, match="the width of this run is known"):
         send(client, asked)
 

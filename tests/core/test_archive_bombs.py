@@ -22,6 +22,7 @@ from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError
 from fedkern_flwr.exchange import read_array
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.wire import PhaseMessage, array
 
 INFLATED = 64 * 2**20
@@ -66,9 +67,10 @@ def bomb(request: pytest.FixtureRequest) -> Iterator[bytes]:
         tracemalloc.stop()
 
 
-def test_kept_states_are_not_inflated(bomb: bytes) -> None:
+@pytest.mark.parametrize("read", [unpack_arrays, KeptState.unpack])
+def test_kept_states_are_not_inflated(read: Callable[[bytes], Any], bomb: bytes) -> None:
     with pytest.raises(CheckpointError, match="damaged or not one of ours"):
-        unpack_arrays(bomb)
+        read(bomb)
 
 
 @pytest.mark.parametrize("read", [load_arrays, load_model, AlignmentTags.load, read_alignment])

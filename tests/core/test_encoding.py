@@ -138,7 +138,7 @@ def small() -> Encoder:
         "flag": ["true", "false"] * 6,
         "day": ["2020-01-01", "2020-01-02", "2020-01-03"] * 4,
     }
-    return Encoder.fit(load_table(pa.table(cells), labelled=False, kinds={}))
+    return Encoder.fit(load_table(pa.table(cells), labelled=False, kinds={}), "rank")
 
 
 def test_new_rows_may_lack_cells_and_have_unknown_ones() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from scipy.optimize import minimize
 from scipy.special import expit
 from sklearn.utils.class_weight import compute_sample_weight
 
+from fedkern_flwr.solvers import local_hinge
 from fedkern_flwr.solvers.local_solvers import (
     LOSSES,
     Loss,
@@ -89,6 +91,33 @@ def test_the_conditions_of_the_optimum_hold_warm_and_cold(
         warm, _ = check(loss, near, memory)
         cold, _ = check(loss, near)
         assert np.linalg.norm(warm - cold) <= 1e-9 * np.linalg.norm(cold)
+
+
+@pytest.mark.parametrize("shape", [(150, 10), (60, 200)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_hinge_is_the_same_by_exchanges_products_and_proximal_points(
+    shape: tuple[int, int], weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = problem(*shape, penalty=2.0, c=0.7)
+    weights = 1.0 + 0.5 * np.cos(np.arange(len(p.y))) if weighted else None
+    _, start = solve_local("hinge", *p, NONE, weights)
+    near = p._replace(v=p.v + 0.1 * np.sin(np.arange(len(p.v))))
+    plain = solve_local("hinge", *near, start, weights)
+    known = solve_local("hinge", *near, start, weights, p.x @ p.x.T)
+    asked = []
+    monkeypatch.setattr(local_hinge, "_exchange", lambda *_: asked.append(1))
+    slow = solve_local("hinge", *near, start, weights)
+    assert asked
+    for one, other in itertools.pairwise((plain, known, slow)):
+        np.testing.assert_allclose(one[0], other[0], rtol=0, atol=1e-11)
+    if weights is None:
+        check_hinge(near, *plain)
+
+
+def test_products_of_rows_are_not_used_where_penalties_differ() -> None:
+    p = problem(30, 60, spread=5.0)
+    w, alpha = solve_local("hinge", *p, NONE, None, p.x @ p.x.T)
+    check_hinge(p, w, alpha)
 
 
 @pytest.mark.parametrize("shape", [(25, 4), (8, 20)])

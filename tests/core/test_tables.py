@@ -279,7 +279,7 @@ def bad(make: Callable[[Path], Path], text: str, **options: Any) -> Case:
 
 ERRORS: dict[str, Case] = {
     "missing file": bad(lambda d: d / "no.csv", "there is no file .*no.csv; check the path"),
-    "directory": bad(lambda d: d, "is a directory; give a .npz, .csv or .parquet file"),
+    "directory": bad(lambda d: d, "is a directory; give a .npz, .csv, .tsv or .parquet file"),
     "suffix": bad(_raw("a.xlsx", b"1"), "a.xlsx has an unknown suffix; give a .npz, .csv"),
     "empty file": bad(_raw("a.csv", b""), "a.csv is empty; give a file with data"),
     "corrupt npz": bad(_raw("a.npz", b"s3cret"), "a.npz is not a readable NPZ file; save it"),

@@ -33,6 +33,20 @@ def test_of_equal_errors_the_smoothest_model_is_taken(folds: int) -> None:
     assert same.weight == np.flatnonzero(errors <= errors.min() * (1.0 + 1e-6))[-1]
 
 
+def test_of_numbers_gcv_takes_a_larger_lambda_that_is_as_good_to_a_hundredth() -> None:
+    x = np.linspace(0.0, 1.0, 60)
+    y = np.sin(6.0 * x)[:, None] + np.random.default_rng(2).standard_normal((60, 1))
+    lambdas = 10.0 ** np.arange(-6.0, 3.0, 0.1)
+    sums = equations(y, widths_around(0.2, 9), 1)
+    strict, loose = (choose(sums, lambdas, 60, numbers=numbers) for numbers in (False, True))
+    row = loose.errors[loose.width]
+    assert loose.width == strict.width
+    assert loose.weight > strict.weight
+    assert loose.weight == np.flatnonzero(row <= 1.01 * row.min())[-1]
+    folds = equations(y, widths_around(0.2, 9), 5)  # held-out errors are as they are
+    assert choose(folds, lambdas, 60, numbers=True).weight == choose(folds, lambdas, 60).weight
+
+
 @pytest.mark.parametrize("folds", [1, 5])
 def test_errors_are_never_negative(folds: int) -> None:
     """Rounding takes sums of squares that vanish below zero: they count as zero."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from functools import lru_cache
 from pathlib import Path
 
 import click
 import pytest
-import typer
 
 from fedkern_flwr.simulations.cli.main import app
 from fedkern_flwr.simulations.lab.presets import NAMES
@@ -17,12 +15,6 @@ from fedkern_flwr.simulations.lab.presets import NAMES
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="no source tree here")
-
-
-@lru_cache
-def fedkern() -> click.Command:
-    """Return `fedkern`, whose building takes a moment."""
-    return typer.main.get_command(app)
 
 
 def commands() -> dict[str, set[str]]:
@@ -42,7 +34,7 @@ def unknown(line: str) -> str:
     own = "kernel-pca"  # stands for the method that a reader of a page writes
     words = [w for w in shlex.split(line, comments=True)[1:] if w not in ("...", "|")]
     words = [own if w == "my-method" and words[0] != "new-method" else w for w in words]
-    command = fedkern()
+    command: click.Command = app
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         name = words.pop(0)
         if name.isupper():  # stands for any
@@ -50,7 +42,7 @@ def unknown(line: str) -> str:
         found = command.commands.get(name)
         if found is None:
             return f"no command {name}"
-        command = found
+        command = getattr(found, "loaded", found)
     names = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
     missing = [word for word in words if word.startswith("--") and word not in names]
     if missing:

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from app_sites import node_keys
 from servers import wait_for_end_of
 
@@ -76,6 +75,9 @@ def test_node_configurations_of_the_page_are_read_by_the_apps() -> None:
         assert node_keys("ranges") - set(config) <= {
             "label-column",
             "scaling",
+            "sep",
+            "decimal",
+            "na",
             "identity-key",
             "trusted-keys",
         }
@@ -222,9 +224,10 @@ def known_options(command: str) -> set[str]:
     """Return the options of a command of ours or of Flower's."""
     program, *words = command.split()
     if program == "fedkern":
-        found: Any = typer.main.get_command(fedkern)
+        found: Any = fedkern
         for word in words:
             found = found.commands[word]
+            found = getattr(found, "loaded", found)
         return {name for option in found.params for name in option.opts}
     place = Path(sys.executable).parent / program
     done = subprocess.run([place, "--help"], capture_output=True, text=True, check=True)

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.main import get_command
 
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.node.kept_state import KeptState
@@ -57,13 +56,11 @@ class CommandLine:
 
     def __init__(self, ratings: Path) -> None:
         self.ratings = ratings
-        self.app = get_command(main.app)  # made once, for it takes longer than many a command
 
     def __call__(self, *arguments: str, plots: bool = False) -> tuple[int, str, str]:
         """Return exit code, standard output and standard error of a command."""
         out, err = StringIO(), StringIO()
         with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(main, "app", self.app)
             for module in () if plots else (run_command, rows):  # as if there were no Matplotlib
                 patch.setattr(module, "find_spec", lambda name: None)
             code = main.run([*arguments])
@@ -77,7 +74,8 @@ class CommandLine:
 
     def result(self, *arguments: str, out: str = "here") -> Any:
         """Run a method quietly; return what it prints, which is JSON and nothing else."""
-        code, printed, err = self("run", *arguments, "--quiet", "--out", out, "--json", "-")
+        where = ("--out", out, "--force")  # in place of what an earlier run left there
+        code, printed, err = self("run", *arguments, "--quiet", *where, "--json", "-")
         assert (code, err) == (0, "")
         return json.loads(printed)
 

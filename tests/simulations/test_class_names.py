@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("in_tmp")
 WORDS = ("eggs", "ham", "[b]spam[/b]")
 SMALL = {
     "fed-cg": ["--landmarks", "16"],
-    "fdskl": ["--features", "30", "--gamma", "0.1", "--regularization", "0.01"],
+    "fdskl": ["--features", "30", "--gamma", "1", "--regularization", "0.01"],
     "secure-gram": ["--encoding", "fixed-point", "--kernel", "rbf", "--cost", "1"],
     "hierarchical-svm": ["--users", "4", "--rounds", "8"],
 }
@@ -184,3 +184,10 @@ def test_what_nodes_write_has_the_names(method: str) -> None:
     right = [true[int(row["id"])] == row["class"] for row in made]
     assert np.mean(right) == pytest.approx(strategy.metrics_["test_accuracy"])
     assert {row["class"] for row in made} <= set(WORDS)
+
+
+def test_of_two_names_the_other_is_not_lost(commands: Any) -> None:
+    write(["spam", "ham"])
+    run = ["fed-cg", "--data", "t.csv", "--label", "kind", "--landmarks", "16"]
+    found = commands.result(*run, "--positive", "ham")
+    assert found["held_out"]["class_names"] == ["spam", "ham"]

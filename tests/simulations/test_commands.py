@@ -114,6 +114,8 @@ PROMISES = dict.fromkeys(ONLINE, STREAMS) | {
 }  # fmt: skip
 KEYS = {"method", "engine", "seed", "config", "versions", "metrics", "history", "exchanges"}
 KEYS |= {"bytes_up", "bytes_down", "seconds", "survivors", "failures", "privacy", "artifacts"}
+#: Whose model predicts no labels of new rows, or stays with the clients.
+NOT_WHOLE = ("per-fed-avg", "local-only", "secure-gram", "fed-cfk", "kernel-pca")
 every_method = pytest.mark.parametrize("name", METHODS)
 
 
@@ -136,7 +138,8 @@ def test_json_alone_is_printed_and_kept_with_all_its_keys(name, finished):
         assert low <= found["metrics"][metric] <= high, metric
     assert json.loads((finished(name).folder / "result.json").read_text()) == found
     judged = {"roc_plot", "confusion_plot", "calibration_plot"} if "held_out" in found else set()
-    assert {*promise.plots, *judged, "model", "scaling"} == set(found["artifacts"])
+    whole = set() if name in NOT_WHOLE else {"predictor"}
+    assert {*promise.plots, *judged, *whole, "model", "scaling"} == set(found["artifacts"])
     for artifact in found["artifacts"].values():
         content = (finished(name).folder / artifact).read_bytes()
         assert content.startswith(b"\x89PNG") == artifact.endswith(".png")
@@ -218,7 +221,7 @@ COMMON = "data engine ray-address clients seed test-size drop timeout out json r
 
 @every_method
 def test_help_names_every_option(name, commands):
-    code, text, _ = commands("run", name, "--help")
+    code, text, _ = commands("run", name, "--help-all")
     every = [*options(method(name)), *family(name).parameters()]
     declared = {o.flag.removeprefix("--") or o.name.replace("_", "-") for o in every}
     promised = set(f"{COMMON} {PROMISED[name]}".split())

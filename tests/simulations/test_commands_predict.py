@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 from sklearn.preprocessing import MinMaxScaler, QuantileTransformer, StandardScaler
 
+import fedkern_flwr
 from fedkern_flwr.judging.calibration import Calibration
 from fedkern_flwr.model_file import load_model
-from fedkern_flwr.simulations.methods.online import OnlineFamily
 from fedkern_flwr.simulations.methods.registry import METHODS
 
 pytestmark = pytest.mark.usefixtures("in_tmp")
@@ -40,13 +41,21 @@ SVM = "--users 4 --rounds 15"
 RUNS = [
     ("fed-cg", "--landmarks 20", "three classes"),
     ("fed-cg", "--landmarks 20 --solver cg", "numbers"),
+    ("fed-cg", "--landmarks 20 --kernel laplacian --no-own-block", "two classes"),
+    ("fed-cg", "--landmarks 20 --sampling P --gamma 0.3", "numbers"),
+    ("fed-cg", "--landmarks 20 --sampling N --protocol naive --gamma 0.3", "numbers"),
     ("fdskl", "--features 60", "three classes"),
     ("fdskl", "--features 60", "numbers"),
+    ("fdskl", "--features 60 --kernel laplacian --phase-bits 16", "two classes"),
     ("fdskl", STREAM, "numbers"),
     ("fdskl", f"{STREAM} --active-parties 2", "numbers"),
     ("fdskl", "--features 60 --topology tree --frequencies shared", "numbers"),
     ("secure-gram", GRAM, "two classes"),
+    ("secure-gram", GRAM, "three classes"),
+    ("secure-gram", GRAM, "numbers"),
     ("secure-gram", f"{GRAM} --learner ridge", "numbers"),
+    ("secure-gram", f"{GRAM} --learner ridge", "three classes"),
+    ("secure-gram", "--encoding fixed-point", "two classes"),
     ("hierarchical-svm", SVM, "two classes"),
     ("hierarchical-svm", f"{SVM} --model logistic", "three classes"),
     ("hierarchical-svm", f"{SVM} --model rbf --features 30 --gamma 0.001", "two classes"),
@@ -62,7 +71,8 @@ RUNS = [
 def test_predictions_of_a_file_are_those_of_the_run(name, options, labels, tables, commands):
     """Columns in another order, one more of them, a row beyond the range and one with a gap.
 
-    The gap is filled with the median of the rows to learn from.
+    The gap is filled with the median of the rows to learn from. The table is gone, the folder is
+    elsewhere, and what the simulated nodes kept is erased.
     """
     x, y = given_split(labels)
     found = commands.result(name, "--data", "t.npz", *options.split())
@@ -72,16 +82,23 @@ def test_predictions_of_a_file_are_those_of_the_run(name, options, labels, table
     rows = np.vstack([x, most, most + 1000.0, gap, filled])
     columns = {"note": range(34), "id": [f"r{k}" for k in range(34)]}
     tables.write("new.csv", columns | {n: rows[:, k] for k, n in reversed(list(enumerate(NAMES)))})
-    shown = commands.shown("predict", "here/model.npz", "--data", "new.csv", "--id", "id")
-    assert "34 predictions: here/predictions.csv" in shown
+    Path("t.npz").unlink()
+    shutil.rmtree("here/private_state")
+    Path("here").rename("moved")
+    shown = commands.shown(
+        "predict", "--force", "moved/model.npz", "--data", "new.csv", "--id", "id"
+    )
+    assert "34 predictions: moved/predictions.csv" in shown
     assert "left out" not in shown
-    made = tables.read("here/predictions.csv")
+    made = tables.read("moved/predictions.csv")
     classes = {"two classes": ["output_0"], "three classes": [f"output_{k}" for k in range(3)]}
     heads = ["class", *classes[labels]] if labels in classes else ["prediction"]
     known = [f"probability_{k}" for k in range(len(set(y)))] if labels in classes else []
     assert list(made[0]) == ["id", *heads, *(["low", "high"] if not known else [*known, "set"])]
     assert [row["id"] for row in made] == [f"r{k}" for k in range(34)]
     values = np.array([[float(row[head]) for head in heads] for row in made])
+    model = fedkern_flwr.load_model("moved")
+    np.testing.assert_array_equal(model.predict(rows), values[:, 0])
     np.testing.assert_allclose(values[[30, 32]], values[[31, 33]], rtol=0.0, atol=1e-12)
     assert np.std(values[:30, -1]) > 0.0
     fitted = Calibration.read(found["held_out"]["fitted"], max(1, len(heads) - 1))
@@ -119,10 +136,10 @@ def test_rows_with_gaps_are_left_out_where_they_are_not_encoded(name, options, t
     commands.result(name, "--data", "t.npz", *options.split(), *more)
     x[3, 1] = np.nan
     tables.write("new.csv", {n: x[:, k] for k, n in enumerate(NAMES)})
-    shown = commands.shown("predict", "here", "--data", "new.csv")
+    shown = commands.shown("predict", "--force", "here", "--data", "new.csv")
     assert "29 predictions: here/predictions.csv, 1 left out" in shown
     tables.write("empty.csv", {n: [np.nan] * 2 for n in NAMES})
-    line = commands.complaint("predict", "here", "--data", "empty.csv")
+    line = commands.complaint("predict", "--force", "here", "--data", "empty.csv")
     assert "every row lacks" in line
 
 
@@ -147,7 +164,7 @@ def test_predictions_of_a_summed_kernel_are_those_of_scikit_learn(scaling, table
     x, held_out = scaler.transform(x), scaler.transform(held)
     machine = SVC(kernel="rbf", gamma=1.5, C=10.0, tol=1e-5).fit(x, y)
     tables.write("new.csv", {name: held[:, k] for k, name in enumerate(NAMES)})
-    commands.shown("predict", "here", "--data", "new.csv", "--out", "p.csv")
+    commands.shown("predict", "--force", "here", "--data", "new.csv", "--out", "p.csv")
     ours = [float(row["output_0"]) for row in tables.read("p.csv")]
     expected = machine.decision_function(held_out)
     np.testing.assert_allclose(ours, expected, rtol=0.0, atol=1e-3)  # of LIBSVM
@@ -161,7 +178,7 @@ def test_predictions_of_counts(tables, commands):
     arguments = ["--data", "t.npz", "--bound", "3", "--learner", "ridge", "--min-support", "0"]
     commands.result("secure-gram", *arguments, "--cost", "0.00001", "--test-size", "0.1")
     tables.write("new.csv", {name: x[70:, k] for k, name in enumerate("abcdef")})
-    assert commands("predict", "here", "--data", "new.csv", "--quiet") == (0, "", "")
+    assert commands("predict", "--force", "here", "--data", "new.csv", "--quiet") == (0, "", "")
     ours = [float(row["prediction"]) for row in tables.read("here/predictions.csv")]
     np.testing.assert_allclose(ours, y[70:], rtol=0.0, atol=25.0)  # no intercept
     assert np.corrcoef(ours, y[70:])[0, 1] > 0.5
@@ -169,13 +186,9 @@ def test_predictions_of_counts(tables, commands):
 
 # --- What cannot be predicted ---------------------------------------------------------------
 
-WHY = dict.fromkeys(
-    [cls.method for cls in OnlineFamily.strategies],
-    "belongs to its clients, who predict with weights of their own; hold rows out",
-) | {
-    "fed-cg": "few.csv lacks 4 columns of the model, the first is",
-    "fdskl": "few.csv lacks 4 columns of the model, the first is",
-    "hierarchical-svm": "few.csv lacks 4 columns of the model, the first is",
+WHY = dict.fromkeys(METHODS, "columns of the model, the first is") | {
+    "per-fed-avg": "models of per-fed-avg stay with their clients, and are not kept; hold rows",
+    "local-only": "models of local-only stay with their clients, and are not kept; hold rows out",
     "secure-gram": "ratings have no labels to predict; use fedkern run fed-cfk",
     "fed-cfk": "few.csv names no item of the kernel; give ratings of",
     "kernel-pca": "models of kernel-pca do not predict the rows of a file; ",
@@ -196,22 +209,25 @@ def test_what_cannot_be_predicted_is_one_line(name, finished, tables, commands):
 def test_damaged_and_foreign_models_are_one_line(finished, tables, commands):
     small = [*commands.small("hierarchical-svm"), "--rounds", "5"]
     commands.result(*small)
-    commands.result(*small, "--partition", "vertical", out="vertical")
-    names = json.loads(Path("vertical/scaling.json").read_text())["columns"]
+    names = json.loads(Path("here/scaling.json").read_text())["columns"]
     tables.write("new.csv", {name: [float(k)] for k, name in enumerate(names)})
-    commands.shown("predict", "vertical", "--data", "new.csv")
-    for part in Path("vertical/private_state").glob("*/*.model"):
-        part.unlink()
-    line = commands.complaint("predict", "vertical", "--data", "new.csv", code=1)
-    assert "partition 6: this agent kept no part of the model; give it the state-dir" in line
-    model, config = Path("here/model.npz"), Path("here/config.json")
-    model.write_bytes(model.read_bytes()[:-30])
-    line = commands.complaint("predict", "here", "--data", "new.csv")
-    assert "here/model.npz is damaged or not a model" in line
-    model.write_bytes(Path("vertical/model.npz").read_bytes())
+    commands.shown("predict", "--force", "here", "--data", "new.csv")
+    whole, config = Path("here/predictor.npz"), Path("here/config.json")
+    line = commands.complaint("predict", "--force", "here", "--data", "new.csv", "--client", "0")
+    assert "there is no client 0 with weights of its own; leave it out" in line
+    content = whole.read_bytes()
     config.write_text(config.read_text().replace("hierarchical-svm", "fdskl"))
-    line = commands.complaint("predict", "here", "--data", "new.csv")
-    assert "here/model.npz is a model of hierarchical-svm, not of fdskl" in line
+    line = commands.complaint("predict", "--force", "here", "--data", "new.csv")
+    assert "here is a run of fdskl with a model of hierarchical-svm; bring back its files" in line
+    whole.write_bytes(content[:-30])
+    line = commands.complaint("predict", "--force", "here", "--data", "new.csv")
+    assert "here/predictor.npz is damaged or not a model" in line
+    whole.write_bytes(Path("here/model.npz").read_bytes())
+    line = commands.complaint("predict", "--force", "here", "--data", "new.csv")
+    assert "here/predictor.npz is the part of a model that a server has; name the folder" in line
+    whole.unlink()
+    line = commands.complaint("predict", "--force", "here", "--data", "new.csv")
+    assert "here has no predictor.npz: no run, one of an older release, or one whose" in line
 
 
 # --- Recommendations ------------------------------------------------------------------------
@@ -229,7 +245,7 @@ def test_recommendations_for_users_of_a_file(stars, tables, commands):
     assert {row["user"] for row in own} == {str(u + 1) for u in range(24)}
     data = str(commands.ratings)
     assert "24 predictions: p.csv" in commands.shown(
-        "predict", "here", "--data", data, "--out", "p.csv"
+        "predict", "--force", "here", "--data", data, "--out", "p.csv"
     )
     assert sorted(map(str, tables.read("p.csv"))) == sorted(map(str, own))
 
@@ -240,7 +256,7 @@ def test_recommendations_for_users_of_a_file(stars, tables, commands):
     few = (stars > 0)[:, 5].sum() < 3
     for path in ("new.csv", "new.data"):
         tables.ratings(path, strangers)
-        text = commands.shown("predict", "here/model.npz", "--data", path)
+        text = commands.shown("predict", "--force", "here/model.npz", "--data", path)
         assert f"{3 - few} predictions: here/predictions.csv" in text
         assert ("1 left out" in text) == few
         rows = tables.read("here/predictions.csv")
@@ -263,7 +279,7 @@ def test_recommendations_for_a_single_user_who_rated_unknown_items(rated, tables
     ratings = {"1": 5, "2": 1, "s3cret-a": 5, "s3cret-b": 1}
     lines = [f"{r},{i},x,s3cret-user,monday" for i, r in ratings.items()]
     Path("new.csv").write_text("\n".join(head + lines))
-    text = commands.shown("predict", "here", "--data", "new.csv")
+    text = commands.shown("predict", "--force", "here", "--data", "new.csv")
     assert "left out 2 rows of new.csv that name 2 unknown items" in text
     assert "1 predictions: here/predictions.csv" in text
     assert "s3cret" not in text
@@ -274,7 +290,7 @@ def test_recommendations_for_a_single_user_who_rated_unknown_items(rated, tables
     assert [int(row["rank"]) for row in rows] == list(range(1, len(rows) + 1))
     more = [f"{r},{i},x,{u},1" for u, i, r in (("b", "1", 2), ("c", "900", 5), ("d", 3, 4))]
     Path("new.csv").write_text("\n".join([*head, "5,1,x,s3cret-user,1", *more]))
-    text = commands.shown("predict", "here", "--data", "new.csv", "--out", "p.csv")
+    text = commands.shown("predict", "--force", "here", "--data", "new.csv", "--out", "p.csv")
     assert "left out 1 rows of new.csv that name 1 unknown items" in text
     assert "2 predictions: p.csv, 2 left out" in text
     assert {row["user"] for row in tables.read("p.csv")} == {"s3cret-user", "d"}

@@ -32,7 +32,7 @@ def test_a_run_that_breaks_off_says_how_to_go_on_and_leaves_no_model_of_an_earli
 ):
     shutil.copytree(finished(name).folder, "here")
     again = [*commands.small(name), "--seed", "9", "--out", "here", "--quiet"]
-    assert "--resume" in commands.interrupt(1, *again)
+    assert "--resume" in commands.interrupt(1, *again, "--force")
     kept = {path.name for path in Path("here").iterdir()}
     assert "config.json" in kept
     assert not {"result.json", "model.npz", "scaling.json"} & kept

@@ -142,3 +142,41 @@ def test_three_classes_that_are_text(tables, commands):
     found = commands.result("fdskl", *table, *closed, out="fdskl")
     assert found["config"]["classes"] == [0.0, 1.0, 2.0]
     assert found["metrics"]["centralised_difference"] < 5e-3
+
+
+def test_a_table_as_a_spreadsheet_writes_it_is_the_plain_one(commands, tables, in_tmp):
+    """Runs and predictions; the columns that the model does not need may hold anything."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(5.0, 2.0, (60, 4)).round(3)
+    x[rng.random(x.shape) < 0.05] = np.nan
+    y = np.where(np.nan_to_num(x[:, 0]) > 5.0, "ill", "well")
+
+    def write(name, sep, decimal, mark, note=False):
+        lines = [["a", "b", "c", "d", "out", *["note"] * note]]
+        for k, row in enumerate(x):
+            cells = [mark if np.isnan(v) else str(v).replace(".", decimal) for v in row]
+            lines.append([*cells, y[k], *[f"row {k}, with 1,5 and 2.5"] * note])
+        (in_tmp / name).write_text("\n".join(sep.join(line) for line in lines))
+
+    write("plain.csv", ",", ".", "")
+    write("sheet.csv", ";", ",", "?")
+    write("new.tsv", "\t", ",", "-999", note=True)
+    options = ["--label", "out", "--landmarks", "12"]
+    plain = commands.result("fed-cg", "--data", "plain.csv", *options, out="one")
+    code, _, shown = commands("run", "fed-cg", "--data", "sheet.csv", *options, "--out", "two")
+    assert code == 0
+    text = "sheet.csv has columns parted by semicolons and a decimal comma and"
+    assert text in " ".join(shown.split())
+    other = json.loads((in_tmp / "two" / "result.json").read_text())
+    assert other["metrics"] == pytest.approx(plain["metrics"], rel=1e-9, abs=1e-9)
+    one, two = ((in_tmp / name / "scaling.json").read_text() for name in ("one", "two"))
+    assert one == two
+    commands.shown("predict", "one", "--data", "plain.csv", "--out", "one.csv")
+    again = ["predict", "one", "--data", "new.tsv", "--out", "two.csv"]
+    commands.shown(*again, "--na=-999", "--decimal", ",")
+    one, two = (tables.read(name) for name in ("one.csv", "two.csv"))
+    assert [row["class"] for row in one] == [row["class"] for row in two]
+    for row, other in zip(one, two, strict=True):
+        assert float(row["output_0"]) == pytest.approx(float(other["output_0"]), abs=1e-9)
+    line = commands.complaint(*again, "--sep", "--")
+    assert "the separator is not one character" in line

@@ -4,7 +4,9 @@ families share a table."""
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +283,60 @@ def test_a_table_of_several_families(
         cells = [own[f"test_{name}"] for name in ("balanced_accuracy", "auc", "log_loss_ovr")]
         assert "".join(f'<td class="num">{cell:.3f}</td>' for cell in cells) in report
     assert "AUC" not in said
+    assert report.index("<h2>Verdict") < report.index("<h2>What was compared")
+    text = report.split("<h2>Verdict</h2>")[1].split("</p>")[0].removeprefix("\n<p>")
+    best = max(("FDSKL", "FedCG", "Secure Gram"), key=accuracy.__getitem__)
+    assert text.startswith(f"Wine: {best}, accuracy {accuracy[best]:.4f}, the best of 3 federated")
+    assert f". Beside it: on the pooled data {accuracy['linear']:.4f} (linear). Its server" in text
+    assert len(re.findall(r"\.(?= [A-Z]|$)", text)) == 3  # sentences
+    assert (
+        unescape(text)
+        .split("Its server saw ")[1]
+        .startswith(methods[best]["privacy"]["server_sees"][0])
+    )
+
+
+def test_a_report_says_who_is_useless_and_what_a_party_reaches_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = (*weather().entries[:1], *weather().entries[-1:])
+    columns = ("mse", "regret", "mse_std")
+    section = replace(weather(), entries=entries, columns=columns, figures=("mse",))
+    made = Preset("demo", "Alone", "Text.", (section,), runs=1)
+    monkeypatch.setitem(presets._PRESETS, "demo", lambda datasets: made)
+    found, _ = compared(capsys, "demo", "--out", "c", "--rounds", "3")
+    methods = found["datasets"]["NYC weather"]["methods"]
+    errors = {label: 1000 * method["metrics"]["mse"] for label, method in methods.items()}
+    report = Path("c/report.html").read_text()
+    assert f"NYC weather: POF-MKL, MSE (10⁻³) {errors['POF-MKL']:.2f}." in report
+    assert f"Beside it: each party alone {errors['local only']:.2f} (local only)." in report
+    assert "Its server saw each client&#x27;s gradients" in report
+    assert re.search(r"; [\d.]+ kB came from single parties in plain\.", report)
+    useless = [label for label, method in methods.items() if method.get("no_better_than")]
+    assert useless, "three samples teach nothing"
+    for label in useless:
+        assert f"{label} predicts no better than the mean of all labels" in report
+
+
+def test_a_column_is_defined_once_and_an_empty_one_is_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wine = {"Wine": VerticalSettings("wine", parties=3, test_size=0.3)}
+    entry = ("FDSKL", "fdskl", {"features": 100, "gamma": 0.5, "regularization": 1e-3})
+    columns = Section(wine, (entry,), ("accuracy", "rmse", "difference"), (), title="Columns")
+    rows = {"Wine by rows": HybridSettings("wine", hospitals=2, centres=2, test_size=0.3)}
+    entry = ("FedCG", "fed-cg", {"landmarks": 20})
+    both = Section(rows, (entry,), ("accuracy", "recall", "difference"), (), title="Rows")
+    made = Preset("demo", "Two", "Text.", (columns, both), runs=1)
+    monkeypatch.setitem(presets._PRESETS, "demo", lambda datasets: made)
+    compared(capsys, "demo", "--out", "c")
+    report = Path("c/report.html").read_text()
+    for word in ("To pooled: ", "Accuracy: "):
+        assert report.count(word) == 1
+    assert report.count("In other sections: ") == 1  # what "to pooled" means there
+    assert '<th scope="col" class="num">accuracy</th>' in report
+    for heading in ("RMSE", "recall"):  # of three classes there is none
+        assert f">{heading}</th>" not in report
 
 
 def test_cells_of_a_section_carry_the_draws_seed_and_only_the_first_is_audited() -> None:
@@ -345,7 +401,7 @@ def test_a_preset_of_several_sections_shows_each_with_its_own_data_and_columns(c
     assert list(found["Wine"]["methods"]) == ["OFSKL"]
     table = captured.err[captured.err.index("Wine:") :]
     assert "7.50" in table  # the paper's figure beside its column
-    report = Path("c/report.html").read_text()
+    report = Path("c/report.html").read_text().split("What was compared")[1]
     assert report.index("One") < report.index("NYC weather") < report.index("Another section")
     assert report.count("data:image/png") == 4
     assert report.count("Regret: a client") == 1

@@ -92,7 +92,7 @@ def test_a_path_is_loaded_with_its_options(tmp_path: Path) -> None:
 def test_unknown_name_lists_the_builtin_names() -> None:
     expected = (
         "there is no built-in data set 'irsi'; choose from iris, wine, breast-cancer, digits, "
-        "diabetes, nyc-weather, or give a .npz, .csv or .parquet file"
+        "diabetes, nyc-weather, or give a .npz, .csv, .tsv or .parquet file"
     )
     with pytest.raises(TableError) as caught:
         load_data("irsi")

@@ -107,6 +107,18 @@ def test_runs_share_a_split_unless_each_is_to_have_its_own(name):
         assert same != resplit
 
 
+@every_family
+def test_rows_that_came_held_out_are_split_anew_as_well(name, tmp_path):
+    x = np.random.default_rng(0).random((60, 6))
+    np.savez(tmp_path / "t.npz", X=x[:40], y=np.arange(40) % 2, X_test=x[40:], y_test=[0, 1] * 10)
+    own, users = FAMILIES[name][0], {"users": 6} if name == "hierarchical-svm" else {}
+    for resplit in (False, True):
+        data = family(name).prepare(own(str(tmp_path / "t.npz"), resplit=resplit, **users))
+        splits = [data.split(seed) for seed in (0, 1)]
+        same = all(np.array_equal(*pair) for pair in zip(*map(_places, splits), strict=True))
+        assert same != resplit
+
+
 def _places(split: Any) -> tuple[np.ndarray, ...]:
     return tuple(map(np.asarray, (split.train, *getattr(split, "holders", ())[:1])))
 

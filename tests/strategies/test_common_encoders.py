@@ -99,7 +99,7 @@ def test_all_holders_get_the_encoder_of_all_rows(tmp_path: Path, holders: int) -
     kept = [network.kept(k) for k in range(holders)]
     assert len({json.dumps(one.encoder.to_dict()) + one.mark for one in kept}) == 1
     pooled, encoder = as_table(holder(np.arange(400))), kept[0].encoder
-    expected = Encoder.fit(pooled)
+    expected = Encoder.fit(pooled, "rank")
     assert encoder.outputs == expected.outputs
     found, wanted = encoder.transform(pooled), expected.transform(pooled)
     texts = [k for k, name in enumerate(encoder.outputs) if name[:7] == "colour["]

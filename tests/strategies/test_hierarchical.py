@@ -151,13 +151,15 @@ def value(kind: str, w: Array, b: Array, x: Array, y: Array, c: float) -> float:
     return float(0.5 * (w**2).sum() + c * losses.sum())
 
 
-def pooled(kind: str, x: Array, y: Array, c: float = 1.0) -> tuple[float, Array, Array]:
+def pooled(
+    kind: str, x: Array, y: Array, c: float = 1.0, tol: float = 1e-9
+) -> tuple[float, Array, Array]:
     """Return objective, weights (k, d) and biases (k,) of scikit-learn's optimum."""
     y = y.reshape(len(y), -1)
     weights, bias = [], []
     for target in y.T:
         if kind == "linear":
-            found = SVC(kernel="linear", C=c, tol=1e-9).fit(x, target)
+            found = SVC(kernel="linear", C=c, tol=tol).fit(x, target)
         elif kind == "logistic":
             found = LogisticRegression(C=c, tol=1e-10, max_iter=10_000, solver="newton-cholesky")
             found.fit(x, target)
@@ -430,8 +432,9 @@ def test_rare_classes_are_learned_as_the_pooled_svm_learns_them() -> None:
     w, b = standardised_model(arrays, x)
     for k in range(5):
         found = value("linear", w[k : k + 1], b[k : k + 1], z, y[:, k : k + 1], 1.0)
-        assert found / pooled("linear", z, y[:, k])[0] < (1.03 if k < 4 else 1.1)
-    _, right, bias = pooled("linear", z, y)
+        # libsvm needs millions of iterations for the digits beyond
+        assert found / pooled("linear", z, y[:, k], tol=1e-3)[0] < (1.03 if k < 4 else 1.1)
+    _, right, bias = pooled("linear", z, y, tol=1e-3)
     assert ((z @ w.T + b).argmax(1) == (z @ right.T + bias).argmax(1)).mean() > 0.99
 
 
@@ -502,6 +505,33 @@ def test_rbf_is_the_pooled_svm_of_the_same_random_features(scale: str) -> None:
     theirs = features @ w[0] + b[0]
     gap = outputs(arrays, meta, standard(x))[:, 0] - theirs
     assert np.abs(gap).max() < 0.05 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("options", [{}, {"architecture": "centralised"}, {"staleness": 1}])
+def test_rbf_converges(options: dict[str, Any]) -> None:
+    """Random features vary little: with the penalties of columns it took hundreds of iterations."""
+    x, y = blobs(120)
+    groups = [6] if options.get("architecture") else [3, 3]
+    nodes = horizontal(x, y, groups, **({"agents": False} if len(groups) == 1 else {}))
+    strategy = fit(nodes, 70, model="rbf", features=100, tolerance=4e-3, **options)
+    assert strategy.metrics_["converged"]
+    _, meta = strategy.model()
+    features = model_rows(standard(x), 100, 0.25, meta["feature_seed"])
+    best, _, _ = pooled("linear", features, y)
+    assert strategy.metrics_["objective"] == pytest.approx(best, rel=3e-3)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_iterations_that_were_too_few_are_said_in_one_line(
+    split: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    deal_out, options = SPLITS[split]
+    for rounds, tolerance in ((3, 1e-9), (200, 0.05)):
+        caplog.clear()
+        strategy = fit(deal_out(*blobs(60)), rounds, tolerance=tolerance, **options)
+        said = [r.getMessage() for r in caplog.records if "not converged" in r.getMessage()]
+        assert len(said) == (not strategy.metrics_["converged"]) == (rounds == 3)
+        assert all("after 3 iterations" in s and "--rounds" in s for s in said)
 
 
 def test_default_width_of_the_kernel_and_other_seeds() -> None:

@@ -385,7 +385,8 @@ def test_a_group_that_is_told_different_things_has_no_sum(
         found = make(self, one, opening=opening)
         told = self._names.get(one.group.number, self._told)
         if story == "before" and opening:  # all the same, whatever the sum was
-            found = {user: replace(request, sigma=1e30) for user, request in found.items()}
+            far = np.full_like(next(iter(found.values())).sigma, 1e30)
+            found = {user: replace(request, sigma=far) for user, request in found.items()}
         if opening == (story == "now") and 3 in found and story != "at first":
             name = found[3].sum_name(told)
             found[3] = replace(found[3], relaxation=1.0)

@@ -12,4 +12,4 @@ from fedkern_flwr.tables import load_ids
 
 def own_table(path: str, id_column: str, **how: Any) -> Any:
     """Read the ids of a table, or of the rows held out; other columns may hold anything."""
-    return load_ids(path, id_column)
+    return load_ids(path, id_column, how.get("sep"))

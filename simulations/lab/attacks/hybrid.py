@@ -166,7 +166,7 @@ class HybridRun(SeenRun):
             return gram[None], right[None]
         shape = m, outputs, self._asked.folds, len(self._asked.gammas)
         found = Equations.unpack(numbers[: tuning_length(*shape)], *shape)
-        width = int(np.argmin(np.abs(self._asked.gammas - self.gammas)))
+        width = int(np.argmin(np.abs(self._asked.gammas - self.gammas).sum(axis=1)))
         return found.gram[:, width], found.right[:, width]
 
     def folds(self, hospital: int) -> NDArray[np.intp]:

@@ -14,6 +14,7 @@ from ...engines import Engine
 from ...methods.base import Family
 from ...methods.registry import family_with
 from ...run.data import Settings
+from ...run.datasets import spelled
 
 DATA_FOLDER = "FEDKERN_DATA"
 
@@ -203,14 +204,19 @@ def choose(
 ) -> tuple[str, ...]:
     """Return the data sets asked for; the usual ones, or all that are known, when there are none.
 
+    Case, spaces, dashes and underscores do not matter.
+
     Raises
     ------
     TableError
         Unknown data set.
     """
-    unknown = sorted(set(datasets) - set(known))
+    names = {spelled(name): name for name in known}
+    datasets = tuple(names.get(spelled(name), name) for name in datasets)
+    unknown = sorted(set(datasets) - set(names.values()))
     if unknown:
         raise TableError(
-            f"the presets have no data set {unknown[0]!r}", remedy=f"choose of {', '.join(known)}"
+            f"the presets have no data set {unknown[0]!r}",
+            remedy=f"choose of {', '.join(names.values())}",
         )
-    return tuple(dict.fromkeys(datasets)) or tuple(usual) or tuple(known)
+    return tuple(dict.fromkeys(datasets)) or tuple(usual) or tuple(names.values())

@@ -157,6 +157,7 @@ def weather() -> Section:
         title="Who predicts the weather of three airports best?",
         text="Hourly weather of the three New York airports in 2013: nine clients, three at each "
         "airport, keep their rows. Every method predicts the temperature of each hour before it "
-        "learns it, in time order; only gradients are sent. Local only shows what a client "
-        "reaches without the others.",
+        "learns it, in time order. Gradients are sent, and in this run the server reads those of "
+        "each client; with secure sums it reads their sum. Local only shows what a client reaches "
+        "without the others.",
     )

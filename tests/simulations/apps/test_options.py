@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import numpy as np
 import pytest
 from app_sites import Site, node_keys
 
-from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.errors import FedKernError, TableError
 from fedkern_flwr.registered import find_method
 from fedkern_flwr.simulations.apps.server import make_strategy, read_options
 from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
@@ -167,6 +169,7 @@ def test_every_key_of_the_readme_reaches_the_client(
     usual = found()
     assert not usual.startswith("refused")
     keys = node_keys(site.app) - {"partition-id", "num-partitions"}
+    keys.discard("na")  # no table has such cells: the next test
     assert {"data", "state-dir", "identity-key", "trusted-keys", "policy"} <= keys
     if name == "vertical":
         keys -= {"group", "product", "predictions", "encoder"}  # of users
@@ -177,6 +180,24 @@ def test_every_key_of_the_readme_reaches_the_client(
         if (name, key) in {("ranges", "id-column"), ("horizontal", "alignment-key")}:
             change = "other"
         assert found(**{key: change}) != usual, key
+
+
+def test_a_node_reads_its_file_as_it_is_written(
+    make_site: Callable[[str], Site], given: Callable[..., dict[str, Any]]
+) -> None:
+    site = make_site("fed-cg")
+    path = Path(site.nodes[0]["data"])
+    plain = path.read_text().splitlines()
+    usual = given(site, 0, test_data=None)
+    for sep, told in (("\t", {}), ("/", {"sep": "/", "decimal": ","})):
+        path = path.with_name(f"other{len(told)}.csv")
+        path.write_text("\n".join(line.replace(",", sep).replace(".", ",") for line in plain))
+        found = given(site, 0, test_data=None, data=str(path), **told)
+        for name in ("x", "y", "ids", "columns"):
+            np.testing.assert_array_equal(found[name], usual[name])
+    cell = plain[1].split(",")[plain[0].split(",").index("a")]
+    with pytest.raises(TableError, match="is empty or NaN in 1 rows"):
+        given(site, 0, na=f"none,{cell}")
 
 
 def test_a_centre_gives_no_labels(

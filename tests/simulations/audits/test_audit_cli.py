@@ -52,7 +52,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def audited(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
-    code = run(["audit", *words, "--quiet", "--json", "-", "--out", "here"])
+    code = run(["audit", *words, "--quiet", "--json", "-", "--out", "here", "--force"])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -217,7 +217,7 @@ def test_all_needs_every_verdict_to_be_as_documented(
         plan = next(p for p in PLANS if "fed-cg" in p.methods)
         short = type(plan)(**{**vars(plan), "variants": (expected,)})
         monkeypatch.setattr(command, "PLANS", (short,))
-        assert run(["audit", "all", "--json", "-", "--out", "here"]) == code
+        assert run(["audit", "all", "--json", "-", "--out", "here", "--force"]) == code
         said = capsys.readouterr()
         assert f"{int(code == 0)} of 1 audits as documented" in said.err
         result = json.loads(said.out)

@@ -1,0 +1,120 @@
+"""What whole models compute: outputs of rows, from arrays and plain values.
+
+What the parties of a run rounded for their sums is rounded here as well, where it would be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..gram.dot_kernels import DotKernel
+from ..gram.values import count_values, quantise
+from ..groups import linear_model
+from ..kernels.product import kernel_from_distances, partial_distances
+from ..kernels.random_features import feature_map
+from ..secure_sum import Encoding
+from ..vertical import phases
+
+Floats = NDArray[np.float64]
+Arrays = Mapping[str, NDArray[Any]]
+Meta = Mapping[str, Any]
+
+
+def landmark_kernel(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return the kernel of FedCG between rows and landmarks, shape (n, m).
+
+    A block that a row lacks is neutral: it adds no distance.
+    """
+    distances = np.zeros((len(x), len(arrays["landmarks"])))
+    for block in meta["blocks"]:
+        held = np.isfinite(x[:, block]).all(axis=1)
+        places = arrays["landmarks"][:, block]
+        distances[held] += partial_distances(x[np.ix_(held, block)], places, meta["kernel"])
+    return kernel_from_distances(distances, arrays["gammas"])
+
+
+def of_landmarks(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return outputs of FedCG."""
+    return np.asarray(landmark_kernel(arrays, meta, x) @ arrays["coefficients"])
+
+
+def deviations(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return the deviations of Bayesian ridge, shape (n, k); without columns if FedCG kept none."""
+    if "factor" not in arrays or not len(meta["noise"]):
+        return np.zeros((len(x), 0))
+    spread = (landmark_kernel(arrays, meta, x) @ arrays["factor"]) ** 2
+    variances = np.array(meta["noise"]) * (1.0 + spread.sum(axis=1, keepdims=True))
+    return np.asarray(np.sqrt(variances))
+
+
+def of_directions(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return outputs of FDSKL: each party's angles are rounded, and added on the circle."""
+    circle, parties = Encoding.circle(meta["phase_bits"]), len(meta["blocks"])
+    directions, weights = arrays["directions"], arrays["weights"]
+    total = np.zeros((len(x), len(directions)), circle.dtype)
+    for block, offsets in zip(meta["blocks"], arrays["offsets"], strict=True):
+        angles = x[:, block] @ directions[:, block].T + offsets
+        total += circle.encode(angles.ravel(), parties, name="phases").reshape(total.shape)
+    ends = np.cumsum(meta["sizes"]).tolist()
+    found = np.zeros((len(x), weights.shape[1]))
+    for start, end in zip([0, *ends], ends, strict=False):
+        part = slice(start, end)
+        found += phases.outputs(total[:, part], weights[part], meta["multiple"])
+    return found * float(meta["label_bound"])
+
+
+def of_instances(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return outputs of a machine on a kernel of Secure Gram, of instances that support it.
+
+    Raises
+    ------
+    TableError
+        A row has values that the parties of the run could not have summed.
+    """
+    bits, bound = meta["fraction_bits"], meta["bound"]
+    x = x[:, meta["used"]]
+    counts = meta["encoding"] == "counts"
+    whole = count_values(x, bound) if counts else quantise(x, bits, bound)
+    rows, known = whole * 2.0**-bits, arrays["instances"]
+    kernel = DotKernel(**{**meta["kernel"], "coefficients": tuple(meta["kernel"]["coefficients"])})
+    new, old = (np.einsum("ij,ij->i", part, part) for part in (rows, known))
+    matrix = kernel.block(rows @ known.T, new, old, meta["rows"])
+    found = np.asarray(matrix @ arrays["weights"] + arrays["bias"])
+    return votes(found, meta["votes"]) if meta["votes"] else found
+
+
+def votes(pairs: Floats, classes: int) -> Floats:
+    """Return one output per class from those of all pairs of classes, as scikit-learn does.
+
+    Each pair votes for one of the two; what the outputs add up to decides among equal votes.
+    """
+    first, second = np.triu_indices(classes, 1)
+    sums, count = np.zeros((2, len(pairs), classes))
+    for k, (i, j) in enumerate(zip(first, second, strict=True)):
+        found = pairs[:, k]
+        count[np.arange(len(pairs)), np.where(found >= 0.0, i, j)] += 1.0
+        sums[:, i] += found
+        sums[:, j] -= found
+    return np.asarray(count + sums / (3.0 * (np.abs(sums) + 1.0)))
+
+
+def of_dictionary(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return outputs of an online method: the mean over clients with weights of their own."""
+    bandwidths = arrays["bandwidths"].astype("<f8").tobytes()
+    numbers = meta["features"], meta["seed"], meta["precision"], meta["frequency_draw"]
+    features = feature_map(bandwidths, x.shape[1], *numbers)(x)
+    kernels = np.vecdot(features, arrays["theta"].astype(meta["precision"]))
+    return np.asarray((kernels @ arrays["weights"].T).mean(axis=1, keepdims=True) + meta["centre"])
+
+
+FORMS: Mapping[str, Callable[[Arrays, Meta, Floats], Floats]] = {
+    "landmarks": of_landmarks,
+    "directions": of_directions,
+    "instances": of_instances,
+    "linear": linear_model.outputs,
+    "dictionary": of_dictionary,
+}

@@ -1,0 +1,183 @@
+"""How a CSV file is written: what parts its columns, its decimal mark, marks of missing cells."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from ..errors import OptionError, TableError
+from .kinds import parse_numbers, plain_cells
+
+Decimal = Literal[".", ","]
+
+_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+_SAMPLE = 1 << 18  # characters of which the separator is told
+_MARKS = ("?", "#N/A", "<NA>", "n/a")  # beside those that say nothing but that a cell is missing
+_COMMA = r"(?i)^[+-]?(\d+,\d*|,\d+)(e[+-]?\d+)?$"
+_POINT = r"(?i)^[+-]?(\d+\.\d*|\.\d+)(e[+-]?\d+)?$"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a file is written; what is None is found out.
+
+    Attributes
+    ----------
+    sep : str or None
+        What parts the columns.
+    decimal : {".", ","} or None
+        The decimal mark.
+    na : tuple of str
+        Marks of missing cells, beside the usual ones.
+    """
+
+    sep: str | None = None
+    decimal: Decimal | None = None
+    na: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.sep is not None and len(self.sep) != 1:
+            raise OptionError("the separator is not one character", remedy="use tab or one of ,;|")
+        if self.decimal not in (None, ".", ","):
+            raise OptionError(
+                "the decimal mark is neither a point nor a comma", remedy="use , or ."
+            )
+        if self.sep is not None and self.sep == self.decimal == ",":
+            raise OptionError("columns and decimals have the same mark", remedy="leave out sep")
+
+    @classmethod
+    def of(cls, sep: str | None, decimal: str | None, na: str | Iterable[str]) -> Dialect:
+        """Read options: a tab may be written as a word, marks as one text with commas."""
+        sep = {"tab": "\t", "\\t": "\t"}.get(sep or "", sep)
+        marks = na.split(",") if isinstance(na, str) else na
+        return cls(sep, decimal, tuple(m.strip() for m in marks if m.strip()))  # type: ignore[arg-type]
+
+    def of_file(self, path: Path) -> Dialect:
+        """Return it with the separator of a text file."""
+        if self.sep is not None:
+            return self
+        return replace(self, sep="\t" if path.suffix.lower() == ".tsv" else find_separator(path))
+
+
+def find_separator(path: Path) -> str:
+    """Tell what parts the columns of a text file: what gives most of them, equally in all lines."""
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        text = file.read(_SAMPLE)
+        whole = not file.read(1)
+    found: dict[str, int] = {}
+    for sep in _SEPARATORS:
+        try:
+            lines = [line for line in csv.reader(text.splitlines(True), delimiter=sep) if line]
+        except csv.Error:
+            continue
+        widths = [len(line) for line in (lines if whole or len(lines) == 1 else lines[:-1])]
+        if len(set(widths)) == 1 and widths[0] > 1:
+            found[sep] = widths[0]
+    return max(found, key=lambda sep: found[sep], default=",")  # the first of equal ones
+
+
+def read_plainly(
+    columns: dict[str, Any], names: Iterable[str], source: str, dialect: Dialect, *, tsv: bool
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return columns whose cells are as everywhere, and a note of what was not.
+
+    Text is trimmed, null where it is missing, and has a point as decimal mark. A dash is a missing
+    cell where all others are numbers. A decimal comma is looked for where commas part no columns.
+
+    Raises
+    ------
+    TableError
+        There are decimal commas and points.
+    """
+    read, marked = {}, 0
+    for name in names:
+        plain = plain_cells(columns[name])
+        read[name] = _without_marks(plain, dialect.na)
+        marked += read[name].null_count - plain.null_count
+    decimal = dialect.decimal
+    if decimal is None:
+        decimal = "." if dialect.sep in (None, ",") else _find_decimal(read, source)
+    if decimal == ",":
+        read = {name: _with_points(cells, name, source) for name, cells in read.items()}
+    told = []
+    if dialect.sep not in (None, "\t" if tsv else ","):
+        told.append(f"columns parted by {_SEPARATORS.get(dialect.sep, 'the given mark')}")
+    if decimal == ",":
+        told.append("a decimal comma")
+    if marked:
+        told.append(f"{marked} cells that a mark such as ? says to be missing")
+    return {**columns, **read}, (f"{source} has {' and '.join(told)}",) if told else ()
+
+
+def _without_marks(cells: Any, na: tuple[str, ...]) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type):
+        read = [parse_numbers(pa.chunked_array([[mark]]))[0] for mark in na]
+        numbers = [float(found[0]) for found in read if found is not None]
+        if not numbers:
+            return cells
+        absent = np.isin(cells.cast(pa.float64(), safe=False).to_numpy(), numbers)
+        return pc.if_else(pa.array(absent), pa.scalar(None, cells.type), cells)
+    if not pa.types.is_string(cells.type):
+        return cells
+    absent = pc.is_in(cells, value_set=pa.array([*_MARKS, *na]))
+    cells = pc.if_else(absent, pa.scalar(None, pa.string()), cells)
+    dash = pc.is_in(cells, value_set=pa.array(["-"]))
+    if pc.any(dash).as_py():
+        less = pc.if_else(dash, pa.scalar(None, pa.string()), cells)
+        if less.null_count < len(less) and _all_numbers(less):
+            return less
+    return cells
+
+
+def _all_numbers(cells: Any) -> bool:
+    import pyarrow.compute as pc
+
+    values, _ = parse_numbers(pc.replace_substring_regex(cells, _COMMA, "0"))
+    return values is not None
+
+
+def _find_decimal(columns: dict[str, Any], source: str) -> Decimal:
+    """Tell the decimal mark of the columns that hold nothing but numbers."""
+    import pyarrow as pa
+
+    found = set()
+    for cells in columns.values():
+        if pa.types.is_string(cells.type) and cells.null_count < len(cells):
+            marks = [m for m, how in ((",", _COMMA), (".", _POINT)) if _count(cells, how)]
+            if marks and _all_numbers(cells):
+                found.update(marks)
+    if len(found) > 1:
+        raise TableError(
+            f"some numbers of {source} have a decimal comma, others a decimal point",
+            remedy="say which it is with --decimal",
+        )
+    return "," if found == {","} else "."
+
+
+def _count(cells: Any, how: str) -> int:
+    import pyarrow.compute as pc
+
+    return pc.sum(pc.match_substring_regex(cells, how)).as_py() or 0
+
+
+def _with_points(cells: Any, name: str, source: str) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_string(cells.type):
+        return cells
+    if wrong := _count(cells, _POINT):
+        raise TableError(
+            f"{wrong} cells of column {name!r} of {source} have a decimal point, not a comma",
+            remedy="remove marks of thousands, or use --decimal .",
+        )
+    comma = pc.match_substring_regex(cells, _COMMA)
+    return pc.if_else(comma, pc.replace_substring(cells, ",", "."), cells)

@@ -1,0 +1,63 @@
+"""``fedkern init``: a Flower app of a method, copied to a folder of one's own."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+
+from fedkern_flwr.errors import OptionError
+
+from ..deployment.run_config import app_folder
+from ..methods.registry import FAMILIES, family
+from .lazy import as_command
+
+#: Methods whose app deals public data to the nodes of a simulation.
+COPIED = tuple(name for own in FAMILIES if own.app != "method" for name in own.deployable)
+
+_FEDERATION = """
+# For `flwr run .`, which moves it to Flower's own configuration when it is run first.
+[tool.flwr.federations]
+default = "{name}-simulation"
+
+[tool.flwr.federations.{name}-simulation]
+options.num-supernodes = {nodes}
+options.backend.client-resources.num-cpus = 1
+"""
+_NEEDED, _OURS = '["flwr>=1.41,<1.43", "fedkern-flwr>=0.1"]', '["flwr>=1.41,<1.43"]'
+
+
+def init(
+    method: Annotated[
+        str, typer.Argument(metavar="METHOD", click_type=click.Choice(COPIED), help="The method.")
+    ],
+    folder: Annotated[Path, typer.Argument(help="Where to copy the app to.")],
+) -> None:
+    """Copy the Flower app of a method to a folder, where `flwr run .` runs it at once.
+
+    It takes public data and its own number of nodes until the options in its pyproject.toml, or
+    `--run-config`, say otherwise. Flower takes what is installed and installs nothing for it.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OptionError(f"{folder} is there already", remedy="choose another folder")
+    own = family(method)
+    left_out = shutil.ignore_patterns("__pycache__")
+    try:
+        shutil.copytree(app_folder(own.app), folder, ignore=left_out, dirs_exist_ok=True)
+        project = folder / "pyproject.toml"
+        text = project.read_text("utf-8")
+        assert _NEEDED in text
+        added = _FEDERATION.format(name=method, nodes=own.nodes)
+        project.write_text(text.replace(_NEEDED, _OURS) + added, "utf-8")
+    except OSError as error:
+        raise OptionError(
+            f"{folder} cannot be written ({error.strerror})", remedy="choose another folder"
+        ) from None
+    typer.echo(f"an app of {method} with {own.nodes} nodes: {folder}")
+    typer.echo(f"next: cd {folder}; flwr run . --stream")
+
+
+command = as_command("init", init)

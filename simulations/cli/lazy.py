@@ -1,0 +1,53 @@
+"""Commands that are imported when they are called: help and version are there at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import click
+import typer
+from typer.core import TyperCommand
+
+
+class LazyCommand(TyperCommand):
+    """A command that is known by name and a line of help until it is called.
+
+    Parameters
+    ----------
+    name, text : str
+        What a list of commands shows.
+    load : callable or str
+        Returns the command; or the module beside this one whose ``command`` it is.
+    """
+
+    def __init__(self, name: str, text: str, load: Callable[[], click.Command] | str) -> None:
+        super().__init__(name, help=text)
+        self._load = load
+
+    @cached_property
+    def loaded(self) -> click.Command:
+        """The command itself."""
+        if isinstance(self._load, str):
+            found: click.Command = import_module(f".{self._load}", __package__).command
+            return found
+        return self._load()
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **more: Any,
+    ) -> click.Context:
+        """Return the context of the command itself, which Click then invokes."""
+        return self.loaded.make_context(info_name, args, parent, **more)
+
+
+def as_command(name: str, function: Callable[..., None], **more: Any) -> click.Command:
+    """Return a function with annotations for Typer as a command."""
+    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    app.command(name, **more)(function)
+    return typer.main.get_command(app)

@@ -1,0 +1,67 @@
+"""What a report begins with: which method is best, beside what, and what its server saw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..methods.common import COSTS, scientific
+from .comparison import Comparison
+
+_ALONE = "local-only"
+
+
+def verdict(comparison: Comparison) -> str:
+    """Return three sentences on the methods of a comparison.
+
+    The first says which federated method has the best figure, the second how good models of the
+    pooled data and of a single party are, the third what the server saw of the best one.
+    """
+    section, summaries = comparison.section, comparison.summaries
+    references = {entry.label for entry in comparison.entries if entry.reference is not None}
+    ranked = [name for name in section.columns if section.family.columns[name].rank is not None]
+    if not ranked:
+        return ""
+    column = section.family.columns[ranked[0]]
+
+    def best_of(labels: list[str]) -> str:
+        assert column.rank is not None
+        values = {label: column.rank(summaries[label]) for label in labels}
+        found = {label: value for label, value in values.items() if value is not None}
+        return min(found, key=lambda label: found[label], default="")
+
+    def figure(label: str) -> str:
+        return column.cells(summaries[label])[0]
+
+    alone = [label for label, found in summaries.items() if found["method"] == _ALONE]
+    federated = [label for label in summaries if label not in references and label not in alone]
+    best = best_of(federated)
+    if not best:
+        return ""
+    head, several = column.headings[0], len(federated) > 1
+    first = f"{comparison.dataset}: {best}, {head} {figure(best)}"
+    first += f", the best of {len(federated)} federated methods" if several else ""
+    beside = [
+        f"{what} {figure(label)} ({label})"
+        for what, label in (
+            ("on the pooled data", best_of([one for one in summaries if one in references])),
+            ("each party alone", best_of(alone)),
+        )
+        if label
+    ]
+    difference = summaries[best]["metrics"].get("centralised_difference")
+    if beside:
+        second = f"Beside it: {'; '.join(beside)}"
+    elif difference is not None:
+        second = f"It differs from the model of the pooled data by at most {scientific(difference)}"
+    else:
+        second = "No model of the pooled data or of a single party was computed beside it"
+    return f"{first}. {second}. {_seen(summaries[best])}."
+
+
+def _seen(summary: Mapping[str, Any]) -> str:
+    """Return what the server saw of the best method's run, first of all what matters most."""
+    (plain,) = COSTS["plain"].cells(summary)
+    most = next(iter(summary["privacy"].get("server_sees", ())), "nothing")
+    single = f"; {plain} came from single parties in plain" if plain not in ("-", "0 B") else ""
+    return f"Its server saw {most}{single}"

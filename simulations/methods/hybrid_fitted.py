@@ -1,0 +1,36 @@
+"""The whole model of a simulated run of FedCG: the landmarks that its parties kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedkern_flwr.hybrid.landmarks import draw_landmarks
+
+from ...clients.fed_cg_kernel import RunState
+from ...strategies import FedCG
+from .hybrid_data import OWN_BLOCK, HybridData
+from .new_rows import Parts
+
+
+def whole_model(strategy: FedCG, prepared: HybridData, state_dir: Path) -> Parts:
+    """Return coefficients and the landmarks of all blocks, drawn from the parties' secrets."""
+    arrays, meta = strategy.model()
+    split, given = prepared.split(strategy.seed or 0), prepared.given(strategy)
+    landmarks = np.zeros((strategy.landmarks_, len(split.columns)))
+    centre = prepared.settings.hospitals
+    for block, columns in split.blocks.items():
+        partition = 0 if block == OWN_BLOCK else centre
+        centre += block != OWN_BLOCK
+        if given is not None:
+            landmarks[:, columns] = given[:, columns]
+            continue
+        file = state_dir / meta["session"] / f"partition-{partition}-round-{meta['step']}.state"
+        kept = RunState.unpack(file.read_bytes())
+        unit, moments = np.tile([0.0, 1.0], (len(columns), 1)), kept.arrays.get("moments")
+        landmarks[:, columns] = draw_landmarks(kept.seed, len(landmarks), unit, moments)
+    blocks = [columns.tolist() for columns in split.blocks.values()]
+    needed = {"needed": blocks[0]} if prepared.settings.missing == "neutral" else {}
+    own = {"kernel": strategy.kernel, "blocks": blocks, "noise": meta["noise"], **needed}
+    return Parts("landmarks", {**arrays, "landmarks": landmarks}, own)

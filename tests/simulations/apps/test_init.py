@@ -1,0 +1,71 @@
+"""`fedkern init`: an app that `flwr run .` takes as it is, with a number of nodes of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.config import get_metadata_from_config
+
+from fedkern_flwr.simulations.cli.init import COPIED
+from fedkern_flwr.simulations.deployment.run_config import app_folder
+from fedkern_flwr.simulations.methods.registry import family
+
+MIGRATE = """
+import sys
+from flwr.cli.config_migration import migrate
+from flwr.cli.flower_config import read_superlink_connection
+migrate(sys.argv[1], [], ignore_legacy_usage=True)  # as `flwr run .` does
+found = read_superlink_connection()  # that of a command which names none
+print(found.name, found.address, found.options.num_supernodes)
+"""
+
+
+@pytest.mark.parametrize("method", COPIED)
+def test_flower_reads_the_number_of_nodes_of_the_app(
+    method: str, tmp_path: Path, commands: Any
+) -> None:
+    folder, home = tmp_path / "my-app", tmp_path / "home"
+    code, told, _ = commands("init", method, str(folder))
+    assert code == 0
+    assert "flwr run . --stream" in told
+    fab = build_fab_from_disk(folder)
+    assert len(fab) > 1000
+    done = subprocess.run(
+        [sys.executable, "-c", MIGRATE, str(folder)],
+        env={**os.environ, "FLWR_HOME": str(home)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    nodes = family(method).nodes
+    assert done.stdout.splitlines()[-1] == f"{method}-simulation :local: {nodes}"
+
+
+@pytest.mark.parametrize("method", COPIED)
+def test_the_copy_deals_its_data_to_its_nodes(
+    method: str, tmp_path: Path, commands: Any, import_app: Any
+) -> None:
+    commands("init", method, str(tmp_path / "app"))
+    project = tomllib.loads((tmp_path / "app/pyproject.toml").read_text())
+    assert project["project"]["dependencies"] == ["flwr>=1.41,<1.43"]  # nothing is fetched
+    run = project["tool"]["flwr"]["app"]["config"]
+    values = {key.replace("-", "_"): value for key, value in run.items()}
+    dealt = family(method).deal_nodes(values, family(method).nodes)
+    assert all(value is None or value >= 1 for value in dealt.values())
+    assert get_metadata_from_config(project)
+    copied = {path.name for path in (tmp_path / "app").iterdir()}
+    assert copied == {p.name for p in app_folder(family(method).app).iterdir()} - {"__pycache__"}
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, commands: Any) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    assert "is there already" in commands.complaint("init", "fed-cg", str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    assert "'kernel-pca' is not one of" in commands.complaint("init", "kernel-pca", "new")

@@ -1,0 +1,89 @@
+"""Help: at once, the dozen options that matter, all of them when asked for, plain words."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from fedkern_flwr.simulations.cli.main import app
+from fedkern_flwr.simulations.cli.options import METHODS
+from fedkern_flwr.simulations.run.datasets import BUILTIN, usual_name
+from fedkern_flwr.simulations.run.options import PANELS
+
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def shown(text: str) -> list[str]:
+    """Return the options that a help shows, in its order."""
+    return re.findall(r"^│ (--[\w-]+)", text, flags=re.M)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["rnu"]])
+def test_nothing_of_a_method_is_loaded(arguments: list[str]) -> None:
+    program = (
+        "import sys; from fedkern_flwr.simulations.cli.main import run; "
+        f"run({arguments!r}); print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    modules = set(done.stderr.split())
+    packages = {"numpy", "scipy", "flwr", "grpc", "pyarrow", "sklearn", "cryptography"}
+    assert not packages & modules, done.stderr
+    cli = "fedkern_flwr.simulations.cli"
+    parents = {"fedkern_flwr", "fedkern_flwr.errors", "fedkern_flwr.simulations"}
+    ours = {name for name in modules if name.startswith("fedkern_flwr")}
+    assert ours == {*parents, cli, f"{cli}.main", f"{cli}.lazy"}
+
+
+def test_commands_say_what_they_say_when_they_are_loaded() -> None:
+    for name, command in app.commands.items():
+        loaded = command.loaded
+        assert loaded.name == name
+        assert (loaded.help or "").split("\n")[0] == command.help
+
+
+@every_method
+def test_help_shows_the_options_that_matter_in_groups(name, commands):
+    code, text, _ = commands("run", name, "--help")
+    found = shown(text)
+    assert code == 0
+    assert {"--data", "--seed", "--out", "--help-all"} <= set(found)
+    assert 9 <= len(found) <= 17, found
+    panels = [text.index(f"─ {panel} ─") for panel in PANELS if f"─ {panel} ─" in text]
+    assert len(panels) >= 3
+    assert panels == sorted(panels)
+    _, every, _ = commands("run", name, "--help-all")
+    assert len(found) + 20 < len(shown(every))
+    assert shown(commands("run", name, "--help")[1]) == found  # asking for all changes nothing
+
+
+@pytest.mark.parametrize("group", ["run", "deploy-local", "audit"])
+def test_help_is_without_markup(group, commands):
+    for name, command in app.commands[group].loaded.commands.items():
+        for option in getattr(command, "loaded", command).params:
+            text = (option.help or "").replace("\\[", "")
+            assert not re.search(r"[`\\*]|:\w+:", text), (name, option.name)
+
+
+def test_help_lists_the_built_in_tables(commands):
+    _, text, _ = commands("run", "fed-cg", "--help")
+    words = set(re.findall(r"[\w-]+", text))
+    assert set(BUILTIN) <= words
+    assert "nyc-flights" in commands("run", "fed-cfk", "--help")[1]
+
+
+def test_names_have_one_spelling_and_others_are_understood(commands, in_tmp):
+    assert [usual_name(name) for name in ("breast_cancer", "Breast Cancer", "iris", "my_own")] == [
+        *["breast-cancer"] * 2,
+        *["iris", "my_own"],
+    ]
+    found = commands.result("kernel-pca", "--data", "Iris", "--clients", "3", "--features", "10")
+    assert found["config"]["data"]["data"] == "iris"
+
+
+def test_an_unknown_method_is_suggested_once(commands):
+    line = commands.complaint("run", "fedcg")
+    assert line.count("fed-cg") == 2  # a suggestion, and the list of methods
+    assert line.lower().count("did you mean") == 1

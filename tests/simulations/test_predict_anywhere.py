@@ -1,0 +1,290 @@
+"""Whole models: what a run predicted of its held-out rows, its model predicts elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from scipy.spatial.distance import cdist
+from sklearn.svm import SVC
+
+import fedkern_flwr
+from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.fitted.forms import votes
+from fedkern_flwr.gram.dot_kernels import DotKernel
+from fedkern_flwr.simulations import simulate
+from fedkern_flwr.simulations.cli import run as run_command
+from fedkern_flwr.simulations.methods.gram_learner import choose_machine
+from fedkern_flwr.simulations.methods.groups_data import HierarchicalData, HierarchicalSettings
+from fedkern_flwr.simulations.methods.new_rows import read_predictions
+from fedkern_flwr.strategies import FedCG, HierarchicalSVM
+from fedkern_flwr.tables import load_table
+
+pytestmark = pytest.mark.usefixtures("in_tmp")
+ROWS = 90
+ONLINE = ["--clients", "3", "--rounds", "16", "--test-size", "0.3"]
+RUNS: dict[str, list[str]] = {
+    "fed-cg": ["fed-cg", "--landmarks", "16"],
+    "fed-cg variance": ["fed-cg", "--landmarks", "8", "--variance", "--label", "cost"],
+    "fdskl": ["fdskl", "--features", "40"],
+    "secure-gram": ["secure-gram", "--encoding", "fixed-point"],
+    "hierarchical-svm": ["hierarchical-svm", "--users", "4", "--rounds", "20"],
+    "vertical": ["hierarchical-svm", "--users", "4", "--rounds", "20", "--partition", "vertical"],
+    "pof-mkl": ["pof-mkl", "--label", "cost", *ONLINE],
+}
+
+
+def messy(tables: Any) -> dict[str, Any]:
+    """Write a table of text, dates, gaps and a constant column, three named classes; return it."""
+    rng = np.random.default_rng(11)
+    age, dose = rng.normal(50.0, 9.0, ROWS), rng.lognormal(1.0, 0.8, ROWS)
+    town = rng.choice(["Ulm", "Köln", "a b,c"], ROWS)
+    risk = age + 8.0 * (town == "Ulm") + 3.0 * dose
+    columns = {
+        "id": [f"p{k}" for k in range(ROWS)],
+        "age": np.where(rng.random(ROWS) < 0.1, np.nan, age),
+        "town": town,
+        "dose": dose,
+        "seen": [f"2024-0{1 + k % 9}-1{k % 7}" for k in range(ROWS)],
+        "same": [1] * ROWS,
+        "outcome": np.array(["bad", "fair", "good"])[np.digitize(risk, [55.0, 66.0])],
+        "cost": 1000.0 + 20.0 * risk,
+    }
+    tables.write("train.csv", columns)
+    return columns
+
+
+@pytest.fixture
+def prepared(monkeypatch: Any) -> list[Any]:
+    """Return where runs leave their data, which know what simulated parties predicted."""
+    prepared: list[Any] = []
+
+    def prepare(config: dict[str, Any]) -> Any:
+        prepared.append(prepare_data(config))
+        return prepared[-1]
+
+    prepare_data = run_command.prepare_data
+    monkeypatch.setattr(run_command, "prepare_data", prepare)
+    return prepared
+
+
+@pytest.fixture(params=RUNS)
+def ran(request: Any, tables: Any, commands: Any, prepared: list[Any]) -> Any:
+    """Run a method; return its data, result and columns, when the table is gone."""
+    columns, arguments = messy(tables), RUNS[request.param]
+    label = [] if "--label" in arguments else ["--label", "outcome"]
+    own = ["--data", "train.csv", "--id", "id", *label]
+    result = commands.result(*arguments, *own)
+    Path("train.csv").unlink()
+    shutil.rmtree("here/private_state")
+    Path("here").rename("moved")
+    return prepared[0], result, columns
+
+
+def test_predictions_are_those_of_the_run(ran, tables, commands):
+    """From a file, a data frame, a table and the command line; saved once more."""
+    _, _, columns = ran
+    model = fedkern_flwr.load_model("moved")
+    tables.write("new.csv", columns)
+    frame = pa.table({name: list(cells) for name, cells in columns.items()})
+    first = model.predict("new.csv")
+    assert len(first) == ROWS
+    np.testing.assert_array_equal(model.predict(frame), first)
+    table = load_table("new.csv", labelled=False, missing="keep", kinds=model.encoder.kinds)
+    np.testing.assert_array_equal(model.predict(table), first)
+    model.save("again.npz")
+    assert Path("again.npz").stat().st_mode & 0o077 == 0
+    assert Path("moved/predictor.npz").stat().st_mode & 0o077 == 0
+    again = fedkern_flwr.load_model("again.npz")
+    np.testing.assert_array_equal(again.predict("new.csv"), first)
+    Path("alone").mkdir()
+    Path("again.npz").rename("alone/again.npz")
+    assert "90 predictions: alone/p" in commands.shown(
+        "predict", "alone/again.npz", "--data", "new.csv", "--id", "id", "--out", "alone/p.csv"
+    )
+    out = ["--data", "new.csv", "--id", "id", "--out", "p.csv"]
+    assert "90 predictions: p.csv" in commands.shown("predict", "moved", *out)
+    made = tables.read("p.csv")
+    assert tables.read("alone/p.csv") == made
+    assert [row["id"] for row in made] == columns["id"]
+    if model.classes_ is None:
+        assert [float(row["prediction"]) for row in made] == first.tolist()
+    else:
+        assert model.classes_.tolist() == ["bad", "fair", "good"]
+        assert [row["class"] for row in made] == first.tolist()
+        heads = [f"probability_{name}" for name in model.classes_]
+        shares = np.array([[float(row[head]) for head in heads] for row in made])
+        np.testing.assert_array_equal(model.predict_proba("new.csv"), shares)
+        np.testing.assert_allclose(shares.sum(axis=1), 1.0)
+        sets = [set(model.classes_[row]) for row in model.predict_set("new.csv")]
+        assert sets == [set(row["set"].split("|")) - {""} for row in made]
+        assert np.mean(first == columns["outcome"]) > 0.5
+
+
+def test_rows_that_were_held_out_get_what_the_run_found(ran, tables, commands):
+    """Outputs of each, where simulated parties write them; else what they say of the model."""
+    prepared, result, columns = ran
+    model, metrics = fedkern_flwr.load_model("moved"), result["metrics"]
+    names = [name for name in columns if name not in ("id", model.meta["label"])]
+    frame = pa.table({name: list(columns[name]) for name in names})
+    if model.method == "pof-mkl":
+        kept = np.random.default_rng([0, 1]).permutation(ROWS)
+        held = np.sort(kept[: round(0.3 * ROWS)])
+        errors = []
+        for k, part in enumerate(np.array_split(held, model.clients)):
+            found = model.of_client(k).predict(frame.take(part))
+            named = {name: np.asarray(columns[name])[part] for name in names}
+            tables.write("part.csv", named)
+            more = ["--data", "part.csv", "--out", "part-p.csv", "--client", str(k)]
+            commands.shown("predict", "moved", *more)
+            written = [float(row["prediction"]) for row in tables.read("part-p.csv")]
+            assert written == found.tolist()
+            errors.append(found - columns["cost"][part])
+        unit = model.meta["table"]["y_half_range"]
+        error = np.mean((np.concatenate(errors) / unit) ** 2)
+        assert error == pytest.approx(metrics["test_mse"], rel=1e-5)  # float32
+        mean = np.mean([model.of_client(k).predict(frame) for k in range(3)], axis=0)
+        np.testing.assert_allclose(model.predict(frame), mean, rtol=1e-9)
+        assert np.ptp([model.of_client(k).predict(frame) for k in range(3)], axis=0).max() > 0.0
+        return
+    split = prepared.split(0)
+    held = np.flatnonzero(~split.train)
+    outputs, deviations = model.outputs_of(model.features(frame.take(held)))
+    written = read_predictions(prepared.predictions)
+    if written:
+        unit = model.meta["table"]["y_half_range"]
+        middle = model.meta["table"]["y_middle"]
+        expected = np.array([written[row] for row in held])
+        np.testing.assert_allclose((outputs - middle) / unit, expected, rtol=0.0, atol=1e-6)
+    if model.meta.get("noise"):
+        x, gamma = split.x, model.arrays["gammas"]
+        kernel = np.exp(-gamma * cdist(x, model.arrays["landmarks"], "sqeuclidean"))
+        gram = kernel[split.train].T @ kernel[split.train]
+        gram += result["tuned"]["regularization"] * np.eye(len(gram))
+        spread = 1.0 + np.einsum("nm,mn->n", kernel[held], np.linalg.solve(gram, kernel[held].T))
+        variance = np.mean((outputs[:, 0] - columns["cost"][held]) ** 2) * spread
+        np.testing.assert_allclose(deviations[:, 0] ** 2, variance, rtol=1e-4)
+    if model.classes_ is None:
+        error = np.sqrt(np.mean((outputs[:, 0] - columns["cost"][held]) ** 2))
+        assert error == pytest.approx(metrics["test_rmse"], rel=1e-6)
+        low, high = model.predict_interval(frame.take(held)).T
+        assert np.mean(high - low) == pytest.approx(metrics["test_interval_width"])
+    else:
+        right = model.predict(frame.take(held)) == columns["outcome"][held]
+        assert np.mean(right) == pytest.approx(metrics["test_accuracy"])
+
+
+def test_a_block_that_a_row_lacks_is_neutral(tables, commands, prepared):
+    """As it was to the run; a row without the hospitals' block is left out."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(120, 6))
+    y = (x.sum(axis=1) > 0.0) * 1.0
+    x[::4, 4] = np.nan  # of two columns of the second centre
+    columns = {**{name: x[:, k] for k, name in enumerate("abcdef")}, "y": y}
+    tables.write("t.csv", columns)
+    own = ["--missing", "neutral", "--scaling", "range", "--landmarks", "20", "--allow-single"]
+    commands.result("fed-cg", "--data", "t.csv", "--label", "y", *own)
+    held = np.flatnonzero(~prepared[0].split(0).train)
+    assert np.isnan(x[held]).any()
+    written = read_predictions(prepared[0].predictions)
+    model = fedkern_flwr.load_model("here")
+    expected = np.array([written[row] for row in held])
+    np.testing.assert_allclose(model.outputs(x)[held], expected, rtol=0.0, atol=1e-6)
+    x[0, 0] = np.nan
+    tables.write("new.csv", {name: x[:, k] for k, name in enumerate("abcdef")})
+    shown = commands.shown("predict", "here", "--data", "new.csv")
+    assert "119 predictions: here/predictions.csv, 1 left out: they lack a block" in shown
+
+
+def test_what_a_model_cannot_do_is_one_line(tables, commands):
+    columns = messy(tables)
+    own = ["--data", "train.csv", "--id", "id", "--label", "outcome"]
+    commands.result("hierarchical-svm", "--users", "4", "--rounds", "5", *own, "--test-size", "0")
+    model = fedkern_flwr.load_model("here")
+    rows = np.zeros((2, 6))
+    gaps = {**columns, "age": [50.0] * ROWS, "dose": [np.nan, *columns["dose"][1:]]}
+    commands.result("fdskl", "--features", "20", *own, "--missing", "drop-row", out="other")
+    other = fedkern_flwr.load_model("other")
+    for call, text in (
+        (lambda: model.predict(rows), "columns of categories, which an array does not hold"),
+        (lambda: model.predict_proba("train.csv"), "no held-out rows calibrated this model"),
+        (lambda: model.predict_interval("train.csv"), "there are no intervals of classes"),
+        (lambda: model.of_client(0), "no client 0 with weights of its own; leave it out"),
+        (lambda: model.predict(pa.table({"age": [1.0]})), "lacks 5 columns of the model"),
+        (lambda: other.predict(pa.table(gaps)), "1 of 90 rows lack a value that the model needs"),
+        (lambda: fedkern_flwr.load_model("here/model.npz"), "is the part of a model that a server"),
+        (lambda: fedkern_flwr.load_model("."), "has no predictor.npz: no run, one of an older"),
+        (lambda: fedkern_flwr.load_model("no.npz"), "there is no model no.npz; check the path"),
+    ):
+        with pytest.raises(FedKernError) as caught:
+            call()
+        assert text in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_arrays_are_features_in_the_order_of_the_table(commands):
+    from sklearn.datasets import load_iris
+
+    commands.result("fed-cg", "--data", "iris", "--landmarks", "12")
+    model, iris = fedkern_flwr.load_model("here"), load_iris()
+    found = model.predict(iris.data)
+    assert found.dtype == np.float64
+    assert np.mean(found == iris.target) > 0.9
+    np.testing.assert_array_equal(model.predict(iris.data.tolist()), found)
+    for rows in (iris.data[:, :3], iris.data[0], [["a"] * 4]):
+        with pytest.raises(FedKernError, match="give "):
+            model.predict(rows)
+
+
+# --- Where the server has it all -------------------------------------------------------------
+
+
+def test_a_server_that_has_the_whole_model_predicts():
+    settings = HierarchicalSettings("iris", users=4, groups=2, positive=2.0)
+    prepared = HierarchicalData(settings)
+    strategy = HierarchicalSVM(seed=0)
+    simulate(strategy, prepared.client_fn(strategy), prepared.num_clients, num_rounds=60)
+    split, model = prepared.split(0), strategy.fitted(("no", "yes"))
+    held = ~split.train
+    right = (model.predict(split.x[held]) == "yes") == (split.y[held] == 1.0)
+    assert np.mean(right) == pytest.approx(strategy.metrics_["test_accuracy"])
+    assert strategy.fitted().classes_.tolist() == [0, 1]
+    assert model.predict_proba(split.x[held]).shape == (held.sum(), 2)
+
+
+@pytest.mark.parametrize("strategy", [FedCG(), HierarchicalSVM(partition="vertical")])
+def test_a_server_that_has_a_part_says_so(strategy):
+    with pytest.raises(FedKernError, match="stay with the parties, the server cannot predict; use"):
+        strategy.fitted()
+
+
+# --- Machines on a kernel --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+@pytest.mark.parametrize("learner", ["svc", "ridge"])
+def test_a_machine_is_linear_in_the_kernel(classes, learner):
+    rng = np.random.default_rng(classes)
+    x = rng.normal(size=(120, 3))
+    y = np.floor(rng.random(120) * classes) * 2.0 + (x[:, 0] > 0.0)
+    y = np.searchsorted(np.unique(y)[:classes], np.minimum(y, np.unique(y)[classes - 1])) * 3.0
+    names = tuple(np.unique(y).tolist())
+    assert len(names) == classes
+    kernel, gram = DotKernel("rbf", gamma=0.7), x @ x.T
+    options = {"learner": learner, "gamma": 0.7, "cost": 2.0, "seed": 0}
+    machine = choose_machine(gram[:80, :80], 3, y[:80], kernel, names, **options)
+    matrix = machine.kernel.matrix(gram, 3)
+    weights, bias = machine.fit(matrix[:80, :80], y[:80])
+    found = matrix[80:, :80] @ weights + bias
+    if learner == "svc" and classes > 2:
+        found = votes(found, classes)
+    expected = machine.outputs(matrix[:80, :80], y[:80], matrix[80:, :80])
+    np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-12)
+    if learner == "svc":
+        theirs = SVC(kernel="rbf", gamma=0.7, C=2.0, tol=1e-5).fit(x[:80], y[:80])
+        decided = theirs.decision_function(x[80:]).reshape(40, -1)
+        np.testing.assert_allclose(found, decided, rtol=0.0, atol=1e-3)  # of LIBSVM
