@@ -16,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkern_flwr.clients import HybridKernelClient
+from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.simulations import Transcript, simulate
 from fedkern_flwr.simulations.lab.attacks.hybrid import HybridRun
 from fedkern_flwr.simulations.lab.attacks.hybrid_insiders import Insiders
@@ -24,15 +26,20 @@ from fedkern_flwr.simulations.lab.attacks.membership import (
     area_under_curve,
     leverage,
     membership,
+    membership_of_folds,
 )
 from fedkern_flwr.strategies import FedCG
 
 HOSPITALS, CENTRES = 3, 2
 BLOCKS = np.array_split(np.arange(30), CENTRES + 1)  # that of the hospitals first
 SEEDS = (0, 1, 2)
+KEY = bytes(range(32))
+#: Nothing is chosen; landmarks are uniform.
+PLAIN = {"tune": "off", "sampling": "U"}
+FIGURES = "\nn = {}, m = {}{}: matrix {:.2f} to {:.2f}, losses {:.2f} to {:.2f}"
 
 
-def serve(rows: int, seed: int) -> Callable[[Context], HybridKernelClient]:
+def serve(rows: int, seed: int, **more: Any) -> Callable[[Context], HybridKernelClient]:
     """Three hospitals that learn from ``rows`` patients and hold out as many."""
     order = np.random.default_rng(seed).permutation(len(X))[: 2 * rows]
 
@@ -40,7 +47,8 @@ def serve(rows: int, seed: int) -> Callable[[Context], HybridKernelClient]:
         k = int(context.node_config["partition-id"])
         number = max(0, k - HOSPITALS + 1)
         block = BLOCKS[number]
-        options: dict[str, Any] = {"alignment_key": bytes(range(32)), "block": f"block {number}"}
+        options: dict[str, Any] = {"alignment_key": KEY, "block": f"block {number}", **more}
+        options["landmark_seed"] = public_seed(seed, options["block"])
         if k >= HOSPITALS:
             return HybridKernelClient(context, X[np.ix_(order, block)], ids=order, **options)
         train, test = np.split(order[k::HOSPITALS], 2)
@@ -51,18 +59,32 @@ def serve(rows: int, seed: int) -> Callable[[Context], HybridKernelClient]:
     return client_fn
 
 
-def attack(rows: int, landmarks: int, seed: int) -> list[float]:
+def attack(
+    rows: int, landmarks: int, seed: int, *, whole: bool = True, **options: Any
+) -> list[float]:
     """Run FedCG; return the area under the curve of server and hospital, and that of losses.
 
     They know the sum that was opened, the kernels of hospital 0, and those of the candidates.
+    The sum of all folds is the ``whole``; else each fold's is looked at, as chosen without counting
+    what is released.
     """
     insiders, transcript = Insiders(), Transcript()
-    strategy = FedCG(landmarks=landmarks, seed=seed)
-    served = insiders.watch(serve(rows, seed))
+    strategy = FedCG(landmarks=landmarks, seed=seed, **options)
+    policy = NodePolicy.of_simulations(allow_small_sums=not whole)
+    served = insiders.watch(serve(rows, seed, policy=policy))
     simulate(strategy, served, HOSPITALS + CENTRES, transcript=transcript)
     seen = HybridRun(transcript, insiders)
     released = next(total for vector, total in seen.opened() if vector.order.name == "equations")
-    gram = seen.equations(released)[0]
+    grams = seen.equations_of_folds(released)[0]
+    for fold, released_gram in enumerate(grams):
+        parts = [seen.training_kernel(h)[seen.folds(h) == fold] for h in range(HOSPITALS)]
+        np.testing.assert_allclose(released_gram, sum(k.T @ k for k in parts), atol=1e-9)
+    gram = grams.sum(0)
+    folds = seen.folds(0)
+    if whole:
+        grams, folds = gram[None], np.zeros_like(folds)
+    else:
+        assert len(grams) == 5
     kernels = [seen.kernel(h) for h in range(HOSPITALS)]
     trained = [len(seen.training_kernel(h)) for h in range(HOSPITALS)]
     assert sum(trained) == rows
@@ -75,7 +97,8 @@ def attack(rows: int, landmarks: int, seed: int) -> list[float]:
     members, others = parted(kernels)
     rounding = landmarks * np.finfo(float).eps / ROUNDING  # see leverage
     assert leverage(gram, members).max() <= 1.0 + rounding
-    found = (membership(gram, kernels[0][: trained[0]], kernels[0], c) for c in (members, others))
+    own, familiar = kernels[0][: trained[0]], kernels[0]
+    found = (membership_of_folds(grams, own, folds, familiar, c) for c in (members, others))
     misses = [
         -((kernel @ strategy.coefficients_ - labels_of(seen, h)) ** 2).sum(axis=1)
         for h, kernel in enumerate(kernels)
@@ -91,23 +114,31 @@ def labels_of(seen: HybridRun, hospital: int) -> np.ndarray:
     return np.vstack([client.table.y, client.table.y_test])[order]
 
 
+@pytest.mark.parametrize("options", [PLAIN, {}], ids=["plain", "tuned"])
 @pytest.mark.parametrize(
     ("rows", "landmarks", "least", "most"),
     [(60, 100, 0.99, 1.0), (60, 40, 0.9, 1.0), (150, 100, 0.9, 1.0), (240, 40, 0.5, 0.8)],
 )
 def test_the_released_matrix_tells_whom_the_model_was_learned_from(
-    rows: int, landmarks: int, least: float, most: float
+    rows: int, landmarks: int, least: float, most: float, options: dict[str, Any]
 ) -> None:
     """Nearly all with few rows per landmark; with many, little is left."""
-    found = np.array([attack(rows, landmarks, seed) for seed in SEEDS])
+    found = np.array([attack(rows, landmarks, seed, **options) for seed in SEEDS])
     low, high = found.min(axis=0), found.max(axis=0)
-    print(
-        f"\nn = {rows}, m = {landmarks}: matrix {low[0]:.2f} to {high[0]:.2f}, "
-        f"losses {low[1]:.2f} to {high[1]:.2f}"
-    )
+    how = ", nothing chosen" if options else ""
+    print(FIGURES.format(rows, landmarks, how, low[0], high[0], low[1], high[1]))
     assert least <= low[0]
     assert high[0] <= most
     assert low[1] > 0.45
+    assert high[1] < 0.8
+
+
+def test_the_sums_of_folds_tell_what_their_total_hides() -> None:
+    """Those of 48 rows each, where nodes allow them; see the last case above."""
+    found = np.array([attack(240, 40, seed, whole=False) for seed in SEEDS])
+    low, high = found.min(axis=0), found.max(axis=0)
+    print(FIGURES.format(240, 40, ", five folds", low[0], high[0], low[1], high[1]))
+    assert low[0] >= 0.9
     assert high[1] < 0.8
 
 

@@ -155,13 +155,26 @@ class HybridRun(SeenRun):
 
     def equations(self, numbers: Floats) -> tuple[Floats, Floats]:
         """Return K^T K and K^T y from a vector of equations, of the width that was chosen."""
+        grams, rights = self.equations_of_folds(numbers)
+        return grams.sum(0), rights.sum(0)
+
+    def equations_of_folds(self, numbers: Floats) -> tuple[Floats, Floats]:
+        """Return the same of each fold, shapes (folds, m, m) and (folds, m, k)."""
         m, outputs = self.settings.landmarks, self.targets(self.hospitals[0]).shape[1]
         if self._asked is None:
-            return unpack_equations(numbers[: equations_length(m, outputs)], m, outputs)
+            gram, right = unpack_equations(numbers[: equations_length(m, outputs)], m, outputs)
+            return gram[None], right[None]
         shape = m, outputs, self._asked.folds, len(self._asked.gammas)
         found = Equations.unpack(numbers[: tuning_length(*shape)], *shape)
         width = int(np.argmin(np.abs(self._asked.gammas - self.gammas).sum(axis=1)))
-        return found.gram[:, width].sum(0), found.right[:, width].sum(0)
+        return found.gram[:, width], found.right[:, width]
+
+    def folds(self, hospital: int) -> NDArray[np.intp]:
+        """Return of which of the released sums each training row of a hospital is a part."""
+        table, key = self._table(hospital)
+        positions = self.positions[hospital, hospital][: self._trained[hospital]]
+        number = 1 if self._asked is None else self._asked.folds
+        return np.asarray(table.folds(table.order(self.session, key)[positions], number, key))
 
     def training_kernel(self, hospital: int) -> Floats:
         """Return the kernel of the training rows of a hospital."""

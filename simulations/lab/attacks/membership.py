@@ -19,6 +19,7 @@ losses: Yeom et al., "Privacy Risk in Machine Learning", CSF 2018.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from .gradient_inversion import Floats
@@ -69,6 +70,28 @@ def membership(gram: Floats, own: Floats, familiar: Floats, candidates: Floats) 
     unknown = leverage(gram - own.T @ own, candidates)
     usual = leverage(familiar.T @ familiar, candidates)
     return np.asarray(np.log(usual) - np.log(unknown))
+
+
+def membership_of_folds(
+    grams: Floats, own: Floats, folds: NDArray[np.intp], familiar: Floats, candidates: Floats
+) -> Floats:
+    """Return :func:`membership` in the likeliest of several sums.
+
+    Parameters
+    ----------
+    grams : ndarray, shape (f, m, m)
+        K^T K of each fold.
+    own, familiar, candidates
+        As of :func:`membership`.
+    folds : ndarray of int, shape (k,)
+        Folds of the rows that the attacker knows.
+
+    Returns
+    -------
+    ndarray, shape (n,)
+    """
+    found = [membership(g, own[folds == f], familiar, candidates) for f, g in enumerate(grams)]
+    return np.asarray(np.max(found, axis=0))
 
 
 def area_under_curve(members: Floats, others: Floats) -> float:

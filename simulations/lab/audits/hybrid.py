@@ -17,7 +17,7 @@ from ..attacks.hybrid import HybridRun
 from ..attacks.hybrid_insiders import SERVER, Insiders, Matrix
 from ..attacks.hybrid_matrix import attack_matrix
 from ..attacks.hybrid_rows import gradient_of_others, gram_of_products
-from ..attacks.membership import membership
+from ..attacks.membership import membership_of_folds
 from ..attacks.seen import MaskedVector
 from .evidence import Sheet, Subject, two_kinds
 from .plan import Plan, Recorded, Variant
@@ -179,16 +179,23 @@ def normal_matrix(seen: HybridRun, hospital: int) -> Floats | None:
 def learned_from(seen: HybridRun, sheet: Sheet) -> None:
     """Tell another hospital's training rows from its held-out ones.
 
-    The server has K^T K; to the hospital go the kernels of rows whose prediction it asks for.
+    The server has K^T K, of each fold if the width was chosen by folds; to the hospital go the
+    kernels of rows whose prediction it asks for.
     """
     subject = Subject(
         "membership", "server and hospital together", "patients that others learned from", True
     )
     trained = {h: seen.training_kernel(h) for h in seen.hospitals}
-    gram = np.sum([kernel.T @ kernel for kernel in trained.values()], axis=0)
+    folds = {h: seen.folds(h) for h in seen.hospitals}
+    parts = [
+        [trained[h][folds[h] == f] for h in seen.hospitals]
+        for f in range(1 + max(f.max(initial=0) for f in folds.values()))
+    ]
+    grams = np.array([np.sum([k.T @ k for k in part], axis=0) for part in parts])
     for viewer, other in zip(seen.hospitals, seen.hospitals[1:], strict=False):
         candidates = seen.kernel(other)
-        found = membership(gram, trained[viewer], seen.kernel(viewer), candidates)
+        own, familiar = trained[viewer], seen.kernel(viewer)
+        found = membership_of_folds(grams, own, folds[viewer], familiar, candidates)
         sheet.order(subject, found, np.arange(len(candidates)) < len(trained[other]))
 
 
