@@ -212,6 +212,20 @@ def test_ranks_of_many_rows_are_right_to_a_knot() -> None:
     assert np.abs(ranks(values, np.array(facts.knots)) - exact).max() < 1 / KNOTS
 
 
+@pytest.mark.parametrize(
+    ("values", "far"),
+    [
+        (np.linspace(0.0, 1.0, 300), False),
+        (np.random.default_rng(0).normal(size=100_000), False),
+        (np.random.default_rng(0).lognormal(size=300), True),
+        (np.append(np.linspace(0.0, 1.0, 300), 9.0), True),
+        (np.repeat([0.0, 1.0, 16.0], [240, 30, 30]), False),  # mostly one value
+    ],
+)
+def test_values_are_far_where_the_range_says_little(values: np.ndarray, far: bool) -> None:
+    assert NumberFacts.measure(values).far is far
+
+
 def test_a_far_row_moves_no_rank() -> None:
     values = np.random.default_rng(3).normal(size=99)
     near, far = (NumberFacts.measure(np.append(values, last)) for last in (9.0, 1e300))
