@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from fedkern_flwr.gram.plan import counts_encoding, matrix_encoding
+from fedkern_flwr.groups.digits import DIGITS
 from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.secure_sum.graph import default_threshold, degree, share_threshold
 
@@ -112,7 +113,7 @@ def fed_cg(*, hospitals: int, centres: int, rows: int, landmarks: int, outputs: 
         up=arrays(16 * own, 8 * m * own, 8 * (m * (m + 1) / 2 + m * k), 8 * 4)
         + distances
         + 2 * among,
-        down=arrays(*[4] * 4, 8, 0, 0, 4 * own, 8 * m * own, 8 * m * k, *[0] * 4) + roster,
+        down=arrays(*[4] * 4, 8, 0, 0, 4 * own, 8 * m * own, 8 * m * k, *[0] * 6) + roster,
     )
     centre = Role(
         centres,
@@ -198,27 +199,28 @@ def _release(nodes: int, users: int, items: int, drop_outs: bool) -> tuple[float
 def horizontal_svm(*, users: int, groups: int, columns: int, iterations: int,
                    outputs: int = 1) -> Cost:  # fmt: skip
     """HierarchicalSVM by rows: U users in S groups of equal size, d columns, I iterations."""
-    size = 8 * outputs * (columns + 1)
+    size, each = 8 * outputs * (columns + 1), 8 * outputs
     roster, ours = IN_ROSTER * (users + groups), 4 * users / groups
     group = digests(users // groups + 1)
     user = Role(
         users,
-        up=arrays(0, 8 * 2 * columns, 8 * 5)
+        up=arrays(0, 8 * 2 * columns * DIGITS, 8 * 5)
         + 2 * digests(users)
-        + (iterations + 1) * (arrays(size + 8 * 3) + group),
+        + (iterations + 1) * (arrays(size + 3 * each) + group),
         down=arrays(4, 0, 0)
         + roster
         + arrays(0, 0, 8 * columns, 8 * columns, 8 * (columns + 1), 0)
         + iterations * arrays(0, size, 0, 0, 0, size)
+        + (iterations + 1) * arrays(each, 0, each, each)  # penalties and weights
         + arrays(size),
     )
     agent = Role(
         groups,
         up=arrays(0)
-        + (iterations + 1) * (arrays(size + 8 * 3, size + 8 * 5) + group + digests(groups)),
+        + (iterations + 1) * (arrays(size + 3 * each, size + 5 * each) + group + digests(groups)),
         down=roster
-        + (iterations + 2) * arrays(ours, size)
-        + (iterations + 1) * arrays(size + 8 * 3),
+        + (iterations + 2) * arrays(ours, size, each, each, each)
+        + (iterations + 1) * arrays(size + 3 * each),
     )
     return Cost(iterations + 5, {"user": user, "agent": agent})
 
@@ -232,7 +234,8 @@ def vertical_svm(*, groups: int, users: int, rows: int, columns: int, iterations
     k, block, own = outputs, columns / groups, rows / users
     parties = groups * users + groups + 1
     roster, ours = IN_ROSTER * parties, arrays(4 * users)
-    first, product, total = arrays(16 * block), arrays(8 * k * block), arrays(8 * k * rows)
+    first, product = arrays(16 * block * DIGITS), arrays(8 * k * block)
+    total = arrays(8 * k * rows)
     in_group = (iterations + 3) * digests(users + 1)
     masked = (iterations + 1) * (total + digests(groups * users + 1))
     user = Role(

@@ -289,7 +289,13 @@ def _table(rows: Any, encoder: Encoder, na: Sequence[str]) -> Table:
     if not isinstance(rows, (np.ndarray, list, tuple)):
         kinds = encoder.kinds
         return load_table(
-            rows, labelled=False, missing="keep", kinds=kinds, needed=kinds, na=tuple(na)
+            rows,
+            labelled=False,
+            missing="keep",
+            bare=True,
+            kinds=kinds,
+            needed=kinds,
+            na=tuple(na),
         )
     if any(kind not in _NUMBERS for kind in encoder.kinds.values()):
         raise TableError(

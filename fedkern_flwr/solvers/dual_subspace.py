@@ -192,8 +192,7 @@ def _hinge(design: Floats, ridge: Floats, targets: Floats, cost: float) -> tuple
         if gap <= _PRECISION * value and np.abs(primal).max() <= _PRECISION:
             break
         scale = s / a + t / rest
-        scaled = signed / np.sqrt(scale)[:, None]
-        hessian = np.diag(ridge) + scaled.T @ scaled  # of one matrix: half the work
+        hessian = np.diag(ridge) + signed.T @ (signed / scale[:, None])
         right_s, right_t = -a * s, -rest * t
         for corrector in (False, True):
             pull = right_s / a - right_t / rest - primal

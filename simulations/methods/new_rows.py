@@ -133,6 +133,7 @@ def read_rows(
         id_column=id_column,
         missing="keep",
         labelled=False,
+        bare=True,
         kinds=encoder.kinds,
         needed=encoder.kinds,
         **{**dialect, "na": dialect.get("na") or model.meta.get("na", ())},

@@ -78,6 +78,9 @@ def test_node_configurations_of_the_page_are_read_by_the_apps() -> None:
             "sep",
             "decimal",
             "na",
+            "encoder",
+            "categories",
+            "category-key",
             "identity-key",
             "trusted-keys",
         }
@@ -410,7 +413,7 @@ def test_walk_through_works_as_printed(tmp_path: Path) -> None:
         assert len(first[name]) == 41
         assert len(later) == 13
         before = {row[0]: float(row[1]) for row in first[name][1:]}
-        for patient, output, _ in later[1:]:
+        for patient, output, *_ in later[1:]:  # with probabilities and sets
             assert float(output) == pytest.approx(before[patient], abs=1e-9)
     listed = [out for text, out in told.items() if "flwr ls production" in text]
     assert len(listed) == 2

@@ -178,5 +178,5 @@ def test_a_table_as_a_spreadsheet_writes_it_is_the_plain_one(commands, tables, i
     assert [row["class"] for row in one] == [row["class"] for row in two]
     for row, other in zip(one, two, strict=True):
         assert float(row["output_0"]) == pytest.approx(float(other["output_0"]), abs=1e-9)
-    line = commands.complaint(*again, "--sep", "--")
+    line = commands.complaint(*again, "--force", "--sep", "--")
     assert "the separator is not one character" in line

@@ -60,7 +60,7 @@ def test_every_row_is_at_one_user_and_agents_hold_nothing() -> None:
     sizes = [len(n["y"]) for n in nodes[:6]]
     assert max(sizes) - min(sizes) <= 1
     assert sum(len(n["y_test"]) for n in nodes[:6]) == prepared.facts()["held_out_rows"]
-    assert nodes[0]["classes"] == (0.0, 1.0, 2.0)
+    assert nodes[0]["classes"] == ("0", "1", "2")
     row = nodes[3]["x"][0]
     (place,) = np.flatnonzero((part.x == row).all(axis=1))
     assert part.y[place] == nodes[3]["y"][0]

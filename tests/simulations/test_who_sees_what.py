@@ -53,7 +53,7 @@ SILENT = {"key", "masked", "sealed", "share", "seed"}
 
 @cache
 def seen(name: str, folder: Path) -> dict[str, Any]:
-    words = ["run", name.split()[0], *RUNS[name], "--quiet"]
+    words = ["run", name.split()[0], *RUNS[name], "--quiet", "--force"]
     assert run([*words, "--json", str(folder / "result.json"), "--out", str(folder / "run")]) == 0
     found: dict[str, Any] = json.loads((folder / "result.json").read_text())["privacy"]
     return found
