@@ -38,8 +38,10 @@ def landmark_kernel(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
 
 
 def of_landmarks(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
-    """Return outputs of FedCG."""
-    return np.asarray(landmark_kernel(arrays, meta, x) @ arrays["coefficients"])
+    """Return outputs of FedCG; numbers are within the bound of the labels, as at hospitals."""
+    found = landmark_kernel(arrays, meta, x) @ arrays["coefficients"]
+    bound = np.inf if meta["classes"] else float(meta["label_bound"])
+    return np.asarray(np.clip(found, -bound, bound))
 
 
 def deviations(arrays: Arrays, meta: Meta, x: Floats) -> Floats:

@@ -32,5 +32,6 @@ def whole_model(strategy: FedCG, prepared: HybridData, state_dir: Path) -> Parts
         landmarks[:, columns] = draw_landmarks(kept.seed, len(landmarks), unit, moments)
     blocks = [columns.tolist() for columns in split.blocks.values()]
     needed = {"needed": blocks[0]} if prepared.settings.missing == "neutral" else {}
-    own = {"kernel": strategy.kernel, "blocks": blocks, "noise": meta["noise"], **needed}
+    own = {name: meta[name] for name in ("kernel", "noise", "classes", "label_bound")}
+    own |= {"blocks": blocks, **needed}
     return Parts("landmarks", {**arrays, "landmarks": landmarks}, own)

@@ -289,3 +289,15 @@ def test_a_machine_is_linear_in_the_kernel(classes, learner):
         theirs = SVC(kernel="rbf", gamma=0.7, C=2.0, tol=1e-5).fit(x[:80], y[:80])
         decided = theirs.decision_function(x[80:]).reshape(40, -1)
         np.testing.assert_allclose(found, decided, rtol=0.0, atol=1e-3)  # of LIBSVM
+
+
+def test_no_predicted_number_is_beyond_the_bound_of_the_labels(tables, commands):
+    """As at hospitals, whose intervals are judged by such predictions."""
+    x = np.random.default_rng(4).normal(size=(ROWS, 4))
+    named = dict(zip("abcd", x.T, strict=True))
+    tables.write("t.csv", {**named, "y": (x[:, 0] > 0.0).astype(float)})
+    own = ["--data", "t.csv", "--label", "y", "--task", "regression", "--landmarks", "16"]
+    commands.result("fed-cg", *own)
+    found = fedkern_flwr.load_model("here").predict("t.csv")
+    assert found.min() == pytest.approx(0.0, abs=1e-12)
+    assert found.max() == pytest.approx(1.0, abs=1e-12)
