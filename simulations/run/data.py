@@ -68,9 +68,9 @@ class Settings(ABC):
     def describe(self) -> str:
         """Return who gets what, for the caption of a table."""
 
+    @abstractmethod
     def of_files(self) -> dict[str, Any]:
         """Return the settings that follow from files of parties, and ``data``: their names."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
