@@ -15,7 +15,7 @@ from .. import model_file
 from ..encoding import Encoder
 from ..errors import CheckpointError, OptionError, TableError
 from ..judging.calibration import Calibration
-from ..labels import decide
+from ..labels import are_numbers, decide, name_classes
 from ..scaling import Scaling
 from ..tables import load_table
 from ..tables.table import Table
@@ -82,17 +82,16 @@ class FittedModel:
     @property
     def classes_(self) -> NDArray[Any] | None:
         """The classes: names if the label was text, else numbers; None of a regression."""
-        names = self.class_names
-        try:
-            return np.array([float(name) for name in names]) if names else None
-        except ValueError:
-            return np.array(names)
+        names: list[Any] = self.class_names
+        if not names:
+            return None
+        return np.array([float(name) for name in names] if are_numbers(names) else names)
 
     @property
     def class_names(self) -> list[str]:
         """Names of the classes, as files of predictions have them; none of a regression."""
         table = self.meta["table"]
-        return list(table.get("class_names") or map(_name, table["classes"]))
+        return list(table.get("class_names") or name_classes(table["classes"])[0])
 
     @property
     def clients(self) -> int:
@@ -130,6 +129,55 @@ class FittedModel:
         found = self.meta["table"].get("encoder")
         return None if found is None else Encoder.from_dict(found)
 
+    def read(self, rows: Any, id_column: str | None = None, **dialect: Any) -> Table:
+        """Return a file, data frame or array as a table with the columns of the model.
+
+        Parameters
+        ----------
+        rows : path, data frame or array
+            Cells may be missing; a label column is ignored.
+        id_column : str or None
+            Column of the rows' names, of a file or data frame.
+        **dialect
+            How a file is written, see :func:`fedkern_flwr.tables.load_table`; marks of missing
+            cells by default those of the run.
+
+        Raises
+        ------
+        TableError
+            They cannot be read, or an array cannot hold the columns.
+        CheckpointError
+            The model has no encoder of columns.
+        """
+        if (encoder := self.encoder) is None:
+            raise CheckpointError(
+                "the model is one of features as nodes hold them, a file has columns",
+                remedy="predict in Python, with fedkern_flwr.load_model",
+            )
+        kinds = encoder.kinds
+        if not isinstance(rows, (np.ndarray, list, tuple)):
+            file = Path(rows) if isinstance(rows, (str, Path)) else None
+            arrays = file is not None and file.suffix.lower() == ".npz"
+            table = load_table(
+                rows,
+                label=(self.meta["label"] or None) if arrays else None,  # an array of several
+                id_column=id_column,
+                missing="keep",
+                labelled=False,
+                bare=True,
+                kinds=kinds,
+                needed=kinds,
+                **{**dialect, "na": dialect.get("na") or self.meta.get("na", ())},
+            )
+            encoder.places(table, "the table" if file is None else file.name)
+            return table
+        if any(kind not in _NUMBERS for kind in kinds.values()):
+            raise TableError(
+                "the model has columns of categories, which an array does not hold",
+                remedy="give a data frame, or a file",
+            )
+        return Table(_numbers(rows, len(kinds)), None, tuple(kinds), kinds=kinds)
+
     def features(self, rows: Any) -> Floats:
         """Return what the model takes of rows, shape (n, d); NaN where a cell is missing.
 
@@ -141,7 +189,7 @@ class FittedModel:
         encoder = self.encoder
         if encoder is None:
             return _numbers(rows, int(self.meta["columns"]))
-        table = rows if isinstance(rows, Table) else _table(rows, encoder, self.meta.get("na", ()))
+        table = rows if isinstance(rows, Table) else self.read(rows)
         if not self.meta.get("encoded", True):
             places = encoder.places(table, "the table")
             names = [encoder.columns[source].name for source in encoder.sources]
@@ -282,32 +330,6 @@ def load_model(path: str | Path) -> FittedModel:
             remedy="name the folder of the run",
         )
     return FittedModel(str(meta["method"]), arrays, meta)
-
-
-def _table(rows: Any, encoder: Encoder, na: Sequence[str]) -> Table:
-    """Read a file, data frame or array as a table with the columns of the model."""
-    if not isinstance(rows, (np.ndarray, list, tuple)):
-        kinds = encoder.kinds
-        return load_table(
-            rows,
-            labelled=False,
-            missing="keep",
-            bare=True,
-            kinds=kinds,
-            needed=kinds,
-            na=tuple(na),
-        )
-    if any(kind not in _NUMBERS for kind in encoder.kinds.values()):
-        raise TableError(
-            "the model has columns of categories, which an array does not hold",
-            remedy="give a data frame, or a file",
-        )
-    names = tuple(encoder.kinds)
-    return Table(_numbers(rows, len(names)), None, names, kinds=encoder.kinds)
-
-
-def _name(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _numbers(rows: Any, columns: int) -> Floats:

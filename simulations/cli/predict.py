@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.fitted import load_model
+from fedkern_flwr.fitted import PREDICTOR, load_model
 
 from ..methods.new_rows import predict_file
 from ..methods.registry import family
@@ -45,7 +45,8 @@ def predict(
     screen = Screen(quiet)
     path = Path(model)
     place = path.parent if path.is_file() else path
-    alone = path.is_file() and not (place / "config.json").is_file()  # the file of save()
+    of_run = path.name in ("model.npz", PREDICTOR) and (place / "config.json").is_file()
+    alone = path.is_file() and not of_run  # the file of save()
     run = None if alone else _open(place)
     target = Path(out) if out else place / "predictions.csv"
     if target.is_dir() or not target.resolve().parent.is_dir():

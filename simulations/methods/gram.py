@@ -169,7 +169,7 @@ def refuse_options_of_tables(config: Config) -> None:
     """
     chosen = {**config["data"], **config}
     for option in GramFamily().parameters():
-        if option.name in _OF_TABLES and chosen[option.name] != option.default:
+        if option.name in _OF_TABLES and chosen[option.name] not in (option.default, (), []):
             flag = option.flag.removeprefix("--") or option.name.replace("_", "-")
             raise OptionError(
                 f"{flag} is for tables, {Path(config['data']['data']).name} holds ratings",
@@ -182,6 +182,9 @@ _OF_TABLES = (
     "target",
     "id_column",
     "site_column",
+    "sep",
+    "decimal",
+    "na",
     "missing",
     "scaling",
     "task",

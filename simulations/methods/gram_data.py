@@ -123,7 +123,6 @@ class InstanceClients(DealtClients):
     parts : tuple of ndarray
     merge : str
     state_dir : Path or None
-    x_new : ndarray, shape (new, d), or None
     """
 
     kind = GramClient
@@ -131,13 +130,11 @@ class InstanceClients(DealtClients):
     parts: tuple[NDArray[np.intp], ...]
     merge: Any = "disjoint"
     state_dir: Path | None = None
-    x_new: Floats | None = None
 
     def arguments(self, partition: int) -> dict[str, Any]:
         """Return the columns of a node."""
         own = self.parts[partition]
-        x_new = None if self.x_new is None else self.x_new[:, own].T
-        return {"x": self.x[:, own].T, "x_new": x_new, "merge": self.merge}
+        return {"x": self.x[:, own].T, "merge": self.merge}
 
 
 class InstanceData(DealtData[GramSettings, Instances]):

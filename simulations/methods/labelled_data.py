@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.hybrid.parties import MissingBlocks
+from fedkern_flwr.labels import name_classes
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.tables.table import Table
 
@@ -271,4 +272,4 @@ def class_names(settings: LabelledSettings, table: Table, classes: tuple[float, 
         return [others[0] if len(others) == 1 else f"not {positive}", positive]
     if table.classes:
         return [table.classes[int(label)] for label in classes]
-    return [np.format_float_positional(label, trim="-") for label in classes]
+    return list(name_classes(classes)[0])

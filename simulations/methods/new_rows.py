@@ -17,8 +17,6 @@ from fedkern_flwr.errors import CheckpointError, TableError
 from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.labels import decide
 from fedkern_flwr.model_file import load_model
-from fedkern_flwr.tables import load_table
-from fedkern_flwr.tables.table import Table
 
 Config = Mapping[str, Any]
 Floats = NDArray[np.float64]
@@ -89,58 +87,14 @@ def predict_file(
     TableError
         A column of the model is missing, or every row lacks a value.
     """
-    table, ids = read_rows(data, model, id_column, **dialect)
+    table = model.read(data, id_column, **dialect)
     x = model.features(table)
+    ids = [str(k) for k in (table.ids if table.ids is not None else range(table.rows))]
     rows = np.flatnonzero(model.complete(x))
     if not len(rows):
         raise TableError("every row lacks a value", remedy="fill in its cells")
     write_rows(out, [ids[row] for row in rows], model, x[rows])
     return len(rows), len(x) - len(rows)
-
-
-def read_rows(
-    data: Path, model: FittedModel, id_column: str | None, **dialect: Any
-) -> tuple[Table, list[str]]:
-    """Return a file's rows, cells of which may be missing, and the rows' names.
-
-    Parameters
-    ----------
-    data : Path
-        The file; its label column, if it has one, is ignored.
-    model : FittedModel
-        Whose columns it has.
-    id_column : str or None
-        Column of names; row numbers by default.
-    **dialect
-        How the file is written, see :func:`fedkern_flwr.tables.load_table`.
-
-    Raises
-    ------
-    TableError
-        A column of the model is missing.
-    CheckpointError
-        The model has no encoder of columns.
-    """
-    encoder = model.encoder
-    if encoder is None:
-        raise CheckpointError(
-            "the model is one of features as nodes hold them, a file has columns",
-            remedy="predict in Python, with fedkern_flwr.load_model",
-        )
-    table = load_table(
-        data,
-        label=(model.meta["label"] or None) if data.suffix == ".npz" else None,  # of arrays one
-        id_column=id_column,
-        missing="keep",
-        labelled=False,
-        bare=True,
-        kinds=encoder.kinds,
-        needed=encoder.kinds,
-        **{**dialect, "na": dialect.get("na") or model.meta.get("na", ())},
-    )
-    encoder.places(table, data.name)
-    ids = [str(k) for k in (table.ids if table.ids is not None else range(table.rows))]
-    return table, ids
 
 
 def write_rows(out: Path, ids: Sequence[str], model: FittedModel, x: Floats) -> None:

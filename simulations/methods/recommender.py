@@ -157,6 +157,10 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
             raise OptionError("ratings have no ids of records", remedy="leave out --id")
         if client is not None:
             raise OptionError("all users of FedCFK have one kernel", remedy="leave out --client")
+        for name, value in dialect.items():
+            if value:
+                problem = f"{name} is for tables, {data.name} holds ratings"
+                raise OptionError(problem, remedy="leave it out")
         run = SavedRun.open(folder, config)
         arrays, meta, own = run.arrays, run.meta, config["data"]
         names, items = tuple(run.scaling["items"]), arrays["items"]

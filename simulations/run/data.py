@@ -118,7 +118,7 @@ class TableSettings(Settings):
     def from_values(cls, values: Mapping[str, Any]) -> Self:
         """Read the settings; on the command line ``na`` is one text with commas."""
         na = values["na"] or ()
-        na = (na,) if isinstance(na, str) else tuple(na)
+        na = tuple(na.split(",") if isinstance(na, str) else na)
         return super().from_values({**values, "na": na, "party": tuple(values["party"] or ())})
 
     @property

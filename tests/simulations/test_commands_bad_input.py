@@ -219,6 +219,8 @@ BAD: dict[str, dict[str, str]] = {
         "--regularization 1": "No such option",
         "--label y": "label is for tables, nyc-flights holds ratings; leave it",
         "--id y": "id is for tables, nyc-flights holds ratings",
+        "--sep ;": "sep is for tables, nyc-flights holds ratings",
+        "--na gone": "na is for tables, nyc-flights holds ratings",
         "--min-rating 7": "no rating is at least 7; choose a lower one",
         "--test-size 0.5": "test-size is for tables, nyc-flights holds ratings",
         "--cost 2": "cost is for tables, nyc-flights holds ratings",

@@ -14,6 +14,7 @@ from sklearn.svm import SVC
 
 import fedkern_flwr
 from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.fitted.forms import votes
 from fedkern_flwr.gram.dot_kernels import DotKernel
 from fedkern_flwr.simulations import simulate
@@ -301,3 +302,42 @@ def test_no_predicted_number_is_beyond_the_bound_of_the_labels(tables, commands)
     found = fedkern_flwr.load_model("here").predict("t.csv")
     assert found.min() == pytest.approx(0.0, abs=1e-12)
     assert found.max() == pytest.approx(1.0, abs=1e-12)
+
+
+def test_marks_of_missing_cells_are_those_of_the_run(tables, commands):
+    x = np.random.default_rng(5).normal(size=(ROWS, 4))
+    cells = {name: x[:, k].astype(object) for k, name in enumerate("abcd")}
+    plain = {name: [*values] for name, values in cells.items()}
+    plain["a"][1], plain["b"][2] = "", ""
+    tables.write("plain.csv", {**plain, "y": (x[:, 0] > 0.0).astype(int)})
+    marked = {name: [*values] for name, values in plain.items()}
+    marked["a"][1], marked["b"][2] = -999.0, "gone"
+    tables.write("t.csv", {**marked, "y": (x[:, 0] > 0.0).astype(int)})
+    own = ["--data", "t.csv", "--label", "y", "--landmarks", "16", "--na=gone, -999.0"]
+    commands.result("fed-cg", *own)
+    model = fedkern_flwr.load_model("here")
+    np.testing.assert_array_equal(model.outputs("t.csv"), model.outputs("plain.csv"))
+    commands.shown("predict", "here", "--data", "t.csv", "--out", "a.csv")
+    commands.shown("predict", "here", "--data", "plain.csv", "--out", "b.csv")
+    assert tables.read("a.csv") == tables.read("b.csv")
+
+
+def test_a_model_that_was_saved_into_a_folder_of_a_run_is_the_one_that_predicts(tables, commands):
+    columns, arguments = messy(tables), RUNS["pof-mkl"]
+    commands.result(*arguments, "--data", "train.csv", "--id", "id")
+    model = fedkern_flwr.load_model("here").of_client(2)
+    model.save("here/third.npz")
+    commands.shown("predict", "here/third.npz", "--data", "train.csv", "--out", "p.csv")
+    written = [float(row["prediction"]) for row in tables.read("p.csv")]
+    assert written == model.predict("train.csv").tolist()
+    assert len(written) == len(columns["id"])
+
+
+@pytest.mark.parametrize(
+    ("classes", "found"),
+    [((1234567.0, 1234568.0), [1234567.0, 1234568.0]), (("inf", "no"), ["inf", "no"])],
+)
+def test_classes_are_what_they_were_called(classes: Any, found: list[Any]) -> None:
+    model = FittedModel.of_server("fdskl", "linear", {}, {}, classes)
+    assert model.classes_ is not None
+    assert model.classes_.tolist() == found
