@@ -15,14 +15,14 @@ from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.landmarks import check_seed_bytes
 from fedkern_flwr.hybrid.parties import CENTRE, HOSPITAL, MEAN_DISTANCE
-from fedkern_flwr.kernels.product import distance_bound, partial_distances, row_chunks
+from fedkern_flwr.kernels.product import distance_bound, mean_distances, partial_distances
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.solvers.equations import pack_equations
 from fedkern_flwr.wire import DescribeRequest
 
 from .fed_cg_kernel import HospitalKernel, KernelRows
-from .fed_cg_landmarks import LandmarkedParty, wider
+from .fed_cg_landmarks import LandmarkedParty, training_positions, wider
 from .fed_cg_paper import make_hops
 from .fed_cg_table import HybridTable
 from .fed_cg_tuning import check_chosen, tuning_sums
@@ -335,18 +335,16 @@ class HybridKernelClient(LandmarkedParty):
         return (vector,)
 
     def _add_mean_distance(self, request: wire.DistancesRequest, landmarks: Floats) -> None:
-        """Contribute the mean distances of training rows to the landmarks, added up."""
-        named = [
-            rows[: min(stop, train) if stop else train]
-            for (_, train, _, stop), rows in zip(request.parts, request.rows, strict=True)
-        ]
-        rows = np.concatenate(named)
-        bound = len(rows) * distance_bound(self.table.ranges, self.kept.settings["kernel"])
+        """Contribute the mean distances of all training rows to the landmarks, added up."""
+        if not self.kept.tunes:
+            raise self.wrong("the width of this run is known: it needs no mean distance")
+        rows, kernel = training_positions(request), self.kept.settings["kernel"]
+        bound = len(rows) * distance_bound(self.table.ranges, kernel)
         self.secure_sums.check(MEAN_DISTANCE, replace(wider(bound), length=1))
+        self._check_share(np.unique(rows))
         self._note(MEAN_DISTANCE, rows)
-        parts = (self._distances(rows[part], landmarks) for part in row_chunks(len(rows), 100))
-        total = sum(float(found.mean(axis=1).sum()) for found in parts)
-        self.secure_sums.contribute(MEAN_DISTANCE, np.array([total]))
+        found = mean_distances(self.features_at(rows), landmarks, kernel)
+        self.secure_sums.contribute(MEAN_DISTANCE, np.array([found.sum()]))
 
     def _distance_rule(self, receiver: int = -1) -> SumRule:
         """Return the rule of sums of distances: this block's are within its declared ranges."""

@@ -141,7 +141,7 @@ class LandmarkedParty(TableClient):
         self._fix_rows(request)
         plain, sealed = np.zeros(0), []
         if request.moments:
-            positions, name = _training_positions(request), f"moments/{self.block}"
+            positions, name = training_positions(request), f"moments/{self.block}"
             self._note(name, positions)
             if self.protocol == "secure":
                 length = moments_length(self.table.features, request.sampling)
@@ -177,7 +177,7 @@ class LandmarkedParty(TableClient):
     def _moments(self, request: wire.LandmarksRequest) -> Floats:
         sums, ranges, sampling = request.moments, self.table.ranges, request.sampling
         if not sums.size:
-            x = self.features_at(_training_positions(request))
+            x = self.features_at(training_positions(request))
             sums = moment_sums(x, ranges, sampling)
         if sums.shape != (moments_length(self.table.features, sampling),):
             raise self.wrong("moments of another number of features")
@@ -247,7 +247,7 @@ class LandmarkedParty(TableClient):
         return out
 
 
-def _training_positions(request: wire.MomentsRequest | wire.LandmarksRequest) -> NDArray[Any]:
+def training_positions(request: wire.MomentsRequest | wire.LandmarksRequest) -> NDArray[Any]:
     """Return the positions of all training rows that a request names and this party holds."""
     named = [r[:train] for (_, train, *_), r in zip(request.parts, request.rows, strict=True)]
     positions = np.concatenate([np.zeros(0, np.int32), *named])

@@ -180,6 +180,7 @@ class UserOfRows(SVMNode):
         if request.rho.shape != (outputs, 1) or len(request.shares) not in (0, outputs):
             raise self.wrong("penalties or weights are not those of its classes")
         if request.mean.size:
+            self._check_shares(request.shares)
             found |= {name: getattr(request, name) for name in (*_COORDINATES, "shares")}
         width = model_columns(self.table.features, int(self.kept.settings.get("features", 0)))
         if not all(len(found.get(name, ())) >= width for name in _COORDINATES):
@@ -187,6 +188,20 @@ class UserOfRows(SVMNode):
                 "the coordinates of the run are missing or have another number of columns",
                 "run the same release on both sides, and resume from a checkpoint",
             )
+
+    def _check_shares(self, shares: Floats) -> None:
+        """Refuse weights of classes that are not those of the run, or cannot be.
+
+        With a share of its own a user's rows could outweigh all others' in what is summed.
+        """
+        known, rows = self.kept.arrays.get("shares", shares), self.kept.settings["rows"]
+        fits = np.array_equal(known, shares)
+        if shares.size:
+            positive = (self.table.y > 0.0).sum(0)
+            least, most = positive - 0.5, rows - len(self.table.y) + positive + 0.5
+            fits = fits and bool(((least <= shares * rows) & (shares * rows <= most)).all())
+        if not fits:
+            raise refusal("weights of classes that its rows contradict", self.name)
 
     @property
     def _shape(self) -> tuple[int, int]:

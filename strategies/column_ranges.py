@@ -20,6 +20,7 @@ from fedkern_flwr.align.column_ranges import (
 )
 from fedkern_flwr.encoding import Encoder
 from fedkern_flwr.encoding.common import (
+    LETTERS,
     Histograms,
     common_encoder,
     first_length,
@@ -304,7 +305,12 @@ class ColumnRanges(Method):
 def _check_kinds(party: Any, first: Any) -> None:
     """Refuse a holder of a block that cannot have a common encoder with the first one."""
     problem = ""
-    if bool(party.kinds) != bool(first.kinds):
+    if party.kinds and (
+        len(party.kinds) != party.features or set(party.kinds) - set(LETTERS.values())
+    ):
+        problem = "what its columns hold is not told of each, unlike"
+        remedy = "run the same release at all nodes"
+    elif bool(party.kinds) != bool(first.kinds):
         problem = f"it makes {'an' if party.kinds else 'no'} encoder, unlike"
         remedy = "name encoder in --node-config of all holders of a block, or of none"
     elif party.kinds != first.kinds:

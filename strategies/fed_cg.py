@@ -230,7 +230,7 @@ class FedCG(Variance):
             plan=self.plan_,
             parties=self._parties,
             cohorts=list(self._sets),
-            keep_training=self.chosen_solver == "cg" or self._tunes,
+            keep_training=self.chosen_solver == "cg",
             tunes=self._tunes,
             gammas=self.gammas_,
             public_seed=self.run_seed,

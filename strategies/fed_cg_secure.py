@@ -118,13 +118,10 @@ class SecureSystem(HybridSystem):
             terms.append(self.term("landmark pairs", m * (m - 1) // 2, bound, "everybody"))
             asked = set(self.plan.parties)
         wards = {h: self.plan.wards[h] for h in parts}
-        counted = sum(
-            min(parts[h].stop, w.train) if w.centres else w.train for h, w in wards.items()
-        )
+        counted = sum(ward.train for ward in wards.values())
         spread = self.tunes and "everybody" in self.cohorts and self.mean_distance is None
         if spread:
             terms.append(self.term(MEAN_DISTANCE, 1, counted * bound, "everybody"))
-            self.released += 1
         requests = self.landmarks_requests(wire.DistancesRequest, asked, parts)
         answers = yield Ask(requests, reply=wire.DistancesReply, sums=terms)
         self.take_fingerprints(answers.replies)

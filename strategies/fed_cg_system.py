@@ -78,8 +78,6 @@ class HybridSystem(ABC):
     fingerprints: dict[str, str] = field(default_factory=dict)
     # Mean distance of training rows to landmarks, where it was summed.
     mean_distance: float | None = None
-    #: Numbers about training rows that the server has before the equations.
-    released: int = 0
     _moments: dict[str, Floats] = field(default_factory=dict)
     # Partition -> who sealed the secret of its block, and the sealed secret.
     _sealed: dict[int, tuple[int, NDArray[Any]]] = field(default_factory=dict)
@@ -186,6 +184,12 @@ class HybridSystem(ABC):
         """A hospital: all have the same outputs, classes and bound of labels."""
         return self.parties[self.plan.hospitals[0]]
 
+    @property
+    def released(self) -> int:
+        """How many numbers about training rows the server has before the equations."""
+        moments = sum(vector.size for vector in self._moments.values())
+        return moments + (self.mean_distance is not None)
+
     # -- landmarks
 
     def agreements(self) -> dict[str, tuple[tuple[int, ...], bool, int | None]]:
@@ -230,7 +234,6 @@ class HybridSystem(ABC):
                 )
             length = moments_length(self.parties[holders[0]].features, self.sampling)
             if moments and secure:
-                self.released += length
                 terms.append(self.term(f"moments/{block}", length, rows or 1, f"block {block}"))
         answers = yield Ask(requests, reply=wire.MomentsReply, sums=terms)
         for block, (holders, moments, leader) in blocks.items():

@@ -46,7 +46,7 @@ def tune_and_solve(system: HybridSystem, strategy: FedCG) -> Steps:
     bound = sum(p.square_bound if rbf else p.absolute_bound for p in parties)
     distance = system.mean_distance or bound / (6.0 if rbf else 3.0) or 1.0
     # the last digits are those of the nodes' processors: engines take the same widths
-    gammas = widths_around(float(f"{distance:.9g}"), count)
+    gammas = widths_around(float(f"{distance:.12g}"), count)
     if strategy.gamma is not None:
         gammas = np.array([strategy.gamma])
     lambdas = rows * LAMBDAS

@@ -81,6 +81,21 @@ def _city_block(x: Floats, landmarks: Floats, out: Floats) -> None:
     cdist(x, landmarks, "cityblock", out=out)
 
 
+def mean_distances(x: Floats, landmarks: Floats, kernel: ProductKernel) -> Floats:
+    """Return the mean distance of each row to the landmarks, shape (n,).
+
+    Parameters are those of :func:`partial_distances`; of squared distances no n x m numbers are
+    computed.
+    """
+    if kernel == "rbf":
+        middle = landmarks.mean(axis=0)
+        apart = np.einsum("md,md->m", landmarks - middle, landmarks - middle).mean()
+        return np.asarray(np.einsum("nd,nd->n", x - middle, x - middle) + apart)
+    parts = [x[part] for part in row_chunks(len(x), len(landmarks))]
+    means = (partial_distances(part, landmarks, kernel).mean(axis=1) for part in parts)
+    return np.concatenate([np.zeros(0), *means])
+
+
 def kernel_from_distances(distances: Floats, gammas: Floats) -> Floats:
     """Turn total distances into kernel values, in place.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernels.product import kernel_from_distances
 from .equations import equations_length, pack_equations, unpack_equations
 
 Floats = NDArray[np.float64]
@@ -52,7 +53,7 @@ class Equations:
         """
         self.squares[fold] += (y**2).sum(0)
         for w, gamma in enumerate(gammas):
-            kernel = np.exp(distances * -gamma)
+            kernel = kernel_from_distances(distances.copy(), gamma)
             self.gram[fold, w] += kernel.T @ kernel
             self.right[fold, w] += kernel.T @ y
 

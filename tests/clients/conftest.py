@@ -269,7 +269,9 @@ RUNS: dict[str, Callable[[int, Path], Any]] = {
     "secure-gram": lambda s, f: gram(SecureGram(min_support=2), s, f, cross=True),
     "fed-cfk": lambda s, f: gram(FedCFK(min_support=2), s, f),
     "svm": lambda s, f: layers(HierarchicalSVM(seed=1), s, f),
-    "svm, in turn": lambda s, f: layers(HierarchicalSVM(seed=1, pipelined=False), s, f),
+    "svm, in turn": lambda s, f: layers(
+        HierarchicalSVM(seed=1, pipelined=False, class_weight="balanced"), s, f
+    ),
     "svm, flat": lambda s, f: layers(
         HierarchicalSVM(architecture="centralised"), s, f, groups=1, agents=False
     ),

@@ -21,6 +21,7 @@ from fedkern_flwr.kernels.product import (
     distance_bound,
     kernel_from_distances,
     landmark_gammas,
+    mean_distances,
     partial_distances,
     row_chunks,
 )
@@ -75,6 +76,15 @@ def test_a_block_without_features_or_rows() -> None:
     np.testing.assert_array_equal(empty, np.zeros((4, 3)))
     for kernel in KERNELS:
         assert partial_distances(np.zeros((0, 2)), np.zeros((3, 2)), kernel).shape == (0, 3)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_mean_distances_are_those_of_the_landmarks_one_by_one(kernel: Any) -> None:
+    for n, m, d in ((7, 5, 3), (0, 4, 2), (6, 1, 2), (4, 3, 0)):
+        x, w = draw(n, m, d)
+        found = mean_distances(x + 1e3, w + 1e3, kernel)
+        assert found.shape == (n,)
+        np.testing.assert_allclose(found, partial_distances(x, w, kernel).mean(axis=1), atol=1e-9)
 
 
 def test_kernels_are_made_in_place_with_a_width_per_landmark() -> None:

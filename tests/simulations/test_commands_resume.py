@@ -97,6 +97,8 @@ def go_on(commands: Any, differs: Any, name: str, arguments: list[str], pulls: i
     for metric, value in expected.items():
         loose = "residual" in metric or "difference" in metric
         close = {"rel": 10.0, "abs": 1e-9} if loose else {"rel": 1e-6}
+        if metric == "iterations" and CG[0] in arguments:
+            close = {"abs": 1}  # where the residual meets the tolerance hangs on the last bits
         same = pytest.approx(value, **close) if value is not None else None
         assert found["metrics"][metric] == same, metric
     assert [row["round"] for row in found["history"]] == [r["round"] for r in whole["history"]]

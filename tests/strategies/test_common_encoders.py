@@ -239,6 +239,8 @@ def test_categories_of_several_holders_need_a_secret(network: Network) -> None:
     for own in network.tables:
         own["category_key"] = b"short"
     refused(network, "column 'colour' holds text, and there is no secret of the holders, 16 bytes")
+    replies = [e for e in network.transcript.entries() if "secret_digest" in e.scalars]
+    assert [e.scalars["secret_digest"] for e in replies] == [""] * len(network.tables)  # to guess
 
 
 def test_constant_columns_alone_are_refused(tmp_path: Path) -> None:
