@@ -152,7 +152,7 @@ class Category:
         counts = {str(name): int(count) for name, count in facts["counts"].items()}
         own = CategoryFacts(int(facts["rows"]), int(facts["missing"]), counts)
         key = bytes.fromhex(values.get("key", "")).hex()
-        how = values.get("how") or ("frequency" if len(counts) > MOST_COLUMNS else "onehot")
+        how: Any = values.get("how") or ("frequency" if len(counts) > MOST_COLUMNS else "onehot")
         if how not in get_args(Categories)[1:]:
             raise ValueError
         return cls(str(values["name"]), values["gaps"], own, int(values["rare"]), how, key)

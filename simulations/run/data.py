@@ -148,8 +148,8 @@ class TableSettings(Settings):
         """Return the settings that follow from files of parties."""
         return {"clients": len(files.owners), "split": "site"}
 
-    def load(self, missing: Missing) -> Table:
-        """Load the table.
+    def load(self, missing: Missing, *, labelled: bool = True) -> Table:
+        """Load the table; without labels only where it need not be labelled.
 
         Raises
         ------
@@ -165,6 +165,7 @@ class TableSettings(Settings):
             id_column=self.id_column,
             site_column=self.site_column,
             missing=missing,
+            labelled=labelled,
             **self.dialect,
         )
 
