@@ -139,8 +139,8 @@ class FittedModel:
         id_column : str or None
             Column of the rows' names, of a file or data frame.
         **dialect
-            How a file is written, see :func:`fedkern_flwr.tables.load_table`; marks of missing
-            cells by default those of the run.
+            How a file is written, see :func:`fedkern_flwr.tables.load_table`; what was said of the
+            run's table by default.
 
         Raises
         ------
@@ -156,6 +156,8 @@ class FittedModel:
             )
         kinds = encoder.kinds
         if not isinstance(rows, (np.ndarray, list, tuple)):
+            keys = ("sep", "decimal", "na")
+            how = {key: dialect.get(key) or self.meta.get(key) for key in keys}
             file = Path(rows) if isinstance(rows, (str, Path)) else None
             arrays = file is not None and file.suffix.lower() == ".npz"
             table = load_table(
@@ -167,7 +169,7 @@ class FittedModel:
                 bare=True,
                 kinds=kinds,
                 needed=kinds,
-                **{**dialect, "na": dialect.get("na") or self.meta.get("na", ())},
+                **{**dialect, **{key: value for key, value in how.items() if value}},
             )
             encoder.places(table, "the table" if file is None else file.name)
             return table

@@ -32,8 +32,8 @@ from .references import references_of
 
 #: Called with (steps done, steps in all) of a cell.
 CellProgress = Callable[[int, int], None]
-#: What a cell leaves: ``result`` (of the draw), ``facts`` and ``notes`` of its data, and
-#: ``peak_memory`` (bytes) of the process that computed it.
+#: What a cell leaves: ``result`` (of the draw), ``facts`` and ``notes`` of its data, ``columns``
+#: (what became of them), and ``peak_memory`` (bytes) of the process that computed it.
 Record = dict[str, Any]
 
 
@@ -191,6 +191,7 @@ def run_alike(
                 "result": entry.results[0],
                 "facts": prepared.facts(),
                 "notes": list(prepared.notes),
+                "columns": [one._asdict() for one in prepared.explain()],
                 "peak_memory": _peak_memory(),
             },
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,8 @@ class Comparison:
         What was done to the data.
     pairs : tuple of PairedDifference
         Methods that the paper ranks, compared draw by draw.
+    columns : sequence of mapping
+        What became of the columns of the data, see :class:`~fedkern_flwr.encoding.Explanation`.
     """
 
     section: Section
@@ -49,6 +51,7 @@ class Comparison:
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     pairs: tuple[PairedDifference, ...] = ()
+    columns: Sequence[Mapping[str, Any]] = ()
 
 
 PAIR_HEADINGS = ("better in the paper", "than", "difference (10⁻³)", "std", "wins", "p", "order")
@@ -120,6 +123,7 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
     """Lay out the finished cells of a part."""
     section, entries, summaries = part.section, [], {}
     facts: dict[str, Any] = {}
+    columns: list[dict[str, Any]] = []
     notes: list[str] = []
     for label, cells in part.cells.items():
         records = [record_of(cell) for cell in cells]
@@ -139,7 +143,7 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
         if simple := summary.get("no_better_than"):
             notes.append(f"{label} predicts no better than {simple}")
         if not facts and cells[0].settings is section.data[part.dataset]:
-            facts = records[0]["facts"]
+            facts, columns = records[0]["facts"], records[0]["columns"]
         notes += records[0]["notes"]
     pairs = tuple(paired_differences(summaries, section.ranks))
     return Comparison(
@@ -151,6 +155,7 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
         facts,
         tuple(dict.fromkeys(notes)),
         pairs,
+        columns,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..methods.common import Column
 from ..methods.experiment import versions
@@ -158,9 +159,23 @@ def _results(
     stem = folder / _slug(dataset)
     for name in section.figures:
         blocks.append(figures_of(section.family)[name](comparison, stem, styles))
+    blocks += columns_table(comparison.columns, dataset)
     if comparison.notes:
         blocks.append(TextBlock(f"Notes on {dataset}", list(comparison.notes)))
     return blocks
+
+
+def columns_table(columns: Sequence[Mapping[str, Any]], dataset: str) -> list[Block]:
+    """Return a table of what became of the columns of the data; none where all are alike."""
+    became: dict[tuple[str, str, str], list[str]] = {}
+    for one in columns:
+        kind = one["kind"], one["text"], str(one["outputs"])
+        became.setdefault(kind, []).append(one["column"])
+    if len(became) < 2:
+        return []
+    rows = [[", ".join(names), *kind] for kind, names in became.items()]
+    caption = f"What became of the columns of {dataset}, by the rows to learn from"
+    return [TableBlock(caption, ["columns", "hold", "became", "columns each"], rows)]
 
 
 def _misses(comparisons: Sequence[Comparison]) -> list[Block]:
