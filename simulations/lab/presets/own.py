@@ -129,7 +129,7 @@ def _check_method(name: str) -> None:
 
 def _every(name: str) -> list[Option]:
     """Return the options of a run of a method."""
-    return [*family(name).parameters(), *options(method(name))]
+    return [*options(method(name)), *family(name).parameters()]  # whose defaults hold
 
 
 def _names(name: str) -> frozenset[str]:
@@ -186,7 +186,7 @@ def _preset(methods: list[Contender], dealt: Mapping[str, Settings], *, numbers:
         ("mean" if numbers else "most frequent class", "constant", {}),
     )
     alone = {f"{title}: a party alone": title for title, *_ in methods}
-    settings = dealt | {label: dealt[title] for label, title in alone.items()}
+    settings = {**dealt, **{label: dealt[title] for label, title in alone.items()}}
     holders = "; ".join(f"{title} {one.describe()}" for title, one in dealt.items())
     section = Section(
         {name: first},
