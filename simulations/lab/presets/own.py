@@ -178,13 +178,19 @@ def _preset(methods: list[Contender], dealt: Mapping[str, Settings], *, numbers:
     """Return the comparison; baselines take the table as the first method has it."""
     first = dealt[methods[0][0]]
     name = Path(first.data).stem if Path(first.data).is_file() else first.data
-    simple, kernel = ("ridge regression", "kernel ridge") if numbers else ("logistic", "SVC")
     pooled: tuple[Contender, ...] = (
-        (f"{simple}, pooled", "linear", {}),
-        (f"{kernel}, pooled", *_kernel(numbers)),
+        ("logistic, pooled", "linear", {}),
+        ("SVC, pooled", "svc", {"max_rows": _SVC_ROWS}),
         ("boosted trees, pooled", "boosting", {}),
-        ("mean" if numbers else "most frequent class", "constant", {}),
+        ("most frequent class", "constant", {}),
     )
+    if numbers:
+        pooled = (
+            ("ridge regression, pooled", "linear", {}),
+            ("kernel ridge, pooled", "kernel-ridge", {}),
+            ("boosted trees, pooled", "boosting", {}),
+            ("mean", "constant", {}),
+        )
     alone = {f"{title}: a party alone": title for title, *_ in methods}
     settings = {**dealt, **{label: dealt[title] for label, title in alone.items()}}
     holders = "; ".join(f"{title} {one.describe()}" for title, one in dealt.items())
@@ -201,15 +207,12 @@ def _preset(methods: list[Contender], dealt: Mapping[str, Settings], *, numbers:
         "run; features are made of the others alone, and the same for all. The methods have their "
         f"defaults. Who holds what: {holders}. Pooled models see all columns of all rows; they and "
         "those of single parties are scikit-learn's, with width and regularisation by "
-        f"cross-validation on the rows to learn from; SVC learns from at most {_SVC_ROWS:,} of "
-        "them. A party alone: the mean over the parties of a method that could learn from what "
-        "they have themselves, a linear model or a support vector machine, whichever is better in "
-        "cross-validation; parties without labels are given them; seconds are those of all."
+        "cross-validation on the rows to learn from; SVC learns from at most "
+        f"{_SVC_ROWS:,} of them, kernel ridge on 500 landmarks. A party alone: the mean over the "
+        "parties of a method that could learn from what they have themselves, a linear model or a "
+        "support vector machine, whichever is better in cross-validation; parties without labels "
+        "are given them; seconds are those of all."
     )
-    return Preset(
-        f"--data {Path(first.data).name}", f"Methods on {name}", text, (section,), _SPLITS
-    )
-
-
-def _kernel(numbers: bool) -> tuple[str, dict[str, Any]]:
-    return ("kernel-ridge", {}) if numbers else ("svc", {"max_rows": _SVC_ROWS})
+    files = [Path(file).name for file in getattr(first, "party", ())]
+    asked = " ".join(f"--party {file}" for file in files) or f"--data {Path(first.data).name}"
+    return Preset(asked, f"Methods on {name}", text, (section,), _SPLITS)
