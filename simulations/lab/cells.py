@@ -27,6 +27,7 @@ from ..methods.registry import family_with
 from ..run.data import Prepared, Settings
 from ..run.entries import Entry
 from ..run.folders import make_folder
+from ..run.party_files import FEATURES
 from ..run.provenance import code_digest, file_digest, provenance
 from .references import references_of
 
@@ -67,7 +68,12 @@ class Cell:
     def identity(self) -> dict[str, Any]:
         """All that the result depends on, as JSON has it."""
         data = asdict(self.settings)
-        if Path(data["data"]).is_file():  # its content counts, not its place
+        party = data.get("party", ())
+        if party:
+            ends = (FEATURES * file.endswith(FEATURES) for file in party)
+            files = (file_digest(file.removesuffix(FEATURES)) for file in party)
+            data["party"] = [*map("".join, zip(files, ends, strict=True))]
+        elif Path(data["data"]).is_file():  # its content counts, not its place
             data["data"] = file_digest(data["data"])
         else:
             data["source"] = provenance(data["data"])

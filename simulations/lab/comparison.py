@@ -8,7 +8,7 @@ from typing import Any
 
 from ..engines import Engine
 from ..methods.common import SCORED_COLUMNS, Column
-from ..methods.references import summarise_reference
+from ..methods.references import ALONE, summarise_reference
 from ..methods.registry import family_with
 from ..run.entries import Entry, draw_label
 from ..run.format import milli
@@ -145,6 +145,7 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
         if not facts and cells[0].settings is section.data[part.dataset]:
             facts, columns = records[0]["facts"], records[0]["columns"]
         notes += records[0]["notes"]
+    _set_beside(summaries, pooled_labels(entries))
     pairs = tuple(paired_differences(summaries, section.ranks))
     return Comparison(
         section,
@@ -157,6 +158,21 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
         pairs,
         columns,
     )
+
+
+def pooled_labels(entries: Sequence[Entry]) -> list[str]:
+    """Return the labels of the models of the pooled data."""
+    return [one.label for one in entries if one.reference is not None and one.method != ALONE]
+
+
+def _set_beside(summaries: dict[str, dict[str, Any]], pooled: Sequence[str]) -> None:
+    """Say how far the accuracy, or RMSE, is from that of the best model of the pooled data."""
+    for name, best in (("test_accuracy", max), ("test_rmse", min)):
+        figures = {label: found["metrics"].get(name) for label, found in summaries.items()}
+        known = [figures[label] for label in pooled if figures[label] is not None]
+        for label, value in figures.items():
+            if known and value is not None:
+                summaries[label]["beside_pooled"] = value - best(known)
 
 
 def pair_rows(comparison: Comparison) -> list[list[str]]:
@@ -185,8 +201,11 @@ def columns_of(comparison: Comparison, *, wide: bool = False) -> dict[str, Colum
     summaries, paper = comparison.summaries.values(), section.paper.get(comparison.dataset, {})
     known = {name for summary in summaries for name in summary["metrics"]}
     for name in section.columns:
-        found[name] = section.family.columns[name]
-        if wide and name == "accuracy" and "test_auc" in known:
+        column = section.column(name)
+        if column.wide and not wide:
+            continue
+        found[name] = column
+        if wide and name in ("accuracy", "accuracies") and "test_auc" in known:
             found |= SCORED_COLUMNS
 
     def has_cells(name: str) -> bool:
@@ -221,7 +240,7 @@ def table_rows(comparison: Comparison, *, wide: bool = False) -> list[list[str]]
 def best_cells(comparison: Comparison) -> frozenset[tuple[int, int]]:
     """Return (row, column) of the best figure of the table's first column."""
     section = comparison.section
-    rank = section.family.columns[section.columns[0]].rank
+    rank = section.column(section.columns[0]).rank
     if rank is None:
         return frozenset()
     values = [rank(summary) for summary in comparison.summaries.values()]
