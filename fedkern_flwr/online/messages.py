@@ -118,6 +118,9 @@ class PersonalRequest(KernelRequest, phase="online-personal"):
     exploration: float  # xi
     weight_rule: str  # exponential or adahedge
     learning_rate: float  # eta_k
+    # of the node's own steps from one sample of a message to the next, see learning.LOCAL_STEP; 0
+    # for none, as in the paper
+    local_step: float = 0.0
 
 
 class PersonalReply(KernelReport, phase="online-personal"):
