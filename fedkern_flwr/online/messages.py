@@ -22,6 +22,8 @@ Floats = NDArray[np.float64]
 STATISTICS = 6
 #: Keeps squared regrets within the bound of a secure sum.
 REGRET_SCALE = 1024.0
+#: Mean squared error that the mean of labels in [0, 1] has at most.
+LARGEST_VARIANCE = 0.25
 #: Names of the secure sums, and the public bound on each of their numbers.
 UPDATE_SUM, EVALUATE_SUM, SUM_BOUND = "update", "evaluate", 2.0**20
 

@@ -48,6 +48,17 @@ def test_a_secure_run_that_loses_its_rounds_says_why(commands, monkeypatch):
     assert "at least 4 must" in line
 
 
+def test_an_online_run_that_diverges_ends_with_its_checkpoint_and_the_remedy(commands):
+    steps = [*commands.small("per-fed-avg"), "--inner-step", "1000", "--out", "wide", "--quiet"]
+    line = commands.complaint("run", *steps, "--checkpoint-every", "1", code=1)
+    assert "the run has diverged: its mean squared error so far is" in line
+    assert "smaller steps" in line
+    assert Path("wide/checkpoint-0.npz").is_file()
+    found = commands.result(*steps[:-3], "--no-stop-diverged", out="on")
+    assert found["metrics"]["mse"] > 10 * 0.25
+    assert found["no_better_than"] == "the mean of all labels"
+
+
 def test_there_are_fewer_exchanges_for_more_samples_in_a_round(commands):
     found = commands.result(*commands.small("pof-mkl"), "--samples-per-round", "4")
     assert found["exchanges"] == 1 + 3 + 1
