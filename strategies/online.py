@@ -26,6 +26,7 @@ from .online_release import OnlineRelease
 
 Floats = NDArray[np.float64]
 _ENCODING = Encoding.fixed_point(wire.SUM_BOUND)
+_BEGINNING = 10  # samples of a client, whose errors may be large before anything is learned
 _REPORTED = ("round", "total_samples", "total_squared_error", "regret", "largest_loss")
 
 
@@ -122,8 +123,10 @@ class OnlineStrategy(OnlineRelease):
                 self._lose(number, error)
             save = Save(self.server_state(), self._memory())
             found = self._metrics(number, survivors)
+            before = self.history_[-1]["mse"] if self.history_ else None
             yield Round(number, found, self.sent(), save)
-            self._check_error(found["mse"])
+            before = 0.0 if number >= self.planned else before
+            self._check_error(found["round"], found["mse"], before)
         metrics = self.final_metrics()
         if first <= self.planned + 1:
             metrics |= yield from self._evaluate()
@@ -247,9 +250,12 @@ class OnlineStrategy(OnlineRelease):
 
     # -- metrics
 
-    def _check_error(self, mse: float | None) -> None:
-        """Stop a run that has diverged."""
-        if self.stop_diverged and mse is not None and not mse <= 10.0 * wire.LARGEST_VARIANCE:
+    def _check_error(self, samples: int, mse: float | None, before: float | None) -> None:
+        """Stop a run that has diverged; a large error that falls is held against it at the end."""
+        if mse is None or not self.stop_diverged or (samples < _BEGINNING and math.isfinite(mse)):
+            return
+        worst = 10.0 * wire.LARGEST_VARIANCE
+        if not math.isfinite(mse) or (before is not None and mse > max(worst, before)):
             raise FedKernError(
                 f"the run has diverged: its mean squared error so far is {mse:.2g}, that of the "
                 f"mean of labels in [0, 1] at most {wire.LARGEST_VARIANCE}",

@@ -48,8 +48,8 @@ class OnlineRelease(Method):
     )
     stop_diverged: bool = option(
         True,
-        "The run stops, with its checkpoint, when its mean squared error so far is not finite or "
-        "more than 2.5: ten times that of the mean of labels in [0, 1] at its worst.",
+        "The run stops, with its checkpoint, when its mean squared error so far is not finite, or "
+        "rises or ends beyond 2.5: ten times that of the mean of labels in [0, 1] at its worst.",
         of_model=False,
     )
     #: What the clients sum in a round, and what never leaves them beside rows and labels.

@@ -60,8 +60,15 @@ def test_the_error_of_late_shows_a_drift_that_the_error_so_far_hides():
     assert _recent([{"round": 5, "mse": None}, {"round": 10, "mse": 0.1}]) == [(10, 0.1)]
 
 
-def test_an_online_run_that_diverges_ends_with_its_checkpoint_and_the_remedy(commands):
-    steps = [*commands.small("per-fed-avg"), "--inner-step", "1000", "--out", "wide", "--quiet"]
+@pytest.mark.parametrize(
+    ("name", "wide"),
+    [
+        ("ofskl", ["--step-size", "paper", "--regularization", "8"]),  # the error rises
+        ("per-fed-avg", ["--inner-step", "30"]),  # it jumps, and falls till the end
+    ],
+)
+def test_an_online_run_that_diverges_ends_with_its_checkpoint_and_the_remedy(commands, name, wide):
+    steps = [*commands.small(name), *wide, "--out", "wide", "--quiet"]
     line = commands.complaint("run", *steps, "--checkpoint-every", "1", code=1)
     assert "the run has diverged: its mean squared error so far is" in line
     assert "smaller steps" in line
