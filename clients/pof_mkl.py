@@ -35,6 +35,8 @@ from .pof_mkl_samples import (
     chosen_gradients,
     compare,
     known_word,
+    learn_between,
+    learn_sample,
     message_features,
     weigh_samples,
     weights_now,
@@ -158,10 +160,11 @@ class OnlineKernelClient(AnsweringClient):
     def train_personal(self, request: wire.PersonalRequest) -> wire.PersonalReply:
         """Algorithm 2 of POF-MKL on the client, for B samples."""
         account, seen = self.kept.of(len(request.theta)), self._predict(request)
-        weights, losses, account.gap = weigh_samples(request, account, seen.losses)
+        followed = learn_between(seen, request, account.squared)
+        weights, losses, account.gap = weigh_samples(request, account, followed.losses)
         chosen, probabilities = choose_kernels(request, weights[0], self.partition)
         gradient = chosen_gradients(seen, request, chosen, probabilities)
-        book(account, seen, losses, weights)
+        book(account, followed, losses, weights)
         kernels = chosen[:0] if request.released else chosen
         return wire.PersonalReply(kernels=kernels, gradient=gradient, **account.report())
 
@@ -209,8 +212,7 @@ class OnlineKernelClient(AnsweringClient):
             weights, losses, account.gap = weigh_samples(request, account, seen.losses)
             book(account, seen, losses, weights)
             squared_errors[t], regrets[t] = account.total, account.regret
-            residual = 2.0 * (seen.kernels[0] - y[t])
-            rule.update(theta, residual[:, None] * z[0] + 2.0 * request.regularization * theta)
+            learn_sample(theta, seen, request, rule)
         found = theta.astype(request.precision)
         error = self._test_error(features, found, weights_now(request, account), request.centre)
         told = np.array([len(self.y_test), error])

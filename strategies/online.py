@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import CheckpointError, ProtocolError, SumError, TableError
+from fedkern_flwr.errors import CheckpointError, FedKernError, ProtocolError, SumError, TableError
 from fedkern_flwr.method import Answers, Ask, Round, Rounds, Save, Steps, Term
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.secure_sum import Encoding, RunningSum
@@ -26,6 +26,7 @@ from .online_release import OnlineRelease
 
 Floats = NDArray[np.float64]
 _ENCODING = Encoding.fixed_point(wire.SUM_BOUND)
+_BEGINNING = 10  # samples of a client, whose errors may be large before anything is learned
 _REPORTED = ("round", "total_samples", "total_squared_error", "regret", "largest_loss")
 
 
@@ -121,7 +122,11 @@ class OnlineStrategy(OnlineRelease):
             except SumError as error:
                 self._lose(number, error)
             save = Save(self.server_state(), self._memory())
-            yield Round(number, self._metrics(number, survivors), self.sent(), save)
+            found = self._metrics(number, survivors)
+            before = self.history_[-1]["mse"] if self.history_ else None
+            yield Round(number, found, self.sent(), save)
+            before = 0.0 if number >= self.planned else before
+            self._check_error(found["round"], found["mse"], before)
         metrics = self.final_metrics()
         if first <= self.planned + 1:
             metrics |= yield from self._evaluate()
@@ -245,6 +250,18 @@ class OnlineStrategy(OnlineRelease):
 
     # -- metrics
 
+    def _check_error(self, samples: int, mse: float | None, before: float | None) -> None:
+        """Stop a run that has diverged; a large error that falls is held against it at the end."""
+        if mse is None or not self.stop_diverged or (samples < _BEGINNING and math.isfinite(mse)):
+            return
+        worst = 10.0 * wire.LARGEST_VARIANCE
+        if not math.isfinite(mse) or (before is not None and mse > max(worst, before)):
+            raise FedKernError(
+                f"the run has diverged: its mean squared error so far is {mse:.2g}, that of the "
+                f"mean of labels in [0, 1] at most {wire.LARGEST_VARIANCE}",
+                remedy="use step_size='adaptive' and smaller steps, or scale labels to [0, 1]",
+            )
+
     def _metrics(self, number: int, survivors: int) -> dict[str, Any]:
         """Return the metrics of a round."""
         clients, sums = len(self._reports), self._statistics
@@ -270,6 +287,11 @@ class OnlineStrategy(OnlineRelease):
         From their last reports; in a secure run from sums, and no client's are known.
         """
         mse = self.history_[-1]["mse"] if self.history_ else None
+        if mse is not None and mse > wire.LARGEST_VARIANCE:
+            logger.warning(
+                "the error is larger than that of the mean of labels in [0, 1] can be: the model "
+                "is of no use; use step_size='adaptive' and smaller steps"
+            )
         spread = regret = regret_spread = largest = None
         if self.sums is not None:
             clients = self.sums.contributors

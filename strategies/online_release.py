@@ -46,6 +46,12 @@ class OnlineRelease(Method):
         "an exchange more per round. By default on in deployments and off in simulations.",
         of_model=False,
     )
+    stop_diverged: bool = option(
+        True,
+        "The run stops, with its checkpoint, when its mean squared error so far is not finite, or "
+        "rises or ends beyond 2.5: ten times that of the mean of labels in [0, 1] at its worst.",
+        of_model=False,
+    )
     #: What the clients sum in a round, and what never leaves them beside rows and labels.
     in_sums: ClassVar[str] = "gradients and statistics"
     kept: ClassVar[tuple[str, ...]] = ()

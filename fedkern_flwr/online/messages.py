@@ -22,6 +22,8 @@ Floats = NDArray[np.float64]
 STATISTICS = 6
 #: Keeps squared regrets within the bound of a secure sum.
 REGRET_SCALE = 1024.0
+#: Mean squared error that the mean of labels in [0, 1] has at most.
+LARGEST_VARIANCE = 0.25
 #: Names of the secure sums, and the public bound on each of their numbers.
 UPDATE_SUM, EVALUATE_SUM, SUM_BOUND = "update", "evaluate", 2.0**20
 
@@ -118,6 +120,9 @@ class PersonalRequest(KernelRequest, phase="online-personal"):
     exploration: float  # xi
     weight_rule: str  # exponential or adahedge
     learning_rate: float  # eta_k
+    # of the node's own steps from one sample of a message to the next, see learning.LOCAL_STEP; 0
+    # for none, as in the paper
+    local_step: float = 0.0
 
 
 class PersonalReply(KernelReport, phase="online-personal"):

@@ -111,6 +111,7 @@ def _execute(
             audited=True,
             ray_address=ray_address,
             progress=bar.update,
+            watch=bar.watch,
             measure=lambda strategy: own.measure(strategy, prepared, config),
             draw_done=draw_done,
         )

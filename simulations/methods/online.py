@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +159,8 @@ class OnlineFamily(Family[DataSettings, Streams]):
         ]
         if config["runs"] > 1:
             rows.insert(1, ["  std over feature draws (10⁻³)", milli(metrics["mse_std"], 3)])
+        if recent := _recent(result["history"]):
+            rows.insert(1, ["  of the last tenth (10⁻³)", milli(recent[-1][1], 3)])
         if "test_mse" in metrics:
             rows.insert(2, ["MSE on held-out rows (10⁻³)", milli(metrics["test_mse"], 3)])
         if "regret_to_bound" in metrics:
@@ -181,11 +183,14 @@ class OnlineFamily(Family[DataSettings, Streams]):
         history = summary["history"]
         made = {
             "mse_plot": plots.plot_sweep(
-                {label: [(row["round"], row["mse"], 0.0) for row in history]},
+                {
+                    f"{label}, of the first t": [(r["round"], r["mse"], 0.0) for r in history],
+                    "of the last tenth up to t": [(t, mse, 0.0) for t, mse in _recent(history)],
+                },
                 folder / "mean_squared_error.png",
-                title="Prediction error so far",
+                title="Prediction error so far, and of late",
                 xlabel="samples per client t",
-                ylabel="error (MSE) of the first t predictions",
+                ylabel="error (MSE) of predictions",
             )
         }
         if history[0]["regret"] is not None:
@@ -195,3 +200,20 @@ class OnlineFamily(Family[DataSettings, Streams]):
                 title="Average regret of the clients",
             )
         return made
+
+
+def _recent(history: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    """Return (t, error of the last tenth of a run's samples up to t): it rises where data drifts.
+
+    From errors so far: that of the samples between two rounds is the difference of their sums.
+    """
+    told = [(0, 0.0)]
+    told += [(row["round"], row["round"] * row["mse"]) for row in history if row["mse"] is not None]
+    found, first = [], 0
+    for t, total in told[1:]:
+        while told[first + 1][0] <= t - told[-1][0] / 10:
+            first += 1
+        before, earlier = told[first]
+        if before <= t - told[-1][0] / 10:
+            found.append((t, max(0.0, total - earlier) / (t - before)))
+    return found
