@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .hierarchical_svm import SVMClient
     from .kernel_pca import KernelPCAClient
     from .pof_mkl import OnlineKernelClient
-    from .pof_rls import OnlineRidgeClient
     from .secure_gram import GramClient
     from .serving import serve
 
@@ -28,7 +27,6 @@ __all__ = [
     "HybridKernelClient",
     "KernelPCAClient",
     "OnlineKernelClient",
-    "OnlineRidgeClient",
     "PhaseClient",
     "RangesClient",
     "SVMClient",
@@ -42,7 +40,6 @@ _MODULES = {
     "HybridKernelClient": "fed_cg",
     "KernelPCAClient": "kernel_pca",
     "OnlineKernelClient": "pof_mkl",
-    "OnlineRidgeClient": "pof_rls",
     "PhaseClient": "fedkern_flwr.node.client",
     "RangesClient": "column_ranges",
     "SVMClient": "hierarchical_svm",

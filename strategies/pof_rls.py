@@ -72,21 +72,21 @@ class POFRLS(OnlineStrategy):
     )
     forgetting: float = option(
         0.98,
-        "Share of what is remembered from one sample of a client to the next: of each learner there "
-        "is one that forgets and one that does not. 1 for none that forgets.",
+        "Share of what is remembered from one sample of a client to the next: of each learner one "
+        "forgets and one does not. 1 for none that forgets.",
         above=0.0,
         most=1.0,
     )
     experts: ridge.Experts = option(
         "all",
-        "Learners that are mixed: those of all clients' rows (global), of the client's own (local), "
-        "on raw columns (ridge) or on features (kernels). ``local`` ones release statistics only.",
+        "Learners that are mixed: of all clients' rows (global), of the client's own (local), on "
+        "raw columns (ridge) or on features (kernels). With local ones statistics alone are sent.",
     )
     up: int | None = option(None, "Most numbers of a client in a message.", least=1)
     down: int | None = option(
         None,
-        "Most numbers to a client in a message. What is too much for it comes without inverses, and "
-        "learns nothing at the client.",
+        "Most numbers to a client in a message. Global learners that are too much for it come "
+        "without their inverses, and learn nothing between messages.",
         least=1,
     )
 
@@ -239,8 +239,8 @@ class POFRLS(OnlineStrategy):
         self._solve()
 
     def sent(self) -> list[NDArray[Any]]:
-        """Return what the clients get: coefficients of the global learners."""
-        return list(self.model()[0].values())
+        """Return all sums, which is what a run can start from; clients get what follows from it."""
+        return list(self.server_state().values())
 
     def model(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the coefficients of the global learners, with what builds the features."""
@@ -256,12 +256,15 @@ class POFRLS(OnlineStrategy):
         return {name: one for name, one in arrays.items() if one.size}, meta
 
     def server_state(self) -> Arrays:
-        """Return all sums, and what follows from the first."""
+        """Return what follows from the first sums, and all sums."""
         facts = np.array([self.width_, float(self._begun)])
-        return {"raw": self._raw, "kernels": self._kernels, "facts": facts}
+        return {"sums": np.concatenate([facts, self._raw.ravel(), self._kernels.ravel()])}
 
     def load_server_state(self, arrays: Arrays) -> None:
         """Set what :meth:`server_state` returned."""
-        self._raw, self._kernels = arrays["raw"].copy(), arrays["kernels"].copy()
-        self.width_, self._begun = float(arrays["facts"][0]), bool(arrays["facts"][1])
+        (width, begun), rest = np.split(arrays["sums"], [2])
+        raw, kernels = np.split(rest, [self._raw.size])
+        self.width_, self._begun = float(width), bool(begun)
+        self._raw = raw.reshape(self._raw.shape).copy()
+        self._kernels = kernels.reshape(self._kernels.shape).copy()
         self._solve()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -40,14 +41,21 @@ def numbers(features: int) -> int:
 
 def sums(phi: Floats, y: Floats) -> Floats:
     """Return the upper triangle of Phi^T Phi and Phi^T y of rows phi, shape (n, p)."""
-    return np.concatenate([(phi.T @ phi)[np.triu_indices(phi.shape[1])], phi.T @ y])
+    return np.concatenate([(phi.T @ phi).take(_upper(phi.shape[1])), phi.T @ y])
+
+
+@lru_cache(maxsize=64)
+def _upper(features: int) -> NDArray[np.intp]:
+    """Return the places of the upper triangle in a square matrix, row by row."""
+    found = np.flatnonzero(np.tri(features, dtype=bool).T)
+    found.setflags(write=False)
+    return found
 
 
 def square(triangle: Floats, features: int) -> Floats:
-    """Return the symmetric matrix of an upper triangle, p (p + 1) / 2 numbers."""
+    """Return the matrix of an upper triangle, p (p + 1) / 2 numbers; below it are zeros."""
     matrix = np.zeros((features, features))
-    rows, columns = np.triu_indices(features)
-    matrix[rows, columns] = matrix[columns, rows] = triangle
+    matrix.put(_upper(features), triangle)
     return matrix
 
 
@@ -66,9 +74,9 @@ def solve(total: Floats, features: int, ridge: float) -> Floats:
     pairs = total.size - features
     matrix = square(total[:pairs], features)
     matrix.flat[:: features + 1] += ridge
-    factor = cho_factor(matrix, check_finite=False)
+    factor = cho_factor(matrix, check_finite=False)  # reads the upper triangle
     both = cho_solve(factor, np.column_stack([np.eye(features), total[pairs:]]))
-    return np.concatenate([both[:, :features][np.triu_indices(features)], both[:, features]])
+    return np.concatenate([both[:, :features].take(_upper(features)), both[:, features]])
 
 
 class Ridge:
@@ -91,11 +99,17 @@ class Ridge:
     """
 
     def __init__(
-        self, features: int, start: Floats, *, memory: float = 1.0, ridge: float = 0.0, rows: int = 0
+        self,
+        features: int,
+        start: Floats,
+        *,
+        memory: float = 1.0,
+        ridge: float = 0.0,
+        rows: int = 0,
     ) -> None:
         pairs = start.size - features
         self.theta = start[pairs:].copy()
-        self.inverse = None if not pairs else np.asfortranarray(square(start[:pairs], features))
+        self.inverse = square(start[:pairs], features) if pairs else None  # its upper triangle
         self.memory, self.rows = memory, rows
         self._leak = math.sqrt(features * ridge * (1.0 - memory))
 
@@ -111,22 +125,23 @@ class Ridge:
     def _learn(self, phi: Floats, y: float, memory: float) -> None:
         if self.inverse is None:
             return
-        gain = dsymv(1.0, self.inverse, phi)
+        inverse = self.inverse.T  # as BLAS has it, where the triangle is the lower one
+        gain = dsymv(1.0, inverse, phi, lower=1)
         scale = 1.0 / (memory + float(gain @ phi))
         self.theta += gain * ((y - float(self.theta @ phi)) * scale)
-        dsyr(-scale, gain, a=self.inverse, overwrite_a=True)  # one triangle is read and written
+        dsyr(-scale, gain, a=inverse, lower=1, overwrite_a=1)
         if memory < 1.0:
             self.inverse /= memory
 
     def state(self) -> Floats:
         """Return what it goes on from, as :func:`solve` returns it."""
         assert self.inverse is not None
-        return np.concatenate([self.inverse[np.triu_indices(len(self.theta))], self.theta])
+        return np.concatenate([self.inverse.take(_upper(len(self.theta))), self.theta])
 
 
 def unlearned(features: int, ridge: float) -> Floats:
     """Return what a learner begins from that has seen nothing."""
-    return np.concatenate([np.eye(features)[np.triu_indices(features)] / ridge, np.zeros(features)])
+    return np.concatenate([np.eye(features).take(_upper(features)) / ridge, np.zeros(features)])
 
 
 @dataclass
@@ -174,8 +189,8 @@ class Hedge:
         self.losses = after
 
 
-def hedge_bound(experts: int, samples: int, best: float, range: float = 1.0) -> float:
-    """Return AdaHedge's bound on the regret against the best expert (JMLR 2014, Theorem 8).
+def hedge_bound(experts: int, samples: int, best: float) -> float:
+    """Return AdaHedge's bound on the regret, for losses in [0, 1] (JMLR 2014, Theorem 8).
 
     Parameters
     ----------
@@ -183,12 +198,9 @@ def hedge_bound(experts: int, samples: int, best: float, range: float = 1.0) -> 
         N, and how many samples there were.
     best : float
         Loss of the best expert, summed.
-    range : float (default: 1.0)
-        s, largest difference of the losses of a sample.
     """
-    log, worst = math.log(experts), range * samples
-    variance = best * (worst - best) / worst if best < worst else 0.0
-    return 2.0 * math.sqrt(range * variance * log) + range * (16.0 / 3.0 * log + 2.0)
+    log, left = math.log(experts), max(0.0, 1.0 - best / samples)
+    return 2.0 * math.sqrt(best * left * log) + 16.0 / 3.0 * log + 2.0
 
 
 def widths(kernels: int, width: float) -> bytes:
@@ -203,6 +215,7 @@ def rows_of(x: NDArray[Any], bandwidths: bytes, features: int, seed: int) -> lis
     Parameters
     ----------
     x : ndarray, shape (n, d)
+        The rows.
     bandwidths : bytes
         Widths of the kernels; none are known yet if it is empty.
     features : int
@@ -220,7 +233,7 @@ def rows_of(x: NDArray[Any], bandwidths: bytes, features: int, seed: int) -> lis
 
 def distance(total: Floats, features: int) -> float:
     """Return the root mean squared distance of two rows, from the sums of raw columns and a one."""
-    matrix = square(total[: total.size - features], features)
+    matrix = square(total[: total.size - features], features).T  # last row: sums of columns
     rows = max(1.0, matrix[-1, -1])
     spread = np.trace(matrix[:-1, :-1]) / rows - (matrix[-1, :-1] ** 2).sum() / rows**2
     return math.sqrt(max(0.0, 2.0 * float(spread)))
