@@ -333,6 +333,7 @@ class OnlineKernelClient(AnsweringClient):
         vector = np.zeros(order.length)
         try:
             report.add_to(vector[: -wire.STATISTICS])
+            vector[-wire.STATISTICS :] = np.zeros(wire.STATISTICS)
         except (ValueError, IndexError):
             raise refusal("the length of a sum", self.name) from None
         grown = self.kept.uncounted(report.statistics(), order.index, order.counted)

@@ -16,9 +16,8 @@ from fedkern_flwr.online.learning import StepSize
 
 Auto = Literal["auto"]
 
-#: What the server sees of a client in a method that sends plain gradients.
-PLAIN_GRADIENTS = (
-    "each client's gradients, from which its samples and labels can be computed",
+#: What the server sees of a client in a run without secure sums, beside what is summed.
+_PLAIN = (
     "each client's squared error, regret and largest loss so far",
     "number of rows, held-out rows and columns per client, digest of the column names",
     "each client's squared error on its held-out rows, if there are any",
@@ -48,6 +47,7 @@ class OnlineRelease(Method):
     )
     #: What the clients sum in a round, and what never leaves them beside rows and labels.
     in_sums: ClassVar[str] = "gradients and statistics"
+    sent_sums: ClassVar[str] = "gradients"
     kept: ClassVar[tuple[str, ...]] = ()
 
     def _reset(self) -> None:
@@ -140,7 +140,12 @@ class OnlineRelease(Method):
         if not self.is_secure:
             return {
                 "protocol": "plain",
-                "server_sees": [*PLAIN_GRADIENTS, *self.server_sees],
+                "server_sees": [
+                    f"each client's {self.sent_sums}, from which its samples and labels can be "
+                    "computed",
+                    *_PLAIN,
+                    *self.server_sees,
+                ],
                 "never_leaves_the_client": ["rows", "labels", *self.kept],
             }
         few = any(entry["numbers"] > entry["unknowns"] for entry in self._released)
@@ -158,7 +163,7 @@ class OnlineRelease(Method):
             "never_leaves_the_client": [
                 "rows",
                 "labels",
-                "own gradients and errors",
+                f"own {self.sent_sums} and errors",
                 *self.kept,
             ],
         }

@@ -51,7 +51,7 @@ class POFRLS(OnlineStrategy):
     reply_class = wire.RidgeReply
     fixed = OnlineStrategy.fixed | {"step_size"}
     in_sums = "products of features and labels, and statistics"
-    server_sees = ("products of features and labels",)
+    sent_sums = "products of features and labels"
     kept = ("weights over the learners", "learners of its own rows")
 
     kernels: int = option(1, "Gaussian kernels, of widths a power of two apart.", least=0)
