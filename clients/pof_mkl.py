@@ -49,7 +49,7 @@ _RULE = SumRule(Encoding.fixed_point(wire.SUM_BOUND), self_masks=True, everybody
 
 
 class OnlineKernelClient(AnsweringClient):
-    """Client of POF-MKL, its baselines and PerFedAvg.
+    """Client of POF-MKL, POF-RLS, their baselines and PerFedAvg.
 
     The client reads its own stream row by row, predicts each row *before* it looks at the label,
     and learns. Its weights over the kernels live in ``Context.state`` and never leave the node.
@@ -191,6 +191,24 @@ class OnlineKernelClient(AnsweringClient):
         book(account, seen, account.losses + sums, weights)
         return wire.DrawnReply(gradient=gradient, losses=sums, **account.report())
 
+    @answers(wire.RidgeRequest)
+    def train_ridges(self, request: wire.RidgeRequest) -> wire.RidgeReply:
+        """POF-RLS: predict with a mixture of learners, send sums of products of features."""
+        from .pof_rls import learn_samples
+
+        total = learn_samples(request, self.kept, *self._rows(request.step, request.samples))
+        return wire.RidgeReply(total=total, **self.kept.report())
+
+    @answers(wire.RidgeEvaluateRequest)
+    def evaluate_ridges(self, request: wire.RidgeEvaluateRequest) -> wire.EvaluateReply:
+        """Predict the held-out rows with the mixture of learners as it is now."""
+        from .pof_rls import predict_rows
+
+        tests = len(self.y_test)
+        outputs = predict_rows(request, self.kept, self.x_test[:tests])
+        error = float(((outputs - self.y_test) ** 2).sum())
+        return wire.EvaluateReply(samples=tests, squared_error=error)
+
     @answers(wire.LocalRequest)
     def train_local(self, request: wire.LocalRequest) -> wire.LocalReply:
         """Multi-kernel learning on this node alone, sample by sample."""
@@ -317,6 +335,7 @@ class OnlineKernelClient(AnsweringClient):
         vector = np.zeros(order.length)
         try:
             report.add_to(vector[: -wire.STATISTICS])
+            vector[-wire.STATISTICS :] = np.zeros(wire.STATISTICS)
         except (ValueError, IndexError):
             raise refusal("the length of a sum", self.name) from None
         grown = self.kept.uncounted(report.statistics(), order.index, order.counted)

@@ -132,15 +132,18 @@ class OnlineStrategy(OnlineRelease):
             metrics |= yield from self._evaluate()
         return metrics
 
+    def stop(self, number: int) -> int:
+        """Return how many samples a client has taken after so many messages."""
+        return self.num_rounds if number >= self.planned else number * self.batch_size()
+
     def _question(self, number: int) -> Ask:
-        step = (number - 1) * self.batch_size()
-        last = number >= self.planned
-        every = number if last else self.checkpoint_every
+        step = self.stop(number - 1)
+        every = number if number >= self.planned else self.checkpoint_every
         self._number = number
         request = self.request(
             {
                 "step": step,
-                "samples": self.num_rounds - step if last else self.batch_size(),
+                "samples": self.stop(number) - step,
                 "checkpoint_every": every if self.checkpoint else 0,
             }
         )
@@ -271,7 +274,7 @@ class OnlineStrategy(OnlineRelease):
             sums = np.sum([report.statistics() for report in self._reports.values()], axis=0)
         samples, errors, regrets = sums[:3].tolist()
         return {
-            "round": self.num_rounds if number >= self.planned else number * self.batch_size(),
+            "round": self.stop(number),
             "mse": errors / samples if samples else None,
             "regret": regrets / clients if clients and self._has_regret else None,
             "survivors": survivors,

@@ -16,6 +16,7 @@ from ..gram.values import count_values, quantise
 from ..groups import linear_model
 from ..kernels.product import kernel_from_distances, partial_distances
 from ..kernels.random_features import feature_map
+from ..online.ridge import rows_of
 from ..secure_sum import Encoding
 from ..vertical import phases
 
@@ -113,10 +114,19 @@ def of_dictionary(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
     return np.asarray((kernels @ arrays["weights"].T).mean(axis=1, keepdims=True) + meta["centre"])
 
 
+def of_ridges(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return outputs of POF-RLS: the mean over clients with mixtures of their own."""
+    widths, centre = arrays["bandwidths"].astype("<f8").tobytes(), meta["centre"]
+    rows = np.column_stack(rows_of(x, widths, meta["features"], meta["seed"]))
+    found = (rows @ arrays["weights"].T).clip(-centre, 1.0 - centre)
+    return np.asarray(found.mean(axis=1, keepdims=True) + centre)
+
+
 FORMS: Mapping[str, Callable[[Arrays, Meta, Floats], Floats]] = {
     "landmarks": of_landmarks,
     "directions": of_directions,
     "instances": of_instances,
     "linear": linear_model.outputs,
     "dictionary": of_dictionary,
+    "ridges": of_ridges,
 }

@@ -164,6 +164,42 @@ class DrawnReply(LossReport, phase="online-drawn"):
     """Gradient of the drawn kernel divided by its probability, and the losses of all kernels."""
 
 
+# -- POF-RLS
+
+
+class RidgeRequest(StreamRequest, phase="online-ridge"):
+    """POF-RLS: predict with the node's mixture of learners, send sums of products of features."""
+
+    experts: str  # which learners take part
+    kernels: int
+    features: int  # D, frequencies per kernel of the node's own learners
+    bandwidths: bytes  # of the kernels, little-endian float64; empty until a width is known
+    seed: int  # of the frequencies
+    regularization: float  # lambda
+    forgetting: float  # of learners that forget; 1 if there are none
+    centre: float  # around which labels are learned
+    raw: bool  # whether raw columns are summed, in every message
+    summed: int  # D', frequencies of each kernel that are summed in messages of enough samples
+    sums: bool  # whether this is one of them
+    begun: bool  # whether there was one before
+    inverses: int  # so many of the global learners come with their inverses
+    starts: Floats = array("numbers", dtype="float64")  # what the global learners begin from
+
+
+class RidgeReply(KernelReport, phase="online-ridge"):
+    """Sums of products of features and labels, over a public power of two."""
+
+    total: Floats = array("summed", dtype="float64")
+
+    def add_to(self, total: Floats) -> None:
+        """Add them, total of shape (summed,)."""
+        total += self.total
+
+
+class RidgeEvaluateRequest(RidgeRequest, phase="online-ridge-evaluate"):
+    """Predict the node's held-out rows with its mixture of learners."""
+
+
 # -- held-out rows
 
 

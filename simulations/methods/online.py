@@ -20,7 +20,7 @@ from .common import COSTS, Column, drawn
 from .hindsight import server_regret
 from .new_rows import Parts
 from .online_data import DataSettings, Streams, prepare
-from .online_fitted import whole_model
+from .online_fitted import whole_mixture, whole_model
 
 _COLUMNS = {
     "mse": Column(
@@ -46,10 +46,11 @@ _COLUMNS = {
 
 
 class OnlineFamily(Family[DataSettings, Streams]):
-    """POF-MKL and the methods it is compared with."""
+    """POF-MKL, POF-RLS and the methods they are compared with."""
 
     strategies = (
         strategies.POFMKL,
+        strategies.POFRLS,
         strategies.OFSKL,
         strategies.OFMKLAvg,
         strategies.VMKOFL,
@@ -116,12 +117,15 @@ class OnlineFamily(Family[DataSettings, Streams]):
         metrics: Config,
     ) -> Parts:
         """Return what predicts rows in one place."""
+        if isinstance(strategy, strategies.POFRLS):
+            return whole_mixture(strategy, prepared, state_dir)
         assert isinstance(strategy, KernelOnlineStrategy)
         return whole_model(strategy, prepared, state_dir)
 
     def why_unpredictable(self, config: Config) -> tuple[str, str] | None:
         """Return why a model is not one of parameters that all clients share."""
-        shared = issubclass(self._strategy(config["method"]), KernelOnlineStrategy)
+        predict = (KernelOnlineStrategy, strategies.POFRLS)
+        shared = issubclass(self._strategy(config["method"]), predict)
         return None if shared else self.unpredictable
 
     def summarise(self, entry: Entry) -> dict[str, Any]:

@@ -36,6 +36,7 @@ RUNS: dict[str, list[str]] = {
     "hierarchical-svm": ["hierarchical-svm", "--users", "4", "--rounds", "20"],
     "vertical": ["hierarchical-svm", "--users", "4", "--rounds", "20", "--partition", "vertical"],
     "pof-mkl": ["pof-mkl", "--label", "cost", *ONLINE],
+    "pof-rls": ["pof-rls", "--label", "cost", *ONLINE],
 }
 
 
@@ -132,7 +133,7 @@ def test_rows_that_were_held_out_get_what_the_run_found(ran, tables, commands):
     model, metrics = fedkern_flwr.load_model("moved"), result["metrics"]
     names = [name for name in columns if name not in ("id", model.meta["label"])]
     frame = pa.table({name: list(columns[name]) for name in names})
-    if model.method == "pof-mkl":
+    if model.method in ("pof-mkl", "pof-rls"):
         kept = np.random.default_rng([0, 1]).permutation(ROWS)
         held = np.sort(kept[: round(0.3 * ROWS)])
         errors = []
