@@ -9,7 +9,14 @@ import numpy as np
 
 from fedkern_flwr.hybrid.parties import Plan
 from fedkern_flwr.method import Steps
-from fedkern_flwr.solvers.tuning import LAMBDAS, PLANS, choose, spread, widths_around
+from fedkern_flwr.solvers.tuning import (
+    LAMBDAS,
+    LAMBDAS_OF_NUMBERS,
+    PLANS,
+    choose,
+    spread,
+    widths_around,
+)
 from fedkern_flwr.solvers.tuning_sums import tuning_length
 from fedkern_flwr.strategy import logger
 
@@ -49,7 +56,7 @@ def tune_and_solve(system: HybridSystem, strategy: FedCG) -> Steps:
     gammas = widths_around(float(f"{distance:.12g}"), count)
     if strategy.gamma is not None:
         gammas = np.array([strategy.gamma])
-    lambdas = rows * LAMBDAS
+    lambdas = rows * (LAMBDAS if system.first.classes else LAMBDAS_OF_NUMBERS)
     if strategy.regularization is not None:
         lambdas = np.array([strategy.regularization])
     sums = yield from system.tuning_equations(of_landmarks(strategy, gammas), folds)
