@@ -106,9 +106,11 @@ def plan_sums(system: HybridSystem, strategy: FedCG) -> tuple[tuple[int, int], s
     for folds, widths in wanted:
         numbers = tuning_length(system.landmarks, system.first.outputs, folds, widths)
         least = max(_LEAST_ROWS, *(system.parties[h].fold_rows for h in wards))
+        most = max(system.parties[h].fold_sum_rows for h in wards)
         few = any(0 < ward.train < folds * least for ward in wards.values())
+        few = few or sum(ward.train // folds for ward in wards.values()) < most
         if folds > 1 and few:
-            why = "more folds would have too few rows of a hospital"
+            why = "more folds would have too few rows"
         elif numbers > allowed:
             why = f"the rule of counting allows {math.floor(max(allowed, 0)):,} numbers"
         elif numbers > _MOST_NUMBERS:

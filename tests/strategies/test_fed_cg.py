@@ -1848,12 +1848,16 @@ def test_as_much_is_chosen_as_the_nodes_count(parties: Callable[..., Parties]) -
         parties(tables, policy=policy).fit(landmarks=100, tune="auto")
 
 
-def test_no_fold_has_fewer_rows_of_a_hospital_than_its_node_allows(
+def test_no_fold_has_fewer_rows_than_its_nodes_allow(
     parties: Callable[..., Parties],
 ) -> None:
     tables = deal(*small(), 2, 2, classes=(0, 1))  # 21 training rows each
-    for least, by in ((4, "3 folds"), (7, "3 folds"), (8, "generalised cross-validation")):
-        policy = NodePolicy.of_simulations(allow_small_sums=True, min_own_rows=least)
+    gcv = "generalised cross-validation"
+    own = [
+        ({"min_own_rows": least}, by) for least, by in ((4, "3 folds"), (7, "3 folds"), (8, gcv))
+    ]
+    for least, by in (*own, ({"min_sum_rows": 14}, "3 folds"), ({"min_sum_rows": 15}, gcv)):
+        policy = NodePolicy.of_simulations(allow_small_sums=True, **least)
         tuned = parties(tables, policy=policy).fit(tune="auto").tuned_
         assert tuned["by"] == by
 
