@@ -59,6 +59,7 @@ STREAMS = (*SETTINGS, *GENERATED)
 FEDERATED: dict[str, tuple[str, dict[str, Any]]] = {
     "POF-MKL": ("pof-mkl", {}),
     "POF-MKL, 50": ("pof-mkl", {"samples_per_round": 50}),
+    "POF-RLS": ("pof-rls", {"secure": True}),
 }
 REFERENCES = ("local ridge", "local RFF", "global ridge", "global RFF")
 

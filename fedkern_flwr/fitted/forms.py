@@ -45,13 +45,20 @@ def of_landmarks(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
     return np.asarray(np.clip(found, -bound, bound))
 
 
-def deviations(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
-    """Return the deviations of Bayesian ridge, shape (n, k); without columns if FedCG kept none."""
+def with_deviations(arrays: Arrays, meta: Meta, x: Floats) -> tuple[Floats, Floats]:
+    """Return outputs, and the deviations of Bayesian ridge, shape (n, k).
+
+    The latter without columns if FedCG kept none.
+    """
+    form = FORMS[meta["form"]]
     if "factor" not in arrays or not len(meta["noise"]):
-        return np.zeros((len(x), 0))
-    spread = (landmark_kernel(arrays, meta, x) @ arrays["factor"]) ** 2
-    variances = np.array(meta["noise"]) * (1.0 + spread.sum(axis=1, keepdims=True))
-    return np.asarray(np.sqrt(variances))
+        return form(arrays, meta, x), np.zeros((len(x), 0))
+    both = np.hstack([arrays["coefficients"], arrays["factor"]])
+    found = landmark_kernel(arrays, meta, x) @ both
+    outputs, spread = np.split(found, [arrays["coefficients"].shape[1]], axis=1)
+    bound = float(meta["label_bound"])
+    variances = np.array(meta["noise"]) * (1.0 + (spread**2).sum(axis=1, keepdims=True))
+    return np.clip(outputs, -bound, bound), np.sqrt(variances)
 
 
 def of_directions(arrays: Arrays, meta: Meta, x: Floats) -> Floats:

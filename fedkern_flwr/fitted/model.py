@@ -19,7 +19,7 @@ from ..labels import are_numbers, decide, name_classes
 from ..scaling import Scaling
 from ..tables import load_table
 from ..tables.table import Table
-from .forms import FORMS, deviations
+from .forms import FORMS, with_deviations
 
 Floats = NDArray[np.float64]
 
@@ -216,10 +216,9 @@ class FittedModel:
         (ndarray, ndarray), shapes (n, k) and (n, 0 or k)
             In units of the label; of classes the sign of the one output, or the largest, decides.
         """
-        form, table = FORMS[self.meta["form"]], self.meta["table"]
-        parts = [x[k : k + _CHUNK] for k in range(0, max(1, len(x)), _CHUNK)]
-        found = np.concatenate([form(self.arrays, self.meta, part) for part in parts])
-        spread = np.concatenate([deviations(self.arrays, self.meta, part) for part in parts])
+        table, starts = self.meta["table"], range(0, max(1, len(x)), _CHUNK)
+        parts = [with_deviations(self.arrays, self.meta, x[k : k + _CHUNK]) for k in starts]
+        found, spread = (np.concatenate(part) for part in zip(*parts, strict=True))
         if self.classes_ is not None:
             return found, spread
         unit = float(table["y_half_range"])
