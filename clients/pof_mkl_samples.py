@@ -101,8 +101,8 @@ def learn_between(seen: Predictions, request: wire.PersonalRequest, squared: Flo
         one = compare(seen.z[sample], theta.astype(seen.z.dtype), seen.y[sample], request)
         learn_sample(theta, one, request, rule)
         found.append(one)
-    told = (np.concatenate([one[k] for one in found]) for k in (1, 2, 3))
-    return Predictions(seen.z, *told, seen.y)
+    kernels, squares, losses = (np.concatenate([one[k] for one in found]) for k in (1, 2, 3))
+    return Predictions(seen.z, kernels, squares, losses, seen.y)
 
 
 def choose_kernels(
