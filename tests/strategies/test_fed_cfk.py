@@ -102,7 +102,7 @@ def everybody() -> Pooled:
     return Pooled(range(USERS))
 
 
-def judge(scores: np.ndarray, user: int) -> tuple[float, float, float] | None:
+def judge(scores: np.ndarray, user: int) -> tuple[float, ...] | None:
     """Return AUC, nDCG and recall by their definitions."""
     candidates = [i for i in range(CATALOGUE) if not X[user, i]]
     hits = [i for i in candidates if TESTS[user, i]]
@@ -156,6 +156,8 @@ class Network:
         for name in ("merge", "request"):
             if name in options:
                 self.common[name] = options[name]
+        if "learner" not in options:  # the paper's
+            options = {"learner": "cf-komd", "regularization": 0.1, **options}
         strategy = FedCFK(**options)
         simulate(strategy, self.client_fn, len(self.users), num_rounds=num_rounds, **(run or {}))
         return strategy
@@ -470,7 +472,7 @@ def test_no_metric_of_a_user_is_seen(network: Network) -> None:
         assert set(scalars) <= {"phase", "protocol", "round", "code", "message", "sections"}
         (masked,) = upload.arrays
         assert masked.dtype == np.uint64
-        assert masked.size == 4
+        assert masked.size == 8
 
 
 def test_a_noisy_request_is_seen_as_what_it_is(network: Network) -> None:

@@ -16,13 +16,13 @@ from ...methods.recommender import RecommenderFamily
 from ...methods.vertical import VerticalFamily
 from ...run.entries import Reference
 from . import vertical
-from .cf_komd import cf_komd
 from .merge_rounds import merge_rounds
+from .recommenders import RECOMMENDERS
 
 REFERENCES: dict[type[Family[Any, Any]], Mapping[str, Reference]] = {
     VerticalFamily: vertical.VERTICAL,
     GramFamily: {"svc": vertical.svc},
-    RecommenderFamily: {"cf-komd": cf_komd, "merge-rounds": merge_rounds},
+    RecommenderFamily: {**RECOMMENDERS, "merge-rounds": merge_rounds},
     HierarchicalFamily: {"linear-svm": linear_svm},
 }
 
