@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import ProtocolError, TableError
 from fedkern_flwr.gram import messages as wire
-from fedkern_flwr.gram.learners import Recommender
+from fedkern_flwr.gram.learners import FEWEST_USERS, MOST_STEPS, Recommender
 from fedkern_flwr.gram.matrix import cross_gram, local_gram, local_support
 from fedkern_flwr.gram.plan import MERGES, Merge, check_values, ranking_encoding, ring_of
 from fedkern_flwr.gram.recommending import REQUESTS, Request
@@ -32,7 +32,6 @@ from fedkern_flwr.wire.sums import bind
 
 from .secure_gram_ranking import (
     Ranked,
-    choose,
     judge,
     noisy_request,
     rank_items,
@@ -40,7 +39,7 @@ from .secure_gram_ranking import (
     write_best,
 )
 from .secure_gram_released import Released, disagreement
-from .secure_gram_rows import Rows, check_items, dense_rows, encode_rows, read_rows
+from .secure_gram_rows import Rows, check_items, dense_rows, encode_rows, liked_items, read_rows
 
 if TYPE_CHECKING:
     from scipy.sparse import sparray
@@ -139,10 +138,8 @@ class GramClient(AnsweringClient):
             raise self._bad(f"x_new has {self.x_new.shape[0]} rows, x {rows}")
         for what, names, size in (("items", self.items, columns), ("users", self.users, rows)):
             if names is not None and (len(names) != size or len(set(names)) < size):
-                raise self._bad(
-                    f"{len(set(names))} different names of {size} {what}",
-                    f"name each of the {what} once",
-                )
+                found = f"{len(set(names))} different names of {size} {what}"
+                raise self._bad(found, f"name each of the {what} once")
 
     # -- phases
 
@@ -237,13 +234,18 @@ class GramClient(AnsweringClient):
     def recommend(self, request: wire.RecommendRequest) -> wire.RecommendReply:
         """Rank all items for each user; sum how good the ranks of held-out items are."""
         self._ask_once(wire.RANKING_SUM, request)
-        cohort = self._sums.party.state.cohorts[self._sums.order(self._sum_name).cohort]
-        summed = self.partition in cohort.unpack(request.summed) if request.tune else None
-        ranks, chosen = choose(self.x, self._recommender(request), summed)
-        totals = np.concatenate([judge(self._rank(ranks), self.x_test), chosen])
-        users = np.arange(self.x.shape[0])
-        told = self.figures("ranking", users, totals, total=self._sum_name, users=True)
-        self._sums.contribute(self._sum_name, told)
+        ranks, steps, users = self._recommender(request), 0, np.arange(self.x.shape[0])
+        if request.tune:
+            cohort = self._sums.party.state.cohorts[self._sums.order(self._sum_name).cohort]
+            summed = self.partition in cohort.unpack(request.summed)
+            fewest = max(FEWEST_USERS, self.policy.min_evaluation_rows)
+            liked = (liked_items(self.x, row) for row in range(len(users)))
+            ranks, steps = ranks.tuned(liked, summed=summed, fewest=fewest)
+            if sum(n >= fewest for n in self._sums.rows(self._sum_name)) < 2:
+                steps = 0  # of this node alone
+        totals = np.append(judge(self._rank(ranks), self.x_test), len(users) * steps / MOST_STEPS)
+        figures = self.figures("ranking", users, totals, total=self._sum_name, users=True)
+        self._sums.contribute(self._sum_name, figures)
         return wire.RecommendReply()
 
     @answers(wire.PredictRequest)
@@ -360,9 +362,7 @@ class GramClient(AnsweringClient):
         """
         items = check_items(request.items, self.x.shape[1], self.name)
         values = self._encode(self.x, request)
-        if len(items) == self.x.shape[1]:
-            return values
-        part: Rows = values[:, items]
+        part: Rows = values if len(items) == self.x.shape[1] else values[:, items]
         return part
 
     def _encode(self, x: Rows, request: wire.SumRequest) -> Rows:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.gram import messages as wire
 from fedkern_flwr.gram.dot_kernels import DotKernel
 from fedkern_flwr.gram.item_kernel import ItemKernel
-from fedkern_flwr.gram.learners import LEARNERS, MOST_STEPS, Recommender, steps_to
+from fedkern_flwr.gram.learners import LEARNERS, REGULARIZATION, Recommender
 from fedkern_flwr.gram.plan import RANKING
 from fedkern_flwr.gram.ranking import rank_metrics
 from fedkern_flwr.gram.recommending import (
@@ -43,8 +43,8 @@ def read_recommender(request: wire.RecommendRequest, columns: int, party: str) -
     Raises
     ------
     ProtocolError
-        The kernel has not the size of the items kept, or of the rows asked for, or there is no such
-        learner.
+        The kernel has not the size of the items kept, or of the rows asked for, there is no such
+        learner, or the search for lambda is to start elsewhere.
     """
     items = check_items(request.items, columns, party)
     kept, wanted, full = len(items), request.wanted, request.request == "full"
@@ -53,6 +53,9 @@ def read_recommender(request: wire.RecommendRequest, columns: int, party: str) -
         raise disagreement("its kernel has the wrong size", party)
     if request.learner not in LEARNERS or request.neighbours < 1:
         raise disagreement("it names a learner that is not there", party)
+    start = REGULARIZATION[request.learner] if request.tune else request.regularization
+    if not 0.0 < request.regularization == start:
+        raise disagreement("it sends a lambda that none would send", party)
     numbers = request.degree, request.gamma, request.coef0
     kernel = DotKernel(request.kernel, *numbers, tuple(request.coefficients.tolist()))
     known = kernel, items, columns, request.users, request.mean, request.squares
@@ -94,18 +97,3 @@ def judge(ranked: Iterable[Ranked], x_test: Rows | None) -> NDArray[np.float64]:
             if found is not None:
                 totals += (*found, 1.0)
     return totals
-
-
-def choose(
-    x: Rows, recommender: Recommender, summed: bool | None
-) -> tuple[Recommender, NDArray[np.float64]]:
-    """Choose lambda, unless ``summed``, whether the rows are in the matrix, is None.
-
-    How many users chose it is returned as well, and that times the steps to it, scaled to 0 to 1.
-    """
-    if summed is None:
-        return recommender, np.zeros(2)
-    liked = (liked_items(x, row) for row in range(x.shape[0]))
-    found, users = recommender.tuned(liked, summed=summed)
-    share = (steps_to(found) / MOST_STEPS + 1.0) / 2.0 if users else 0.0
-    return found, np.array([users, users * share])

@@ -21,6 +21,8 @@ from fedkern_flwr.gram import messages as wire
 from fedkern_flwr.gram.dot_kernels import KernelName
 from fedkern_flwr.gram.item_kernel import ItemKernel, compact
 from fedkern_flwr.gram.learners import (
+    FEWEST_USERS,
+    LEARNERS,
     MOST_STEPS,
     NEIGHBOURS,
     REGULARIZATION,
@@ -44,7 +46,7 @@ _NOISY_WARNING = (
 )
 #: What recommendations depend on besides the kernel.
 _USED = ("learner", "regularization", "subtract_mean", "neighbours")
-_OLD: dict[str, Any] = {"learner": "cf-komd", "neighbours": NEIGHBOURS}  # models of release 0.1
+_OLD: dict[str, Any] = {"learner": "cf-komd", "neighbours": NEIGHBOURS, "tuned": {}}  # of 0.1
 
 
 class FedCFK(SecureGram):
@@ -59,7 +61,7 @@ class FedCFK(SecureGram):
     Attributes
     ----------
     tuned_ : dict
-        Where nodes chose lambda: its geometric mean ``regularization`` over ``users``.
+        Where nodes chose lambda: ``regularization``, its geometric mean over all users.
     asked_ : dict
         Of noisy requests: partition -> items whose rows it has asked for, in each round.
     judged_ : list of int
@@ -116,7 +118,7 @@ class FedCFK(SecureGram):
         """Fill in the learner; refuse options of others."""
         paper = self.merge == "max" or self.request == "noisy"
         own = paper or self.kernel != "cosine" or not self.subtract_mean
-        if self.learner is None and self.regularization is not None and not own:
+        if self.regularization and not own and self.learner not in LEARNERS:
             raise OptionError(
                 "regularization is in other units for each learner",
                 remedy="name the learner as well: ease, or cf-komd",
@@ -146,8 +148,7 @@ class FedCFK(SecureGram):
     def model(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the Gram matrix, packed, its items, and what belongs to them."""
         arrays, meta = super().model()
-        used = {"used_regularization": self.regularization_}
-        return arrays, {**meta, "names": self._names, **used}
+        return arrays, {**meta, "names": self._names, "tuned": self.tuned_}
 
     def result(self) -> dict[str, Any]:
         """Return the result of the run, with what was chosen."""
@@ -257,36 +258,35 @@ class FedCFK(SecureGram):
         cohort = self.sums.membership.cohorts[everybody]
         if "judged" in self.saved_meta_:
             self.judged_ = self.saved_meta_["judged"]
-            self.tuned_ = self.saved_meta_["tuned"]
+            self.tuned_ = self.saved_meta_.get("tuned", {})
             return dict(self.saved_meta_["ranking"])
         if len(set(cohort.members) - self.spent_) < cohort.threshold:
             logger.warning("the recommendations are not judged again: nodes have answered before")
             return {}
         sums = yield from self.sum_over(
             wire.RANKING_SUM,
-            len(RANKING) + 3,
+            len(RANKING) + 2,
             [everybody],
             self._offers,
             wire.RecommendReply,
         )
         self.judged_, total = sums[everybody]
-        *figures, judged, chose, steps = total
-        evaluated, users = round(judged), round(chose)
+        *figures, judged, steps = total
+        evaluated = round(judged)
         ranking: dict[str, Any] = {"evaluated_users": evaluated}
         if evaluated:
             ranking |= {n: float(v) / evaluated for n, v in zip(RANKING, figures, strict=True)}
-        if users:
-            mean = MOST_STEPS * (2.0 * float(steps) / users - 1.0)
-            found = REGULARIZATION[self.learner] * STEP**mean
-            self.tuned_ = {"regularization": found, "by": "held-out ratings", "users": users}
-        more = {"judged": self.judged_, "ranking": ranking, "tuned": self.tuned_}
-        yield from self.save("used", **more)
+        rows = [self.parties_[node].rows for node in self.judged_]
+        if self.tunes and max(rows) >= FEWEST_USERS:
+            found = REGULARIZATION[self.learner] * STEP ** (MOST_STEPS * float(steps) / sum(rows))
+            self.tuned_ = {"regularization": found, "by": "held-out ratings"}
+        yield from self.save("used", judged=self.judged_, ranking=ranking)
         return ranking
 
     @property
     def tunes(self) -> bool:
         """Whether nodes choose lambda."""
-        return self.regularization is None and self.learner != "knn"
+        return not self.regularization and self.learner != "knn"
 
     def _offers(self, cohort: int) -> wire.RecommendRequest | dict[int, wire.RecommendRequest]:
         """Return the whole kernel for all, or each node's rows of it."""
@@ -294,7 +294,8 @@ class FedCFK(SecureGram):
         whole = wire.RecommendRequest(**self._kernel_fields())
         if self.tunes:
             summed = self.sums.membership.cohorts[cohort].pack(self.survivors_)
-            whole = replace(whole, tune=True, summed=summed)
+            start = REGULARIZATION[self.learner]
+            whole = replace(whole, tune=True, summed=summed, regularization=start)
         if self.request == "full":
             return whole
         found = {}
@@ -315,15 +316,13 @@ class FedCFK(SecureGram):
         if own["learner"] != "knn":
             own["neighbours"] = None
         found = super().of_model(own, **more)
-        found.tuned_ = {"regularization": meta.get("used_regularization")}
+        found.tuned_ = dict(own["tuned"])
         return found
 
     def recommender(self, kernel: ItemKernel, found: float | None = None) -> Recommender:
         """Return what ranks items with a kernel, by default with the lambda that was chosen."""
-        regularization = found or self.regularization_
-        return Recommender(
-            kernel, self.learner, regularization, self.subtract_mean, self.neighbours
-        )
+        how = found or self.regularization_, self.subtract_mean, self.neighbours
+        return Recommender(kernel, self.learner, *how)
 
     @property
     def _names(self) -> str:
@@ -370,7 +369,7 @@ class FedCFK(SecureGram):
         self.begin()
         self._load(arrays, meta)
         self._predicting, self.run_seed = True, int(meta["seed"])
-        self.tuned_ = {"regularization": meta.get("used_regularization")}
+        self.tuned_ = dict(meta["tuned"])
 
         def rounds(parties: Sequence[DescribeReply]) -> Rounds:
             if (self._names, self.catalogue_) != (meta["names"], meta["catalogue"]):

@@ -33,11 +33,13 @@ REGULARIZATION = {"ease": 200.0, "cf-komd": 0.1, "knn": 1.0}
 NEIGHBOURS = 100
 #: Lambda is one of start * 3^-4 ... start * 3^4.
 STEP, MOST_STEPS = 3.0, 4
+FEWEST_USERS = 5  # who choose lambda
 
 Floats = NDArray[np.float64]
 Items = NDArray[Any]
 _HELD_OUT = 0.2  # of what a user likes
-_FEWEST_USERS, _MOST_USERS = 5, 1000  # whose ratings choose lambda
+_MOST_USERS = 1000  # who choose lambda
+_ALONE = 1.0 + 1e-9  # the gain of one user alone is its standard error, but for rounding
 _CACHED_ITEMS = 2048
 
 
@@ -125,21 +127,23 @@ class Recommender:
         kernel = self.kernel
         if self.learner not in ("ease", "knn") or kernel.wanted is not None:
             return None
-        small = len(kernel.items) <= _CACHED_ITEMS
+        make: Any = _inverse
+        how: tuple[Any, ...] = (self.regularization,)
         if self.learner == "knn":
-            how = kernel.kernel, kernel.users, self.neighbours
-            make: Any = _neighbours if small else _neighbours.__wrapped__
-            return make(kernel.products.tobytes(), kernel.products.dtype.str, *how)
-        make = _inverse if small else _inverse.__wrapped__
-        return make(kernel.products.tobytes(), kernel.products.dtype.str, self.regularization)
+            make, how = _neighbours, (kernel.kernel, kernel.users, self.neighbours)
+        make = make if len(kernel.items) <= _CACHED_ITEMS else make.__wrapped__
+        found: Floats | None = make(kernel.products.tobytes(), kernel.products.dtype.str, *how)
+        return found
 
-    def tuned(self, users: Iterable[Items], *, summed: bool = True) -> tuple[Self, int]:
+    def tuned(
+        self, users: Iterable[Items], *, summed: bool = True, fewest: int = FEWEST_USERS
+    ) -> tuple[Self, int]:
         """Choose lambda by ratings held out of what some users like.
 
         A fifth of what each user likes is held out and ranked from the rest, with K less the user's
         row: it saw none of them. From where it is, lambda goes in steps of 3 as long as the mean
-        nDCG@100 grows by more than its standard error; with fewer than five users it stays.
-        No more than a thousand choose.
+        nDCG@100 grows by more than its standard error, which no single user can do; with fewer than
+        ``fewest`` users it stays. No more than a thousand choose.
 
         Parameters
         ----------
@@ -147,28 +151,30 @@ class Recommender:
             What each user likes.
         summed : bool (default: True)
             Whether their rows are in K.
+        fewest : int (default: 5)
+            Of users who like two items of K or more.
 
         Returns
         -------
         (Recommender, int)
-            With lambda chosen, and how many users chose it.
+            With lambda chosen, and in how many steps.
         """
         parts = [_hold_out(np.intersect1d(own, self.kernel.items)) for own in users]
         parts = [part for part in parts if len(part[1])][:_MOST_USERS]
-        if self.learner not in ("ease", "cf-komd") or len(parts) < _FEWEST_USERS:
+        if self.learner not in ("ease", "cf-komd") or len(parts) < max(2, fewest):
             return self, 0
-        best, values = self, self._validate(parts, summed)
-        for factor in (1.0 / STEP, STEP):
-            for _ in range(MOST_STEPS):
-                other = replace(best, regularization=best.regularization * factor)
+        best, values, steps = self, self._validate(parts, summed), 0
+        for way in (-1, 1):
+            while abs(steps) < MOST_STEPS:
+                other = replace(best, regularization=best.regularization * STEP**way)
                 found = other._validate(parts, summed)
                 gain = found - values
-                if gain.mean() <= gain.std(ddof=1) / np.sqrt(len(gain)):
+                if gain.mean() <= _ALONE * gain.std(ddof=1) / np.sqrt(len(gain)):
                     break
-                best, values = other, found
-            if best is not self:
+                best, values, steps = other, found, steps + way
+            if steps:
                 break
-        return best, len(parts)
+        return best, steps
 
     def _validate(self, parts: list[tuple[Items, Items]], summed: bool) -> Floats:
         """Return the nDCG@100 of each user's held-out items, 0 where nothing can be ranked."""
@@ -178,11 +184,6 @@ class Recommender:
             metrics = rank_metrics(scores, held, rest)
             found.append(0.0 if metrics is None else metrics[1])
         return np.array(found)
-
-
-def steps_to(found: Recommender) -> float:
-    """Return in how many steps from ``REGULARIZATION`` lambda was found."""
-    return math.log(found.regularization / REGULARIZATION[found.learner]) / math.log(STEP)
 
 
 def _hold_out(own: Items) -> tuple[Items, Items]:

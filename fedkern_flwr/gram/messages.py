@@ -19,7 +19,7 @@ COUNTS_SUM = "item counts"
 GRAM_SUM = "gram matrix"
 #: Products of new items with the old ones, then the new items' squares.
 CROSS_SUM = "cross products"
-#: Summed AUC, nDCG and recall of users and how many they are; who chose lambda, in how many steps.
+#: Summed AUC, nDCG and recall of users, how many they are; steps of lambda, times a node's users.
 RANKING_SUM = "ranking metrics"
 
 Items = NDArray[Any]
@@ -118,7 +118,7 @@ class RecommendRequest(GramRequest, phase="gram-recommend"):
     users: int  # in the sum
     learner: str  # "ease", "cf-komd" or "knn"
     regularization: float
-    tune: bool  # whether nodes choose lambda, from this one on
+    tune: bool  # whether nodes choose lambda, from the learner's usual one on
     summed: bytes  # nodes of the cohort whose rows are in the matrix, a bit each; empty: none
     subtract_mean: bool
     neighbours: int  # of learner "knn"

@@ -783,7 +783,7 @@ def recommended(
     path = tmp_path / "out" / "recommendations.csv"
     server = Server()
     request = request or recommend()
-    running = server.order(wire.RANKING_SUM, 8, ranking_encoding(3), request=request)
+    running = server.order(wire.RANKING_SUM, 7, ranking_encoding(3), request=request)
     client = GramClient(server.contexts[2], X[2], recommendations=path, **more)
     send(client, request, server.sums.sections(2, [running]))
     assert path.stat().st_mode & 0o777 == 0o600

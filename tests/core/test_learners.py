@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedkern_flwr.gram.dot_kernels import DotKernel
 from fedkern_flwr.gram.item_kernel import ItemKernel
-from fedkern_flwr.gram.learners import REGULARIZATION, Recommender
+from fedkern_flwr.gram.learners import MOST_STEPS, REGULARIZATION, STEP, Recommender
 
 USERS, CATALOGUE = 60, 30
 #: Items of the matrix: others were suppressed.
@@ -99,10 +100,25 @@ def test_lambda_is_chosen_by_ratings_that_the_matrix_never_saw() -> None:
     x = (rng.random((USERS, CATALOGUE)) < popular).astype(np.int64)
     liked = [np.flatnonzero(row) for row in x]
     start = of(x, "ease", 2.0)
-    honest, users = start.tuned(liked)
-    seen, _ = start.tuned(liked, summed=False)
-    assert users == USERS
-    assert honest.regularization > 2.0 > seen.regularization
-    assert start.tuned(liked[:4]) == (start, 0)
+    honest, up = start.tuned(liked)
+    seen, down = start.tuned(liked, summed=False)
+    assert honest.regularization == 2.0 * STEP**up > 2.0 > seen.regularization
+    assert -MOST_STEPS <= down < 0 < up <= MOST_STEPS
+    assert start.tuned(liked[:4]) == start.tuned(liked, fewest=USERS + 1) == (start, 0)
     assert of(x, "knn").tuned(liked)[1] == 0
     assert set(REGULARIZATION) == {"ease", "cf-komd", "knn"}
+
+
+def test_no_single_user_moves_lambda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forged matrix may be one of which a single user's figure depends on lambda."""
+    rng = np.random.default_rng(2)
+    liked = [np.array([1, 2])] * 17
+    for gain in rng.random(200):
+        for movers, moves in ((1, False), (2, True)):
+            values = np.zeros(len(liked))
+
+            def figures(recommender: Recommender, *_: Any, v: Any = values) -> Any:
+                return v + (np.arange(v.size) < movers) * gain * (recommender.regularization > 5.0)
+
+            monkeypatch.setattr(Recommender, "_validate", figures)
+            assert (of(ratings(), "ease").tuned(liked)[1] > 0) == moves

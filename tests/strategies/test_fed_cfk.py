@@ -472,7 +472,7 @@ def test_no_metric_of_a_user_is_seen(network: Network) -> None:
         assert set(scalars) <= {"phase", "protocol", "round", "code", "message", "sections"}
         (masked,) = upload.arrays
         assert masked.dtype == np.uint64
-        assert masked.size == 8
+        assert masked.size == 7
 
 
 def test_a_noisy_request_is_seen_as_what_it_is(network: Network) -> None:

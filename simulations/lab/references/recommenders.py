@@ -13,7 +13,7 @@ from fedkern_flwr.gram.matrix import local_support
 
 from ...methods.rating_data import PooledRatings
 from ...methods.recommender_oracle import pooled_kernel, rank_all
-from ...run.entries import Outcome
+from ...run.entries import Outcome, Reference
 
 Progress = Callable[[int, int], None]
 
@@ -62,7 +62,7 @@ def recommender(
     return {**metrics, "items": len(items), "rows": len(users)}, []
 
 
-RECOMMENDERS = {
+RECOMMENDERS: dict[str, Reference] = {
     "cf-komd": recommender,
     "item-knn": partial(recommender, learner="knn", min_support=5),
     "popularity": partial(recommender, learner="popularity", min_support=5),
