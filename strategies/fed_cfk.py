@@ -276,7 +276,7 @@ class FedCFK(SecureGram):
         ranking: dict[str, Any] = {"evaluated_users": evaluated}
         if evaluated:
             ranking |= {n: float(v) / evaluated for n, v in zip(RANKING, figures, strict=True)}
-        rows = [self.parties_[node].rows for node in self.judged_]
+        rows = [p.rows for p in self.parties_.values() if p.partition in self.judged_]
         if self.tunes and max(rows) >= FEWEST_USERS:
             found = REGULARIZATION[self.learner] * STEP ** (MOST_STEPS * float(steps) / sum(rows))
             self.tuned_ = {"regularization": found, "by": "held-out ratings"}
