@@ -106,7 +106,7 @@ class ItemKernel:
         try:
             columns = self.columns(known, without)
             alpha = _fit(columns[known], self.mean[known], regularization)
-        except (OptionError, np.linalg.LinAlgError):
+        except (OptionError, ValueError, np.linalg.LinAlgError):
             return found  # an error would tell the server which items the user likes
         found[self.items] = item_scores(columns, alpha, self.mean if subtract_mean else None)
         return found

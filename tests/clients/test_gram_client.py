@@ -843,7 +843,7 @@ def test_kernels_that_cannot_be_are_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "recommendations.csv"
     server = Server()
     request = recommend(**change)
-    running = server.order(wire.RANKING_SUM, 4, ranking_encoding(3), request=request)
+    running = server.order(wire.RANKING_SUM, 7, ranking_encoding(3), request=request)
     client = GramClient(server.contexts[2], X[2], recommendations=path, **own)
     with pytest.raises(FedKernError, match=text):
         send(client, request, server.sums.sections(2, [running]))
@@ -853,7 +853,7 @@ def test_kernels_that_cannot_be_are_refused(name: str, tmp_path: Path) -> None:
 def test_metrics_of_more_users_than_were_announced_do_not_fit() -> None:
     server = Server()
     request = recommend(rows=1)
-    running = server.order(wire.RANKING_SUM, 4, ranking_encoding(1), request=request)
+    running = server.order(wire.RANKING_SUM, 7, ranking_encoding(1), request=request)
     client = GramClient(server.contexts[2], X[2], x_test=np.eye(3, 4, dtype=int)[[0, 0, 0]])
     with pytest.raises(RefusedError, match="partition 2: refused by the node: the bound of a sum"):
         send(client, request, server.sums.sections(2, [running]))

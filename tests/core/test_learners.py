@@ -115,10 +115,10 @@ def test_no_single_user_moves_lambda(monkeypatch: pytest.MonkeyPatch) -> None:
     liked = [np.array([1, 2])] * 17
     for gain in rng.random(200):
         for movers, moves in ((1, False), (2, True)):
-            values = np.zeros(len(liked))
+            gains = np.where(np.arange(len(liked)) < movers, gain, 0.0)
 
-            def figures(recommender: Recommender, *_: Any, v: Any = values) -> Any:
-                return v + (np.arange(v.size) < movers) * gain * (recommender.regularization > 5.0)
+            def figures(recommender: Recommender, *_: Any, gains: Any = gains) -> Any:
+                return gains * (recommender.regularization > 5.0)
 
             monkeypatch.setattr(Recommender, "_validate", figures)
             assert (of(ratings(), "ease").tuned(liked)[1] > 0) == moves
