@@ -174,9 +174,9 @@ def secure_gram(*, nodes: int, users: int, items: int, drop_outs: bool) -> Cost:
 def fed_cfk(*, nodes: int, users: int, items: int, drop_outs: bool) -> Cost:
     """FedCFK: Secure Gram, then the matrix to every node, and a sum of metrics."""
     up, down = _release(nodes, users, items, drop_outs)
-    more_up, more_down = recoverable_sum(nodes, 8 * 4) if drop_outs else (0.0, 0.0)
+    more_up, more_down = recoverable_sum(nodes, 8 * 7) if drop_outs else (0.0, 0.0)
     size = matrix_encoding(nodes, users, 1.0, 0).dtype.itemsize
-    up += arrays(8 * 4) + (more_up or digests(nodes))
+    up += arrays(8 * 7) + (more_up or digests(nodes))
     down += more_down
     down += arrays(4 * items, 0, 8 * items, size * items, 0, size * items * (items + 1) / 2)
     return Cost(8 if drop_outs else 5, {"node": Role(nodes, up, down)})

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import ProtocolError, TableError
 from fedkern_flwr.gram import messages as wire
+from fedkern_flwr.gram.learners import FEWEST_USERS, MOST_STEPS, Recommender
 from fedkern_flwr.gram.matrix import cross_gram, local_gram, local_support
 from fedkern_flwr.gram.plan import MERGES, Merge, check_values, ranking_encoding, ring_of
 from fedkern_flwr.gram.recommending import REQUESTS, Request
@@ -29,9 +30,16 @@ from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire.sections import Section
 from fedkern_flwr.wire.sums import bind
 
-from .secure_gram_ranking import Ranked, judge, noisy_request, rank_items, read_kernel, write_best
+from .secure_gram_ranking import (
+    Ranked,
+    judge,
+    noisy_request,
+    rank_items,
+    read_recommender,
+    write_best,
+)
 from .secure_gram_released import Released, disagreement
-from .secure_gram_rows import Rows, check_items, dense_rows, encode_rows, read_rows
+from .secure_gram_rows import Rows, check_items, dense_rows, encode_rows, liked_items, read_rows
 
 if TYPE_CHECKING:
     from scipy.sparse import sparray
@@ -82,8 +90,7 @@ class GramClient(AnsweringClient):
 
     Notes
     -----
-    Memory: the packed Gram matrix of the items, m (m + 1) / 2 numbers of 2, 4 or 8 bytes, and 64
-    MB.
+    Memory: the Gram matrix, m (m + 1) / 2 numbers of up to 8 bytes, and 64 MB; for EASE 24 m^2.
     """
 
     state_class = Released
@@ -131,10 +138,8 @@ class GramClient(AnsweringClient):
             raise self._bad(f"x_new has {self.x_new.shape[0]} rows, x {rows}")
         for what, names, size in (("items", self.items, columns), ("users", self.users, rows)):
             if names is not None and (len(names) != size or len(set(names)) < size):
-                raise self._bad(
-                    f"{len(set(names))} different names of {size} {what}",
-                    f"name each of the {what} once",
-                )
+                found = f"{len(set(names))} different names of {size} {what}"
+                raise self._bad(found, f"name each of the {what} once")
 
     # -- phases
 
@@ -229,17 +234,24 @@ class GramClient(AnsweringClient):
     def recommend(self, request: wire.RecommendRequest) -> wire.RecommendReply:
         """Rank all items for each user; sum how good the ranks of held-out items are."""
         self._ask_once(wire.RANKING_SUM, request)
-        totals = judge(self._rank(request), self.x_test)
-        told = self.figures(
-            "ranking", np.arange(self.x.shape[0]), totals, total=self._sum_name, users=True
-        )
-        self._sums.contribute(self._sum_name, told)
+        ranks, steps, users = self._recommender(request), 0, np.arange(self.x.shape[0])
+        if request.tune:
+            cohort = self._sums.party.state.cohorts[self._sums.order(self._sum_name).cohort]
+            summed = self.partition in cohort.unpack(request.summed)
+            fewest = max(FEWEST_USERS, self.policy.min_evaluation_rows)
+            liked = (liked_items(self.x, row) for row in range(len(users)))
+            ranks, steps = ranks.tuned(liked, summed=summed, fewest=fewest)
+            if sum(n >= fewest for n in self._sums.rows(self._sum_name)) < 2:
+                steps = 0  # of this node alone
+        totals = np.append(judge(self._rank(ranks), self.x_test), len(users) * steps / MOST_STEPS)
+        figures = self.figures("ranking", users, totals, total=self._sum_name, users=True)
+        self._sums.contribute(self._sum_name, figures)
         return wire.RecommendReply()
 
     @answers(wire.PredictRequest)
     def predict(self, request: wire.PredictRequest) -> wire.PredictReply:
         """Rank all items for each user with a kernel that was saved; nothing is summed."""
-        ranked = self._rank(request)
+        ranked = self._rank(self._recommender(request))
         users = 0 if self.recommendations is None else sum(1 for _ in ranked)
         return wire.PredictReply(users=users)
 
@@ -343,8 +355,6 @@ class GramClient(AnsweringClient):
         digest = bind(f"{self._cohort}", replace(request, round=0))
         kept.ask_once(what, digest, self_masks=request.self_masks, party=self.name)
 
-    # -- pieces
-
     def _encode_kept(self, request: wire.MatrixRequest | wire.CrossRequest) -> Rows:
         """Return what is summed of the items kept.
 
@@ -352,9 +362,7 @@ class GramClient(AnsweringClient):
         """
         items = check_items(request.items, self.x.shape[1], self.name)
         values = self._encode(self.x, request)
-        if len(items) == self.x.shape[1]:
-            return values
-        part: Rows = values[:, items]
+        part: Rows = values if len(items) == self.x.shape[1] else values[:, items]
         return part
 
     def _encode(self, x: Rows, request: wire.SumRequest) -> Rows:
@@ -365,17 +373,17 @@ class GramClient(AnsweringClient):
             named = TableError(error.problem, remedy=error.remedy, party=self.name)
             raise self.unfit(named) from None
 
-    def _rank(self, request: wire.RecommendRequest) -> Iterator[Ranked]:
-        """Rank all items for each user, and write the best if there is a file for them."""
-        items = check_items(request.items, self.x.shape[1], self.name)
+    def _recommender(self, request: wire.RecommendRequest) -> Recommender:
         if request.request != self.request:
             raise self._refuse("it sends the kernel in another way than was asked for")
-        kernel = read_kernel(request, items, self.x.shape[1], self.name)
-        ranked = rank_items(self.x, kernel, request)
-        if self.recommendations is None:
+        return read_recommender(request, self.x.shape[1], self.name)
+
+    def _rank(self, ranks: Recommender) -> Iterator[Ranked]:
+        """Rank all items for each user, and write the best if there is a file for them."""
+        ranked, path = rank_items(self.x, ranks), self.recommendations
+        if path is None:
             return ranked
-        names = self.users, self.items
-        return write_best(ranked, self.recommendations, self.top, kernel.missing, *names)
+        return write_best(ranked, path, self.top, ranks.kernel.missing, self.users, self.items)
 
     def _bad(self, problem: str, remedy: str = "pass matrices that fit") -> TableError:
         return TableError(problem, remedy=remedy, party=self.name)

@@ -1,10 +1,10 @@
-"""FedCFK: a kernel recommender whose ratings never leave the users."""
+"""FedCFK: a recommender from a secure sum, whose ratings never leave the users."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from flwr.serverapp import Grid
@@ -20,6 +20,16 @@ from fedkern_flwr.errors import (
 from fedkern_flwr.gram import messages as wire
 from fedkern_flwr.gram.dot_kernels import KernelName
 from fedkern_flwr.gram.item_kernel import ItemKernel, compact
+from fedkern_flwr.gram.learners import (
+    FEWEST_USERS,
+    LEARNERS,
+    MOST_STEPS,
+    NEIGHBOURS,
+    REGULARIZATION,
+    STEP,
+    Learner,
+    Recommender,
+)
 from fedkern_flwr.gram.matrix import packed_columns
 from fedkern_flwr.gram.plan import RANKING
 from fedkern_flwr.gram.recommending import Request, are_positions
@@ -35,17 +45,23 @@ _NOISY_WARNING = (
     "others, and after a few requests the server can tell them apart"
 )
 #: What recommendations depend on besides the kernel.
-_USED = ("regularization", "subtract_mean")
+_USED = ("learner", "regularization", "subtract_mean", "neighbours")
+_OLD: dict[str, Any] = {"learner": "cf-komd", "neighbours": NEIGHBOURS, "tuned": {}}  # of 0.1
 
 
 class FedCFK(SecureGram):
-    """FedCFK: CF-KOMD on each user's device, with a kernel between items from a secure sum.
+    """FedCFK: each user's device ranks the items by their matrix K from a secure sum.
 
-    A user with positives P minimises a^T K_PP a + lambda |a|^2 - 2 a^T q_P over the simplex, where
-    q_i is the mean of row i of K, and scores all items by K[:, P] a - q.
+    ``ease``: with P = (K + lambda I)^-1 the score of an item i is the sum of -P_ji / P_ii over what
+    the user likes. ``cf-komd``, the paper's: with a kernel made of K a user with positives P
+    minimises a^T K_PP a + lambda |a|^2 - 2 a^T q_P over the simplex, q the means of the rows, and
+    scores all items by K[:, P] a - q. ``knn``: the sum of the kernel to those of the item's
+    nearest neighbours that the user likes.
 
     Attributes
     ----------
+    tuned_ : dict
+        Where nodes chose lambda: ``regularization``, its geometric mean over all users.
     asked_ : dict
         Of noisy requests: partition -> items whose rows it has asked for, in each round.
     judged_ : list of int
@@ -60,7 +76,8 @@ class FedCFK(SecureGram):
     ----------
     Polato, Gallinaro and Aiolli, "Privacy-Preserving Kernel Computation For Vertically Partitioned
     Data", ESANN 2021, section 3. Polato and Aiolli, "Exploiting sparsity to build efficient kernel
-    based collaborative filtering for top-N item recommendation", Neurocomputing 268, 2017.
+    based collaborative filtering for top-N item recommendation", Neurocomputing 268, 2017. Steck,
+    "Embarrassingly Shallow Autoencoders for Sparse Data", WWW 2019.
     """
 
     method, title = "fed-cfk", "FedCFK"
@@ -68,9 +85,20 @@ class FedCFK(SecureGram):
     of_kernel: ClassVar[tuple[str, ...]] = (*SecureGram.of_kernel, *_USED)
     of_models: ClassVar[frozenset[str]] = SecureGram.of_models | {"names"}
 
-    kernel: KernelName = option("cosine", "The kernel between items.")
-    regularization: float = option(0.1, "lambda.", above=0.0)
-    subtract_mean: bool = option(True, "Whether q is subtracted from the scores.")
+    learner: Learner = option(
+        None,
+        "What ranks the items; by default ease, and cf-komd with merge max, noisy requests, "
+        "another kernel than the cosine or without the mean.",
+    )
+    kernel: KernelName = option("cosine", "Of cf-komd and knn: the kernel between items.")
+    regularization: float = option(
+        None,
+        "lambda of the learner, by default chosen by each node with ratings of its users that it "
+        "holds out of the ranking, from 200 (ease) or 0.1 (cf-komd) on.",
+        above=0.0,
+    )
+    subtract_mean: bool = option(True, "Of cf-komd: whether q is subtracted from the scores.")
+    neighbours: int = option(None, "Of knn, by default 100.", least=1)
     request: Request = option(
         "full",
         "Every user gets the whole kernel; or the rows of the paper's noisy requests.",
@@ -83,17 +111,54 @@ class FedCFK(SecureGram):
                 "recommendations are made from zeros and ones",
                 remedy="leave out encoding and bound",
             )
+        self._check_learner()
+        self.fill_in(neighbours=NEIGHBOURS)
+
+    def _check_learner(self) -> None:
+        """Fill in the learner; refuse options of others."""
+        paper = self.merge == "max" or self.request == "noisy"
+        own = paper or self.kernel != "cosine" or not self.subtract_mean
+        if self.regularization and not own and self.learner not in LEARNERS:
+            raise OptionError(
+                "regularization is in other units for each learner",
+                remedy="name the learner as well: ease, or cf-komd",
+            )
+        self.fill_in(learner="cf-komd" if own else "ease")
+        others = {
+            "merge max": self.merge == "max" and self.learner == "ease",
+            "request noisy": self.request == "noisy" and self.learner != "cf-komd",
+            "kernel": self.kernel != "cosine" and self.learner == "ease",
+            "subtract_mean": not self.subtract_mean and self.learner != "cf-komd",
+            "regularization": self.regularization is not None and self.learner == "knn",
+            "neighbours": self.neighbours is not None and self.learner != "knn",
+        }
+        for name, wrong in others.items():
+            if wrong:
+                raise OptionError(
+                    f"{name} is not for learner {self.learner}", remedy="leave it out"
+                )
 
     def _reset(self) -> None:
         super()._reset()
         self.asked_: dict[int, list[list[int]]] = {}
         self.judged_: list[int] = []
+        self.tuned_: dict[str, Any] = {}
         self._predicting = False
 
     def model(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the Gram matrix, packed, its items, and what belongs to them."""
         arrays, meta = super().model()
-        return arrays, {**meta, "names": self._names}
+        return arrays, {**meta, "names": self._names, "tuned": self.tuned_}
+
+    def result(self) -> dict[str, Any]:
+        """Return the result of the run, with what was chosen."""
+        return {**super().result(), **({"tuned": self.tuned_} if self.tuned_ else {})}
+
+    @property
+    def regularization_(self) -> float:
+        """The lambda that was given, or chosen, or that the choice starts from."""
+        given = self.regularization or self.tuned_.get("regularization")
+        return float(given or REGULARIZATION[self.learner])
 
     def privacy(self) -> dict[str, Any]:
         """Return what is seen by whom."""
@@ -109,6 +174,8 @@ class FedCFK(SecureGram):
             }
         seen = super().privacy()
         seen["server_sees"].append("sums of the users' AUC, nDCG and recall")
+        if self.tunes:
+            seen["server_sees"].append("mean of the lambdas that nodes chose")
         some = ""
         if self.request == "noisy":
             seen["server_sees"].append("which rows of the kernel a node asks for: what users like")
@@ -158,8 +225,12 @@ class FedCFK(SecureGram):
             "gamma": kernel.kernel.gamma,
             "coef0": self.coef0,
             "users": self.rows_,
-            "regularization": self.regularization,
+            "learner": self.learner,
+            "regularization": self.regularization_,
+            "tune": False,
+            "summed": b"",
             "subtract_mean": self.subtract_mean,
+            "neighbours": self.neighbours,
             "rows": max(party.rows for party in self.parties_.values()),
             "self_masks": self.self_masks,
             "items": self.items_,
@@ -187,29 +258,44 @@ class FedCFK(SecureGram):
         cohort = self.sums.membership.cohorts[everybody]
         if "judged" in self.saved_meta_:
             self.judged_ = self.saved_meta_["judged"]
+            self.tuned_ = self.saved_meta_.get("tuned", {})
             return dict(self.saved_meta_["ranking"])
         if len(set(cohort.members) - self.spent_) < cohort.threshold:
             logger.warning("the recommendations are not judged again: nodes have answered before")
             return {}
         sums = yield from self.sum_over(
             wire.RANKING_SUM,
-            len(RANKING) + 1,
+            len(RANKING) + 2,
             [everybody],
             self._offers,
             wire.RecommendReply,
         )
         self.judged_, total = sums[everybody]
-        evaluated = round(total[-1])
+        *figures, judged, steps = total
+        evaluated = round(judged)
         ranking: dict[str, Any] = {"evaluated_users": evaluated}
         if evaluated:
-            ranking |= {n: float(v) / evaluated for n, v in zip(RANKING, total, strict=False)}
+            ranking |= {n: float(v) / evaluated for n, v in zip(RANKING, figures, strict=True)}
+        rows = [p.rows for p in self.parties_.values() if p.partition in self.judged_]
+        if self.tunes and max(rows) >= FEWEST_USERS:
+            found = REGULARIZATION[self.learner] * STEP ** (MOST_STEPS * float(steps) / sum(rows))
+            self.tuned_ = {"regularization": found, "by": "held-out ratings"}
         yield from self.save("used", judged=self.judged_, ranking=ranking)
         return ranking
+
+    @property
+    def tunes(self) -> bool:
+        """Whether nodes choose lambda."""
+        return not self.regularization and self.learner != "knn"
 
     def _offers(self, cohort: int) -> wire.RecommendRequest | dict[int, wire.RecommendRequest]:
         """Return the whole kernel for all, or each node's rows of it."""
         assert self.sums is not None
         whole = wire.RecommendRequest(**self._kernel_fields())
+        if self.tunes:
+            summed = self.sums.membership.cohorts[cohort].pack(self.survivors_)
+            start = REGULARIZATION[self.learner]
+            whole = replace(whole, tune=True, summed=summed, regularization=start)
         if self.request == "full":
             return whole
         found = {}
@@ -222,6 +308,21 @@ class FedCFK(SecureGram):
         return found
 
     # -- recommendations with a kernel that was saved
+
+    @classmethod
+    def of_model(cls, meta: Mapping[str, Any], **more: Any) -> Self:
+        """Return a strategy with the options of a model that was saved; see Secure Gram."""
+        own = {**_OLD, **meta}
+        if own["learner"] != "knn":
+            own["neighbours"] = None
+        found = super().of_model(own, **more)
+        found.tuned_ = dict(own["tuned"])
+        return found
+
+    def recommender(self, kernel: ItemKernel, found: float | None = None) -> Recommender:
+        """Return what ranks items with a kernel, by default with the lambda that was chosen."""
+        how = found or self.regularization_, self.subtract_mean, self.neighbours
+        return Recommender(kernel, self.learner, *how)
 
     @property
     def _names(self) -> str:
@@ -260,6 +361,7 @@ class FedCFK(SecureGram):
             No node writes recommendations.
         CohortError, ProtocolError
         """
+        meta = {**_OLD, **meta}
         self.check_same(meta, (*_USED, "kernel"))
         items = arrays.get("items", np.zeros(0)).size
         shapes = {"items": (items,), "gram": (items * (items + 1) // 2,)}
@@ -267,6 +369,7 @@ class FedCFK(SecureGram):
         self.begin()
         self._load(arrays, meta)
         self._predicting, self.run_seed = True, int(meta["seed"])
+        self.tuned_ = dict(meta["tuned"])
 
         def rounds(parties: Sequence[DescribeReply]) -> Rounds:
             if (self._names, self.catalogue_) != (meta["names"], meta["catalogue"]):

@@ -71,7 +71,12 @@ class ItemKernel:
         return np.setdiff1d(np.arange(self.catalogue), self.items)
 
     def scores(
-        self, positives: NDArray[Any], regularization: float, *, subtract_mean: bool = True
+        self,
+        positives: NDArray[Any],
+        regularization: float,
+        *,
+        subtract_mean: bool = True,
+        without: NDArray[np.intp] | None = None,
     ) -> Floats:
         """Return the scores of all items for a user.
 
@@ -85,6 +90,8 @@ class ItemKernel:
             lambda.
         subtract_mean : bool (default: True)
             Whether the scores are those of CF-KOMD, K[:, P] a - q, or K[:, P] a.
+        without : ndarray of int, optional
+            See :meth:`columns`.
 
         Returns
         -------
@@ -92,32 +99,41 @@ class ItemKernel:
             Zero for items that are not in the kernel.
         """
         found = np.zeros(self.catalogue)
-        known = self._positions(positives)
+        known = self.positions(positives)
         found[self.items] = self.mean
         if not len(known):
             return found
         try:
-            columns = self._columns(known)
+            columns = self.columns(known, without)
             alpha = _fit(columns[known], self.mean[known], regularization)
-        except (OptionError, np.linalg.LinAlgError):
+        except (OptionError, ValueError, np.linalg.LinAlgError):
             return found  # an error would tell the server which items the user likes
         found[self.items] = item_scores(columns, alpha, self.mean if subtract_mean else None)
         return found
 
-    def _positions(self, positives: NDArray[Any]) -> NDArray[np.intp]:
+    def positions(self, positives: NDArray[Any]) -> NDArray[np.intp]:
         """Return where a user's items are, of those whose rows are there."""
         known = np.flatnonzero(np.isin(self.items, positives))
         return known if self.wanted is None else np.intersect1d(known, self.wanted)
 
-    def _columns(self, positions: NDArray[np.intp]) -> Floats:
-        """Return columns of the kernel, shape (kept, positions)."""
+    def columns(
+        self, positions: NDArray[np.intp], without: NDArray[np.intp] | None = None
+    ) -> Floats:
+        """Return columns of the kernel, shape (kept, positions).
+
+        ``without`` are the positions of a row of zeros and ones that is taken out of the Gram
+        matrix; the positions are some of them.
+        """
         if self.wanted is None:
             products = packed_columns(self.products, len(self.items), positions)
         else:
             products = self.products[np.searchsorted(self.wanted, positions)].T
-        return self.kernel.block(
-            products.astype(np.float64), self.squares, self.squares[positions], self.users
-        )
+        products, squares, users = products.astype(np.float64), self.squares, self.users
+        if without is not None:
+            squares, users = squares.astype(np.float64), users - 1
+            products[without] -= 1.0
+            squares[without] -= 1.0
+        return self.kernel.block(products, squares, squares[positions], users)
 
 
 def _fit(kernel: Floats, mean: Floats, regularization: float) -> Floats:

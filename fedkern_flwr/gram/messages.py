@@ -19,7 +19,7 @@ COUNTS_SUM = "item counts"
 GRAM_SUM = "gram matrix"
 #: Products of new items with the old ones, then the new items' squares.
 CROSS_SUM = "cross products"
-#: Summed AUC, nDCG and recall of users, and how many they are.
+#: Summed AUC, nDCG and recall of users, how many they are; steps of lambda, times a node's users.
 RANKING_SUM = "ranking metrics"
 
 Items = NDArray[Any]
@@ -116,8 +116,12 @@ class RecommendRequest(GramRequest, phase="gram-recommend"):
     gamma: float
     coef0: float
     users: int  # in the sum
+    learner: str  # "ease", "cf-komd" or "knn"
     regularization: float
+    tune: bool  # whether nodes choose lambda, from the learner's usual one on
+    summed: bytes  # nodes of the cohort whose rows are in the matrix, a bit each; empty: none
     subtract_mean: bool
+    neighbours: int  # of learner "knn"
     rows: int  # most users of a node
     self_masks: bool = True  # see :class:`SumRequest`
     items: Items = array("items", dtype="index")  # of the kernel, ascending

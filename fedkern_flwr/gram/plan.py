@@ -23,7 +23,7 @@ Merge = Literal["disjoint", "max"]
 GramEncoding = Literal["counts", "fixed-point"]
 MERGES: tuple[str, ...] = get_args(Merge)
 ENCODINGS: tuple[str, ...] = get_args(GramEncoding)
-RANKING = ("auc", "ndcg@100", "recall@100")
+RANKING = ("auc", "ndcg@100", "recall@100", "ndcg@10", "recall@20")
 
 Counts = NDArray[np.int64]
 

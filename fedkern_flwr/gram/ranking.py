@@ -13,14 +13,18 @@ Items = NDArray[np.integer[Any]]
 
 
 def rank_metrics(
-    scores: NDArray[np.floating[Any]], relevant: Items, excluded: Items, cutoff: int = 100
-) -> tuple[float, float, float] | None:
+    scores: NDArray[np.floating[Any]],
+    relevant: Items,
+    excluded: Items,
+    cutoffs: tuple[tuple[int, int], ...] = ((100, 100), (10, 20)),
+) -> tuple[float, ...] | None:
     """Return AUC, nDCG and recall of one user's scores.
 
     Candidates are all items that are not excluded. The AUC is the share of pairs of a relevant and
     an irrelevant candidate that are in the right order; ties count half. nDCG has gains of 1 and
-    discounts log2(1 + rank), and is relative to the best order of the relevant items. For both
-    nDCG and recall items of equal score are ranked by their index.
+    discounts log2(1 + rank), and is relative to the best order of the relevant items; recall is the
+    share of the relevant items in the list. For both items of equal score are ranked by their
+    index.
 
     Parameters
     ----------
@@ -30,19 +34,19 @@ def rank_metrics(
         Indices of the items held out; those that are excluded as well do not count.
     excluded : ndarray of int
         Indices of the items of training.
-    cutoff : int (default: 100)
-        Length of the list that nDCG and recall look at.
+    cutoffs : tuple of (int, int)
+        Lengths of the lists that nDCG and recall look at, pair by pair.
 
     Returns
     -------
     tuple of float or None
-        AUC, nDCG@cutoff and recall@cutoff, all from 0 to 1; None if there is no relevant or no
-        irrelevant candidate.
+        AUC, then nDCG and recall of each pair of cutoffs, all from 0 to 1; None if there is no
+        relevant or no irrelevant candidate.
 
     Raises
     ------
     OptionError
-        If the cutoff is below 1 or a score is NaN.
+        If a cutoff is below 1 or a score is NaN.
     """
     candidates, values = _candidates(scores, excluded)
     held_out = np.zeros(len(scores), np.bool_)
@@ -50,18 +54,25 @@ def rank_metrics(
     hits = held_out[candidates]
     positives = int(hits.sum())
     negatives = hits.size - positives
-    if cutoff < 1:
-        raise OptionError(f"cutoff is {cutoff}", remedy="use at least 1")
+    lengths = [length for pair in cutoffs for length in pair]
+    if min(lengths) < 1:
+        raise OptionError(f"cutoff is {min(lengths)}", remedy="use at least 1")
     if not (positives and negatives):
         return None
     others = np.sort(values[~hits])
     below = np.searchsorted(others, values[hits], "left")
     not_above = np.searchsorted(others, values[hits], "right")
     auc = float(below.sum() + not_above.sum()) / (2.0 * positives * negatives)
-    found = hits[_best(values, cutoff)]
-    gains = 1.0 / np.log2(2.0 + np.arange(max(found.size, min(positives, cutoff))))
-    ndcg = float(gains[: found.size] @ found) / float(gains[: min(positives, cutoff)].sum())
-    return auc, ndcg, float(found.sum()) / positives
+    listed = hits[_best(values, max(lengths))]
+    found = [auc]
+    for cutoff, most in cutoffs:
+        part = listed[:cutoff]
+        gains = 1.0 / np.log2(2.0 + np.arange(max(part.size, min(positives, cutoff))))
+        found.append(
+            float(gains[: part.size] @ part) / float(gains[: min(positives, cutoff)].sum())
+        )
+        found.append(float(listed[:most].sum()) / positives)
+    return tuple(found)
 
 
 def top_items(scores: NDArray[np.floating[Any]], excluded: Items, count: int) -> NDArray[np.int64]:

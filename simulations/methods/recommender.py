@@ -1,9 +1,10 @@
-"""FedCFK: a kernel recommender on the users' devices."""
+"""FedCFK: a recommender on the users' devices."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.gram.item_kernel import ItemKernel
+from fedkern_flwr.gram.learners import REGULARIZATION, Recommender
 from fedkern_flwr.gram.matrix import unpack
 from fedkern_flwr.gram.plan import RANKING
 from fedkern_flwr.gram.recommending import best_items, write_recommendations
@@ -24,7 +26,7 @@ from .common import COSTS, DIFFERENCE, Column, Shown, digits, drawn, metric, ran
 from .gram_options import COLUMNS_READ, MatrixFamily
 from .new_rows import SavedRun
 from .rating_data import RatingData, RatingSettings, rows_of
-from .recommender_oracle import pooled_kernel, rank_all
+from .recommender_oracle import BASELINES, COVERAGE, likes, pooled_kernel, rank_all
 
 _COLUMNS = {
     "auc": Column(
@@ -40,6 +42,18 @@ _COLUMNS = {
     ),
     "ndcg": metric("nDCG@100", "ndcg@100", 3, paper=3, higher_is_better=True),
     "recall": metric("recall@100", "recall@100", 3, paper=3, higher_is_better=True),
+    "top": Column(
+        ("nDCG@10", "recall@20"),
+        lambda s: [digits(3)(s["metrics"].get(name)) for name in ("ndcg@10", "recall@20")],
+        rank=lambda s: -(s["metrics"].get("ndcg@10") or 0.0),
+        higher_is_better=True,
+    ),
+    "coverage": metric(
+        "coverage@10",
+        COVERAGE,
+        3,
+        reading="Coverage: items that are among the ten best of any user, of all.",
+    ),
     "items": metric("items", "items", 0),
     "users": metric(
         "users",
@@ -48,8 +62,8 @@ _COLUMNS = {
         reading="Users: those whose ratings are in the kernel; all get recommendations.",
     ),
     "difference": to_pooled(
-        "To pooled: largest difference of these figures from those of CF-KOMD on pooled data with "
-        "the same users and items in the kernel."
+        "To pooled: largest difference of these figures from those of the same learner on pooled "
+        "data with the same users and items in the matrix."
     ),
     "kernel-error": metric("error after the last round", "kernel_error"),
     "exact-from": metric("exact from round", "exact_from", 0),
@@ -67,11 +81,16 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
     app, deployable = "fed_cfk", ("fed-cfk",)
     dealt_by_nodes = ("clients", "users_per_client")
     columns = _COLUMNS
-    usual = "clients hold_out kernel regularization min_support"
+    usual = "clients hold_out learner regularization min_support"
     shown = (
         Shown("auc", "AUC"),
         Shown("ndcg@100", "nDCG@100"),
         Shown("recall@100", "recall@100"),
+        Shown("ndcg@10", "nDCG@10"),
+        Shown("popularity ndcg@10", "  of the most popular items"),
+        Shown("item-knn ndcg@10", "  of item-kNN, pooled"),
+        Shown("recall@20", "recall@20"),
+        Shown(COVERAGE, "coverage@10"),
         Shown("evaluated_users", "users judged", 0),
         DIFFERENCE,
     )
@@ -88,26 +107,45 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
     def measure(
         self, strategy: PhaseStrategy, prepared: RatingData, config: Config
     ) -> dict[str, Any]:
-        """Return the difference from CF-KOMD on pooled data with the same users in the kernel."""
+        """Return the difference from the learner on the same users' pooled data, and baselines."""
         assert isinstance(strategy, FedCFK)
         guessed = strategy.metrics_.get("auc", 1.0) <= 0.5
         simple = {"no_better_than": "items in any order"} if guessed else {}
         if strategy.merge == "max" or strategy.request == "noisy":
             return simple
-        pooled = prepared.split(strategy.seed or 0)
-        users = rows_of(prepared.parts, strategy.survivors_)
+        pooled, parts = prepared.split(strategy.seed or 0), prepared.parts
+        users = rows_of(parts, strategy.survivors_)
         kernel = pooled_kernel(pooled.train[users], strategy.items_, strategy.dot_kernel_)
-        found = rank_all(
-            kernel,
-            pooled,
-            rows_of(prepared.parts, strategy.judged_),
-            strategy.regularization,
-            subtract_mean=strategy.subtract_mean,
-        )
+        given = strategy.regularization or REGULARIZATION[strategy.learner]
+        start = strategy.recommender(kernel, given)
+
+        def chosen(node: int) -> Recommender:
+            if not strategy.tunes:
+                return start
+            own = [likes(pooled.train, u) for u in rows_of(parts, [node]).tolist()]
+            return start.tuned(own, summed=node in strategy.survivors_)[0]
+
+        judged = [(chosen(node), rows_of(parts, [node])) for node in strategy.judged_]
+        found = rank_all(judged, pooled)
         if not found:
             return simple
         worst = max(abs(found[name] - strategy.metrics_[name]) for name in RANKING)
-        return {"centralised_difference": worst, **simple}
+        found = {"centralised_difference": worst, COVERAGE: found[COVERAGE]}
+        if not config:  # a comparison has them in rows of their own
+            return {**found, **simple}
+        everybody = rows_of(parts, strategy.judged_)
+        for name, learner in BASELINES.items():
+            other = rank_all([(replace(start, learner=learner), everybody)], pooled)
+            found |= {f"{name} {key}": value for key, value in other.items()}
+        if strategy.metrics_["ndcg@10"] <= found["popularity ndcg@10"]:
+            simple = {"no_better_than": "the most popular items"}
+        return {**found, **simple}
+
+    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
+        """Return how many nodes were summed, and the lambda that was chosen."""
+        assert isinstance(strategy, FedCFK)
+        tuned = {"tuned": strategy.tuned_} if strategy.tuned_ else {}
+        return {**super().outcome(strategy), **tuned}
 
     def predict(
         self,
@@ -189,6 +227,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
             int(meta["rows"]),
             strategy._kernel(int(meta["rows"])),
         )
+        ranks = strategy.recommender(kernel)
         lines, made = [], 0
         order = np.argsort(found.user, kind="stable")
         ends = np.cumsum(np.bincount(found.user, minlength=found.users))
@@ -197,9 +236,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
             if not np.isin(liked, items).any():
                 continue
             made += 1
-            scores = kernel.scores(
-                liked, meta["regularization"], subtract_mean=meta["subtract_mean"]
-            )
+            scores = ranks.scores(liked)
             excluded = np.union1d(found.item[rows], kernel.missing)
             lines += best_items(user, scores, excluded, _TOP, names)
         if not made:

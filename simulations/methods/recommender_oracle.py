@@ -1,7 +1,8 @@
-"""What FedCFK is compared with in a simulation: the kernel and the ranking of pooled ratings."""
+"""What FedCFK is compared with in a simulation: ranking by pooled ratings, simple baselines."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,15 @@ from scipy.sparse import csr_array
 
 from fedkern_flwr.gram.dot_kernels import DotKernel
 from fedkern_flwr.gram.item_kernel import ItemKernel
+from fedkern_flwr.gram.learners import Recommender
 from fedkern_flwr.gram.plan import RANKING
-from fedkern_flwr.gram.ranking import rank_metrics
+from fedkern_flwr.gram.ranking import rank_metrics, top_items
 
 from .rating_data import PooledRatings
+
+COVERAGE = "coverage@10"
+#: What a recommender must be better than: name -> learner on pooled ratings.
+BASELINES = {"popularity": "popularity", "item-knn": "knn"}
 
 
 def pooled_kernel(train: csr_array, items: NDArray[Any], kernel: DotKernel) -> ItemKernel:
@@ -23,24 +29,32 @@ def pooled_kernel(train: csr_array, items: NDArray[Any], kernel: DotKernel) -> I
     return ItemKernel.of_gram(gram, items, train.shape[1], train.shape[0], kernel)
 
 
+def likes(ratings: csr_array, user: int) -> NDArray[Any]:
+    """Return what a user likes, ascending."""
+    return np.sort(ratings.indices[ratings.indptr[user] : ratings.indptr[user + 1]])
+
+
 def rank_all(
-    kernel: ItemKernel,
-    pooled: PooledRatings,
-    users: NDArray[np.intp],
-    regularization: float,
-    *,
-    subtract_mean: bool = True,
+    groups: Iterable[tuple[Recommender, NDArray[np.intp]]], pooled: PooledRatings
 ) -> dict[str, float]:
-    """Return the mean AUC, nDCG@100 and recall@100 of users with ratings in both parts."""
-    totals, judged = np.zeros(len(RANKING)), 0
-    for user in users.tolist():
-        liked, held = (np.sort(part[[user]].indices) for part in (pooled.train, pooled.test))
-        if not len(liked) or not len(held):
-            continue
-        scores = kernel.scores(liked, regularization, subtract_mean=subtract_mean)
-        found = rank_metrics(scores, held, liked)
-        if found is not None:
-            totals, judged = totals + found, judged + 1
+    """Return the mean figures of groups of users, each with what ranks their items.
+
+    AUC, nDCG and recall are those of users with ratings in both parts. The coverage is the share of
+    all items that are among the ten best of any user who likes something.
+    """
+    totals, judged, shown = np.zeros(len(RANKING)), 0, np.zeros(pooled.train.shape[1], np.bool_)
+    for recommender, users in groups:
+        missing = recommender.kernel.missing
+        for user in users.tolist():
+            liked, held = likes(pooled.train, user), likes(pooled.test, user)
+            if not len(liked):
+                continue
+            scores = recommender.scores(liked)
+            shown[top_items(scores, np.union1d(liked, missing), 10)] = True
+            found = rank_metrics(scores, held, liked) if len(held) else None
+            if found is not None:
+                totals, judged = totals + found, judged + 1
     if not judged:
         return {}
-    return dict(zip(RANKING, (totals / judged).tolist(), strict=True))
+    means = dict(zip(RANKING, (totals / judged).tolist(), strict=True))
+    return {**means, COVERAGE: float(shown.mean())}

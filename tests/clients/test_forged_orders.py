@@ -85,6 +85,13 @@ _GRAM: dict[str, Callable[[Any], Any]] = {
     "more parties": fields(parties=lambda n: n + 1),
     "another bound": fields(bound=2.0),
 }
+_LAMBDA: dict[str, Callable[[Any], Any]] = {
+    "a search from elsewhere": fields(regularization=lambda value: 3.0 * value),
+    "a lambda that is none": fields(tune=False, regularization=-1.0),
+    "a learner that is not there": fields(learner="svd"),
+    "rows of strangers": fields(summed=b"\xff"),
+    "rows of more nodes": fields(summed=lambda bits: bits + b"\0"),
+}
 _PARTS: dict[str, Callable[[Any], Any]] = {
     "one row again and again": fields(rows=twice),
     "few rows of the own": fields(rows=lambda rows: tuple(part[-1:] for part in rows)),
@@ -152,7 +159,7 @@ CASES = [
     Case("secure-gram", 2, "gram-counts", "item counts", requests=_GRAM),
     Case("secure-gram", 2, "gram-matrix", "gram matrix", requests=_GRAM),
     Case("secure-gram", 2, "gram-cross", "cross products", requests=_GRAM),
-    Case("fed-cfk", 2, "gram-recommend", "ranking metrics", True),
+    Case("fed-cfk", 2, "gram-recommend", "ranking metrics", True, requests=_LAMBDA),
     Case("svm", 2, "svm-statistics", "", requests={"few rows": fields(rows=1), "C": fields(c=0.0)}),
     Case("svm", 2, "svm-step", "", requests={"another penalty": fields(rho=lambda r: 2.0 * r)}),
     Case(

@@ -202,7 +202,11 @@ def recommend(**more: Any) -> wire.RecommendRequest:
         "gamma": 1.0,
         "coef0": 1.0,
         "users": 7,
+        "learner": "cf-komd",
         "regularization": 0.1,
+        "tune": False,
+        "summed": b"",
+        "neighbours": 100,
         "subtract_mean": True,
         "rows": 3,
         "items": np.arange(ITEMS, dtype=np.int32),
@@ -779,7 +783,7 @@ def recommended(
     path = tmp_path / "out" / "recommendations.csv"
     server = Server()
     request = request or recommend()
-    running = server.order(wire.RANKING_SUM, 4, ranking_encoding(3), request=request)
+    running = server.order(wire.RANKING_SUM, 7, ranking_encoding(3), request=request)
     client = GramClient(server.contexts[2], X[2], recommendations=path, **more)
     send(client, request, server.sums.sections(2, [running]))
     assert path.stat().st_mode & 0o777 == 0o600
@@ -839,7 +843,7 @@ def test_kernels_that_cannot_be_are_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "recommendations.csv"
     server = Server()
     request = recommend(**change)
-    running = server.order(wire.RANKING_SUM, 4, ranking_encoding(3), request=request)
+    running = server.order(wire.RANKING_SUM, 7, ranking_encoding(3), request=request)
     client = GramClient(server.contexts[2], X[2], recommendations=path, **own)
     with pytest.raises(FedKernError, match=text):
         send(client, request, server.sums.sections(2, [running]))
@@ -849,7 +853,7 @@ def test_kernels_that_cannot_be_are_refused(name: str, tmp_path: Path) -> None:
 def test_metrics_of_more_users_than_were_announced_do_not_fit() -> None:
     server = Server()
     request = recommend(rows=1)
-    running = server.order(wire.RANKING_SUM, 4, ranking_encoding(1), request=request)
+    running = server.order(wire.RANKING_SUM, 7, ranking_encoding(1), request=request)
     client = GramClient(server.contexts[2], X[2], x_test=np.eye(3, 4, dtype=int)[[0, 0, 0]])
     with pytest.raises(RefusedError, match="partition 2: refused by the node: the bound of a sum"):
         send(client, request, server.sums.sections(2, [running]))

@@ -81,7 +81,7 @@ class RatingSite(Site):
     """
 
     app, least, near = "fed_cfk", 3, 1e-6
-    config = {"min_support": 3}  # noqa: RUF012
+    config = {"min_support": 3, "learner": "cf-komd", "regularization": 0.1}  # noqa: RUF012
     parts = (range(9), range(9, 16), range(16, 17), range(17, 22))
 
     def build(self, rng: np.random.Generator) -> None:

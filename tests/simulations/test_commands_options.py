@@ -180,7 +180,11 @@ RATED: dict[str, tuple[bool | None, Check]] = {
     "--time when": (SAME, bool),
 }  # fmt: skip
 RECOMMENDED: dict[str, tuple[bool | None, Check]] = {
-    "--regularization 5": (SAME, bool),
+    "--learner ease --regularization 5": (SAME, lambda r: "tuned" not in r),
+    "--learner cf-komd --clients 3": (
+        ANY, lambda r: r["tuned"]["by"] == "held-out ratings"
+    ),
+    "--learner knn --neighbours 3": (SAME, lambda r: "tuned" not in r),
     "--no-subtract-mean": (SAME, bool),
     "--request noisy": (
         SAME, lambda r: "which rows of the kernel a node asks for" in str(r["privacy"])

@@ -7,7 +7,7 @@ import functools
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from simplex import minimise
 
 from fedkern_flwr.clients import GramClient
 from fedkern_flwr.errors import CohortError, FedKernError, ProtocolError
+from fedkern_flwr.gram.learners import STEP, Recommender
 from fedkern_flwr.gram.matrix import packed_size
 from fedkern_flwr.gram.plan import disjoint_cohorts, drawn_rounds
 from fedkern_flwr.simulations import simulate
@@ -102,7 +103,7 @@ def everybody() -> Pooled:
     return Pooled(range(USERS))
 
 
-def judge(scores: np.ndarray, user: int) -> tuple[float, float, float] | None:
+def judge(scores: np.ndarray, user: int) -> tuple[float, ...] | None:
     """Return AUC, nDCG and recall by their definitions."""
     candidates = [i for i in range(CATALOGUE) if not X[user, i]]
     hits = [i for i in candidates if TESTS[user, i]]
@@ -156,6 +157,8 @@ class Network:
         for name in ("merge", "request"):
             if name in options:
                 self.common[name] = options[name]
+        if "learner" not in options:  # the paper's
+            options = {"learner": "cf-komd", "regularization": 0.1, **options}
         strategy = FedCFK(**options)
         simulate(strategy, self.client_fn, len(self.users), num_rounds=num_rounds, **(run or {}))
         return strategy
@@ -470,7 +473,29 @@ def test_no_metric_of_a_user_is_seen(network: Network) -> None:
         assert set(scalars) <= {"phase", "protocol", "round", "code", "message", "sections"}
         (masked,) = upload.arrays
         assert masked.dtype == np.uint64
-        assert masked.size == 4
+        assert masked.size == 7
+
+
+@pytest.mark.parametrize(("sizes", "steps"), [((9, 6, 3), 2.0 * 15 / 18), ((9, 4, 4), 0.0)])
+def test_a_lambda_is_told_of_two_nodes_with_enough_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], steps: float
+) -> None:
+    """The mean over all users of the steps; nodes of few users make none."""
+
+    def tuned(ranks: Recommender, users: Any, *, fewest: int, **_: Any) -> tuple[Recommender, int]:
+        found = replace(ranks, regularization=ranks.regularization * STEP**2)
+        return (found, 2) if len(list(users)) >= fewest else (ranks, 0)
+
+    monkeypatch.setattr(Recommender, "tuned", tuned)
+    stops = np.cumsum(sizes)
+    users = [range(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
+    strategy = Network(tmp_path, users).fit(learner="ease", min_support=0)
+    mean = 200.0 * STEP**steps
+    assert strategy.tuned_["regularization"] == pytest.approx(mean, rel=1e-9)
+    again = FedCFK.of_model(strategy.model()[1])
+    assert again.regularization_ == strategy.regularization_
+    given = Network(tmp_path, users).fit(learner="ease", regularization=3.0, min_support=0)
+    assert given.tuned_ == FedCFK.of_model(given.model()[1]).tuned_ == {}
 
 
 def test_a_noisy_request_is_seen_as_what_it_is(network: Network) -> None:

@@ -19,8 +19,8 @@ from ...methods.vertical import VerticalFamily
 from ...run.entries import Reference
 from . import vertical
 from .baselines import alone, constant
-from .cf_komd import cf_komd
 from .merge_rounds import merge_rounds
+from .recommenders import RECOMMENDERS
 
 _TABLES: Mapping[str, Reference] = {**vertical.VERTICAL, "constant": constant, ALONE: alone}
 
@@ -28,7 +28,7 @@ REFERENCES: dict[type[Family[Any, Any]], Mapping[str, Reference]] = {
     HybridFamily: _TABLES,
     VerticalFamily: _TABLES,
     GramFamily: _TABLES,
-    RecommenderFamily: {"cf-komd": cf_komd, "merge-rounds": merge_rounds},
+    RecommenderFamily: {**RECOMMENDERS, "merge-rounds": merge_rounds},
     HierarchicalFamily: {"linear-svm": linear_svm, **_TABLES},
 }
 
