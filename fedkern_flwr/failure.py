@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -98,3 +100,10 @@ def read_error(reply: Message, phase: str) -> Failure:
 def mark_error(text: str) -> str:
     """Mark the text of an error that leaves a client as safe to be shown by the server."""
     return text if text.startswith(_MARK) else f"{_MARK}{text}"
+
+
+def count_failures(failures: Mapping[int, Failure] | None) -> str:
+    """Return failures by reason in brackets, to be added to a sentence."""
+    kinds = Counter(str(failure) for failure in (failures or {}).values())
+    why = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    return f" ({why})" if why else ""
