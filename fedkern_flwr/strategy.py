@@ -26,6 +26,7 @@ logger = logging.getLogger("fedkern_flwr")
 
 Arrays = dict[str, NDArray[Any]]
 Progress = Callable[[int, int, Mapping[str, float]], None]
+_REFUSED = "RefusedError: "
 
 
 class PhaseStrategy(Strategy):
@@ -246,7 +247,7 @@ class PhaseStrategy(Strategy):
         return [n for n, party in self.parties_.items() if party.partition not in left_out]
 
     def party(self, node: int) -> str:
-        """Return how messages name a node."""
+        """Return a node's name in messages."""
         return f"partition {self.parties_[node].partition}"
 
     def run_phase(
@@ -287,6 +288,8 @@ class PhaseStrategy(Strategy):
             self.reject(node, failure, number)
             if failure.detail.startswith(_REFUSED) and not self.summed:
                 raise RefusedError(failure.detail.removeprefix(_REFUSED), phase=phase)
+            if not outcome.replies:
+                failure.raise_foreign(self.method, phase)
         self.require(len(outcome.replies), number, phase, outcome.failures, required)
         return outcome
 
@@ -395,6 +398,3 @@ class PhaseStrategy(Strategy):
     def aggregate_evaluate(self, *args: Any, **options: Any) -> MetricRecord | None:
         """Return nothing: this method has no evaluation of its own."""
         return None
-
-
-_REFUSED = "RefusedError: "
