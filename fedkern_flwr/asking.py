@@ -16,11 +16,11 @@ from flwr.serverapp import Grid
 from .driven import Driven
 from .errors import CohortError, ProtocolError, SumError
 from .exchange import Outcome, read_reply, request_messages
-from .failure import Failure
+from .failure import Failure, count_failures
 from .run_log import RunLog
 from .secure_sum import RunningSum
 from .steps import Answers, Ask, Deliver, LostState, Term
-from .strategy import count_failures, logger
+from .strategy import logger
 from .wire import PhaseMessage
 from .wire.sums import End, FinishRequest, bind
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +22,7 @@ _MARKED = re.compile(re.escape(_MARK) + r"(.*?)(?:'>|\n|$)")
 _CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)(?:\(\w+\))?'>")
 _TRACEBACK_END = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*)(?:: |$)", re.MULTILINE)
 _WRAPPERS = ("RayTaskError", "ClientAppException")
+_FOREIGN = re.compile(r"(\w+) does not take part in phase ")
 
 #: Errors of clients after which another attempt is no use.
 _FINAL = (
@@ -53,6 +56,20 @@ class Failure:
 
     def __str__(self) -> str:
         return f"{self.kind} {self.detail}".strip()
+
+    def raise_foreign(self, method: str, phase: str) -> None:
+        """Raise that the node serves the client of another method, if that is what it said.
+
+        Raises
+        ------
+        ProtocolError
+        """
+        if found := _FOREIGN.search(self.detail):
+            raise ProtocolError(
+                f"{found[1]} is no client of {method}",
+                remedy="serve the client that belongs to the strategy",
+                phase=phase,
+            )
 
     def raise_final(self, phase: str) -> None:
         """Raise what the node said, if another attempt would be no use.
@@ -98,3 +115,10 @@ def read_error(reply: Message, phase: str) -> Failure:
 def mark_error(text: str) -> str:
     """Mark the text of an error that leaves a client as safe to be shown by the server."""
     return text if text.startswith(_MARK) else f"{_MARK}{text}"
+
+
+def count_failures(failures: Mapping[int, Failure] | None) -> str:
+    """Return failures by reason in brackets, to be added to a sentence."""
+    kinds = Counter(str(failure) for failure in (failures or {}).values())
+    why = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    return f" ({why})" if why else ""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from .errors import CheckpointError, CohortError, OptionError, RefusedError
 from .exchange import Outcome, exchange
-from .failure import Failure
+from .failure import Failure, count_failures
 from .gather import gather_nodes
 from .ledger import Ledger
 from .options import at_least, unknown_option
@@ -26,6 +26,7 @@ logger = logging.getLogger("fedkern_flwr")
 
 Arrays = dict[str, NDArray[Any]]
 Progress = Callable[[int, int, Mapping[str, float]], None]
+_REFUSED = "RefusedError: "
 
 
 class PhaseStrategy(Strategy):
@@ -76,6 +77,8 @@ class PhaseStrategy(Strategy):
     title: ClassVar[str] = ""
     #: Options of base classes that this method fixes.
     fixed: ClassVar[frozenset[str]] = frozenset()
+    #: Whether a simulated run leaves a model that predicts rows in one place.
+    left_whole: ClassVar[bool] = False
     #: How its clients describe themselves.
     described: ClassVar[type[DescribeReply]] = DescribeReply
 
@@ -150,12 +153,26 @@ class PhaseStrategy(Strategy):
         Raises
         ------
         OptionError
-            Parts of it stay with the parties.
+            Parts of it stay with the parties, or there was no run.
         """
+        ways = ["predict_at_nodes(grid, ...)"] * hasattr(self, "predict_at_nodes")
+        ways += ["load_model of the folder of a simulated run"] * self.left_whole
         raise OptionError(
             f"parts of a model of {self.method} stay with the parties, the server cannot predict",
-            remedy="use predict(grid, ...), or load_model of the folder of a simulated run",
+            remedy=f"use {', or '.join(ways)}" if ways else "see docs/predict.md for what nodes do",
         )
+
+    def predict(self, rows: Any) -> NDArray[Any]:
+        """Return the class or the number of each row, see :meth:`fitted`."""
+        return np.asarray(self.fitted().predict(rows))
+
+    def predict_proba(self, rows: Any) -> NDArray[np.float64]:
+        """Return the probability of each class, see :meth:`fitted`."""
+        return np.asarray(self.fitted().predict_proba(rows))
+
+    def not_run(self) -> OptionError:
+        """Return the error of a model that is asked for before there is one."""
+        return OptionError(f"there is no model of {self.method} yet", remedy="start a run first")
 
     def result(self) -> dict[str, Any]:
         """Return the result of the last run as plain values: figures, costs, who saw what."""
@@ -230,7 +247,7 @@ class PhaseStrategy(Strategy):
         return [n for n, party in self.parties_.items() if party.partition not in left_out]
 
     def party(self, node: int) -> str:
-        """Return how messages name a node."""
+        """Return a node's name in messages."""
         return f"partition {self.parties_[node].partition}"
 
     def run_phase(
@@ -271,6 +288,8 @@ class PhaseStrategy(Strategy):
             self.reject(node, failure, number)
             if failure.detail.startswith(_REFUSED) and not self.summed:
                 raise RefusedError(failure.detail.removeprefix(_REFUSED), phase=phase)
+            if not outcome.replies:
+                failure.raise_foreign(self.method, phase)
         self.require(len(outcome.replies), number, phase, outcome.failures, required)
         return outcome
 
@@ -379,13 +398,3 @@ class PhaseStrategy(Strategy):
     def aggregate_evaluate(self, *args: Any, **options: Any) -> MetricRecord | None:
         """Return nothing: this method has no evaluation of its own."""
         return None
-
-
-_REFUSED = "RefusedError: "
-
-
-def count_failures(failures: Mapping[int, Failure] | None) -> str:
-    """Return failures by reason in brackets, to be added to a sentence."""
-    kinds = Counter(str(failure) for failure in (failures or {}).values())
-    why = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    return f" ({why})" if why else ""

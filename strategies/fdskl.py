@@ -68,6 +68,7 @@ class FDSKL(VerticalOptions):
     """
 
     method, title = "fdskl", "FDSKL"
+    left_whole = True
     described = wire.VerticalDescribeReply
     default_rounds = 200
     whole_cohorts = True
@@ -349,7 +350,9 @@ class FDSKL(VerticalOptions):
         check_model(cls.method, {}, meta, {}, needs=(*_OF_MODEL, "upto", "seed"))
         return cls(**{name: meta[name] for name in _OF_MODEL}, **{"seed": meta["seed"], **more})
 
-    def predict(self, grid: Grid, meta: Mapping[str, Any], *, timeout: float = 3600) -> None:
+    def predict_at_nodes(
+        self, grid: Grid, meta: Mapping[str, Any], *, timeout: float = 3600
+    ) -> None:
         """Have the active parties predict their held-out rows with a model that was saved.
 
         They write the predictions; nothing of them is sent.

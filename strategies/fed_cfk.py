@@ -81,6 +81,7 @@ class FedCFK(SecureGram):
     """
 
     method, title = "fed-cfk", "FedCFK"
+    left_whole = False
     fixed: ClassVar[frozenset[str]] = SecureGram.fixed | {"encoding", "bound", "fraction_bits"}
     of_kernel: ClassVar[tuple[str, ...]] = (*SecureGram.of_kernel, *_USED)
     of_models: ClassVar[frozenset[str]] = SecureGram.of_models | {"names"}
@@ -329,7 +330,7 @@ class FedCFK(SecureGram):
         """Digest of the names of all items."""
         return next((party.columns for party in self.parties_.values()), "")
 
-    def predict(
+    def predict_at_nodes(
         self,
         grid: Grid,
         arrays: Mapping[str, NDArray[Any]],

@@ -79,6 +79,7 @@ class FedCG(Variance):
     """
 
     method, title = "fed-cg", "FedCG"
+    left_whole = True
     described = wire.HybridDescribeReply
     default_rounds = 1000
     whole_cohorts = True
@@ -294,7 +295,7 @@ class FedCG(Variance):
         check_model(cls.method, {}, meta, {}, needs=_OF_MODEL)
         return cls(**{name: meta[name] for name in _OF_MODEL}, **more)
 
-    def predict(
+    def predict_at_nodes(
         self, grid: Grid, arrays: Arrays, meta: Mapping[str, Any], *, timeout: float = 3600
     ) -> None:
         """Have the hospitals predict their held-out rows with a model that was saved.

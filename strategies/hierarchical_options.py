@@ -58,6 +58,7 @@ class SVMOptions(Judges):
     """
 
     method, title = "hierarchical-svm", "HierarchicalSVM"
+    left_whole = True
     described = wire.SVMDescribeReply
     default_rounds = 200
     reopens = True

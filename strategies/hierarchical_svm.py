@@ -94,9 +94,11 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PredictionRounds
 
     def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
         """Return the model of a horizontal split, for columns as nodes hold them."""
-        if self.partition == "vertical" or not self.model_:
+        if self.partition == "vertical":
             found: FittedModel = super().fitted(classes)  # which says why not
             return found
+        if not self.model_:
+            raise self.not_run()
         return FittedModel.of_server(self.method, "linear", *self.model(), classes or self.classes_)
 
     def _tables(self) -> dict[str, list[Any]]:
@@ -178,7 +180,7 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PredictionRounds
 
     # -- predictions with a model that was saved
 
-    def predict(
+    def predict_at_nodes(
         self,
         grid: Grid,
         arrays: Mapping[str, NDArray[Any]],

@@ -96,6 +96,8 @@ class KernelOnlineStrategy(DictionaryStrategy):
         The learned parameters.
     """
 
+    left_whole = True
+
     frequencies_per_round: int | Literal["all", "auto"] = option(
         "auto",
         "Frequencies, of all kernels together, whose gradients are sent: all clients send those of "
@@ -121,8 +123,10 @@ class KernelOnlineStrategy(DictionaryStrategy):
 
     def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
         """Return the model with the server's weights over the kernels, if it has some."""
+        if not self.theta_.size:
+            raise self.not_run()
         weights = self.evaluation_weights()
-        if not weights.size or not self.theta_.size:
+        if not weights.size:
             found: FittedModel = super().fitted(classes)  # which says why not
             return found
         return FittedModel.of_server(self.method, "dictionary", *self.whole(weights[None]), ())

@@ -237,7 +237,7 @@ class POFMKL(KernelOnlineStrategy):
 
     # -- predictions with a model that was saved
 
-    def predict(
+    def predict_at_nodes(
         self,
         grid: Grid,
         arrays: Mapping[str, NDArray[Any]],

@@ -73,6 +73,7 @@ class SecureGram(GramRelease):
     """
 
     method, title = "secure-gram", "Secure Gram"
+    left_whole = True
     labels_of_row: ClassVar[int] = 0
     fixed: ClassVar[frozenset[str]] = frozenset({"checkpoint_every", "max_missed", "min_clients"})
     #: Options that a model must be used with.

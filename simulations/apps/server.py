@@ -144,6 +144,7 @@ def _predict(method: Kind, grid: Grid, config: Config, agreed: Sequence[str]) ->
                 f"the model is one of {name} {made}", remedy=f'add {name}="{made}" to --run-config'
             )
     model = {"arrays": arrays, "meta": meta}
-    taken = {name: model[name] for name in model if name in signature(strategy.predict).parameters}
-    strategy.predict(grid, **taken, timeout=float(config["timeout"]))
+    known = signature(strategy.predict_at_nodes).parameters
+    taken = {name: model[name] for name in model if name in known}
+    strategy.predict_at_nodes(grid, **taken, timeout=float(config["timeout"]))
     return strategy

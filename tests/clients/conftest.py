@@ -200,7 +200,7 @@ def columns(
     if predict:
         arrays, meta = strategy.model()
         again = HierarchicalSVM.of_model(meta)
-        again.predict(grid(nodes(make), 7), arrays, meta)
+        again.predict_at_nodes(grid(nodes(make), 7), arrays, meta)
     return strategy
 
 

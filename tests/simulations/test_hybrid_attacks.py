@@ -921,7 +921,9 @@ def predict_twice(
     for unknown in ({}, second):
         where.unknown = unknown
         strategy = FedCG.of_model(meta)
-        done = run(where, strategy, start=lambda grid, s=strategy: s.predict(grid, arrays, meta))
+        done = run(
+            where, strategy, start=lambda grid, s=strategy: s.predict_at_nodes(grid, arrays, meta)
+        )
         seen.append(done.seen)
     return seen[0], seen[1]
 

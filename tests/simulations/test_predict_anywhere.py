@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from scipy.spatial.distance import cdist
 from sklearn.svm import SVC
 
 import fedkern_flwr
-from fedkern_flwr.errors import FedKernError
+from fedkern_flwr import strategies
+from fedkern_flwr.clients import OnlineKernelClient
+from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.fitted.forms import votes
 from fedkern_flwr.gram.dot_kernels import DotKernel
@@ -22,7 +25,16 @@ from fedkern_flwr.simulations.cli import run as run_command
 from fedkern_flwr.simulations.methods.gram_learner import choose_machine
 from fedkern_flwr.simulations.methods.groups_data import HierarchicalData, HierarchicalSettings
 from fedkern_flwr.simulations.methods.new_rows import read_predictions
-from fedkern_flwr.strategies import FedCG, HierarchicalSVM
+from fedkern_flwr.strategies import (
+    EMKOFL,
+    FDSKL,
+    OFSKL,
+    POFMKL,
+    VMKOFL,
+    HierarchicalSVM,
+    OFMKLAvg,
+    PhaseStrategy,
+)
 from fedkern_flwr.tables import load_table
 
 pytestmark = pytest.mark.usefixtures("in_tmp")
@@ -256,13 +268,61 @@ def test_a_server_that_has_the_whole_model_predicts():
     right = (model.predict(split.x[held]) == "yes") == (split.y[held] == 1.0)
     assert np.mean(right) == pytest.approx(strategy.metrics_["test_accuracy"])
     assert strategy.fitted().classes_.tolist() == [0, 1]
-    assert model.predict_proba(split.x[held]).shape == (held.sum(), 2)
+    shares = strategy.predict_proba(split.x[held])
+    np.testing.assert_array_equal(shares, model.predict_proba(split.x[held]))
+    named = np.array(["no", "yes"])[strategy.predict(split.x[held].tolist()).astype(int)]
+    np.testing.assert_array_equal(named, model.predict(split.x[held]))
 
 
-@pytest.mark.parametrize("strategy", [FedCG(), HierarchicalSVM(partition="vertical")])
-def test_a_server_that_has_a_part_says_so(strategy):
-    with pytest.raises(FedKernError, match="stay with the parties, the server cannot predict; use"):
-        strategy.fitted()
+def test_a_server_that_averages_online_predicts():
+    rng = np.random.default_rng(3)
+    x, y = rng.random((3, 40, 2)) / 2.0, rng.random((3, 40))
+    strategy = VMKOFL(features=4)
+    client = partial(stream_of, x=x, y=y)
+    simulate(strategy, client, 3, num_rounds=20)
+    assert np.ptp(strategy.predict(x[0].tolist())) > 0.0
+    np.testing.assert_array_equal(strategy.predict(x[0]), strategy.fitted().predict(x[0]))
+    with pytest.raises(OptionError, match="there are no probabilities of numbers; use predict"):
+        strategy.predict_proba(x[0])
+    personal = POFMKL(features=4)
+    simulate(personal, client, 3, num_rounds=1)
+    with pytest.raises(OptionError, match=r"use predict_at_nodes\(grid, ...\), or load_model of"):
+        personal.predict(x[0])
+
+
+def stream_of(context: Any, x: Any, y: Any) -> OnlineKernelClient:
+    k = int(context.node_config["partition-id"])
+    return OnlineKernelClient(context, x[k], y[k])
+
+
+METHODS = [
+    found
+    for found in (getattr(strategies, name) for name in strategies.__all__)
+    if issubclass(found, PhaseStrategy) and found.method
+]
+NOT_RUN = (HierarchicalSVM, POFMKL, VMKOFL, EMKOFL, OFMKLAvg, OFSKL)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("call", ["predict", "predict_proba"])
+def test_a_server_that_has_no_model_or_a_part_says_so(method, call):
+    more = {"gamma": 1.0} if method is FDSKL else {}
+    with pytest.raises(OptionError) as caught:
+        getattr(method(**more), call)(np.zeros((2, 3)))
+    line = str(caught.value)
+    assert method.method in line
+    assert "\n" not in line
+    if method in NOT_RUN:
+        assert line.endswith("yet; start a run first")
+        return
+    assert ("predict_at_nodes(grid" in line) == hasattr(method, "predict_at_nodes")
+    assert ("load_model of the folder" in line) == (method.method in RUNS)
+
+
+def test_columns_of_several_stay_with_them():
+    line = "stay with the parties, the server cannot predict; use predict_at_nodes.*, or load_model"
+    with pytest.raises(OptionError, match=line):
+        HierarchicalSVM(partition="vertical").predict(np.zeros((2, 3)))
 
 
 # --- Machines on a kernel --------------------------------------------------------------------

@@ -690,7 +690,7 @@ def predict(where: Split, meta: dict[str, Any]) -> VerticalRun:
     served = insiders.watch(where.client_fn)
     app = ClientApp(client_fn=lambda context: as_client(served(context)))
     grid = RecordingGrid(InProcessGrid(app, where.parties), transcript)
-    FDSKL.of_model(meta).predict(grid, meta)
+    FDSKL.of_model(meta).predict_at_nodes(grid, meta)
     return VerticalRun(transcript, insiders)
 
 

@@ -931,14 +931,14 @@ def test_rows_that_the_model_never_saw_are_predicted(
         path.unlink()
     later = serve(fresh_tables(problem, x, ids), run.folder, topology=topology)
     again = FDSKL.of_model(meta)
-    again.predict(later.grid(), meta)
+    again.predict_at_nodes(later.grid(), meta)
     found = later.outputs()
     assert set(found) == set(ids)
     np.testing.assert_allclose(np.array([found[i] for i in ids]), expected, atol=1e-6)
     assert len(list(run.folder.rglob("*.state"))) == 4  # a prediction leaves nothing
     assert not list(run.folder.rglob("*.phases"))
     assert not again.metrics_
-    again.predict(later.grid(), meta)  # and can be repeated
+    again.predict_at_nodes(later.grid(), meta)  # and can be repeated
     assert later.outputs() == found
 
 
@@ -954,22 +954,22 @@ def test_predictions_need_what_the_parties_kept(parties: Callable[..., Parties])
         "the state_dir that it had when the model was made"
     )
     with pytest.raises(FedKernError, match=text) as caught:
-        FDSKL.of_model(meta).predict(elsewhere.grid(), meta)
+        FDSKL.of_model(meta).predict_at_nodes(elsewhere.grid(), meta)
     assert "\n" not in str(caught.value)
     one = [dict(t) for t in tables]
     one[2]["state_dir"] = None
     with pytest.raises(FedKernError, match=text.replace("[0-3]", "2")):
-        FDSKL.of_model(meta).predict(serve(one, run.folder).grid(), meta)
+        FDSKL.of_model(meta).predict_at_nodes(serve(one, run.folder).grid(), meta)
     others = serve([*tables, {"x": np.zeros((9, 1)), "ids": ids}], run.folder)
     with pytest.raises(CheckpointError, match="the parties are not those of the model; bring the"):
-        FDSKL.of_model(meta).predict(others.grid(), meta)
+        FDSKL.of_model(meta).predict_at_nodes(others.grid(), meta)
     with pytest.raises(CheckpointError, match="the model is one of fed-cg; give a model of fdskl"):
         FDSKL.of_model({"method": "fed-cg"})
     no_rows = [dict(t) for t in tables]
     for name in ("x_test", "ids_test"):
         del no_rows[0][name]
     with pytest.raises(FedKernError, match="there are no rows to predict; check the tables"):
-        FDSKL.of_model(meta).predict(serve(no_rows, run.folder).grid(), meta)
+        FDSKL.of_model(meta).predict_at_nodes(serve(no_rows, run.folder).grid(), meta)
 
 
 def test_a_party_that_only_wants_predictions_may_have_them_later(
@@ -988,7 +988,7 @@ def test_a_party_that_only_wants_predictions_may_have_them_later(
     for path in run.folder.glob("*.csv"):
         path.unlink()
     later = serve(fresh_tables(problem, x, ids), run.folder)
-    FDSKL.of_model(meta).predict(later.grid(), meta)
+    FDSKL.of_model(meta).predict_at_nodes(later.grid(), meta)
     assert set(later.outputs()) == set(ids)
 
 

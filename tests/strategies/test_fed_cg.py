@@ -1585,7 +1585,7 @@ def test_new_patients_are_predicted_with_a_model_that_was_saved(
     later = serve(others, group.folder)  # the same folders
     kept = sorted(group.folder.rglob("*.state"))
     again = FedCG.of_model(meta)
-    again.predict(later.grid(), arrays, meta)
+    again.predict_at_nodes(later.grid(), arrays, meta)
     chosen = {k: v for k, v in options.items() if k in ("sampling", "kernel")}
     pooled = pool(whole(tables, others), gamma=strategy.gammas_, seeds=seeds, **chosen)
     assert difference(later, pooled, 1e-2) <= EXACT
@@ -1595,7 +1595,7 @@ def test_new_patients_are_predicted_with_a_model_that_was_saved(
     assert_nothing_left(later)
     assert sorted(group.folder.rglob("*.state")) == kept  # nothing more to keep
     once_more = FedCG.of_model(again.model()[1])  # a model that was loaded is the same model
-    once_more.predict(later.grid(), *again.model())
+    once_more.predict_at_nodes(later.grid(), *again.model())
     assert difference(later, pooled, 1e-2) <= EXACT
 
 
@@ -1606,21 +1606,21 @@ def test_predictions_need_the_landmarks_of_the_model(parties: Callable[..., Part
     arrays, meta = group.fit().model()
     others, elsewhere = newcomers(tables), parties([]).folder
     later = serve(others, elsewhere)  # other folders, the seeds of the configuration
-    FedCG.of_model(meta).predict(later.grid(), arrays, meta)
+    FedCG.of_model(meta).predict_at_nodes(later.grid(), arrays, meta)
     assert len(later.outputs()) == 24
     for k in (1, 2):
         wrong = [*others[:k], {**others[k], "landmark_seed": bytes(32)}, *others[k + 1 :]]
         with pytest.raises(
             FedKernError, match=rf"partition {k}: its landmarks of block .* (are no|d)"
         ):
-            FedCG.of_model(meta).predict(serve(wrong, elsewhere).grid(), arrays, meta)
+            FedCG.of_model(meta).predict_at_nodes(serve(wrong, elsewhere).grid(), arrays, meta)
         gone = [*others[:k], *without_seeds(others[k : k + 1]), *others[k + 1 :]]
         if k == 1:  # both holders of the block
             gone = [*without_seeds(others[:2]), *others[2:]]
         with pytest.raises(
             FedKernError, match=r"the landmarks of the model are not known here any"
         ):
-            FedCG.of_model(meta).predict(serve(gone, elsewhere).grid(), arrays, meta)
+            FedCG.of_model(meta).predict_at_nodes(serve(gone, elsewhere).grid(), arrays, meta)
 
 
 def test_normal_landmarks_cannot_be_drawn_again_from_the_seed_alone(
@@ -1632,7 +1632,7 @@ def test_normal_landmarks_cannot_be_drawn_again_from_the_seed_alone(
     with pytest.raises(
         FedKernError, match="the landmarks of the model are not known here any more"
     ):
-        FedCG.of_model(meta).predict(later.grid(), arrays, meta)
+        FedCG.of_model(meta).predict_at_nodes(later.grid(), arrays, meta)
 
 
 def test_predictions_are_refused_for_other_parties_and_options(
@@ -1644,12 +1644,12 @@ def test_predictions_are_refused_for_other_parties_and_options(
     assert meta["blocks"] == ["clinical", "omics 1", "omics 2", "omics 3"]
     fewer = serve(newcomers(tables)[:4], group.folder)
     with pytest.raises(FedKernError, match=r"hold blocks .*, the model has .*; bring the parties"):
-        FedCG.of_model(meta).predict(fewer.grid(), arrays, meta)
+        FedCG.of_model(meta).predict_at_nodes(fewer.grid(), arrays, meta)
     later = serve(newcomers(tables), group.folder)
     with pytest.raises(CheckpointError, match=r"other options; use FedCG\.of_model"):
-        FedCG(landmarks=21).predict(later.grid(), arrays, meta)
+        FedCG(landmarks=21).predict_at_nodes(later.grid(), arrays, meta)
     with pytest.raises(OptionError, match="predictions are made with protocol secure"):
-        FedCG(landmarks=20, protocol="naive").predict(later.grid(), arrays, meta)
+        FedCG(landmarks=20, protocol="naive").predict_at_nodes(later.grid(), arrays, meta)
 
 
 def test_a_model_says_what_a_prediction_needs(parties: Callable[..., Parties]) -> None:
@@ -1886,7 +1886,7 @@ def test_a_model_that_was_tuned_predicts_with_its_width(parties: Callable[..., P
     np.testing.assert_array_equal(arrays["gammas"], strategy.gammas_)
     assert meta["landmarks"] == strategy.landmarks_ == len(arrays["coefficients"])
     before = group.outputs()
-    FedCG.of_model(meta).predict(group.grid(), arrays, meta)
+    FedCG.of_model(meta).predict_at_nodes(group.grid(), arrays, meta)
     after = group.outputs()
     assert set(after) == set(before)
     for name, values in before.items():

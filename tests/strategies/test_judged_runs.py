@@ -225,7 +225,7 @@ def test_nodes_write_probabilities_and_intervals_with_a_saved_model(
     assert made is not None
     again = type(strategy).of_model(meta)
     model = {"meta": meta} if method == "fdskl" else {"arrays": arrays, "meta": meta}
-    again.predict(nodes.grid(), **model)
+    again.predict_at_nodes(nodes.grid(), **model)
     rows = nodes.written()
     outputs = np.array([[float(row["output_0"])] for row in rows])
     assert [row["id"] for row in rows] == [row["id"] for row in first]
@@ -258,7 +258,7 @@ def test_variances_are_those_of_bayesian_ridge(tmp_path: Path) -> None:
     noise = ((outputs[:, 0] - y) ** 2).mean()
     assert meta["noise"] == [pytest.approx(noise)]
     expected = np.sqrt(noise * (1.0 + np.einsum("ij,jk,ik->i", k_test, inverse, k_test)))
-    FedCG.of_model(meta).predict(nodes.grid(), arrays, meta)
+    FedCG.of_model(meta).predict_at_nodes(nodes.grid(), arrays, meta)
     found = [float(row["deviation_0"]) for row in nodes.written()]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     far = (np.zeros((1, 25)) @ arrays["factor"]) ** 2  # of a row without kernel to any landmark

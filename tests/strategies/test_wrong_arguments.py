@@ -123,4 +123,7 @@ def test_a_client_of_another_method_is_named_in_a_line(name: str, other: str) ->
         FedKernError, match="serve the client that belongs to the strategy"
     ) as error:
         fit(name, client_of(other))
-    assert "\n" not in str(error.value)
+    line = str(error.value)
+    assert "\n" not in line
+    assert len(line) < 160
+    assert STRATEGIES[name]().method in line

@@ -212,7 +212,7 @@ def test_a_strategy_of_other_options_does_not_take_the_model(
 ) -> None:
     site, saved = make_site(name), tmp_path / "model.npz"
     grid = site.run(model=saved, **({"num_rounds": 2} if name == "horizontal" else {}))
-    text = refusal(other(**made).predict, grid, *load_model(saved))
+    text = refusal(other(**made).predict_at_nodes, grid, *load_model(saved))
     assert f"other options; use {other.__name__}.of_model(meta)" in text
 
 
