@@ -27,8 +27,9 @@ ITERATIONS, LEAST_ROUNDS = 12, 24
 #: Iteration whose record tells the losses by which C is chosen: agents and users have it in time
 #: whether they are asked together or one after the other.
 JUDGED = ITERATIONS - 2
-#: Of C whose losses differ by no more than this share, the smallest is taken.
-TIE = 1e-3
+#: Of C whose losses differ by no more than this share, the smallest is taken: less is noise, and
+#: after these iterations large C are not yet as bad as they will be.
+TIE = 0.05
 MOST_TRIED = 8
 
 

@@ -63,8 +63,8 @@ def test_the_choice_is_that_of_pooled_rows_in_the_same_folds(kind: Any) -> None:
     near = right <= 1.2 * right.min()  # the smallest C has the farthest way to its optimum
     np.testing.assert_allclose(np.array(tuned["losses"])[near], right[near], rtol=0.06)
     # twelve iterations are near the optima, and of C that are as good one is as good as another
-    assert right[TRIED.index(strategy.C_)] <= 1.02 * right.min()
-    assert tuned["losses"][0] > 1.02 * min(tuned["losses"])  # the choice was no toss-up
+    assert right[TRIED.index(strategy.C_)] <= 1.02 * (1.0 + TIE) * right.min()
+    assert tuned["losses"][0] > (1.0 + TIE) * min(tuned["losses"])  # the choice was no toss-up
     given = fit(horizontal(x, y, SIZES), model=kind, C=strategy.C_)
     assert strategy.metrics_["converged"]
     assert strategy.metrics_["objective"] == pytest.approx(given.metrics_["objective"], rel=3e-3)
