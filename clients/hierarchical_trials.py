@@ -34,10 +34,11 @@ class SolverOfUser(SVMNode):
         few = 1 <= folds <= FOLDS and 2 <= len(tried) <= MOST_TRIED
         fits = few and bool(((tried > 0.0) & (tried < np.inf)).all())
         if (tried.size or folds) and not fits:
-            raise refusal(f"more than {MOST_TRIED} C or {FOLDS} folds to try", self.name)
+            raise refusal(f"to try other than 2 to {MOST_TRIED} C in 1 to {FOLDS} folds", self.name)
 
-    def check_folds(self, name: str) -> None:
-        """Refuse losses of folds of few rows, or of rows of few users."""
+    def check(self, name: str, receiver: int = -1, *, self_masks: bool = False) -> None:
+        """Refuse, while C is tried, any sum that would be of folds of few rows as well."""
+        super().check(name, receiver, self_masks=self_masks)
         if not self._trying:
             return
         policy, own = self.policy, len(self.table.y) // FOLDS
@@ -75,7 +76,7 @@ class SolverOfUser(SVMNode):
     def trials(self) -> int:
         """How many outputs there are for each class while C is tried."""
         own = self.kept.settings
-        return own.get("folds", 0) * len(own.get("tried", ()))
+        return int(own.get("folds", 0)) * len(own.get("tried", ()))
 
     @property
     def outputs(self) -> int:
@@ -144,7 +145,7 @@ class SolverOfUser(SVMNode):
         return int(self.kept.settings["folds"]) if self._trying else 1
 
     def _held_out(self, fold: int) -> NDArray[np.bool_]:
-        return self._dealt == fold
+        return np.asarray(self._dealt == fold)
 
     @cached_property
     def _dealt(self) -> NDArray[np.intp]:

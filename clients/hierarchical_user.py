@@ -49,7 +49,6 @@ class UserOfRows(SolverOfUser):
         """Take over the center of the last iteration, solve, contribute the model and its dual."""
         name = wire.FLAT_SUM if request.agent < 0 else wire.GROUP_SUM
         self.check(name, request.agent)
-        self.check_folds(name)
         self.pin(agent=request.agent, left=-1, right=-1, pipelined=False)
         if not self.repeated:
             self._take_coordinates(request)
@@ -69,7 +68,6 @@ class UserOfRows(SolverOfUser):
         own = self.kept.settings
         name = str(own.get("told", "")) if self.repeated else self._told(request)
         self.check(name, request.agent)
-        self.check_folds(name)
         self.pin(left=-1, right=-1, pipelined=True)
         if not self.repeated:
             before = self.kept.settings.get("chosen", -1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faulty import At
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import SVC
@@ -17,6 +18,7 @@ from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.trials import FOLDS, ITERATIONS, TIE, TRIED, choose, deal, part_of
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import Transcript, simulate
+from fedkern_flwr.simulations.engines import Fault
 from fedkern_flwr.strategies import HierarchicalSVM
 
 from .test_hierarchical import Array, blobs, fit, horizontal, standard, vertical
@@ -26,8 +28,8 @@ USERS, ROWS = 5, 150
 SIZES = [3, 2]
 
 
-def digests(x: Array, y: Array) -> list[str]:
-    parts = np.array_split(np.random.default_rng(1).permutation(len(x)), USERS)
+def digests(x: Array, y: Array, users: int) -> list[str]:
+    parts = np.array_split(np.random.default_rng(1).permutation(len(x)), users)
     classes = [-1.0, 1.0]
     return [
         PartyTable("a party", x[p], y[p], None, None, None, None, columns=None, classes=classes,
@@ -36,16 +38,18 @@ def digests(x: Array, y: Array) -> list[str]:
     ]  # fmt: skip
 
 
-def pooled_losses(x: Array, y: Array, kind: str) -> Array:
+def pooled_losses(
+    x: Array, y: Array, kind: str, users: int = USERS, lost: tuple[int, ...] = ()
+) -> Array:
     """Return the held-out loss per row of each C, of pooled models of the same folds."""
-    parts = np.array_split(np.random.default_rng(1).permutation(len(x)), USERS)
+    parts = np.array_split(np.random.default_rng(1).permutation(len(x)), users)
     fold = np.empty(len(x), np.intp)
-    for rows, digest in zip(parts, digests(x, y), strict=True):
-        fold[rows] = deal(len(rows), digest)
+    for k, (rows, digest) in enumerate(zip(parts, digests(x, y, users), strict=True)):
+        fold[rows] = -1 if k in lost else deal(len(rows), digest)
     own, found = standard(x), np.zeros(len(TRIED))
     for k, c in enumerate(TRIED):
         for f in range(FOLDS):
-            seen, held = fold != f, fold == f
+            seen, held = (fold != f) & (fold >= 0), fold == f
             model: Any = SVC(C=c, kernel="linear", tol=1e-6)
             if kind == "logistic":
                 model = LogisticRegression(C=c, tol=1e-8, max_iter=1000)
@@ -89,6 +93,20 @@ def test_all_ways_of_asking_choose_the_same(options: dict[str, Any]) -> None:
         assert one.history_ == other.history_
         assert one.tuned_ == other.tuned_
         assert np.array_equal(one.coefficients_, other.coefficients_)
+
+
+def test_groups_that_are_left_out_have_no_say_in_the_choice() -> None:
+    x, y = blobs(ROWS)
+    gone = At(partition=2, phase="svm-local", what=Fault("error"), number=3, always=True)
+    nodes = horizontal(x, y, [2, 2, 2])
+    strategy = fit(nodes, C=None, faults=gone, lost_groups="leave-out", rounds=30)
+    assert strategy.metrics_["groups_left_out"] == 1
+    right, losses = pooled_losses(x, y, "linear", 6, lost=(2, 3)), strategy.tuned_["losses"]
+    near = right <= 1.2 * right.min()
+    np.testing.assert_allclose(np.array(losses)[near], right[near], rtol=0.1)
+    assert right[TRIED.index(strategy.C_)] <= 1.05 * (1.0 + TIE) * right.min()
+    everybody = pooled_losses(x, y, "linear", 6)  # a control
+    assert not np.allclose(np.array(losses)[near], everybody[near], rtol=0.2)
 
 
 def test_several_classes_with_weights_have_one_c() -> None:
@@ -165,12 +183,22 @@ class Forced(HierarchicalSVM):
         return ""
 
 
-@pytest.mark.parametrize("rules", [{"min_own_rows": 6}, {"min_sum_rows": 11}])
-def test_a_node_refuses_folds_of_few_rows_itself(rules: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("rules", "architecture"),
+    [
+        ({"min_own_rows": 6}, "hierarchical"),
+        ({"min_sum_rows": 11}, "hierarchical"),
+        ({"min_own_rows": 6}, "centralised"),
+        ({"min_own_rows": 6}, "chain"),
+    ],
+)
+def test_a_node_refuses_folds_of_few_rows_itself(rules: dict[str, int], architecture: Any) -> None:
     x, y = blobs(60)
-    nodes = horizontal(x, y, [2, 2], policy=NodePolicy.of_simulations(**rules))
-    with pytest.raises(FedKernError, match=next(iter(rules))):
-        simulate(Forced(seed=3), *nodes, num_rounds=24)
+    layers = architecture == "hierarchical"
+    policy = NodePolicy.of_simulations(**rules)
+    nodes = horizontal(x, y, [2, 2] if layers else [4], agents=layers, policy=policy)
+    with pytest.raises(FedKernError, match=f"{next(iter(rules))} = .*: a fold has"):
+        simulate(Forced(seed=3, architecture=architecture), *nodes, num_rounds=24)
 
 
 class Greedy(HierarchicalSVM):
