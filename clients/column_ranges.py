@@ -242,6 +242,14 @@ class RangesClient(AnsweringClient):
         low, high = own_ranges(x) if request.alone else (request.low, request.high)
         if len(low) != x.shape[1] or not (low < high).all():
             raise ProtocolError("the ranges do not fit the columns of this node", party=self.name)
+        if self.own is not None and self.scaling and request.scaling in ("standard", "none"):
+            raise self.unfit(
+                self._bad(
+                    f"its scaling is one of columns from 0 to 1, those of scaling "
+                    f"{request.scaling} are not",
+                    "use scaling auto, rank or range in the run's configuration",
+                )
+            )
         limits = (float(low[-1]), float(high[-1])) if request.labels else (0.0, 1.0)
         try:
             if self.own is not None and self.encoder is not None:
@@ -335,7 +343,8 @@ class RangesClient(AnsweringClient):
     def _write_encoder(request: wire.WriteRequest, own: OwnColumns, path: Path) -> int:
         """Write the common encoder, or that of a node that is alone; return its outputs."""
         if request.alone:
-            return len(KeptEncoder.fit(path, own.table).names)
+            kept = KeptEncoder.fit(path, own.table, request.scaling, request.categories)
+            return len(kept.names)
         kept = KeptEncoder(own.named(request.encoder), request.session)
         kept.write(path)
         return len(kept.names)

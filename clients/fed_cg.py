@@ -140,6 +140,7 @@ class HybridKernelClient(LandmarkedParty):
             square_bound=distance_bound(self.table.ranges, "rbf"),
             absolute_bound=distance_bound(self.table.ranges, "laplacian"),
             fold_rows=self.policy.min_own_rows,
+            fold_sum_rows=self.policy.min_sum_rows,
         )
 
     def answer(self, request: Any, method: Any) -> Any:
@@ -218,16 +219,20 @@ class HybridKernelClient(LandmarkedParty):
             least = self.policy.min_evaluation_rows
             check_selection(asked, self._held_out, least=least, party=self.name)
         predictions = kept.arrays.get("predictions", request.predictions)
+        spread = np.zeros((0, 0))
         if not len(predictions):
             check_chosen(self, request.gammas)
-            predictions = self.kernel.predict(request.coefficients, request.gammas)
+            columns, outputs = request.coefficients, request.coefficients.shape[1]
+            if request.noise.size:
+                columns = np.hstack([columns, request.factor])
+            found = self.kernel.predict(columns, request.gammas)
+            predictions, spread = found[:, :outputs], found[:, outputs:]
         if not table.classes:  # no label is beyond its bound
             predictions = np.clip(predictions, -table.label_bound, table.label_bound)
         tests = self.places(asked) - table.rows
         deviations = np.zeros((len(tests), 0))
         if request.noise.size:
-            spread = self.kernel.predict(request.factor, request.gammas) ** 2
-            deviations = np.sqrt(request.noise * (1.0 + spread.sum(axis=1, keepdims=True)))
+            deviations = np.sqrt(request.noise * (1.0 + (spread**2).sum(axis=1, keepdims=True)))
         self.write_predictions(tests, predictions, request.calibration, deviations)
         if not request.count:
             return wire.CoefficientsReply(plain=())

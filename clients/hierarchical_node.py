@@ -109,7 +109,7 @@ class SVMNode(TableClient):
         own = {"group": group, "named": named, "product": product}
         if self.role == USER:
             policy = self.policy
-            own |= {"fold_rows": policy.min_own_rows, "sum_rows": policy.min_sum_rows}
+            own |= {"fold_rows": policy.min_own_rows, "fold_sum_rows": policy.min_sum_rows}
         reply = self.tell(request, wire.SVMDescribeReply, **own)
         state = self.open_session(request.session)
         state.round = int(self.kept.settings.get("done", 0))

@@ -35,6 +35,8 @@ from .pof_mkl_samples import (
     chosen_gradients,
     compare,
     known_word,
+    learn_between,
+    learn_sample,
     message_features,
     weigh_samples,
     weights_now,
@@ -47,7 +49,7 @@ _RULE = SumRule(Encoding.fixed_point(wire.SUM_BOUND), self_masks=True, everybody
 
 
 class OnlineKernelClient(AnsweringClient):
-    """Client of POF-MKL, its baselines and PerFedAvg.
+    """Client of POF-MKL, POF-RLS, their baselines and PerFedAvg.
 
     The client reads its own stream row by row, predicts each row *before* it looks at the label,
     and learns. Its weights over the kernels live in ``Context.state`` and never leave the node.
@@ -158,10 +160,11 @@ class OnlineKernelClient(AnsweringClient):
     def train_personal(self, request: wire.PersonalRequest) -> wire.PersonalReply:
         """Algorithm 2 of POF-MKL on the client, for B samples."""
         account, seen = self.kept.of(len(request.theta)), self._predict(request)
-        weights, losses, account.gap = weigh_samples(request, account, seen.losses)
+        followed = learn_between(seen, request, account.squared)
+        weights, losses, account.gap = weigh_samples(request, account, followed.losses)
         chosen, probabilities = choose_kernels(request, weights[0], self.partition)
         gradient = chosen_gradients(seen, request, chosen, probabilities)
-        book(account, seen, losses, weights)
+        book(account, followed, losses, weights)
         kernels = chosen[:0] if request.released else chosen
         return wire.PersonalReply(kernels=kernels, gradient=gradient, **account.report())
 
@@ -188,6 +191,24 @@ class OnlineKernelClient(AnsweringClient):
         book(account, seen, account.losses + sums, weights)
         return wire.DrawnReply(gradient=gradient, losses=sums, **account.report())
 
+    @answers(wire.RidgeRequest)
+    def train_ridges(self, request: wire.RidgeRequest) -> wire.RidgeReply:
+        """POF-RLS: predict with a mixture of learners, send sums of products of features."""
+        from .pof_rls import learn_samples
+
+        total = learn_samples(request, self.kept, *self._rows(request.step, request.samples))
+        return wire.RidgeReply(total=total, **self.kept.report())
+
+    @answers(wire.RidgeEvaluateRequest)
+    def evaluate_ridges(self, request: wire.RidgeEvaluateRequest) -> wire.EvaluateReply:
+        """Predict the held-out rows with the mixture of learners as it is now."""
+        from .pof_rls import predict_rows
+
+        tests = len(self.y_test)
+        outputs = predict_rows(request, self.kept, self.x_test[:tests])
+        error = float(((outputs - self.y_test) ** 2).sum())
+        return wire.EvaluateReply(samples=tests, squared_error=error)
+
     @answers(wire.LocalRequest)
     def train_local(self, request: wire.LocalRequest) -> wire.LocalReply:
         """Multi-kernel learning on this node alone, sample by sample."""
@@ -209,8 +230,7 @@ class OnlineKernelClient(AnsweringClient):
             weights, losses, account.gap = weigh_samples(request, account, seen.losses)
             book(account, seen, losses, weights)
             squared_errors[t], regrets[t] = account.total, account.regret
-            residual = 2.0 * (seen.kernels[0] - y[t])
-            rule.update(theta, residual[:, None] * z[0] + 2.0 * request.regularization * theta)
+            learn_sample(theta, seen, request, rule)
         found = theta.astype(request.precision)
         error = self._test_error(features, found, weights_now(request, account), request.centre)
         told = np.array([len(self.y_test), error])
@@ -315,6 +335,7 @@ class OnlineKernelClient(AnsweringClient):
         vector = np.zeros(order.length)
         try:
             report.add_to(vector[: -wire.STATISTICS])
+            vector[-wire.STATISTICS :] = np.zeros(wire.STATISTICS)
         except (ValueError, IndexError):
             raise refusal("the length of a sum", self.name) from None
         grown = self.kept.uncounted(report.statistics(), order.index, order.counted)

@@ -20,6 +20,8 @@ def _none() -> Floats:
 class StreamAccount:
     """What a client remembers of its stream: (2N + 4) numbers, 13 more in a secure run.
 
+    Those of its own learners, if it has some, come before.
+
     Attributes
     ----------
     losses : ndarray, shape (N,)
@@ -39,6 +41,8 @@ class StreamAccount:
     pending : ndarray, shape (6,) or (0,)
         Statistics after sum number ``pending_sum``, of which it is not known whether it counted.
     pending_sum : float
+    own : list of ndarray
+        Of POF-RLS: of each learner of own rows how many they were, inverse and coefficients.
     """
 
     losses: Floats = field(default_factory=_none)
@@ -50,6 +54,7 @@ class StreamAccount:
     counted: Floats = field(default_factory=_none)
     pending: Floats = field(default_factory=_none)
     pending_sum: float = 0.0
+    own: list[Floats] = field(default_factory=list)
 
     @classmethod
     def unpack(cls, payload: bytes) -> Self:
@@ -62,7 +67,11 @@ class StreamAccount:
         """
         if not payload:
             return cls()
-        numbers = np.frombuffer(payload, "<f8")
+        numbers, own_learners = np.frombuffer(payload, "<f8"), []
+        if numbers[0] < 0.0:  # which no loss is
+            many = int(-numbers[0])
+            sizes = numbers[1 : many + 1].astype(int)
+            *own_learners, numbers = np.split(numbers[many + 1 :], sizes.cumsum())
         secure = 2 * wire.STATISTICS + 1 if numbers.size % 2 else 0
         own = numbers.size - secure
         if own < 4:
@@ -72,6 +81,7 @@ class StreamAccount:
         if secure:
             account.counted, account.pending = numbers[own:-1].reshape(2, -1)
             account.pending_sum = numbers[-1]
+        account.own = own_learners
         return account
 
     def of(self, kernels: int) -> Self:
@@ -90,7 +100,10 @@ class StreamAccount:
 
     def pack(self) -> bytes:
         """Return the account as bytes."""
+        sizes = [-len(self.own), *map(len, self.own)] if self.own else ()
         parts: list[Any] = [
+            sizes,
+            *self.own,
             self.losses,
             self.squared,
             (self.total, self.samples, self.gap, self.largest),

@@ -12,7 +12,9 @@ from fedkern_flwr.kernels.random_features import FeatureMap, Real, feature_map
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.learning import (
     WEIGHT_RULES,
+    AdaGradNorm,
     Floats,
+    GradientDescent,
     current_weights,
     kernel_weights,
     pick_frequencies,
@@ -69,6 +71,38 @@ def compare(z: Real, theta: Real, y: NDArray[Any], request: wire.DictionaryReque
     squared *= squared
     penalty = request.regularization * np.vecdot(theta, theta)
     return Predictions(z, kernels, squared, squared + penalty, y)
+
+
+def learn_sample(
+    theta: Floats,
+    seen: Predictions,
+    request: wire.DictionaryRequest,
+    rule: GradientDescent | AdaGradNorm,
+) -> None:
+    """Move all kernels' own parameters, (N, 2D), by a single sample."""
+    residual = 2.0 * (seen.kernels[0] - seen.y[0])
+    rule.update(theta, residual[:, None] * seen.z[0] + 2.0 * request.regularization * theta)
+
+
+def learn_between(seen: Predictions, request: wire.PersonalRequest, squared: Floats) -> Predictions:
+    """Predict each sample of a message with parameters that have learned those before it.
+
+    The copy that learns is of the parameters in the message, and forgotten with it. Its steps are
+    AdaGrad-norm's; as features have length one, four times the squared errors so far, (N,), are
+    the squared lengths of the gradients.
+    """
+    if request.local_step == 0.0 or len(seen.y) == 1:
+        return seen
+    theta, rule = request.theta.astype(np.float64), AdaGradNorm(len(squared), request.local_step)
+    rule.state = 4.0 * squared
+    found = []
+    for b in range(len(seen.y)):
+        sample = slice(b, b + 1)
+        one = compare(seen.z[sample], theta.astype(seen.z.dtype), seen.y[sample], request)
+        learn_sample(theta, one, request, rule)
+        found.append(one)
+    kernels, squares, losses = (np.concatenate([one[k] for one in found]) for k in (1, 2, 3))
+    return Predictions(seen.z, kernels, squares, losses, seen.y)
 
 
 def choose_kernels(

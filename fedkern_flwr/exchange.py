@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -116,17 +117,23 @@ def read_array(array: Any) -> NDArray[Any]:
         They are not a plain array in NumPy's format, of exactly the size that they announce.
     """
     try:
-        stream = io.BytesIO(array.data)
-        if np.lib.format.read_magic(stream) != (1, 0):
-            raise ValueError
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-        start = stream.tell()
+        start = 10 + int.from_bytes(array.data[8:10], "little")
+        shape, fortran, dtype = _header(array.data[:start])
         if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(array.data) - start:
             raise ValueError
         flat = np.frombuffer(array.data, dtype, offset=start) if dtype.itemsize else None
         return flat.reshape(shape, order="F" if fortran else "C")  # type: ignore[union-attr]
     except Exception:  # a header can break its parser in many ways
         raise ValueError("not an array") from None
+
+
+@lru_cache(maxsize=256)
+def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Parse a header, which takes longer than all else of a small array; most are alike."""
+    stream = io.BytesIO(head)
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError
+    return np.lib.format.read_array_header_1_0(stream)
 
 
 def take_sections(message: Message, *, party: str) -> list[Section]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .local_only import LocalOnly
     from .per_fed_avg import PerFedAvg
     from .pof_mkl import POFMKL
+    from .pof_rls import POFRLS
     from .secure_gram import SecureGram
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "FDSKL",
     "OFSKL",
     "POFMKL",
+    "POFRLS",
     "VMKOFL",
     "AlignIds",
     "ColumnRanges",
@@ -50,6 +52,7 @@ _MODULES = {
     "FDSKL": "fdskl",
     "OFSKL": "average",
     "POFMKL": "pof_mkl",
+    "POFRLS": "pof_rls",
     "VMKOFL": "kofl",
     "AlignIds": "alignment",
     "ColumnRanges": "column_ranges",

@@ -19,6 +19,8 @@ from fedkern_flwr.align.column_ranges import (
     summed_ranges,
 )
 from fedkern_flwr.encoding import Encoder
+from fedkern_flwr.encoding.categories import Categories
+from fedkern_flwr.encoding.columns import Scaling
 from fedkern_flwr.encoding.common import (
     LETTERS,
     Histograms,
@@ -94,6 +96,16 @@ class ColumnRanges(Method):
     )
     clip: bool = option(
         True, "Whether the files tell their readers to clip values beyond the ranges."
+    )
+    scaling: Scaling = option(
+        "auto",
+        "How encoded numbers are scaled: by the range of a column, but by ranks where some of its "
+        "values are far from the others, or all of them one way.",
+    )
+    categories: Categories = option(
+        "auto",
+        "What encoded text becomes: a column per category, their shares of the rows, or signed "
+        "buckets of a hash under the holders' secret; auto: columns of up to 20, else shares.",
     )
 
     def _reset(self) -> None:
@@ -211,7 +223,14 @@ class ColumnRanges(Method):
             alone, labels = block not in shared, self._labelled(blocks[block])
             encoder = self.encoders_[block].to_json() if block in encoded else ""
             return wire.WriteRequest(
-                labels=labels, alone=alone, clip=self.clip, encoder=encoder, low=low, high=high
+                labels=labels,
+                alone=alone,
+                clip=self.clip,
+                encoder=encoder,
+                scaling=self.scaling,
+                categories=self.categories,
+                low=low,
+                high=high,
             )
 
         asked = _of_each(blocks, write)
@@ -269,7 +288,8 @@ class ColumnRanges(Method):
         for block, (centre, found) in first.items():
             edges, rows = found.edges(centre, self.bound), _rows(blocks[block])
             statistics = self.statistics_.get(block, Statistics(*np.zeros((3, 0))))
-            encoder = common_encoder(totals[block], kinds[block], rows, edges, found, statistics)
+            own = edges, found, statistics, self.scaling, self.categories
+            encoder = common_encoder(totals[block], kinds[block], rows, *own)
             if not encoder.outputs:
                 raise ProtocolError(
                     f"every column of block {block!r} is constant",

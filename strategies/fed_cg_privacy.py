@@ -15,8 +15,8 @@ WARNINGS = {
 _SIZES = "numbers of rows, held-out rows and columns per party, keyed hashes of ids"
 _DECLARED = (
     "what each party declares: block, bounds that follow from its ranges, bound of its labels, "
-    "fewest rows of its own in a fold; digests of the names of columns and classes, and of its "
-    "landmarks"
+    "fewest rows of its own and of all in a fold; digests of the names of columns and classes, and "
+    "of its landmarks"
 )
 
 

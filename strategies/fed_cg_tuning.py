@@ -9,7 +9,14 @@ import numpy as np
 
 from fedkern_flwr.hybrid.parties import Plan
 from fedkern_flwr.method import Steps
-from fedkern_flwr.solvers.tuning import LAMBDAS, PLANS, choose, spread, widths_around
+from fedkern_flwr.solvers.tuning import (
+    LAMBDAS,
+    LAMBDAS_OF_NUMBERS,
+    PLANS,
+    choose,
+    spread,
+    widths_around,
+)
 from fedkern_flwr.solvers.tuning_sums import tuning_length
 from fedkern_flwr.strategy import logger
 
@@ -49,7 +56,7 @@ def tune_and_solve(system: HybridSystem, strategy: FedCG) -> Steps:
     gammas = widths_around(float(f"{distance:.12g}"), count)
     if strategy.gamma is not None:
         gammas = np.array([strategy.gamma])
-    lambdas = rows * LAMBDAS
+    lambdas = rows * (LAMBDAS if system.first.classes else LAMBDAS_OF_NUMBERS)
     if strategy.regularization is not None:
         lambdas = np.array([strategy.regularization])
     sums = yield from system.tuning_equations(of_landmarks(strategy, gammas), folds)
@@ -99,9 +106,11 @@ def plan_sums(system: HybridSystem, strategy: FedCG) -> tuple[tuple[int, int], s
     for folds, widths in wanted:
         numbers = tuning_length(system.landmarks, system.first.outputs, folds, widths)
         least = max(_LEAST_ROWS, *(system.parties[h].fold_rows for h in wards))
+        most = max(system.parties[h].fold_sum_rows for h in wards)
         few = any(0 < ward.train < folds * least for ward in wards.values())
+        few = few or sum(ward.train // folds for ward in wards.values()) < most
         if folds > 1 and few:
-            why = "more folds would have too few rows of a hospital"
+            why = "more folds would have too few rows"
         elif numbers > allowed:
             why = f"the rule of counting allows {math.floor(max(allowed, 0)):,} numbers"
         elif numbers > _MOST_NUMBERS:

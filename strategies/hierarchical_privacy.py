@@ -9,7 +9,7 @@ from .hierarchical_options import SVMOptions
 _SIZES = "who belongs to which group, with how many rows and columns"
 _DECLARED = (
     "what each user declares: bound of its labels; digests of the names of columns and classes; "
-    "the fewest rows of its own in a fold, and of a sum in a fold"
+    "the fewest rows of its own and of all in a fold"
 )
 
 

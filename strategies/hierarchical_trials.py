@@ -88,7 +88,8 @@ class Trials(SVMOptions):
             return "a fold would have too few rows of a user"
         for group in self.groups_:
             members = [self.party_of(user) for user in group.users]
-            if sum(one.rows // FOLDS for one in members) < max(one.sum_rows for one in members):
+            least = max(one.fold_sum_rows for one in members)
+            if sum(one.rows // FOLDS for one in members) < least:
                 return "a fold would have too few rows of a group"
         return ""
 

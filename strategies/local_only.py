@@ -17,8 +17,9 @@ from .online import Floats
 class LocalOnly(DictionaryStrategy):
     """Online multi-kernel learning on each client alone; one exchange starts it all.
 
-    Each client runs the steps of POF-MKL with itself as the only client and updates all kernels
-    with every sample. ``samples_per_round`` has no meaning here, and nothing is summed.
+    The same learner, alone: each client runs the steps of POF-MKL with itself as the only client
+    and updates all kernels with every sample. ``samples_per_round`` has no meaning
+    here, and nothing is summed.
     """
 
     method = "local-only"

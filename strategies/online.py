@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import CheckpointError, ProtocolError, SumError, TableError
+from fedkern_flwr.errors import CheckpointError, FedKernError, ProtocolError, SumError, TableError
 from fedkern_flwr.method import Answers, Ask, Round, Rounds, Save, Steps, Term
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.secure_sum import Encoding, RunningSum
@@ -26,6 +26,7 @@ from .online_release import OnlineRelease
 
 Floats = NDArray[np.float64]
 _ENCODING = Encoding.fixed_point(wire.SUM_BOUND)
+_BEGINNING = 10  # samples of a client, whose errors may be large before anything is learned
 _REPORTED = ("round", "total_samples", "total_squared_error", "regret", "largest_loss")
 
 
@@ -121,21 +122,28 @@ class OnlineStrategy(OnlineRelease):
             except SumError as error:
                 self._lose(number, error)
             save = Save(self.server_state(), self._memory())
-            yield Round(number, self._metrics(number, survivors), self.sent(), save)
+            found = self._metrics(number, survivors)
+            before = self.history_[-1]["mse"] if self.history_ else None
+            yield Round(number, found, self.sent(), save)
+            before = 0.0 if number >= self.planned else before
+            self._check_error(found["round"], found["mse"], before)
         metrics = self.final_metrics()
         if first <= self.planned + 1:
             metrics |= yield from self._evaluate()
         return metrics
 
+    def stop(self, number: int) -> int:
+        """Return how many samples a client has taken after so many messages."""
+        return self.num_rounds if number >= self.planned else number * self.batch_size()
+
     def _question(self, number: int) -> Ask:
-        step = (number - 1) * self.batch_size()
-        last = number >= self.planned
-        every = number if last else self.checkpoint_every
+        step = self.stop(number - 1)
+        every = number if number >= self.planned else self.checkpoint_every
         self._number = number
         request = self.request(
             {
                 "step": step,
-                "samples": self.num_rounds - step if last else self.batch_size(),
+                "samples": self.stop(number) - step,
                 "checkpoint_every": every if self.checkpoint else 0,
             }
         )
@@ -245,6 +253,18 @@ class OnlineStrategy(OnlineRelease):
 
     # -- metrics
 
+    def _check_error(self, samples: int, mse: float | None, before: float | None) -> None:
+        """Stop a run that has diverged; a large error that falls is held against it at the end."""
+        if mse is None or not self.stop_diverged or (samples < _BEGINNING and math.isfinite(mse)):
+            return
+        worst = 10.0 * wire.LARGEST_VARIANCE
+        if not math.isfinite(mse) or (before is not None and mse > max(worst, before)):
+            raise FedKernError(
+                f"the run has diverged: its mean squared error so far is {mse:.2g}, that of the "
+                f"mean of labels in [0, 1] at most {wire.LARGEST_VARIANCE}",
+                remedy="use step_size='adaptive' and smaller steps, or scale labels to [0, 1]",
+            )
+
     def _metrics(self, number: int, survivors: int) -> dict[str, Any]:
         """Return the metrics of a round."""
         clients, sums = len(self._reports), self._statistics
@@ -254,7 +274,7 @@ class OnlineStrategy(OnlineRelease):
             sums = np.sum([report.statistics() for report in self._reports.values()], axis=0)
         samples, errors, regrets = sums[:3].tolist()
         return {
-            "round": self.num_rounds if number >= self.planned else number * self.batch_size(),
+            "round": self.stop(number),
             "mse": errors / samples if samples else None,
             "regret": regrets / clients if clients and self._has_regret else None,
             "survivors": survivors,
@@ -270,6 +290,11 @@ class OnlineStrategy(OnlineRelease):
         From their last reports; in a secure run from sums, and no client's are known.
         """
         mse = self.history_[-1]["mse"] if self.history_ else None
+        if mse is not None and mse > wire.LARGEST_VARIANCE:
+            logger.warning(
+                "the error is larger than that of the mean of labels in [0, 1] can be: the model "
+                "is of no use; use step_size='adaptive' and smaller steps"
+            )
         spread = regret = regret_spread = largest = None
         if self.sums is not None:
             clients = self.sums.contributors

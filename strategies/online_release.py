@@ -16,9 +16,8 @@ from fedkern_flwr.online.learning import StepSize
 
 Auto = Literal["auto"]
 
-#: What the server sees of a client in a method that sends plain gradients.
-PLAIN_GRADIENTS = (
-    "each client's gradients, from which its samples and labels can be computed",
+#: What the server sees of a client in a run without secure sums, beside what is summed.
+_PLAIN = (
     "each client's squared error, regret and largest loss so far",
     "number of rows, held-out rows and columns per client, digest of the column names",
     "each client's squared error on its held-out rows, if there are any",
@@ -46,8 +45,15 @@ class OnlineRelease(Method):
         "an exchange more per round. By default on in deployments and off in simulations.",
         of_model=False,
     )
+    stop_diverged: bool = option(
+        True,
+        "The run stops, with its checkpoint, when its mean squared error so far is not finite, or "
+        "rises or ends beyond 2.5: ten times that of the mean of labels in [0, 1] at its worst.",
+        of_model=False,
+    )
     #: What the clients sum in a round, and what never leaves them beside rows and labels.
     in_sums: ClassVar[str] = "gradients and statistics"
+    sent_sums: ClassVar[str] = "gradients"
     kept: ClassVar[tuple[str, ...]] = ()
 
     def _reset(self) -> None:
@@ -100,22 +106,39 @@ class OnlineRelease(Method):
         if self.sums is None:
             self.fit_release(math.inf)
             return
-        binary = max(party.binary for party in self.parties_.values())
-        row = counting.unknowns_of_row(dimension + 1, binary)
-        cohort = self.sums.membership.cohorts[0]
-        one = dict.fromkeys(cohort.members, 1)
-        alive = counting.least_survivors(one, cohort.threshold)
-        each = counting.hidden_rows(one, alive) * row
+        each = self.unknowns_of_samples(dimension)
         if given == "auto":
             wanted = counting.least_samples(self.least_numbers() + wire.STATISTICS, each)
             self._batch = max(1, min(wanted, self.num_rounds))
         unknowns = each * min(self._batch, self.num_rounds)
         self.fit_release(unknowns - wire.STATISTICS)
-        numbers = self.sum_length() + wire.STATISTICS
+        self.note_release(dimension, self.sum_length() + wire.STATISTICS, unknowns)
+
+    def unknowns_of_samples(self, dimension: int) -> float:
+        """Return the unknowns of a secure sum with one sample of each client."""
+        assert self.sums is not None
+        cohort = self.sums.membership.cohorts[0]
+        one = dict.fromkeys(cohort.members, 1)
+        alive = counting.least_survivors(one, cohort.threshold)
+        return counting.hidden_rows(one, alive) * self._unknowns_of_row(dimension)
+
+    def _unknowns_of_row(self, dimension: int) -> float:
+        binary = max(party.binary for party in self.parties_.values())
+        return counting.unknowns_of_row(dimension + 1, binary)
+
+    def note_release(self, dimension: int, numbers: int, unknowns: float) -> None:
+        """Note what a secure sum releases; stop, or warn, where it is too much.
+
+        Raises
+        ------
+        RefusedError
+            More numbers than unknowns, and a node would refuse.
+        """
         self._released = [counting.released(wire.UPDATE_SUM, numbers, unknowns)]
         tests = sum(party.test_rows for party in self.parties_.values())
         if tests:
-            self._released.append(counting.released(wire.EVALUATE_SUM, 2, tests * row))
+            held = tests * self._unknowns_of_row(dimension)
+            self._released.append(counting.released(wire.EVALUATE_SUM, 2, held))
         self.check_count(counting.too_many(numbers, unknowns))
 
     def privacy(self) -> dict[str, Any]:
@@ -123,7 +146,12 @@ class OnlineRelease(Method):
         if not self.is_secure:
             return {
                 "protocol": "plain",
-                "server_sees": [*PLAIN_GRADIENTS, *self.server_sees],
+                "server_sees": [
+                    f"each client's {self.sent_sums}, from which its samples and labels can be "
+                    "computed",
+                    *_PLAIN,
+                    *self.server_sees,
+                ],
                 "never_leaves_the_client": ["rows", "labels", *self.kept],
             }
         few = any(entry["numbers"] > entry["unknowns"] for entry in self._released)
@@ -141,7 +169,7 @@ class OnlineRelease(Method):
             "never_leaves_the_client": [
                 "rows",
                 "labels",
-                "own gradients and errors",
+                f"own {self.sent_sums} and errors",
                 *self.kept,
             ],
         }

@@ -14,7 +14,7 @@ from fedkern_flwr.errors import CohortError, OptionError, ProtocolError, TableEr
 from fedkern_flwr.method import Ask, Rounds, option
 from fedkern_flwr.model_file import check_made_with, check_model
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.online.learning import Selection, Subset, regret_bound, shared_subset
+from fedkern_flwr.online.learning import LOCAL_STEP, Selection, Subset, regret_bound, shared_subset
 from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
 
@@ -201,6 +201,7 @@ class POFMKL(KernelOnlineStrategy):
             kernels_per_round=many,
             selection="shared" if shared else str(self.selection),
             exploration=self.exploration,
+            local_step=0.0 if self.step_size == "paper" else LOCAL_STEP,
         )
 
     def final_metrics(self) -> dict[str, Any]:

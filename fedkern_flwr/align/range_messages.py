@@ -85,7 +85,8 @@ class WriteRequest(RangesRequest, phase="ranges-write"):
     """Write the files to the node's disk, and erase what belongs to the run."""
 
     encoder: str = ""  # the common encoder as JSON, without names of columns
-
+    scaling: str = "auto"  # what encoded columns become, for a node that is alone
+    categories: str = "auto"
     alone: bool  # the only holder of its block takes its least and greatest values
     clip: bool  # whether the files tell their readers to clip values beyond the ranges
     low: Floats = array("columns", dtype="float64")  # of no columns for a node that is alone

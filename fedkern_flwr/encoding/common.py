@@ -9,7 +9,6 @@ does not have itself. Two categories in one bucket are one: of 20 some are with 
 
 from __future__ import annotations
 
-import hmac
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,9 +30,10 @@ from .bins import (
     decimals_of,
     fine_edges,
 )
-from .columns import BUCKETS, DAY, PARTS, Category, Column, Date, Number, bucket_of, parts_of_dates
+from .categories import BUCKETS, Categories, Category, bucket_of, column_key
+from .columns import DAY, PARTS, Column, Date, Number, Scaling, parts_of_dates
 from .encoder import Encoder
-from .facts import CategoryFacts, Floats
+from .facts import CategoryFacts, Floats, NumberFacts
 
 #: Letters of what columns hold, which are sent without names.
 LETTERS: Mapping[Kind, str] = {"number": "n", "boolean": "b", "date": "d", "category": "c"}
@@ -110,8 +110,7 @@ class OwnColumns:
         self.x = table.x.copy()
         for k, (name, letter) in enumerate(zip(table.columns, self.kinds, strict=True)):
             if letter == "c":
-                label = f"fedkern-flwr categories/{name}".encode()
-                key = self.keys[name] = hmac.digest(secret, label, "sha256")
+                key = self.keys[name] = column_key(secret, name)
                 buckets = [*(bucket_of(key, one) for one in table.categories[name]), np.nan]
                 known = np.isfinite(table.x[:, k])
                 places = np.where(known, table.x[:, k], len(buckets) - 1).astype(np.intp)
@@ -191,6 +190,8 @@ def common_encoder(
     edges: Sequence[Floats],
     first: Histograms,
     found: Statistics,
+    scaling: Scaling = "auto",
+    categories: Categories = "auto",
 ) -> Encoder:
     """Return the encoder of a block, whose columns are called by their numbers.
 
@@ -208,14 +209,16 @@ def common_encoder(
         The first ones.
     found : Statistics
         Of the columns that are not categories.
+    scaling, categories
+        What columns become, see :meth:`.Encoder.fit`.
 
     Raises
     ------
     ProtocolError
         There are not so many values as in the sums before.
     """
-    dates, categories = kinds.count("d"), kinds.count("c")
-    sizes = [FINE] * numeric(kinds) + [*_CLOCK] * dates + [BUCKETS] * categories
+    dates, texts = kinds.count("d"), kinds.count("c")
+    sizes = [FINE] * numeric(kinds) + [*_CLOCK] * dates + [BUCKETS] * texts
     counts = np.split(np.rint(total * rows), np.cumsum(sizes)[:-1])
     known = np.array([part.sum() for part in counts])
     if (
@@ -229,20 +232,21 @@ def common_encoder(
             remedy="run the same release on all nodes and look at their logs",
         )
     bins, clocks = iter(counts), iter(counts[numeric(kinds) :])
-    buckets = iter(counts[len(counts) - categories :])
+    buckets = iter(counts[len(counts) - texts :])
     columns: list[Column] = []
     number = 0
     for k, letter in enumerate(kinds):
         name = str(k)
         if letter == "c":
-            columns.append(_category(name, next(buckets), rows))
+            columns.append(_category(name, next(buckets), rows, categories))
             continue
         mean, deviation = float(found.mean[number]), float(found.deviation[number])
         decimals = decimals_of(first.strays[number])
         facts = binned_facts(edges[number], next(bins), decimals, rows, mean, deviation)
-        own = Number(name, "rank", "encode", facts, letter == "b")
+        own = Number.of(name, facts, scaling, "encode", boolean=letter == "b")
         if letter == "d":
-            parts = [own, *(_clock(name, next(clocks), start, rows) for start in _STARTS)]
+            more = (_clock(next(clocks), start, rows) for start in _STARTS)
+            parts = [own, *(Number.of(name, one, scaling, "encode") for one in more)]
             columns.append(Date(name, "encode", 0.0, tuple(parts)))
         else:
             columns.append(own)
@@ -256,21 +260,20 @@ _CLOCK_EDGES = [
 ]
 
 
-def _clock(name: str, counts: Floats, start: int, rows: int) -> Number:
-    """Return a part of dates, by how many rows have each value."""
+def _clock(counts: Floats, start: int, rows: int) -> NumberFacts:
+    """Return the facts of a part of dates, by how many rows have each value."""
     values = start + np.arange(len(counts))
     mean = np.average(values, weights=counts)
     deviation = np.sqrt(np.average((values - mean) ** 2, weights=counts))
     edges = np.append(values - 0.5, values[-1] + 0.5)
-    facts = binned_facts(edges, counts, 0, rows, float(mean), float(deviation))
-    return Number(name, "rank", "encode", facts)
+    return binned_facts(edges, counts, 0, rows, float(mean), float(deviation))
 
 
-def _category(name: str, counts: Floats, rows: int) -> Category:
+def _category(name: str, counts: Floats, rows: int, how: Categories) -> Category:
     """Return a column of categories; rare ones are not told apart."""
     found = {str(k): int(counts[k]) for k in np.flatnonzero(counts)}
     facts = CategoryFacts(rows, rows - int(counts.sum()), found)
-    return Category.of(name, facts, "encode")
+    return Category.of(name, facts, "encode", how=how)
 
 
 def _first_edges(centre: Centre, bound: float, d: int) -> list[Floats]:

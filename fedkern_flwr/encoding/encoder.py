@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self, get_args
@@ -12,8 +13,10 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError, TableError
 from ..tables.table import Kind, Table, listing
-from .columns import Category, Column, Date, Gaps, Number, Scaling
-from .facts import MIN_ROWS
+from .categories import Categories, Category, column_key
+from .columns import Column, Date, Number, Scaling
+from .facts import MIN_ROWS, CategoryFacts
+from .gaps import Gaps
 
 _TYPES: dict[str, type[Number] | type[Date] | type[Category]] = {
     "number": Number,
@@ -60,7 +63,9 @@ class Encoder:
         table: Table,
         scaling: Scaling = "auto",
         gaps: Gaps = "encode",
+        categories: Categories = "auto",
         *,
+        key: bytes = b"",
         min_rows: int = MIN_ROWS,
     ) -> Self:
         """Fit the rows to learn from.
@@ -75,25 +80,30 @@ class Encoder:
             others. "range" and "none" leave constant columns in, the others drop them.
         gaps : {"encode", "keep"} (default: "encode")
             Missing cells become the median and a column that says so, or stay NaN.
+        categories : {"auto", "onehot", "frequency", "hashing"} (default: "auto")
+            A category has a column of its own, or is the share of the rows that have it, or signed
+            buckets of a keyed hash. "auto" is a column each up to 20 categories, else the shares.
+        key : bytes
+            Of the hash, drawn by default.
         min_rows : int (default: 5)
-            A category of fewer rows is one of the others.
+            A category of fewer rows is one of the others, unless it is hashed.
 
         Raises
         ------
         TableError
             No column says anything, or one is empty whose gaps are to be kept.
         OptionError
-            There is no such scaling.
+            There is no such scaling, or no such form of categories.
         """
-        if scaling not in get_args(Scaling):
-            choices = ", ".join(get_args(Scaling))
-            raise OptionError(f"there is no scaling {scaling!r}", remedy=f"choose of {choices}")
+        check_choices(scaling, categories)
+        key = key or secrets.token_bytes(32)
         found: list[Column] = []
         for name, values in zip(table.columns, table.x.T, strict=True):
             kind = table.kinds.get(name, "number")
             if kind == "category":
-                names = table.categories[name]
-                found.append(Category.fit(name, values, names, gaps, min_rows))
+                facts = CategoryFacts.measure(values, table.categories[name])
+                own = column_key(key, name).hex() if categories == "hashing" else ""
+                found.append(Category.of(name, facts, gaps, min_rows, categories, own))
             elif kind == "date":
                 found.append(Date.fit(name, values, scaling, gaps))
             else:
@@ -232,6 +242,23 @@ class Encoder:
         except ValueError:
             values = None
         return cls.from_dict(values)
+
+
+def check_choices(scaling: Any, categories: Any) -> None:
+    """Refuse a form of columns that there is not.
+
+    Raises
+    ------
+    OptionError
+    """
+    for what, found, choices in (
+        ("scaling", scaling, get_args(Scaling)),
+        ("form of categories", categories, get_args(Categories)),
+    ):
+        if found not in choices:
+            raise OptionError(
+                f"there is no {what} {found!r}", remedy=f"choose of {', '.join(choices)}"
+            )
 
 
 def _refuse_empty(table: Table) -> None:

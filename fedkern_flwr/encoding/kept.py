@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from ..checkpoint import write_atomically
 from ..errors import TableError
@@ -30,15 +30,18 @@ class KeptEncoder:
         self.encoder, self.mark = encoder, mark
 
     @classmethod
-    def fit(cls, path: Path, table: Table) -> Self:
+    def fit(cls, path: Path, table: Table, scaling: Any = "auto", categories: Any = "auto") -> Self:
         """Fit the rows of a table and keep the encoder in a file, for this user's eyes only.
 
         Raises
         ------
         TableError
             The file cannot be written, or no column says anything.
+        OptionError
+            There is no such scaling, or no such form of categories.
         """
-        kept = cls(Encoder.fit(table), secrets.token_hex(8))
+        encoder = Encoder.fit(table, scaling, categories=categories)
+        kept = cls(encoder, secrets.token_hex(8))
         kept.write(path)
         return kept
 

@@ -16,6 +16,7 @@ from ..gram.values import count_values, quantise
 from ..groups import linear_model
 from ..kernels.product import kernel_from_distances, partial_distances
 from ..kernels.random_features import feature_map
+from ..online.ridge import rows_of
 from ..secure_sum import Encoding
 from ..vertical import phases
 
@@ -44,13 +45,20 @@ def of_landmarks(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
     return np.asarray(np.clip(found, -bound, bound))
 
 
-def deviations(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
-    """Return the deviations of Bayesian ridge, shape (n, k); without columns if FedCG kept none."""
+def with_deviations(arrays: Arrays, meta: Meta, x: Floats) -> tuple[Floats, Floats]:
+    """Return outputs, and the deviations of Bayesian ridge, shape (n, k).
+
+    The latter without columns if FedCG kept none.
+    """
+    form = FORMS[meta["form"]]
     if "factor" not in arrays or not len(meta["noise"]):
-        return np.zeros((len(x), 0))
-    spread = (landmark_kernel(arrays, meta, x) @ arrays["factor"]) ** 2
-    variances = np.array(meta["noise"]) * (1.0 + spread.sum(axis=1, keepdims=True))
-    return np.asarray(np.sqrt(variances))
+        return form(arrays, meta, x), np.zeros((len(x), 0))
+    both = np.hstack([arrays["coefficients"], arrays["factor"]])
+    found = landmark_kernel(arrays, meta, x) @ both
+    outputs, spread = np.split(found, [arrays["coefficients"].shape[1]], axis=1)
+    bound = float(meta["label_bound"])
+    variances = np.array(meta["noise"]) * (1.0 + (spread**2).sum(axis=1, keepdims=True))
+    return np.clip(outputs, -bound, bound), np.sqrt(variances)
 
 
 def of_directions(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
@@ -113,10 +121,19 @@ def of_dictionary(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
     return np.asarray((kernels @ arrays["weights"].T).mean(axis=1, keepdims=True) + meta["centre"])
 
 
+def of_ridges(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return outputs of POF-RLS: the mean over clients with mixtures of their own."""
+    widths, centre = arrays["bandwidths"].astype("<f8").tobytes(), meta["centre"]
+    rows = np.column_stack(rows_of(x, widths, meta["features"], meta["seed"]))
+    found = (rows @ arrays["weights"].T).clip(-centre, 1.0 - centre)
+    return np.asarray(found.mean(axis=1, keepdims=True) + centre)
+
+
 FORMS: Mapping[str, Callable[[Arrays, Meta, Floats], Floats]] = {
     "landmarks": of_landmarks,
     "directions": of_directions,
     "instances": of_instances,
     "linear": linear_model.outputs,
     "dictionary": of_dictionary,
+    "ridges": of_ridges,
 }

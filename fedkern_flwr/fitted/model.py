@@ -19,7 +19,7 @@ from ..labels import are_numbers, decide, name_classes
 from ..scaling import Scaling
 from ..tables import load_table
 from ..tables.table import Table
-from .forms import FORMS, deviations
+from .forms import FORMS, with_deviations
 
 Floats = NDArray[np.float64]
 
@@ -139,8 +139,8 @@ class FittedModel:
         id_column : str or None
             Column of the rows' names, of a file or data frame.
         **dialect
-            How a file is written, see :func:`fedkern_flwr.tables.load_table`; marks of missing
-            cells by default those of the run.
+            How a file is written, see :func:`fedkern_flwr.tables.load_table`; what was said of the
+            run's table by default.
 
         Raises
         ------
@@ -156,6 +156,8 @@ class FittedModel:
             )
         kinds = encoder.kinds
         if not isinstance(rows, (np.ndarray, list, tuple)):
+            keys = ("sep", "decimal", "na")
+            how = {key: dialect.get(key) or self.meta.get(key) for key in keys}
             file = Path(rows) if isinstance(rows, (str, Path)) else None
             arrays = file is not None and file.suffix.lower() == ".npz"
             table = load_table(
@@ -167,7 +169,7 @@ class FittedModel:
                 bare=True,
                 kinds=kinds,
                 needed=kinds,
-                **{**dialect, "na": dialect.get("na") or self.meta.get("na", ())},
+                **{**dialect, **{key: value for key, value in how.items() if value}},
             )
             encoder.places(table, "the table" if file is None else file.name)
             return table
@@ -214,10 +216,9 @@ class FittedModel:
         (ndarray, ndarray), shapes (n, k) and (n, 0 or k)
             In units of the label; of classes the sign of the one output, or the largest, decides.
         """
-        form, table = FORMS[self.meta["form"]], self.meta["table"]
-        parts = [x[k : k + _CHUNK] for k in range(0, max(1, len(x)), _CHUNK)]
-        found = np.concatenate([form(self.arrays, self.meta, part) for part in parts])
-        spread = np.concatenate([deviations(self.arrays, self.meta, part) for part in parts])
+        table, starts = self.meta["table"], range(0, max(1, len(x)), _CHUNK)
+        parts = [with_deviations(self.arrays, self.meta, x[k : k + _CHUNK]) for k in starts]
+        found, spread = (np.concatenate(part) for part in zip(*parts, strict=True))
         if self.classes_ is not None:
             return found, spread
         unit = float(table["y_half_range"])

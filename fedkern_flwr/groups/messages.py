@@ -47,7 +47,7 @@ class SVMDescribeReply(TableReply):
     named: bool  # whether its rows have ids; else they are numbered
     product: str  # the kind of matrix products in which a user of a vertical split takes part
     fold_rows: int = 0  # least number of its training rows in a fold
-    sum_rows: int = 0  # least number of rows of all users in a fold of a sum
+    fold_sum_rows: int = 0  # least number of rows of all users in a fold of a sum
 
 
 class SVMRequest(Message):

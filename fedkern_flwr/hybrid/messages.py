@@ -26,6 +26,7 @@ class HybridDescribeReply(TableReply):
     square_bound: float  # largest squared, and absolute, distance within the declared ranges
     absolute_bound: float
     fold_rows: int = 0  # least number of its training rows in a fold
+    fold_sum_rows: int = 0  # the same of all hospitals' rows
 
 
 class HybridRequest(Message):

@@ -20,6 +20,9 @@ StepSize = Literal["paper", "adaptive"]
 Selection = Literal["bins", "subset"]
 #: Predicted before anything is learned where labels in [0, 1] are learned around it.
 CENTRE = 0.5
+#: c of AdaGrad-norm for a client's own steps between messages: with 1, as at the server, what one
+#: client's samples teach is noisier than the mean of all clients' gradients.
+LOCAL_STEP = 0.5
 #: Whether every client chooses its own kernels or all share a public choice per round.
 Subset = Literal["private", "shared"]
 

@@ -22,6 +22,8 @@ Floats = NDArray[np.float64]
 STATISTICS = 6
 #: Keeps squared regrets within the bound of a secure sum.
 REGRET_SCALE = 1024.0
+#: Mean squared error that the mean of labels in [0, 1] has at most.
+LARGEST_VARIANCE = 0.25
 #: Names of the secure sums, and the public bound on each of their numbers.
 UPDATE_SUM, EVALUATE_SUM, SUM_BOUND = "update", "evaluate", 2.0**20
 
@@ -118,6 +120,9 @@ class PersonalRequest(KernelRequest, phase="online-personal"):
     exploration: float  # xi
     weight_rule: str  # exponential or adahedge
     learning_rate: float  # eta_k
+    # of the node's own steps from one sample of a message to the next, see learning.LOCAL_STEP; 0
+    # for none, as in the paper
+    local_step: float = 0.0
 
 
 class PersonalReply(KernelReport, phase="online-personal"):
@@ -157,6 +162,42 @@ class DrawnRequest(KernelRequest, phase="online-drawn"):
 
 class DrawnReply(LossReport, phase="online-drawn"):
     """Gradient of the drawn kernel divided by its probability, and the losses of all kernels."""
+
+
+# -- POF-RLS
+
+
+class RidgeRequest(StreamRequest, phase="online-ridge"):
+    """POF-RLS: predict with the node's mixture of learners, send sums of products of features."""
+
+    experts: str  # which learners take part
+    kernels: int
+    features: int  # D, frequencies per kernel of the node's own learners
+    bandwidths: bytes  # of the kernels, little-endian float64; empty until a width is known
+    seed: int  # of the frequencies
+    regularization: float  # lambda
+    forgetting: float  # of learners that forget; 1 if there are none
+    centre: float  # around which labels are learned
+    raw: bool  # whether raw columns are summed, in every message
+    summed: int  # D', frequencies of each kernel that are summed in messages of enough samples
+    sums: bool  # whether this is one of them
+    begun: bool  # whether there was one before
+    inverses: int  # so many of the global learners come with their inverses
+    starts: Floats = array("numbers", dtype="float64")  # what the global learners begin from
+
+
+class RidgeReply(KernelReport, phase="online-ridge"):
+    """Sums of products of features and labels, over a public power of two."""
+
+    total: Floats = array("summed", dtype="float64")
+
+    def add_to(self, total: Floats) -> None:
+        """Add them, total of shape (summed,)."""
+        total += self.total
+
+
+class RidgeEvaluateRequest(RidgeRequest, phase="online-ridge-evaluate"):
+    """Predict the node's held-out rows with its mixture of learners."""
 
 
 # -- held-out rows

@@ -26,6 +26,9 @@ Floats = NDArray[np.float64]
 PLANS = ((5, 9), (5, 5), (5, 3), (3, 3), (1, 9), (1, 5), (5, 1), (1, 3), (3, 1), (1, 1))
 #: Weights of the penalty that are tried, for each training row.
 LAMBDAS = 10.0 ** np.arange(-10.0, 0.1, 0.5)
+#: The same where numbers are predicted, which may be without noise. What is rounded in a sum counts
+#: as some 10^-16.
+LAMBDAS_OF_NUMBERS = 10.0 ** np.arange(-13.0, 0.1, 0.5)
 #: Errors that differ by less, relative to the least, are ties: the smoother model is taken.
 TIE = 1e-6
 #: Factors of the width of one landmark after the other, over and over.

@@ -15,6 +15,7 @@ from .kinds import parse_numbers, read_cells
 from .table import Kind, Table, listing, no_such
 
 _MOST_CLASSES = 20  # among which there may be numbers
+_MANY_IDS = 30  # rows whose whole numbers are all different by chance seldom
 
 
 def read_columns(
@@ -69,6 +70,8 @@ def read_columns(
             categories[name] = cells.names
         if cells.lost:
             notes += (f"{cells.lost} cells of {name!r} are no {cells.kind}s: taken as missing",)
+    if id_column is None and not kinds:
+        notes += _like_ids(features, x)
     y: NDArray[np.float64] | None = None
     found: tuple[str, ...] = ()
     if use_label and label is not None:
@@ -189,6 +192,17 @@ def _numbers(column: Any, name: str, source: str) -> NDArray[np.float64]:
             remedy="encode it as numbers or remove it",
         )
     return values
+
+
+def _like_ids(names: Sequence[str], x: NDArray[np.float64]) -> tuple[str, ...]:
+    """Return a note of the first column that has another whole number in each of many rows."""
+    for name, cells in zip(names, x.T, strict=True):
+        if len(x) < _MANY_IDS or not (np.isfinite(cells) & (cells % 1.0 == 0.0)).all():
+            continue
+        if len(np.unique(cells)) == len(cells):
+            text = f"{name!r} has another whole number in each row, as ids have"
+            return (f"{text}: --id {name} keeps it out of the features",)
+    return ()
 
 
 def _labels(

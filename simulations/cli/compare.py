@@ -20,37 +20,66 @@ from ..engines import Engine
 from ..lab.cells import Cell, CellStore, Record
 from ..lab.comparison import Comparison, Part, compare, headings, plan, table_rows
 from ..lab.paper_figures import HEADINGS, count_misses, paper_figures
-from ..lab.presets import NAMES, PAPERS, Preset, preset, registered_methods
+from ..lab.presets import (
+    NAMES,
+    PAPERS,
+    Preset,
+    own_options,
+    own_table,
+    preset,
+    registered_methods,
+)
+from ..lab.presets.own import METHODS_OF_TABLES
 from ..lab.sweep import CellFailed, choose_jobs, sweep
-from ..methods.experiment import versions
 from ..run.data import Settings
 from ..run.entries import check_seed
 from ..run.folders import FORCE, chosen_folder, folder_of_results, json_writer
-from ..run.provenance import provenance
+from ..run.options import DATA
 from .console import Screen
 from .lazy import as_command
+from .options import with_options
 
 _RESULT = "compare.json"
+_USUAL = {"data", "label", "id_column", "party", "test_size", "hospitals", "centres", "parties"}
+_USUAL |= {"users"}  # what the short help shows of a table's options
 #: All presets of the papers.
 ALL = "papers"
 
 
 def compare_presets(
     names: Annotated[
-        list[str],
-        typer.Argument(metavar="PRESET...", click_type=click.Choice([*NAMES, *registered(), ALL])),
-    ],
+        list[str] | None,
+        typer.Argument(
+            metavar="[PRESET]...", click_type=click.Choice([*NAMES, *registered(), ALL])
+        ),
+    ] = None,
+    *,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a table of your own: methods to compare, separated by commas (default: all "
+            f"that can, of {', '.join(METHODS_OF_TABLES)}).",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
     engine: Annotated[
         str | None, typer.Option(click_type=click.Choice(["in-process", "ray"]))
     ] = None,
     datasets: Annotated[
         str | None,
         typer.Option(
-            help="Data sets of the preset to use, separated by commas; of registered methods also "
-            "files of features."
+            help="Data sets of the preset to use, separated by commas, or NAME=FILE where its file "
+            "is not in the folder FEDKERN_DATA; of registered methods also files of features."
         ),
     ] = None,
-    runs: Annotated[int | None, typer.Option(help="Draws per method.")] = None,
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            "--runs",
+            "--splits",
+            help="Draws per method; of your own table splits (default: 10).",
+        ),
+    ] = None,
     rounds: Annotated[
         int | None, typer.Option(help="T, samples per client; of other methods most iterations.")
     ] = None,
@@ -78,35 +107,51 @@ def compare_presets(
         str | None, typer.Option("--json", help="Write the results here; - for stdout.")
     ] = None,
     quiet: Annotated[bool, typer.Option(help="Show nothing but errors.")] = False,
+    **own: Any,
 ) -> None:
-    """Compare methods on the same data: the demo, a table or figure of a paper, or all papers.
+    """Compare methods on a table of your own, or on that of a preset.
 
-    Registered methods are presets too: those that are named are compared with each other.
+    With --data or --party: methods at their defaults beside scikit-learn's on pooled data, and
+    beside what each party has alone.
 
-    Presets of papers read their data from the folder named by FEDKERN_DATA; `papers` leaves out
-    those whose data is not there. A comparison that was interrupted goes on when it is started
-    again: finished draws are kept.
+    A preset is the demo, a table or figure of a paper, or `papers`: all of them whose data is in
+    the folder named by FEDKERN_DATA. Registered methods are presets too: those that are named are
+    compared with each other. A comparison that was interrupted goes on when it is started again:
+    finished draws are kept.
     """
     screen = Screen(quiet)
     if jobs is not None and jobs < 1:
         raise OptionError(f"jobs is {jobs}", remedy="use at least 1")
     tell = json_writer(json_target)
-    listed, left_out = _presets(names, datasets)
+    asked = {k: v for k, v in (("rounds", rounds), ("clients", clients)) if v is not None}
+    if own["data"] or own["party"]:
+        _refuse({**asked, "datasets": datasets}, "presets, not for a table of your own")
+        if names:
+            raise OptionError("a preset has data of its own", remedy="leave it out, or --data")
+        listed, left_out = _own(own, methods)
+        stem, jobs = listed[0].title.rpartition(" ")[2], jobs or 1  # so that seconds are comparable
+    else:
+        _refuse({**own, "methods": methods}, "a table of your own, which --data names")
+        if not names:
+            raise OptionError(
+                "there is nothing to compare", remedy="name a preset, or a table with --data"
+            )
+        listed, left_out = _presets(names, datasets)
+        stem = names[0] if len(names) == 1 else "several"
     for reason in left_out:
         screen.note(f"left out: {reason}")
-    asked = {k: v for k, v in (("rounds", rounds), ("clients", clients)) if v is not None}
     chosen = [_adjust(one, cast("Engine | None", engine), runs, seed, asked) for one in listed]
-    folder = chosen_folder(out, f"compare-{names[0] if len(names) == 1 else 'several'}")
+    folder = chosen_folder(out, f"compare-{stem}")
     with folder_of_results(folder, _RESULT, force=force):
         store = CellStore(Path(cells), fresh=fresh)
         compared, failures = _run_all(screen, chosen, _Engines(store, seed, jobs, ray_address))
         left_out += [f"{name}: {error}" for name, error in failures.items()]
-        results = [_result(one, comparisons, seed) for one, comparisons in compared]
+        from ..lab.comparison_report import comparison_result, write_comparison_report
+
+        results = [comparison_result(one, comparisons, seed) for one, comparisons in compared]
         alone = len(chosen) == 1 and not left_out
         result = results[0] if alone else {"presets": results, "left_out": left_out}
         write_atomically(folder / _RESULT, json.dumps(result, allow_nan=False).encode())
-        from ..lab.comparison_report import write_comparison_report
-
         report = write_comparison_report(folder, compared, seed=seed, left_out=left_out)
     screen.note(f"report: {report.resolve()}")
     tell(result)
@@ -177,9 +222,28 @@ def _presets(names: list[str], datasets: str | None) -> tuple[list[Preset], list
         raise OptionError(f"{ALL} are all presets of the papers", remedy="name it alone")
     if len(set(names)) < len(names):
         raise OptionError("a preset is named twice", remedy="name each once")
-    wanted = tuple(d.strip() for d in datasets.split(",") if d.strip()) if datasets else ()
+    pairs = [d.strip().partition("=") for d in (datasets or "").split(",") if d.strip()]
+    files = {name: file for name, sign, file in pairs if sign}
+    if own and files:
+        raise OptionError("NAME=FILE is for presets", remedy="name files of features by themselves")
+    wanted = tuple(name for name, *_ in pairs)
     beside = [registered_methods(own, wanted)] if own else []
-    return beside + [preset(name, wanted) for name in others], []
+    return beside + [preset(name, wanted, files) for name in others], []
+
+
+def _own(values: Mapping[str, Any], methods: str | None) -> tuple[list[Preset], list[str]]:
+    """Return the comparison on a table of the user's, and why methods are left out."""
+    named = [name.strip() for name in (methods or "").split(",") if name.strip()]
+    chosen, left_out = own_table(values, named)
+    return [chosen], left_out
+
+
+def _refuse(given: Mapping[str, Any], purpose: str) -> None:
+    """Refuse options that are for something else."""
+    for name, value in given.items():
+        if value not in (None, []):
+            flag = name.removesuffix("_column").replace("_", "-")
+            raise OptionError(f"--{flag} is for {purpose}", remedy=f"leave out --{flag}")
 
 
 def _run(screen: Screen, chosen: Preset, how: _Engines) -> list[Comparison]:
@@ -308,33 +372,8 @@ def _may_set(settings: Settings, name: str) -> bool:
     return name in settings.adjustable and hasattr(settings, name)
 
 
-def _result(chosen: Preset, comparisons: list[Comparison], seed: int) -> dict[str, Any]:
-    """Return all there is of a preset as JSON; what grew beyond all numbers is null."""
-    found = {
-        "preset": chosen.name,
-        "engine": chosen.engine,
-        "seed": seed,
-        "runs": chosen.runs,
-        "versions": versions(),
-        "datasets": {
-            comparison.dataset: {
-                "settings": _settings(chosen.data[comparison.dataset]),
-                "source": provenance(chosen.data[comparison.dataset].data),
-                "notes": list(comparison.notes),
-                "methods": comparison.summaries,
-                "paired_differences": [pair.to_dict() for pair in comparison.pairs],
-                "paper_figures": [figure.to_dict() for figure in paper_figures(comparison)],
-            }
-            for comparison in comparisons
-        },
-    }
-    finite: dict[str, Any] = json.loads(json.dumps(found), parse_constant=lambda _: None)
-    return finite
-
-
-def _settings(settings: Settings) -> dict[str, Any]:
-    """Return settings with the name of a file instead of its place."""
-    return {**dataclasses.asdict(settings), "data": Path(settings.data).name}
-
-
-command = as_command("compare", compare_presets, epilog=f"Presets: {', '.join((*NAMES, ALL))}.")
+command = as_command(
+    "compare",
+    with_options(compare_presets, own_options(), _USUAL),
+    epilog=f"Presets: {', '.join((*NAMES, ALL))}.",
+)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from fedkern_flwr.flower_compat import quiet_flower
 
+_BLOCKS = "▁▂▃▄▅▆▇█"
 _FILE_WIDTH = 120  # columns of a log file
 _HOUR = 3600.0  # seconds of steps that the time left is reckoned from
 _PAUSE = 60.0  # seconds between two lines of a log file
@@ -57,6 +59,7 @@ class Screen:
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
+            TextColumn("{task.fields[course]}"),
         )
         with Progress(
             *columns,
@@ -140,14 +143,36 @@ class ProgressLines:
             self._next = time.monotonic() + _PAUSE
             self._say(f"{label}: {int(done)} of {total}")
 
+    def watch(self, metrics: Mapping[str, Any]) -> None:
+        """Show nothing of a round."""
+
 
 class ProgressBar:
     """A line per draw of a method; the finished ones disappear."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
-        self._task = bar.add_task("starting the engine", total=None)
+        self._task = bar.add_task("starting the engine", total=None, course="")
+        self._errors: list[float] = []  # of the draw at hand, from round to round
 
     def update(self, label: str, done: float, total: int) -> None:
         """Show how far the draw at hand is."""
+        if not done:
+            self._errors = []
         self._bar.update(self._task, description=label, completed=done, total=total)
+
+    def watch(self, metrics: Mapping[str, Any]) -> None:
+        """Show the course of the mean squared error so far, of methods that tell one."""
+        if (mse := metrics.get("mse")) is not None:
+            self._errors.append(mse)
+            text = f"{course(self._errors)} {mse:.3g}"
+            self._bar.update(self._task, course=text)
+
+
+def course(errors: Sequence[float], width: int = 24) -> str:
+    """Return a line of at most ``width`` blocks, as high as the logarithms of the errors."""
+    shown = min(width, len(errors))
+    few = [errors[(k + 1) * len(errors) // shown - 1] for k in range(shown)]
+    logs = [math.log(max(error, 1e-300)) for error in few if math.isfinite(error)]
+    low, high = min(logs, default=0.0), max(logs, default=0.0)
+    return "".join(_BLOCKS[int(7 * (log - low) / ((high - low) or 1.0))] for log in logs)

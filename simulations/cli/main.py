@@ -26,7 +26,8 @@ _COMMANDS = {
     "run": ("run", "Run one method on one data set."),
     "compare": (
         "compare",
-        "Compare methods on the same data: the demo, a table or figure of a paper, or all papers.",
+        "Compare methods on a table of your own, beside scikit-learn, or on the data of a preset: "
+        "the demo, a table or figure of a paper, all papers.",
     ),
     "predict": ("predict", "Predict new rows with the model of an earlier run."),
     "deploy-local": ("deploy", "Run one method on a SuperLink and SuperNodes of this machine."),

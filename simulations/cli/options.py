@@ -62,15 +62,36 @@ def build_command(
 
     The help shows the ``usual`` ones; all of them with ``--help-all``.
     """
-    ordered = sorted(options, key=lambda option: PANELS.index(option.panel))
-    parameters = [_parameter(option, option.name not in usual) for option in ordered]
 
     def command(**values: Any) -> None:
-        run({name: value for name, value in values.items() if name != _EVERY.name})
+        run(values)
 
     command.__doc__ = escape(text)
-    command.__annotations__ = {one.name: one.annotation for one in (*parameters, _EVERY)}
-    command.__signature__ = inspect.Signature([*parameters, _EVERY])  # type: ignore[attr-defined]
+    return with_options(command, options, usual)
+
+
+def with_options(
+    function: Callable[..., None], options: Iterable[Option], usual: Collection[str]
+) -> Callable[..., None]:
+    """Return a function that has a parameter per option beside those it names, for Typer.
+
+    The help shows the ``usual`` ones; all of them with ``--help-all``.
+    """
+    ordered = sorted(options, key=lambda option: PANELS.index(option.panel))
+    named = inspect.signature(function, eval_str=True).parameters.values()
+    parameters = [
+        *(one for one in named if one.kind is not one.VAR_KEYWORD),
+        *(_parameter(option, option.name not in usual) for option in ordered),
+        _EVERY,
+    ]
+
+    def command(**values: Any) -> None:
+        del values[_EVERY.name]
+        function(**values)
+
+    command.__doc__ = function.__doc__
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
 
 

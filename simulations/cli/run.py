@@ -52,7 +52,8 @@ def run_method(name: str, values: dict[str, Any]) -> None:
         config = family(name).config(name, family(name).deal_files(values))
         family(name).check(config)
         check_ray_address(config["engine"], address)
-        prepared = prepare_data(config)
+        with screen.status("reading the table"):
+            prepared = prepare_data(config)
         family(name).check_data(config, prepared)
         _explain(screen, values, [one._asdict() for one in prepared.explain()])
         folder = RunFolder.create(chosen_folder(values["out"], name), config, force=values["force"])
@@ -110,6 +111,7 @@ def _execute(
             audited=True,
             ray_address=ray_address,
             progress=bar.update,
+            watch=bar.watch,
             measure=lambda strategy: own.measure(strategy, prepared, config),
             draw_done=draw_done,
         )

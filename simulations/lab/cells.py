@@ -27,13 +27,14 @@ from ..methods.registry import family_with
 from ..run.data import Prepared, Settings
 from ..run.entries import Entry
 from ..run.folders import make_folder
+from ..run.party_files import FEATURES
 from ..run.provenance import code_digest, file_digest, provenance
 from .references import references_of
 
 #: Called with (steps done, steps in all) of a cell.
 CellProgress = Callable[[int, int], None]
-#: What a cell leaves: ``result`` (of the draw), ``facts`` and ``notes`` of its data, and
-#: ``peak_memory`` (bytes) of the process that computed it.
+#: What a cell leaves: ``result`` (of the draw), ``facts`` and ``notes`` of its data, ``columns``
+#: (what became of them), and ``peak_memory`` (bytes) of the process that computed it.
 Record = dict[str, Any]
 
 
@@ -67,7 +68,12 @@ class Cell:
     def identity(self) -> dict[str, Any]:
         """All that the result depends on, as JSON has it."""
         data = asdict(self.settings)
-        if Path(data["data"]).is_file():  # its content counts, not its place
+        party = data.get("party", ())
+        if party:
+            ends = (FEATURES * file.endswith(FEATURES) for file in party)
+            files = (file_digest(file.removesuffix(FEATURES)) for file in party)
+            data["party"] = [*map("".join, zip(files, ends, strict=True))]
+        elif Path(data["data"]).is_file():  # its content counts, not its place
             data["data"] = file_digest(data["data"])
         else:
             data["source"] = provenance(data["data"])
@@ -191,6 +197,7 @@ def run_alike(
                 "result": entry.results[0],
                 "facts": prepared.facts(),
                 "notes": list(prepared.notes),
+                "columns": [one._asdict() for one in prepared.explain()],
                 "peak_memory": _peak_memory(),
             },
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..engines import Engine
 from ..methods.common import SCORED_COLUMNS, Column
-from ..methods.references import summarise_reference
+from ..methods.references import ALONE, summarise_reference
 from ..methods.registry import family_with
 from ..run.entries import Entry, draw_label
 from ..run.format import milli
@@ -39,6 +39,8 @@ class Comparison:
         What was done to the data.
     pairs : tuple of PairedDifference
         Methods that the paper ranks, compared draw by draw.
+    columns : sequence of mapping
+        What became of the columns of the data, see :class:`~fedkern_flwr.encoding.Explanation`.
     """
 
     section: Section
@@ -49,6 +51,7 @@ class Comparison:
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     pairs: tuple[PairedDifference, ...] = ()
+    columns: Sequence[Mapping[str, Any]] = ()
 
 
 PAIR_HEADINGS = ("better in the paper", "than", "difference (10⁻³)", "std", "wins", "p", "order")
@@ -120,6 +123,7 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
     """Lay out the finished cells of a part."""
     section, entries, summaries = part.section, [], {}
     facts: dict[str, Any] = {}
+    columns: list[dict[str, Any]] = []
     notes: list[str] = []
     for label, cells in part.cells.items():
         records = [record_of(cell) for cell in cells]
@@ -139,8 +143,9 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
         if simple := summary.get("no_better_than"):
             notes.append(f"{label} predicts no better than {simple}")
         if not facts and cells[0].settings is section.data[part.dataset]:
-            facts = records[0]["facts"]
+            facts, columns = records[0]["facts"], records[0]["columns"]
         notes += records[0]["notes"]
+    _set_beside(summaries, pooled_labels(entries))
     pairs = tuple(paired_differences(summaries, section.ranks))
     return Comparison(
         section,
@@ -151,7 +156,23 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
         facts,
         tuple(dict.fromkeys(notes)),
         pairs,
+        columns,
     )
+
+
+def pooled_labels(entries: Sequence[Entry]) -> list[str]:
+    """Return the labels of the models of the pooled data."""
+    return [one.label for one in entries if one.reference is not None and one.method != ALONE]
+
+
+def _set_beside(summaries: dict[str, dict[str, Any]], pooled: Sequence[str]) -> None:
+    """Say how far the accuracy, or RMSE, is from that of the best model of the pooled data."""
+    for name, best in (("test_accuracy", max), ("test_rmse", min)):
+        figures = {label: found["metrics"].get(name) for label, found in summaries.items()}
+        known = [figures[label] for label in pooled if figures[label] is not None]
+        for label, value in figures.items():
+            if known and value is not None:
+                summaries[label]["beside_pooled"] = value - best(known)
 
 
 def pair_rows(comparison: Comparison) -> list[list[str]]:
@@ -180,8 +201,11 @@ def columns_of(comparison: Comparison, *, wide: bool = False) -> dict[str, Colum
     summaries, paper = comparison.summaries.values(), section.paper.get(comparison.dataset, {})
     known = {name for summary in summaries for name in summary["metrics"]}
     for name in section.columns:
-        found[name] = section.family.columns[name]
-        if wide and name == "accuracy" and "test_auc" in known:
+        column = section.column(name)
+        if column.wide and not wide:
+            continue
+        found[name] = column
+        if wide and name in ("accuracy", "accuracies") and "test_auc" in known:
             found |= SCORED_COLUMNS
 
     def has_cells(name: str) -> bool:
@@ -216,7 +240,7 @@ def table_rows(comparison: Comparison, *, wide: bool = False) -> list[list[str]]
 def best_cells(comparison: Comparison) -> frozenset[tuple[int, int]]:
     """Return (row, column) of the best figure of the table's first column."""
     section = comparison.section
-    rank = section.family.columns[section.columns[0]].rank
+    rank = section.column(section.columns[0]).rank
     if rank is None:
         return frozenset()
     values = [rank(summary) for summary in comparison.summaries.values()]

@@ -1,14 +1,18 @@
-"""Plots and the HTML report of comparisons."""
+"""Plots, the HTML report and the JSON of comparisons."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..methods.common import Column
 from ..methods.experiment import versions
 from ..run import drawing
-from ..run.provenance import provenance
+from ..run.data import Settings
+from ..run.provenance import source_of
 from ..run.report import Block, FactsBlock, TableBlock, TextBlock, write_report
 from .comparison import (
     PAIR_HEADINGS,
@@ -61,6 +65,38 @@ def write_comparison_report(
         subtitle="fedkern compare " + " ".join(chosen.name for chosen, _ in compared),
         blocks=blocks,
     )
+
+
+def comparison_result(chosen: Preset, comparisons: list[Comparison], seed: int) -> dict[str, Any]:
+    """Return all there is of a preset as JSON; what grew beyond all numbers is null."""
+    found = {
+        "preset": chosen.name,
+        "engine": chosen.engine,
+        "seed": seed,
+        "runs": chosen.runs,
+        "versions": versions(),
+        "datasets": {
+            comparison.dataset: {
+                "settings": _settings(chosen.data[comparison.dataset]),
+                "source": source_of(chosen.data[comparison.dataset]),
+                "notes": list(comparison.notes),
+                "methods": comparison.summaries,
+                "paired_differences": [pair.to_dict() for pair in comparison.pairs],
+                "paper_figures": [figure.to_dict() for figure in paper_figures(comparison)],
+            }
+            for comparison in comparisons
+        },
+    }
+    finite: dict[str, Any] = json.loads(json.dumps(found), parse_constant=lambda _: None)
+    return finite
+
+
+def _settings(settings: Settings) -> dict[str, Any]:
+    """Return settings with the name of a file instead of its place."""
+    found = dataclasses.asdict(settings)
+    if "party" in found:
+        found["party"] = [Path(file).name for file in found["party"]]
+    return {**found, "data": Path(settings.data).name}
 
 
 def _overview(compared: Sequence[tuple[Preset, list[Comparison]]]) -> list[Block]:
@@ -116,7 +152,7 @@ def _blocks(
         TextBlock("Who saw what", [_COUNTED] if len(comparisons) > len(audited) else ()),
         *seen,
     ]
-    sources = {name: provenance(settings.data) for name, settings in chosen.data.items()}
+    sources = {name: source_of(settings) for name, settings in chosen.data.items()}
     blocks.append(FactsBlock("Where the data comes from", sources))
     facts = {"engine": chosen.engine, "seed": str(seed), "draws": str(chosen.runs)}
     blocks.append(FactsBlock("Settings", facts | _options(chosen)))
@@ -158,9 +194,23 @@ def _results(
     stem = folder / _slug(dataset)
     for name in section.figures:
         blocks.append(figures_of(section.family)[name](comparison, stem, styles))
+    blocks += columns_table(comparison.columns, dataset)
     if comparison.notes:
         blocks.append(TextBlock(f"Notes on {dataset}", list(comparison.notes)))
     return blocks
+
+
+def columns_table(columns: Sequence[Mapping[str, Any]], dataset: str) -> list[Block]:
+    """Return a table of what became of the columns of the data; none where all are alike."""
+    became: dict[tuple[str, str, str], list[str]] = {}
+    for one in columns:
+        kind = one["kind"], one["text"], str(one["outputs"])
+        became.setdefault(kind, []).append(one["column"])
+    if len(became) < 2:
+        return []
+    rows = [[", ".join(names), *kind] for kind, names in became.items()]
+    caption = f"What became of the columns of {dataset}, by the rows to learn from"
+    return [TableBlock(caption, ["columns", "hold", "became", "columns each"], rows)]
 
 
 def _misses(comparisons: Sequence[Comparison]) -> list[Block]:

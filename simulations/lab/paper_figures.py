@@ -89,7 +89,7 @@ def paper_figures(comparison: Comparison) -> list[PaperFigure]:
     """Return all figures of the paper that a comparison has figures of its own for."""
     section, found = comparison.section, []
     for name, figures in section.paper.get(comparison.dataset, {}).items():
-        column = section.family.columns[name]
+        column = section.column(name)
         if column.values is None:
             continue
         for label, paper in figures.items():

@@ -173,7 +173,8 @@ def _compute(cell: Cell, key: str) -> Record:
     here = Cell(
         cell.settings, cell.method, cell.options, cell.seed, cell.audited, cell.engine
     )  # without the key that the other side has computed
-    if Path(cell.settings.data).suffix and not Path(cell.settings.data).is_file():
+    file, party = Path(cell.settings.data), getattr(cell.settings, "party", ())
+    if file.suffix and not file.is_file() and not party:
         return run_cell(here)  # which says what is missing
     if here.key != key:
         raise EngineError(

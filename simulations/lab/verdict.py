@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..methods.common import COSTS, scientific
-from .comparison import Comparison
+from ..methods.references import ALONE
+from .comparison import Comparison, pooled_labels
 
-_ALONE = "local-only"
+_ALONE = ("local-only", ALONE)
 
 
 def verdict(comparison: Comparison) -> str:
@@ -18,11 +19,11 @@ def verdict(comparison: Comparison) -> str:
     pooled data and of a single party are, the third what the server saw of the best one.
     """
     section, summaries = comparison.section, comparison.summaries
-    references = {entry.label for entry in comparison.entries if entry.reference is not None}
-    ranked = [name for name in section.columns if section.family.columns[name].rank is not None]
+    references = set(pooled_labels(comparison.entries))
+    ranked = [name for name in section.columns if section.column(name).rank is not None]
     if not ranked:
         return ""
-    column = section.family.columns[ranked[0]]
+    column = section.column(ranked[0])
 
     def best_of(labels: list[str]) -> str:
         assert column.rank is not None
@@ -33,7 +34,7 @@ def verdict(comparison: Comparison) -> str:
     def figure(label: str) -> str:
         return column.cells(summaries[label])[0]
 
-    alone = [label for label, found in summaries.items() if found["method"] == _ALONE]
+    alone = [label for label, found in summaries.items() if found["method"] in _ALONE]
     federated = [label for label in summaries if label not in references and label not in alone]
     best = best_of(federated)
     if not best:

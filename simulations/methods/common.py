@@ -73,6 +73,8 @@ class Column:
     higher_is_better : bool (default: False)
     reading : str
         How to read the column, where its headings do not say it.
+    wide : bool (default: False)
+        Whether it is in a report only.
     """
 
     headings: tuple[str, ...]
@@ -82,6 +84,7 @@ class Column:
     values: Callable[[Summary], list[float | None]] | None = None
     higher_is_better: bool = False
     reading: str = ""
+    wide: bool = False
 
 
 def _sent(summary: Summary) -> list[str]:
@@ -103,7 +106,7 @@ def drawn(name: str, unit: float = 1.0) -> Callable[[Summary], list[float | None
 def _seen_plainly(summary: Summary) -> list[str]:
     """Write how much the server saw that single clients had computed from their own rows."""
     if not summary["exchanges"]:
-        return ["all data"]
+        return ["all data" if summary["privacy"]["server_sees"] else "-"]
     seen = summary["privacy"].get("seen")
     if seen is None:
         return ["-"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -91,9 +91,15 @@ class DealtTable:
         """Return it in the hands of a single owner."""
         train, test = self.train, ~self.train
         unit = float(self.scaling["y_half_range"])
+        place = np.cumsum(train) - 1  # of a row among those for training
+        alone = tuple((place[rows & train], columns) for rows, columns in self.alone())
         return PooledSplit(
-            self.x[train], self.y[train], self.x[test], self.y[test], self.classes, unit
+            self.x[train], self.y[train], self.x[test], self.y[test], self.classes, unit, alone
         )
+
+    def alone(self) -> Iterable[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
+        """Return rows with labels, and columns, of each party that could learn without others."""
+        return ()
 
 
 S = TypeVar("S", bound=LabelledSettings)

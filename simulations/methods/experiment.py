@@ -27,6 +27,7 @@ __all__ = ["Entry", "checkpoint_file", "run_entries", "summarise", "versions"]
 Progress = Callable[[str, int, int], None]
 Measure = Callable[[PhaseStrategy], dict[str, Any]]
 DrawDone = Callable[[Entry, PhaseStrategy], None]
+Watch = Callable[[Mapping[str, Any]], None]
 
 
 def run_entries(
@@ -46,6 +47,7 @@ def run_entries(
     progress: Progress = lambda label, done, total: None,
     measure: Measure = lambda strategy: {},
     draw_done: DrawDone = lambda entry, strategy: None,
+    watch: Watch = lambda metrics: None,
 ) -> None:
     """Run methods one after the other on the same data; the engine starts once.
 
@@ -84,6 +86,8 @@ def run_entries(
         Called with the strategy after each draw of one; returns metrics to be added to its result.
     draw_done : callable
         Called with (entry, strategy) when the entry of a strategy has a new result.
+    watch : callable
+        Called with the metrics of each round.
     """
     if runs < 1:
         raise OptionError(f"runs is {runs}", remedy="use at least 1")
@@ -100,7 +104,7 @@ def run_entries(
                 resume=resume and file is not None and file.is_file(),
             )
             step = _step(
-                entry, draw_label(entry, draw, runs), strategy, progress, measure, draw_done
+                entry, draw_label(entry, draw, runs), strategy, progress, measure, draw_done, watch
             )
             step.start = {**prepared.start(), "timeout": timeout}
             step.audit = Audit() if audited and draw == 0 else None
@@ -158,11 +162,13 @@ def _step(
     progress: Progress,
     measure: Measure,
     draw_done: DrawDone,
+    watch: Watch,
 ) -> SimulationStep[PhaseStrategy]:
     started = 0.0
 
-    def on_round(done: int, total: int, _: Mapping[str, Any]) -> None:
+    def on_round(done: int, total: int, metrics: Mapping[str, Any]) -> None:
         progress(label, done, total)
+        watch(metrics)
 
     def before(step: SimulationStep[PhaseStrategy]) -> None:
         nonlocal started

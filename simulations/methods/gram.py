@@ -187,6 +187,7 @@ _OF_TABLES = (
     "na",
     "missing",
     "scaling",
+    "categories",
     "task",
     "positive",
     "train_rows",

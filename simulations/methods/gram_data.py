@@ -95,6 +95,10 @@ class Instances(DealtTable):
     raw: Floats | None
     parts: tuple[NDArray[np.intp], ...]
 
+    def alone(self) -> list[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
+        """Return all rows and the columns of each party, as if each had the labels."""
+        return [(np.ones_like(self.train), part) for part in self.parts]
+
     def features(self, encoding: str) -> Floats:
         """Return what is summed: whole numbers as they are, or scaled features.
 

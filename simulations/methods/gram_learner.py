@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -16,6 +18,8 @@ from fedkern_flwr.labels import encode_classes
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.seeding import derive_seed
 
+logger = logging.getLogger("fedkern_flwr")
+
 Floats = NDArray[np.float64]
 Learner = Literal["svc", "ridge"]
 
@@ -23,7 +27,7 @@ _FOLDS, _TUNING_ROWS = 5, 3000
 _WIDTHS = (0.25, 1.0, 4.0, 16.0)  # times 1 / mean squared distance to the centre
 _COSTS = {"svc": (1.0, 10.0, 100.0), "ridge": (1e-4, 1e-3, 1e-2, 1e-1, 1.0)}
 _TUBE = 0.01  # errors of SVR that cost nothing, in units of labels scaled to [-1, 1]
-_TOLERANCE = 1e-5  # of LIBSVM
+_TOLERANCE, _STEPS = 1e-5, 10**6  # of LIBSVM; else it may never end
 _OWNER = "the coordinator"
 
 
@@ -103,9 +107,20 @@ class Machine:
         from sklearn import svm
 
         own = {"kernel": "precomputed", "C": self.cost, "tol": _TOLERANCE}
-        if not self.classes:
-            return svm.SVR(epsilon=_TUBE, **own).fit(train, y)
-        return svm.SVC(decision_function_shape="ovr", **own).fit(train, y)
+        own["max_iter"] = max(_STEPS, 100 * len(y))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is told below
+            if self.classes:
+                fitted = svm.SVC(decision_function_shape="ovr", **own).fit(train, y)
+            else:
+                fitted = svm.SVR(epsilon=_TUBE, **own).fit(train, y)
+        if fitted.fit_status_:
+            logger.warning(
+                "a support vector machine did not converge in %d steps: scale the columns, or "
+                "leave out one of ids",
+                own["max_iter"],
+            )
+        return fitted
 
 
 def choose_machine(

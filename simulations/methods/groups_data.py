@@ -44,6 +44,11 @@ class Dealt(DealtTable):
     holders: tuple[NDArray[np.intp], ...]
     vertical: bool
 
+    def alone(self) -> list[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
+        """Return the rows of each user, as if each had their labels, and its columns."""
+        parts = zip(self.blocks, self.holders, strict=True)
+        return [(who == user, block) for block, who in parts for user in np.unique(who)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class HierarchicalClients(TableClients[Dealt]):

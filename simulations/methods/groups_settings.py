@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fedkern_flwr.encoding.columns import Scaling
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.vertical.parties import MissingRows
 
-from ..run.data import AutoScale
 from ..run.party_files import PartyFiles
 from ..run.splits import Split
 from .labelled_data import LabelledSettings
@@ -50,7 +50,7 @@ class HierarchicalSettings(LabelledSettings):
 
     test_size: float = 0.3
     missing: Literal["encode", MissingRows] = "error"
-    scaling: AutoScale = "none"
+    scaling: Scaling = "none"
     partition: Partition = "horizontal"
     users: int = 20
     groups: int = 2

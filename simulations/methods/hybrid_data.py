@@ -99,6 +99,11 @@ class Pooled(DealtTable):
         """Number of hospitals."""
         return int(self.hospital.max()) + 1
 
+    def alone(self) -> list[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
+        """Return the rows of each hospital, and the block of all hospitals."""
+        own = self.blocks.get(OWN_BLOCK, np.empty(0, np.intp))
+        return [(self.hospital == h, own) for h in range(self.hospitals)]
+
     def landmarks(self, count: int, seed: int) -> Floats:
         """Return training rows drawn without replacement as landmarks (sampling P)."""
         complete = np.flatnonzero(self.train & np.isfinite(self.x).all(axis=1))

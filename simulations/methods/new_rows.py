@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ class Parts(NamedTuple):
             "table": json.loads(scaling),
             "label": str(config["data"].get("label") or ""),
             "calibration": list(calibration),
-            "na": list(config["data"].get("na", ())),
+            **{key: config["data"].get(key) for key in ("sep", "decimal", "na")},
             "keep": "as safe as the training table: it holds what the simulated parties know",
         }
         return FittedModel(method, self.arrays, {**self.meta, **told})
@@ -88,6 +89,8 @@ def predict_file(
         A column of the model is missing, or every row lacks a value.
     """
     table = model.read(data, id_column, **dialect)
+    for note in table.notes:
+        logging.getLogger("fedkern_flwr").warning(note)
     x = model.features(table)
     ids = [str(k) for k in (table.ids if table.ids is not None else range(table.rows))]
     rows = np.flatnonzero(model.complete(x))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from .common import COSTS, Column, drawn
 from .hindsight import server_regret
 from .new_rows import Parts
 from .online_data import DataSettings, Streams, prepare
-from .online_fitted import whole_model
+from .online_fitted import whole_mixture, whole_model
 
 _COLUMNS = {
     "mse": Column(
@@ -46,10 +46,11 @@ _COLUMNS = {
 
 
 class OnlineFamily(Family[DataSettings, Streams]):
-    """POF-MKL and the methods it is compared with."""
+    """POF-MKL, POF-RLS and the methods they are compared with."""
 
     strategies = (
         strategies.POFMKL,
+        strategies.POFRLS,
         strategies.OFSKL,
         strategies.OFMKLAvg,
         strategies.VMKOFL,
@@ -116,12 +117,15 @@ class OnlineFamily(Family[DataSettings, Streams]):
         metrics: Config,
     ) -> Parts:
         """Return what predicts rows in one place."""
+        if isinstance(strategy, strategies.POFRLS):
+            return whole_mixture(strategy, prepared, state_dir)
         assert isinstance(strategy, KernelOnlineStrategy)
         return whole_model(strategy, prepared, state_dir)
 
     def why_unpredictable(self, config: Config) -> tuple[str, str] | None:
         """Return why a model is not one of parameters that all clients share."""
-        shared = issubclass(self._strategy(config["method"]), KernelOnlineStrategy)
+        predict = (KernelOnlineStrategy, strategies.POFRLS)
+        shared = issubclass(self._strategy(config["method"]), predict)
         return None if shared else self.unpredictable
 
     def summarise(self, entry: Entry) -> dict[str, Any]:
@@ -159,6 +163,8 @@ class OnlineFamily(Family[DataSettings, Streams]):
         ]
         if config["runs"] > 1:
             rows.insert(1, ["  std over feature draws (10⁻³)", milli(metrics["mse_std"], 3)])
+        if recent := _recent(result["history"]):
+            rows.insert(1, ["  of the last tenth (10⁻³)", milli(recent[-1][1], 3)])
         if "test_mse" in metrics:
             rows.insert(2, ["MSE on held-out rows (10⁻³)", milli(metrics["test_mse"], 3)])
         if "regret_to_bound" in metrics:
@@ -181,11 +187,14 @@ class OnlineFamily(Family[DataSettings, Streams]):
         history = summary["history"]
         made = {
             "mse_plot": plots.plot_sweep(
-                {label: [(row["round"], row["mse"], 0.0) for row in history]},
+                {
+                    f"{label}, of the first t": [(r["round"], r["mse"], 0.0) for r in history],
+                    "of the last tenth up to t": [(t, mse, 0.0) for t, mse in _recent(history)],
+                },
                 folder / "mean_squared_error.png",
-                title="Prediction error so far",
+                title="Prediction error so far, and of late",
                 xlabel="samples per client t",
-                ylabel="error (MSE) of the first t predictions",
+                ylabel="error (MSE) of predictions",
             )
         }
         if history[0]["regret"] is not None:
@@ -195,3 +204,20 @@ class OnlineFamily(Family[DataSettings, Streams]):
                 title="Average regret of the clients",
             )
         return made
+
+
+def _recent(history: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    """Return (t, error of the last tenth of a run's samples up to t): it rises where data drifts.
+
+    From errors so far: that of the samples between two rounds is the difference of their sums.
+    """
+    told = [(0, 0.0)]
+    told += [(row["round"], row["round"] * row["mse"]) for row in history if row["mse"] is not None]
+    found, first = [], 0
+    for t, total in told[1:]:
+        while told[first + 1][0] <= t - told[-1][0] / 10:
+            first += 1
+        before, earlier = told[first]
+        if before <= t - told[-1][0] / 10:
+            found.append((t, max(0.0, total - earlier) / (t - before)))
+    return found

@@ -14,6 +14,8 @@ from fedkern_flwr.judging.figures import Judged, in_units
 from fedkern_flwr.labels import encode_classes
 
 Floats = NDArray[np.float64]
+#: Places of rows, and of columns.
+Holding = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 _OWNER = "the pooled table"
 
@@ -33,6 +35,8 @@ class PooledSplit:
     label_unit : float (default: 1.0)
         What a difference of 1 between scaled labels is in their own units; errors of a regression
         are reported in these.
+    parties : tuple of (ndarray, ndarray)
+        Training rows and columns of each party that could learn alone.
     """
 
     x: Floats
@@ -41,6 +45,7 @@ class PooledSplit:
     y_test: Floats
     classes: tuple[float, ...]
     label_unit: float = 1.0
+    parties: tuple[Holding, ...] = ()
 
     def targets(self) -> Floats:
         """Return targets of the training rows, shape (n, k): -1 and 1, or the labels."""

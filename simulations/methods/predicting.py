@@ -92,8 +92,8 @@ class Predicting(Generic[P]):
         client : int or None
             Of an online method: whose weights predict, by default the mean of all.
         **dialect
-            How the file is written, see :func:`fedkern_flwr.tables.load_table`; marks of missing
-            cells by default those of the run.
+            How the file is written, see :func:`fedkern_flwr.tables.load_table`; what was said of
+            the run's table by default.
 
         Raises
         ------

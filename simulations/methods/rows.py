@@ -18,7 +18,6 @@ from fedkern_flwr.method import Method, MethodClient
 from fedkern_flwr.options import declared
 from fedkern_flwr.registered import client_of, find_method, registered
 from fedkern_flwr.summing import SummingStrategy
-from fedkern_flwr.tables import load_table
 from fedkern_flwr.tables.table import Table, drop_constant_columns
 
 from ...strategies import PhaseStrategy
@@ -60,20 +59,7 @@ class RowSettings(TableSettings):
 
     def table(self) -> Table:
         """Load the table, which may have labels or none."""
-        if (
-            self.files is not None or self.target is not None or not Path(self.data).is_file()
-        ):  # built in, or nowhere
-            return self.load(self.missing)
-        return load_table(
-            self.data,
-            label=self.label,
-            id_column=self.id_column,
-            site_column=self.site_column,
-            missing=self.missing,
-            labelled=self.label is not None,
-            kinds={},
-            **self.dialect,
-        )
+        return self.load(self.missing, labelled=self.label is not None)
 
 
 @dataclass(frozen=True)

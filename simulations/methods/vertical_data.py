@@ -75,6 +75,10 @@ class Columns(DealtTable):
     owner: NDArray[np.intp]
     parts: tuple[NDArray[np.intp], ...]
 
+    def alone(self) -> list[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
+        """Return the labelled rows of each active party, and its columns."""
+        return [(self.owner == p, self.parts[p]) for p in np.unique(self.owner)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class VerticalClients(TableClients[Columns]):

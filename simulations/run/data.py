@@ -13,7 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.encoding import Encoder, Explanation
+from fedkern_flwr.encoding.categories import Categories
+from fedkern_flwr.encoding.columns import Scaling
+from fedkern_flwr.encoding.gaps import Gaps
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.tables.table import Missing, Table
 
 from ...strategies import PhaseStrategy
@@ -21,9 +25,6 @@ from ..engines.faults import Plan
 from ..engines.ray import ClientFn
 from .datasets import load_data, usual_name
 from .party_files import FEATURES, Holding, PartyFiles
-
-#: How numbers are scaled; auto: the range or ranks, see :class:`TableSettings`.
-AutoScale = Literal["auto", "rank", "standard", "range", "none"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,9 @@ class TableSettings(Settings):
     scaling : {"auto", "rank", "standard", "range", "none"}
         How numbers are scaled by the training rows: ranks, mean and deviation, or range. Auto: the
         range of a column, but ranks where some of its values are far from the others.
+    categories : {"auto", "onehot", "frequency", "hashing"}
+        What text becomes: a column per category, their shares of the rows, or signed buckets of a
+        keyed hash. Auto: columns of up to 20, else shares.
     sep : str or None
         What parts the columns of a .csv file: a character, or tab (default: found out).
     decimal : {".", ","} or None
@@ -109,7 +113,8 @@ class TableSettings(Settings):
     id_column: str | None = None
     site_column: str | None = None
     party: tuple[str, ...] = ()
-    scaling: AutoScale = "range"
+    scaling: Scaling = "range"
+    categories: Categories = "auto"
     sep: str | None = None
     decimal: Literal[".", ","] | None = None
     na: tuple[str, ...] = ()
@@ -143,8 +148,8 @@ class TableSettings(Settings):
         """Return the settings that follow from files of parties."""
         return {"clients": len(files.owners), "split": "site"}
 
-    def load(self, missing: Missing) -> Table:
-        """Load the table.
+    def load(self, missing: Missing, *, labelled: bool = True) -> Table:
+        """Load the table; without labels only where it need not be labelled.
 
         Raises
         ------
@@ -160,6 +165,7 @@ class TableSettings(Settings):
             id_column=self.id_column,
             site_column=self.site_column,
             missing=missing,
+            labelled=labelled,
             **self.dialect,
         )
 
@@ -174,7 +180,9 @@ class TableSettings(Settings):
             See :meth:`Encoder.fit`.
         """
         encode = getattr(self, "missing", "error") == "encode"
-        return Encoder.fit(train, self.scaling, "encode" if encode else "keep")
+        key = derive_seed(self.seed, "categories").to_bytes(16)
+        gaps: Gaps = "encode" if encode else "keep"
+        return Encoder.fit(train, self.scaling, gaps, self.categories, key=key)
 
 
 def deal_files(

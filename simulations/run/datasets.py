@@ -49,6 +49,7 @@ def load_data(
     id_column: str | None = None,
     site_column: str | None = None,
     missing: Missing = "error",
+    labelled: bool = True,
     **dialect: Any,
 ) -> Table:
     """Load a built-in data set by name, or a file by path.
@@ -59,7 +60,7 @@ def load_data(
         One of :data:`BUILTIN`, or the path of an NPZ, CSV or Parquet file.
     target : str or None (default: None)
         Name or index of a feature column to predict instead of the label.
-    label, id_column, site_column, missing, **dialect
+    label, id_column, site_column, missing, labelled, **dialect
         For files only, see :func:`fedkern_flwr.tables.load_table`. Their text and dates are kept
         for an encoder.
 
@@ -92,6 +93,7 @@ def load_data(
         id_column=id_column,
         site_column=site_column,
         missing=missing,
+        labelled=labelled,
         kinds={},
         **dialect,
     )

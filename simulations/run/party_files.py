@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,17 +85,37 @@ class PartyFiles:
             raise OptionError(f"the column of the {what}{why} is not named", remedy=f"use {flag}")
         paths = [Path(text.removesuffix(FEATURES)) for text in party]
         check_files(paths)
+        for path in paths:
+            check_file(path)
+        files = tuple(
+            (path.absolute(), text.endswith(FEATURES))
+            for text, path in zip(party, paths, strict=True)
+        )
+        states = tuple((path.stat().st_mtime_ns, path.stat().st_size) for path in paths)
+        return cls._read(files, states, holding, label, id_column, tuple(dialect.items()))
+
+    @classmethod
+    @lru_cache(maxsize=1)  # the options of a run follow from the files, and so does its table
+    def _read(
+        cls,
+        files: tuple[tuple[Path, bool], ...],
+        states: tuple[tuple[int, int], ...],
+        holding: Holding,
+        label: str | None,
+        id_column: str | None,
+        dialect: tuple[tuple[str, Any], ...],
+    ) -> PartyFiles:
+        joined = holding != "rows"
         owners: list[_File] = []
         others: list[_File] = []
-        for text, path in zip(party, paths, strict=True):
-            plain = text.endswith(FEATURES)
+        for path, plain in files:
             if plain and not joined:
                 raise OptionError(
                     f"{path.name} is to give features only, and every party of this method has "
                     "labels or needs none",
                     remedy="leave out :features, or use fed-cg, fdskl or secure-gram",
                 )
-            file = _read(path, label, id_column, dialect)
+            file = _read(path, label, id_column, dict(dialect))
             if not joined and label is not None and file.label is None:
                 raise no_such("label column", label, file.name, file.features)
             (owners if not joined or (file.label is not None and not plain) else others).append(

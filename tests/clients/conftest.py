@@ -33,6 +33,7 @@ from fedkern_flwr.strategies import (
     EMKOFL,
     FDSKL,
     POFMKL,
+    POFRLS,
     VMKOFL,
     AlignIds,
     ColumnRanges,
@@ -258,6 +259,7 @@ def align(strategy: Any, seed: int, folder: Path) -> Any:
 _STREAM: Table = {"schedule": "streaming", "directions": 2, "batch": 2, "step": 0.3, "gamma": 0.5}
 RUNS: dict[str, Callable[[int, Path], Any]] = {
     "pof-mkl": lambda s, f: online(POFMKL(secure=True), s, f),
+    "pof-rls": lambda s, f: online(POFRLS(features=1, secure=True), s, f),
     "vm-kofl": lambda s, f: online(VMKOFL(secure=True), s, f),
     "em-kofl": lambda s, f: online(EMKOFL(secure=True), s, f),
     "per-fed-avg": lambda s, f: online(PerFedAvg(secure=True), s, f),

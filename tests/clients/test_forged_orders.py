@@ -107,6 +107,8 @@ _TUNED: dict[str, Callable[[Any], Any]] = {
 CASES = [
     Case("pof-mkl", 2, "online-personal", "update"),
     Case("pof-mkl", 2, "online-evaluate", "evaluate"),
+    Case("pof-rls", 2, "online-ridge", "update"),
+    Case("pof-rls", 2, "online-ridge-evaluate", "evaluate"),
     Case("vm-kofl", 2, "online-shared", "update"),
     Case("em-kofl", 2, "online-drawn", "update"),
     Case("per-fed-avg", 2, "online-network", "update"),

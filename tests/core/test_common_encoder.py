@@ -20,7 +20,7 @@ from fedkern_flwr.align.column_ranges import (
 )
 from fedkern_flwr.encoding import Encoder
 from fedkern_flwr.encoding.bins import FINE, coarse_edges, count_bins, count_strays, fine_edges
-from fedkern_flwr.encoding.columns import BUCKETS, bucket_of
+from fedkern_flwr.encoding.categories import BUCKETS, HASHED, bucket_of, signed_bucket
 from fedkern_flwr.encoding.common import (
     OwnColumns,
     common_encoder,
@@ -45,9 +45,9 @@ class Common(NamedTuple):
     counts: list[np.ndarray]
 
 
-def common(tables: Sequence[Table], secret: bytes = SECRET) -> Common:
+def common(tables: Sequence[Table], scaling: Any = "rank", categories: Any = "auto") -> Common:
     """Return the encoder that the exact sums of holders make."""
-    own = [OwnColumns(table, secret) for table in tables]
+    own = [OwnColumns(table, SECRET) for table in tables]
     kinds, rows = own[0].kinds, sum(table.rows for table in tables)
     d, numbers = numeric(kinds), [one.numbers() for one in own]
     centre, found = Centre(*np.zeros((3, 0))), Statistics(*np.zeros((3, 0)))
@@ -63,7 +63,7 @@ def common(tables: Sequence[Table], secret: bytes = SECRET) -> Common:
     parts = [one.second(edges) / rows for one in own]
     assert {len(part) for part in parts} == {second_length(kinds)}
     total = np.sum(parts, axis=0)
-    encoder = common_encoder(total, kinds, rows, edges, first, found)
+    encoder = common_encoder(total, kinds, rows, edges, first, found, scaling, categories)
     named = [one.named(encoder.to_json()) for one in own]
     assert all(other.to_json() == named[0].to_json() for other in named)
     counts = np.rint(total * rows)[: d * FINE].reshape(d, FINE)
@@ -200,6 +200,80 @@ def test_bins_are_small_whatever_the_column(how: str) -> None:
         assert gap <= 0.51  # a value of many decimals and rows is anywhere in its bin
     else:
         assert gap <= 0.005
+
+
+def widths(made: Common, j: int) -> float:
+    """Return how wide the outermost bins with a value of a column are together."""
+    used = np.flatnonzero(made.counts[j])
+    return float(np.diff(made.edges[j])[[used[0], used[-1]]].sum())
+
+
+def test_every_column_has_the_scale_that_its_pooled_rows_have() -> None:
+    """Ranges where no value is far; they end within the outermost bins that have a value."""
+    rng, n = np.random.default_rng(4), 6000
+    columns = awkward(rng, n, np.zeros(n, bool), 0.2)
+    tables, (pooled,) = (
+        deal(columns, np.array_split(np.arange(n), 3)),
+        deal(columns, [np.arange(n)]),
+    )
+    made, expected = common(tables, "auto"), Encoder.fit(pooled)
+    assert made.encoder.outputs == expected.outputs
+    scales = [
+        [
+            part.scale
+            for one in found.columns
+            for part in getattr(one, "parts", (one,))
+            if hasattr(part, "scale")
+        ]
+        for found in (made.encoder, expected)
+    ]
+    assert scales[0] == scales[1]
+    assert set(scales[0]) == {"range", "rank"}
+    found, wanted = made.encoder.transform(pooled), expected.transform(pooled)
+    names = [name for name, (kind, _) in columns.items() if kind != "category"]
+    for j, (name, column) in enumerate(zip(names, expected.columns, strict=False)):
+        if getattr(column, "scale", "") != "range":
+            continue
+        k, known = (
+            expected.outputs.index(name),
+            np.isfinite(pooled.x[:, pooled.columns.index(name)]),
+        )
+        facts = column.facts  # type: ignore[union-attr]
+        gap = np.abs(found[known, k] - wanted[known, k]).max()
+        assert gap <= widths(made, j) / (facts.greatest - facts.least) + 1e-12, name
+
+
+@pytest.mark.parametrize("scaling", ["standard", "none"])
+def test_columns_that_are_not_of_bins_are_those_of_the_pooled_rows(scaling: str) -> None:
+    rng, n = np.random.default_rng(5), 900
+    columns = awkward(rng, n, np.zeros(n, bool), 0.0)
+    parts = np.array_split(rng.permutation(n), 3)
+    tables, (pooled,) = deal(columns, parts), deal(columns, [np.arange(n)])
+    made, expected = common(tables, scaling), Encoder.fit(pooled, scaling)  # type: ignore[arg-type]
+    assert made.encoder.outputs == expected.outputs
+    found, wanted = made.encoder.transform(pooled), expected.transform(pooled)
+    for k, name in enumerate(expected.outputs):
+        if name[:4] not in ("colo", "day[", "mome", "town"):
+            unit = wanted[:, k].std() or 1.0
+            np.testing.assert_allclose(
+                found[:, k] / unit, wanted[:, k] / unit, atol=1e-6, err_msg=name
+            )
+
+
+def test_hashed_categories_are_those_of_the_holders_secret() -> None:
+    """No count of a category is in the encoder, and one that nobody has has its bucket."""
+    towns = np.array([f"town {k}" for k in range(200)])
+    columns = {"c": ("category", towns)}
+    made = common(deal(columns, np.array_split(np.arange(200), 4)), categories="hashing").encoder
+    (category,) = made.columns
+    assert category.facts.counts == {}  # type: ignore[union-attr]
+    (table,) = deal({"c": ("category", np.array([*towns, "unseen"]))}, [np.arange(201)])
+    key = OwnColumns(table, SECRET).keys["c"]
+    wanted = np.full((201, HASHED), 0.5)
+    for row, code in zip(wanted, table.x[:, 0].astype(int), strict=True):
+        bucket, sign = signed_bucket(key, table.categories["c"][code])
+        row[bucket] = (1 + sign) / 2
+    np.testing.assert_array_equal(made.transform(table), wanted)
 
 
 def test_unknown_categories_are_known_by_their_buckets() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
+from collections.abc import Sequence
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,8 @@ from hypothesis import strategies as st
 from pyarrow import csv, parquet
 
 from fedkern_flwr.encoding import Encoder
-from fedkern_flwr.encoding.columns import MOST_COLUMNS, ranks
+from fedkern_flwr.encoding.categories import HASHED, MOST_COLUMNS
+from fedkern_flwr.encoding.columns import ranks
 from fedkern_flwr.encoding.facts import KNOTS, NumberFacts
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.tables import Table, load_table
@@ -259,6 +263,83 @@ def test_categories_are_those_of_scikit_learn(cells: list[Any], new: list[Any]) 
         np.testing.assert_array_equal(found, wanted)
 
 
+def plain_hashing(cells: Sequence[str | None], column: str, secret: bytes) -> np.ndarray:
+    """Hash words as scikit-learn's FeatureHasher does, with a sign each, by another hash."""
+    key = hmac.new(secret, f"fedkern-flwr categories/{column}".encode(), hashlib.sha256).digest()
+    found = np.zeros((len(cells), HASHED))
+    for row, cell in zip(found, cells, strict=True):
+        if cell is not None:
+            digest = hmac.new(key, cell.encode(), hashlib.sha256).digest()
+            row[int.from_bytes(digest[:8], "big") % HASHED] += -1.0 if digest[8] % 2 else 1.0
+    return found
+
+
+def hashed(cells: Sequence[str | None], key: bytes) -> tuple[Encoder, Table]:
+    table = load_table(
+        pa.table({"town": pa.array(cells, pa.string()), "i": np.arange(float(len(cells)))}),
+        labelled=False,
+        missing="keep",
+        kinds={"town": "category"},
+    )
+    return Encoder.fit(table, "none", categories="hashing", key=key), table
+
+
+@given(
+    cells=st.lists(st.sampled_from([None, "a", *(f"t{k}" for k in range(300))]), min_size=3),
+    new=st.lists(st.none() | st.text(st.characters(categories=["L"]), min_size=1), max_size=5),
+    key=st.binary(min_size=1, max_size=40),
+)
+def test_hashed_categories_are_signed_buckets(cells: Any, new: Any, key: bytes) -> None:
+    """Those that the rows to learn from do not have as well."""
+    encoder, _ = hashed(["a", "b", *cells], key)
+    _, table = hashed(["a", "b", *cells, *new], key)
+    encoder = Encoder.from_json(encoder.to_json())
+    found = encoder.transform(table)[:, :HASHED]
+    wanted = plain_hashing(["a", "b", *cells, *new], "town", key)
+    np.testing.assert_array_equal(2.0 * found - 1.0, wanted)
+    gaps = encoder.outputs[HASHED:-1]
+    assert gaps == (("town[missing]",) if None in cells else ())
+
+
+def test_products_of_hashed_categories_are_those_of_a_column_each_on_average() -> None:
+    """So that many categories in few columns bend no kernel of dot products to one side."""
+    cells, rounds = [f"town {k}" for k in range(60)], 400
+    total = np.zeros((60, 60))
+    for k in range(rounds):
+        encoder, table = hashed(cells, b"%d" % k)
+        x = 2.0 * encoder.transform(table)[:, :HASHED] - 1.0
+        total += x @ x.T
+    assert (total.diagonal() == rounds).all()
+    error = total[~np.eye(60, dtype=bool)] / rounds
+    deviation = np.sqrt(1.0 / HASHED / rounds)
+    assert abs(error.mean()) < 4.0 * deviation / np.sqrt(60 * 59 / 2)
+    assert np.abs(error).max() < 5.0 * deviation
+
+
+def test_hashed_categories_are_kept_nowhere() -> None:
+    cells = [f"Zeppelin {k % 40}" for k in range(240)]
+    encoder, _ = hashed(cells, b"key")
+    assert "Zeppelin" not in encoder.to_json()
+    assert encoder.explain()[0].text == "40 categories, hashed to 32 columns"
+    one = load_table(pa.table({"a": ["u"] * 9}), labelled=False, kinds={})
+    with pytest.raises(TableError, match="every feature column is constant"):
+        Encoder.fit(one, categories="hashing")
+
+
+def test_categories_have_the_form_that_is_asked_for() -> None:
+    cells = [f"town {k % 30}" for k in range(180)] + ["u"] * 20
+    table = load_table(pa.table({"town": cells}), labelled=False, kinds={})
+    auto, frequent, each = (
+        Encoder.fit(table, categories=how) for how in ("auto", "frequency", "onehot")
+    )
+    assert auto == frequent
+    assert len(each.outputs) == 31
+    wanted = np.array([[float(cell == one) for one in sorted(set(cells))] for cell in cells])
+    np.testing.assert_array_equal(each.transform(table), wanted)
+    with pytest.raises(OptionError, match="no form of categories 'embed'; choose of auto, onehot"):
+        Encoder.fit(table, categories="embed")  # type: ignore[arg-type]
+
+
 def test_names_of_outputs_and_explanations_say_no_category_and_no_value() -> None:
     secret = "Zeppelin"
     cells = {
@@ -308,7 +389,7 @@ def test_values_too_large_for_their_squares_are_refused() -> None:
 
 def test_an_unknown_scaling_lists_the_choices() -> None:
     table = load(TABLES["text"].arrow())
-    with pytest.raises(OptionError, match="choose of rank, standard, range, none"):
+    with pytest.raises(OptionError, match="choose of auto, rank, standard, range"):
         Encoder.fit(table, "log")  # type: ignore[arg-type]
 
 

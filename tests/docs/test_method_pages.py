@@ -26,6 +26,7 @@ PAGES = {
         "em-kofl",
         "per-fed-avg",
         "local-only",
+        "pof-rls",
     ),
     "fed-cg": ("fed-cg",),
     "fdskl": ("fdskl",),

@@ -57,6 +57,7 @@ RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("online-personal-2-1", "unmask-3-2"),
     ),
     "pof-mkl, slow": (STREAMS, ("online-personal-6-1",)),  # where it sleeps instead
+    "pof-rls": (STREAMS, ("online-ridge-3-2",)),
     "ofskl": (STREAMS, ("online-shared-2-3",)),
     "ofmkl-avg": (STREAMS, ("online-shared-3-0",)),
     "vm-kofl": (STREAMS, ("online-shared-2-6",)),

@@ -187,6 +187,29 @@ def test_rows_and_streams_are_those_of_an_encoder_of_the_rows_that_are_not_held_
     assert Encoder.from_dict(saved["encoder"]) == streams.encoder
 
 
+def test_text_becomes_what_is_asked_for_in_runs_and_predictions(commands: Any) -> None:
+    """Buckets of a hash know categories that the rows to learn from do not have."""
+    towns = [f"town {k}" for k in range(90)]
+    rng = np.random.default_rng(8)
+    here = rng.integers(0, 90, 300)
+    labels = np.where(here % 2, "odd", "even")
+    table = {"town": [towns[k] for k in here], "size": rng.normal(size=300), "outcome": labels}
+    write("t.csv", pa.table(table))
+    run = ["fed-cg", "--data", "t.csv", "--label", "outcome", "--centres", "1"]
+    run += ["--allow-single", "--landmarks", "60"]
+    found = commands.result(*run, "--categories", "hashing")
+    shown = {one["column"]: one for one in found["columns"]}
+    assert shown["town"]["outputs"] == 32
+    assert shown["town"]["text"].endswith("categories, hashed to 32 columns")
+    assert found["metrics"]["test_accuracy"] > 0.65  # half of them by guessing
+    for file in ("scaling.json", "result.json"):
+        assert "town 1" not in Path("here", file).read_text()
+    write("new.csv", pa.table({"town": ["nowhere", None, "elsewhere"], "size": [0.0, 0.0, 0.0]}))
+    commands.shown("predict", "here", "--data", "new.csv")
+    (_, *rows) = csv_rows("here/predictions.csv")
+    assert len({row[2] for row in rows}) == 3  # each has a bucket of its own, or none
+
+
 # --- What is shown --------------------------------------------------------------------------
 
 

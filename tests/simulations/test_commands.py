@@ -202,6 +202,7 @@ def test_quiet_shows_nothing_and_the_same_seed_gives_the_same_model(
 
 PROMISED = {
     **dict.fromkeys(ONLINE, "rounds sites site-share alpha step-size hindsight"),
+    "pof-rls": "kernels features width forgetting experts up down samples-per-round threshold",
     "pof-mkl": "kernels kernels-per-round exploration samples-per-round step-size threshold",
     "fed-cg": "hospitals centres landmarks sampling kernel gamma landmark-gamma regularization "
     "penalty protocol solver preconditioner-rank init tolerance missing allow-single",

@@ -9,7 +9,7 @@ import pytest
 
 from fedkern_flwr.gram.matrix import unpack
 from fedkern_flwr.model_file import load_model
-from fedkern_flwr.simulations.methods.online import OnlineFamily
+from fedkern_flwr.simulations.methods.online import OnlineFamily, _recent
 
 pytestmark = pytest.mark.usefixtures("in_tmp")
 ONLINE = [cls.method for cls in OnlineFamily.strategies]
@@ -23,7 +23,9 @@ def test_secure_sums_give_the_plain_result_and_show_the_server_nothing_else(name
     found = {}
     for flag in ("--secure", "--no-secure"):
         options = [*commands.small(name), flag, "--drop", "0.1", *WHOLE]
-        if name != "per-fed-avg":
+        if name == "pof-rls":  # whose plan depends on what may be released
+            options += ["--experts", "local"]
+        elif name != "per-fed-avg":
             options += ["--frequencies-per-round", "all"]
         if name == "pof-mkl":  # the default with secure sums, where it costs nothing
             options += ["--kernels-per-round", "51"]
@@ -46,6 +48,36 @@ def test_a_secure_run_that_loses_its_rounds_says_why(commands, monkeypatch):
     line = commands.complaint("run", *commands.small("pof-mkl"), *lost, code=1)
     assert "rounds in a row are lost" in line
     assert "at least 4 must" in line
+
+
+def test_the_error_of_late_shows_a_drift_that_the_error_so_far_hides():
+    errors = np.where(np.arange(100) < 80, 0.01, 0.05)
+    so_far = np.cumsum(errors) / np.arange(1, 101)
+    history = [{"round": t, "mse": so_far[t - 1]} for t in range(5, 101, 5)]
+    recent = dict(_recent(history))
+    assert list(recent) == list(range(10, 101, 5))
+    for t, mse in recent.items():
+        assert mse == pytest.approx(errors[t - 10 : t].mean())
+    assert recent[100] > 2.5 * so_far[-1]
+    assert _recent([{"round": 5, "mse": None}, {"round": 10, "mse": 0.1}]) == [(10, 0.1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "wide"),
+    [
+        ("ofskl", ["--step-size", "paper", "--regularization", "8"]),  # the error rises
+        ("per-fed-avg", ["--inner-step", "30"]),  # it jumps, and falls till the end
+    ],
+)
+def test_an_online_run_that_diverges_ends_with_its_checkpoint_and_the_remedy(commands, name, wide):
+    steps = [*commands.small(name), *wide, "--out", "wide", "--quiet"]
+    line = commands.complaint("run", *steps, "--checkpoint-every", "1", code=1)
+    assert "the run has diverged: its mean squared error so far is" in line
+    assert "smaller steps" in line
+    assert Path("wide/checkpoint-0.npz").is_file()
+    found = commands.result(*steps[:-3], "--no-stop-diverged", out="on")
+    assert found["metrics"]["mse"] > 10 * 0.25
+    assert found["no_better_than"] == "the mean of all labels"
 
 
 def test_there_are_fewer_exchanges_for_more_samples_in_a_round(commands):

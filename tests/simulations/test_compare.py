@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyarrow.csv import write_csv
 
 from fedkern_flwr.errors import StateError
 from fedkern_flwr.simulations.cli import compare as command
@@ -25,6 +26,8 @@ from fedkern_flwr.simulations.methods.gram_data import GramSettings
 from fedkern_flwr.simulations.methods.hybrid_data import HybridSettings
 from fedkern_flwr.simulations.methods.vertical_data import VerticalSettings
 from fedkern_flwr.strategies import OFSKL
+
+from ..helpers.awkward import LABEL, everything
 
 Compared = dict[str, Any]
 
@@ -337,6 +340,27 @@ def test_a_column_is_defined_once_and_an_empty_one_is_left_out(
     assert '<th scope="col" class="num">accuracy</th>' in report
     for heading in ("RMSE", "recall"):  # of three classes there is none
         assert f">{heading}</th>" not in report
+
+
+def test_a_report_says_what_became_of_columns_and_names_no_category(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_csv(everything().arrow(), "t.csv")
+    how: Any = {"label": LABEL, "missing": "encode", "scaling": "auto", "test_size": 0.3}
+    data = {"Patients": HybridSettings("t.csv", **how), "Wine": HybridSettings("wine")}
+    section = Section(data, (("FedCG", "fed-cg", {"landmarks": 12}),), ("accuracy",), ())
+    made = Preset("demo", "Columns", "Text.", (section,), runs=1)
+    monkeypatch.setitem(presets._PRESETS, "demo", lambda datasets: made)
+    compared(capsys, "demo", "--out", "c")
+    report = unescape(Path("c/report.html").read_text())
+    assert report.count("What became of the columns of") == 1  # those of Wine are all alike
+    table = report.split("What became of the columns of Patients, by the rows to learn from")[1]
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.split("<tr>")[2:]]
+    shown = {row[0]: row[1:] for row in rows if len(row) == 4}
+    assert shown["colour"][0] == "category"
+    assert shown["colour"][1].startswith("3 categories, a column each; missing in")
+    assert shown["name"] == ["category", "left out: says nothing", "0"]
+    assert "green" not in report
 
 
 def test_cells_of_a_section_carry_the_draws_seed_and_only_the_first_is_audited() -> None:

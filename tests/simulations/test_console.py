@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
+from rich.console import Console
 
 from fedkern_flwr.simulations.cli import console
-from fedkern_flwr.simulations.cli.console import Screen
+from fedkern_flwr.simulations.cli.console import Screen, course
 
 
 @pytest.fixture
@@ -37,3 +40,24 @@ def test_quiet_is_quiet(clock: list[float], capsys: pytest.CaptureFixture[str]) 
         clock[0] = 1000.0
         bar.update("draw 1", 1, 2)
     assert capsys.readouterr().err == ""
+
+
+def test_the_course_of_the_error_is_shown_while_a_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = StringIO()
+    screen = Screen()
+    monkeypatch.setattr(screen, "console", Console(file=file, force_terminal=True, width=120))
+    with screen.progress() as bar:
+        bar.update("draw 1", 0, 3)
+        for error in (0.1, 0.01, 0.001):
+            bar.watch({"round": 1, "mse": error})
+        bar.watch({"accuracy": 1.0})
+    assert "█▄▁ 0.001" in file.getvalue()
+
+
+def test_a_drift_stands_out_in_the_course() -> None:
+    errors = [0.01] * 500 + [0.08] * 100
+    assert course(errors) == "▁" * 20 + "█" * 4
+    assert course([0.1, float("inf"), 0.0]) == "█▁"
+    assert course([]) == ""

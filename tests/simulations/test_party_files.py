@@ -18,6 +18,7 @@ from fedkern_flwr.simulations.methods.registry import family
 from fedkern_flwr.simulations.methods.vertical_data import VerticalData, VerticalSettings
 from fedkern_flwr.simulations.run.party_files import PartyFiles
 from fedkern_flwr.simulations.run.splits import split_rows
+from fedkern_flwr.tables import arrow
 
 pytestmark = pytest.mark.usefixtures("in_tmp")
 
@@ -48,6 +49,25 @@ def table(seed: int = 0) -> dict[str, Any]:
     values: dict[str, Any] = {name: rng.normal(3.0, 2.0, ROWS).round(4) for name in NAMES}
     values["y"] = np.where(values["a"] + values["d"] + values["f"] > 9.0, "up", "down")
     return values
+
+
+def test_files_are_read_once_in_a_run(commands: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And anew where they have changed since."""
+    values, read, real = table(), [], arrow.file_columns
+
+    def counted(path: Path, how: Any) -> Any:
+        read.append(path.name)
+        return real(path, how)
+
+    monkeypatch.setattr(arrow, "file_columns", counted)
+    files = [write(f"{k}.csv", range(30 * k, 30 * k + 30), [*NAMES, "y"], values) for k in (0, 1)]
+    run = ["fed-cg", "--label", "y", "--id", "id", "--landmarks", "12", "--test-size", "0"]
+    run += [word for file in files for word in ("--party", file)]
+    assert commands.result(*run)["config"]["rows"] == [30, 30]
+    assert read == files
+    write("1.csv", range(30, 57), [*NAMES, "y"], values)
+    assert commands.result(*run)["config"]["rows"] == [30, 27]
+    assert read == files * 2
 
 
 # -- The same as dealing one table

@@ -36,6 +36,7 @@ RUNS: dict[str, list[str]] = {
     "hierarchical-svm": ["hierarchical-svm", "--users", "4", "--rounds", "20"],
     "vertical": ["hierarchical-svm", "--users", "4", "--rounds", "20", "--partition", "vertical"],
     "pof-mkl": ["pof-mkl", "--label", "cost", *ONLINE],
+    "pof-rls": ["pof-rls", "--label", "cost", *ONLINE],
 }
 
 
@@ -132,7 +133,7 @@ def test_rows_that_were_held_out_get_what_the_run_found(ran, tables, commands):
     model, metrics = fedkern_flwr.load_model("moved"), result["metrics"]
     names = [name for name in columns if name not in ("id", model.meta["label"])]
     frame = pa.table({name: list(columns[name]) for name in names})
-    if model.method == "pof-mkl":
+    if model.method in ("pof-mkl", "pof-rls"):
         kept = np.random.default_rng([0, 1]).permutation(ROWS)
         held = np.sort(kept[: round(0.3 * ROWS)])
         errors = []
@@ -320,6 +321,32 @@ def test_marks_of_missing_cells_are_those_of_the_run(tables, commands):
     commands.shown("predict", "here", "--data", "t.csv", "--out", "a.csv")
     commands.shown("predict", "here", "--data", "plain.csv", "--out", "b.csv")
     assert tables.read("a.csv") == tables.read("b.csv")
+
+
+def test_files_to_predict_are_written_as_that_of_the_run(tables, commands):
+    """A file of few rows may look like another dialect; what cannot be read is said."""
+    x = np.random.default_rng(5).normal(size=(ROWS, 4)).round(3)
+    names = ("a", "b,x", "c", "d")
+    lines = ["|".join([*names, "y"])]
+    lines += [
+        "|".join([*(f"{v}".replace(".", ",") for v in row), str(int(row[0] > 0))]) for row in x
+    ]
+    Path("t.csv").write_text("\n".join(lines) + "\n")
+    own = ["--data", "t.csv", "--label", "y", "--landmarks", "16", "--sep", "|", "--decimal", ","]
+    commands.result("fed-cg", *own)
+    Path("new.csv").write_text(
+        "\n".join(["a|b,x|c|d"] + ["1,5|2,5|7|0,5"] * 24 + ["1,5|2,5|?!|0,5"])
+    )
+    rows = [{"a": 1.5, "b,x": 2.5, "c": value, "d": 0.5} for value in [7.0] * 24 + [None]]
+    frame = pa.Table.from_pylist(rows)
+    model = fedkern_flwr.load_model("here")
+    np.testing.assert_array_equal(model.outputs("new.csv"), model.outputs(frame))
+    said = commands.shown("predict", "here", "--data", "new.csv")
+    assert "1 cells of 'c' are no numbers: taken as missing" in said
+    assert "25 predictions: here/predictions.csv" in said
+    Path("new.csv").write_text("a|b,x|c|d\n1,5|2,5|7.5|0,5\n")
+    line = commands.complaint("predict", "here", "--data", "new.csv", "--force")
+    assert "1 cells of column 'c' of new.csv have a decimal point, not a comma" in line
 
 
 def test_a_model_that_was_saved_into_a_folder_of_a_run_is_the_one_that_predicts(tables, commands):

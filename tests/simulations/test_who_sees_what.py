@@ -37,7 +37,7 @@ KINDS = {
     "commitment": ("landmarks", "which"),
 }
 #: Field that a party declares -> words.
-DECLARED = {"fold_rows": ("rows of its own in a fold",), "sum_rows": ("of a sum in a fold",)}
+DECLARED = dict.fromkeys(("fold_rows", "fold_sum_rows"), ("rows of its own and of all in a fold",))
 #: Field that the server reads in plain -> words.
 FIELDS = {
     "counts": ("counts", "outcomes"),

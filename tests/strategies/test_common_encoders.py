@@ -21,7 +21,7 @@ from fedkern_flwr.align.column_ranges import ENCODING
 from fedkern_flwr.clients import RangesClient
 from fedkern_flwr.encoding import Encoder
 from fedkern_flwr.encoding.bins import COARSE, DECIMALS, FINE
-from fedkern_flwr.encoding.columns import BUCKETS
+from fedkern_flwr.encoding.categories import BUCKETS
 from fedkern_flwr.encoding.kept import KeptEncoder
 from fedkern_flwr.errors import FedKernError, ProtocolError
 from fedkern_flwr.scaling import Scaling
@@ -94,7 +94,7 @@ def as_table(own: dict[str, Any]) -> Table:
 @pytest.mark.parametrize("holders", [2, 3, 5])
 def test_all_holders_get_the_encoder_of_all_rows(tmp_path: Path, holders: int) -> None:
     network = serve(tmp_path, dealt(holders))
-    strategy = network.go()
+    strategy = network.go(ColumnRanges(scaling="rank"))
     assert strategy.ledger_.by_phase == FIVE
     kept = [network.kept(k) for k in range(holders)]
     assert len({json.dumps(one.encoder.to_dict()) + one.mark for one in kept}) == 1
@@ -134,6 +134,35 @@ def test_a_block_of_one_node_and_one_without_an_encoder_are_as_before(tmp_path: 
     assert not (tmp_path / "3-encoder.json").exists()
     asked = {e.node for e in network.transcript.entries(phase="ranges-histograms")}
     assert asked == {network.contexts[k].node_id for k in (0, 1)}
+
+
+@pytest.mark.parametrize("scaling", ["auto", "range", "standard", "none"])
+def test_columns_become_what_the_run_asks_for(tmp_path: Path, scaling: Any) -> None:
+    """Those of several holders and of one alike, by the same sums."""
+    tables = [*dealt(3), holder(np.arange(50), block="own", category_key=b"")]
+    network = serve(tmp_path, tables)
+    strategy = network.go(ColumnRanges(scaling=scaling, categories="hashing"))
+    assert strategy.ledger_.by_phase == FIVE
+    for k, rows in ((0, 400), (3, 50)):
+        encoder = network.kept(k).encoder
+        expected = Encoder.fit(as_table(holder(np.arange(rows))), scaling, categories="hashing")
+        assert [(one.column, one.outputs) for one in encoder.explain()] == [
+            (one.column, one.outputs) for one in expected.explain()
+        ]
+        scales = [getattr(one, "scale", "") for one in encoder.columns]
+        assert scales == [getattr(one, "scale", "") for one in expected.columns]
+    key = network.kept(3).encoder.columns[4].key  # type: ignore[union-attr]
+    assert len(key) == 64
+    assert key != network.kept(0).encoder.columns[4].key  # type: ignore[union-attr]
+
+
+def test_a_scaling_needs_columns_from_0_to_1(tmp_path: Path) -> None:
+    tables = dealt(2)
+    tables[1]["scaling"] = tmp_path / "scaling.json"
+    network = serve(tmp_path, tables)
+    with pytest.raises(FedKernError, match="those of scaling standard are not; use scaling auto"):
+        network.go(ColumnRanges(scaling="standard"))
+    assert not (tmp_path / "scaling.json").exists()
 
 
 def test_text_alone_needs_no_means(tmp_path: Path) -> None:

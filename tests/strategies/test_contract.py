@@ -23,6 +23,7 @@ from fedkern_flwr.strategies import (
     FDSKL,
     OFSKL,
     POFMKL,
+    POFRLS,
     VMKOFL,
     AlignIds,
     ColumnRanges,
@@ -42,6 +43,7 @@ CLIENTS, ROUNDS = 3, 10
 SMALL: dict[str, Any] = {"kernels": 6, "features": 4}
 OPTIONS: dict[type[Any], dict[str, Any]] = {
     POFMKL: {**SMALL, "kernels_per_round": 2},
+    POFRLS: {"features": 4},
     OFMKLAvg: SMALL,
     OFSKL: {"features": 4},
     VMKOFL: SMALL,

@@ -142,14 +142,20 @@ def plain_pof_mkl(
         received = np.zeros((N, 2 * D))
         for k, hedge in enumerate(hedges):
             first, gradient = hedge.weights(), np.zeros((N, 2 * D))
+            copy, sums = theta.copy(), 4.0 * kernel_error[k]
             for t in batch:
-                f = np.array([theta[i] @ z[k][t, i] for i in range(N)])
+                f = np.array([copy[i] @ z[k][t, i] for i in range(N)])
                 own_error[k] += (float(hedge.weights() @ f) - y[k][t]) ** 2  # eq. 6
                 kernel_error[k] += (f - y[k][t]) ** 2
-                for i in range(N):
-                    gradient[i] += 2.0 * (f[i] - y[k][t]) * z[k][t, i] + 2.0 * LAMBDA * theta[i]
-                penalty = np.array([LAMBDA * theta[i] @ theta[i] for i in range(N)])
+                penalty = np.array([LAMBDA * copy[i] @ copy[i] for i in range(N)])
                 hedge.learn((f - y[k][t]) ** 2 + penalty)
+                for i in range(N):
+                    wrong = theta[i] @ z[k][t, i] - y[k][t]
+                    gradient[i] += 2.0 * wrong * z[k][t, i] + 2.0 * LAMBDA * theta[i]
+                    own = 2.0 * (f[i] - y[k][t]) * z[k][t, i] + 2.0 * LAMBDA * copy[i]
+                    sums[i] += own @ own
+                    if not paper and samples > 1 and mistake != "waits":
+                        copy[i] = copy[i] - 0.5 * own / math.sqrt(sums[i])
             weights = hedge.weights() if mistake == "weights first" else first
             chosen, p = choose(weights, many, exploration, k, number, paper=paper)
             for i, probability in zip(chosen, p, strict=True):
@@ -209,7 +215,10 @@ def features_of(streams: Any, *, paper: bool) -> Arrays:
 def test_both_modes_equal_the_plain_algorithm(
     streams: Any, many: int, exploration: float, samples: int, paper: bool
 ) -> None:
-    """With four samples 30 in 7 messages: weights move per sample, one summed gradient travels."""
+    """With four samples 30 in 7 messages: weights move per sample, one summed gradient travels.
+
+    In the adaptive mode the client's copy of the parameters moves per sample, too.
+    """
     options: dict[str, Any] = {"exploration": exploration, "paper": paper}
     ours = run(streams, kernels_per_round=many, samples_per_round=samples, **options)
     z = features_of(streams, paper=paper)
@@ -232,6 +241,7 @@ def test_both_modes_equal_the_plain_algorithm(
         ("weights first", True, 1),
         ("weights first", True, 4),
         ("not divided", True, 1),
+        ("waits", False, 4),
         ("latest forgotten", False, 1),
     ],
 )

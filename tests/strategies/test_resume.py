@@ -19,6 +19,7 @@ from fedkern_flwr.strategies import (
     EMKOFL,
     OFSKL,
     POFMKL,
+    POFRLS,
     VMKOFL,
     LocalOnly,
     OFMKLAvg,
@@ -35,6 +36,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "ofmkl-avg": lambda **o: OFMKLAvg(**KERNELS, **o),
     "vm-kofl": lambda **o: VMKOFL(**KERNELS, **o),
     "em-kofl": lambda **o: EMKOFL(**KERNELS, **o),
+    "pof-rls": lambda **o: POFRLS(features=4, **o),
     "per-fed-avg": PerFedAvg,
 }
 

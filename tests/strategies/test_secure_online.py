@@ -36,7 +36,16 @@ from fedkern_flwr.simulations.engines import (
     Transcript,
 )
 from fedkern_flwr.simulations.engines.ray import as_client
-from fedkern_flwr.strategies import EMKOFL, OFSKL, POFMKL, VMKOFL, LocalOnly, OFMKLAvg, PerFedAvg
+from fedkern_flwr.strategies import (
+    EMKOFL,
+    OFSKL,
+    POFMKL,
+    POFRLS,
+    VMKOFL,
+    LocalOnly,
+    OFMKLAvg,
+    PerFedAvg,
+)
 from fedkern_flwr.wire import PROTOCOL_VERSION
 
 CLIENTS, ROUNDS = 7, 8
@@ -65,6 +74,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "ofmkl-avg": lambda **o: OFMKLAvg(**KERNELS, **o),
     "vm-kofl": lambda **o: VMKOFL(**KERNELS, **o),
     "em-kofl": lambda **o: EMKOFL(**KERNELS, **o),
+    "pof-rls": lambda **o: POFRLS(features=1, up=11, seed=3, samples_per_round=1, **o),
     "per-fed-avg": lambda **o: PerFedAvg(seed=3, samples_per_round=1, **o),
 }
 #: A vector long enough that seeds of pairs are shared as well, so that any t answers open a sum.

@@ -15,13 +15,14 @@ from ...methods.vertical import VerticalFamily
 from . import groups, hybrid, online, recommender, vertical
 from .common import DrawAcross, DrawFigure, traffic
 
+_OF_TABLES = {"errors-box": vertical.FIGURES["errors-box"], "bytes": traffic}
 _FIGURES: dict[type[Family[Any, Any]], Mapping[str, DrawFigure]] = {
     OnlineFamily: online.FIGURES,
-    HybridFamily: hybrid.FIGURES,
+    HybridFamily: {**_OF_TABLES, **hybrid.FIGURES},
     VerticalFamily: vertical.FIGURES,
-    GramFamily: {"bytes": traffic},
+    GramFamily: _OF_TABLES,
     RecommenderFamily: recommender.FIGURES,
-    HierarchicalFamily: groups.FIGURES,
+    HierarchicalFamily: {**_OF_TABLES, **groups.FIGURES},
 }
 _ACROSS: dict[type[Family[Any, Any]], Mapping[str, DrawAcross]] = {
     VerticalFamily: vertical.ACROSS,

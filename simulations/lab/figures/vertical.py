@@ -43,6 +43,7 @@ def _errors_box(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlo
         {
             entry.label: [scale * _final(result) for result in entry.results]
             for entry in comparison.entries
+            if entry.method != "constant"  # others would be hard to tell apart beside it
         },
         file_of(stem, "errors-box"),
         title=f"{name}: {text} over runs",

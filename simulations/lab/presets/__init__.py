@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fedkern_flwr.errors import TableError
 
 from . import cross, demo, gram, hybrid, online, vertical
 from . import groups as hierarchical
-from .base import Builder, Preset, Section
+from .base import Builder, Preset, Section, placed
+from .own import own_options, own_table
 from .rows import registered_methods
 
-__all__ = ["NAMES", "PAPERS", "Preset", "Section", "preset", "registered_methods"]
+__all__ = [
+    "NAMES",
+    "PAPERS",
+    "Preset",
+    "Section",
+    "own_options",
+    "own_table",
+    "preset",
+    "registered_methods",
+]
 
 #: Tables and figures of the papers.
 _PAPERS: dict[str, Builder] = {
@@ -23,7 +35,9 @@ _PRESETS: dict[str, Builder] = {"demo": demo.demo, **cross.PRESETS, **_PAPERS}
 NAMES, PAPERS = tuple(_PRESETS), tuple(_PAPERS)
 
 
-def preset(name: str, datasets: tuple[str, ...] = ()) -> Preset:
+def preset(
+    name: str, datasets: tuple[str, ...] = (), files: Mapping[str, str] | None = None
+) -> Preset:
     """Return a preset.
 
     Parameters
@@ -32,6 +46,8 @@ def preset(name: str, datasets: tuple[str, ...] = ()) -> Preset:
         One of :data:`NAMES`.
     datasets : tuple of str
         Data sets of the paper to keep; all when empty.
+    files : mapping, optional
+        Of some of them: the file to read, instead of one in the folder that FEDKERN_DATA names.
 
     Raises
     ------
@@ -40,4 +56,5 @@ def preset(name: str, datasets: tuple[str, ...] = ()) -> Preset:
     """
     if name not in _PRESETS:
         raise TableError(f"there is no preset {name!r}", remedy=f"choose of {', '.join(NAMES)}")
-    return _PRESETS[name](datasets)
+    with placed(files or {}):
+        return _PRESETS[name](datasets)

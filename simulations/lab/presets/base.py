@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedkern_flwr.errors import TableError
 
 from ...engines import Engine
 from ...methods.base import Family
+from ...methods.common import Column
 from ...methods.registry import family_with
 from ...run.data import Settings
 from ...run.datasets import spelled
+from ..own_columns import OWN_COLUMNS
 
 DATA_FOLDER = "FEDKERN_DATA"
 
@@ -72,6 +77,10 @@ class Section:
         """The family that has the columns and figures."""
         return family_with(next(iter(self.data.values())))
 
+    def column(self, name: str) -> Column:
+        """Return a column by its name."""
+        return OWN_COLUMNS.get(name) or self.family.columns[name]
+
     def caption(self, dataset: str) -> str:
         """Return data set and who gets what, for the caption of a table."""
         return f"{dataset}: {self.parties or self.data[dataset].describe()}"
@@ -80,8 +89,8 @@ class Section:
         """Return how much data there is, from what :meth:`Prepared.facts` returns."""
         if not self.parties:
             return self.family.size(facts)
-        rows = f"{facts['rows']} training and {facts['held_out_rows']} held-out rows"
-        return f"{self.parties}, {rows}"
+        train, held = (int(np.sum(facts[name])) for name in ("rows", "held_out_rows"))
+        return f"{self.parties}, {train} training and {held} held-out rows"
 
     def settings(self, dataset: str, label: str) -> Settings:
         """Return how an entry gets its data."""
@@ -162,6 +171,49 @@ class Presets(dict[str, Builder]):
         return register
 
 
+#: Data set -> its file in the folder, where it is not called as the data set.
+_FILES = {
+    "uji": "ujiindoorloc.npz",
+    "air": "beijing_prsa.npz",
+    "breast-cancer": "breast_cancer_original.npz",
+    "ml-100k": "ml-100k/u.data",
+    "ml-1m": "ml-1m/ratings.dat",
+}
+#: File in the folder -> the one that is read instead.
+_placed: dict[str, Path] = {}
+_read: set[str] = set()
+
+
+@contextmanager
+def placed(given: Mapping[str, str]) -> Iterator[None]:
+    """Read data sets from other files than those in the folder while the block makes a preset.
+
+    Parameters
+    ----------
+    given : mapping
+        Name of a data set -> file.
+
+    Raises
+    ------
+    TableError
+        There is no such file, or the preset does not read it.
+    """
+    for name, text in given.items():
+        path = Path(text)
+        if not path.is_file():
+            raise TableError(f"{text} is not a file", remedy=f"name the file of {name}")
+        _placed[_FILES.get(spelled(name), f"{spelled(name)}.npz")] = path.resolve()
+    _read.clear()
+    try:
+        yield
+        if unread := _placed.keys() - _read:
+            raise TableError(
+                f"the preset reads no file {min(unread)}", remedy="name a data set of the preset"
+            )
+    finally:
+        _placed.clear()
+
+
 def data_file(name: str) -> str:
     """Return the path of a data file in the folder ``$FEDKERN_DATA``.
 
@@ -180,7 +232,8 @@ def data_file(name: str) -> str:
 
 def is_there(name: str) -> bool:
     """Tell whether a data file is there; not so where its folder is not named."""
-    return bool(os.environ.get(DATA_FOLDER)) and data_path(name).is_file()
+    there = name in _placed or bool(os.environ.get(DATA_FOLDER))
+    return there and data_path(name).is_file()
 
 
 def data_path(name: str) -> Path:
@@ -191,6 +244,9 @@ def data_path(name: str) -> Path:
     TableError
         The folder is not named.
     """
+    if name in _placed:
+        _read.add(name)
+        return _placed[name]
     folder = os.environ.get(DATA_FOLDER)
     if not folder:
         raise TableError(

@@ -16,7 +16,7 @@ _PAPER_FILES: dict[str, dict[str, Any]] = {
     "Air": {"data": "beijing_prsa.npz", "clients": 240, **_AIR},
 }
 
-_PAPER = {"step_size": "paper", "samples_per_round": 1}
+_PAPER = {"step_size": "paper", "samples_per_round": 1, "stop_diverged": False}
 _SIZES = {f"POF-MKL (M={m}, D={d})": (m, d) for m, d in ((1, 100), (25, 20), (51, 9))}
 _LABELS = ("PerFedAvg", "OFSKL", "OFMKL-Avg", "vM-KOFL", "eM-KOFL", *_SIZES)
 _RANKS = (tuple(_SIZES), ("vM-KOFL", "vM-KOFL, summed"), ("OFMKL-Avg",), ("OFSKL",))

@@ -12,18 +12,24 @@ from ...methods.base import Family
 from ...methods.gram import GramFamily
 from ...methods.groups import HierarchicalFamily
 from ...methods.groups_oracle import linear_svm
+from ...methods.hybrid import HybridFamily
 from ...methods.recommender import RecommenderFamily
+from ...methods.references import ALONE
 from ...methods.vertical import VerticalFamily
 from ...run.entries import Reference
 from . import vertical
+from .baselines import alone, constant
 from .cf_komd import cf_komd
 from .merge_rounds import merge_rounds
 
+_TABLES: Mapping[str, Reference] = {**vertical.VERTICAL, "constant": constant, ALONE: alone}
+
 REFERENCES: dict[type[Family[Any, Any]], Mapping[str, Reference]] = {
-    VerticalFamily: vertical.VERTICAL,
-    GramFamily: {"svc": vertical.svc},
+    HybridFamily: _TABLES,
+    VerticalFamily: _TABLES,
+    GramFamily: _TABLES,
     RecommenderFamily: {"cf-komd": cf_komd, "merge-rounds": merge_rounds},
-    HierarchicalFamily: {"linear-svm": linear_svm},
+    HierarchicalFamily: {"linear-svm": linear_svm, **_TABLES},
 }
 
 

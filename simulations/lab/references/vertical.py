@@ -1,4 +1,4 @@
-"""Methods on pooled data to compare vertical ones with: LIBSVM, a linear model, boosting and DSG.
+"""Methods on pooled data to compare with: LIBSVM, a linear model, boosting and DSG.
 
 They stand for what the paper on FDSKL compares with: LIBSVM and DSG as they are, a linear model
 for FD-SVRG, and gradient boosting of trees for SecureBoost, which loses nothing by its encryption.
@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from itertools import product
 from typing import Any, Literal, get_args
@@ -80,16 +81,9 @@ def svc(
     """
     _check_positive(C=C, gamma=gamma, max_rows=max_rows)
     pooled.check()
-    svm = _scikit_learn("svm")
     widths = _widths(pooled) if gamma is None else [gamma]
     grid = _grid(C=_COSTS if C is None else [C], gamma=widths)
-
-    def build(_: int, **choice: float) -> Any:
-        if pooled.classes:
-            return svm.SVC(**choice, cache_size=500)
-        return svm.SVR(**choice, epsilon=_TUBE, cache_size=500)
-
-    return _tuned(build, grid, pooled, seed, progress, max_rows)
+    return _tuned(partial(_machine, pooled), grid, pooled, seed, progress, max_rows)
 
 
 def linear(
@@ -131,18 +125,8 @@ def linear(
         loss = "logistic" if pooled.classes else "square"
     check_choice("loss", loss, get_args(LinearLoss) if pooled.classes else ("square",))
     pooled.check()
-    models, svm = _scikit_learn("linear_model"), _scikit_learn("svm")
-
-    def build(rows: int, regularization: float) -> Any:
-        if loss == "logistic":
-            return models.LogisticRegression(C=1.0 / (rows * regularization), max_iter=1000)
-        if loss == "squared-hinge":
-            # LIBLINEAR minimises C sum L + |w|^2 / 2
-            return svm.LinearSVC(C=1.0 / (rows * regularization), dual=False, max_iter=5000)
-        ridge = models.RidgeClassifier if pooled.classes else models.Ridge
-        return ridge(alpha=0.5 * rows * regularization)
-
     given = _REGULARIZATIONS if regularization is None else (regularization,)
+    build = partial(_linear_model, pooled, loss)
     return _tuned(build, _grid(regularization=given), pooled, seed, progress)
 
 
@@ -223,6 +207,37 @@ def boosting(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
     return _fit(model, pooled, np.arange(len(pooled.y)), 0, progress)
 
 
+def simple(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
+    """Train :func:`linear` or :func:`svc`, whichever is better in cross-validation."""
+    linear_loss: LinearLoss = "logistic" if pooled.classes else "square"
+
+    def build(rows: int, **choice: float) -> Any:
+        if "gamma" in choice:
+            return _machine(pooled, rows, **choice)
+        return _linear_model(pooled, linear_loss, rows, **choice)
+
+    grid = [*_grid(regularization=_REGULARIZATIONS), *_grid(C=_COSTS, gamma=_widths(pooled))]
+    return _tuned(build, grid, pooled, seed, progress)
+
+
+def _machine(pooled: PooledSplit, _: int, **choice: float) -> Any:
+    svm = _scikit_learn("svm")
+    if pooled.classes:
+        return svm.SVC(**choice, cache_size=500)
+    return svm.SVR(**choice, epsilon=_TUBE, cache_size=500)
+
+
+def _linear_model(pooled: PooledSplit, loss: LinearLoss, rows: int, regularization: float) -> Any:
+    models = _scikit_learn("linear_model")
+    if loss == "logistic":
+        return models.LogisticRegression(C=1.0 / (rows * regularization), max_iter=1000)
+    if loss == "squared-hinge":  # LIBLINEAR minimises C sum L + |w|^2 / 2
+        cost = 1.0 / (rows * regularization)
+        return _scikit_learn("svm").LinearSVC(C=cost, dual=False, max_iter=5000)
+    ridge = models.RidgeClassifier if pooled.classes else models.Ridge
+    return ridge(alpha=0.5 * rows * regularization)
+
+
 def _widths(pooled: PooledSplit) -> list[float]:
     """Return the widths to choose from, around scikit-learn's default."""
     unit = 1.0 / (pooled.x.shape[1] * (float(pooled.x.var()) or 1.0))
@@ -261,10 +276,16 @@ def _choose(
         return grid[0], 0.0
     selection = _scikit_learn("model_selection")
     started = time.perf_counter()
-    rows = _some_rows(pooled, _TUNING_ROWS, seed, "tuning rows")
-    folds = selection.StratifiedKFold if pooled.classes else selection.KFold
-    few = int(np.unique(pooled.y[rows], return_counts=True)[1].min()) if pooled.classes else _FOLDS
-    count = max(2, min(_FOLDS, few, len(rows)))
+    rows, folds = _some_rows(pooled, _TUNING_ROWS, seed, "tuning rows"), selection.KFold
+    few = len(rows) // 2
+    if pooled.classes:
+        _, place, counts = np.unique(pooled.y[rows], return_inverse=True, return_counts=True)
+        several = counts > 1  # others would be learned from or predicted, not both
+        rows, folds = rows[several[place]], selection.StratifiedKFold
+        few = int(counts[several].min()) if several.sum() > 1 else 0
+    if few < 2:
+        return grid[0], 0.0
+    count = min(_FOLDS, few)
     folds = folds(count, shuffle=True, random_state=_state(seed, "folds"))
     scores = []
     for k, choice in enumerate(grid):

@@ -1,0 +1,66 @@
+"""Columns of a comparison on a table of one's own, which are the same for all families."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..methods.common import Column, Summary
+
+
+def _spread(heading: str, name: str, form: str, **more: Any) -> Column:
+    """Return the column of a metric's mean and standard deviation over the draws."""
+
+    def cells(summary: Summary) -> list[str]:
+        values = summary["draws"].get(name, [None])
+        if None in values:
+            return ["-", "-"]
+        deviation = format(np.std(values, ddof=1), form) if len(values) > 1 else "-"
+        return [format(np.mean(values), form), deviation]
+
+    return Column((heading, "± std"), cells, **more)
+
+
+def _beside(summary: Summary) -> list[str]:
+    value, form = summary.get("beside_pooled"), "+.3g"
+    if "test_accuracy" in summary["metrics"]:
+        form = "+.4f"
+    return ["-" if value is None else format(value, form)]
+
+
+#: By name, beside those of the families.
+OWN_COLUMNS: dict[str, Column] = {
+    "accuracies": _spread(
+        "accuracy",
+        "test_accuracy",
+        ".4f",
+        rank=lambda s: -(s["metrics"].get("test_accuracy") or 0.0),
+        higher_is_better=True,
+        reading="Accuracy: of held-out rows, mean and standard deviation over the runs.",
+    ),
+    "rmses": _spread(
+        "RMSE",
+        "test_rmse",
+        ".4g",
+        rank=lambda s: s["metrics"].get("test_rmse"),
+        reading="RMSE: of held-out rows, in the unit of the label; mean and standard deviation "
+        "over the runs.",
+    ),
+    "beside": Column(
+        ("beside pooled",),
+        _beside,
+        reading="Beside pooled: the figure less that of the best model of the pooled data, mean "
+        "over the runs.",
+    ),
+    "traffic": Column(
+        ("kB",),
+        lambda s: [f"{(s['bytes_up'] + s['bytes_down']) / 1e3:.0f}" if s["exchanges"] else "-"],
+        reading="kB: arrays sent by all parties and to them.",
+    ),
+    "sees": Column(
+        ("the server sees",),
+        lambda s: [next(iter(s["privacy"].get("server_sees", ())), "-")],
+        wide=True,
+    ),
+}

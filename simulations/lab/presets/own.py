@@ -1,0 +1,218 @@
+"""A table of one's own: methods at their defaults beside scikit-learn on the same held-out rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from fedkern_flwr.errors import FedKernError, OptionError
+from fedkern_flwr.registered import registered
+
+from ...methods.labelled_data import LabelledSettings
+from ...methods.references import ALONE
+from ...methods.registry import METHODS, family, method
+from ...run.data import Settings
+from ...run.options import Option, options
+from .base import Contender, Preset, Section
+
+#: Methods that learn from rows with labels and are judged on rows held out, by default all.
+METHODS_OF_TABLES = tuple(m for m in METHODS if issubclass(family(m).settings, LabelledSettings))
+#: What is said of the table and who holds it; all methods that have the option get it.
+_SHARED = (
+    "data",
+    "label",
+    "target",
+    "id_column",
+    "site_column",
+    "party",
+    "scaling",
+    "sep",
+    "decimal",
+    "na",
+    "task",
+    "positive",
+    "test_size",
+    "hospitals",
+    "centres",
+    "parties",
+    "users",
+    "groups",
+    "partition",
+    "split",
+    "alpha",
+    "allow_single",
+)
+_COSTS = ("exchanges", "traffic", "seconds", "plain", "sees")
+_SHARE, _SPLITS, _SVC_ROWS = 0.3, 10, 4000
+# What a method needs on a table of features, and where the labels are numbers
+_ON_TABLES: Mapping[str, dict[str, Any]] = {
+    "secure-gram": {"encoding": "fixed-point", "kernel": "rbf"}
+}
+_OF_NUMBERS: Mapping[str, dict[str, Any]] = {"hierarchical-svm": {"model": "ridge"}}
+
+
+def own_options() -> list[Option]:
+    """Return the options that say what the table is and who holds it; none has a default."""
+    found = {o.name: o for name in METHODS_OF_TABLES for o in _every(name)}
+    return [
+        Option(o.name, o.type if o.name == "party" else o.type | None, *_text(o), o.panel, o.flag)
+        for o in map(found.__getitem__, _SHARED)
+    ]
+
+
+def own_table(values: Mapping[str, Any], methods: Sequence[str]) -> tuple[Preset, list[str]]:
+    """Return a comparison on a table of the user's, and why methods are left out.
+
+    Parameters
+    ----------
+    values : mapping
+        Those of :func:`own_options`, None where nothing was said.
+    methods : sequence of str
+        What was named; if nothing, all that can learn from the table.
+
+    Raises
+    ------
+    OptionError, TableError
+        A method that was named cannot be compared like that, or none can.
+    """
+    given = {name: value for name, value in values.items() if value not in (None, [])}
+    for name in methods:
+        _check_method(name)
+    chosen = tuple(dict.fromkeys(methods)) or METHODS_OF_TABLES
+    for name in given:
+        if not any(name in _names(one) for one in chosen):
+            flag = name.removesuffix("_column").replace("_", "-")
+            raise OptionError(
+                f"none of {', '.join(chosen)} has {flag}", remedy=f"leave out --{flag}"
+            )
+    entries: dict[str, Contender] = {}
+    dealt: dict[str, Settings] = {}
+    left_out, error, numbers = [], None, False
+    for name in chosen:
+        try:
+            settings, own, numbers = _deal(name, given)
+        except FedKernError as why:
+            if methods:
+                raise
+            left_out.append(f"{name}: {why}")
+            error = error or why
+            continue
+        title = method(name).title
+        entries[title], dealt[title] = (title, name, own), settings
+    if error is not None and not entries:
+        raise error
+    return _preset(list(entries.values()), dealt, numbers=numbers), left_out
+
+
+def _check_method(name: str) -> None:
+    """Refuse a method that nothing is held out of.
+
+    Raises
+    ------
+    OptionError
+    """
+    listed = f"choose of {', '.join(METHODS_OF_TABLES)}"
+    if name not in METHODS:
+        close = get_close_matches(name, METHODS, n=1)
+        remedy = f"did you mean {close[0]}?" if close else listed
+        raise OptionError(f"there is no method {name!r}", remedy=remedy)
+    if name in METHODS_OF_TABLES:
+        return
+    if name in registered():
+        remedy = f"use fedkern compare {name} --datasets FILE"
+        raise OptionError(f"{name} is not judged by labels", remedy=remedy)
+    what = "predicts ratings" if name == "fed-cfk" else "predicts each row before it learns it"
+    raise OptionError(f"{name} {what}, others learn from a table of labelled rows", remedy=listed)
+
+
+def _every(name: str) -> list[Option]:
+    """Return the options of a run of a method."""
+    return [*options(method(name)), *family(name).parameters()]  # whose defaults hold
+
+
+def _names(name: str) -> frozenset[str]:
+    known = frozenset(o.name for o in _every(name))
+    return known | {"parties"} if name == "secure-gram" else known
+
+
+def _text(option: Option) -> tuple[Any, str]:
+    """Return default and help of an option that several methods have."""
+    if option.name == "party":
+        return [], option.help
+    texts = {
+        "test_size": f"Share of rows held out in each split (default: {_SHARE}).",
+        "parties": "Parties of FDSKL and Secure Gram, which hold columns (default: 4).",
+        "allow_single": "Allow what a single party would show of itself.",
+    }
+    return None, texts.get(option.name, option.help)
+
+
+def _deal(name: str, given: Mapping[str, Any]) -> tuple[Settings, dict[str, Any], bool]:
+    """Return how a method gets the table, its options, and whether the labels are numbers.
+
+    Raises
+    ------
+    OptionError, TableError
+        It cannot.
+    """
+    own = family(name)
+    values = {o.name: o.default for o in _every(name)} | _ON_TABLES.get(name, {})
+    values |= {"test_size": _SHARE, "resplit": True} | dict(given)
+    if name == "secure-gram" and "parties" in given:
+        values["clients"] = given["parties"]
+    config = own.config(name, own.deal_files(values))
+    own.check(config)
+    prepared = own.prepare(own.settings.from_values(config["data"]))
+    numbers = not prepared.facts()["classes"]
+    if numbers:
+        config["options"] |= _OF_NUMBERS.get(name, {})
+    own.check_data(config, prepared)
+    usual = {o.name: o.default for o in options(method(name))}
+    chosen = {k: v for k, v in config["options"].items() if v != usual.get(k)}
+    return own.settings.from_values(config["data"]), chosen, numbers
+
+
+def _preset(methods: list[Contender], dealt: Mapping[str, Settings], *, numbers: bool) -> Preset:
+    """Return the comparison; baselines take the table as the first method has it."""
+    first = dealt[methods[0][0]]
+    name = Path(first.data).stem if Path(first.data).is_file() else first.data
+    pooled: tuple[Contender, ...] = (
+        ("logistic, pooled", "linear", {}),
+        ("SVC, pooled", "svc", {"max_rows": _SVC_ROWS}),
+        ("boosted trees, pooled", "boosting", {}),
+        ("most frequent class", "constant", {}),
+    )
+    if numbers:
+        pooled = (
+            ("ridge regression, pooled", "linear", {}),
+            ("kernel ridge, pooled", "kernel-ridge", {}),
+            ("boosted trees, pooled", "boosting", {}),
+            ("mean", "constant", {}),
+        )
+    alone = {f"{title}: a party alone": title for title, *_ in methods}
+    settings = {**dealt, **{label: dealt[title] for label, title in alone.items()}}
+    holders = "; ".join(f"{title} {one.describe()}" for title, one in dealt.items())
+    section = Section(
+        {name: first},
+        (*methods, *pooled, *((label, ALONE, {}) for label in alone)),
+        ("rmses" if numbers else "accuracies", "beside", *_COSTS),
+        ("errors-box", "bytes"),
+        dealt={name: {label: one for label, one in settings.items() if one is not first}},
+        parties="each method with parties of its own",
+    )
+    text = (
+        f"All methods hold out the same {100 * first.test_size:g} % of the rows, others in every "
+        "run; features are made of the others alone, and the same for all. The methods have their "
+        f"defaults. Who holds what: {holders}. Pooled models see all columns of all rows; they and "
+        "those of single parties are scikit-learn's, with width and regularisation by "
+        "cross-validation on the rows to learn from; SVC learns from at most "
+        f"{_SVC_ROWS:,} of them, kernel ridge on 500 landmarks. A party alone: the mean over the "
+        "parties of a method that could learn from what they have themselves, a linear model or a "
+        "support vector machine, whichever is better in cross-validation; parties without labels "
+        "are given them; seconds are those of all."
+    )
+    files = [Path(file).name for file in getattr(first, "party", ())]
+    asked = " ".join(f"--party {file}" for file in files) or f"--data {Path(first.data).name}"
+    return Preset(asked, f"Methods on {name}", text, (section,), _SPLITS)

@@ -1,0 +1,270 @@
+"""POF-RLS: personalised online federated learning with second-order experts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.method import option
+from fedkern_flwr.online import messages as wire
+from fedkern_flwr.online import ridge
+from fedkern_flwr.online.learning import CENTRE
+from fedkern_flwr.strategy import Arrays
+
+from .online import Floats, OnlineStrategy
+
+_UNKNOWN = 2.0  # width where no sums tell the distance of rows: those of the unit ball
+
+
+class POFRLS(OnlineStrategy):
+    """Personalised online federated kernel learning by recursive ridge regression.
+
+    The clients sum products of their features, from which the server has the ridge regression of
+    all rows so far, on raw columns and on random Fourier features of a few kernels. Between two
+    messages a client goes on learning: these regressions from its own new rows, and others of its
+    rows alone. It predicts with a mixture of them all, whose weights never leave it.
+
+    Parameters
+    ----------
+    **common
+        Options that the class declares, and those of ``Method``.
+
+    Attributes
+    ----------
+    plan_ : Plan
+        Which message sums what.
+    width_ : float
+        Width of the first kernel, 0 until it is known.
+
+    Notes
+    -----
+    A message takes as many samples as all before it, until there are ``samples_per_round``: the
+    first is as short as :mod:`~fedkern_flwr.guard.counting` allows.
+    """
+
+    method = "pof-rls"
+    title = "POF-RLS"
+    reply_class = wire.RidgeReply
+    fixed = OnlineStrategy.fixed | {"step_size"}
+    in_sums = "products of features and labels, and statistics"
+    sent_sums = "products of features and labels"
+    kept = ("weights over the learners", "learners of its own rows")
+
+    kernels: int = option(1, "Gaussian kernels, of widths a power of two apart.", least=0)
+    features: int = option(
+        20,
+        "D, random frequencies per kernel. Fewer are summed where "
+        "the rule of counting allows no more in 50 samples per message.",
+        least=1,
+    )
+    width: float | None = option(
+        None,
+        "Width of the first kernel; by default twice the root mean squared distance of rows, which "
+        "the first sums of raw columns tell, and 2 where these are not summed.",
+        above=0.0,
+    )
+    regularization: float = option(
+        1e-3, "lambda, weight of the squared norm of the coefficients.", above=0.0
+    )
+    forgetting: float = option(
+        0.98,
+        "Share of what is remembered from one sample of a client to the next: of each learner one "
+        "forgets and one does not. 1 for none that forgets.",
+        above=0.0,
+        most=1.0,
+    )
+    experts: ridge.Experts = option(
+        "all",
+        "Learners that are mixed: of all clients' rows (global), of the client's own (local), on "
+        "raw columns (ridge) or on features (kernels). With local ones statistics alone are sent.",
+    )
+    up: int | None = option(None, "Most numbers of a client in a message.", least=1)
+    down: int | None = option(
+        None,
+        "Most numbers to a client in a message. Global learners that are too much for it come "
+        "without their inverses, and learn nothing between messages.",
+        least=1,
+    )
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.plan_ = ridge.Plan((1,), 0, 0, 0)
+        self.width_ = 0.0
+        self._dimension, self._samples, self._sums = 0, 1, False  # of the message at hand
+        self._raw, self._kernels = np.zeros((0, 0)), np.zeros((0, 0, 0))
+        self._begun = False
+        self._solutions: list[tuple[int, Floats]] = []
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that determine the model."""
+        return {**super().options(), "centre": CENTRE}
+
+    # -- the plan of a run
+
+    def set_up(self, dimension: int) -> None:
+        """Start from nothing."""
+        self._dimension = dimension
+
+    def plan_release(self, dimension: int) -> None:
+        """Plan the messages.
+
+        Raises
+        ------
+        RefusedError
+            More numbers than unknowns, and a node would refuse.
+        """
+        each = math.inf if self.sums is None else self.unknowns_of_samples(dimension)
+        given, raw = self.samples_per_round, ridge.numbers(dimension + 1)
+        self.plan_ = ridge.plan(
+            self.num_rounds,
+            each,
+            given=None if given == "auto" else given,
+            raw=raw if self.experts in ("all", "global", "global-ridge") else 0,
+            kernels=self.kernels if self.experts in ("all", "global", "global-kernels") else 0,
+            features=self.features,
+            fixed=wire.STATISTICS,
+            up=self.up or math.inf,
+        )
+        if self.experts.startswith("global") and not self.plan_.raw and not self.plan_.features:
+            raise OptionError(
+                f"nothing may be summed that {self.experts!r} learners could learn from",
+                remedy="use experts='all', more samples per round, or fewer features",
+            )
+        self._batch = max(np.diff([0, *self.plan_.stops]).tolist())
+        several = 1 + (self.forgetting < 1.0)
+        self._raw = np.zeros((several, raw if self.plan_.raw else 0))
+        kernels = self.kernels if self.plan_.features else 0
+        self._kernels = np.zeros((kernels, several, ridge.numbers(2 * self.plan_.features)))
+        self.width_ = self.width or (0.0 if self.plan_.raw else _UNKNOWN)
+        self._solve()
+        if self.sums is None:
+            return
+        lengths = np.diff([0, *self.plan_.stops]).tolist()
+        numbers = [self._length(sums=n >= self.plan_.kernels > 0) for n in lengths]
+        worst = max(range(len(lengths)), key=lambda k: numbers[k] / max(1.0, each * lengths[k]))
+        total = numbers[worst] + wire.STATISTICS
+        self.note_release(dimension, total, each * lengths[worst])
+
+    def exchanges(self) -> int:
+        """Return the number of messages."""
+        return len(self.plan_.stops)
+
+    def stop(self, number: int) -> int:
+        """Return how many samples a client has taken after so many messages."""
+        return self.plan_.stops[number - 1] if number else 0
+
+    def _length(self, *, sums: bool) -> int:
+        return self._raw.shape[1] + sums * len(self._kernels) * self._kernels.shape[2]
+
+    def sum_length(self) -> int:
+        """Return how many numbers of each client are summed in this round."""
+        return self._length(sums=self._sums)
+
+    def reply_sizes(self) -> dict[str, int]:
+        """Return how many numbers come."""
+        return {"summed": self.sum_length()}
+
+    # -- messages
+
+    def request(self, stream: dict[str, Any]) -> wire.RidgeRequest:
+        """Ask for the sums of a message."""
+        self._samples = stream["samples"]
+        enough = self._samples >= self.plan_.kernels > 0
+        self._sums = enough and self.width_ > 0.0
+        return wire.RidgeRequest(**stream, **self._fields())
+
+    def evaluation(self) -> wire.RidgeEvaluateRequest:
+        """Ask for the error of the predictions of held-out rows."""
+        every = 1 if self.checkpoint else 0
+        return wire.RidgeEvaluateRequest(checkpoint_every=every, **self._fields())
+
+    def _fields(self) -> dict[str, Any]:
+        found = self._solutions
+        left, inverses = math.inf if self.down is None else self.down, 0
+        left -= sum(features for features, _ in found)
+        for features, start in found:
+            left -= start.size - features
+            if left < 0:
+                break
+            inverses += 1
+        cut = [s if k < inverses else s[-p:] for k, (p, s) in enumerate(found)]
+        return {
+            "experts": self.experts,
+            "kernels": self.kernels,
+            "features": self.features,
+            "bandwidths": self._bandwidths(),
+            "seed": self.run_seed,
+            "regularization": self.regularization,
+            "forgetting": self.forgetting,
+            "centre": CENTRE,
+            "raw": bool(self.plan_.raw),
+            "summed": self.plan_.features,
+            "sums": self._sums,
+            "begun": self._begun,
+            "inverses": inverses,
+            "starts": np.concatenate([np.zeros(0), *cut]),
+        }
+
+    def _bandwidths(self) -> bytes:
+        return ridge.widths(self.kernels, self.width_) if self.width_ else b""
+
+    def _solve(self) -> None:
+        """Set number of features, inverse and coefficients of each global learner."""
+        wanted = [(self._dimension + 1, self._raw)] if self.plan_.raw else []
+        wanted += [(2 * self.plan_.features, one) for one in self._kernels] if self._begun else []
+        self._solutions = [
+            (features, ridge.solve(total, features, self.regularization))
+            for features, totals in wanted
+            for total in totals
+        ]
+
+    # -- state
+
+    def step(self, total: Floats, answers: int) -> None:
+        """Add the sums of a message to those before, of which something may be forgotten."""
+        total = total / ridge.scale(self._samples)
+        kept = np.array([1.0, self.forgetting**self._samples])[: len(self._raw)]
+        raw, rest = np.split(total, [self._raw.shape[1]])
+        self._raw = kept[:, None] * self._raw + raw
+        if self.plan_.raw and not self.width_:
+            self.width_ = 2.0 * ridge.distance(self._raw[0], self._dimension + 1) or _UNKNOWN
+        if rest.size:
+            rest = rest.reshape(len(self._kernels), 1, -1)
+            self._kernels = kept[:, None] * self._kernels + rest
+            self._begun = True
+        self._solve()
+
+    def sent(self) -> list[NDArray[Any]]:
+        """Return all sums, which is what a run can start from; clients get what follows from it."""
+        return list(self.server_state().values())
+
+    def model(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return the coefficients of the global learners, with what builds the features."""
+        found = [start[-features:] for features, start in self._solutions]
+        several = len(self._raw)
+        raw, kernels = (found[:several], found[several:]) if self.plan_.raw else ([], found)
+        arrays = {
+            "raw": np.array(raw),
+            "kernels": np.array(kernels),
+            "bandwidths": np.frombuffer(self._bandwidths(), "<f8"),
+        }
+        meta = {**super().model()[1], "summed": self.plan_.features}
+        return {name: one for name, one in arrays.items() if one.size}, meta
+
+    def server_state(self) -> Arrays:
+        """Return what follows from the first sums, and all sums."""
+        facts = np.array([self.width_, float(self._begun)])
+        return {"sums": np.concatenate([facts, self._raw.ravel(), self._kernels.ravel()])}
+
+    def load_server_state(self, arrays: Arrays) -> None:
+        """Set what :meth:`server_state` returned."""
+        (width, begun), rest = np.split(arrays["sums"], [2])
+        raw, kernels = np.split(rest, [self._raw.size])
+        self.width_, self._begun = float(width), bool(begun)
+        self._raw = raw.reshape(self._raw.shape).copy()
+        self._kernels = kernels.reshape(self._kernels.shape).copy()
+        self._solve()

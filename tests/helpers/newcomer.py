@@ -1,0 +1,246 @@
+"""The script of a newcomer's day: own tables, what is typed, and what must be seen.
+
+``python tests/helpers/newcomer.py BIN`` types it with the ``fedkern`` and ``python`` of another
+installation, such as one of release 0.1, and prints what is seen there: the table of
+docs/results.md, "A newcomer's day".
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+ROWS = 120
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is typed in a folder with the tables, and what must be seen.
+
+    Attributes
+    ----------
+    item : int
+        Of "A newcomer's day".
+    lines : tuple of str
+        ``fedkern ...``, ``python CODE``, ``rm FILE`` or ``cat FILE``, one after the other.
+    seen : str
+        A regular expression that what the last line shows must have, as one line of text.
+    code : int
+        With which the last line ends.
+    """
+
+    item: int
+    lines: tuple[str, ...]
+    seen: str
+    code: int = 0
+
+
+def _scene(item: int, *lines: str, seen: str, code: int = 0) -> Scene:
+    return Scene(item, lines, seen, code)
+
+
+MAIL = "fedkern run fed-cg --data mail.csv --label kind --id number --landmarks 30 --out mail"
+PREDICT = "fedkern predict mail --data new-mail.csv --id number"
+PARTIES = "--party north.csv --party south.csv --party lab.csv:features --label ill --id patient"
+FULL = "fedkern run fdskl --data iris --features 20 --out full"
+ONE_LINE = "try: {}\nexcept Exception as e: print(type(e).__name__, e)"
+
+DAY: dict[str, Scene] = {
+    "a folder that predicts by itself": _scene(
+        1, MAIL, "rm mail.csv", PREDICT, seen="40 predictions: mail/predictions.csv"
+    ),
+    "predictions in Python": _scene(
+        1,
+        MAIL,
+        "python from fedkern_flwr import load_model; m = load_model('mail'); "
+        "print(m.predict('new-mail.csv')[:2], m.predict_proba('new-mail.csv').shape)",
+        seen=r"\['(ham|news|spam)' '(ham|news|spam)'\] \(40, 3\)",
+    ),
+    "a saved model of POF-MKL": _scene(
+        1,
+        "fedkern run pof-mkl --data numbers.csv --label z --clients 3 --out mail",
+        "fedkern predict mail --data numbers.csv",
+        seen="120 predictions",
+    ),
+    "columns that predict does not need": _scene(
+        1,
+        "fedkern run fed-cg --data mail.csv --label kind --id number --out mail",
+        "fedkern predict mail --data new-mail.csv --id number --out p.csv",
+        "cat p.csv",
+        seen="^number,|^id,class,.* ?probability_ham,probability_news,probability_spam",
+    ),
+    "classes by name in figures": _scene(2, MAIL, seen=r"held-out rows of spam .*as spam"),
+    "one class against the others": _scene(
+        2, f"{MAIL} --positive spam", seen="positive class spam"
+    ),
+    "25 classes of text": _scene(
+        2,
+        "fedkern run fed-cg --data species.csv --label species --landmarks 40 --out o",
+        seen="accuracy on held-out rows",
+    ),
+    "few numbers: classes or not": _scene(
+        2,
+        "fedkern run fed-cg --data visits.csv --label visits --id patient --out o",
+        seen=r"values are taken for classes; --task regression takes them for numbers",
+    ),
+    "classes and online methods": _scene(
+        2,
+        "fedkern run pof-mkl --data visits.csv --label ill --id patient --clients 3 --out o",
+        seen="online methods predict numbers: the 2 classes are numbers from 0 to 1",
+    ),
+    "a file of each party": _scene(
+        3, f"fedkern run fed-cg {PARTIES} --allow-single --out o", seen="accuracy on held-out rows"
+    ),
+    "tabs, decimal commas and ?": _scene(
+        3,
+        "fedkern run fed-cg --data clinic.tsv --label ill --id patient --out o",
+        seen="clinic.tsv has a decimal comma and 10 cells that a mark such as . says to be missing",
+    ),
+    "gaps": _scene(
+        3, "fedkern run fed-cg --data gaps.csv --label ill --out o", seen="accuracy on held-out"
+    ),
+    "skewed columns": _scene(
+        3,
+        "fedkern run fed-cg --data mail.csv --label kind --id number --explain-columns --out o",
+        seen="money number ranks",
+    ),
+    "an app of one's own": _scene(
+        4, "fedkern init fed-cg app", "cat app/pyproject.toml", seen="num-supernodes"
+    ),
+    "too few iterations": _scene(
+        5,
+        "fedkern run hierarchical-svm --data visits.csv --label ill --id patient --users 4 "
+        "--rounds 3 --out o",
+        seen="iterations 3, not converged",
+    ),
+    "ids that are numbers": _scene(
+        5,
+        "fedkern run secure-gram --data visits.csv --label ill --encoding fixed-point --out o",
+        seen="'patient' has another whole number in each row, as ids have: --id patient",
+    ),
+    "a folder that is used": _scene(6, FULL, FULL, seen="full has results already", code=2),
+    "a model of no use": _scene(
+        6,
+        "fedkern run fed-cg --data coins.csv --label side --out o",
+        seen="predicts no better than their most frequent class",
+    ),
+    "a full disk": _scene(
+        6,
+        f"{FULL} --quiet --json /dev/full",
+        seen=r"^fedkern: --json /dev/full cannot be written \(No space left on device\)[^:]*$",
+        code=1,
+    ),
+    "a method misspelt": _scene(
+        6,
+        "fedkern run fedcg",
+        seen="^((?!Did you mean).)*Did you mean((?!Did you mean).)*$",
+        code=2,
+    ),
+    "an option misspelt in Python": _scene(
+        6,
+        "python from fedkern_flwr.strategies import FedCG\n" + ONE_LINE.format("FedCG(landmark=1)"),
+        seen="^UnknownOptionError .*landmark.*did you mean landmarks",
+    ),
+    "a word for a number in Python": _scene(
+        6,
+        "python from fedkern_flwr.strategies import FedCG\n"
+        + ONE_LINE.format("FedCG(gamma='scale')"),
+        seen="^OptionError gamma is 'scale'; use a number",
+    ),
+    "help that one reads": _scene(7, "fedkern run fed-cg --help", seen="--help-all"),
+}
+
+
+def write_tables(folder: Path) -> None:
+    """Write the tables of the day."""
+    rng = np.random.default_rng(24)
+    kind = np.array(["ham", "news", "spam"])[np.arange(ROWS) % 3]
+    money = rng.lognormal(0.0, 2.5, ROWS) * (1.0 + 20.0 * (kind == "spam"))
+    length = rng.normal(200.0, 40.0, ROWS) + 150.0 * (kind == "news")
+    links = rng.poisson(2.0, ROWS) + 3 * (kind != "ham")
+    sender = rng.choice(["work", "shop", "friend"], ROWS)
+    mail = {"number": np.arange(7000, 7000 + ROWS), "money": money, "length": length}
+    mail |= {"links": links, "sender": sender}
+    _write(folder / "mail.csv", {**mail, "kind": kind})
+    new = {name: cells[:40] for name, cells in mail.items()}
+    _write(folder / "new-mail.csv", {"remark": ["read, later"] * 40, **new})
+
+    species = np.arange(8 * 25) % 25
+    wings = {f"wing{k}": rng.normal(size=len(species)) + (species >> k & 1) * 4 for k in range(5)}
+    named = [f"species {chr(97 + k)}" for k in species]
+    _write(folder / "species.csv", {**wings, "species": named})
+
+    age, dose = rng.normal(50.0, 9.0, ROWS), rng.uniform(0.0, 4.0, ROWS)
+    visits, x = rng.integers(0, 6, ROWS), rng.normal(size=(2, ROWS))
+    ill = np.where(age + 5.0 * dose + 4.0 * visits > 70.0, "yes", "no")
+    patient = rng.permutation(ROWS) + 1000
+    clinic = {"patient": patient, "age": age, "dose": dose, "p": x[0], "q": x[1]}
+    _write(folder / "visits.csv", {**clinic, "visits": visits, "ill": ill})
+    gaps = {**clinic, "age": np.where(np.arange(ROWS) % 9 == 4, "", age.astype(str))}
+    _write(folder / "gaps.csv", {**{k: v for k, v in gaps.items() if k != "patient"}, "ill": ill})
+    comma = {k: [f"{cell}".replace(".", ",") for cell in v] for k, v in clinic.items()}
+    comma["dose"] = ["?" if k % 12 == 5 else cell for k, cell in enumerate(comma["dose"])]
+    _write(folder / "clinic.tsv", {**comma, "ill": ill}, "\t")
+    own = {"patient": patient, "age": age, "dose": dose, "ill": ill}
+    for name, rows in (("north", slice(0, 60)), ("south", slice(60, ROWS))):
+        _write(folder / f"{name}.csv", {k: v[rows] for k, v in own.items()})
+    lab = {"patient": patient, "p": x[0], "q": x[1], "ill": ill}
+    _write(folder / "lab.csv", {k: v[::-1] for k, v in lab.items()})
+    numbers = {name: rng.normal(size=ROWS) for name in "vwxyz"}
+    _write(folder / "numbers.csv", numbers)
+    side = np.where(np.arange(ROWS) % 20 == 0, "edge", "flat")
+    _write(
+        folder / "coins.csv", {**{f"x{k}": rng.normal(size=ROWS) for k in range(4)}, "side": side}
+    )
+
+
+def _write(path: Path, columns: dict[str, Sequence[object]], separator: str = ",") -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, delimiter=separator)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+
+
+def _typed(line: str, folder: Path, bin_folder: Path) -> tuple[int, str]:
+    """Return exit code and what is shown of a line that is typed."""
+    word, _, rest = line.partition(" ")
+    if word == "rm":
+        (folder / rest).unlink()
+        return 0, ""
+    if word == "cat":
+        there = (folder / rest).is_file()
+        return int(not there), (folder / rest).read_text() if there else f"no {rest}"
+    arguments = ["-c", rest] if word == "python" else shlex.split(rest)
+    command = [str(bin_folder / word), *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout + done.stderr
+
+
+def main(bin_folder: str, *names: str) -> None:
+    """Type the script, or some scenes, with another installation; print what is seen."""
+    for name, scene in DAY.items():
+        if names and name not in names:
+            continue
+        with TemporaryDirectory() as folder:
+            write_tables(Path(folder))
+            for line in scene.lines:
+                code, text = _typed(line, Path(folder), Path(bin_folder))
+        text = " ".join(text.split())
+        fine = code == scene.code and re.search(scene.seen, text)
+        print(
+            f"{scene.item} {name}: {'seen' if fine else f'NOT SEEN, {code}: {text[-300:]}'}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

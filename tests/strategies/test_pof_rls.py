@@ -1,0 +1,207 @@
+"""POF-RLS against pooled ridge regressions, and its plan, its mixture and its learners."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.online import ridge
+from fedkern_flwr.simulations import simulate
+from fedkern_flwr.simulations.engines import Fault, FaultPlan, Transcript
+from fedkern_flwr.strategies import POFRLS
+
+ROUNDS, LAMBDA = 24, 1e-3
+
+
+def run(strategy: POFRLS, streams: Any, rounds: int = ROUNDS, **more: Any) -> POFRLS:
+    simulate(strategy, streams.client_fn, len(streams.x), num_rounds=rounds, **more)
+    return strategy
+
+
+def pooled(strategy: POFRLS, streams: Any, rows: Callable[[int, int], bool]) -> Any:
+    """Solve the ridge regressions of all rows of ``rows(client, message)``, weighted by age."""
+    starts = (0, *strategy.plan_.stops)
+    parts: dict[str, Any] = {"raw": [], "kernels": []}
+    width = np.array([strategy.width_]).astype("<f8").tobytes()
+    for memory in (1.0, strategy.forgetting):
+        sums: dict[str, Any] = {"raw": [0.0, 0.0], "kernels": [0.0, 0.0]}
+        for message, (start, stop) in enumerate(itertools.pairwise(starts), 1):
+            asked = [k for k in range(len(streams.x)) if rows(k, message)]
+            if not asked:
+                continue
+            many = stop - start
+            summed = message > 1 and many >= strategy.plan_.kernels > 0
+            for name in ("raw", *(["kernels"] if summed else [])):
+                found = sums[name]
+                found[0], found[1] = (memory**many * one for one in found)
+                for k in asked:
+                    x, y = streams.x[k][start:stop], streams.y[k][start:stop] - 0.5
+                    phi = np.column_stack([x, np.ones(many)])
+                    if name == "kernels":
+                        both = ridge.rows_of(x, width, strategy.features, strategy.run_seed)[1]
+                        half = np.arange(strategy.plan_.features)
+                        phi = both[:, [*half, *(strategy.features + half)]]
+                    found[0], found[1] = found[0] + phi.T @ phi, found[1] + phi.T @ y
+        for name, (matrix, vector) in sums.items():
+            parts[name].append(np.linalg.solve(matrix + LAMBDA * np.eye(len(matrix)), vector))
+    return parts
+
+
+UPLOAD = "online-ridge"
+GONE = {(1, 2), (3, 4), (1, 5)}  # client, message
+
+
+@pytest.mark.parametrize(("secure", "drop"), [(False, False), (True, False), (True, True)])
+def test_the_global_learners_are_ridge_regressions_of_the_pooled_rows(
+    secure: bool, drop: bool, make_streams: Callable[..., Any]
+) -> None:
+    """With forgetting, secure sums and clients that vanish: of the rows that were summed."""
+    streams = make_streams(8, ROUNDS)
+    strategy = POFRLS(features=3, samples_per_round=6, secure=secure, seed=5)
+    faults = FaultPlan([(k, UPLOAD, n, Fault("vanished")) for k, n in GONE] if drop else [])
+    run(strategy, streams, faults=faults)
+    assert strategy.plan_.features == 3
+    assert min(row["survivors"] for row in strategy.history_) == 8 - drop
+    found = strategy.model()[0]
+    expected = pooled(strategy, streams, lambda k, n: not drop or (k, n) not in GONE)
+    np.testing.assert_allclose(found["raw"], expected["raw"], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(found["kernels"], expected["kernels"], rtol=0, atol=1e-9)
+
+
+def test_between_messages_a_client_learns_from_its_own_rows(
+    make_streams: Callable[..., Any],
+) -> None:
+    """Global ridge alone: what a client predicts is exact recursive least squares, by hand."""
+    streams = make_streams(3, ROUNDS, seed=2)
+    strategy = run(POFRLS(experts="global-ridge", forgetting=1.0, samples_per_round=5), streams)
+    rows = [np.column_stack([x, np.ones(len(x))]) for x in streams.x]
+    errors = []
+    for start, stop in zip((0, *strategy.plan_.stops), strategy.plan_.stops, strict=False):
+        for k in range(3):
+            for t in range(start, stop):
+                known = [(rows[j][:start], streams.y[j][:start]) for j in range(3)]
+                known.append((rows[k][start:t], streams.y[k][start:t]))
+                phi, y = (np.concatenate(part) for part in zip(*known, strict=True))
+                matrix = phi.T @ phi + LAMBDA * np.eye(5)
+                found = rows[k][t] @ np.linalg.solve(matrix, phi.T @ (y - 0.5)) + 0.5
+                errors.append((found.clip(0.0, 1.0) - streams.y[k][t]) ** 2)
+    assert strategy.metrics_["mse"] == pytest.approx(np.mean(errors), abs=1e-12)
+    frozen = run(
+        POFRLS(experts="global-ridge", forgetting=1.0, samples_per_round=5, down=5), streams
+    )
+    assert frozen.metrics_["mse"] > 1.01 * strategy.metrics_["mse"]  # coefficients alone
+    np.testing.assert_allclose(frozen.model()[0]["raw"], strategy.model()[0]["raw"], atol=1e-12)
+
+
+@pytest.mark.parametrize("memory", [1.0, 0.9])
+def test_a_learner_of_single_rows_is_a_ridge_regression(memory: float) -> None:
+    rng = np.random.default_rng(0)
+    phi, y = rng.standard_normal((40, 6)), rng.standard_normal(40)
+    learner = ridge.Ridge(6, ridge.unlearned(6, 0.5), memory=memory, ridge=0.5)
+    matrix, vector = 0.5 * np.eye(6), np.zeros(6)
+    for t in range(40):
+        learner.learn(phi[t], y[t])
+        matrix = memory * matrix + np.outer(phi[t], phi[t])
+        matrix[t % 6, t % 6] += 6 * 0.5 * (1.0 - memory)
+        vector = memory * vector + phi[t] * y[t]
+        np.testing.assert_allclose(learner.theta, np.linalg.solve(matrix, vector), atol=1e-10)
+    start = ridge.solve(ridge.sums(phi, y), 6, 0.5)
+    again = ridge.Ridge(6, start)
+    again.learn(phi[0], y[0])
+    twice = np.concatenate([phi, phi[:1]]), np.append(y, y[0])
+    expected = ridge.solve(ridge.sums(*twice), 6, 0.5)
+    np.testing.assert_allclose(again.state(), expected, atol=1e-12)
+
+
+def test_regret_against_the_best_learner_stays_within_the_bound_of_adahedge(
+    make_streams: Callable[..., Any],
+) -> None:
+    streams, record = make_streams(3, 120, seed=4), Transcript()
+    run(POFRLS(features=4), streams, 120, transcript=record)
+    reports = [e.scalars for e in record.entries(phase=UPLOAD, direction="up")]
+    for report in reports:
+        best = report["total_squared_error"] - report["regret"]
+        assert report["regret"] <= ridge.hedge_bound(8, report["total_samples"], best)
+
+
+@given(st.integers(2, 6), st.integers(1, 300), st.integers(0, 4000))
+def test_the_mixture_keeps_adahedges_bound_on_any_losses(
+    experts: int, samples: int, seed: int
+) -> None:
+    """Also where some are asleep, which have the mixture's loss."""
+    rng = np.random.default_rng(seed)
+    hedge, mixed = ridge.Hedge(np.zeros(experts)), 0.0
+    better = rng.random(experts) ** 3
+    for _ in range(samples):
+        awake = rng.random(experts) < 0.8
+        awake[rng.integers(experts)] = True
+        losses = (rng.random(experts) < better).astype(float)
+        loss = float(hedge.weights(awake) @ losses)
+        hedge.learn(np.where(awake, losses, loss))
+        mixed += loss
+    best = float(hedge.losses.min())
+    assert mixed - best <= ridge.hedge_bound(experts, samples, best) + 1e-9
+
+
+@given(
+    st.integers(1, 600),
+    st.floats(1.0, 2000.0),
+    st.one_of(st.none(), st.integers(1, 60)),
+    st.integers(0, 300),
+    st.integers(0, 3),
+    st.integers(1, 30),
+)
+def test_no_message_of_a_plan_releases_more_numbers_than_it_has_unknowns(
+    samples: int, unknowns: float, given: int | None, raw: int, kernels: int, features: int
+) -> None:
+    plan = ridge.plan(
+        samples, unknowns, given=given, raw=raw, kernels=kernels, features=features, fixed=0
+    )
+    lengths = np.diff([0, *plan.stops])
+    assert lengths.sum() == samples
+    assert lengths.min() >= 1
+    if given:
+        assert lengths.max() < 2 * given
+    kept = kernels * ridge.numbers(2 * plan.features)
+    for before, length in zip((0, *plan.stops), lengths, strict=False):
+        numbers = raw * (plan.raw > 0) + kept * (length >= plan.kernels > 0)
+        assert numbers <= unknowns * length
+        if before and length != lengths[-1]:
+            assert length <= max(before, lengths[0])
+
+
+@pytest.mark.parametrize("experts", ["local-ridge", "local-kernels", "local"])
+def test_local_learners_release_statistics_only(
+    experts: Any, make_streams: Callable[..., Any]
+) -> None:
+    streams = make_streams(4, ROUNDS)
+    strategy = run(POFRLS(experts=experts, features=4, secure=True), streams)
+    assert strategy.sum_length() == 0
+    assert not strategy.model()[0].get("raw", np.zeros(0)).size
+    assert 0.0 < strategy.metrics_["mse"] < 0.1
+
+
+def test_drift_is_followed_by_learners_that_forget(make_streams: Callable[..., Any]) -> None:
+    streams = make_streams(4, 160, seed=1)
+    for y in streams.y:
+        y[80:] = 1.0 - y[80:]
+    errors = [
+        run(POFRLS(features=4, forgetting=memory), streams, 160).metrics_["mse"]
+        for memory in (1.0, 0.95)
+    ]
+    assert errors[1] < 0.5 * errors[0]
+
+
+def test_what_may_not_be_summed_is_said_before_anything_is_sent(
+    make_streams: Callable[..., Any],
+) -> None:
+    strategy = POFRLS(experts="global", up=5)
+    with pytest.raises(OptionError, match="nothing may be summed that 'global' learners"):
+        run(strategy, make_streams(4, ROUNDS))
