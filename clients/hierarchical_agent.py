@@ -8,8 +8,9 @@ import numpy as np
 
 from fedkern_flwr.errors import SumError
 from fedkern_flwr.groups import messages as wire
-from fedkern_flwr.groups.consensus import next_group_center, norms, paper_group_center
+from fedkern_flwr.groups.consensus import Floats, next_group_center, norms, paper_group_center
 from fedkern_flwr.groups.members import DEFAULT_BOUND
+from fedkern_flwr.groups.trials import part_of
 from fedkern_flwr.guard import refusal
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.secure_sum import Encoding
@@ -83,21 +84,46 @@ class AgentOfRows(SVMNode):
         found.setdefault("dual", np.zeros(shape))
         found.setdefault("statistics", np.zeros(5 * request.outputs))
         found.setdefault("sigma", request.sigma)
+        just = request.chosen != self.kept.settings.setdefault("chosen", -1)
+        if just:
+            self._choose(request)
         if request.advance:
-            self._advance(request)
+            self._advance(request, just=just)
         found["dual"] = found["dual"] * (found["sigma"] / request.next_sigma)
         found["sigma"] = request.next_sigma
         term = found["center"] + (found["dual"] if request.consensus == "exact" else 0.0)
         found["term"] = np.concatenate([term.ravel(), found["statistics"]])
 
-    def _advance(self, request: wire.AgentRequest) -> None:
-        """Complete an iteration of the group."""
+    def _choose(self, request: wire.AgentRequest) -> None:
+        """Go on with what belongs to one of the C that were tried."""
+        found, own = self.kept.arrays, self.kept.settings
+        tried = request.folds * request.tried
+        if own["chosen"] >= 0 or not 0 <= request.chosen < request.tried or request.folds < 1:
+            raise self.wrong("the C to go on with is none that was tried, or another than before")
+        own["chosen"] = request.chosen
+        for name in ("center", "dual", "sigma"):
+            if len(found[name]) == request.outputs * tried:
+                found[name] = self._chosen_of(found[name], request)
+
+    def _chosen_of(self, stacked: Floats, request: wire.AgentRequest) -> Floats:
+        return part_of(stacked, request.folds, request.tried, request.chosen)
+
+    def _advance(self, request: wire.AgentRequest, *, just: bool) -> None:
+        """Complete an iteration of the group.
+
+        If C has ``just`` been chosen, the group's sum is still that of all that were tried.
+        """
         found, own, total = self.kept.arrays, self.kept.settings, self.received(wire.GROUP_SUM)
-        outputs, models = request.outputs, request.outputs * request.width
+        outputs = request.outputs * (request.folds * request.tried if just else 1)
+        models = outputs * request.width
         if total.size != models + _GROUP_STATISTICS * outputs:
             raise self.wrong("the sum of its group has another length")
-        sums = total[:models].reshape(found["center"].shape)
-        loss, primal, pull = total[models:].reshape(_GROUP_STATISTICS, outputs)
+        sums = total[:models].reshape(outputs, request.width)
+        statistics = total[models:].reshape(_GROUP_STATISTICS, outputs)
+        if just:
+            sums = self._chosen_of(sums, request)
+            statistics = self._chosen_of(statistics.T, request).T
+        loss, primal, pull = statistics
         before, users, exact = found["center"], len(request.users), request.consensus == "exact"
         found["dual"] = found["dual"] * (found["sigma"] / request.sigma)
         found["sigma"] = request.sigma

@@ -107,6 +107,9 @@ class SVMNode(TableClient):
         group = -1 if self.role == OWNER else self.group
         named, product = self.table.identified, self.product
         own = {"group": group, "named": named, "product": product}
+        if self.role == USER:
+            policy = self.policy
+            own |= {"fold_rows": policy.min_own_rows, "fold_sum_rows": policy.min_sum_rows}
         reply = self.tell(request, wire.SVMDescribeReply, **own)
         state = self.open_session(request.session)
         state.round = int(self.kept.settings.get("done", 0))
@@ -262,16 +265,20 @@ class SVMNode(TableClient):
     def learned_rows(self) -> tuple[Floats, Floats | None]:
         """Return the rows to learn from in the coordinates of the run, shape (n, d + 1).
 
-        And their inner products, shape (n, n), if there are fewer of them than columns. Random
-        features are dear to make: those of the last messages are kept.
+        And their inner products, shape (n, n), where there are fewer of them than columns and the
+        local problem is solved with them. Random features are dear to make: those of the last
+        messages are kept.
         """
+        own = self.kept.settings
+        chain = max(own.get("left", -1), own.get("right", -1)) >= 0
 
         def make() -> tuple[Floats, ...]:
             rows = self.rows_of(self.table.x)
-            return (rows, rows @ rows.T) if len(rows) < rows.shape[1] else (rows,)
+            used = own["loss"] == "hinge" and not chain and len(rows) < rows.shape[1]
+            return (rows, rows @ rows.T) if used else (rows,)
 
         if not self._prepared:
-            settings = {name: self.kept.settings[name] for name in _OF_ROWS}
+            settings = {name: own[name] for name in _OF_ROWS}
             if settings["features"]:
                 text = repr((self.session, self.partition, self.table.digest(), settings))
                 key = hashlib.sha256(text.encode())

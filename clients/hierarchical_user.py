@@ -11,16 +11,15 @@ from fedkern_flwr.groups.linear_model import model_columns
 from fedkern_flwr.guard import refusal
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.solvers.local_solvers import balanced_weights, solve_local, total_loss
 from fedkern_flwr.wire.sums import Order
 
-from .hierarchical_node import SVMNode
+from .hierarchical_trials import SolverOfUser
 
-_PINNED = ("loss", "c", "features", "gamma", "feature_seed", "rows")
+_PINNED = ("loss", "c", "features", "gamma", "feature_seed", "rows", "folds")
 _COORDINATES = ("mean", "deviation", "ridge")
 
 
-class UserOfRows(SVMNode):
+class UserOfRows(SolverOfUser):
     """What a user answers in a horizontal split."""
 
     @answers(wire.StatisticsRequest)
@@ -30,7 +29,8 @@ class UserOfRows(SVMNode):
         self.check(name)
         if request.rows != sum(self.ordered.rows(name)):
             raise refusal("the rows of a sum", self.name)
-        self.pin(**{name: getattr(request, name) for name in _PINNED})
+        self.check_trials(request)
+        self.pin(tried=request.tried.tolist(), **{n: getattr(request, n) for n in _PINNED})
         if request.raw_mean.size:
             self.kept.arrays |= {
                 "raw_mean": request.raw_mean,
@@ -52,10 +52,10 @@ class UserOfRows(SVMNode):
         self.pin(agent=request.agent, left=-1, right=-1, pipelined=False)
         if not self.repeated:
             self._take_coordinates(request)
-            center = np.zeros(self._shape)
+            center = np.zeros(self.shape)
             if request.sealed:
                 place = ("center", request.round - 1)
-                center = self.unseal(request.agent, request.sealed, self._shape, *place)
+                center = self.unseal(request.agent, request.sealed, self.shape, *place)
             elif request.center.size:
                 center = request.center
             self._step(request, center)
@@ -70,8 +70,10 @@ class UserOfRows(SVMNode):
         self.check(name, request.agent)
         self.pin(left=-1, right=-1, pipelined=True)
         if not self.repeated:
+            before = self.kept.settings.get("chosen", -1)
             self._take_coordinates(request)
-            self._step(request, self._make_center(request, self.ordered.order(name)))
+            just = before != request.chosen
+            self._step(request, self._make_center(request, self.ordered.order(name), just=just))
         self.ordered.contribute(name, self.kept.arrays["vector"])
         return wire.StepWithAgentReply()
 
@@ -83,20 +85,26 @@ class UserOfRows(SVMNode):
         own["told"] = request.sum_name(own["before"])
         return str(own["told"])
 
-    def _make_center(self, request: wire.StepWithAgentRequest, order: Order) -> Floats:
-        """Open the group's sum with the agent's pad, and make the center; zero at first."""
+    def _make_center(
+        self, request: wire.StepWithAgentRequest, order: Order, *, just: bool
+    ) -> Floats:
+        """Open the group's sum with the agent's pad, and make the center; zero at first.
+
+        If C has ``just`` been chosen, the sum is still that of all that were tried.
+        """
         found = self.kept.arrays
-        made = dual = np.zeros(self._shape)
+        made = dual = np.zeros(self.shape)
         if request.round > 1:
             parties = len(self.ordered.party.state.cohorts[order.cohort].members)
             place, padded = ("pad", request.round - 1, request.index), request.padded
             pad = self.unseal(request.agent, request.sealed, padded.shape, *place)
-            if padded.size != made.size or padded.dtype != np.uint64:
+            if padded.size != made.size * (self.trials if just else 1) or padded.dtype != np.uint64:
                 raise self.wrong("the sum of its group has another length")
             encoding = Encoding.of(order)
             total = encoding.decode(padded - pad.view(np.uint64), parties)
+            total = total.reshape(-1, made.shape[1])
             made, dual = next_group_center(
-                total.reshape(made.shape),
+                self.chosen_of(total) if just else total,
                 parties - 1,
                 request.judged,
                 (found["group_center"], found["group_dual"]),
@@ -111,15 +119,15 @@ class UserOfRows(SVMNode):
     def _step(self, request: wire.LocalRequest, center: Floats) -> None:
         """Update the dual at a center, solve, and have the vector ready that is summed."""
         found, own, rho = self.kept.arrays, self.kept.settings, request.rho
-        dual, primal = np.zeros(self._shape), np.zeros(len(center))
+        dual, primal = np.zeros(self.shape), np.zeros(len(center))
         if "model" in found:
             primal = norms(found["model"] - center)
             dual = (found["dual"] + found["counted"] - center) * (found["rho"] / rho)
-        model = self._solve(center - dual, np.broadcast_to(rho, self._shape))
+        model = self.solve(center - dual, np.broadcast_to(rho, self.shape))
         counted = relax(model, center, request.relaxation)
         found |= {"model": model, "dual": dual, "counted": counted, "rho": rho}
         pull = rho[:, 0] * norms(dual) / own["rows"]
-        statistics = [*self._loss(request.judged), *primal, *pull]
+        statistics = [*self.losses(request.judged), *primal, *pull]
         found["vector"] = np.concatenate([(counted + dual).ravel(), statistics])
 
     @answers(wire.ChainRequest)
@@ -136,24 +144,24 @@ class UserOfRows(SVMNode):
         found, sides = self.kept.arrays, (request.left, request.right)
         if not self.repeated:
             self._take_coordinates(request)
-            own = found.get("model", np.zeros(self._shape))
+            own = found.get("model", np.zeros(self.shape))
             others = [
-                self.unseal(other, sealed, self._shape, "model", request.round - 1)
+                self.unseal(other, sealed, self.shape, "model", request.round - 1)
                 for other, sealed in zip(
                     sides, (request.from_left, request.from_right), strict=True
                 )
                 if other >= 0 and sealed
             ] or [own] * sum(other >= 0 for other in sides)
-            dual = found.get("dual", np.zeros(self._shape))
+            dual = found.get("dual", np.zeros(self.shape))
             dual = dual + 0.5 * request.rho * sum(own - other for other in others)
             middle = sum(0.5 * (own + other) for other in others)
             ridge = found["ridge"] / request.users
             penalty = ridge + 2.0 * request.rho * len(others)
             target = (2.0 * request.rho * middle - 2.0 * dual) / penalty
-            model = self._solve(np.asarray(target), penalty)
+            model = self.solve(np.asarray(target), penalty)
             apart = np.sum([norms(model - other) for other in others], axis=0) / len(others)
             found |= {"model": model, "dual": np.asarray(dual)}
-            statistics = [*self._loss(request.judged), *apart, *norms(model - own)]
+            statistics = [*self.losses(request.judged), *apart, *norms(model - own)]
             found["vector"] = np.concatenate([model.ravel(), statistics])
         self.ordered.contribute(wire.FLAT_SUM, found["vector"])
         to_left, to_right = (
@@ -170,14 +178,15 @@ class UserOfRows(SVMNode):
         held_out = self.rows_of(table.x_test) @ request.model.T
         tests = np.arange(table.tests)
         counts = self.outcomes(tests, held_out, request.bins, total=wire.EVALUATION_SUM)
-        loss = self._loss(request.model)
+        loss = self.losses(request.model)
         self.ordered.contribute(wire.EVALUATION_SUM, np.concatenate([[loss.sum()], counts]))
         self.write_predictions(tests, held_out)
         return wire.EvaluateReply()
 
     def _take_coordinates(self, request: wire.SolveRequest) -> None:
         found, outputs = self.kept.arrays, self.table.y.shape[1]
-        if request.rho.shape != (outputs, 1) or len(request.shares) not in (0, outputs):
+        self.choose(request.chosen)
+        if request.rho.shape != (self.outputs, 1) or len(request.shares) not in (0, outputs):
             raise self.wrong("penalties or weights are not those of its classes")
         if request.mean.size:
             self._check_shares(request.shares)
@@ -202,47 +211,3 @@ class UserOfRows(SVMNode):
             fits = fits and bool(((least <= shares * rows) & (shares * rows <= most)).all())
         if not fits:
             raise refusal("weights of classes that its rows contradict", self.name)
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return self.table.y.shape[1], len(self.kept.arrays["ridge"])
-
-    def _solve(self, target: Floats, penalty: Floats) -> Floats:
-        """Return the models that minimise C sum loss + 1/2 |w - target|^2 in their penalty."""
-        own, (rows, gram), y = self.kept.settings, self.learned_rows(), self.table.y
-        memory = self.kept.arrays.get("memory", np.zeros((y.shape[1], 0)))
-        solved = [
-            solve_local(
-                own["loss"],
-                rows,
-                y[:, k],
-                target[k],
-                penalty[k],
-                own["c"],
-                memory[k],
-                self._weights(k),
-                gram,
-            )
-            for k in range(y.shape[1])
-        ]
-        self.kept.arrays["memory"] = np.stack([found for _, found in solved])
-        return np.stack([model for model, _ in solved])
-
-    def _loss(self, model: Floats) -> Floats:
-        """Return each output's sum of losses per row of the run, 0 without a model."""
-        own, y = self.kept.settings, self.table.y
-        if not model.size:
-            return np.zeros(y.shape[1])
-        outputs = self.learned_rows()[0] @ model.T
-        totals = [
-            total_loss(own["loss"], outputs[:, k], y[:, k], self._weights(k))
-            for k in range(y.shape[1])
-        ]
-        return np.asarray(np.array(totals) / own["rows"])
-
-    def _weights(self, output: int) -> Floats | None:
-        """Return the weights of the rows to learn from, where classes are weighted."""
-        shares = self.kept.arrays["shares"]
-        if not shares.size:
-            return None
-        return balanced_weights(self.table.y[:, output], float(shares[output]))

@@ -19,7 +19,7 @@ from fedkern_flwr.strategy import logger
 from .hierarchical_progress import Live, Progress
 from .hierarchical_rows import RowRounds
 
-_GROUP_STATISTICS, AGENT_STATISTICS = 3, 5  # of each output, after the models
+GROUP_STATISTICS, AGENT_STATISTICS = 3, 5  # of each output, after the models
 
 
 class AgentRounds(RowRounds):
@@ -44,7 +44,7 @@ class AgentRounds(RowRounds):
         agent = one.group.agent
         one.stage, one.sum = (
             "ordered",
-            self._order(name, _GROUP_STATISTICS, one.cohort, receiver=agent),
+            self._order(name, GROUP_STATISTICS, one.cohort, receiver=agent),
         )
         return one.sum
 
@@ -100,6 +100,8 @@ class AgentRounds(RowRounds):
         run = self._run
         run.tick += 1
         self.step = run.tick
+        if advancing:
+            self.settle()
         run.rho = self.rho_of(min(run.live), run.live[min(run.live)].done, run.factors[0])
         for number in advancing:
             one = run.live[number]
@@ -180,9 +182,25 @@ class AgentRounds(RowRounds):
                 width=self.shape_[1],
                 users=np.array(one.group.users, np.int32),
                 center=run.center,
+                chosen=self._chosen,
+                tried=len(self.tried_),
+                folds=self.folds_,
             )
             for number, one in run.live.items()
         }
+
+    def settle(self) -> None:
+        """Go on with what was chosen, if it is time: agents do so along with their next center."""
+        run = self._run
+        if not self.is_settled_at(run.slowest + 1):
+            return
+        run.center = self.chosen_of(run.center)
+        run.models = {k: self.chosen_of(model) for k, model in run.models.items()}
+        now, following = run.factors
+        run.factors = self.chosen_of(now), self.chosen_of(following)
+        run.residuals, run.best = Residuals.unknown(self.outputs_), None
+        for one in run.live.values():
+            one.judging = None  # a model of all that were tried
 
     def _take(self, total: Floats, advancing: set[int]) -> Steps:
         """Make the global model from the agents' total, and note how far the run is."""
@@ -194,7 +212,8 @@ class AgentRounds(RowRounds):
         else:
             sigma, ridge = self._sigma(run.slowest, run.factors[1]), self.coordinates.ridge()
             run.center = global_center(terms, sigma, len(run.live), ridge)
-        self.trace_.append((time.monotonic() - run.started, run.slowest, self._model))
+        if not self.trying:
+            self.trace_.append((time.monotonic() - run.started, run.slowest, self._model))
         if advancing:
             run.models[run.advances] = self._model
             loss, primal, size, dual, pull = own.reshape(AGENT_STATISTICS, -1)
@@ -210,7 +229,9 @@ class AgentRounds(RowRounds):
         row |= {"consensus_difference": change, "rho": float(run.rho.max())}
         numbers = {one.judged for one in run.live.values()}
         number = numbers.pop() if len(numbers) == 1 else None
-        if number is not None and number in run.models:
+        if not self.is_judged_at(slowest):
+            self.take_losses(slowest, losses)
+        elif number is not None and number in run.models:
             judged = self.judged(run.models[number], losses)
             row["objective"] = float(judged.objectives.sum())
             if not self.staleness:  # else few models are judged, and not the last

@@ -29,14 +29,16 @@ class FlatRounds(RowRounds):
         """Iterate until the residuals are small, or all rounds are done."""
         meta, chain, started = self.saved_meta_, self.architecture == "chain", time.monotonic()
         model, best, sealed = np.zeros(self.shape_), None, dict[int, wire.ChainReply]()
-        done, outputs = int(meta.get("done", 0)), self.shape_[0]
-        factor = np.array(meta.get("factor", [1.0] * outputs))
+        done = int(meta.get("done", 0))
         if meta:
             best, model = self.take_up(), self.saved_["model"]
+        factor = np.array(meta.get("factor", [1.0] * len(model)))
         count, ridge = len(self.users_), self.coordinates.ridge()
         if meta and chain:  # what was sealed for the neighbours has keys of another session
             _, sealed = yield from self._ask_all(done, factor, model, sealed)
         while done < self.num_rounds:
+            if self.is_settled_at(done + 1):
+                model, factor, best = self.chosen_of(model), self.chosen_of(factor), None
             if self.is_due(done):
                 yield from self.save_rows(
                     done, self.users_, {"model": model}, best, factor=factor.tolist()
@@ -45,7 +47,7 @@ class FlatRounds(RowRounds):
             done += 1
             total, sealed = yield from self._ask_all(done, factor, model, sealed)
             terms = total[: model.size].reshape(self.shape_)
-            losses, primal, last = total[model.size :].reshape(_STATISTICS, outputs)
+            losses, primal, last = total[model.size :].reshape(_STATISTICS, -1)
             before = model
             if chain:
                 model = terms / count
@@ -59,13 +61,16 @@ class FlatRounds(RowRounds):
             row: dict[str, Any] = dict(zip(("primal", "dual"), residuals.largest(), strict=True))
             moved = float(np.linalg.norm(model - before))
             row |= {"consensus_difference": moved, "rho": float(rho.max())}
-            if judged.size:
+            if not self.is_judged_at(done):
+                self.take_losses(done, losses)
+            elif judged.size:
                 best = (now := self.judged(judged, losses)).better(best)
                 row["objective"] = float(now.objectives.sum())
-            self.trace_.append((time.monotonic() - started, done, model))
+            if not self.trying:
+                self.trace_.append((time.monotonic() - started, done, model))
             factor = self.next_growth(factor, residuals, done)
             yield Round(done, row)
-            if done > 1 and residuals.small(self.tolerance):
+            if done > 1 and self.is_judged_at(done) and residuals.small(self.tolerance):
                 return Learned(True, model if best is None else best.model)
         return Learned(False, model if best is None else best.model)
 
@@ -78,6 +83,7 @@ class FlatRounds(RowRounds):
             "rho": self.rho_of(0, number - 1, factor),
             "judged": model if number > 1 else _NOTHING,
             **self.coordinate_fields(first=number == 1),
+            **self.chosen_field(),
         }
         requests: dict[int, Any]
         reply: type[wire.SVMReply]

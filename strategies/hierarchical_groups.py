@@ -69,7 +69,7 @@ class GroupRounds(AgentRounds):
 
     def _small(self) -> bool:
         run = self._run
-        done = run.slowest > 1 and run.masked is None
+        done = run.slowest > 1 and run.masked is None and self.is_judged_at(run.slowest)
         return done and run.residuals.small(self.tolerance)
 
     def _go_on(self) -> None:
@@ -130,6 +130,7 @@ class GroupRounds(AgentRounds):
                 center=np.zeros((0, 0)),
                 judged=run.models[one.judging or 0],
                 **self.coordinate_fields(first=one.done == 0),
+                **self.chosen_field(),
             )
             for k, user in enumerate(one.group.users):
                 requests[user] = replace(shared, sealed=one.sealed[k * size : (k + 1) * size])

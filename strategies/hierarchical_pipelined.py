@@ -14,7 +14,7 @@ from fedkern_flwr.groups.consensus import Floats, Residuals, global_center
 from fedkern_flwr.method import Answers, Deliver, Round, Steps
 from fedkern_flwr.secure_sum import RunningSum
 
-from .hierarchical_agents import AGENT_STATISTICS, AgentRounds
+from .hierarchical_agents import AGENT_STATISTICS, GROUP_STATISTICS, AgentRounds
 from .hierarchical_progress import Live, Progress
 from .hierarchical_rows import Learned
 
@@ -47,7 +47,7 @@ class PipelinedRounds(AgentRounds):
         run.models = {0: run.center}
         if self.saved_meta_:
             self._take_up_groups()
-        else:
+        elif not self.trying:
             self.trace_.append((time.monotonic() - run.started, 0, run.center))
         yield from self._exchange(opening=False)
         while not self._is_over():
@@ -60,7 +60,8 @@ class PipelinedRounds(AgentRounds):
 
     def _is_small(self) -> bool:
         run = self._run
-        return run.slowest > 1 and run.residuals.small(self.tolerance)
+        judged = run.slowest > 1 and self.is_judged_at(run.slowest)
+        return judged and run.residuals.small(self.tolerance)
 
     def _is_over(self) -> bool:
         """Tell whether all iterations are done, but for the objective of the last one."""
@@ -77,6 +78,8 @@ class PipelinedRounds(AgentRounds):
         run, told = self._run, dict[int, dict[int, wire.StepWithAgentRequest]]()
         run.tick += 1
         self.step = run.tick
+        if opening:
+            self.settle()
         for number, one in run.live.items():
             told[number] = self._user_requests(one, opening=opening)
             if opening or number not in self._names:  # else they have been told before
@@ -115,11 +118,12 @@ class PipelinedRounds(AgentRounds):
     def _user_requests(self, one: Live, *, opening: bool) -> dict[int, wire.StepWithAgentRequest]:
         """Return what the users of a group are told; the first time nothing of an iteration."""
         run, done = self._run, one.done + opening
-        index, padded = 0, np.zeros(0, np.uint64)
+        index, padded, width = 0, np.zeros(0, np.uint64), self.shape_[1]
         if opening:
             assert one.sum is not None
             index = one.sum.order.index
-            padded = np.concatenate(one.sum.delivery().padded)[: run.center.size]
+            padded = np.concatenate(one.sum.delivery().padded)
+            padded = padded[: len(padded) // (width + GROUP_STATISTICS) * width]
         shared = wire.StepWithAgentRequest(
             round=run.tick,
             agent=one.group.agent,
@@ -133,6 +137,7 @@ class PipelinedRounds(AgentRounds):
             index=index,
             padded=padded,
             **self.coordinate_fields(first=run.tick == 1),
+            **self.chosen_field(),
         )
         users = one.group.users
         size = len(one.sealed) // len(users)
@@ -188,9 +193,13 @@ class PipelinedRounds(AgentRounds):
         losses, primal, size, dual, pull = total[numbers:].reshape(AGENT_STATISTICS, -1)
         if self._row:
             done = self._row["round"]
-            judged = self.judged(run.models[done - 1], losses)
-            run.best = judged.better(run.best)
-            yield Round(done, {**self._row, "objective": float(judged.objectives.sum())})
+            if self.is_judged_at(done):
+                judged = self.judged(run.models[done - 1], losses)
+                run.best = judged.better(run.best)
+                self._row["objective"] = float(judged.objectives.sum())
+            else:
+                self.take_losses(done, losses)
+            yield Round(done, self._row)
         if last:
             return
         rho = self.rho_of(min(run.live), run.slowest, run.factors[0])
@@ -199,7 +208,8 @@ class PipelinedRounds(AgentRounds):
         done, now, before = run.slowest, run.factors[1], run.center
         sigma, ridge = self._sigma(done, now), self.coordinates.ridge()
         run.center = global_center(terms.reshape(before.shape), sigma, len(run.live), ridge)
-        self.trace_.append((time.monotonic() - run.started, done, run.center))
+        if not self.trying:
+            self.trace_.append((time.monotonic() - run.started, done, run.center))
         run.models = {done - 1: before, done: run.center}
         run.residuals = Residuals(primal, size, dual, pull * self.rows_)
         names = ("primal", "dual")

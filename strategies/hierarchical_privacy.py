@@ -8,7 +8,8 @@ from .hierarchical_options import SVMOptions
 
 _SIZES = "who belongs to which group, with how many rows and columns"
 _DECLARED = (
-    "what each user declares: bound of its labels; digests of the names of columns and classes"
+    "what each user declares: bound of its labels; digests of the names of columns and classes; "
+    "the fewest rows of its own and of all in a fold"
 )
 
 
@@ -47,6 +48,8 @@ def seen_by(strategy: SVMOptions) -> dict[str, Any]:
         "the global model of each iteration, and the total loss of each class",
         "outcomes on the held-out rows of all users together",
     ]
+    if strategy.C is None:
+        server.append("models of each C that is tried and each fold, and losses on the folds")
     if strategy.class_weight:
         server.append("how many rows of each class all users have together")
     if strategy.architecture == "chain":

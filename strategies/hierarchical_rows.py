@@ -15,7 +15,7 @@ from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.method import Steps
 from fedkern_flwr.strategy import Arrays
 
-from .hierarchical_options import SVMOptions
+from .hierarchical_trials import Trials
 
 _NONE = np.zeros(0)
 
@@ -43,7 +43,7 @@ class Learned(NamedTuple):
     lost: Mapping[int, str] = {}
 
 
-class RowRounds(SVMOptions):
+class RowRounds(Trials):
     """Rounds of a horizontal split.
 
     Attributes
@@ -63,31 +63,23 @@ class RowRounds(SVMOptions):
         self.shares_ = _NONE
 
     @property
-    def rows_(self) -> int:
-        """Rows to learn from, of all users."""
-        return sum(self.party_of(user).rows for user in self.users_)
-
-    @property
     def shape_(self) -> tuple[int, int]:
         """Of a model: outputs, coefficients with the bias."""
-        return self.outputs_, model_columns(self.columns_, self.frequencies) + 1
+        return len(self.each_c), model_columns(self.columns_, self.frequencies) + 1
 
-    def first_rho(self, number: int) -> float:
-        """Return the first rho of a group.
+    def default_rho(self) -> Floats:
+        """Return the first rho where none is given.
 
         Random features vary little, so that their weights in the coordinates of the run are
         penalised by far more than 1, and rho grows with the root of that.
         """
-        found = super().first_rho(number)
-        given = self.rho is not None or self.step_sizes is not None
-        if given or not self.frequencies or self.architecture == "chain":
-            return found
-        return found * float(np.sqrt(self.coordinates.ridge()[:-1].mean()))
+        wide = self.frequencies and self.architecture != "chain"
+        return super().default_rho() * (self.coordinates.ridge()[:-1].mean() ** 0.5 if wide else 1)
 
     def judged(self, model: Floats, losses: Floats) -> Judged:
         """Return models with their objectives, of so much loss per row each."""
         penalties = penalties_of(model, self.coordinates.ridge())
-        return Judged(penalties + self.C * self.rows_ * losses, model)
+        return Judged(penalties + self.C_ * self.rows_ * losses, model)
 
     # -- exchanges with all users
 
@@ -114,7 +106,9 @@ class RowRounds(SVMOptions):
         requests = {
             user: wire.StatisticsRequest(
                 loss=self.loss,
-                c=self.C,
+                c=self.C_,
+                tried=np.array(self.tried_),
+                folds=self.folds_,
                 features=self.frequencies,
                 gamma=self.chosen_gamma,
                 feature_seed=self.run_seed,
@@ -177,7 +171,7 @@ class RowRounds(SVMOptions):
     def outcomes(self, model: Floats, total: Floats) -> dict[str, Any]:
         """Return the metrics of a model, of the sum over the users."""
         penalty = float(penalties_of(model, self.coordinates.ridge()).sum())
-        loss = self.C * self.rows_ * float(total[0])
+        loss = self.C_ * self.rows_ * float(total[0])
         found: dict[str, Any] = {"objective": penalty + loss}
         judged = self.judge_by(self.yard_, total[1:])
         if not judged:
@@ -190,7 +184,7 @@ class RowRounds(SVMOptions):
         self, done: int, nodes: Iterable[int], arrays: Arrays, best: Judged | None, **meta: Any
     ) -> Steps:
         """Keep the run after an iteration, see :meth:`save`."""
-        own = self.coordinates
+        own, meta = self.coordinates, {**meta, "trials": self.trials_meta()}
         arrays = {**arrays, "mean": own.mean, "deviation": own.deviation, **self.raw_arrays()}
         if best is not None:
             arrays |= {"best": best.model, "best_objectives": best.objectives}
@@ -199,6 +193,7 @@ class RowRounds(SVMOptions):
     def take_up(self) -> Judged | None:
         """Take coordinates from a checkpoint; return the best model so far."""
         arrays, meta = self.saved_, self.saved_meta_
+        self.take_trials(meta["trials"])
         self.coordinates = Coordinates(
             arrays["mean"], arrays["deviation"], bool(meta["standardised"])
         )

@@ -26,6 +26,7 @@ from .hierarchical_predictions import PredictionRounds, shapes_of
 from .hierarchical_privacy import predictions_seen_by, seen_by, warnings_of
 
 _RESIDUALS = ("primal", "dual")
+_VERTICAL = "the split is vertical"
 #: Options that determine who predicts, and the attributes that hold them.
 _OF_MODELS = {
     "partition": "partition",
@@ -80,6 +81,7 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PredictionRounds
         """Return the model for columns as they are; in a vertical split its parts stay behind."""
         meta = {
             **self.options(),
+            "C": self.C_,
             "columns": self.columns_,
             "features": self.frequencies,
             "gamma": self.chosen_gamma,
@@ -160,8 +162,12 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PredictionRounds
             self.step, self.last_saved = int(self.kept_ or 0), int(known["done"])
         yield Round(0)  # progress is that of iterations
         if self.partition == "vertical":
+            self.tuned_ = (
+                {} if self.C is not None else {"C": 1.0, "by": "nothing", "why": _VERTICAL}
+            )
             return dict((yield from self.column_rounds()))
         if not known:
+            self.plan_trials(self.shape_[1])
             yield from self.measure_columns()
         layers = self.architecture == "hierarchical"
         iterate = self.pipelined_rounds if self.pipelined else self.group_rounds

@@ -225,7 +225,7 @@ class ColumnRounds(SVMOptions):
         return wire.OwnerRequest(
             kind=kind,
             loss=self.loss,
-            c=self.C,
+            c=self.C_,
             tolerance=self.tolerance,
             rows=plan.rows,
             bins=self._yard.bins if kind == "judge" else 0,

@@ -183,7 +183,7 @@ def paper_group_center(
 # -- penalties
 
 
-def initial_rho(schedule: RhoSchedule, c: float) -> float:
+def initial_rho(schedule: RhoSchedule, c: Floats) -> Floats:
     """Return the first rho of a run that was given none: C where it will grow, else 3 C."""
     return c if schedule in ("rising", "scaled") else 3.0 * c
 

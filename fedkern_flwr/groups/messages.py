@@ -46,6 +46,8 @@ class SVMDescribeReply(TableReply):
     group: int  # the group that it belongs to, from 0; -1 for the label owner
     named: bool  # whether its rows have ids; else they are numbered
     product: str  # the kind of matrix products in which a user of a vertical split takes part
+    fold_rows: int = 0  # least number of its training rows in a fold
+    fold_sum_rows: int = 0  # least number of rows of all users in a fold of a sum
 
 
 class SVMRequest(Message):
@@ -94,6 +96,9 @@ class StatisticsRequest(FeaturesRequest, phase="svm-statistics"):
     counted: bool  # whether positive rows of each output are counted as well
     # Parties with which this user will exchange sealed messages.
     partners: Index = array("partners", dtype="index")
+    # What is tried where C is chosen, see :mod:`.trials`, and how many folds are held out in turn.
+    tried: Floats = array("tried", dtype="float64")
+    folds: int = 0
 
     def sum_name(self, before: str) -> str:
         """Name of the sum: all users who add to it have been told the same, now and before."""
@@ -119,6 +124,7 @@ class SolveRequest(IterationRequest):
     # Share of each output's positive rows where classes are weighted, with the first iteration;
     # else empty.
     shares: Floats = array("classes", dtype="float64")
+    chosen: int = -1  # position of the C to go on with; -1 while C is tried, or where it was given
 
 
 class LocalRequest(SolveRequest, phase="svm-local"):
@@ -201,6 +207,10 @@ class AgentRequest(IterationRequest, phase="svm-agent"):
     users: Index = array("users", dtype="index")  # of the group
     # The global model, shape (k, d + 1); of "paper" the sum of all z_k.
     center: Floats = array("outputs", "width", dtype="float64")
+    # Where C is chosen: its position, how many were tried and how many folds were held out.
+    chosen: int = -1
+    tried: int = 0
+    folds: int = 0
 
 
 class AgentReply(SVMReply, phase="svm-agent"):

@@ -244,7 +244,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
                 gamma=float(meta["gamma"]),
                 seed=int(meta["feature_seed"]),
             )
-        best = pooled_optimum(pooled, strategy.loss, strategy.C, strategy.scale, features)
+        best = pooled_optimum(pooled, strategy.loss, strategy.C_, strategy.scale, features)
         if best is None:
             return found
         found["centralised_objective"] = best.objective
@@ -274,8 +274,10 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         return whole_model(strategy, prepared, state_dir)
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
-        """Return how many nodes took part to the end."""
-        return {"survivors": len(strategy.active_nodes())}
+        """Return how many nodes took part to the end, and what was chosen."""
+        assert isinstance(strategy, HierarchicalSVM)
+        tuned = {"tuned": strategy.tuned_} if strategy.tuned_ else {}
+        return {"survivors": len(strategy.active_nodes()), **tuned}
 
     # -- what the user sees of a run
 

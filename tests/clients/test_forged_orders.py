@@ -160,14 +160,40 @@ CASES = [
     Case("secure-gram", 2, "gram-matrix", "gram matrix", requests=_GRAM),
     Case("secure-gram", 2, "gram-cross", "cross products", requests=_GRAM),
     Case("fed-cfk", 2, "gram-recommend", "ranking metrics", True, requests=_LAMBDA),
-    Case("svm", 2, "svm-statistics", "", requests={"few rows": fields(rows=1), "C": fields(c=0.0)}),
-    Case("svm", 2, "svm-step", "", requests={"another penalty": fields(rho=lambda r: 2.0 * r)}),
+    Case(
+        "svm",
+        2,
+        "svm-statistics",
+        "",
+        requests={
+            "few rows": fields(rows=1),
+            "C": fields(c=0.0),
+            "more C": fields(tried=np.ones(9), folds=3),
+            "a C that is none": fields(tried=np.array([1.0, np.nan]), folds=3),
+            "more folds": fields(tried=np.ones(2), folds=4),
+            "folds without C": fields(tried=np.zeros(0), folds=3),
+        },
+    ),
+    Case(
+        "svm",
+        2,
+        "svm-step",
+        "",
+        requests={
+            "another penalty": fields(rho=lambda r: 2.0 * r),
+            "a C that was not tried": fields(chosen=0),
+        },
+    ),
     Case(
         "svm",
         4,
         "svm-combine",
         "agents",
-        requests={"in plain": fields(plain=True), "no limit": fields(sigma=lambda s: np.inf * s)},
+        requests={
+            "in plain": fields(plain=True),
+            "no limit": fields(sigma=lambda s: np.inf * s),
+            "a C that was not tried": fields(chosen=0, tried=2),
+        },
     ),
     Case(
         "svm",

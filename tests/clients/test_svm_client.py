@@ -181,6 +181,7 @@ def test_requests_without_masks_are_never_answered() -> None:
             rows=4,
             raw=False,
             counted=False,
+            tried=np.zeros(0),
             partners=np.zeros(0, np.int32),
             raw_mean=np.zeros(0),
             raw_deviation=np.zeros(0),

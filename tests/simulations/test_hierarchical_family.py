@@ -327,7 +327,7 @@ def test_another_c_is_another_optimum() -> None:
     assert abs(right["objective_gap"]) < 1e-3
     accuracy = pytest.approx(right["centralised_test_accuracy"], rel=0.03)
     assert strategy.metrics_["test_accuracy"] == accuracy
-    for name, value in (("C", 0.2), ("scale", "none")):
+    for name, value in (("C_", 0.2), ("scale", "none")):
         before = getattr(strategy, name)
         setattr(strategy, name, value)
         wrong = HierarchicalFamily().measure(strategy, prepared, {})

@@ -118,7 +118,7 @@ def fit(
     serialise: bool = False,
     **options: Any,
 ) -> HierarchicalSVM:
-    strategy = HierarchicalSVM(**{"seed": 3, **options})
+    strategy = HierarchicalSVM(**{"seed": 3, "C": 1.0, **options})
     simulate(
         strategy,
         nodes[0],

@@ -490,7 +490,10 @@ def test_the_ring_does_not_shrink_below_three(network: Callable[[str], Network])
 def check_optimum(
     strategy: HierarchicalSVM, network: Network, lost: Sequence[int] = (), rel: float = 5e-3
 ) -> None:
-    """The optimum of the rows of all groups but the lost ones, in the coordinates of all."""
+    """The optimum of the rows of all groups but the lost ones, in the coordinates of all.
+
+    With the C that was chosen, where C was.
+    """
     users = [t for t in network.tables if "y" in t]
     there = np.concatenate([np.full(len(t["y"]), t["group"] not in lost) for t in users])
     x, y = (np.concatenate([t[name] for t in users]) for name in ("x", "y"))
@@ -498,16 +501,16 @@ def check_optimum(
 
     def objective(w: np.ndarray, b: float) -> float:
         losses = np.maximum(0.0, 1.0 - y * (z @ w + b))[there]
-        return float(0.5 * w @ w + losses.sum())
+        return float(0.5 * w @ w + strategy.C_ * losses.sum())
 
-    best = SVC(kernel="linear", C=1.0, tol=1e-9).fit(z[there], y[there])
+    best = SVC(kernel="linear", C=strategy.C_, tol=1e-9).fit(z[there], y[there])
     right = objective(best.coef_[0], best.intercept_[0])
     model = strategy.coefficients_[0]
     assert objective(model[:-1], model[-1]) == pytest.approx(right, rel=rel)
     assert strategy.metrics_["objective"] == pytest.approx(right, rel=rel)
     assert strategy.metrics_.get("groups_left_out", 0) == len(lost)
     if lost:  # a control
-        everybody = SVC(kernel="linear", C=1.0, tol=1e-9).fit(z, y)
+        everybody = SVC(kernel="linear", C=strategy.C_, tol=1e-9).fit(z, y)
         assert objective(everybody.coef_[0], everybody.intercept_[0]) > right * 1.01
 
 

@@ -281,6 +281,8 @@ def _complete(values: dict[str, Any], folder: Path) -> dict[str, Any]:
         values["rounds"] = 54
     if values["tolerance"] is None:
         values["tolerance"] = 1e-9
+    if values["C"] is None:  # what is attacked are the sums of one model
+        values["C"] = 1.0
     return values
 
 

@@ -66,7 +66,7 @@ def _of_two(datasets: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _svm(label: str, **options: Any) -> Contender:
-    return (label, "hierarchical-svm", options)
+    return (label, "hierarchical-svm", {"C": 1.0, **options})
 
 
 _PLAIN: Contender = (_POOLED, "linear-svm", {})

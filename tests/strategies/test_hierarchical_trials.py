@@ -1,0 +1,280 @@
+"""C is chosen by held-out folds, all that is tried side by side, in the iterations there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from faulty import At
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.svm import SVC
+
+from fedkern_flwr.clients.party_table import PartyTable
+from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups.trials import FOLDS, ITERATIONS, TIE, TRIED, choose, deal, part_of
+from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.simulations import Transcript, simulate
+from fedkern_flwr.simulations.engines import Fault
+from fedkern_flwr.strategies import HierarchicalSVM
+
+from .test_hierarchical import Array, blobs, fit, horizontal, standard, vertical
+from .test_hierarchical_faults import Network, PowerCutError
+
+USERS, ROWS = 5, 150
+SIZES = [3, 2]
+
+
+def digests(x: Array, y: Array, users: int) -> list[str]:
+    parts = np.array_split(np.random.default_rng(1).permutation(len(x)), users)
+    classes = [-1.0, 1.0]
+    return [
+        PartyTable("a party", x[p], y[p], None, None, None, None, columns=None, classes=classes,
+                   label_bound=1.0).digest()
+        for p in parts
+    ]  # fmt: skip
+
+
+def pooled_losses(
+    x: Array, y: Array, kind: str, users: int = USERS, lost: tuple[int, ...] = ()
+) -> Array:
+    """Return the held-out loss per row of each C, of pooled models of the same folds."""
+    parts = np.array_split(np.random.default_rng(1).permutation(len(x)), users)
+    fold = np.empty(len(x), np.intp)
+    for k, (rows, digest) in enumerate(zip(parts, digests(x, y, users), strict=True)):
+        fold[rows] = -1 if k in lost else deal(len(rows), digest)
+    own, found = standard(x), np.zeros(len(TRIED))
+    for k, c in enumerate(TRIED):
+        for f in range(FOLDS):
+            seen, held = (fold != f) & (fold >= 0), fold == f
+            model: Any = SVC(C=c, kernel="linear", tol=1e-6)
+            if kind == "logistic":
+                model = LogisticRegression(C=c, tol=1e-8, max_iter=1000)
+            margin = y[held] * model.fit(own[seen], y[seen]).decision_function(own[held])
+            loss = np.maximum(0.0, 1.0 - margin) if kind == "linear" else np.logaddexp(0, -margin)
+            found[k] += loss.sum() / len(x)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["linear", "logistic"])
+def test_the_choice_is_that_of_pooled_rows_in_the_same_folds(kind: Any) -> None:
+    x, y = blobs(ROWS)
+    strategy = fit(horizontal(x, y, SIZES), model=kind, C=None)
+    right, tuned = pooled_losses(x, y, kind), strategy.tuned_
+    near = right <= 1.2 * right.min()  # the smallest C has the farthest way to its optimum
+    np.testing.assert_allclose(np.array(tuned["losses"])[near], right[near], rtol=0.06)
+    # twelve iterations are near the optima, and of C that are as good one is as good as another
+    assert right[TRIED.index(strategy.C_)] <= 1.02 * (1.0 + TIE) * right.min()
+    assert tuned["losses"][0] > (1.0 + TIE) * min(tuned["losses"])  # the choice was no toss-up
+    given = fit(horizontal(x, y, SIZES), model=kind, C=strategy.C_)
+    assert strategy.metrics_["converged"]
+    assert strategy.metrics_["objective"] == pytest.approx(given.metrics_["objective"], rel=3e-3)
+    # the exchanges are those of its iterations, as with a C that is given
+    extra = given.ledger_.exchanges - given.metrics_["iterations"]
+    assert strategy.ledger_.exchanges - strategy.metrics_["iterations"] == extra
+    assert strategy.result()["tuned"]["C"] == strategy.C_ == strategy.model()[1]["C"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"pipelined": False}, {"architecture": "centralised"}, {"lost_groups": "leave-out"}]
+)
+def test_all_ways_of_asking_choose_the_same(options: dict[str, Any]) -> None:
+    x, y = blobs(90)
+    layers = "architecture" not in options
+    sizes = [2, 2, 2] if layers else [6]
+    one = fit(horizontal(x, y, [2, 2, 2]), C=None, rounds=30)
+    other = fit(horizontal(x, y, sizes, agents=layers), C=None, rounds=30, **options)
+    assert one.C_ == other.C_
+    np.testing.assert_allclose(one.tuned_["losses"][1:], other.tuned_["losses"][1:], rtol=0.05)
+    if "pipelined" in options:  # to the bit
+        assert one.history_ == other.history_
+        assert one.tuned_ == other.tuned_
+        assert np.array_equal(one.coefficients_, other.coefficients_)
+
+
+def test_groups_that_are_left_out_have_no_say_in_the_choice() -> None:
+    x, y = blobs(ROWS)
+    gone = At(partition=2, phase="svm-local", what=Fault("error"), number=3, always=True)
+    nodes = horizontal(x, y, [2, 2, 2])
+    strategy = fit(nodes, C=None, faults=gone, lost_groups="leave-out", rounds=30)
+    assert strategy.metrics_["groups_left_out"] == 1
+    right, losses = pooled_losses(x, y, "linear", 6, lost=(2, 3)), strategy.tuned_["losses"]
+    near = right <= 1.2 * right.min()
+    np.testing.assert_allclose(np.array(losses)[near], right[near], rtol=0.1)
+    assert right[TRIED.index(strategy.C_)] <= 1.05 * (1.0 + TIE) * right.min()
+    everybody = pooled_losses(x, y, "linear", 6)  # a control
+    assert not np.allclose(np.array(losses)[near], everybody[near], rtol=0.2)
+
+
+def test_several_classes_with_weights_have_one_c() -> None:
+    rng = np.random.default_rng(0)
+    y = rng.choice([0.0, 1.0, 2.0], 180, p=[0.6, 0.3, 0.1])
+    x = rng.standard_normal((180, 3)) + 1.5 * np.eye(3)[y.astype(int)]
+    nodes = horizontal(x, y, [3, 3], tests=30, classes=[0.0, 1.0, 2.0])
+    strategy = fit(nodes, C=None, class_weight="balanced", rounds=80)
+    assert len(strategy.coefficients_) == 3
+    assert strategy.C_ in TRIED
+    assert strategy.metrics_["test_accuracy"] > 0.6
+
+
+def test_wide_models_hold_out_one_fold() -> None:
+    x, y = blobs(120)
+    strategy = fit(horizontal(x, y, SIZES), C=None, model="rbf", features=400, rounds=24)
+    assert strategy.tuned_["by"] == f"one fold of {FOLDS}"
+    assert strategy.folds_ == 1
+
+
+def test_before_and_after_the_choice_models_have_their_sizes() -> None:
+    x, y = blobs(90)
+    transcript = Transcript()
+    fit(horizontal(x, y, [2, 2]), C=None, rounds=24, transcript=transcript)
+    asked = [
+        e.scalars for e in transcript.entries(phase=wire.CombineRequest.phase, direction="down")
+    ]
+    assert {r["outputs"] for r in asked if r["chosen"] < 0} == {FOLDS * len(TRIED)}
+    assert {r["outputs"] for r in asked if r["chosen"] >= 0} == {1}
+    assert max(r["round"] for r in asked if r["chosen"] < 0) == ITERATIONS
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"rho": 2.0}, "penalties are given"),
+        ({"staleness": 1}, "groups that wait"),
+        ({"rounds": 23}, "fewer than 24 rounds"),
+    ],
+)
+def test_where_nothing_is_tried_c_is_one_and_why_is_said(options: dict[str, Any], why: str) -> None:
+    x, y = blobs(60)
+    strategy = fit(horizontal(x, y, [2, 2]), C=None, **{"rounds": 24, **options})
+    assert (strategy.C_, strategy.tuned_["by"]) == (1.0, "nothing")
+    assert why in strategy.tuned_["why"]
+    assert fit(horizontal(x, y, [2, 2]), C=0.3, **{"rounds": 3}).tuned_ == {}
+
+
+def test_in_a_vertical_split_c_is_one() -> None:
+    x, y = blobs(60)
+    strategy = fit(vertical(x, y), C=None, partition="vertical")
+    assert (strategy.C_, strategy.tuned_["why"]) == (1.0, "the split is vertical")
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        ({"min_own_rows": 26}, "a fold would have too few rows of a user"),
+        ({"min_sum_rows": 51}, "a fold would have too few rows of a group"),
+        ({"counting": "refuse"}, "refuses more than there are unknowns"),
+    ],
+)
+def test_what_a_node_does_not_allow_is_not_tried(rules: dict[str, Any], why: str) -> None:
+    x, y = blobs(300)  # 75 rows each, 25 in a fold, two users in a group
+    policy = NodePolicy.of_simulations(**rules)
+    strategy = fit(horizontal(x, y, [2, 2], policy=policy), C=None, rounds=24)
+    assert (strategy.C_, why in strategy.tuned_["why"]) == (1.0, True)
+
+
+class Forced(HierarchicalSVM):
+    """A server that tries whatever the nodes allow."""
+
+    def _why_not(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("rules", "architecture"),
+    [
+        ({"min_own_rows": 6}, "hierarchical"),
+        ({"min_sum_rows": 11}, "hierarchical"),
+        ({"min_own_rows": 6}, "centralised"),
+        ({"min_own_rows": 6}, "chain"),
+    ],
+)
+def test_a_node_refuses_folds_of_few_rows_itself(rules: dict[str, int], architecture: Any) -> None:
+    x, y = blobs(60)
+    layers = architecture == "hierarchical"
+    policy = NodePolicy.of_simulations(**rules)
+    nodes = horizontal(x, y, [2, 2] if layers else [4], agents=layers, policy=policy)
+    with pytest.raises(FedKernError, match=f"{next(iter(rules))} = .*: a fold has"):
+        simulate(Forced(seed=3, architecture=architecture), *nodes, num_rounds=24)
+
+
+class Greedy(HierarchicalSVM):
+    """A server that tries more than nodes allow, or goes on with what was not tried."""
+
+    folds, tried, going = 3, TRIED, -1
+
+    def plan_trials(self, width: int) -> None:
+        self.folds_, self.tried_ = self.folds, self.tried
+
+    def chosen_field(self) -> dict[str, Any]:
+        return {"chosen": self.going}
+
+
+@pytest.mark.parametrize(
+    ("greed", "match"),
+    [
+        ({"folds": 4}, "to try"),
+        ({"tried": (1.0,) * 9}, "to try"),
+        ({"tried": (1.0, 0.0)}, "to try"),
+        ({"going": 7}, "none that was tried"),
+    ],
+)
+def test_users_refuse_what_is_not_to_be_tried(greed: dict[str, Any], match: str) -> None:
+    x, y = blobs(60)
+    strategy = Greedy(seed=3, attempts=1)
+    for name, value in greed.items():
+        setattr(strategy, name, value)
+    with pytest.raises(FedKernError, match=match):
+        simulate(strategy, *horizontal(x, y, [2, 2]), num_rounds=24)
+
+
+def test_ties_go_to_the_smaller_c() -> None:
+    losses = np.array([3.0, 1.0 + 0.5 * TIE, 1.0, 2.0])
+    assert choose(losses, 1, TRIED)[0] == 1
+    two: NDArray[np.float64] = np.concatenate([losses, losses[::-1]])
+    assert choose(two, 2, TRIED)[1] == pytest.approx((losses + losses[::-1]).tolist())
+
+
+def test_parts_are_means_over_the_folds() -> None:
+    stacked = np.arange(2 * 3 * 2 * 4.0).reshape(12, 4)
+    right = 0.5 * (stacked[[4, 5]] + stacked[[10, 11]])
+    assert np.array_equal(part_of(stacked, 2, 3, 2), right)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 31])
+def test_folds_of_a_user_are_even_and_its_own(rows: int) -> None:
+    dealt = deal(rows, "ab" * 32)
+    counts = np.bincount(dealt, minlength=FOLDS)
+    assert counts.max() - counts.min() <= 1
+    assert np.array_equal(dealt, deal(rows, "ab" * 32))
+    if rows > 20:
+        assert not np.array_equal(dealt, deal(rows, "cd" * 32))
+
+
+@pytest.mark.parametrize(
+    ("at", "options"),
+    [
+        (10, {}),
+        (11, {}),
+        (12, {}),
+        (11, {"pipelined": False}),
+        (11, {"lost_groups": "leave-out"}),
+        (11, {"architecture": "centralised"}),
+    ],
+)
+def test_a_run_goes_on_where_it_was_cut_around_the_choice(
+    tmp_path: Path, at: int, options: dict[str, Any]
+) -> None:
+    split = "one layer" if "architecture" in options else "two layers"
+    found = Network(tmp_path / "cut", split, options)
+    keep: dict[str, Any] = {"checkpoint": found.checkpoint, "checkpoint_every": at, "rounds": 24}
+    with pytest.raises(PowerCutError):
+        found.fit(stop_at=at + 2, **keep)
+    again = found.fit(resume=True, **keep)
+    quiet = Network(tmp_path / "quiet", split, options).fit(rounds=24)
+    assert again.tuned_ == quiet.tuned_
+    assert len(again.tuned_["losses"]) == len(TRIED)
+    assert again.metrics_["objective"] == pytest.approx(quiet.metrics_["objective"], rel=1e-9)
