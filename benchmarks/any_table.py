@@ -53,6 +53,7 @@ SETS: dict[str, tuple[str, dict[str, Any]]] = {
 NUMBERS = ("ccpp", "naval", "beijing")
 SMALL = ("iris", "wine", "sonar", "ionosphere")  # below 500 rows
 _PLAIN = {"landmarks": 100, "sampling": "U", "tune": "off"}  # gamma 1 / d, lambda 1e-3
+_NO_INTERCEPT = {"intercept": False}
 _CG = {"solver": "cg", "preconditioner_rank": 0, "init": "random", "sampling": "U"}
 _ALGORITHM_1 = {"directions": 1, "batch": 1, "frequencies": "shared", "topology": "tree"}
 #: Column of the table -> method, settings, options.
@@ -60,7 +61,7 @@ FEDERATED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "FedCG 0.1": ("fed-cg", {"scaling": "range", "missing": "drop-row"}, _PLAIN),
     "FedCG": ("fed-cg", {}, {}),
     "FedCG, paper": ("fed-cg", {}, {"landmarks": 50, "gamma": 0.5, "regularization": 1e-6, **_CG}),
-    "FDSKL 0.1": ("fdskl", {"scaling": "range", "missing": "drop-row"}, {}),
+    "FDSKL 0.1": ("fdskl", {"scaling": "range", "missing": "drop-row"}, _NO_INTERCEPT),
     "FDSKL": ("fdskl", {}, {}),
     "FDSKL, paper": ("fdskl", {}, {"schedule": "streaming", **_ALGORITHM_1}),
 }

@@ -165,8 +165,10 @@ class VerticalKernelClient(ColumnsClient):
             seed=request.seed,
             multiples=request.multiples.tolist(),
             regularizations=request.regularizations.tolist(),
+            intercept=request.intercept,
         )
-        kept.arrays["alpha"] = chosen.weights / np.sqrt(upto)
+        kept.arrays["alpha"] = chosen.weights[:upto] / np.sqrt(upto)
+        kept.arrays["intercept"] = chosen.weights[upto:]
         kept.settings["multiple"] = chosen.multiple
         counts = self._judge(request, request.tests, self._scores(request.tests))
         score = chosen.scores.get((chosen.multiple, chosen.regularization), -1.0)
@@ -216,7 +218,8 @@ class VerticalKernelClient(ColumnsClient):
         if not len(alpha) or not len(rows):
             return np.zeros((len(rows), self.table.y.shape[1]))
         phases = self.store().read(rows, len(alpha))
-        weights = alpha * np.sqrt(len(alpha))
+        intercept = self.kept.arrays.get("intercept", alpha[:0])
+        weights = np.concatenate([alpha * np.sqrt(len(alpha)), intercept])
         return outputs(phases, weights, int(self.kept.settings.get("multiple", 1)))
 
     def _contribute_scores(self, what: str, receiver: int, rows: NDArray[Any]) -> None:

@@ -264,6 +264,7 @@ class FDSKL(VerticalOptions):
                 REGULARIZATIONS if self.regularization is None else (self.regularization,)
             ),
             bins=self._yard.bins,
+            intercept=self.has_intercept,
         )
         self.multiple_, self.regularization_ = reply.multiple, reply.regularization
         factor = reply.multiple if self.kernel == "laplacian" else reply.multiple**2

@@ -76,6 +76,11 @@ class VerticalOptions(Judges):
         "lambda; by default chosen by cross-validation (one-shot), or 1e-4 (streaming).",
         above=0.0,
     )
+    intercept: bool = option(
+        True,
+        "Of one-shot: add a constant to the kernel of classes where cross-validation chooses the "
+        "width.",
+    )
     frequencies: Frequencies = option(
         "private",
         "Each party draws its part of the directions from a secret of its own, or all from a seed "
@@ -132,6 +137,12 @@ class VerticalOptions(Judges):
     def chosen_loss(self) -> Loss:
         """The loss, which depends on the labels by default."""
         return self.loss or ("smooth-hinge" if self.classes_ else "square")
+
+    @property
+    def has_intercept(self) -> bool:
+        """Whether a constant is added to the kernel."""
+        chosen = self.schedule == "one-shot" and self.gamma is None
+        return self.intercept and chosen and self.classes_ > 0
 
     @property
     def chosen_regularization(self) -> float:

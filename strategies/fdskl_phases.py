@@ -242,6 +242,7 @@ class Phases:
         multiples: Sequence[int],
         regularizations: Sequence[float],
         bins: int,
+        intercept: bool,
     ) -> Steps:
         """Let the owner learn from all of its rows, and predict, as the last thing in the run.
 
@@ -258,6 +259,7 @@ class Phases:
                 seed=self.seed,
                 count=True,
                 bins=bins,
+                intercept=intercept,
                 multiples=np.array(multiples, np.int32),
                 regularizations=np.array(regularizations),
                 rows=self.positions(owner, _range(self.plan.train[owner])),

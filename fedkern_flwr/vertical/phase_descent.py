@@ -17,7 +17,7 @@ from scipy import linalg, optimize
 
 from ..errors import FedKernError, OptionError
 from ..solvers.losses import LOSSES, Loss, loss_derivatives, loss_values
-from .phases import Chunks, Floats, Phases
+from .phases import INTERCEPT, Chunks, Floats, Phases
 
 Mask = NDArray[np.bool_]
 
@@ -34,9 +34,16 @@ class Equations:
     rows: int
 
 
-def add_equations(chunks: Chunks, targets: Floats, chosen: Mask | None = None) -> Equations:
-    """Add up the equations of the chosen rows, in float64 over the chunks."""
+def add_equations(
+    chunks: Chunks, targets: Floats, chosen: Mask | None = None, *, intercept: bool = False
+) -> Equations:
+    """Add up the equations of the chosen rows, in float64 over the chunks.
+
+    With an intercept, the sums of features are those of float64: rounded to float32 they would
+    make equations of a small lambda singular.
+    """
     gram: Floats | None = None
+    sums: Floats | float = 0.0
     for part, features in chunks():
         z, y = features, targets[part]
         if chosen is not None:
@@ -45,7 +52,11 @@ def add_equations(chunks: Chunks, targets: Floats, chosen: Mask | None = None) -
             gram, right = np.zeros((z.shape[1],) * 2), np.zeros((z.shape[1], y.shape[1]))
         gram += z.T @ z
         right += z.T @ y.astype(z.dtype)
+        if intercept:
+            sums = sums + z.sum(axis=0, dtype=np.float64)
     assert gram is not None
+    if intercept:
+        gram[-1] = gram[:, -1] = np.sqrt(INTERCEPT) * sums
     return Equations(gram, right, len(targets) if chosen is None else int(chosen.sum()))
 
 

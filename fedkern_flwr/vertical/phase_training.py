@@ -37,7 +37,12 @@ TOLERANCE = 1e-4
 
 
 def solve_square(
-    phases: Phases, targets: Floats, regularization: float, multiple: int = 1
+    phases: Phases,
+    targets: Floats,
+    regularization: float,
+    multiple: int = 1,
+    *,
+    intercept: bool = False,
 ) -> Floats:
     """Minimise the square loss in closed form: (2/n Z^T Z + lambda I) w = 2/n Z^T y.
 
@@ -51,10 +56,12 @@ def solve_square(
         lambda.
     multiple : int (default: 1)
         m, which multiplies the frequencies.
+    intercept : bool (default: False)
+        Whether there is a constant feature as well.
 
     Returns
     -------
-    ndarray of float64, shape (R, k)
+    ndarray of float64, shape (R, k) or (R + 1, k)
         w.
 
     Raises
@@ -64,7 +71,8 @@ def solve_square(
     """
     check_training(phases, targets, "square")
     check_regularization(regularization)
-    return solve(add_equations(partial(feature_chunks, phases, multiple), targets), regularization)
+    chunks = partial(feature_chunks, phases, multiple, intercept=intercept)
+    return solve(add_equations(chunks, targets, intercept=intercept), regularization)
 
 
 def minimise(
@@ -75,6 +83,7 @@ def minimise(
     multiple: int = 1,
     start: Floats | None = None,
     *,
+    intercept: bool = False,
     tolerance: float = TOLERANCE,
     iterations: int = ITERATIONS,
 ) -> Floats:
@@ -95,8 +104,10 @@ def minimise(
         lambda.
     multiple : int (default: 1)
         m, which multiplies the frequencies.
-    start : ndarray of float64, shape (R, k), optional
+    start : ndarray of float64, of the shape of w, optional
         First weights; those of the square loss if not given.
+    intercept : bool (default: False)
+        Whether there is a constant feature as well.
     tolerance : float (default: 1e-4)
         Largest component of the gradient in v at which the search ends.
     iterations : int (default: 500)
@@ -104,7 +115,7 @@ def minimise(
 
     Returns
     -------
-    ndarray of float64, shape (R, k)
+    ndarray of float64, shape (R, k) or (R + 1, k)
         w.
 
     Raises
@@ -117,8 +128,8 @@ def minimise(
     """
     check_training(phases, targets, loss)
     check_regularization(regularization)
-    chunks = partial(feature_chunks, phases, multiple)
-    equations = add_equations(chunks, targets)
+    chunks = partial(feature_chunks, phases, multiple, intercept=intercept)
+    equations = add_equations(chunks, targets, intercept=intercept)
     return descend(
         loss,
         chunks,

@@ -31,7 +31,16 @@ from .phase_descent import (
     solve,
 )
 from .phase_training import minimise, solve_square
-from .phases import Chunks, Features, Floats, Phases, chunk_outputs, cosines, feature_chunks
+from .phases import (
+    INTERCEPT,
+    Chunks,
+    Features,
+    Floats,
+    Phases,
+    chunk_outputs,
+    cosines,
+    feature_chunks,
+)
 
 Scores = dict[tuple[int, float], float]
 Mask = NDArray[np.bool_]
@@ -49,7 +58,7 @@ class Fitted:
 
     Parameters
     ----------
-    weights : ndarray of float64, shape (R, k)
+    weights : ndarray of float64, shape (R, k) or, with an intercept, (R + 1, k)
         w.
     multiple : int
         m, which multiplies the frequencies.
@@ -81,6 +90,7 @@ def fit(
     seed: int,
     multiples: Sequence[int] = MULTIPLES,
     regularizations: Sequence[float] = REGULARIZATIONS,
+    intercept: bool = False,
     folds: int = 5,
     rows: int = 4000,
     directions: int = 500,
@@ -110,6 +120,8 @@ def fit(
         Candidates for m.
     regularizations : sequence of float (default: REGULARIZATIONS)
         Candidates for lambda. With one of each there is nothing to choose.
+    intercept : bool (default: False)
+        Whether there is a constant feature as well.
     folds : int (default: 5)
         K.
     rows : int (default: 4000)
@@ -134,7 +146,7 @@ def fit(
     _check_candidates(multiples, regularizations, folds, len(targets))
     if len(multiples) * len(regularizations) == 1:
         multiple, regularization = multiples[0], regularizations[0]
-        weights = _train(loss, phases, targets, regularization, multiple)
+        weights = _train(loss, phases, targets, regularization, multiple, intercept)
         return Fitted(weights, multiple, regularization)
     order = np.random.default_rng(derive_seed(seed, "folds")).permutation(len(targets))
     sample, folds = order[:rows], min(folds, len(targets))
@@ -143,15 +155,15 @@ def fit(
     few, y, many = phases[:, :directions][sample], targets[sample], len(targets) > rows
 
     def search(loss: Loss, multiple: int) -> Scores:
-        z = _features(few, multiple)
+        z = _features(few, multiple, intercept)
         with threadpool_limits(1, "blas"):  # the matrices are too small to share
             found = _cross_validate(loss, z, y, regularizations, classes, folds)
         return {(multiple, value): score for value, score in found.items()}
 
     def refine(loss: Loss, multiple: int, regularization: float) -> Scores:
-        chunks = partial(feature_chunks, phases, multiple)
+        chunks = partial(feature_chunks, phases, multiple, intercept=intercept)
         near = [v for v in regularizations if 0.09 < v / regularization < 11.0]
-        found = _hold_out(loss, chunks, targets, near, classes, held)
+        found = _hold_out(loss, chunks, targets, near, classes, held, intercept)
         return {(multiple, value): score for value, score in found.items()}
 
     widths: Scores = {}
@@ -173,7 +185,7 @@ def fit(
             refined = refine(loss, multiple, regularization)
             _, regularization = _best(refined, classes)
     return Fitted(
-        _train(loss, phases, targets, regularization, multiple),
+        _train(loss, phases, targets, regularization, multiple, intercept),
         multiple,
         regularization,
         scores=scores,
@@ -183,17 +195,23 @@ def fit(
 
 
 def _train(
-    loss: Loss, phases: Phases, targets: Floats, regularization: float, multiple: int
+    loss: Loss,
+    phases: Phases,
+    targets: Floats,
+    regularization: float,
+    multiple: int,
+    intercept: bool,
 ) -> Floats:
     if loss == "square":
-        return solve_square(phases, targets, regularization, multiple)
-    return minimise(loss, phases, targets, regularization, multiple)
+        return solve_square(phases, targets, regularization, multiple, intercept=intercept)
+    return minimise(loss, phases, targets, regularization, multiple, intercept=intercept)
 
 
-def _features(phases: Phases, multiple: int) -> Features:
+def _features(phases: Phases, multiple: int, intercept: bool) -> Features:
     z = cosines(phases, multiple)
     z *= z.dtype.type(np.sqrt(2.0 / z.shape[1]))
-    return z
+    constant = np.full((len(z), 1), np.sqrt(INTERCEPT), z.dtype)
+    return np.hstack([z, constant]) if intercept else z
 
 
 def _cross_validate(
@@ -249,9 +267,10 @@ def _hold_out(
     regularizations: Sequence[float],
     classes: int,
     held: Mask,
+    intercept: bool,
 ) -> dict[float, float]:
     """Return scores on the rows held out."""
-    train = add_equations(chunks, targets, ~held)
+    train = add_equations(chunks, targets, ~held, intercept=intercept)
     shares = np.where(held, 0.0, 1.0 / train.rows)[:, None]
     models: list[Floats] = []
     for value in regularizations:

@@ -31,6 +31,10 @@ Phases = NDArray[np.uint16] | NDArray[np.uint32]
 Features = NDArray[np.float32] | NDArray[np.float64]
 Chunks = Callable[[], Iterable[tuple[slice, Features]]]
 
+#: What an intercept adds to the kernel: the square of its feature, a constant. Both are exact in
+#: float32, so that sums of them do not drift.
+INTERCEPT = 0.25
+
 _CHUNK = 1 << 25  # bytes of a temporary array, 32 MB
 # Phases looked up at once: their positions, eight bytes each, stay in the processor's cache.
 _BLOCK = 1 << 15
@@ -72,7 +76,9 @@ def cosines(phases: Phases, multiple: int = 1) -> Features:
     return out
 
 
-def feature_chunks(phases: Phases, multiple: int = 1) -> Iterator[tuple[slice, Features]]:
+def feature_chunks(
+    phases: Phases, multiple: int = 1, *, intercept: bool = False
+) -> Iterator[tuple[slice, Features]]:
     """Make the features of a few rows at a time, in about 32 MB.
 
     Parameters
@@ -81,12 +87,14 @@ def feature_chunks(phases: Phases, multiple: int = 1) -> Iterator[tuple[slice, F
         Angles as integers.
     multiple : int (default: 1)
         m, which multiplies the frequencies.
+    intercept : bool (default: False)
+        Whether a constant, the root of INTERCEPT, follows as feature R + 1.
 
     Yields
     ------
     slice
         Rows of a chunk.
-    ndarray of float32 or float64, shape (rows, R)
+    ndarray of float32 or float64, shape (rows, R) or (rows, R + 1)
         Their features sqrt(2 / R) cos(m angle), overwritten by those of the next chunk.
 
     Raises
@@ -97,12 +105,12 @@ def feature_chunks(phases: Phases, multiple: int = 1) -> Iterator[tuple[slice, F
     rows, directions = phases.shape
     dtype = _feature_dtype(phases)
     step = max(1, min(rows, _CHUNK // (dtype.itemsize * max(1, directions))))
-    buffer = np.empty((step, directions), dtype)
+    buffer = np.full((step, directions + intercept), np.sqrt(INTERCEPT), dtype)
     scale = float(np.sqrt(2.0 / max(1, directions)))
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
         chunk = buffer[: part.stop - start]
-        _fill(phases[part], multiple, scale, chunk)
+        _fill(phases[part], multiple, scale, chunk[:, :directions])
         yield part, chunk
 
 
@@ -165,9 +173,11 @@ def outputs(phases: Phases, weights: Floats, multiple: int = 1) -> Floats:
     ----------
     phases : ndarray of uint16 or uint32, shape (n, R)
         Angles as integers.
-    weights : ndarray of float64, shape (R, k)
-        w.
+    weights : ndarray of float64, shape (R, k) or (R + 1, k)
+        w; the last of R + 1 are those of the intercept.
     multiple : int (default: 1)
         m, which multiplies the frequencies.
     """
-    return chunk_outputs(partial(feature_chunks, phases, multiple), weights, len(phases))
+    intercept = len(weights) > phases.shape[1]
+    chunks = partial(feature_chunks, phases, multiple, intercept=intercept)
+    return chunk_outputs(chunks, weights, len(phases))

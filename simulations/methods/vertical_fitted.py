@@ -27,11 +27,13 @@ def whole_model(strategy: FDSKL, prepared: VerticalData, state_dir: Path) -> Par
     offsets: list[list[np.ndarray]] = [[] for _ in split.parts]
     for owner in strategy.upto_:
         file = state_dir / meta["session"] / f"partition-{owner}-round-{meta['step']}.state"
-        alpha = KeptState.unpack(file.read_bytes()).arrays.get("alpha")
+        found = KeptState.unpack(file.read_bytes()).arrays
+        alpha = found.get("alpha")
         if alpha is None:  # it has led no iteration
             continue
         count = len(alpha)
-        weights.append(alpha * np.sqrt(count))
+        intercept = found.get("intercept", alpha[:0])
+        weights.append(np.concatenate([alpha * np.sqrt(count), intercept]))
         drawn = np.zeros((count, len(split.columns)))
         for party, columns in enumerate(split.parts):
             seed = own = frequency_seed(strategy.seed or 0, party)

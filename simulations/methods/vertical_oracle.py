@@ -105,11 +105,12 @@ def _one_shot(twin: _Twin, train: NDArray[np.intp], test: NDArray[np.intp]) -> F
     strategy, owner = twin.strategy, twin.strategy.plan_.actives[0]
     phases = twin.phases(train, owner, strategy.capacity)
     targets, multiple = twin.targets[train], strategy.multiple_
-    value = strategy.regularization_
+    value, constant = strategy.regularization_, strategy.has_intercept
     if strategy.chosen_loss == "square":
-        weights = solve_square(phases, targets, value, multiple)
+        weights = solve_square(phases, targets, value, multiple, intercept=constant)
     else:
-        weights = minimise(strategy.chosen_loss, phases, targets, value, multiple)
+        loss = strategy.chosen_loss
+        weights = minimise(loss, phases, targets, value, multiple, intercept=constant)
     return outputs(twin.phases(test, owner, strategy.capacity), weights, multiple)
 
 

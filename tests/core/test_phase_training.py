@@ -125,6 +125,44 @@ def test_outputs_are_products_with_the_features(dtype: type) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("loss", ["square", "smooth-hinge"])
+def test_an_intercept_is_a_constant_feature(loss: Loss, dtype: type) -> None:
+    phases, y = rings(dtype=dtype)
+    targets, penalty = y if loss != "square" else y + 0.7, 1e-2
+    z = np.hstack([dense(phases, 3), np.full((len(y), 1), 0.5)])
+    start, near = np.zeros(z.shape[1]), 1e-6 if loss == "square" else 2e-3
+    plain = optimize.minimize(
+        lambda w: objective(loss, z, targets, w[:, None], penalty),
+        start,
+        jac=lambda w: (
+            (z.T @ loss_derivatives(loss, z @ w[:, None], targets))[:, 0] / len(y) + penalty * w
+        ),
+        options={"gtol": 1e-9},
+    )
+    given = {"multiples": [3], "regularizations": [penalty]}
+    fitted = fit(loss, phases, targets, classes=0, seed=0, intercept=True, **given)
+    assert fitted.weights.shape == (61, 1)
+    assert abs(fitted.weights[-1, 0]) > 0.01
+    near = max(near, 2e-3 if dtype is np.uint16 else 0.0)
+    np.testing.assert_allclose(outputs(phases, fitted.weights, 3)[:, 0], z @ plain.x, atol=near)
+
+
+def test_a_narrow_kernel_needs_an_intercept() -> None:
+    """One class is close together, the other everywhere: far from all rows only it can tell."""
+    rng = np.random.default_rng(0)
+    y = np.where(np.arange(600) % 2, 1.0, -1.0)[:, None]
+    x = np.where(y > 0.0, 0.5 + 0.1 * rng.standard_normal((600, 12)), rng.random((600, 12)))
+    phases, train = phases_of(x, 500, 4.0, np.uint16, 1), np.arange(600) < 200
+    right = []
+    for intercept in (False, True):
+        given = {"multiples": [1], "regularizations": [1e-4, 1e-3, 1e-2], "intercept": intercept}
+        found = fit("smooth-hinge", phases[train], y[train], classes=2, seed=0, **given)
+        guess = decide(outputs(phases[~train], found.weights))
+        right.append((guess == decide(y[~train])).mean())
+    assert right[0] < 0.9 < 0.97 < right[1]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_size_of_chunks_changes_nothing(dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
     phases, y = rings(dtype=dtype)
 

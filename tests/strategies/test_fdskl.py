@@ -622,14 +622,14 @@ def wavy(n: int = 150) -> tuple[Array, Array]:
 
 
 @pytest.mark.parametrize("kernel", ["rbf", "laplacian"])
-@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize(("bits", "intercept"), [(16, True), (32, True), (32, False)])
 def test_the_active_party_chooses_a_multiple_by_itself(
-    kernel: str, bits: int, parties: Callable[..., Parties]
+    kernel: str, bits: int, intercept: bool, parties: Callable[..., Parties]
 ) -> None:
     problem, count = Problem(*wavy(), 3, held_out=40, common=TWO), 150
     run = parties(problem.tables())
     options: Table = {"features": count, "gamma": None, "loss": "square", "phase_bits": bits}
-    strategy = run.fit(kernel=kernel, **options)
+    strategy = run.fit(kernel=kernel, **options, **({} if intercept else {"intercept": False}))
     m = strategy.multiple_
     assert m in MULTIPLES
     assert strategy.regularization_ in REGULARIZATIONS
@@ -639,7 +639,12 @@ def test_the_active_party_chooses_a_multiple_by_itself(
     assert strategy.metrics_["gamma"] == pytest.approx(strategy.gamma_ * factor)
     assert strategy.metrics_["validation_score"] > 0.6
     assert strategy.ledger_.exchanges == 3
-    z = pooled_phases(problem, count, kernel, strategy.gamma_, m)
+    features = pooled_phases(problem, count, kernel, strategy.gamma_, m)
+
+    def z(x: Array) -> Array:
+        constant = np.full((len(x), 1), 0.5)
+        return np.hstack([features(x), constant]) if intercept else features(x)
+
     w = solve(
         z(problem.x[problem.train]),
         problem.targets()[problem.train],
@@ -647,6 +652,21 @@ def test_the_active_party_chooses_a_multiple_by_itself(
     )
     rounding = 5e-2 if bits == 16 else 1e-5
     np.testing.assert_allclose(heldout(run, problem), z(problem.x[problem.test]) @ w, atol=rounding)
+
+
+@pytest.mark.parametrize("change", [{"gamma": 0.5}, {"intercept": False}, {"numbers": True}, {}])
+def test_classes_have_an_intercept_where_the_width_is_chosen(
+    change: Table, parties: Callable[..., Parties]
+) -> None:
+    options: Table = {"features": 20, "gamma": None, "loss": "square", **change}
+    numbers = options.pop("numbers", False)
+    problem = Problem(*small(), 3, common={"label_bound": 1.0} if numbers else TWO)
+    run = parties(problem.tables())
+    run.fit(**options)
+    (path,) = (run.folder / "node-0").rglob("*.state")
+    kept = KeptState.unpack(path.read_bytes()).arrays
+    assert kept["alpha"].shape == (20, 1)
+    assert kept["intercept"].shape == (0 if change else 1, 1)
 
 
 def test_trees_differ_from_the_star_by_the_offsets_alone(

@@ -115,7 +115,7 @@ def _vertical(name: str) -> Section:
     del dealt[_FDSKL]  # has its data as the section has
     entries: tuple[Contender, ...] = (
         (_FED_CG, "fed-cg", {"allow_single": True, **_CHOSEN[name]}),
-        (_FDSKL, "fdskl", {}),
+        (_FDSKL, "fdskl", {"intercept": False}),
         (_SECURE_GRAM, "secure-gram", _GRAM),
         (_SVM, "hierarchical-svm", _VERTICAL_SVM),
     )
@@ -144,7 +144,7 @@ def _hybrid(name: str) -> Section:
     }
     entries: tuple[Contender, ...] = (
         (_FED_CG, "fed-cg", _CHOSEN[name]),
-        (fdskl, "fdskl", {}),
+        (fdskl, "fdskl", {"intercept": False}),
         (gram, "secure-gram", _GRAM),
         (svm, "hierarchical-svm", _VERTICAL_SVM),
         (rows, "hierarchical-svm", {"C": 1.0}),
