@@ -200,14 +200,14 @@ class OnlineKernelClient(AnsweringClient):
         return wire.RidgeReply(total=total, **self.kept.report())
 
     @answers(wire.RidgeEvaluateRequest)
-    def evaluate_ridges(self, request: wire.RidgeEvaluateRequest) -> wire.EvaluateReply:
+    def evaluate_ridges(self, request: wire.RidgeEvaluateRequest) -> wire.RidgeEvaluateReply:
         """Predict the held-out rows with the mixture of learners as it is now."""
         from .pof_rls import predict_rows
 
         tests = len(self.y_test)
         outputs = predict_rows(request, self.kept, self.x_test[:tests])
         error = float(((outputs - self.y_test) ** 2).sum())
-        return wire.EvaluateReply(samples=tests, squared_error=error)
+        return wire.RidgeEvaluateReply(samples=tests, squared_error=error)
 
     @answers(wire.LocalRequest)
     def train_local(self, request: wire.LocalRequest) -> wire.LocalReply:

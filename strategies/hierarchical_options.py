@@ -82,9 +82,8 @@ class SVMOptions(Judges):
     )
     C: float | None = option(
         None,
-        "Weight of the losses. By default chosen of 0.01, 0.1, 1 and 10 by the loss of users' "
-        "held-out folds in the first 12 iterations, all tried side by side; 1 where that cannot "
-        "be, as in a vertical split.",
+        "Weight of the losses. By default chosen of 0.01, 0.1, 1 and 10 by users' held-out folds "
+        "in the first 12 iterations; 1 where that cannot be, as in a vertical split.",
         above=0.0,
     )
     class_weight: Literal["balanced"] | None = option(

@@ -49,6 +49,7 @@ class POFRLS(OnlineStrategy):
     method = "pof-rls"
     title = "POF-RLS"
     reply_class = wire.RidgeReply
+    evaluate_reply = wire.RidgeEvaluateReply
     fixed = OnlineStrategy.fixed | {"step_size"}
     in_sums = "products of features and labels, and statistics"
     sent_sums = "products of features and labels"

@@ -219,6 +219,10 @@ class EvaluateReply(Message, phase="online-evaluate"):
     squared_error: float
 
 
+class RidgeEvaluateReply(EvaluateReply, phase="online-ridge-evaluate"):
+    """Squared error summed over the node's held-out rows."""
+
+
 class PredictRequest(KernelRequest, phase="online-predict"):
     """Predict the node's held-out rows with the weights it kept of an earlier run; write them."""
 

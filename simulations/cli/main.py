@@ -24,11 +24,7 @@ _INTERRUPTED = 130  # what Typer makes of Ctrl-C, as shells do
 #: Command -> module with its ``command``, and what it does.
 _COMMANDS = {
     "run": ("run", "Run one method on one data set."),
-    "compare": (
-        "compare",
-        "Compare methods on a table of your own, beside scikit-learn, or on the data of a preset: "
-        "the demo, a table or figure of a paper, all papers.",
-    ),
+    "compare": ("compare", "Compare methods on a table of your own, or on that of a preset."),
     "predict": ("predict", "Predict new rows with the model of an earlier run."),
     "deploy-local": ("deploy", "Run one method on a SuperLink and SuperNodes of this machine."),
     "init": (

@@ -9,7 +9,7 @@ import numpy as np
 from fedkern_flwr.wire import PhaseMessage
 
 SIZES = {"kernels": 3, "width": 4, "chosen": 2, "drawn": 1, "reported": 3, "given": 3}
-SIZES |= {"parameters": 5, "samples": 2, "numbers": 4, "named": 2}
+SIZES |= {"parameters": 5, "samples": 2, "numbers": 4, "named": 2, "summed": 4}
 VALUES = {"bool": True, "bytes": b"\x00\xff", "float": 0.25, "int": 7, "str": 'a\u00e9"'}
 
 
