@@ -207,7 +207,7 @@ def horizontal_svm(*, users: int, groups: int, columns: int, iterations: int,
         up=arrays(0, 8 * 2 * columns * DIGITS, 8 * 5)
         + 2 * digests(users)
         + (iterations + 1) * (arrays(size + 3 * each) + group),
-        down=arrays(4, 0, 0)
+        down=arrays(4, 0, 0, 0)
         + roster
         + arrays(0, 0, 8 * columns, 8 * columns, 8 * (columns + 1), 0)
         + iterations * arrays(0, size, 0, 0, 0, size)

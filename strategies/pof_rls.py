@@ -48,6 +48,7 @@ class POFRLS(OnlineStrategy):
 
     method = "pof-rls"
     title = "POF-RLS"
+    left_whole = True
     reply_class = wire.RidgeReply
     evaluate_reply = wire.RidgeEvaluateReply
     fixed = OnlineStrategy.fixed | {"step_size"}

@@ -307,7 +307,7 @@ class HorizontalSite(Patients):
     """Four users in two groups with rows, their agents; the first user has the new rows."""
 
     app, model, near = "hierarchical_svm", "saved-model", 0.05
-    config = {"tolerance": 1e-4, "num_rounds": 40}  # noqa: RUF012
+    config = {"tolerance": 1e-4, "num_rounds": 40, "C": 1.0}  # noqa: RUF012
 
     def build(self, rng: np.random.Generator) -> None:
         super().build(rng)

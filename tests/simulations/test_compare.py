@@ -392,7 +392,7 @@ def test_compare_writes_table_plots_and_report(capsys):
     assert len(result["datasets"]["Breast cancer"]["methods"]) == 3
     assert len(result["datasets"]["Tumours"]["methods"]) == 4
     assert len(result["datasets"]["Tumours, by columns"]["methods"]) == 2
-    assert len(result["datasets"]["Aircraft"]["methods"]) == 3
+    assert len(result["datasets"]["Aircraft"]["methods"]) == 5
     assert "POF-MKL" in captured.err
     report = Path("c/report.html").read_text()
     assert "POF-MKL" in report

@@ -49,7 +49,8 @@ def test_a_model_that_learns_says_nothing(method: str, finished: Any) -> None:
     assert "no better than" not in done.shown
 
 
-def test_ranking_no_better_than_by_chance_is_said(finished: Any) -> None:
-    found = finished("fed-cfk").result
+def test_ranking_no_better_than_what_is_popular_is_said(commands: Any, finished: Any) -> None:
+    learner = ("--learner", "cf-komd", "--regularization", "0.1")
+    found = finished(*commands.small("fed-cfk"), *learner).result
     assert found["metrics"]["auc"] < 0.5
-    assert found["no_better_than"] == "items in any order"
+    assert found["no_better_than"] == "the most popular items"
