@@ -60,6 +60,11 @@ FEDERATED: dict[str, tuple[str, dict[str, Any]]] = {
     "POF-MKL": ("pof-mkl", {}),
     "POF-MKL, 50": ("pof-mkl", {"samples_per_round": 50}),
     "POF-RLS": ("pof-rls", {"secure": True}),
+    "POF-RLS, 50": ("pof-rls", {"secure": True, "samples_per_round": 50}),
+    **{
+        f"{experts} alone": ("pof-rls", {"secure": True, "experts": experts})
+        for experts in ("local-ridge", "local-kernels", "global-ridge", "global-kernels")
+    },
 }
 REFERENCES = ("local ridge", "local RFF", "global ridge", "global RFF")
 
@@ -163,8 +168,10 @@ def federated(column: str, prepared: Streams, seed: int) -> Floats:
     entry = Entry(column, method, options)
     run_entries([entry], prepared, engine="in-process", seed=seed)
     history = {row["round"]: row["mse"] for row in entry.results[0]["history"]}
-    middle = max(t for t in history if t <= prepared.rounds / 2)
+    middle = min(history, key=lambda t: abs(t - prepared.rounds / 2))  # messages may be long
     first, whole = history[middle], history[prepared.rounds]
+    if middle == prepared.rounds:
+        return np.array([whole, np.nan, np.nan])
     rest = (whole * prepared.rounds - first * middle) / (prepared.rounds - middle)
     return np.array([whole, first, rest])
 

@@ -37,19 +37,16 @@ def learn_samples(
     experts = _experts(request, account, x.shape[1])
     account.of(len(experts))
     hedge = ridge.Hedge(account.losses, account.gap)
-    low, high = -request.centre, 1.0 - request.centre
+    awake = _awake(experts, request.samples)
+    found = np.array([_learned(one, rows, y) for one in experts])
+    found = found.clip(-request.centre, 1.0 - request.centre)
     for t in range(request.samples):
-        phi = [one[t] for one in rows]
-        found = np.array([_output(expert, phi) for expert in experts]).clip(low, high)
-        awake = _awake(experts)
-        mixed = float(hedge.weights(awake) @ found)
-        losses = (np.where(awake, found, mixed) - y[t]) ** 2
+        one, out = awake[:, t], found[:, t]
+        mixed = float(hedge.weights(one) @ out)
+        losses = (np.where(one, out, mixed) - y[t]) ** 2
         hedge.learn(losses)
         account.total += (mixed - y[t]) ** 2
         account.largest = max(account.largest, float(losses.max()))
-        for one in experts:
-            if one.rows < len(phi):
-                one.learner.learn(phi[one.rows][one.columns], y[t])
     account.losses = account.squared = hedge.losses
     account.gap = hedge.gap
     account.samples += request.samples
@@ -69,7 +66,7 @@ def mixture(request: wire.RidgeRequest, account: StreamAccount, dimension: int) 
     """Return the coefficients of all features with which the client predicts now."""
     experts = _experts(request, account, dimension)
     account.of(len(experts))
-    weights = ridge.Hedge(account.losses, account.gap).weights(_awake(experts))
+    weights = ridge.Hedge(account.losses, account.gap).weights(_awake(experts, 1)[:, 0])
     known = request.kernels if request.bandwidths else 0
     found = [np.zeros(dimension + 1), *np.zeros((known, 2 * request.features))]
     for weight, one in zip(weights, experts, strict=True):
@@ -123,16 +120,19 @@ def _rows_of(request: wire.RidgeRequest, x: NDArray[Any]) -> list[Floats]:
     return ridge.rows_of(x, request.bandwidths, request.features, request.seed)
 
 
-def _output(expert: Expert, phi: list[Floats]) -> float:
-    if expert.rows >= len(phi):
-        return 0.0  # its kernel has no width yet
-    return float(expert.learner.theta @ phi[expert.rows][expert.columns])
+def _learned(expert: Expert, rows: list[Floats], y: Floats) -> Floats:
+    """Return what a learner predicts of each sample before it learns it."""
+    if expert.rows >= len(rows):
+        return np.zeros(len(y))  # its kernel has no width yet
+    phi = np.ascontiguousarray(rows[expert.rows][:, expert.columns])
+    return expert.learner.learn(phi, y)
 
 
-def _awake(experts: list[Expert]) -> NDArray[np.bool_]:
-    """Return who takes part: all if nobody has learned enough."""
-    found = np.array([one.learner.rows >= one.needs for one in experts])
-    return found if found.any() else ~found
+def _awake(experts: list[Expert], samples: int) -> NDArray[np.bool_]:
+    """Return who takes part in so many samples: all if nobody has learned enough."""
+    ready = [one.learner.rows + np.arange(samples) >= one.needs for one in experts]
+    found = np.array(ready)
+    return found | ~found.any(axis=0)
 
 
 def _sums(request: wire.RidgeRequest, rows: list[Floats], y: Floats) -> Floats:

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
-from scipy.linalg.blas import dsymv, dsyr
+from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
+from scipy.linalg.blas import dsymm, dsyrk, dtrsm
 
 from ..guard.counting import least_samples
 from ..kernels.random_features import feature_map
@@ -30,6 +30,8 @@ Experts = Literal[
 NAP = 20
 #: Samples per message at most, unless they are given or the sums of raw columns need more.
 MOST_SAMPLES = 50
+#: Rows that a learner takes at once.
+_BLOCK = 32
 #: The kernels' widths over twice the distance of rows, in the order in which kernels are added.
 _WIDTHS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0)
 
@@ -80,7 +82,7 @@ def solve(total: Floats, features: int, ridge: float) -> Floats:
 
 
 class Ridge:
-    """A ridge regression that learns one row after the other.
+    """A ridge regression that learns one row after the other, a few of them in one step.
 
     Parameters
     ----------
@@ -113,25 +115,54 @@ class Ridge:
         self.memory, self.rows = memory, rows
         self._leak = math.sqrt(features * ridge * (1.0 - memory))
 
-    def learn(self, phi: Floats, y: float) -> None:
-        """Learn a row, phi of shape (p,)."""
-        self._learn(phi, y, self.memory)
-        if self._leak and self.inverse is not None:
-            row = np.zeros_like(phi)
-            row[self.rows % len(row)] = self._leak
-            self._learn(row, 0.0, 1.0)
-        self.rows += 1
+    def learn(self, phi: Floats, y: Floats) -> Floats:
+        """Predict and learn one row after the other; return what was predicted.
 
-    def _learn(self, phi: Floats, y: float, memory: float) -> None:
+        Parameters
+        ----------
+        phi : ndarray, shape (n, p)
+            The rows.
+        y : ndarray, shape (n,)
+            Their labels.
+
+        Returns
+        -------
+        ndarray, shape (n,)
+            Of each row what those before it tell.
+        """
         if self.inverse is None:
-            return
-        inverse = self.inverse.T  # as BLAS has it, where the triangle is the lower one
-        gain = dsymv(1.0, inverse, phi, lower=1)
-        scale = 1.0 / (memory + float(gain @ phi))
-        self.theta += gain * ((y - float(self.theta @ phi)) * scale)
-        dsyr(-scale, gain, a=inverse, lower=1, overwrite_a=1)
-        if memory < 1.0:
-            self.inverse /= memory
+            return np.asarray(phi @ self.theta)
+        fewer = math.log(0.01) / math.log(self.memory) if self.memory < 1.0 else _BLOCK
+        block = max(1, min(_BLOCK, int(fewer)))
+        parts = [slice(t, t + block) for t in range(0, len(y), block)]
+        return np.concatenate([np.zeros(0), *(self._learn(phi[t], y[t]) for t in parts)])
+
+    def _learn(self, phi: Floats, y: Floats) -> Floats:
+        """Take a few rows at once.
+
+        With S = Phi P Phi^T + W = L L^T and W the rows' ages, L^-1 (y - Phi theta) are the errors
+        of predicting each row from those before it, divided by L's diagonal; and P - K S^-1 K^T,
+        K = P Phi^T, is the inverse after them all.
+        """
+        assert self.inverse is not None
+        n, inverse = len(y), self.inverse.T  # as BLAS has it, where the triangle is the lower one
+        ages, some = self.memory ** np.arange(1.0, n + 1.0), 1
+        if self._leak:
+            some = 2
+            phi = np.repeat(phi, 2, axis=0)
+            phi[1::2] = 0.0
+            phi[2 * np.arange(n) + 1, (self.rows + np.arange(n)) % phi.shape[1]] = self._leak
+            y, ages = np.column_stack([y, np.zeros(n)]).ravel(), ages.repeat(2)
+        gain = dsymm(1.0, inverse, phi.T, lower=1)
+        spread = phi @ gain
+        spread.flat[:: len(y) + 1] += ages
+        factor = cholesky(spread, lower=True, check_finite=False)
+        wrong = solve_triangular(factor, y - phi @ self.theta, lower=True, check_finite=False)
+        gain = dtrsm(1.0, factor, gain, side=1, lower=1, trans_a=1, overwrite_b=1)
+        self.theta += gain @ wrong
+        dsyrk(-1.0 / ages[-1], gain, 1.0 / ages[-1], inverse, lower=1, overwrite_c=1)
+        self.rows += n
+        return np.asarray((y - factor.diagonal() * wrong)[::some])
 
     def state(self) -> Floats:
         """Return what it goes on from, as :func:`solve` returns it."""
@@ -305,7 +336,9 @@ def plan(
     if for_raw > max(1, enough):
         for_raw = 0
     raw *= for_raw > 0
-    if given is None:
+    if given is None and not for_raw and not kernels:
+        most = max(1, min(MOST_SAMPLES, samples))  # clients need nothing of each other
+    elif given is None:
         wanted = least(raw + kernels * numbers(2 * features))
         most = max(for_raw, min(wanted, MOST_SAMPLES, samples), 1)
     left = min(room * most, up) - fixed - raw

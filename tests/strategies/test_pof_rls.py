@@ -100,21 +100,25 @@ def test_between_messages_a_client_learns_from_its_own_rows(
     np.testing.assert_allclose(frozen.model()[0]["raw"], strategy.model()[0]["raw"], atol=1e-12)
 
 
-@pytest.mark.parametrize("memory", [1.0, 0.9])
-def test_a_learner_of_single_rows_is_a_ridge_regression(memory: float) -> None:
+@pytest.mark.parametrize("memory", [1.0, 0.98, 0.9])
+@pytest.mark.parametrize("several", [1, 7, 70])
+def test_a_learner_of_single_rows_is_a_ridge_regression(memory: float, several: int) -> None:
+    """However many rows it is given at once."""
     rng = np.random.default_rng(0)
-    phi, y = rng.standard_normal((40, 6)), rng.standard_normal(40)
+    phi, y = rng.standard_normal((70, 6)), rng.standard_normal(70)
     learner = ridge.Ridge(6, ridge.unlearned(6, 0.5), memory=memory, ridge=0.5)
-    matrix, vector = 0.5 * np.eye(6), np.zeros(6)
-    for t in range(40):
-        learner.learn(phi[t], y[t])
+    found = [learner.learn(phi[t : t + several], y[t : t + several]) for t in range(0, 70, several)]
+    matrix, vector, expected = 0.5 * np.eye(6), np.zeros(6), np.zeros(70)
+    for t in range(70):
+        expected[t] = phi[t] @ np.linalg.solve(matrix, vector)
         matrix = memory * matrix + np.outer(phi[t], phi[t])
         matrix[t % 6, t % 6] += 6 * 0.5 * (1.0 - memory)
         vector = memory * vector + phi[t] * y[t]
-        np.testing.assert_allclose(learner.theta, np.linalg.solve(matrix, vector), atol=1e-10)
+    np.testing.assert_allclose(np.concatenate(found), expected, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(learner.theta, np.linalg.solve(matrix, vector), atol=1e-10)
     start = ridge.solve(ridge.sums(phi, y), 6, 0.5)
     again = ridge.Ridge(6, start)
-    again.learn(phi[0], y[0])
+    again.learn(phi[:1], y[:1])
     twice = np.concatenate([phi, phi[:1]]), np.append(y, y[0])
     expected = ridge.solve(ridge.sums(*twice), 6, 0.5)
     np.testing.assert_allclose(again.state(), expected, atol=1e-12)
