@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
-from scipy.linalg.blas import dsymm, dsyrk, dtrsm
+from scipy.linalg.blas import dsymm, dsymv, dsyr, dsyrk, dtrsm
 
 from ..guard.counting import least_samples
 from ..kernels.random_features import feature_map
@@ -32,6 +32,8 @@ NAP = 20
 MOST_SAMPLES = 50
 #: Rows that a learner takes at once.
 _BLOCK = 32
+#: Fewer rows than these are taken one by one.
+_FEW = 4
 #: The kernels' widths over twice the distance of rows, in the order in which kernels are added.
 _WIDTHS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0)
 
@@ -132,10 +134,33 @@ class Ridge:
         """
         if self.inverse is None:
             return np.asarray(phi @ self.theta)
+        if len(y) < _FEW:
+            return np.array([self._learn_one(*row) for row in zip(phi, y, strict=True)])
         fewer = math.log(0.01) / math.log(self.memory) if self.memory < 1.0 else _BLOCK
         block = max(1, min(_BLOCK, int(fewer)))
         parts = [slice(t, t + block) for t in range(0, len(y), block)]
         return np.concatenate([np.zeros(0), *(self._learn(phi[t], y[t]) for t in parts)])
+
+    def _learn_one(self, phi: Floats, y: float) -> float:
+        """Take a row by itself, which is faster for a few."""
+        found = float(self.theta @ phi)
+        self._add(phi, y - found, self.memory)
+        if self._leak:
+            row, j = np.zeros_like(phi), self.rows % len(phi)
+            row[j] = self._leak
+            self._add(row, -self._leak * float(self.theta[j]), 1.0)
+        self.rows += 1
+        return found
+
+    def _add(self, phi: Floats, wrong: float, memory: float) -> None:
+        assert self.inverse is not None
+        inverse = self.inverse.T  # as BLAS has it, where the triangle is the lower one
+        gain = dsymv(1.0, inverse, phi, lower=1)
+        scale = 1.0 / (memory + float(gain @ phi))
+        self.theta += gain * (wrong * scale)
+        dsyr(-scale, gain, a=inverse, lower=1, overwrite_a=1)
+        if memory < 1.0:
+            self.inverse /= memory
 
     def _learn(self, phi: Floats, y: Floats) -> Floats:
         """Take a few rows at once.
@@ -145,7 +170,7 @@ class Ridge:
         K = P Phi^T, is the inverse after them all.
         """
         assert self.inverse is not None
-        n, inverse = len(y), self.inverse.T  # as BLAS has it, where the triangle is the lower one
+        n, inverse = len(y), self.inverse.T
         ages, some = self.memory ** np.arange(1.0, n + 1.0), 1
         if self._leak:
             some = 2
