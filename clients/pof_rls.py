@@ -109,7 +109,9 @@ def _experts(request: wire.RidgeRequest, account: StreamAccount, dimension: int)
                 rows = 0 if kept is None else int(kept[0])
                 more: dict[str, Any] = {"memory": memory, "ridge": lam, "rows": rows}
                 learner = ridge.Ridge(few, begin, **more)
-                found.append(Expert(learner, place, slice(None), min(few, ridge.NAP), own=True))
+                learns = place == 0 or request.bandwidths  # else its kernel has no width yet
+                needs = min(few, ridge.NAP) if learns else _NEVER
+                found.append(Expert(learner, place, slice(None), needs, own=True))
                 at += 1
     if starts.size:
         raise ProtocolError("there are no learners for all that was sent")

@@ -361,10 +361,9 @@ def plan(
     if for_raw > max(1, enough):
         for_raw = 0
     raw *= for_raw > 0
-    if given is None and not for_raw and not kernels:
-        most = max(1, min(MOST_SAMPLES, samples))  # clients need nothing of each other
-    elif given is None:
-        wanted = least(raw + kernels * numbers(2 * features))
+    if given is None:
+        shared = raw + kernels * numbers(2 * features)
+        wanted = least(shared) if shared else MOST_SAMPLES  # or clients need nothing of each other
         most = max(for_raw, min(wanted, MOST_SAMPLES, samples), 1)
     left = min(room * most, up) - fixed - raw
     while kernels * numbers(2 * features) > left and features:

@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedkern_flwr.clients.pof_mkl_account import StreamAccount
+from fedkern_flwr.clients.pof_rls import learn_samples
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.online import ridge
+from fedkern_flwr.online.messages import RidgeRequest
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Fault, FaultPlan, Transcript
 from fedkern_flwr.strategies import POFRLS
@@ -133,6 +136,21 @@ def test_regret_against_the_best_learner_stays_within_the_bound_of_adahedge(
     for report in reports:
         best = report["total_squared_error"] - report["regret"]
         assert report["regret"] <= ridge.hedge_bound(8, report["total_samples"], best)
+
+
+def test_who_cannot_learn_yet_stays_asleep_through_a_long_message() -> None:
+    """Kernels without a width have the mixture's loss of each sample, however many come."""
+    rng, account = np.random.default_rng(3), StreamAccount()
+    strategy = POFRLS(features=4, regularization=LAMBDA)
+    start = np.concatenate([ridge.unlearned(4, LAMBDA)] * 2)
+    fields = {**strategy._fields(), "inverses": 2, "raw": True, "starts": start}
+    request = RidgeRequest(step=1, samples=60, **fields)
+    x = rng.random((60, 3)) / 2
+    learn_samples(request, account, x, x.sum(axis=1))
+    raw, kernels = account.losses[:4], account.losses[4:]
+    assert len(kernels) == 2
+    np.testing.assert_allclose(kernels, account.total, rtol=1e-12)
+    assert (np.abs(raw - account.total) > 1e-6 * account.total).all()
 
 
 @given(st.integers(2, 6), st.integers(1, 300), st.integers(0, 4000))
