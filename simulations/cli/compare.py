@@ -72,6 +72,13 @@ def compare_presets(
             "is not in the folder FEDKERN_DATA; of registered methods also files of features."
         ),
     ] = None,
+    paper_split: Annotated[
+        bool,
+        typer.Option(
+            "--paper-split",
+            help="Of FedCG's Tables 2 to 7: hold out the rows that the paper's programs do.",
+        ),
+    ] = False,
     runs: Annotated[
         int | None,
         typer.Option(
@@ -125,7 +132,10 @@ def compare_presets(
     tell = json_writer(json_target)
     asked = {k: v for k, v in (("rounds", rounds), ("clients", clients)) if v is not None}
     if own["data"] or own["party"]:
-        _refuse({**asked, "datasets": datasets}, "presets, not for a table of your own")
+        _refuse(
+            {**asked, "datasets": datasets, "paper_split": paper_split or None},
+            "presets, not for a table of your own",
+        )
         if names:
             raise OptionError("a preset has data of its own", remedy="leave it out, or --data")
         listed, left_out = _own(own, methods)
@@ -136,7 +146,7 @@ def compare_presets(
             raise OptionError(
                 "there is nothing to compare", remedy="name a preset, or a table with --data"
             )
-        listed, left_out = _presets(names, datasets)
+        listed, left_out = _presets(names, datasets, paper_split)
         stem = names[0] if len(names) == 1 else "several"
     for reason in left_out:
         screen.note(f"left out: {reason}")
@@ -196,7 +206,9 @@ def _run_all(
     return compared, failures
 
 
-def _presets(names: list[str], datasets: str | None) -> tuple[list[Preset], list[str]]:
+def _presets(
+    names: list[str], datasets: str | None, paper_split: bool
+) -> tuple[list[Preset], list[str]]:
     """Return the presets asked for, and why others are left out.
 
     Raises
@@ -211,7 +223,7 @@ def _presets(names: list[str], datasets: str | None) -> tuple[list[Preset], list
         found, missing = [], defaultdict(list)
         for name in PAPERS:
             try:
-                found.append(preset(name, ()))
+                found.append(preset(name, (), paper_split=paper_split))
             except TableError as error:
                 missing[str(error)].append(name)
         left_out = [f"{', '.join(named)}: {reason}" for reason, named in missing.items()]
@@ -228,7 +240,8 @@ def _presets(names: list[str], datasets: str | None) -> tuple[list[Preset], list
         raise OptionError("NAME=FILE is for presets", remedy="name files of features by themselves")
     wanted = tuple(name for name, *_ in pairs)
     beside = [registered_methods(own, wanted)] if own else []
-    return beside + [preset(name, wanted, files) for name in others], []
+    found = [preset(name, wanted, files, paper_split=paper_split) for name in others]
+    return beside + found, []
 
 
 def _own(values: Mapping[str, Any], methods: str | None) -> tuple[list[Preset], list[str]]:

@@ -80,6 +80,11 @@ def comparison_result(chosen: Preset, comparisons: list[Comparison], seed: int) 
                 "settings": _settings(chosen.data[comparison.dataset]),
                 "source": source_of(chosen.data[comparison.dataset]),
                 "notes": list(comparison.notes),
+                "table": {
+                    "caption": _caption(chosen, comparison),
+                    "headings": headings(comparison),
+                    "rows": table_rows(comparison),
+                },
                 "methods": comparison.summaries,
                 "paired_differences": [pair.to_dict() for pair in comparison.pairs],
                 "paper_figures": [figure.to_dict() for figure in paper_figures(comparison)],

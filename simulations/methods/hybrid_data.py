@@ -17,6 +17,7 @@ from fedkern_flwr.tables.table import Table
 
 from ...clients import HybridKernelClient
 from ...strategies import FedCG, PhaseStrategy
+from ..run.data import hold_out
 from ..run.party_files import PartyFiles
 from ..run.splits import Split, split_rows
 from ..run.toy import three_hospitals
@@ -51,6 +52,8 @@ class HybridSettings(LabelledSettings):
         Concentration of the Dirichlet split.
     allow_single : bool
         Allow a single hospital, and rows that a single centre knows.
+    paper_split : bool
+        Hold out the rows that the paper's programs do: scikit-learn's train_test_split, seed 0.
     reconstruction : bool
         Attack the naive protocol's kernel and report the errors (pools the data).
     """
@@ -65,7 +68,18 @@ class HybridSettings(LabelledSettings):
     split: Split = "iid"
     alpha: float = 0.5
     allow_single: bool = False
+    paper_split: bool = False
     reconstruction: bool = False
+
+    def training(self, table: Table, seed: int) -> NDArray[np.bool_]:
+        """Return which rows are for training."""
+        if not self.paper_split:
+            return super().training(table, seed)
+        hold_out(table, self.test_size, seed)  # refuses shares that cannot be
+        from sklearn.model_selection import train_test_split
+
+        rows, _ = train_test_split(np.arange(table.rows), test_size=self.test_size, random_state=0)
+        return np.isin(np.arange(table.rows), rows)
 
     @classmethod
     def counted(cls, files: PartyFiles) -> dict[str, Any]:

@@ -46,6 +46,10 @@ class LabelledSettings(TableSettings):
     train_rows: int | None = None
     resplit: bool = False
 
+    def training(self, table: Table, seed: int) -> NDArray[np.bool_]:
+        """Return which rows of a table without held-out ones are for training."""
+        return hold_out_evenly(self, table, seed)
+
 
 def check_sites(table: Table, holders: int, who: str, remedy: str) -> int:
     """Return the number of sites of some rows, which so many parties are to hold.
@@ -95,7 +99,7 @@ def part_rows(
     if table.y is None:
         raise TableError("the data has no labels", remedy="name them with --label")
     if table.x_test is None or table.y_test is None:
-        return table, hold_out_evenly(settings, table, seed)
+        return table, settings.training(table, seed)
     return pool_rows(table), np.arange(table.rows + len(table.y_test)) < table.rows
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedkern_flwr.errors import TableError
+from fedkern_flwr.errors import OptionError, TableError
 
 from . import cross, demo, gram, hybrid, online, vertical
 from . import groups as hierarchical
@@ -36,7 +36,11 @@ NAMES, PAPERS = tuple(_PRESETS), tuple(_PAPERS)
 
 
 def preset(
-    name: str, datasets: tuple[str, ...] = (), files: Mapping[str, str] | None = None
+    name: str,
+    datasets: tuple[str, ...] = (),
+    files: Mapping[str, str] | None = None,
+    *,
+    paper_split: bool = False,
 ) -> Preset:
     """Return a preset.
 
@@ -48,13 +52,21 @@ def preset(
         Data sets of the paper to keep; all when empty.
     files : mapping, optional
         Of some of them: the file to read, instead of one in the folder that FEDKERN_DATA names.
+    paper_split : bool
+        With the rows that the paper's programs hold out.
 
     Raises
     ------
     TableError
         Unknown preset or data set, or the data of the paper is not there.
+    OptionError
+        The paper's split of it is not known.
     """
     if name not in _PRESETS:
         raise TableError(f"there is no preset {name!r}", remedy=f"choose of {', '.join(NAMES)}")
+    if paper_split and name not in hybrid.PAPER_SPLITS:
+        raise OptionError(
+            f"the paper's split of {name} is not known", remedy="leave out --paper-split"
+        )
     with placed(files or {}):
-        return _PRESETS[name](datasets)
+        return (hybrid.PAPER_SPLITS if paper_split else _PRESETS)[name](datasets)

@@ -145,6 +145,26 @@ def _over_groups(
     }
 
 
+@PRESETS.add(
+    "hierarchical-figure5",
+    "HierarchicalSVM, Figure 5: step size of the centralised architecture",
+    "20 users and a penalty rho that stays as it is. Paper: with a larger step the iterations "
+    "fall and so does the accuracy. The penalty decides how fast users come to the same model, "
+    "and not to which.",
+    runs=1,
+)
+def _figure5(datasets: tuple[str, ...]) -> list[Section]:
+    options = {"architecture": "centralised", "rho_schedule": "fixed"}
+    entries = tuple(
+        _svm(f"{_CENTRALISED}, {rho}", rho=rho, **options) for rho in (1, 5, 10, 20, 50, 100)
+    )
+    plots = ("sweep-iterations", "sweep-accuracy")
+    return [
+        Section({name: _settings(name, rounds=500)}, entries, _COLUMNS, plots, sweep="rho")
+        for name in _of_two(datasets)
+    ]
+
+
 @PRESETS.each(
     "hierarchical-figure7",
     "HierarchicalSVM, Figure 7: accuracy against the number of groups",
