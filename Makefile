@@ -1,4 +1,4 @@
-# make demo | test | test-deployments | lint | typecheck | bench | bench-guard | docs: each installs what it needs into .venv first.
+# make demo | test | test-deployments | lint | typecheck | bench | bench-guard | results | docs: each installs what it needs into .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The second run of pytest reads what the first has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-quick test-deployments test-long lint typecheck bench bench-guard docs clean
+.PHONY: demo test test-quick test-deployments test-long lint typecheck bench bench-guard results docs clean
 
 demo: $(VENV)/.simulation
 	$(BIN)/fedkern compare demo
@@ -55,6 +55,10 @@ bench: $(VENV)/.dev
 bench-guard: $(VENV)/.dev
 	$(BIN)/python benchmarks/run.py run --quick --json build/bench-quick.json
 	$(BIN)/python benchmarks/guard.py check build/bench-quick.json
+
+# Computes a preset of fedkern compare, PRESET=fed-cg-table2, and renews its tables in the documentation.
+results: $(VENV)/.dev
+	$(BIN)/python benchmarks/results.py keep $(PRESET)
 
 # Offline; executes the tutorials that have changed. The site is build/docs/index.html.
 docs: $(VENV)/.docs

@@ -429,3 +429,10 @@ def test_a_preset_of_several_sections_shows_each_with_its_own_data_and_columns(c
     assert report.index("One") < report.index("NYC weather") < report.index("Another section")
     assert report.count("data:image/png") == 4
     assert report.count("Regret: a client") == 1
+
+
+def test_a_split_of_the_papers_is_fed_cgs_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compare", "hierarchical-table2", "--paper-split"]) == 2
+    assert "split of hierarchical-table2 is not known; leave out --paper-split" in " ".join(
+        capsys.readouterr().err.split()
+    )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.model_selection import train_test_split
 
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.hybrid.landmarks import draw_landmarks, public_seed
@@ -48,6 +49,14 @@ def test_a_site_without_held_out_rows_does_not_move_those_of_the_others(table, t
     pooled = data.split(0)
     assert not (~pooled.train & (pooled.hospital == 0)).any()
     assert pooled.hospital.tolist() == [0] * 1 + [1] * 30 + [2] * 29
+
+
+def test_the_papers_split_is_that_of_scikit_learn_whatever_the_seed(table, tables, tmp_path):
+    path = tables.write(tmp_path / "t.csv", table)
+    data = HybridData(settings(path, paper_split=True, test_size=0.25, resplit=True, seed=3))
+    _, test = train_test_split(np.arange(60), test_size=0.25, random_state=0)
+    for seed in (3, 4):
+        assert sorted(np.flatnonzero(~data.split(seed).train)) == sorted(test)
 
 
 def test_constant_columns_are_noted_and_an_empty_one_is_refused(table, tables, tmp_path):

@@ -1,0 +1,60 @@
+"""What is kept of the presets is what the pages say; every table of the papers is on the list."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+import pytest
+
+from fedkern_flwr.simulations.lab.presets import PAPERS
+
+
+@pytest.fixture
+def results(script):
+    return script("results")
+
+
+def items(results):
+    return [
+        item
+        for paper in tomllib.loads((results.KEPT / "papers.toml").read_text())["paper"]
+        for item in paper["items"]
+    ]
+
+
+def test_pages_are_what_the_script_makes_of_the_kept_tables(results) -> None:
+    text = results.PAGE.read_text()
+    made = text.partition(results.BEGIN)[2].partition(results.END)[0]
+    assert made == f"\n\n{results.checklist()}\n"
+    assert results.TABLES.read_text() == results.tables()
+
+
+def test_every_preset_of_a_paper_is_on_the_list_or_is_ours(results) -> None:
+    named = {item["preset"].partition(" ")[0] for item in items(results) if "preset" in item}
+    ours = {"pof-mkl-adaptive", "fed-cfk-learners", "hierarchical-staleness"}
+    assert named == set(PAPERS) - ours
+
+
+def test_every_item_has_a_preset_or_a_reason_and_every_file_an_item(results) -> None:
+    assert all(("preset" in item) != ("why" in item) for item in items(results))
+    known = {results.file_of(item["preset"]) for item in items(results) if "preset" in item}
+    assert set(results.KEPT.glob("*.json")) <= known
+
+
+def test_a_figure_that_misses_is_on_the_page(results, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(results, "KEPT", tmp_path)
+    (tmp_path / "papers.toml").write_text(
+        '[[paper]]\nname = "P"\nsource = "S"\nitems = [{item = "Table 1", what = "w", '
+        'preset = "fed-cg-table2"}]\n'
+    )
+    figure = {
+        "dataset": "Iris", "label": "FedCG", "column": "accuracy", "ours": 0.9, "spread": 0.01,
+        "paper": 0.95, "decimals": 2, "better": False, "nearest": 0.91, "misses": True,
+    }  # fmt: skip
+    kept = {"command": "fedkern compare x", "date": "2026-01-01", "versions": {}}
+    of = {"source": "", "notes": [], "table": {}, "paper_figures": [figure]}
+    results.file_of("fed-cg-table2").write_text(json.dumps({**kept, "datasets": {"Iris": of}}))
+    made = results.checklist()
+    assert "0 of 1 figures met, 0 missed for the better, 1 for the worse" in made
+    assert "| P | Table 1 | Iris | FedCG | accuracy | 0.900 ↓ | 0.010 | 0.95 |" in made
