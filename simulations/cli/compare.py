@@ -159,10 +159,13 @@ def compare_presets(
         from ..lab.comparison_report import comparison_result, write_comparison_report
 
         results = [comparison_result(one, comparisons, seed) for one, comparisons in compared]
-        alone = len(chosen) == 1 and not left_out
-        result = results[0] if alone else {"presets": results, "left_out": left_out}
+        alone = len(chosen) == 1
+        result = {**results[0]} if alone else {"presets": results}
+        result["left_out"] = left_out
         write_atomically(folder / _RESULT, json.dumps(result, allow_nan=False).encode())
-        report = write_comparison_report(folder, compared, seed=seed, left_out=left_out)
+        report = write_comparison_report(
+            folder, compared, seed=seed, left_out=left_out, alone=alone
+        )
     screen.note(f"report: {report.resolve()}")
     tell(result)
     if failures:

@@ -41,19 +41,19 @@ def write_comparison_report(
     *,
     seed: int,
     left_out: Sequence[str] = (),
+    alone: bool = False,
 ) -> Path:
-    """Draw the plots of one preset or several and write ``report.html``; return its path."""
-    if len(compared) == 1 and not left_out:
-        chosen, comparisons = compared[0]
+    """Draw the plots and write ``report.html``, of a preset ``alone`` or of several."""
+    absent: list[Block] = [TextBlock("Left out", list(left_out))] if left_out else []
+    if alone:
+        ((chosen, comparisons),) = compared
         return write_report(
             folder / "report.html",
             title=chosen.title,
             subtitle=f"fedkern compare {chosen.name}",
-            blocks=_blocks(folder / "plots", chosen, comparisons, seed),
+            blocks=_blocks(folder / "plots", chosen, comparisons, seed) + absent,
         )
-    blocks = _overview(compared)
-    if left_out:
-        blocks.append(TextBlock("Left out", list(left_out)))
+    blocks = _overview(compared) + absent
     for chosen, comparisons in compared:
         blocks.append(TextBlock(chosen.title, [f"fedkern compare {chosen.name}"]))
         blocks += _blocks(folder / "plots" / chosen.name, chosen, comparisons, seed)

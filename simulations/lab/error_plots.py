@@ -25,9 +25,10 @@ def plot_error_time(
     *,
     title: str,
     ylabel: str,
+    xlabel: str = "training time (s)",
     styles: Mapping[str, Style] | None = None,
 ) -> Path:
-    """Draw test errors against the training time.
+    """Draw test errors against the training time, or another cost.
 
     A series of several points is a curve with a band of one standard deviation; a series of one is
     a marker with an error bar: a method that has no error before it has ended.
@@ -35,7 +36,7 @@ def plot_error_time(
     Parameters
     ----------
     curves : mapping of str to sequence of (float, float, float)
-        Per method ``(seconds, mean, std)``, in any order. Points without a finite mean are left
+        Per method ``(cost, mean, std)``, in any order. Points without a finite mean are left
         out; a standard deviation that is not finite counts as none.
     path : Path
         Where to write; the suffix does not matter.
@@ -43,6 +44,8 @@ def plot_error_time(
         Title of the figure.
     ylabel : str
         What the error is, with its unit.
+    xlabel : str
+        What the cost is, with its unit.
     styles : mapping of str to Style, optional (default: None)
         Look of the methods; ``None`` gives them by order.
 
@@ -99,7 +102,7 @@ def plot_error_time(
             axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
     else:
         drawing.say_no_data(axes)
-    drawing.finish_axes(axes, title, "training time (s)", ylabel)
+    drawing.finish_axes(axes, title, xlabel, ylabel)
     drawing.legend_below(figure, labels, looks)
     return drawing.save_figure(figure, path)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..methods.common import Column, Summary
+from ..run.format import figure
 
 
 def _spread(heading: str, name: str, form: str, **more: Any) -> Column:
@@ -27,6 +28,29 @@ def _beside(summary: Summary) -> list[str]:
     if "test_accuracy" in summary["metrics"]:
         form = "+.4f"
     return ["-" if value is None else format(value, form)]
+
+
+#: Seconds that an exchange takes where three nodes and the front are on one machine, measured by
+#: benchmarks/ping.py; far networks and stock nodes take more.
+_EXCHANGE_SECONDS = 0.94
+
+
+def _deployed(summary: Summary) -> list[str]:
+    if not summary["exchanges"]:
+        return ["-"]
+    cpu = summary.get("cpu_seconds") or 0.0
+    return [f"{_EXCHANGE_SECONDS * summary['exchanges'] + cpu:.0f}"]
+
+
+def _cpu(summary: Summary) -> list[str]:
+    found = summary.get("cpu_seconds")
+    return ["-" if found is None else figure(found, 1)]
+
+
+def _epsilon(summary: Summary) -> list[str]:
+    if not summary["exchanges"]:
+        return ["-"]
+    return [str(summary["privacy"].get("epsilon", "none"))]
 
 
 #: By name, beside those of the families.
@@ -57,6 +81,24 @@ OWN_COLUMNS: dict[str, Column] = {
         ("kB",),
         lambda s: [f"{(s['bytes_up'] + s['bytes_down']) / 1e3:.0f}" if s["exchanges"] else "-"],
         reading="kB: arrays sent by all parties and to them.",
+    ),
+    "cpu": Column(
+        ("CPU s",),
+        _cpu,
+        reading="CPU s: seconds of all parties and the server together, in one process, "
+        "cross-validation included.",
+    ),
+    "deployed": Column(
+        ("s deployed",),
+        _deployed,
+        reading=f"S deployed: estimated, {_EXCHANGE_SECONDS} s an exchange (three nodes and the "
+        "front on one machine) and the CPU seconds.",
+    ),
+    "epsilon": Column(
+        ("epsilon",),
+        _epsilon,
+        reading="Epsilon: of differential privacy; none: what is released has no noise.",
+        wide=True,
     ),
     "sees": Column(
         ("the server sees",),

@@ -147,6 +147,7 @@ def versions() -> dict[str, str]:
         "scikit-learn",
         "cryptography",
         "ray",
+        "xgboost",
     ):
         try:
             found[package] = version(package)
@@ -164,21 +165,22 @@ def _step(
     draw_done: DrawDone,
     watch: Watch,
 ) -> SimulationStep[PhaseStrategy]:
-    started = 0.0
+    started = used = 0.0
 
     def on_round(done: int, total: int, metrics: Mapping[str, Any]) -> None:
         progress(label, done, total)
         watch(metrics)
 
     def before(step: SimulationStep[PhaseStrategy]) -> None:
-        nonlocal started
-        started = time.monotonic()
+        nonlocal started, used
+        started, used = time.monotonic(), time.process_time()
         progress(label, 0, 1)
 
     def after(step: SimulationStep[PhaseStrategy]) -> None:
-        seconds = time.monotonic() - started
+        seconds, cpu = time.monotonic() - started, time.process_time() - used
         if step.audit is not None:
             seconds -= step.audit.seconds
+            cpu -= step.audit.seconds
         ledger, measured = strategy.ledger_, measure(strategy)
         seconds += measured.pop("seconds", 0.0)
         judged = measured.pop("judged", strategy.judged_ if isinstance(strategy, Judges) else None)
@@ -194,6 +196,7 @@ def _step(
                 "bytes_up": ledger.bytes_up,
                 "bytes_down": ledger.bytes_down,
                 "seconds": seconds,
+                "cpu_seconds": cpu,
                 "failures": ledger.failures,
                 "privacy": strategy.privacy(),
             }

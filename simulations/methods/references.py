@@ -13,6 +13,8 @@ from .common import per_draw
 
 #: The reference whose models are those of single parties.
 ALONE = "alone"
+#: The reference that is federated.
+FED_AVG = "fed-avg"
 _SEEN = "all data of all parties: it is pooled"
 
 
@@ -44,20 +46,22 @@ def run_reference(
         label = draw_label(entry, draw, runs)
         progress(label, 0, 1)
         pooled = prepared.pooled(seed + draw)
-        started = time.monotonic()
+        started, used = time.monotonic(), time.process_time()
         metrics, history = entry.reference(
             pooled, seed=seed + draw, progress=partial(progress, label), **entry.options
         )
+        metrics = dict(metrics)
+        costs = metrics.pop("costs", {"exchanges": 0, "bytes_up": 0, "bytes_down": 0})
+        seen = metrics.pop("server_sees", [] if entry.method == ALONE else [_SEEN])
         entry.results.append(
             {
                 "metrics": metrics,
                 "history": history,
-                "exchanges": 0,
-                "bytes_up": 0,
-                "bytes_down": 0,
+                **costs,
                 "seconds": time.monotonic() - started,
+                "cpu_seconds": time.process_time() - used,
                 "failures": {},
-                "privacy": {"server_sees": [] if entry.method == ALONE else [_SEEN]},
+                "privacy": {"server_sees": seen},
             }
         )
 

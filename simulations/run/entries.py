@@ -16,7 +16,9 @@ LARGEST_SEED = 2**62
 Outcome = tuple[dict[str, Any], list[dict[str, Any]]]
 #: A method that needs all data in one place, to compare with: called with what
 #: :meth:`~fedkern_flwr.simulations.run.data.Prepared.pooled` returns and, as keywords, ``seed``,
-#: ``progress`` (called with steps done and steps in all) and the options of the entry.
+#: ``progress`` (called with steps done and steps in all) and the options of the entry. Metrics of
+#: a method that exchanges messages have its ``costs`` (exchanges, bytes_up, bytes_down) and what
+#: the ``server_sees``.
 Reference = Callable[Concatenate[Any, ...], Outcome]
 
 
@@ -84,9 +86,9 @@ def average(
     Returns
     -------
     dict
-        ``metrics``, ``history``, ``exchanges``, ``bytes_up``, ``bytes_down``, ``seconds`` (means
-        per draw), ``survivors``, ``failures``, ``privacy`` (of the first draw) and, if it is there,
-        ``no_better_than`` (likewise).
+        ``metrics``, ``history``, ``exchanges``, ``bytes_up``, ``bytes_down``, ``seconds``,
+        ``cpu_seconds`` (means per draw), ``survivors``, ``failures``, ``privacy`` (of the first
+        draw) and, if it is there, ``no_better_than`` (likewise).
     """
     means = {n: mean([r["metrics"].get(n) for r in results]) for n in results[0]["metrics"]}
     if "converged" in means:  # not an average: if all have
@@ -95,8 +97,8 @@ def average(
         "metrics": {**means, **metrics},
         "history": history,
         **{
-            name: mean([r[name] for r in results])
-            for name in ("exchanges", "bytes_up", "bytes_down", "seconds")
+            name: mean([r.get(name) for r in results])
+            for name in ("exchanges", "bytes_up", "bytes_down", "seconds", "cpu_seconds")
         },
         "survivors": survivors,
         "failures": _add_failures(r["failures"] for r in results),

@@ -14,8 +14,9 @@ from ...methods.recommender import RecommenderFamily
 from ...methods.vertical import VerticalFamily
 from . import groups, hybrid, online, recommender, vertical
 from .common import DrawAcross, DrawFigure, traffic
+from .costs import COSTS
 
-_OF_TABLES = {"errors-box": vertical.FIGURES["errors-box"], "bytes": traffic}
+_OF_TABLES = {"errors-box": vertical.FIGURES["errors-box"], "bytes": traffic, **COSTS}
 _FIGURES: dict[type[Family[Any, Any]], Mapping[str, DrawFigure]] = {
     OnlineFamily: online.FIGURES,
     HybridFamily: {**_OF_TABLES, **hybrid.FIGURES},

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...methods.pooled import error_of
 from ...run import drawing, plots
 from ...run.data import Settings
 from ...run.entries import Entry
@@ -87,3 +89,17 @@ def spread(entry: Entry, value: Value) -> tuple[float, float]:
     """Return mean and standard deviation over an entry's draws."""
     values = np.array([value(result) for result in entry.results])
     return float(values.mean()), float(values.std())
+
+
+def error_unit(comparison: Comparison) -> tuple[str, str, float]:
+    """Return what the error is called, its unit, and the factor that brings it there."""
+    if any("test_rmse" in r["metrics"] for entry in comparison.entries for r in entry.results):
+        return "RMSE", "units of the label", 1.0
+    return "test error", "%", 100.0
+
+
+def final_error(result: Mapping[str, Any]) -> float:
+    """Return the error of a draw on held-out rows, NaN where it has none."""
+    metrics = result["metrics"]
+    known = any(metrics.get(name) is not None for name in ("test_accuracy", "test_rmse"))
+    return error_of(metrics) if known else math.nan

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...methods.pooled import error_of
 from ...run.entries import Entry
 from ...run.report import FigureBlock
 from ..comparison import Comparison
 from ..error_plots import plot_error_boxes, plot_error_time
 from ..topologies import SERVER_NOTE, plot_topologies
-from .common import DrawAcross, DrawFigure, Styles, against_data, draw_curves, file_of, traffic
+from .common import (
+    DrawAcross,
+    DrawFigure,
+    Styles,
+    against_data,
+    draw_curves,
+    error_unit,
+    file_of,
+    final_error,
+    traffic,
+)
+from .costs import COSTS
 
 
 def _error_time(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
     """Test error against the training time, mean of the runs (Figure 3)."""
-    name, (text, unit, scale) = comparison.dataset, _error_unit(comparison)
+    name, (text, unit, scale) = comparison.dataset, error_unit(comparison)
     path = plot_error_time(
         {entry.label: _curve(entry, scale) for entry in comparison.entries},
         file_of(stem, "error-time"),
@@ -38,10 +47,10 @@ def _error_time(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlo
 
 def _errors_box(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
     """Test errors of the runs of each method (Figure 6)."""
-    name, (text, unit, scale) = comparison.dataset, _error_unit(comparison)
+    name, (text, unit, scale) = comparison.dataset, error_unit(comparison)
     path = plot_error_boxes(
         {
-            entry.label: [scale * _final(result) for result in entry.results]
+            entry.label: [scale * final_error(result) for result in entry.results]
             for entry in comparison.entries
             if entry.method != "constant"  # others would be hard to tell apart beside it
         },
@@ -53,13 +62,6 @@ def _errors_box(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlo
     return FigureBlock(
         f"{name}: {text} on held-out rows; a dot per run, quartiles and median as a box", path
     )
-
-
-def _error_unit(comparison: Comparison) -> tuple[str, str, float]:
-    """Return what the error is called, its unit, and the factor that brings it there."""
-    if any("test_rmse" in r["metrics"] for entry in comparison.entries for r in entry.results):
-        return "RMSE", "units of the label", 1.0
-    return "test error", "%", 100.0
 
 
 def _curve(entry: Entry, scale: float) -> list[tuple[float, float, float]]:
@@ -79,13 +81,7 @@ def _evaluations(result: Mapping[str, Any]) -> list[tuple[float, float]]:
         for row in result["history"]
         if row.get("test_error") is not None and row.get("seconds") is not None
     ]
-    return found or [(result["seconds"], _final(result))]
-
-
-def _final(result: Mapping[str, Any]) -> float:
-    metrics = result["metrics"]
-    known = any(metrics.get(name) is not None for name in ("test_accuracy", "test_rmse"))
-    return error_of(metrics) if known else math.nan
+    return found or [(result["seconds"], final_error(result))]
 
 
 def _topologies(comparison: Comparison, stem: Path, _: Styles) -> FigureBlock:
@@ -121,4 +117,5 @@ FIGURES: dict[str, DrawFigure] = {
     "error-time": _error_time,
     "errors-box": _errors_box,
     "bytes": traffic,
+    **COSTS,
 }

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fedkern_flwr.errors import FedKernError, OptionError
+from fedkern_flwr.errors import FedKernError, OptionError, TableError
 from fedkern_flwr.registered import registered
 
 from ...methods.labelled_data import LabelledSettings
-from ...methods.references import ALONE
+from ...methods.references import ALONE, FED_AVG
 from ...methods.registry import METHODS, family, method
-from ...run.data import Settings
+from ...run.data import Prepared, Settings
 from ...run.options import Option, options
+from ..references.peers import parties_alike
 from .base import Contender, Preset, Section
 
 #: Methods that learn from rows with labels and are judged on rows held out, by default all.
@@ -44,7 +46,7 @@ _SHARED = (
     "alpha",
     "allow_single",
 )
-_COSTS = ("exchanges", "traffic", "seconds", "plain", "sees")
+_COSTS = ("exchanges", "traffic", "cpu", "deployed", "plain", "epsilon", "sees")
 _SHARE, _SPLITS, _SVC_ROWS = 0.3, 10, 4000
 # What a method needs on a table of features, and where the labels are numbers
 _ON_TABLES: Mapping[str, dict[str, Any]] = {
@@ -89,21 +91,49 @@ def own_table(values: Mapping[str, Any], methods: Sequence[str]) -> tuple[Preset
             )
     entries: dict[str, Contender] = {}
     dealt: dict[str, Settings] = {}
-    left_out, error, numbers = [], None, False
+    left_out, error, numbers, alike = [], None, False, ""
     for name in chosen:
         try:
-            settings, own, numbers = _deal(name, given)
+            settings, own, prepared = _deal(name, given)
         except FedKernError as why:
             if methods:
                 raise
             left_out.append(f"{name}: {why}")
             error = error or why
             continue
-        title = method(name).title
+        title, numbers = method(name).title, not prepared.facts()["classes"]
         entries[title], dealt[title] = (title, name, own), settings
+        alike = alike or title * _averages(prepared)
     if error is not None and not entries:
         raise error
-    return _preset(list(entries.values()), dealt, numbers=numbers), left_out
+    peers, absent = _peers(alike, numbers=numbers)
+    return _preset([*entries.values()], dealt, peers, alike, numbers=numbers), left_out + absent
+
+
+def _averages(prepared: Prepared) -> bool:
+    """Tell whether enough parties of a method have rows of the same columns for FedAvg."""
+    try:
+        parties_alike(prepared.pooled(0))
+    except TableError:
+        return False
+    return True
+
+
+def _peers(alike: str, *, numbers: bool) -> tuple[list[Contender], list[str]]:
+    """Return what one would use instead, and why some of it is left out."""
+    found: list[Contender] = [("Nyström ridge, pooled", "kernel-ridge", {"landmarks": 500})]
+    absent = []
+    if find_spec("xgboost") is None:
+        absent.append("XGBoost: it is not installed; pip install 'fedkern-flwr[peers]'")
+    else:
+        found.append(("XGBoost, pooled", "xgboost", {}))
+    if alike:
+        linear = "linear" if numbers else "logistic"
+        found.append(("FedAvg, network", FED_AVG, {"model": "mlp"}))
+        found.append((f"FedAvg, {linear}", FED_AVG, {"model": "logistic"}))
+    else:
+        absent.append("FedAvg: no three parties of a method have rows of the same columns")
+    return found, absent
 
 
 def _check_method(name: str) -> None:
@@ -149,8 +179,8 @@ def _text(option: Option) -> tuple[Any, str]:
     return None, texts.get(option.name, option.help)
 
 
-def _deal(name: str, given: Mapping[str, Any]) -> tuple[Settings, dict[str, Any], bool]:
-    """Return how a method gets the table, its options, and whether the labels are numbers.
+def _deal(name: str, given: Mapping[str, Any]) -> tuple[Settings, dict[str, Any], Prepared]:
+    """Return how a method gets the table, its options, and the table.
 
     Raises
     ------
@@ -165,16 +195,22 @@ def _deal(name: str, given: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]
     config = own.config(name, own.deal_files(values))
     own.check(config)
     prepared = own.prepare(own.settings.from_values(config["data"]))
-    numbers = not prepared.facts()["classes"]
-    if numbers:
+    if not prepared.facts()["classes"]:
         config["options"] |= _OF_NUMBERS.get(name, {})
     own.check_data(config, prepared)
     usual = {o.name: o.default for o in options(method(name))}
     chosen = {k: v for k, v in config["options"].items() if v != usual.get(k)}
-    return own.settings.from_values(config["data"]), chosen, numbers
+    return own.settings.from_values(config["data"]), chosen, prepared
 
 
-def _preset(methods: list[Contender], dealt: Mapping[str, Settings], *, numbers: bool) -> Preset:
+def _preset(
+    methods: list[Contender],
+    dealt: Mapping[str, Settings],
+    peers: list[Contender],
+    alike: str,
+    *,
+    numbers: bool,
+) -> Preset:
     """Return the comparison; baselines take the table as the first method has it."""
     first = dealt[methods[0][0]]
     name = Path(first.data).stem if Path(first.data).is_file() else first.data
@@ -187,18 +223,18 @@ def _preset(methods: list[Contender], dealt: Mapping[str, Settings], *, numbers:
     if numbers:
         pooled = (
             ("ridge regression, pooled", "linear", {}),
-            ("kernel ridge, pooled", "kernel-ridge", {}),
             ("boosted trees, pooled", "boosting", {}),
             ("mean", "constant", {}),
         )
     alone = {f"{title}: a party alone": title for title, *_ in methods}
     settings = {**dealt, **{label: dealt[title] for label, title in alone.items()}}
+    settings |= {label: dealt[alike] for label, name, _ in peers if name == FED_AVG}
     holders = "; ".join(f"{title} {one.describe()}" for title, one in dealt.items())
     section = Section(
         {name: first},
-        (*methods, *pooled, *((label, ALONE, {}) for label in alone)),
+        (*methods, *peers, *pooled, *((label, ALONE, {}) for label in alone)),
         ("rmses" if numbers else "accuracies", "beside", *_COSTS),
-        ("errors-box", "bytes"),
+        ("errors-box", "error-exchanges", "error-bytes", "bytes"),
         dealt={name: {label: one for label, one in settings.items() if one is not first}},
         parties="each method with parties of its own",
     )
@@ -211,7 +247,12 @@ def _preset(methods: list[Contender], dealt: Mapping[str, Settings], *, numbers:
         f"{_SVC_ROWS:,} of them, kernel ridge on 500 landmarks. A party alone: the mean over the "
         "parties of a method that could learn from what they have themselves, a linear model or a "
         "support vector machine, whichever is better in cross-validation; parties without labels "
-        "are given them; seconds are those of all."
+        "are given them. XGBoost has its defaults. "
+    ) + (
+        f"FedAvg is Flower's own, 50 rounds with secure means over the parties of {alike}: a "
+        "network of 64 hidden units, or a linear model."
+        if alike
+        else ""
     )
     files = [Path(file).name for file in getattr(first, "party", ())]
     asked = " ".join(f"--party {file}" for file in files) or f"--data {Path(first.data).name}"

@@ -20,9 +20,15 @@ from ...run.entries import Reference
 from . import vertical
 from .baselines import alone, constant
 from .merge_rounds import merge_rounds
+from .peers import PEERS
 from .recommenders import RECOMMENDERS
 
-_TABLES: Mapping[str, Reference] = {**vertical.VERTICAL, "constant": constant, ALONE: alone}
+_TABLES: Mapping[str, Reference] = {
+    **vertical.VERTICAL,
+    "constant": constant,
+    ALONE: alone,
+    **PEERS,
+}
 
 REFERENCES: dict[type[Family[Any, Any]], Mapping[str, Reference]] = {
     HybridFamily: _TABLES,

@@ -29,7 +29,7 @@ from ...methods.pooled import PooledSplit, error_of
 from ...run.entries import Outcome, Reference
 from .dsg import dsg
 
-__all__ = ["PooledSplit", "boosting", "dsg", "kernel_ridge", "linear", "svc"]
+__all__ = ["PooledSplit", "boosting", "dsg", "fit", "kernel_ridge", "linear", "svc"]
 
 Progress = Callable[[int, int], None]
 LinearLoss = Literal["square", "logistic", "squared-hinge"]
@@ -204,7 +204,7 @@ def boosting(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
     if pooled.classes:
         trees = ensemble.HistGradientBoostingClassifier
     model = trees(random_state=_state(seed, "boosting"))
-    return _fit(model, pooled, np.arange(len(pooled.y)), 0, progress)
+    return fit(model, pooled, np.arange(len(pooled.y)), 0, progress)
 
 
 def simple(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
@@ -260,7 +260,7 @@ def _tuned(
     """Fit with the best options of a grid; ``build`` is called with the number of rows and one."""
     choice, tuning = _choose(build, grid, pooled, seed, progress)
     rows = _some_rows(pooled, max_rows or len(pooled.y), seed, "training rows")
-    metrics, history = _fit(build(len(rows), **choice), pooled, rows, len(grid), progress)
+    metrics, history = fit(build(len(rows), **choice), pooled, rows, len(grid), progress)
     return {**metrics, **choice, "tuning_seconds": tuning}, history
 
 
@@ -297,7 +297,7 @@ def _choose(
     return grid[int(np.argmax(scores))], time.perf_counter() - started
 
 
-def _fit(
+def fit(
     model: Any, pooled: PooledSplit, rows: NDArray[np.intp], steps: int, progress: Progress
 ) -> Outcome:
     """Fit a model to some training rows and judge it; ``steps`` were done before."""
