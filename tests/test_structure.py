@@ -26,6 +26,7 @@ FLOORS = (
     "deployment",
     "lab.attacks",
     "methods",
+    "estimators",
     "lab",
     "apps",
     "cli",
