@@ -27,6 +27,7 @@ FLOORS = (
     "lab.attacks",
     "methods",
     "estimators",
+    "export",
     "lab",
     "apps",
     "cli",
