@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,7 +73,7 @@ def test_scikit_learns_checks_of_slower_ones(estimator: Any, check: Any) -> None
 
 
 def test_phases_of_16_bits_are_the_one_excuse() -> None:
-    """Of a product that rounds to either of two phases BLAS decides, by the rows it is given."""
+    """Their features are float32: a row's last digits depend on the rows beside it."""
     x, y = IRIS
     fitted = FDSKLClassifier(features=100).fit(x, y)
     alone = np.vstack([fitted.decision_function(x[k : k + 1]) for k in range(20)])
@@ -174,6 +175,18 @@ def test_what_cannot_be_is_a_value_error_of_one_line() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             wrong.fit(x, y)
+
+
+def test_the_example_of_the_page_runs() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs/estimators.md"
+    if not page.is_file():
+        pytest.skip("no source tree here")
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), flags=re.S)
+    space: dict[str, Any] = {}
+    exec(block, space)
+    said = re.search(r"# (0\.\d+)", block)
+    assert said
+    assert round(space["scores"].mean(), 3) == float(said[1])
 
 
 def test_a_fit_is_silent_and_warns_where_it_has_not_converged(
