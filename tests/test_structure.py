@@ -26,6 +26,8 @@ FLOORS = (
     "deployment",
     "lab.attacks",
     "methods",
+    "estimators",
+    "export",
     "lab",
     "apps",
     "cli",

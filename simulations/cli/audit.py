@@ -36,6 +36,7 @@ _FEW = 200  # trials of a check
 _OF_SIMULATIONS = (
     *("engine", "ray_address", "drop", "runs", "resplit", "resume"),
     "explain_columns",
+    "track",
     "party",
 )
 _NO_OPTIONS = (*_OF_SIMULATIONS, "out", "force", "json_target", "quiet", "seed", "trials")

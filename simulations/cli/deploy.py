@@ -38,6 +38,7 @@ _OF_SIMULATIONS = (
     "engine",
     "ray_address",
     "explain_columns",
+    "track",
     "drop",
     "runs",
     "resplit",

@@ -26,6 +26,7 @@ _COMMANDS = {
     "run": ("run", "Run one method on one data set."),
     "compare": ("compare", "Compare methods on a table of your own, or on that of a preset."),
     "predict": ("predict", "Predict new rows with the model of an earlier run."),
+    "export": ("export", "Write a model of an earlier run as ONNX, skops or JSON."),
     "deploy-local": ("deploy", "Run one method on a SuperLink and SuperNodes of this machine."),
     "init": (
         "init",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ..run.entries import Entry
 from ..run.folders import chosen_folder, json_writer
 from ..run.options import Option
 from ..run.run_folder import ARTIFACTS, RunFolder
+from ..run.tracking import TRACK, Track, check_tracker, tracking
 from .console import Screen
 from .options import by_method
 
@@ -28,7 +30,7 @@ from .options import by_method
 def run_options(name: str) -> list[Option]:
     """Return the options of a run: those of the method, and those of its family."""
     shared = {o.name: o for o in family(name).parameters()}
-    return [*shared.values(), *(o for o in options(method(name)) if o.name not in shared)]
+    return [*shared.values(), TRACK, *(o for o in options(method(name)) if o.name not in shared)]
 
 
 def run_method(name: str, values: dict[str, Any]) -> None:
@@ -36,6 +38,7 @@ def run_method(name: str, values: dict[str, Any]) -> None:
     screen = Screen(values["quiet"])
     tell = json_writer(values["json_target"])
     address = values["ray_address"]
+    check_tracker(values["track"])
     if values["resume"]:
         folder, config = RunFolder.open(Path(values["resume"]))
         if config["method"] != name:
@@ -44,9 +47,12 @@ def run_method(name: str, values: dict[str, Any]) -> None:
                 remedy=f"use fedkern run {config['method']} --resume {folder.path}",
             )
         check_ray_address(config["engine"], address)
-        result = folder.result() or _execute(
-            screen, folder, config, prepare_data(config), address, resume=True
-        )
+        found = folder.result()
+        if found is None:
+            with tracking(values["track"], config, folder.path) as track:
+                prepared = prepare_data(config)
+                found = _execute(screen, folder, config, prepared, address, track, resume=True)
+        result = found
         _explain(screen, values, result.get("columns", []))
     else:
         config = family(name).config(name, family(name).deal_files(values))
@@ -58,7 +64,8 @@ def run_method(name: str, values: dict[str, Any]) -> None:
         _explain(screen, values, [one._asdict() for one in prepared.explain()])
         folder = RunFolder.create(chosen_folder(values["out"], name), config, force=values["force"])
         try:
-            result = _execute(screen, folder, config, prepared, address, resume=False)
+            with tracking(values["track"], config, folder.path) as track:
+                result = _execute(screen, folder, config, prepared, address, track, resume=False)
         except FedKernError as error:
             if error.exit_code == OptionError.exit_code and not folder.unfinished:
                 folder.discard()  # it is known only now that this cannot be run
@@ -80,6 +87,7 @@ def _execute(
     config: dict[str, Any],
     prepared: Prepared,
     ray_address: str | None,
+    track: Track,
     *,
     resume: bool,
 ) -> dict[str, Any]:
@@ -96,6 +104,14 @@ def _execute(
             folder.save_model(strategy, prepared.scaling_json(), whole)
         folder.save_draws(done.results)
 
+    def progress(label: str, done: float, total: int) -> None:
+        bar.update(label, done, total)
+        track.update(label, done, total)
+
+    def watch(metrics: Mapping[str, Any]) -> None:
+        bar.watch(metrics)
+        track.watch(metrics)
+
     with screen.progress() as bar:
         run_entries(
             [entry],
@@ -110,14 +126,16 @@ def _execute(
             resume=resume,
             audited=True,
             ray_address=ray_address,
-            progress=bar.update,
-            watch=bar.watch,
+            progress=progress,
+            watch=watch,
             measure=lambda strategy: own.measure(strategy, prepared, config),
             draw_done=draw_done,
         )
     summary = summarise(entry)
     plots = _plots(folder, entry, prepared, summary)
-    return save_result(folder, config, prepared, summary, plots)
+    result = save_result(folder, config, prepared, summary, plots)
+    track.finish(result, folder.path)
+    return result
 
 
 def save_result(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -18,7 +18,7 @@ from fedkern_flwr.encoding.columns import Scaling
 from fedkern_flwr.encoding.gaps import Gaps
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.seeding import derive_seed
-from fedkern_flwr.tables.table import Missing, Table
+from fedkern_flwr.tables.table import Missing, Table, without_missing
 
 from ...strategies import PhaseStrategy
 from ..engines.faults import Plan
@@ -107,6 +107,8 @@ class TableSettings(Settings):
     of_runs = {"scaling": "auto", "missing": "encode"}  # noqa: RUF012
     #: What files of parties have.
     holding: ClassVar[Holding] = "rows"
+    #: The table where it is in memory, see :meth:`of_table`.
+    given: ClassVar[Table | None] = None
 
     label: str | None = None
     target: str | None = None
@@ -125,6 +127,12 @@ class TableSettings(Settings):
         na = values["na"] or ()
         na = tuple(na.split(",") if isinstance(na, str) else na)
         return super().from_values({**values, "na": na, "party": tuple(values["party"] or ())})
+
+    def of_table(self, table: Table) -> Self:
+        """Return these settings for a table in memory, which ``data`` is but a name of."""
+        found = replace(self)
+        found.__dict__["given"] = table
+        return found
 
     @property
     def dialect(self) -> dict[str, Any]:
@@ -156,6 +164,8 @@ class TableSettings(Settings):
         TableError, OptionError
             See :func:`load_data`.
         """
+        if self.given is not None:
+            return without_missing(self.given, missing, self.data)
         if self.files is not None:
             return self.files.table(missing)
         return load_data(

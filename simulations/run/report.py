@@ -12,6 +12,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,9 @@ from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError
 
 Mark = Literal["good", "fair", "bad"]
+
+#: Bytes of a page above which its figures get few colours, so that it can be sent by mail.
+LARGEST = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,19 @@ def write_report(path: Path, *, title: str, subtitle: str, blocks: Sequence[Bloc
     OptionError
         If an image is missing or no PNG, or a row of a table has not one cell per column.
     """
+    lead = f'\n<p class="subtitle">{escape(subtitle)}</p>' if subtitle else ""
+    for small in (False, True):
+        body = _body(blocks, small=small)
+        page = _PAGE.format(title=escape(title), lead=lead, style=_STYLE, body=body)
+        # A lone surrogate (from a file name, say) must not lose the report.
+        data = page.encode("utf-8", errors="replace")
+        if len(data) <= LARGEST:
+            break
+    write_atomically(path, data)
+    return path
+
+
+def _body(blocks: Sequence[Block], *, small: bool) -> str:
     parts = []
     tables = figures = 0
     for block in blocks:
@@ -130,16 +147,12 @@ def write_report(path: Path, *, title: str, subtitle: str, blocks: Sequence[Bloc
                 parts.append(_table(block, tables))
             case FigureBlock():
                 figures += 1
-                parts.append(_figure(block, figures))
+                parts.append(_figure(block, figures, small=small))
             case TextBlock():
                 parts.append(_text(block))
             case FactsBlock():
                 parts.append(_facts(block))
-    lead = f'\n<p class="subtitle">{escape(subtitle)}</p>' if subtitle else ""
-    page = _PAGE.format(title=escape(title), lead=lead, style=_STYLE, body="\n".join(parts))
-    # A lone surrogate (from a file name, say) must not lose the report.
-    write_atomically(path, page.encode("utf-8", errors="replace"))
-    return path
+    return "\n".join(parts)
 
 
 def _table(block: TableBlock, number: int) -> str:
@@ -180,7 +193,7 @@ def _table(block: TableBlock, number: int) -> str:
     )
 
 
-def _figure(block: FigureBlock, number: int) -> str:
+def _figure(block: FigureBlock, number: int, *, small: bool) -> str:
     try:
         data = block.png.read_bytes()
     except OSError as error:
@@ -190,12 +203,24 @@ def _figure(block: FigureBlock, number: int) -> str:
     if data[:8] != b"\x89PNG\r\n\x1a\n" or len(data) < 24:
         raise OptionError(f"the figure {block.png} is no PNG", remedy="draw it again")
     width, height = struct.unpack(">II", data[16:24])  # of the IHDR chunk
+    data = _in_few_colours(data) if small else data
     caption = escape(block.caption)
     return (
         f'<figure>\n<img src="data:image/png;base64,{base64.b64encode(data).decode()}" '
         f'width="{width}" height="{height}" alt="{caption}">\n'
         f"<figcaption><b>Figure {number}.</b> {caption}</figcaption>\n</figure>"
     )
+
+
+def _in_few_colours(png: bytes) -> bytes:
+    """Return a plot with at most 64 colours, if that makes it smaller and Pillow is there."""
+    try:
+        from PIL import Image  # comes with matplotlib, which drew it
+    except ImportError:
+        return png
+    out = BytesIO()
+    Image.open(BytesIO(png)).convert("RGB").quantize(64).save(out, "PNG", optimize=True)
+    return min(png, out.getvalue(), key=len)
 
 
 def _text(block: TextBlock) -> str:
@@ -305,8 +330,14 @@ dd { font-variant-numeric: tabular-nums; white-space: pre-wrap; }
   body { font-size: 10.5pt; }
   main { max-width: none; padding: 0; }
   .table { overflow: visible; }
-  h2 { break-after: avoid; }
+  .wide table { font-size: 7.5pt; line-height: 1.35; }
+  .wide th, .wide td { padding: 0.25rem 0.3rem; }
+  .wide td:not(.num):last-child { min-width: 9rem; }
+  h2, caption, thead { break-after: avoid; }
+  thead { display: table-header-group; }
   figure, tr, dt, dd { break-inside: avoid; }
+  tbody tr:nth-child(even) { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  dl { break-inside: avoid; }
   figure img { border: 0; padding: 0; max-width: 130mm; }
   p { orphans: 3; widows: 3; }
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,12 +24,25 @@ def methods() -> list[list[str]]:
     return [[cell.strip() for cell in row.split("|")[1:-1]] for row in body.splitlines()[1:]]
 
 
+def python_blocks() -> list[str]:
+    """Return the examples in Python."""
+    return re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), flags=re.S)
+
+
 def test_both_sides_import_what_there_is() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), flags=re.S)
-    assert len(blocks) == 2
+    blocks = python_blocks()
+    assert len(blocks) == 3
     for block in blocks:
         compile(block, "README", "exec")
         exec("\n".join(re.findall(r"^from (?:fedkern_flwr|flwr).*$", block, flags=re.M)), {})
+
+
+def test_the_example_of_scikit_learn_runs() -> None:
+    (block,) = [b for b in python_blocks() if "cross_val_score" in b]
+    space: dict[str, Any] = {}
+    exec(block, space)
+    assert len(space["scores"]) == 5
+    assert space["scores"].mean() > 0.96
 
 
 def test_methods_are_the_strategies() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.simulations.run.report import (
+    LARGEST,
     Block,
     FactsBlock,
     FigureBlock,
@@ -175,3 +176,24 @@ def test_the_same_blocks_give_the_same_bytes_and_no_scraps(tmp_path: Path) -> No
     first = write(tmp_path, TextBlock("a", ["b"]))
     assert write(tmp_path, TextBlock("a", ["b"])) == first
     assert [path.name for path in tmp_path.iterdir()] == ["r.html"]
+
+
+def test_a_page_of_many_plots_stays_below_two_megabytes(tmp_path: Path) -> None:
+    """Plots get few colours where the page would be larger; their size and captions stay."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    figure, axes = plt.subplots(figsize=(8, 5))
+    for k in range(6):
+        axes.plot([((k + 3) * j * j) % 97 for j in range(160)], label=f"method {k}")
+    axes.legend()
+    figure.savefig(tmp_path / "plot.png", dpi=200)
+    plt.close(figure)
+    one = (tmp_path / "plot.png").stat().st_size
+    count = 2 + 1_500_000 // one  # as base64 more than two million bytes
+    page = write(tmp_path, *[FigureBlock(f"plot {k}", tmp_path / "plot.png") for k in range(count)])
+    assert count * one * 4 / 3 > LARGEST > len(page.encode())
+    shown = read(page).all("img")
+    assert len(shown) == count
+    assert (shown[0]["width"], shown[0]["height"]) == ("1600", "1000")
+    alone = write(tmp_path, FigureBlock("plot", tmp_path / "plot.png"))
+    kept = base64.b64decode(str(read(alone).all("img")[0]["src"]).partition(",")[2])
+    assert kept == (tmp_path / "plot.png").read_bytes()

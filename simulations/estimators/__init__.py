@@ -1,0 +1,23 @@
+"""Methods with scikit-learn's habits: ``fit(X, y)`` deals a table to parties in this process."""
+
+try:
+    import sklearn  # noqa: F401
+except ImportError:
+    raise ImportError(
+        "the estimators need scikit-learn; pip install 'fedkern-flwr[simulation]'"
+    ) from None
+
+from .groups import HierarchicalSVMClassifier, HierarchicalSVMRegressor
+from .hybrid import FedCGClassifier, FedCGRegressor
+from .vertical import FDSKLClassifier, FDSKLRegressor, SecureGramClassifier, SecureGramRegressor
+
+__all__ = [
+    "FDSKLClassifier",
+    "FDSKLRegressor",
+    "FedCGClassifier",
+    "FedCGRegressor",
+    "HierarchicalSVMClassifier",
+    "HierarchicalSVMRegressor",
+    "SecureGramClassifier",
+    "SecureGramRegressor",
+]

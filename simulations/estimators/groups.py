@@ -1,0 +1,94 @@
+"""HierarchicalSVM as estimators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from fedkern_flwr.encoding.columns import Scaling
+
+from ..run.splits import Split
+from .base import Classifier, Federated, Regressor
+
+
+class _Hierarchical(Federated):
+    """Rows dealt to users, users evenly and in order to groups.
+
+    Parameters
+    ----------
+    parties : int (default: 4)
+        Users, each with rows of its own.
+    groups : int (default: 2)
+        Groups of users.
+    split : {"iid", "dirichlet"} (default: "iid")
+        How rows are dealt to users.
+    alpha : float (default: 0.5)
+        Concentration of the Dirichlet split.
+    C : float or None (default: None)
+        Weight of the losses, by default chosen in the run.
+    scaling : {"auto", "rank", "standard", "range", "none"} (default: "auto")
+        How numbers are scaled.
+    held_out : float (default: 0.0)
+        Share of the rows that calibrates probabilities and is not learned from.
+    options : mapping or None (default: None)
+        Further options of ``fedkern run hierarchical-svm``, such as ``{"rounds": 400}``.
+    random_state : int, RandomState or None (default: 0)
+        Seed of split and random features.
+    """
+
+    _method, _parties = "hierarchical-svm", "users"
+
+
+class HierarchicalSVMClassifier(Classifier, _Hierarchical):
+    __doc__ = f"""Classes by HierarchicalSVM. {_Hierarchical.__doc__}
+    model : {{"linear", "rbf", "logistic"}} (default: "linear")
+        What is learned.
+    class_weight : {{"balanced"}} or None (default: None)
+        Rows of rare classes weigh more.
+    """
+
+    def __init__(
+        self,
+        *,
+        parties: int = 4,
+        groups: int = 2,
+        split: Split = "iid",
+        alpha: float = 0.5,
+        model: Literal["linear", "rbf", "logistic"] = "linear",
+        C: float | None = None,
+        class_weight: Literal["balanced"] | None = None,
+        scaling: Scaling = "auto",
+        held_out: float = 0.0,
+        options: Mapping[str, Any] | None = None,
+        random_state: Any = 0,
+    ) -> None:
+        self.parties, self.groups, self.split, self.alpha = parties, groups, split, alpha
+        self.model, self.C, self.class_weight = model, C, class_weight
+        self.scaling, self.held_out = scaling, held_out
+        self.options, self.random_state = options, random_state
+
+    def _loss(self) -> str:
+        return "logistic" if self.model == "logistic" else "margin"
+
+
+class HierarchicalSVMRegressor(Regressor, _Hierarchical):
+    __doc__ = f"Ridge regression by HierarchicalSVM. {_Hierarchical.__doc__}"
+
+    _fixed = {"model": "ridge"}  # noqa: RUF012
+
+    def __init__(
+        self,
+        *,
+        parties: int = 4,
+        groups: int = 2,
+        split: Split = "iid",
+        alpha: float = 0.5,
+        C: float | None = None,
+        scaling: Scaling = "auto",
+        held_out: float = 0.0,
+        options: Mapping[str, Any] | None = None,
+        random_state: Any = 0,
+    ) -> None:
+        self.parties, self.groups, self.split, self.alpha = parties, groups, split, alpha
+        self.C, self.scaling, self.held_out = C, scaling, held_out
+        self.options, self.random_state = options, random_state

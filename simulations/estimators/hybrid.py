@@ -1,0 +1,80 @@
+"""FedCG as estimators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from fedkern_flwr.encoding.columns import Scaling
+
+from ..run.splits import Split
+from .base import Classifier, Federated, Regressor
+
+
+class _FedCG(Federated):
+    """Rows dealt to hospitals, further columns to centres.
+
+    Parameters
+    ----------
+    parties : int (default: 4)
+        Hospitals and centres.
+    centres : int (default: 2)
+        Those of them that hold columns only; fewer where the table has not a column for each. One
+        is allowed here, where all are one's own.
+    split : {"iid", "dirichlet"} (default: "iid")
+        How rows are dealt to hospitals.
+    alpha : float (default: 0.5)
+        Concentration of the Dirichlet split.
+    landmarks : int or "auto" (default: "auto")
+        m.
+    gamma, regularization : float or None (default: None)
+        Width and lambda; by default chosen in the run, see ``tune``.
+    tune : {"auto", "folds", "gcv", "off"} (default: "auto")
+        How they are chosen.
+    scaling : {"auto", "rank", "range", "none"} (default: "auto")
+        How numbers are scaled.
+    held_out : float (default: 0.0)
+        Share of the rows that calibrates probabilities and is not learned from.
+    options : mapping or None (default: None)
+        Further options of ``fedkern run fed-cg``, such as ``{"kernel": "laplacian"}``.
+    random_state : int, RandomState or None (default: 0)
+        Seed of split and landmarks.
+    """
+
+    _method, _fixed = "fed-cg", {"allow_single": True}
+
+    def __init__(
+        self,
+        *,
+        parties: int = 4,
+        centres: int = 2,
+        split: Split = "iid",
+        alpha: float = 0.5,
+        landmarks: int | Literal["auto"] = "auto",
+        gamma: float | None = None,
+        regularization: float | None = None,
+        tune: Literal["auto", "folds", "gcv", "off"] = "auto",
+        scaling: Scaling = "auto",
+        held_out: float = 0.0,
+        options: Mapping[str, Any] | None = None,
+        random_state: Any = 0,
+    ) -> None:
+        self.parties, self.centres, self.split, self.alpha = parties, centres, split, alpha
+        self.landmarks, self.gamma, self.regularization = landmarks, gamma, regularization
+        self.tune, self.scaling, self.held_out = tune, scaling, held_out
+        self.options, self.random_state = options, random_state
+
+    def _dealt(self, parties: dict[str, int], columns: int) -> dict[str, Any]:
+        centres = min(self.centres, max(columns - 1, 0))
+        return {"hospitals": parties["clients"] - self.centres, "centres": centres}
+
+    def _loss(self) -> str:
+        return "square"
+
+
+class FedCGClassifier(Classifier, _FedCG):
+    __doc__ = f"Classes by FedCG. {_FedCG.__doc__}"
+
+
+class FedCGRegressor(Regressor, _FedCG):
+    __doc__ = f"Numbers by FedCG. {_FedCG.__doc__}"

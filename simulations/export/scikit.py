@@ -1,0 +1,34 @@
+"""A document as an estimator of scikit-learn's, for skops files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sklearn.base import BaseEstimator
+
+from .reader import outputs, predict
+
+
+class ExportedModel(BaseEstimator):  # type: ignore[misc]
+    """A model that has been fitted elsewhere; it needs NumPy alone to predict.
+
+    Parameters
+    ----------
+    document : dict
+        See :func:`~fedkern_flwr.simulations.export.document.document`.
+    """
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.document = document
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Tell that it is fitted."""
+        return True
+
+    def decision_function(self, X: Any) -> Any:
+        """Return scores of classes, shape (n, k), or numbers, shape (n, 1)."""
+        return outputs(self.document, X)
+
+    def predict(self, X: Any) -> Any:
+        """Return the class of each row, or its number; shape (n,)."""
+        return predict(self.document, X)

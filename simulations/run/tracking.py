@@ -1,0 +1,206 @@
+"""Runs kept for MLflow's or TensorBoard's viewer: options, metrics per round and at the end, plots.
+
+All of it stays in files on this machine, whatever server the environment names. Models and what
+simulated nodes keep are not among them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from fedkern_flwr.errors import OptionError
+
+from .options import RUN, Option
+
+Tracker = Literal["mlflow", "tensorboard"]
+
+TRACK = Option(
+    "track",
+    Tracker | None,
+    None,
+    "Keep options, metrics and plots for a viewer: MLflow's in mlruns, TensorBoard's in the run's "
+    "folder.",
+    RUN,
+)
+
+_BATCH, _LONGEST = 500, 500  # metrics written at once; characters of an option
+
+
+class Track(ABC):
+    """What is kept of one run.
+
+    Parameters
+    ----------
+    runs : int
+        Draws of the run; metrics of each are told apart by name where there are several.
+    """
+
+    def __init__(self, runs: int = 1) -> None:
+        self._runs, self._draw, self._round = runs, 0, 0
+
+    def update(self, label: str, done: float, total: int) -> None:
+        """Notice that a draw begins."""
+        if not done and self._round:
+            self._draw, self._round = self._draw + 1, 0
+
+    def watch(self, metrics: Mapping[str, Any]) -> None:
+        """Keep the metrics of a round."""
+        self._round += 1
+        draw = f"draw_{self._draw}/" if self._runs > 1 else ""
+        for name, value in _finite(metrics).items():
+            self.metric(f"{draw}{name}", value, self._round)
+
+    @abstractmethod
+    def metric(self, name: str, value: float, step: int) -> None:
+        """Keep one number."""
+
+    @abstractmethod
+    def finish(self, result: Mapping[str, Any], folder: Path) -> None:
+        """Keep what a run found: figures, ``result.json`` and plots."""
+
+    @abstractmethod
+    def close(self, *, failed: bool) -> None:
+        """Write what is left."""
+
+
+class _Nothing(Track):
+    """Keeps nothing."""
+
+    def metric(self, name: str, value: float, step: int) -> None:
+        """Keep nothing."""
+
+    def finish(self, result: Mapping[str, Any], folder: Path) -> None:
+        """Keep nothing."""
+
+    def close(self, *, failed: bool) -> None:
+        """Write nothing."""
+
+
+class _MLflow(Track):
+    def __init__(self, config: Mapping[str, Any], folder: Path) -> None:
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # it prefers a database
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow.entities import Metric, Param
+        from mlflow.tracking import MlflowClient
+
+        super().__init__(config["runs"])
+        place = Path("mlruns").resolve().as_uri()
+        self._client, self._metric = MlflowClient(place, place), Metric
+        known = self._client.get_experiment_by_name("fedkern")
+        own = known.experiment_id if known else self._client.create_experiment("fedkern")
+        self._run: str = self._client.create_run(own, run_name=folder.name).info.run_id
+        options = [Param(name, value) for name, value in _options(config).items()]
+        self._client.log_batch(self._run, params=options)
+        self._waiting: list[Any] = []
+
+    def metric(self, name: str, value: float, step: int) -> None:
+        self._waiting.append(self._metric(name, value, int(time.time() * 1000), step))
+        if len(self._waiting) >= _BATCH:
+            self._write()
+
+    def _write(self) -> None:
+        self._client.log_batch(self._run, metrics=self._waiting)
+        self._waiting = []
+
+    def finish(self, result: Mapping[str, Any], folder: Path) -> None:
+        for name, value in _figures(result).items():
+            self.metric(f"final/{name}", value, 0)
+        self._client.log_artifact(self._run, str(folder / "result.json"))
+        for file in _plots(folder):
+            self._client.log_artifact(self._run, str(file), "plots")
+
+    def close(self, *, failed: bool) -> None:
+        self._write()
+        self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
+
+
+class _TensorBoard(Track):
+    def __init__(self, config: Mapping[str, Any], folder: Path) -> None:
+        from tensorboardX import SummaryWriter
+
+        super().__init__(config["runs"])
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
+        rows = (f"| {name} | {value} |" for name, value in _options(config).items())
+        self._writer.add_text("options", "\n".join(["| option | value |", "|---|---|", *rows]))
+
+    def metric(self, name: str, value: float, step: int) -> None:
+        self._writer.add_scalar(name, value, step)
+
+    def finish(self, result: Mapping[str, Any], folder: Path) -> None:
+        for name, value in _figures(result).items():
+            self.metric(f"final/{name}", value, 0)
+        text = json.dumps(result, indent=2)
+        indented = "".join(f"    {line}\n" for line in text.splitlines())
+        self._writer.add_text("result.json", indented)
+        for file in _plots(folder):
+            from matplotlib.image import imread
+
+            self._writer.add_image(file.stem, imread(file)[..., :3], dataformats="HWC")
+
+    def close(self, *, failed: bool) -> None:
+        self._writer.close()
+
+
+_TRACKERS = {"mlflow": ("mlflow-skinny", _MLflow), "tensorboard": ("tensorboardX", _TensorBoard)}
+_MODULES = {"mlflow": "mlflow", "tensorboard": "tensorboardX"}
+
+
+def check_tracker(kind: Tracker | None) -> None:
+    """Refuse a tracker whose package is not there, before anything is made.
+
+    Raises
+    ------
+    OptionError
+    """
+    if kind is None:
+        return
+    try:
+        __import__(_MODULES[kind])
+    except ImportError:
+        raise OptionError(
+            f"--track {kind} needs the package {_TRACKERS[kind][0]}",
+            remedy="pip install 'fedkern-flwr[track]'",
+        ) from None
+
+
+@contextmanager
+def tracking(kind: Tracker | None, config: Mapping[str, Any], folder: Path) -> Iterator[Track]:
+    """Keep a run; of one that breaks off what it has found so far."""
+    track = _TRACKERS[kind][1](config, folder) if kind else _Nothing()
+    try:
+        yield track
+    except BaseException:
+        track.close(failed=True)
+        raise
+    track.close(failed=False)
+
+
+def _options(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return method, data and options of a run as text."""
+    more = {k: v for k, v in config.items() if k not in ("data", "options")}
+    found = {**more, **config["data"], **config["options"]}
+    return {name: str(value)[:_LONGEST] for name, value in found.items() if value is not None}
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers that a viewer can draw."""
+    numbers = {n: float(v) for n, v in values.items() if isinstance(v, (int, float))}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def _figures(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return metrics and costs of a result."""
+    costs = {n: result[n] for n in ("exchanges", "bytes_up", "bytes_down", "seconds")}
+    return _finite({**result["metrics"], **costs})
+
+
+def _plots(folder: Path) -> list[Path]:
+    return sorted((folder / "plots").glob("*.png"))

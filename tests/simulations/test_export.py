@@ -1,0 +1,179 @@
+"""Exported models predict what the model of the run predicts."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.fitted import FittedModel, load_model
+from fedkern_flwr.simulations.cli import run as run_command
+from fedkern_flwr.simulations.cli.export import command
+from fedkern_flwr.simulations.export.reader import outputs
+from fedkern_flwr.simulations.run.datasets import load_data
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx")
+skops = pytest.importorskip("skops.io")
+
+pytestmark = pytest.mark.usefixtures("in_tmp")
+PAGE = Path(__file__).resolve().parents[2] / "docs/export.md"
+TRUSTED = ["fedkern_flwr.simulations.export.scikit.ExportedModel"]
+IRIS, REAL = ["--data", "iris"], ["--encoding", "fixed-point", "--data", "iris"]
+FEW = ["--users", "4", "--rounds", "8", "--C", "1"]
+ONLINE = ["--clients", "3", "--rounds", "16"]
+RUNS: dict[str, list[str]] = {
+    "fed-cg": ["fed-cg", *IRIS],
+    "numbers": ["fed-cg", "--data", "diabetes", "--landmarks", "20"],
+    "laplacian, ranks": ["fed-cg", "--kernel", "laplacian", "--scaling", "rank", *IRIS],
+    "fdskl": ["fdskl", "--features", "60", *IRIS],
+    "two owners": ["fdskl", "--schedule", "streaming", "--rounds", "8", "--active-parties", "2"],
+    "rbf": ["secure-gram", "--kernel", "rbf", *REAL],
+    "cosine": ["secure-gram", "--kernel", "cosine", "--learner", "ridge", *REAL],
+    "poly": ["secure-gram", "--kernel", "poly", *REAL],
+    "linear": ["hierarchical-svm", *FEW],
+    "random features": ["hierarchical-svm", "--model", "rbf", "--features", "30", *FEW],
+    "pof-mkl": ["pof-mkl", *ONLINE],
+    "pof-rls": ["pof-rls", *ONLINE],
+}
+
+
+def trained(options: list[str], out: str = "run") -> FittedModel:
+    """Run a method; return its whole model."""
+    run_command.command.main([*options, "--out", out, "--quiet"], standalone_mode=False)
+    return load_model(out)
+
+
+def export(*options: str) -> None:
+    """Export the model of the run."""
+    command.main(["run", "--quiet", *options], standalone_mode=False)
+
+
+def rows(options: list[str]) -> np.ndarray:
+    """Return rows of the table of a run, one of them beyond its range and one with a gap."""
+    named = options[options.index("--data") + 1] if "--data" in options else "breast-cancer"
+    x = load_data("nyc-weather" if options[0].startswith("pof") else named).x[:120].copy()
+    x[0] *= 3.0
+    return x
+
+
+def onnx_outputs(x: Any, file: str = "run/model.onnx") -> dict[str, Any]:
+    """Run an exported graph."""
+    session = onnxruntime.InferenceSession(file)
+    names = [one.name for one in session.get_outputs()]
+    return dict(zip(names, session.run(None, {"x": np.asarray(x, np.float64)}), strict=True))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_all_formats_predict_what_the_model_predicts(name: str) -> None:
+    model, x = trained(RUNS[name]), rows(RUNS[name])
+    for kind in ("onnx", "json", "skops"):
+        export("--to", kind)
+    document = json.loads(Path("run/model.json").read_text())
+    assert document["encoded"] == (RUNS[name][0].startswith("pof"))
+    given = model.features(x) if document["encoded"] else x
+    expected = model.outputs(x)
+    close = 1e-6 * max(1.0, float(np.abs(expected).max()))
+    found = onnx_outputs(given)
+    estimator = skops.load("run/model.skops", trusted=TRUSTED)
+    assert np.abs(outputs(document, given) - expected).max() < close
+    assert np.abs(estimator.decision_function(given) - expected).max() < close
+    told = found["scores"] if "scores" in found else found["prediction"][:, None]
+    assert np.abs(told - expected).max() < close
+    if "label" in found:
+        assert np.array_equal(found["label"], model.predict(x))
+        assert np.array_equal(estimator.predict(given), model.predict(x))
+
+
+def test_gaps_and_names_of_classes_are_exported(tables: Any) -> None:
+    rng = np.random.default_rng(3)
+    age, dose = rng.normal(50.0, 9.0, 120), rng.lognormal(1.0, 0.8, 120)
+    lines = ["age,dose,ill"]
+    for k, (a, d) in enumerate(zip(age, dose, strict=True)):
+        lines.append(f"{'' if k % 7 == 0 else a},{d},{'yes' if a + d > 53 else 'no'}")
+    Path("t.csv").write_text("\n".join(lines))
+    options = ["--data", "t.csv", "--label", "ill", "--centres", "1", "--allow-single"]
+    model = trained(["fed-cg", *options])
+    export("--to", "onnx")
+    x = np.column_stack([age, dose])
+    x[::7, 0] = np.nan
+    x[5, 1] = 1e4
+    found = onnx_outputs(x)
+    assert np.array_equal(found["label"], model.predict(x))
+    assert set(found["label"]) == {"yes", "no"}
+    assert np.abs(found["scores"] - model.outputs(x)).max() < 1e-9
+
+
+def test_text_columns_are_encoded_elsewhere_and_that_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rng = np.random.default_rng(3)
+    town, size = rng.choice(["Ulm", "Bonn", "Köln"], 90), rng.random((90, 2))
+    cells = zip(town, *size.T, strict=True)
+    lines = [f"{t},{a},{b},{'yes' if a > 0.5 else 'no'}" for t, a, b in cells]
+    Path("t.csv").write_text("\n".join(["town,a,b,ill", *lines]))
+    model = trained(["fed-cg", "--data", "t.csv", "--label", "ill"])
+    command.main(["run"], standalone_mode=False)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "it takes the 5 columns that the encoder makes" in said
+    x = model.features("t.csv")
+    assert np.array_equal(onnx_outputs(x)["label"], model.predict("t.csv"))
+
+
+def test_the_reader_of_the_page_predicts_as_the_model_does() -> None:
+    if not PAGE.is_file():
+        pytest.skip("no source tree here")
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), flags=re.S)
+    space: dict[str, Any] = {}
+    exec(blocks[-1], space)
+    for k, options in enumerate((["fed-cg", *IRIS], ["fdskl", "--features", "60"])):
+        model, x = trained(options, f"run{k}"), rows(options)
+        file = f"{k}.json"
+        command.main([f"run{k}", "--to", "json", "--out", file, "--quiet"], standalone_mode=False)
+        document = json.loads(Path(file).read_text())
+        assert np.array_equal(space["predict"](document, x), model.predict(x))
+
+
+def test_one_client_of_an_online_method() -> None:
+    model = trained(RUNS["pof-mkl"])
+    export("--client", "1")
+    x = rows(RUNS["pof-mkl"])
+    alone, mean = model.of_client(1).outputs(x), model.outputs(x)
+    assert np.abs(alone - mean).max() > 1e-4
+    found = onnx_outputs(model.features(x))["prediction"]
+    assert np.abs(found - alone[:, 0]).max() < 1e-6 * np.abs(alone).max()
+
+
+def test_an_exported_model_is_for_this_user_alone_and_never_overwritten() -> None:
+    trained(RUNS["fed-cg"])
+    for kind in ("onnx", "json", "skops"):
+        export("--to", kind)
+        mode = Path(f"run/model.{kind}").stat().st_mode
+        assert not mode & (stat.S_IRWXG | stat.S_IRWXO)
+        with pytest.raises(FedKernError, match="--force"):
+            export("--to", kind)
+        export("--to", kind, "--force")
+
+
+def test_what_cannot_be_exported_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(
+        ["secure-gram", "--kernel", "series", "--coefficients", "1", "--coefficients", "1", *REAL]
+    )
+    with pytest.raises(FedKernError, match="no series in other formats; use --kernel"):
+        export()
+    trained(RUNS["fed-cg"], "other")
+    for package in ("onnx", "skops"):
+        monkeypatch.setitem(sys.modules, package, None)
+        monkeypatch.delitem(sys.modules, f"{package}.io", raising=False)
+        monkeypatch.delitem(
+            sys.modules, "fedkern_flwr.simulations.export.onnx_graph", raising=False
+        )
+        with pytest.raises(FedKernError, match=r"pip install 'fedkern-flwr\[export\]'"):
+            command.main(["other", "--to", package, "--quiet"], standalone_mode=False)
