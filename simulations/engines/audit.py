@@ -14,14 +14,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from scipy.special import chdtrc
 
 from fedkern_flwr.errors import ProtocolError
-from fedkern_flwr.exchange import read_array
 from fedkern_flwr.wire.message import PhaseMessage
+from fedkern_flwr.wire.numpy_format import read_array
 from fedkern_flwr.wire.sections import detach
 
 from .wrapper import Direction, WatchingGrid
@@ -265,19 +265,18 @@ class AuditingGrid(WatchingGrid):
 
 def _fields(direction: Direction, message: Message) -> Iterator[tuple[str, str, Any]]:
     """Yield (phase, field, value) of a message and its sections."""
-    scalars: dict[str, Any] = {}
-    for record in message.content.config_records.values():
-        scalars.update(record)
-    arrays = [
-        array
-        for record in message.content.array_records.values()
-        for key, array in record.items()
-        if key != "_empty"
-    ]
+    scalars, arrays, metrics = dict[str, Any](), list[Any](), dict[str, Any]()
+    for record in message.content.values():
+        if isinstance(record, ConfigRecord):
+            scalars.update(record)
+        elif isinstance(record, ArrayRecord):
+            arrays += [array for key, array in record.items() if key != "_empty"]
+        else:
+            metrics.update(record)
     try:
-        own, plain, sections = detach(arrays, scalars, party="")  # type: ignore[arg-type]
+        own, plain, sections = detach(arrays, scalars, party="")
     except ProtocolError:
-        own, plain, sections = list(arrays), scalars, []  # type: ignore[arg-type]
+        own, plain, sections = arrays, scalars, []
     phase = str(plain.get("phase", ""))
     for name, value in plain.items():
         yield phase, name, value
@@ -286,12 +285,10 @@ def _fields(direction: Direction, message: Message) -> Iterator[tuple[str, str, 
     for section in sections:
         for name, value in section.scalars.items():
             yield section.phase, name, value
-        packed: list[Any] = list(section.arrays)
-        for name, array in zip(_array_names(section.phase, ""), packed, strict=False):
-            yield section.phase, name, array.numpy()
-    for metrics in message.content.metric_records.values():
-        for name, value in metrics.items():
-            yield phase, name, value
+        for name, array in zip(_array_names(section.phase, ""), section.arrays, strict=False):
+            yield section.phase, name, _content(array)
+    for name, value in metrics.items():
+        yield phase, name, value
 
 
 def _content(array: Any) -> NDArray[Any]:

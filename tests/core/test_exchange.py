@@ -21,7 +21,6 @@ from fedkern_flwr.exchange import (
     Outcome,
     exchange,
     payload_bytes,
-    read_array,
     read_reply,
     request_messages,
     take_sections,
@@ -31,6 +30,7 @@ from fedkern_flwr.flower_compat import MESSAGE_LOST, set_task_identity
 from fedkern_flwr.ledger import Ledger
 from fedkern_flwr.online.messages import PersonalReply
 from fedkern_flwr.wire import PROTOCOL_VERSION, DescribeRequest
+from fedkern_flwr.wire.numpy_format import read_array
 
 REQUEST = DescribeRequest(session="s", method="m", resume_round=0)
 
