@@ -75,17 +75,18 @@ def request_messages(
         Node -> sections that its request carries.
     """
     packed = array_record(request.arrays()) if arrays is None else arrays
-    scalars = request.scalars()
-    shared = request_content(packed, ConfigRecord(dict(scalars)))
+    config = ConfigRecord(dict(request.scalars()))
+    shared = request_content(packed, config)
     messages = []
     for node in nodes:
         content = shared
         if sections and sections.get(node):
             more, extra = attach(sections[node])
-            record = packed
+            record, own = packed, config.copy()
             if more:
                 record = add_arrays(packed.copy(), more)
-            content = request_content(record, ConfigRecord({**scalars, **extra}))
+            own.update(extra)
+            content = request_content(record, own)
         messages.append(Message(content, dst_node_id=node, message_type="train", group_id=group_id))
     return messages
 

@@ -155,12 +155,13 @@ class Seen:
     def add(self, value: Any) -> None:
         """Count a value."""
         self.values += 1
-        data = value.reshape(-1).view(np.uint8) if isinstance(value, np.ndarray) else None
-        if data is None and isinstance(value, bytes):
-            data = np.frombuffer(value, np.uint8)
-        self.bytes += len(str(value).encode()) if data is None else data.size
-        if self.kind in _UNIFORM and data is not None:
-            counts = np.bincount(data[:_SAMPLE], minlength=256)
+        if isinstance(value, np.ndarray):
+            self.bytes += value.nbytes
+        else:
+            self.bytes += len(value if isinstance(value, bytes) else str(value).encode())
+        if self.kind in _UNIFORM and isinstance(value, np.ndarray | bytes):
+            flat = value if isinstance(value, bytes) else value.reshape(-1).view(np.uint8)
+            counts = np.bincount(np.frombuffer(flat[:_SAMPLE], np.uint8), minlength=256)
             self.histogram = counts if self.histogram is None else self.histogram + counts
 
     def merge(self, other: Seen) -> None:
@@ -207,7 +208,7 @@ class Audit:
         self.seconds += time.perf_counter() - started
 
     def _count(self, direction: Direction, message: Message) -> None:
-        meta = message.metadata
+        meta, seen = message.metadata, self.seen
         node = meta.dst_node_id if direction == "down" else meta.src_node_id
         for phase, name, value in _fields(direction, message):
             if isinstance(value, np.ndarray) and not value.size:
@@ -215,9 +216,9 @@ class Audit:
             if (direction, phase, name) in _SOME_SEALED and value.nbytes % 8 == 0:
                 name = _SOME_SEALED[direction, phase, name]
             key = (direction, node, phase, name)
-            entry = self.seen.get(key)
+            entry = seen.get(key)
             if entry is None:
-                entry = self.seen[key] = Seen(_kind(direction, phase, name))
+                entry = seen[key] = Seen(_kind(direction, phase, name))
             entry.add(value)
 
     def view(self, direction: Direction, node: int | None = None) -> dict[tuple[str, str], Seen]:
