@@ -97,7 +97,7 @@ class SolverOfUser(SVMNode):
         blank = np.zeros((self.outputs, len(y) if hinge else 0))
         cold, models = hinge and "memory" not in self.kept.arrays, []
         memory = blank if cold else self.kept.arrays.get("memory", blank)
-        each, kept = len(target) // self._folds, []
+        each, kept = len(target) // self._folds, list[Floats]()
         tried = own["tried"] if self._trying else [own["c"]]
         for fold in range(self._folds):
             seen = ~self._held_out(fold) if self._trying else np.ones(len(y), np.bool_)

@@ -143,8 +143,8 @@ def read_reply(reply: type[Reply], message: Message, *, party: str, **sizes: int
     """
     content = message.content
     try:
-        record, scalars = content[UPLOADS], dict(content[REPLY])
-        arrays = read_arrays(record)
+        record: Any = content[UPLOADS]
+        arrays, scalars = read_arrays(record), dict(content[REPLY])
     except (KeyError, ValueError, TypeError, AttributeError):
         raise ProtocolError(
             "the reply is not one of a fedkern-flwr client",

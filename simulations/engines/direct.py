@@ -17,8 +17,6 @@ from fedkern_flwr.flower_compat import Client
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.wire.numpy_format import array_record, read_arrays
 
-_DONE = {"code": 0, "message": "Success"}  # Flower's status of a reply
-
 
 class DirectApp(ClientApp):
     """The app that serves clients of a simulation.
@@ -46,7 +44,7 @@ class DirectApp(ClientApp):
         content[REPLY] = ConfigRecord(dict(told))
         content["fitres.num_examples"] = MetricRecord({"num_examples": samples})
         content[UPLOADS] = array_record(uploads)
-        content["fitres.status"] = ConfigRecord(dict(_DONE))
+        content["fitres.status"] = ConfigRecord({"code": 0, "message": "Success"})
         return Message(content, reply_to=message)
 
 

@@ -31,6 +31,7 @@ from .common import (
     failure_rows,
     per_draw,
     server_row,
+    unconverged_rows,
     useless_rows,
 )
 from .predicting import Predicting
@@ -284,6 +285,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
             *self.figures(result),
             *class_rows(result),
             *useless_rows(result),
+            *unconverged_rows(result),
             *cost_rows(result),
             *self.seen(result),
             *failure_rows(result),
