@@ -288,7 +288,8 @@ class OnlineStrategy(OnlineRelease):
     @property
     def advice(self) -> str:
         """What to do where the mean of the labels predicts as well."""
-        return "use step_size='adaptive', smaller steps or more rows, and check label and columns"
+        steps = "" if "step_size" in self.fixed else "use step_size='adaptive' and smaller steps, "
+        return f"{steps}check the label and the columns, or use more rows"
 
     def final_metrics(self) -> dict[str, Any]:
         """Return the metrics of the finished run: means and spreads over the clients.
