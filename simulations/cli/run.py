@@ -116,7 +116,8 @@ def _execute(
             draw_done=draw_done,
         )
     summary = summarise(entry)
-    plots = _plots(folder, entry, prepared, summary)
+    with screen.status("drawing"):
+        plots = _plots(folder, entry, prepared, summary)
     return save_result(folder, config, prepared, summary, plots)
 
 

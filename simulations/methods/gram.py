@@ -63,6 +63,7 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
     settings = GramSettings
     run_options = ("learner", "cost", "level")
     draws = "runs"
+    afterwards = "training on the kernel"
     columns = _COLUMNS
     usual = "clients kernel min_support learner"
     shown = (

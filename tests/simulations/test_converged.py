@@ -62,7 +62,8 @@ def test_what_has_not_converged_says_so_once_and_goes_on(
 
 
 @pytest.mark.parametrize(
-    "case", ["hierarchical-svm", "pof-mkl", "pof-rls", "fed-cg --data iris --positive 2 --solver cg"]
+    "case",
+    ["hierarchical-svm", "pof-mkl", "pof-rls", "fed-cg --data iris --positive 2 --solver cg"],
 )
 def test_what_has_converged_says_nothing(case: str, finished: Any) -> None:
     done = finished(*case.split())
