@@ -107,7 +107,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
         found: dict[str, Any] = {}
         if strategy.metrics_["mse"] >= y.var():
             found["no_better_than"] = "the mean of all labels"
-            if strategy.metrics_["converged"]:  # else it has been said
+            if strategy.metrics_.get("converged", True):  # else it has been said
                 text = "the error is no smaller than that of the mean of all labels"
                 assert isinstance(strategy, OnlineStrategy)
                 found |= whether_converged(False, text, strategy.advice)
