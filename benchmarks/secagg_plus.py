@@ -47,7 +47,8 @@ from fedkern_flwr.flower_compat import NumPyClient
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.graph import default_threshold, degree, share_threshold
 from fedkern_flwr.simulations import InProcessGrid
-from fedkern_flwr.simulations.engines.ray import as_client, run_on_ray
+from fedkern_flwr.simulations.engines.direct import as_client
+from fedkern_flwr.simulations.engines.ray import run_on_ray
 from fedkern_flwr.simulations.engines.wrapper import GridWrapper
 
 BOUND = 8.0

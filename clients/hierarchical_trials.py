@@ -95,8 +95,9 @@ class SolverOfUser(SVMNode):
         own, (rows, gram), y = self.kept.settings, self.learned_rows(), self.table.y
         hinge, classes = own["loss"] == "hinge", y.shape[1]
         blank = np.zeros((self.outputs, len(y) if hinge else 0))
-        memory, models = self.kept.arrays.get("memory", blank), []
-        each, kept = len(target) // self._folds, []
+        cold, models = hinge and "memory" not in self.kept.arrays, []
+        memory = blank if cold else self.kept.arrays.get("memory", blank)
+        each, kept = len(target) // self._folds, list[Floats]()
         tried = own["tried"] if self._trying else [own["c"]]
         for fold in range(self._folds):
             seen = ~self._held_out(fold) if self._trying else np.ones(len(y), np.bool_)
@@ -104,13 +105,16 @@ class SolverOfUser(SVMNode):
             among = gram if gram is None or seen.all() else gram[np.ix_(seen, seen)]
             for output in range(fold * each, (fold + 1) * each):
                 k, weights = output % classes, self._weights(output % classes)
+                c, before = tried[output // classes % len(tried)], output - classes
+                if cold and before >= fold * each:  # the duals of two C are about as these
+                    memory[output] = kept[before] * (c / tried[before // classes % len(tried)])
                 model, found = solve_local(
                     own["loss"],
                     part,
                     y[seen, k],
                     target[output],
                     penalty[output],
-                    tried[output // classes % len(tried)],
+                    c,
                     memory[output, seen] if hinge else memory[output],
                     None if weights is None else weights[seen],
                     among,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from .driven import Driven
@@ -22,6 +22,8 @@ from .secure_sum import RunningSum
 from .steps import Answers, Ask, Deliver, LostState, Term
 from .strategy import logger
 from .wire import PhaseMessage
+from .wire.message import Arrays
+from .wire.numpy_format import array_record
 from .wire.sums import End, FinishRequest, bind
 
 _LOGS = "their logs say where"
@@ -245,8 +247,8 @@ class Asking:
     def _messages(
         self, requests: Mapping[int, PhaseMessage], running: Sequence[RunningSum], step: Ask
     ) -> Iterable[Message]:
-        """Return the messages; a request that several are asked is packed once."""
-        method = self.method
+        """Return the messages; a request, or its arrays, that several are asked are packed once."""
+        method, packed = self.method, dict[tuple[int, ...], tuple[Arrays, ArrayRecord]]()
         node_of = {party.partition: node for node, party in method.parties_.items()}
         alike: dict[int, tuple[PhaseMessage, list[int]]] = {}
         for partition, request in requests.items():
@@ -262,10 +264,15 @@ class Asking:
                 if method.sums is not None and step.ends:
                     own.append(End())
                 sections[node_of[partition]] = own
+            arrays = request.arrays()
+            key = tuple(map(id, arrays))
+            if key not in packed:
+                packed[key] = arrays, array_record(arrays)
             yield from request_messages(
                 self._addressed(request, self.log.number),
                 sections,
                 group_id=str(self.log.number),
+                arrays=packed[key][1],
                 sections=sections,
             )
         if step.ends and method.sums is not None:

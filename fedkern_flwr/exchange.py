@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, TypeVar
 
-import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -20,13 +16,14 @@ from .failure import Failure, read_error
 from .ledger import Ledger
 from .plain_text import LONGEST
 from .wire.message import PhaseMessage
+from .wire.numpy_format import add_arrays, array_record, read_array, read_arrays
 from .wire.sections import Section, attach, detach, section_arrays, section_bytes
 
 Reply = TypeVar("Reply", bound=PhaseMessage)
 
 #: Records of a request of ours, beside which a message may carry others, and of its reply.
 CONFIG, PARAMETERS, REPLY = "fitins.config", "fitins.parameters", "fitres.metrics"
-_UPLOADS = "fitres.parameters"
+UPLOADS = "fitres.parameters"
 _EMPTY = "_empty"  # Flower's placeholder for an empty list of arrays
 _POLL_FIRST, _POLL_LAST = 0.1, 2.0  # seconds from one look for replies to the next
 _POLL_SHARE = 0.05  # of what an exchange has taken
@@ -51,7 +48,7 @@ def request_content(arrays: ArrayRecord, config: ConfigRecord) -> RecordDict:
 
 def reply_content(arrays: list[NDArray[Any]], scalars: Mapping[str, Any]) -> RecordDict:
     """Lay out a reply as Flower's NumPy clients do, in a message of any type."""
-    return RecordDict({_UPLOADS: ArrayRecord(arrays), REPLY: ConfigRecord(dict(scalars))})
+    return RecordDict({UPLOADS: array_record(arrays), REPLY: ConfigRecord(dict(scalars))})
 
 
 def request_messages(
@@ -77,20 +74,19 @@ def request_messages(
     sections : mapping, optional
         Node -> sections that its request carries.
     """
-    packed = ArrayRecord(request.arrays()) if arrays is None else arrays
-    scalars = request.scalars()
-    shared = request_content(packed, ConfigRecord(dict(scalars)))
+    packed = array_record(request.arrays()) if arrays is None else arrays
+    config = ConfigRecord(dict(request.scalars()))
+    shared = request_content(packed, config)
     messages = []
     for node in nodes:
         content = shared
         if sections and sections.get(node):
             more, extra = attach(sections[node])
-            record = packed
+            record, own = packed, config.copy()
             if more:
-                first = len(packed)
-                named = {str(first + k): Array(value) for k, value in enumerate(more)}
-                record = ArrayRecord({**packed, **named})
-            content = request_content(record, ConfigRecord({**scalars, **extra}))
+                record = add_arrays(packed.copy(), more)
+            own.update(extra)
+            content = request_content(record, own)
         messages.append(Message(content, dst_node_id=node, message_type="train", group_id=group_id))
     return messages
 
@@ -108,34 +104,6 @@ def payload_bytes(message: Message) -> int:
     return total
 
 
-def read_array(array: Any) -> NDArray[Any]:
-    """Return the array of a record without copying its bytes, which are trusted with nothing.
-
-    Raises
-    ------
-    ValueError
-        They are not a plain array in NumPy's format, of exactly the size that they announce.
-    """
-    try:
-        start = 10 + int.from_bytes(array.data[8:10], "little")
-        shape, fortran, dtype = _header(array.data[:start])
-        if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(array.data) - start:
-            raise ValueError
-        flat = np.frombuffer(array.data, dtype, offset=start) if dtype.itemsize else None
-        return flat.reshape(shape, order="F" if fortran else "C")  # type: ignore[union-attr]
-    except Exception:  # a header can break its parser in many ways
-        raise ValueError("not an array") from None
-
-
-@lru_cache(maxsize=256)
-def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Parse a header, which takes longer than all else of a small array; most are alike."""
-    stream = io.BytesIO(head)
-    if np.lib.format.read_magic(stream) != (1, 0):
-        raise ValueError
-    return np.lib.format.read_array_header_1_0(stream)
-
-
 def take_sections(message: Message, *, party: str) -> list[Section]:
     """Remove the sections from a reply and return them; what is left is the method's own reply.
 
@@ -146,7 +114,7 @@ def take_sections(message: Message, *, party: str) -> list[Section]:
     """
     if not message.has_content():
         return []
-    scalars, record = message.content.get(REPLY), message.content.get(_UPLOADS)
+    scalars, record = message.content.get(REPLY), message.content.get(UPLOADS)
     if not isinstance(scalars, ConfigRecord) or not isinstance(record, ArrayRecord):
         return []
     try:
@@ -175,8 +143,8 @@ def read_reply(reply: type[Reply], message: Message, *, party: str, **sizes: int
     """
     content = message.content
     try:
-        record, scalars = content[_UPLOADS], dict(content[REPLY])
-        arrays = [read_array(value) for key, value in record.items() if key != _EMPTY]
+        record: Any = content[UPLOADS]
+        arrays, scalars = read_arrays(record), dict(content[REPLY])
     except (KeyError, ValueError, TypeError, AttributeError):
         raise ProtocolError(
             "the reply is not one of a fedkern-flwr client",

@@ -17,6 +17,7 @@ from .failure import Failure
 from .flower_compat import is_simulated
 from .secure_sum import RunningSum
 from .wire import sums as sum_wire
+from .wire.numpy_format import array_record
 
 _FIRST, _LAST, _SIMULATED = 0.002, 0.5, 0.01  # seconds between two looks
 
@@ -73,7 +74,7 @@ class Overlap:
             arrays, node = request.arrays(), self._node[partition]
             key = tuple(map(id, arrays))
             if key not in packed:
-                packed[key] = ArrayRecord(arrays)
+                packed[key] = array_record(arrays)
             messages += request_messages(
                 replace(request, session=method.session),
                 [node],

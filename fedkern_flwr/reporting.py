@@ -72,22 +72,33 @@ def _plain(value: Any) -> Any:
     return value.item()
 
 
-def iterations_ended(done: int, converged: bool, apart: str, remedy: str) -> dict[str, Any]:
-    """Return the metrics of how iterations ended; warn if they did not converge.
+def whether_converged(
+    converged: bool, apart: str, remedy: str, *, after: str = ""
+) -> dict[str, Any]:
+    """Return the metric that says whether a method came to its end; warn if it did not.
+
+    All that iterates says so in this line and under this name: the table of a run, its
+    ``result.json`` and the report of a comparison read nothing else.
 
     Parameters
     ----------
-    done : int
-        Iterations.
     converged : bool
-        Whether they came to what they were to come to.
+        Whether it came to what it was to come to. Of what learns from a stream: whether it predicts
+        better than a constant.
     apart : str
-        How far they are from that.
+        How far it is from that.
     remedy : str
         What to do about it.
+    after : str
+        After what it ended.
     """
     if not converged:
-        logging.getLogger("fedkern_flwr").warning(
-            "not converged after %d iterations: %s; %s", done, apart, remedy
-        )
-    return {"iterations": done, "converged": converged}
+        named = f" after {after}" if after else ""
+        logging.getLogger("fedkern_flwr").warning("not converged%s: %s; %s", named, apart, remedy)
+    return {"converged": converged}
+
+
+def iterations_ended(done: int, converged: bool, apart: str, remedy: str) -> dict[str, Any]:
+    """Return the metrics of how so many iterations ended, see :func:`whether_converged`."""
+    ended = whether_converged(converged, apart, remedy, after=f"{done} iterations")
+    return {"iterations": done, **ended}

@@ -24,7 +24,7 @@ from fedkern_flwr.steps import Overlapping
 from fedkern_flwr.strategy import logger
 
 from .hierarchical_agents import AgentRounds
-from .hierarchical_options import USERS
+from .hierarchical_cohorts import USERS
 from .hierarchical_progress import Live, Progress
 from .hierarchical_rows import Learned
 

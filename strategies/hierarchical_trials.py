@@ -19,10 +19,10 @@ from fedkern_flwr.groups.trials import (
 )
 from fedkern_flwr.strategy import logger
 
-from .hierarchical_options import SVMOptions
+from .hierarchical_cohorts import Grouped
 
 
-class Trials(SVMOptions):
+class Trials(Grouped):
     """What is tried, and what follows from it.
 
     Attributes

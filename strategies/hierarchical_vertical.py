@@ -15,7 +15,8 @@ from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.method import Deliver, Round, Steps, Term
 from fedkern_flwr.reporting import iterations_ended
 
-from .hierarchical_options import MORE_ROUNDS, SVMOptions
+from .hierarchical_cohorts import Grouped
+from .hierarchical_options import MORE_ROUNDS
 
 _OVERHEAD = 28  # bytes that sealing adds
 _NOTHING, _BYTES = np.zeros(0, np.int32), np.zeros(0, np.uint8)
@@ -35,7 +36,7 @@ def cut_sealed(data: bytes, sizes: Mapping[int, int]) -> dict[int, bytes]:
     return {user: data[start:end] for user, start, end in pairs}
 
 
-class ColumnRounds(SVMOptions):
+class ColumnRounds(Grouped):
     """The iterations of a vertical split, see :mod:`fedkern_flwr.solvers.dual_subspace`.
 
     An iteration is two exchanges: the users multiply the owner's message and the agents' weights

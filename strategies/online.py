@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import CheckpointError, FedKernError, ProtocolError, SumError, TableError
 from fedkern_flwr.method import Answers, Ask, Round, Rounds, Save, Steps, Term
 from fedkern_flwr.online import messages as wire
+from fedkern_flwr.reporting import whether_converged
 from fedkern_flwr.secure_sum import Encoding, RunningSum
 from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply, PhaseMessage
@@ -284,22 +285,26 @@ class OnlineStrategy(OnlineRelease):
     def _has_regret(self) -> bool:
         return issubclass(self.reply_class, wire.KernelReport)
 
+    @property
+    def advice(self) -> str:
+        """What to do where the mean of the labels predicts as well."""
+        steps = "" if "step_size" in self.fixed else "use step_size='adaptive' and smaller steps, "
+        return f"{steps}check the label and the columns, or use more rows"
+
     def final_metrics(self) -> dict[str, Any]:
         """Return the metrics of the finished run: means and spreads over the clients.
 
         From their last reports; in a secure run from sums, and no client's are known.
         """
         mse = self.history_[-1]["mse"] if self.history_ else None
-        if mse is not None and mse > wire.LARGEST_VARIANCE:
-            logger.warning(
-                "the error is larger than that of the mean of labels in [0, 1] can be: the model "
-                "is of no use; use step_size='adaptive' and smaller steps"
-            )
+        small = mse is None or mse <= wire.LARGEST_VARIANCE
+        text = "the error is larger than that of the mean of labels in [0, 1] can be"
+        ended = whether_converged(small, text, self.advice)
         spread = regret = regret_spread = largest = None
         if self.sums is not None:
             clients = self.sums.contributors
             if not clients:
-                return {"mse": mse}
+                return {"mse": mse, **ended}
             _, _, regret, regret_square, mean, mean_square = (self._statistics / clients).tolist()
             spread = math.sqrt(max(0.0, mean_square - mean * mean))
             regret_square *= wire.REGRET_SCALE
@@ -315,7 +320,7 @@ class OnlineStrategy(OnlineRelease):
             regret = regret_spread = None
         found = {"mse_client_std": spread, "regret_mean": regret, "regret_std": regret_spread}
         found = {name: None if value is None else float(value) for name, value in found.items()}
-        return {"mse": mse, **found, "largest_loss": largest}
+        return {"mse": mse, **found, "largest_loss": largest, **ended}
 
     # -- checkpoints
 

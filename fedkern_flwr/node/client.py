@@ -34,7 +34,7 @@ from .last_answer import forget_answer, keep_answer, kept_answer
 from .ledger import ClientLedger
 from .session_state import SessionState
 from .sessions import SessionNode
-from .sums import ClientSums, erase_state, load_state, store_state
+from .sums import ClientSums, erase_state, has_state, load_state, store_state
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -212,7 +212,7 @@ class PhaseClient(SessionNode, NumPyClient):
         self.ledger.enter(session, sums, records=self.records, share=self._share)
         if self.sums is not None:
             self.sums.check_done()
-            if load_state(self.context) is not None and phase != sum_wire.FinishRequest.phase:
+            if has_state(self.context) and phase != sum_wire.FinishRequest.phase:
                 self._keep_count()
                 store_state(self.context, self.sums.party.state)
             if self.sums.ends:

@@ -20,6 +20,10 @@ from ..wire.sections import Section
 logger = logging.getLogger("fedkern_flwr")
 
 _RECORD = "fedkern-sums"
+#: What was packed last -> the state, for the next message to a node of this process. Whoever takes
+#: one removes it, so that what a message that fails has changed is gone with it.
+_stored: dict[Any, PartyState] = {}
+_MOST_STORED = 1024
 _SERVER = "server"
 
 
@@ -219,19 +223,31 @@ class ClientSums:
         return f"partition {self.party.partition}"
 
 
+def has_state(context: Context) -> bool:
+    """Tell whether the node remembers anything of secure sums."""
+    return isinstance(context.state.get(_RECORD), ConfigRecord)
+
+
 def load_state(context: Context) -> PartyState | None:
     """Read what the node remembers of secure sums; None outside a secure run."""
-    record = context.state.get(_RECORD)
+    record: Any = context.state.get(_RECORD)
     if not isinstance(record, ConfigRecord):
         return None
-    return PartyState.unpack(record["state"])  # type: ignore[arg-type]
+    known: Any = record["state"]
+    return _stored.pop(known, None) or PartyState.unpack(known)
 
 
 def store_state(context: Context, state: PartyState) -> None:
     """Keep what the node must remember; it never leaves the node."""
-    context.state[_RECORD] = ConfigRecord({"state": state.pack()})
+    packed = state.pack()
+    context.state[_RECORD] = ConfigRecord({"state": packed})
+    _stored[packed] = state
+    if len(_stored) > _MOST_STORED:
+        del _stored[next(iter(_stored))]
 
 
 def erase_state(context: Context) -> None:
     """Forget all that belongs to secure sums."""
-    context.state.pop(_RECORD, None)
+    record: Any = context.state.pop(_RECORD, None)
+    if isinstance(record, ConfigRecord):
+        _stored.pop(record["state"], None)

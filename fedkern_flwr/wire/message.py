@@ -165,7 +165,9 @@ class PhaseMessage:
                 party=party,
                 phase=cls.phase,
             ) from None
-        return cls(**values)
+        found = object.__new__(cls)
+        found.__dict__.update(values)  # all is checked, so no need to do it again
+        return found
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(array, arrays))

@@ -296,7 +296,8 @@ def _run(screen: Screen, chosen: Preset, how: _Engines) -> list[Comparison]:
             show_complete()
 
         def progress(cell: Cell, steps: int, total: int) -> None:
-            bar.update(titles[cell.key], finished + min(steps / max(total, 1), 1.0), len(missing))
+            share = min(steps / total, 1.0) if total else 1.0  # what follows the steps has no count
+            bar.update(titles[cell.key], finished + share, len(missing))
 
         bar.update("starting", 0, len(missing))
         try:

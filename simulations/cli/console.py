@@ -12,7 +12,15 @@ from typing import Any, Literal
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from fedkern_flwr.flower_compat import quiet_flower
@@ -50,14 +58,19 @@ class Screen:
 
     @contextmanager
     def progress(self) -> Iterator[ProgressBar | ProgressLines]:
-        """Show a progress bar while the block runs; in a file a line now and then."""
+        """Show a progress bar while the block runs; in a file a line now and then.
+
+        What turns and the seconds tell that something is at work where a step takes long.
+        """
         if not self.console.is_terminal:
             yield ProgressLines(self.note)
             return
         columns = (
+            SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
+            TimeElapsedColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[course]}"),
         )
@@ -141,7 +154,7 @@ class ProgressLines:
         """Tell how far the work is, if nothing was told for a minute."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _PAUSE
-            self._say(f"{label}: {int(done)} of {total}")
+            self._say(f"{label}: {int(done)} of {total}" if total else label)
 
     def watch(self, metrics: Mapping[str, Any]) -> None:
         """Show nothing of a round."""
@@ -156,9 +169,13 @@ class ProgressBar:
         self._errors: list[float] = []  # of the draw at hand, from round to round
 
     def update(self, label: str, done: float, total: int) -> None:
-        """Show how far the draw at hand is."""
+        """Show how far the draw at hand is; without a ``total`` that something is at work."""
         if not done:
             self._errors = []
+        if not total:
+            self._bar.remove_task(self._task)
+            self._task = self._bar.add_task(label, total=None, course="")
+            return
         self._bar.update(self._task, description=label, completed=done, total=total)
 
     def watch(self, metrics: Mapping[str, Any]) -> None:

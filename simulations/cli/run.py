@@ -132,7 +132,8 @@ def _execute(
             draw_done=draw_done,
         )
     summary = summarise(entry)
-    plots = _plots(folder, entry, prepared, summary)
+    with screen.status("drawing"):
+        plots = _plots(folder, entry, prepared, summary)
     result = save_result(folder, config, prepared, summary, plots)
     track.finish(result, folder.path)
     return result

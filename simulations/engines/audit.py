@@ -14,14 +14,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from scipy.special import chdtrc
 
 from fedkern_flwr.errors import ProtocolError
-from fedkern_flwr.exchange import read_array
 from fedkern_flwr.wire.message import PhaseMessage
+from fedkern_flwr.wire.numpy_format import read_array
 from fedkern_flwr.wire.sections import detach
 
 from .wrapper import Direction, WatchingGrid
@@ -155,12 +155,13 @@ class Seen:
     def add(self, value: Any) -> None:
         """Count a value."""
         self.values += 1
-        data = value.reshape(-1).view(np.uint8) if isinstance(value, np.ndarray) else None
-        if data is None and isinstance(value, bytes):
-            data = np.frombuffer(value, np.uint8)
-        self.bytes += len(str(value).encode()) if data is None else data.size
-        if self.kind in _UNIFORM and data is not None:
-            counts = np.bincount(data[:_SAMPLE], minlength=256)
+        if isinstance(value, np.ndarray):
+            self.bytes += value.nbytes
+        else:
+            self.bytes += len(value if isinstance(value, bytes) else str(value).encode())
+        if self.kind in _UNIFORM and isinstance(value, np.ndarray | bytes):
+            flat = value if isinstance(value, bytes) else value.reshape(-1).view(np.uint8)
+            counts = np.bincount(np.frombuffer(flat[:_SAMPLE], np.uint8), minlength=256)
             self.histogram = counts if self.histogram is None else self.histogram + counts
 
     def merge(self, other: Seen) -> None:
@@ -207,7 +208,7 @@ class Audit:
         self.seconds += time.perf_counter() - started
 
     def _count(self, direction: Direction, message: Message) -> None:
-        meta = message.metadata
+        meta, seen = message.metadata, self.seen
         node = meta.dst_node_id if direction == "down" else meta.src_node_id
         for phase, name, value in _fields(direction, message):
             if isinstance(value, np.ndarray) and not value.size:
@@ -215,9 +216,9 @@ class Audit:
             if (direction, phase, name) in _SOME_SEALED and value.nbytes % 8 == 0:
                 name = _SOME_SEALED[direction, phase, name]
             key = (direction, node, phase, name)
-            entry = self.seen.get(key)
+            entry = seen.get(key)
             if entry is None:
-                entry = self.seen[key] = Seen(_kind(direction, phase, name))
+                entry = seen[key] = Seen(_kind(direction, phase, name))
             entry.add(value)
 
     def view(self, direction: Direction, node: int | None = None) -> dict[tuple[str, str], Seen]:
@@ -265,19 +266,18 @@ class AuditingGrid(WatchingGrid):
 
 def _fields(direction: Direction, message: Message) -> Iterator[tuple[str, str, Any]]:
     """Yield (phase, field, value) of a message and its sections."""
-    scalars: dict[str, Any] = {}
-    for record in message.content.config_records.values():
-        scalars.update(record)
-    arrays = [
-        array
-        for record in message.content.array_records.values()
-        for key, array in record.items()
-        if key != "_empty"
-    ]
+    scalars, arrays, metrics = dict[str, Any](), list[Any](), dict[str, Any]()
+    for record in message.content.values():
+        if isinstance(record, ConfigRecord):
+            scalars.update(record)
+        elif isinstance(record, ArrayRecord):
+            arrays += [array for key, array in record.items() if key != "_empty"]
+        else:
+            metrics.update(record)
     try:
-        own, plain, sections = detach(arrays, scalars, party="")  # type: ignore[arg-type]
+        own, plain, sections = detach(arrays, scalars, party="")
     except ProtocolError:
-        own, plain, sections = list(arrays), scalars, []  # type: ignore[arg-type]
+        own, plain, sections = arrays, scalars, []
     phase = str(plain.get("phase", ""))
     for name, value in plain.items():
         yield phase, name, value
@@ -286,12 +286,10 @@ def _fields(direction: Direction, message: Message) -> Iterator[tuple[str, str, 
     for section in sections:
         for name, value in section.scalars.items():
             yield section.phase, name, value
-        packed: list[Any] = list(section.arrays)
-        for name, array in zip(_array_names(section.phase, ""), packed, strict=False):
-            yield section.phase, name, array.numpy()
-    for metrics in message.content.metric_records.values():
-        for name, value in metrics.items():
-            yield phase, name, value
+        for name, array in zip(_array_names(section.phase, ""), section.arrays, strict=False):
+            yield section.phase, name, _content(array)
+    for name, value in metrics.items():
+        yield phase, name, value
 
 
 def _content(array: Any) -> NDArray[Any]:

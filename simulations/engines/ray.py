@@ -17,10 +17,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedkern_flwr.errors import EngineError
-from fedkern_flwr.flower_compat import Client, set_telemetry
+from fedkern_flwr.flower_compat import set_telemetry
 from fedkern_flwr.guard.policy import SIMULATION
 
 from .client_errors import ReportingApp
+from .direct import DirectApp
 from .ray_cluster import address_of, check_ray_address, joined, scratch_folder
 
 ENVIRONMENT = {
@@ -78,12 +79,7 @@ def served(clients: Clients) -> ClientApp:
     """Return the app that serves clients."""
     if isinstance(clients, ClientApp):
         return clients
-    return ClientApp(client_fn=lambda context: as_client(clients(context)))
-
-
-def as_client(client: Any) -> Client:
-    """Return what Flower serves for one of our clients or a ``Client``."""
-    return client if isinstance(client, Client) else client.to_client()
+    return DirectApp(clients)
 
 
 def run_on_ray(

@@ -31,6 +31,7 @@ from .common import (
     failure_rows,
     per_draw,
     server_row,
+    unconverged_rows,
     useless_rows,
 )
 from .predicting import Predicting
@@ -68,6 +69,8 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         Parameters that the configuration of a run keeps beside the common ones.
     draws : str
         What the repetitions of a run are, in the plural.
+    afterwards : str
+        What a run is at once the exchanges are over.
     columns : dict
         Columns for the tables of comparisons, by name.
     shown : tuple of Shown
@@ -98,6 +101,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
     seeded: ClassVar[str]
     run_options: ClassVar[tuple[str, ...]] = ()
     draws: ClassVar[str] = "draws"
+    afterwards: ClassVar[str] = "judging beside pooled rows"
     columns: ClassVar[Mapping[str, Column]]
     shown: ClassVar[Sequence[Shown]] = ()
     reading: ClassVar[tuple[str, ...]] = ()
@@ -284,6 +288,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
             *self.figures(result),
             *class_rows(result),
             *useless_rows(result),
+            *unconverged_rows(result),
             *cost_rows(result),
             *self.seen(result),
             *failure_rows(result),

@@ -338,6 +338,16 @@ def useless_rows(result: Summary) -> list[list[str]]:
     return [["predicts no better than", str(simple)]] if simple else []
 
 
+def unconverged_rows(result: Summary) -> list[list[str]]:
+    """Return the row of a run's table that says that it did not converge.
+
+    Beside the iterations, where they are shown, it is said already.
+    """
+    metrics = result["metrics"]
+    said = metrics.get("converged", True) or ITERATIONS.rows(metrics)
+    return [] if said else [["converged", "no"]]
+
+
 def cost_rows(result: Summary) -> list[list[str]]:
     """Return the rows of a run's table that say what it cost."""
     return [

@@ -81,7 +81,8 @@ def run_entries(
     ray_address : str, optional
         Ray cluster that engine ``ray`` runs on; one of its own if not given.
     progress : callable
-        Called with (label, exchanges done, exchanges in all) of the draw at hand.
+        Called with (label, exchanges done, exchanges in all) of the draw at hand; with nothing
+        of nothing while what follows the exchanges is at work.
     measure : callable
         Called with the strategy after each draw of one; returns metrics to be added to its result.
     draw_done : callable
@@ -181,6 +182,7 @@ def _step(
         if step.audit is not None:
             seconds -= step.audit.seconds
             cpu -= step.audit.seconds
+        progress(f"{label}: {family(entry.method).afterwards}", 0, 0)
         ledger, measured = strategy.ledger_, measure(strategy)
         seconds += measured.pop("seconds", 0.0)
         judged = measured.pop("judged", strategy.judged_ if isinstance(strategy, Judges) else None)

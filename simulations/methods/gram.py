@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.gram.values import count_values
 from fedkern_flwr.judging.figures import in_units
+from fedkern_flwr.reporting import whether_converged
 
 from ... import strategies
 from ...strategies import PhaseStrategy, SecureGram
@@ -62,6 +63,7 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
     settings = GramSettings
     run_options = ("learner", "cost", "level")
     draws = "runs"
+    afterwards = "training on the kernel"
     columns = _COLUMNS
     usual = "clients kernel min_support learner"
     shown = (
@@ -243,8 +245,12 @@ def judge_table(strategy: SecureGram, prepared: InstanceData, config: Config) ->
     started = time.perf_counter()
     own = gram[np.ix_(train, train)]
     machine = train_machine(strategy, own, y[train], part.classes, config, seed)
-    outputs = predict_held_out(machine, gram, y, train)
+    stopped = list[int]()
+    outputs = predict_held_out(machine, gram, y, train, stopped.append)
     seconds = time.perf_counter() - started
+    if machine.learner == "svc":
+        text = f"the support vector machine needs more than {max(stopped, default=0):,} steps"
+        found |= whether_converged(not stopped, text, "scale the columns, or leave out one of ids")
     steps = 2.0**strategy.fraction_bits
     rounded = np.rint(x * steps) / steps
     twin = predict_held_out(machine, rounded @ rounded.T, y, train)
@@ -265,11 +271,16 @@ def judge_table(strategy: SecureGram, prepared: InstanceData, config: Config) ->
 
 
 def predict_held_out(
-    machine: Machine, gram: NDArray[np.float64], y: NDArray[np.float64], train: NDArray[np.bool_]
+    machine: Machine,
+    gram: NDArray[np.float64],
+    y: NDArray[np.float64],
+    train: NDArray[np.bool_],
+    stopped: Callable[[int], None] = lambda steps: None,
 ) -> NDArray[np.float64]:
-    """Return the outputs of the rows held out."""
+    """Return the outputs of the rows held out; see :meth:`Machine.outputs`."""
     kernel = machine.kernel.matrix(gram, machine.rows)
-    return machine.outputs(kernel[np.ix_(train, train)], y[train], kernel[np.ix_(~train, train)])
+    own, other = kernel[np.ix_(train, train)], kernel[np.ix_(~train, train)]
+    return machine.outputs(own, y[train], other, stopped)
 
 
 def largest_error(gram: NDArray[np.float64], x: NDArray[np.float64]) -> float:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, get_args
@@ -18,8 +17,6 @@ from fedkern_flwr.labels import encode_classes
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.seeding import derive_seed
 
-logger = logging.getLogger("fedkern_flwr")
-
 Floats = NDArray[np.float64]
 Learner = Literal["svc", "ridge"]
 
@@ -27,7 +24,7 @@ _FOLDS, _TUNING_ROWS = 5, 3000
 _WIDTHS = (0.25, 1.0, 4.0, 16.0)  # times 1 / mean squared distance to the centre
 _COSTS = {"svc": (1.0, 10.0, 100.0), "ridge": (1e-4, 1e-3, 1e-2, 1e-1, 1.0)}
 _TUBE = 0.01  # errors of SVR that cost nothing, in units of labels scaled to [-1, 1]
-_TOLERANCE, _STEPS = 1e-5, 10**6  # of LIBSVM; else it may never end
+_TOLERANCE, _STEPS, _STEPS_A_ROW = 1e-5, 10**6, 100  # of LIBSVM; else it may never end
 _OWNER = "the coordinator"
 
 
@@ -53,7 +50,13 @@ class Machine:
     cost: float
     classes: tuple[float, ...]
 
-    def outputs(self, train: Floats, y: Floats, test: Floats) -> Floats:
+    def outputs(
+        self,
+        train: Floats,
+        y: Floats,
+        test: Floats,
+        stopped: Callable[[int], None] = lambda steps: None,
+    ) -> Floats:
         """Fit and return outputs of other instances, as :func:`fedkern_flwr.labels.decide` reads.
 
         Parameters
@@ -64,6 +67,8 @@ class Machine:
             Their labels.
         test : ndarray, shape (m, n)
             Kernel between other instances and these.
+        stopped : callable
+            Called with the steps that were too few, if they were.
 
         Returns
         -------
@@ -72,6 +77,8 @@ class Machine:
         if self.learner == "ridge":
             return np.asarray(test @ self.fit(train, y)[0])
         fitted = self._vectors(train, y)
+        if fitted.fit_status_:
+            stopped(fitted.max_iter)
         found = np.asarray(fitted.decision_function(test) if self.classes else fitted.predict(test))
         return found[:, None] if found.ndim == 1 else found
 
@@ -107,19 +114,13 @@ class Machine:
         from sklearn import svm
 
         own = {"kernel": "precomputed", "C": self.cost, "tol": _TOLERANCE}
-        own["max_iter"] = max(_STEPS, 100 * len(y))
+        own["max_iter"] = max(_STEPS, _STEPS_A_ROW * len(y))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it is told below
+            warnings.simplefilter("ignore")  # whoever judges the machine tells it
             if self.classes:
                 fitted = svm.SVC(decision_function_shape="ovr", **own).fit(train, y)
             else:
                 fitted = svm.SVR(epsilon=_TUBE, **own).fit(train, y)
-        if fitted.fit_status_:
-            logger.warning(
-                "a support vector machine did not converge in %d steps: scale the columns, or "
-                "leave out one of ids",
-                own["max_iter"],
-            )
         return fitted
 
 

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from fedkern_flwr.reporting import whether_converged
+
 from ... import strategies
 from ...strategies import PhaseStrategy
 from ...strategies.kernel_online import KernelOnlineStrategy
+from ...strategies.online import OnlineStrategy
 from ..run import plots
 from ..run.entries import Entry, average, mean
 from ..run.format import figure, milli
@@ -104,6 +107,10 @@ class OnlineFamily(Family[DataSettings, Streams]):
         found: dict[str, Any] = {}
         if strategy.metrics_["mse"] >= y.var():
             found["no_better_than"] = "the mean of all labels"
+            if strategy.metrics_.get("converged", True):  # else it has been said
+                text = "the error is no smaller than that of the mean of all labels"
+                assert isinstance(strategy, OnlineStrategy)
+                found |= whether_converged(False, text, strategy.advice)
         if config.get("hindsight"):
             found["server_regret"] = server_regret(strategy, prepared)
         return found

@@ -292,6 +292,7 @@ def save_figure(figure: Figure, path: Path) -> Path:
     for kind, metadata in (("svg", {"Date": None}), ("png", {})):
         buffer = BytesIO()
         figure.savefig(buffer, format=kind, dpi=_DPI, metadata=metadata)
+        figure.set_layout_engine("none")  # all has its place: the next one need not look for it
         write_atomically(path.with_name(f"{stem}.{kind}"), buffer.getvalue())
     return path.with_name(f"{stem}.png")
 

@@ -11,6 +11,8 @@ from summing_nodes import ENCODING, SESSION, Done, Nodes, SummingClient, opening
 
 from fedkern_flwr.errors import ProtocolError, RefusedError, SumError
 from fedkern_flwr.guard import SumRule
+from fedkern_flwr.node import sums as node_sums
+from fedkern_flwr.node.sums import erase_state, load_state, store_state
 from fedkern_flwr.secure_sum import Encoding, SecureSum
 from fedkern_flwr.wire import PhaseMessage, sums
 from fedkern_flwr.wire.sections import attach, detach
@@ -302,3 +304,31 @@ def test_a_client_object_does_not_repeat_the_sections_of_an_earlier_reply() -> N
     out, _, metrics = client.fit([], finish.scalars())
     assert not out
     assert not detach(out, metrics, party="")[2]
+
+
+def test_what_a_message_that_fails_has_changed_is_gone() -> None:
+    """The state that was stored comes back, not the one that was being changed."""
+    context = Nodes().contexts[0]
+    known = load_state(context)
+    assert known is not None
+    packed = known.pack()
+    store_state(context, known)
+    changed = load_state(context)
+    assert changed is not None
+    changed.last.clear()
+    changed.roots.clear()
+    again = load_state(context)
+    assert again is not None
+    assert again.pack() == packed
+
+
+def test_what_is_erased_is_kept_nowhere_in_the_process() -> None:
+    context = Nodes().contexts[0]
+    known = load_state(context)
+    assert known is not None
+    store_state(context, known)
+    packed = context.state["fedkern-sums"]["state"]
+    assert packed in node_sums._stored
+    erase_state(context)
+    assert packed not in node_sums._stored
+    assert load_state(context) is None

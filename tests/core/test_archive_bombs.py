@@ -19,11 +19,11 @@ from flwr.compat.common.parameter import bytes_to_ndarray
 from fedkern_flwr.alignment import AlignmentTags, read_alignment
 from fedkern_flwr.checkpoint import load_arrays, pack_arrays, unpack_arrays
 from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError
-from fedkern_flwr.exchange import read_array
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.wire import PhaseMessage, array
+from fedkern_flwr.wire.numpy_format import read_array
 
 INFLATED = 64 * 2**20
 

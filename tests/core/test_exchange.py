@@ -21,7 +21,6 @@ from fedkern_flwr.exchange import (
     Outcome,
     exchange,
     payload_bytes,
-    read_array,
     read_reply,
     request_messages,
     take_sections,
@@ -31,6 +30,7 @@ from fedkern_flwr.flower_compat import MESSAGE_LOST, set_task_identity
 from fedkern_flwr.ledger import Ledger
 from fedkern_flwr.online.messages import PersonalReply
 from fedkern_flwr.wire import PROTOCOL_VERSION, DescribeRequest
+from fedkern_flwr.wire.numpy_format import array_record, read_array
 
 REQUEST = DescribeRequest(session="s", method="m", resume_round=0)
 
@@ -521,3 +521,18 @@ def test_errors_and_refused_replies_are_failures_of_the_node_that_was_asked() ->
         2: Failure("invalid reply", "it is late"),
     }
     assert courier.waiting == []
+
+
+@given(
+    dtype=st.sampled_from(["<f4", "<f8", ">f8", "<i4", "<u2", "<u8", "|b1", "<U3"]),
+    shape=st.lists(st.integers(0, 4), max_size=3),
+    order=st.sampled_from(["C", "F", "every other"]),
+)
+def test_arrays_are_written_as_flower_writes_them(dtype: str, shape: list[int], order: str) -> None:
+    value = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
+    value = np.asfortranarray(value) if order == "F" else value
+    value = value[::2] if order == "every other" and shape else value
+    theirs, ours = ArrayRecord([value, value]), array_record([value, value])
+    assert list(ours) == list(theirs)
+    for name, array in ours.items():
+        assert vars(array) == vars(theirs[name])

@@ -12,7 +12,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 
 from fedkern_flwr.simulations import InProcessGrid, simulate
-from fedkern_flwr.simulations.engines.ray import as_client
+from fedkern_flwr.simulations.engines.direct import as_client
 
 Table = dict[str, Any]  # arguments of a client
 

@@ -61,3 +61,26 @@ def test_a_drift_stands_out_in_the_course() -> None:
     assert course(errors) == "▁" * 20 + "█" * 4
     assert course([0.1, float("inf"), 0.0]) == "█▁"
     assert course([]) == ""
+
+
+def test_what_has_no_count_is_seen_to_be_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = StringIO()
+    screen = Screen()
+    monkeypatch.setattr(screen, "console", Console(file=file, force_terminal=True, width=120))
+    with screen.progress() as bar:
+        bar.update("draw 1", 3, 3)
+        bar.update("draw 1: training", 0, 0)
+        bar.update("draw 2", 0, 3)
+    shown = file.getvalue()
+    assert "draw 1: training" in shown
+    assert shown.rindex("draw 1: training") < shown.rindex("0/3")
+    assert "0:00:00" in shown
+
+
+def test_a_log_file_is_told_of_what_has_no_count(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Screen().progress() as bar:
+        clock[0] = 61.0
+        bar.update("draw 1: training", 0, 0)
+    assert capsys.readouterr().err == "draw 1: training\n"

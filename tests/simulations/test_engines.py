@@ -24,6 +24,7 @@ from fedkern_flwr.simulations import (
     simulate_all,
 )
 from fedkern_flwr.simulations.engines import in_process
+from fedkern_flwr.simulations.engines.direct import DirectApp, as_client
 from fedkern_flwr.simulations.engines.faults import Delivery
 from fedkern_flwr.strategies import EMKOFL, OFSKL, POFMKL, VMKOFL, OFMKLAvg, PerFedAvg
 from fedkern_flwr.wire import DescribeRequest
@@ -49,6 +50,31 @@ def run(streams: Any, *faults: Any, method: Any = POFMKL, **more: Any) -> Any:
 
 def outcome(strategy: Any) -> tuple[Any, ...]:
     return strategy.theta_.tobytes(), strategy.history_, strategy.metrics_
+
+
+class Noted(ClientApp):
+    """Keeps what another app replies."""
+
+    def __init__(self, app: ClientApp) -> None:
+        super().__init__()
+        self.app, self.replies = app, list[Any]()
+
+    def __call__(self, message: Message, context: Any) -> Message:
+        reply = self.app(message, context)
+        found = [(name, key, v) for name, r in reply.content.items() for key, v in r.items()]
+        self.replies.append({(name, key): getattr(v, "data", v) for name, key, v in found})
+        return reply
+
+
+def test_clients_reply_as_on_the_way_of_flower(streams: Any) -> None:
+    direct = Noted(DirectApp(streams.client_fn))
+    stock = Noted(ClientApp(client_fn=lambda context: as_client(streams.client_fn(context))))
+    for app in (direct, stock):
+        simulate(POFMKL(kernels=9, features=6), app, CLIENTS, seed=1, num_rounds=3)
+    empty = ("fitres.parameters", "_empty")  # where there are no arrays
+    for ours, theirs in zip(direct.replies, stock.replies, strict=True):
+        assert ours == {name: value for name, value in theirs.items() if name != empty}
+    assert len(direct.replies) >= 3 * CLIENTS
 
 
 @pytest.mark.parametrize("method", [POFMKL, OFSKL, OFMKLAvg, VMKOFL, EMKOFL, PerFedAvg])

@@ -30,7 +30,7 @@ from fedkern_flwr.hybrid.landmarks import (
 )
 from fedkern_flwr.simulations import Fault, FaultPlan, InProcessGrid, Transcript
 from fedkern_flwr.simulations.engines import FaultyGrid, RecordingGrid
-from fedkern_flwr.simulations.engines.ray import as_client
+from fedkern_flwr.simulations.engines.direct import as_client
 from fedkern_flwr.simulations.lab.attacks.distances import distances_by_svd
 from fedkern_flwr.simulations.lab.attacks.errors import relative_error
 from fedkern_flwr.simulations.lab.attacks.hybrid import HybridRun

@@ -25,7 +25,7 @@ from fedkern_flwr.kernels.frequencies import draw_directions, public_frequency_s
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
 from fedkern_flwr.simulations.engines import Audit, RecordingGrid
-from fedkern_flwr.simulations.engines.ray import as_client
+from fedkern_flwr.simulations.engines.direct import as_client
 from fedkern_flwr.simulations.lab.attacks.errors import correlation
 from fedkern_flwr.simulations.lab.attacks.hybrid_rows import match_columns
 from fedkern_flwr.simulations.lab.attacks.seen import MaskedVector

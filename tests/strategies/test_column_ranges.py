@@ -41,7 +41,7 @@ from fedkern_flwr.scaling import Scaling, read_ranges, scale_by_ranges
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
 from fedkern_flwr.simulations.engines import Audit, Fault
-from fedkern_flwr.simulations.engines.ray import as_client
+from fedkern_flwr.simulations.engines.direct import as_client
 from fedkern_flwr.strategies import ColumnRanges
 from fedkern_flwr.wire import columns_digest
 

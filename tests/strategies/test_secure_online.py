@@ -35,7 +35,7 @@ from fedkern_flwr.simulations.engines import (
     InProcessGrid,
     Transcript,
 )
-from fedkern_flwr.simulations.engines.ray import as_client
+from fedkern_flwr.simulations.engines.direct import as_client
 from fedkern_flwr.strategies import (
     EMKOFL,
     OFSKL,

@@ -1,0 +1,53 @@
+"""Our clients answer a message as Flower's own path has them answer, without its copies.
+
+Flower takes a message apart into records, these into parameters, and these into arrays by
+``np.load``, for every message; of a run of a hundred iterations that is a third of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedkern_flwr.exchange import CONFIG, PARAMETERS, REPLY, UPLOADS
+from fedkern_flwr.flower_compat import Client
+from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.wire.numpy_format import array_record, read_arrays
+
+
+class DirectApp(ClientApp):
+    """The app that serves clients of a simulation.
+
+    Parameters
+    ----------
+    clients : callable
+        Context -> one of our clients, or any ``Client`` of Flower's, which gets Flower's own path.
+    """
+
+    def __init__(self, clients: Callable[[Context], Any]) -> None:
+        super().__init__()
+        self.clients = clients
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Let the client of a node answer."""
+        client = self.clients(context)
+        if not isinstance(client, PhaseClient) or message.metadata.message_type != "train":
+            found = as_client(client)
+            return ClientApp(client_fn=lambda context: found)(message, context)
+        asked: Any = message.content
+        arrays = [array.copy(order="K") for array in read_arrays(asked[PARAMETERS])]
+        uploads, samples, told = client.fit(arrays, dict(asked[CONFIG]))
+        content = RecordDict()
+        content[REPLY] = ConfigRecord(dict(told))
+        content["fitres.num_examples"] = MetricRecord({"num_examples": samples})
+        content[UPLOADS] = array_record(uploads)
+        content["fitres.status"] = ConfigRecord({"code": 0, "message": "Success"})
+        return Message(content, reply_to=message)
+
+
+def as_client(client: Any) -> Client:
+    """Return what Flower serves for one of our clients or a ``Client``."""
+    return client if isinstance(client, Client) else client.to_client()
