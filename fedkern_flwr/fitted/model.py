@@ -243,6 +243,25 @@ class FittedModel:
             )
         return self.outputs_of(x)[0]
 
+    @property
+    def components(self) -> int:
+        """Number of principal components, of a model without labels; 0 of others."""
+        return len(self.arrays["components"]) if self.meta["form"] == "components" else 0
+
+    def transform(self, rows: Any) -> Floats:
+        """Return the projections of rows on the principal components, shape (n, k).
+
+        Raises
+        ------
+        TableError
+            Rows lack a column or a cell that the model needs.
+        OptionError
+            The model is one of labels.
+        """
+        if not self.components:
+            raise OptionError(f"{self.method} predicts labels", remedy="use predict")
+        return self.outputs(rows)
+
     def predict(self, rows: Any) -> NDArray[Any]:
         """Return the class of each row, or its number in units of the label; shape (n,).
 
@@ -250,7 +269,11 @@ class FittedModel:
         ------
         TableError
             Rows lack a column or a cell that the model needs.
+        OptionError
+            The model has no labels.
         """
+        if self.components:
+            raise OptionError(f"a model of {self.method} has no labels", remedy="use transform")
         found, classes = self.outputs(rows), self.classes_
         return found[:, 0] if classes is None else classes[decide(found)]
 
