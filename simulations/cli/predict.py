@@ -36,7 +36,7 @@ def predict(
     ] = None,
     client: Annotated[
         int | None,
-        typer.Option(help="Of POF-MKL: whose weights predict (default: the mean of all clients)."),
+        typer.Option(help="Of online methods: whose model predicts (default: the mean of all)."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help=FORCE)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing but errors.")] = False,

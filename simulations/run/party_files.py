@@ -117,6 +117,12 @@ class PartyFiles:
                 )
             file = _read(path, label, id_column, dict(dialect))
             if not joined and label is not None and file.label is None:
+                if owners:
+                    raise TableError(
+                        f"{file.name} has no label column {label!r}, and every party of this "
+                        "method has labels",
+                        remedy="use fed-cg, fdskl or secure-gram for parties with other columns",
+                    )
                 raise no_such("label column", label, file.name, file.features)
             (owners if not joined or (file.label is not None and not plain) else others).append(
                 file
@@ -129,7 +135,7 @@ class PartyFiles:
         if holding == "columns" and len(owners) > 1:
             raise TableError(
                 f"{len(owners)} files have the labels: {listing(one.name for one in owners)}",
-                remedy="write FILE:features of all but one",
+                remedy="write FILE:features of all but one; if each has rows of its own, use fed-cg",
             )
         for one in owners[1:]:
             _check_columns(one, owners[0])

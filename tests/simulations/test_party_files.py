@@ -313,7 +313,7 @@ ERRORS: dict[str, tuple[str, list[str], list[str], str]] = {
         "fdskl",
         GOOD,
         [],
-        "2 files have the labels: north.csv, south.csv; write FILE:features of all but one",
+        "write FILE:features of all but one; if each has rows of its own, use fed-cg",
     ),
     "other columns": (
         "fed-cg",
@@ -325,7 +325,13 @@ ERRORS: dict[str, tuple[str, list[str], list[str], str]] = {
         "hierarchical-svm",
         ["north.csv", "lab.csv"],
         [],
-        "lab.csv has no label column 'y'; choose from: c, d",
+        "lab.csv has no label column 'y', and every party of this method has labels; use fed-cg",
+    ),
+    "another label": (
+        "hierarchical-svm",
+        GOOD[:2],
+        ["--label", "z"],
+        "north.csv has no label column 'z'; choose from: ",
     ),
     "features of rows": (
         "pof-mkl",
