@@ -79,9 +79,9 @@ class SavedRun:
 
 
 def predict_file(
-    model: FittedModel, data: Path, id_column: str | None, out: Path, **dialect: Any
+    model: FittedModel, data: Any, id_column: str | None, out: Path, **dialect: Any
 ) -> tuple[int, int]:
-    """Predict the rows of a file, write them; return how many there are, and how many lack cells.
+    """Predict rows, of a file or data frame, and write them; return how many, how many lack cells.
 
     Raises
     ------

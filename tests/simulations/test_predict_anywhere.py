@@ -264,7 +264,8 @@ def test_projections_of_kernel_pca_are_those_of_its_nodes(tables, commands):
     commands.result("kernel-pca", "--clients", "3", "--features", "10", *own)
     Path("train.csv").rename("new.csv")
     nodes = [tables.read(f"here/nodes/{k}/projections.csv") for k in range(3)]
-    expected = {row.pop("id"): [float(cell) for cell in row.values()] for row in sum(nodes, [])}
+    rows = [row for own in nodes for row in own]
+    expected = {row.pop("id"): [float(cell) for cell in row.values()] for row in rows}
     assert len(expected) == ROWS
     commands.shown("predict", "here", "--data", "new.csv", "--id", "id", "--out", "p.csv")
     made = tables.read("p.csv")
@@ -278,13 +279,13 @@ def test_projections_of_kernel_pca_are_those_of_its_nodes(tables, commands):
     with pytest.raises(OptionError, match="a model of kernel-pca has no labels; use transform"):
         model.predict("new.csv")
     strategy = KernelPCA(features=5)
-    rows = np.random.default_rng(1).random((3, 20, 2))
+    x = np.random.default_rng(1).random((3, 20, 2))
 
     def client(context: Any) -> KernelPCAClient:
-        return KernelPCAClient(context, rows[int(context.node_config["partition-id"])])
+        return KernelPCAClient(context, x[int(context.node_config["partition-id"])])
 
     simulate(strategy, client, 3)
-    assert np.abs(strategy.fitted().transform(rows.reshape(-1, 2)).mean(axis=0)).max() < 1e-12
+    assert np.abs(strategy.fitted().transform(x.reshape(-1, 2)).mean(axis=0)).max() < 1e-12
 
 
 # --- Where the server has it all -------------------------------------------------------------
