@@ -52,7 +52,7 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     OSError
         It cannot be written, or what is there is no file, such as a device.
     """
-    if path.exists() and not path.is_file():
+    if path.exists() and not (path.is_file() or path.is_dir()):
         raise FileExistsError(errno.EEXIST, "what is there is no file", str(path))
     if private:
         make_private_folder(path.parent)
