@@ -18,7 +18,7 @@ from ..judging.calibration import Calibration
 from ..labels import are_numbers, decide, name_classes
 from ..scaling import Scaling
 from ..tables import load_table
-from ..tables.table import Table
+from ..tables.table import Table, listing
 from .forms import FORMS, with_deviations
 
 Floats = NDArray[np.float64]
@@ -69,6 +69,13 @@ class FittedModel:
         named = list(range(classes) if isinstance(classes, int) else classes)
         table = {"classes": named, "y_middle": 0.0, "y_half_range": 1.0}
         return cls(method, arrays, {**meta, "form": form, "table": table})
+
+    def __repr__(self) -> str:
+        """Return the method, its classes and its columns."""
+        names, encoder = self.class_names, self.encoder
+        told = [f"classes {listing(names)}"] if names else ["numbers"] * (not self.components)
+        told += [f"columns {listing(encoder.kinds)}"] if encoder is not None else []
+        return f"<model of {self.method}: {'; '.join(told)}>"
 
     # -- files
 

@@ -57,5 +57,5 @@ def as_command(name: str, function: Callable[..., None], **more: Any) -> click.C
     told = signature(function, eval_str=True).parameters
     for one in found.params:
         if isinstance(one, click.Argument):  # whose help Click 8.5 drops
-            one.help = told[str(one.name)].annotation.__metadata__[0].help  # type: ignore[attr-defined]
+            one.help = told[str(one.name)].annotation.__metadata__[0].help
     return found

@@ -80,10 +80,10 @@ def _networks(strategy: PerFedAvg, prepared: Streams) -> Parts:
     last, found = slice(max(0, request.step - request.samples), request.step), []
     for shard in shards:
         inputs = network.project(shard.x[last], widths[0], seed)
-        own = network.adapt(request.parameters, widths, inputs, shard.y[last], request.inner_step)
-        found.append(own)
-    own = {"layers": list(widths), "seed": seed, "columns": shards[0].x.shape[1]}
-    return Parts("networks", {"weights": np.array(found)}, {**own, "personal": True})
+        step = request.inner_step
+        found.append(network.adapt(request.parameters, widths, inputs, shard.y[last], step))
+    meta = {"layers": list(widths), "seed": seed, "columns": shards[0].x.shape[1]}
+    return Parts("networks", {"weights": np.array(found)}, {**meta, "personal": True})
 
 
 def _accounts(

@@ -249,6 +249,7 @@ def test_arrays_are_features_in_the_order_of_the_table(commands):
 
     commands.result("fed-cg", "--data", "iris", "--landmarks", "12")
     model, iris = fedkern_flwr.load_model("here"), load_iris()
+    assert repr(model).startswith("<model of fed-cg: classes 0, 1, 2; columns sepal")
     found = model.predict(iris.data)
     assert found.dtype == np.float64
     assert np.mean(found == iris.target) > 0.9
