@@ -28,6 +28,8 @@ from fedkern_flwr.labels import decide, encode_classes, label_rows, name_classes
 Floats = NDArray[np.float64]
 Ids = Sequence[Any] | NDArray[Any]
 
+_TEXT = 'clean the table first, or name classes of text: classes=("no", "yes")'
+
 
 class PartyTable:
     """Rows of one party: a block of features, perhaps labels, perhaps held-out rows.
@@ -241,7 +243,7 @@ class PartyTable:
     def _targets(self, y: ArrayLike | None, rows: int) -> Floats:
         if y is None:
             return np.zeros((0, 0))
-        out = self._numbers(label_rows(y, self.class_names, self.party), "labels")
+        out = as_numbers(label_rows(y, self.class_names, self.party), "labels", self.party, _TEXT)
         if self.classes and out.ndim == 2 and out.shape[1] == 1:
             out = out[:, 0]
         if out.ndim not in (1, 2) or len(out) != rows or (self.classes and out.ndim != 1):
@@ -297,7 +299,9 @@ class PartyTable:
         return TableError(problem, remedy=remedy, party=self.party)
 
 
-def as_numbers(values: ArrayLike, what: str, party: str) -> Floats:
+def as_numbers(
+    values: ArrayLike, what: str, party: str, remedy: str = "clean the table first"
+) -> Floats:
     """Return values as float64.
 
     Raises
@@ -309,7 +313,7 @@ def as_numbers(values: ArrayLike, what: str, party: str) -> Floats:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):  # whose text quotes a value
         problem = f"{what} that are not numbers"
-        raise TableError(problem, remedy="clean the table first", party=party) from None
+        raise TableError(problem, remedy=remedy, party=party) from None
 
 
 def _length(*columns: Any) -> int:

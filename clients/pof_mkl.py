@@ -231,6 +231,7 @@ class OnlineKernelClient(AnsweringClient):
             book(account, seen, losses, weights)
             squared_errors[t], regrets[t] = account.total, account.regret
             learn_sample(theta, seen, request, rule)
+        account.own = [theta.ravel()]
         found = theta.astype(request.precision)
         error = self._test_error(features, found, weights_now(request, account), request.centre)
         told = np.array([len(self.y_test), error])
@@ -387,11 +388,8 @@ class OnlineKernelClient(AnsweringClient):
         """One inner step on the samples before ``request.step``; none at the start."""
         support = slice(max(0, request.step - request.samples), request.step)
         x, y = self.x[support], self.y[support]
-        if not len(x):
-            return request.parameters
         inputs = network.project(x, widths[0], request.seed)
-        _, gradient = network.squared_loss_gradient(request.parameters, widths, inputs, y)
-        return request.parameters - request.inner_step * gradient / len(x)
+        return network.adapt(request.parameters, widths, inputs, y, request.inner_step)
 
 
 def _widths(layers: bytes) -> tuple[int, ...]:

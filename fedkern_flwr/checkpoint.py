@@ -6,6 +6,7 @@ The same format holds checkpoints and models.
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import secrets
@@ -45,7 +46,14 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     """Write a file so that readers see the old content or the new, never a part.
 
     With ``private`` the file, and folders made for it, are for this user's eyes only.
+
+    Raises
+    ------
+    OSError
+        It cannot be written, or what is there is no file, such as a device.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise FileExistsError(errno.EEXIST, "what is there is no file", str(path))
     if private:
         make_private_folder(path.parent)
     else:

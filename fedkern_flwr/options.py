@@ -210,7 +210,8 @@ def unknown_option(cls: Any, name: str) -> UnknownOptionError:
             parameters = inspect.signature(init).parameters.values()
             known |= {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
     known -= cls.fixed
-    close = get_close_matches(name, sorted(known), n=1)
+    spelled = {one.lower(): one for one in sorted(known)}
+    close = get_close_matches(name.lower(), spelled, n=1)
     listed = f"choose of {', '.join(sorted(known))}"
-    remedy = f"did you mean {close[0]}?" if close else listed
+    remedy = f"did you mean {spelled[close[0]]}?" if close else listed
     return UnknownOptionError(f"{cls.__name__} has no option {name}", remedy=remedy)

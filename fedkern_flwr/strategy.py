@@ -6,7 +6,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
@@ -19,7 +19,7 @@ from .exchange import Outcome, exchange
 from .failure import Failure, count_failures
 from .gather import gather_nodes
 from .ledger import Ledger
-from .options import at_least, unknown_option
+from .options import UnknownOptionError, at_least, unknown_option
 from .wire import DescribeReply, check_parties
 
 logger = logging.getLogger("fedkern_flwr")
@@ -81,6 +81,14 @@ class PhaseStrategy(Strategy):
     left_whole: ClassVar[bool] = False
     #: How its clients describe themselves.
     described: ClassVar[type[DescribeReply]] = DescribeReply
+
+    def __new__(cls, *unnamed: Any, **options: Any) -> Self:
+        """Refuse options without a name."""
+        if unnamed:
+            raise UnknownOptionError(
+                f"{cls.__name__} takes options by name only", remedy="write name=value for each"
+            )
+        return super().__new__(cls)
 
     def __init__(
         self,

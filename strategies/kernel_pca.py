@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.kernels.pca import principal, shapes
 from fedkern_flwr.method import Ask, Method, Rounds, Sum, option
 from fedkern_flwr.wire import DescribeReply
@@ -27,6 +28,7 @@ class KernelPCA(Method):
         "rows": "rows",
     }
     labels_of_row = 0
+    left_whole = True
 
     components: int = option(2, "Principal components.", least=1)
     features: int = option(50, "D, random frequencies of the Gaussian kernel.", least=1)
@@ -48,6 +50,7 @@ class KernelPCA(Method):
         mean, components, shares = principal(total, self.components)
         self.model_ = {"mean": mean, "components": components, "shares": shares}
         model = {**kernel, "mean": mean, "components": components}
+        self._kernel = {**kernel, "columns": columns}
         metrics = {"rows": int(np.rint(total["rows"])), "explained": float(shares.sum())}
         yield Ask("project", model, least=1)  # who has vanished goes without
         if any(party.test_rows for party in parties):
@@ -55,3 +58,9 @@ class KernelPCA(Method):
             if left["all"] > 0.0:
                 metrics["test_explained"] = float(1.0 - left["left"] / left["all"])
         return metrics
+
+    def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
+        """Return mean and components, which project rows (``transform``)."""
+        if not self.model_:
+            raise self.not_run()
+        return FittedModel.of_server(self.method, "components", self.model_, self._kernel, ())

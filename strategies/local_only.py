@@ -24,6 +24,7 @@ class LocalOnly(DictionaryStrategy):
 
     method = "local-only"
     title = "local only"
+    left_whole = True
     fixed = DictionaryStrategy.fixed | {
         "samples_per_round",
         "checkpoint_every",

@@ -35,6 +35,7 @@ class PerFedAvg(OnlineStrategy):
 
     method = "per-fed-avg"
     title = "PerFedAvg"
+    left_whole = True
     reply_class = wire.NetworkReply
     evaluate_reply = wire.NetworkEvaluateReply
 

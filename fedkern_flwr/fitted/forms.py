@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from ..gram.dot_kernels import DotKernel
 from ..gram.values import count_values, quantise
 from ..groups import linear_model
+from ..kernels.pca import features_of
 from ..kernels.product import kernel_from_distances, partial_distances
 from ..kernels.random_features import feature_map
+from ..online import network
 from ..online.ridge import rows_of
 from ..secure_sum import Encoding
 from ..vertical import phases
@@ -129,6 +131,28 @@ def of_ridges(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
     return np.asarray(found.mean(axis=1, keepdims=True) + centre)
 
 
+def of_lone_dictionaries(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return outputs of local only: the mean over clients, each with parameters of its own."""
+    bandwidths = arrays["bandwidths"].astype("<f8").tobytes()
+    numbers = meta["features"], meta["seed"], meta["precision"], meta["frequency_draw"]
+    features = feature_map(bandwidths, x.shape[1], *numbers)(x).reshape(len(x), -1)
+    found = features @ arrays["weights"].T
+    return np.asarray(found.mean(axis=1, keepdims=True) + meta["centre"])
+
+
+def of_networks(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return outputs of PerFedAvg: the mean over clients, each with its adapted network."""
+    inputs = network.project(x, meta["layers"][0], meta["seed"])
+    found = [network.predict(own, meta["layers"], inputs) for own in arrays["weights"]]
+    return np.asarray(np.mean(found, axis=0)[:, None])
+
+
+def of_components(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return projections of kernel PCA."""
+    numbers = {name: meta[name] for name in ("bandwidth", "features", "seed")}
+    return np.asarray((features_of(x, **numbers) - arrays["mean"]) @ arrays["components"].T)
+
+
 FORMS: Mapping[str, Callable[[Arrays, Meta, Floats], Floats]] = {
     "landmarks": of_landmarks,
     "directions": of_directions,
@@ -136,4 +160,7 @@ FORMS: Mapping[str, Callable[[Arrays, Meta, Floats], Floats]] = {
     "linear": linear_model.outputs,
     "dictionary": of_dictionary,
     "ridges": of_ridges,
+    "lone-dictionaries": of_lone_dictionaries,
+    "networks": of_networks,
+    "components": of_components,
 }

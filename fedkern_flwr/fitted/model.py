@@ -18,7 +18,7 @@ from ..judging.calibration import Calibration
 from ..labels import are_numbers, decide, name_classes
 from ..scaling import Scaling
 from ..tables import load_table
-from ..tables.table import Table
+from ..tables.table import Table, listing
 from .forms import FORMS, with_deviations
 
 Floats = NDArray[np.float64]
@@ -69,6 +69,13 @@ class FittedModel:
         named = list(range(classes) if isinstance(classes, int) else classes)
         table = {"classes": named, "y_middle": 0.0, "y_half_range": 1.0}
         return cls(method, arrays, {**meta, "form": form, "table": table})
+
+    def __repr__(self) -> str:
+        """Return the method, its classes and its columns."""
+        names, encoder = self.class_names, self.encoder
+        told = [f"classes {listing(names)}"] if names else ["numbers"] * (not self.components)
+        told += [f"columns {listing(encoder.kinds)}"] if encoder is not None else []
+        return f"<model of {self.method}: {'; '.join(told)}>"
 
     # -- files
 
@@ -243,6 +250,25 @@ class FittedModel:
             )
         return self.outputs_of(x)[0]
 
+    @property
+    def components(self) -> int:
+        """Number of principal components, of a model without labels; 0 of others."""
+        return len(self.arrays["components"]) if self.meta["form"] == "components" else 0
+
+    def transform(self, rows: Any) -> Floats:
+        """Return the projections of rows on the principal components, shape (n, k).
+
+        Raises
+        ------
+        TableError
+            Rows lack a column or a cell that the model needs.
+        OptionError
+            The model is one of labels.
+        """
+        if not self.components:
+            raise OptionError(f"{self.method} predicts labels", remedy="use predict")
+        return self.outputs(rows)
+
     def predict(self, rows: Any) -> NDArray[Any]:
         """Return the class of each row, or its number in units of the label; shape (n,).
 
@@ -250,7 +276,11 @@ class FittedModel:
         ------
         TableError
             Rows lack a column or a cell that the model needs.
+        OptionError
+            The model has no labels.
         """
+        if self.components:
+            raise OptionError(f"a model of {self.method} has no labels", remedy="use transform")
         found, classes = self.outputs(rows), self.classes_
         return found[:, 0] if classes is None else classes[decide(found)]
 

@@ -86,3 +86,12 @@ def squared_loss_gradient(
         parts[:0] = [(entering.T @ back).ravel(), back.sum(axis=0)]
         back = (back @ weights.T) * (entering > 0.0)
     return output, np.concatenate(parts)
+
+
+def adapt(
+    parameters: Floats, widths: Sequence[int], inputs: Floats, y: Floats, step: float
+) -> Floats:
+    """Return the parameters after one gradient step on the mean squared loss of rows, if any."""
+    if not len(y):
+        return parameters
+    return parameters - step * squared_loss_gradient(parameters, widths, inputs, y)[1] / len(y)

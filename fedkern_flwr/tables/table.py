@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, Literal
 
 import numpy as np
@@ -146,8 +147,11 @@ def listing(names: Any) -> str:
 
 
 def no_such(kind: str, name: str, source: str, names: Any) -> ColumnError:
-    """Return the error for a name that is not there."""
-    return ColumnError(f"{source} has no {kind} {name!r}", remedy=f"choose from: {listing(names)}")
+    """Return the error for a name that is not there; one that is like it is named first."""
+    names = [str(one) for one in names]
+    near = get_close_matches(name, names, n=1)
+    listed = listing([*near, *(one for one in names if one not in near)])
+    return ColumnError(f"{source} has no {kind} {name!r}", remedy=f"choose from: {listed}")
 
 
 def _keep_columns(table: Table, keep: NDArray[np.bool_]) -> Table:

@@ -50,7 +50,9 @@ def compare_presets(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PRESET]...", click_type=click.Choice([*NAMES, *registered(), ALL])
+            metavar="[PRESET]...",
+            click_type=click.Choice([*NAMES, *registered(), ALL]),
+            help="Presets or registered methods; none of a table of your own.",
         ),
     ] = None,
     *,
@@ -121,7 +123,7 @@ def compare_presets(
     With --data or --party: methods at their defaults beside scikit-learn's on pooled data, and
     beside what each party has alone.
 
-    A preset is the demo, a table or figure of a paper, or `papers`: all of them whose data is in
+    A preset is the demo, a table or figure of a paper, or 'papers': all of them whose data is in
     the folder named by FEDKERN_DATA. Registered methods are presets too: those that are named are
     compared with each other. A comparison that was interrupted goes on when it is started again:
     finished draws are kept.

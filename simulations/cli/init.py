@@ -32,14 +32,17 @@ _NEEDED, _OURS = '["flwr>=1.41,<1.43", "fedkern-flwr>=0.1"]', '["flwr>=1.41,<1.4
 
 def init(
     method: Annotated[
-        str, typer.Argument(metavar="METHOD", click_type=click.Choice(COPIED), help="The method.")
+        str,
+        typer.Argument(
+            metavar="METHOD", click_type=click.Choice(COPIED), help=f"One of {', '.join(COPIED)}."
+        ),
     ],
     folder: Annotated[Path, typer.Argument(help="Where to copy the app to.")],
 ) -> None:
-    """Copy the Flower app of a method to a folder, where `flwr run .` runs it at once.
+    """Copy the Flower app of a method to a folder, where 'flwr run .' runs it at once.
 
     It takes public data and its own number of nodes until the options in its pyproject.toml, or
-    `--run-config`, say otherwise. Flower takes what is installed and installs nothing for it.
+    --run-config, say otherwise. Flower takes what is installed and installs nothing for it.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OptionError(f"{folder} is there already", remedy="choose another folder")

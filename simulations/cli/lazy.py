@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 from importlib import import_module
+from inspect import getdoc, signature
 from typing import Any
 
 import click
@@ -47,7 +48,14 @@ class LazyCommand(TyperCommand):
 
 
 def as_command(name: str, function: Callable[..., None], **more: Any) -> click.Command:
-    """Return a function with annotations for Typer as a command."""
+    """Return a function with annotations for Typer as a command; lines of its help are joined."""
     app = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    app.command(name, **more)(function)
-    return typer.main.get_command(app)
+    paragraphs = (getdoc(function) or "").split("\n\n")
+    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    app.command(name, help=text, **more)(function)
+    found = typer.main.get_command(app)
+    told = signature(function, eval_str=True).parameters
+    for one in found.params:
+        if isinstance(one, click.Argument):  # whose help Click 8.5 drops
+            one.help = told[str(one.name)].annotation.__metadata__[0].help
+    return found

@@ -30,7 +30,7 @@ _COMMANDS = {
     "deploy-local": ("deploy", "Run one method on a SuperLink and SuperNodes of this machine."),
     "init": (
         "init",
-        "Copy the Flower app of a method to a folder, where `flwr run .` runs it at once.",
+        "Copy the Flower app of a method to a folder, where 'flwr run .' runs it at once.",
     ),
     "audit": ("audit", "Attack a method and report what is recovered."),
     "new-method": (

@@ -111,7 +111,7 @@ def new_method(
 ) -> None:
     """Write a package with a method of your own: a working example to change, with its test.
 
-    Install it with `pip install -e NAME`; then `fedkern run NAME` is there.
+    Install it with 'pip install -e NAME'; then 'fedkern run NAME' is there.
     """
     package = name.replace("-", "_")
     if not package.isidentifier() or not package.islower() or keyword.iskeyword(package):

@@ -26,7 +26,7 @@ def show_status(
         float, typer.Option("--max-age", min=0.0, help="Seconds after which a status is too old.")
     ] = 60.0,
 ) -> int:
-    """Show whether a node of `fedkern node start` is connected, and what it has answered.
+    """Show whether a node of 'fedkern node start' is connected, and what it has answered.
 
     Exit code 0: connected; 1: it runs, and is not connected or says nothing any more; 2: bad
     input; 3: it does not run.

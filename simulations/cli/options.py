@@ -20,7 +20,8 @@ from ..run.options import PANELS, Option
 from .lazy import LazyCommand, as_command
 
 #: What the short help of every command shows; methods add theirs.
-_USUAL = {"data", "label", "test_size", "user", "item", "rounds", "engine", "seed", "out", "resume"}
+_USUAL = {"data", "party", "label", "id_column", "test_size", "user", "item", "rounds", "engine"}
+_USUAL |= {"seed", "out"}
 _USUAL |= {"nodes", "predict", "trials", "allow_small_sums"}
 
 

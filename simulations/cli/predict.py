@@ -13,14 +13,23 @@ from fedkern_flwr.fitted import PREDICTOR, load_model
 from ..methods.new_rows import predict_file
 from ..methods.registry import family
 from ..run.folders import FORCE, used
+from ..run.party_files import PartyFiles
 from ..run.run_folder import RunFolder
 from .console import Screen
 from .lazy import as_command
 
+_ROWS = "use --data FILE, or --party FILE for every party's file"
+
 
 def predict(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Run folder or saved model.")],
-    data: Annotated[str, typer.Option(help="File with the columns of the training data.")],
+    data: Annotated[
+        str | None, typer.Option(help="File with the columns of the training data.")
+    ] = None,
+    party: Annotated[
+        list[str] | None,
+        typer.Option(help="File of a party, once for each, instead of --data; matched by --id."),
+    ] = None,
     id_column: Annotated[
         str | None, typer.Option("--id", help="Column of record ids (default: row numbers).")
     ] = None,
@@ -36,7 +45,7 @@ def predict(
     ] = None,
     client: Annotated[
         int | None,
-        typer.Option(help="Of POF-MKL: whose weights predict (default: the mean of all clients)."),
+        typer.Option(help="Of online methods: whose model predicts (default: the mean of all)."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help=FORCE)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing but errors.")] = False,
@@ -49,21 +58,31 @@ def predict(
     alone = path.is_file() and not of_run  # the file of save()
     run = None if alone else _open(place)
     target = Path(out) if out else place / "predictions.csv"
-    if target.is_dir() or not target.resolve().parent.is_dir():
+    if (target.exists() and not target.is_file()) or not target.resolve().parent.is_dir():
         raise OptionError(f"--out {target} cannot be written", remedy="name a file in a folder")
     if target.exists() and not force:
         raise used(target)
-    if not Path(data).is_file():
+    if (data is None) == (not party):
+        raise OptionError("new rows are in one file or in files of parties", remedy=_ROWS)
+    if data is not None and not Path(data).is_file():
         raise TableError(f"there is no file {data}", remedy="check the path")
     dialect = {"sep": sep, "decimal": decimal, "na": na or ()}
-    if run is None:
-        whole = load_model(path)
+    whole = load_model(path) if run is None else None
+    rows: Any = Path(data or "")
+    if party:
+        label = run["data"].get("label") if run else whole and whole.meta["label"]
+        files = PartyFiles.of_new_rows(party, label or None, id_column, dialect)
+        rows, _, notes = files.frame(whole=True)
+        for note in notes:
+            screen.note(f"note: {note}")
+    if whole is not None:
         own = family(whole.method)
         whole = whole if client is None else whole.of_client(client)
-        made, left_out = predict_file(whole, Path(data), id_column, target, **dialect)
+        made, left_out = predict_file(whole, rows, id_column, target, **dialect)
     else:
+        assert run is not None
         own = family(run["method"])
-        made, left_out = own.predict(place, run, Path(data), id_column, target, client, **dialect)
+        made, left_out = own.predict(place, run, rows, id_column, target, client, **dialect)
     note = f", {left_out} left out: {own.left_out}" if left_out else ""
     screen.note(f"{made} predictions: {target}{note}")
 

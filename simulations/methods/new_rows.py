@@ -79,9 +79,9 @@ class SavedRun:
 
 
 def predict_file(
-    model: FittedModel, data: Path, id_column: str | None, out: Path, **dialect: Any
+    model: FittedModel, data: Any, id_column: str | None, out: Path, **dialect: Any
 ) -> tuple[int, int]:
-    """Predict the rows of a file, write them; return how many there are, and how many lack cells.
+    """Predict rows, of a file or data frame, and write them; return how many, how many lack cells.
 
     Raises
     ------
@@ -103,12 +103,15 @@ def predict_file(
 def write_rows(out: Path, ids: Sequence[str], model: FittedModel, x: Floats) -> None:
     """Write predictions: id, class and outputs, or id and the value in the label's unit.
 
+    Of a model without labels the projections on its components.
     With a calibration the probabilities of the classes and a set of them, or an interval.
     """
     values, deviations = model.outputs_of(x)
     names, calibration, heads = model.class_names, model.calibration, ["prediction"]
     cells: list[list[Any]] = [[name] for name in ids]
-    if not names:
+    if model.components:
+        heads = [f"component {k + 1}" for k in range(model.components)]
+    elif not names:
         values = values[:, :1]
     else:
         heads = ["class", *(f"output_{k}" for k in range(values.shape[1]))]

@@ -7,18 +7,31 @@ from pathlib import Path
 
 import numpy as np
 
+from fedkern_flwr.online import network
 from fedkern_flwr.online.learning import current_weights
 
 from ...clients.pof_mkl_account import StreamAccount
 from ...clients.pof_rls import mixture
-from ...strategies import POFRLS
+from ...strategies import POFRLS, LocalOnly, PerFedAvg
 from ...strategies.kernel_online import KernelOnlineStrategy
 from ...strategies.online import OnlineStrategy
 from .new_rows import Parts
 from .online_data import Streams
 
 
-def whole_model(strategy: KernelOnlineStrategy, prepared: Streams, state_dir: Path) -> Parts:
+def whole_model(strategy: OnlineStrategy, prepared: Streams, state_dir: Path) -> Parts:
+    """Return what predicts rows in one place, with what each client has of its own."""
+    if isinstance(strategy, PerFedAvg):
+        return _networks(strategy, prepared)
+    if isinstance(strategy, LocalOnly):
+        return _lone(strategy, prepared, state_dir)
+    if isinstance(strategy, POFRLS):
+        return _mixtures(strategy, prepared, state_dir)
+    assert isinstance(strategy, KernelOnlineStrategy)
+    return _dictionary(strategy, prepared, state_dir)
+
+
+def _dictionary(strategy: KernelOnlineStrategy, prepared: Streams, state_dir: Path) -> Parts:
     """Return the parameters with the server's weights over the kernels, or each client's."""
     weights = strategy.evaluation_weights()[None]
     personal = not weights.size
@@ -33,7 +46,7 @@ def whole_model(strategy: KernelOnlineStrategy, prepared: Streams, state_dir: Pa
     return Parts("dictionary", arrays, {**own, "personal": personal})
 
 
-def whole_mixture(strategy: POFRLS, prepared: Streams, state_dir: Path) -> Parts:
+def _mixtures(strategy: POFRLS, prepared: Streams, state_dir: Path) -> Parts:
     """Return the coefficients of each client's mixture of learners."""
     request, dimension = strategy.evaluation(), prepared.clients.shards[0].x.shape[1]
     accounts = _accounts(strategy, prepared, state_dir)
@@ -42,6 +55,35 @@ def whole_mixture(strategy: POFRLS, prepared: Streams, state_dir: Path) -> Parts
     names = ("features", "seed", "centre")
     own = {name: getattr(request, name) for name in names}
     return Parts("ridges", arrays, {**own, "columns": dimension, "personal": True})
+
+
+def _lone(strategy: LocalOnly, prepared: Streams, state_dir: Path) -> Parts:
+    """Return each client's parameters times its weights over the kernels."""
+    fields, dimension = strategy.dictionary_fields(), prepared.clients.shards[0].x.shape[1]
+    rule, rate = strategy.weight_fields().values()
+    found = []
+    for account in _accounts(strategy, prepared, state_dir):
+        weights = current_weights(rule, account.losses, account.gap, rate)
+        theta = account.own[0].reshape(len(weights), -1).astype(strategy.precision)
+        found.append((theta * weights[:, None]).ravel())
+    names = ("features", "seed", "precision", "frequency_draw", "centre")
+    arrays = {"weights": np.array(found), "bandwidths": strategy.bandwidths}
+    own = {name: fields[name] for name in names}
+    return Parts("lone-dictionaries", arrays, {**own, "columns": dimension, "personal": True})
+
+
+def _networks(strategy: PerFedAvg, prepared: Streams) -> Parts:
+    """Return each client's network, adapted to the last samples as for held-out rows."""
+    request = strategy.evaluation()
+    shards, seed = prepared.clients.shards, request.seed
+    widths = tuple(int(width) for width in np.frombuffer(request.layers, "<i4"))
+    last, found = slice(max(0, request.step - request.samples), request.step), []
+    for shard in shards:
+        inputs = network.project(shard.x[last], widths[0], seed)
+        step = request.inner_step
+        found.append(network.adapt(request.parameters, widths, inputs, shard.y[last], step))
+    meta = {"layers": list(widths), "seed": seed, "columns": shards[0].x.shape[1]}
+    return Parts("networks", {"weights": np.array(found)}, {**meta, "personal": True})
 
 
 def _accounts(

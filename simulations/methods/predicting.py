@@ -68,7 +68,7 @@ class Predicting(Generic[P]):
         self,
         folder: Path,
         config: Config,
-        data: Path,
+        data: Any,
         id_column: str | None,
         out: Path,
         client: int | None = None,
@@ -82,8 +82,8 @@ class Predicting(Generic[P]):
             Folder of the run.
         config : mapping
             The run's configuration.
-        data : Path
-            File with the columns of the training data; others are ignored, as is a label. Values
+        data : Path or data frame
+            Rows with the columns of the training data; others are ignored, as is a label. Values
             beyond the training rows' range are clipped to it.
         id_column : str or None
             Column of record ids; row numbers by default.

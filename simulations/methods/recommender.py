@@ -151,7 +151,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         self,
         folder: Path,
         config: Config,
-        data: Path,
+        data: Any,
         id_column: str | None,
         out: Path,
         client: int | None = None,
@@ -191,6 +191,8 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         CheckpointError
             The folder has no model.
         """
+        if not isinstance(data, Path):
+            raise OptionError("new ratings are in one file", remedy="name it with --data")
         if id_column is not None:
             raise OptionError("ratings have no ids of records", remedy="leave out --id")
         if client is not None:

@@ -27,6 +27,7 @@ from ..run.splits import Split, split_rows
 from .base import Config, Family
 from .clients import DealtClients
 from .common import COSTS, Column
+from .new_rows import Parts
 
 Missing = Literal["encode", "error", "drop-row"]
 Floats = NDArray[np.float64]
@@ -126,8 +127,9 @@ class RowData(Prepared):
         return {"rows": [len(table["x"]) for table in self.tables], "held_out_rows": held}
 
     def scaling_json(self) -> str:
-        """Return the encoder of the columns."""
-        return json.dumps({"encoder": self.encoder.to_dict()})
+        """Return the encoder of the columns; labels are as they are."""
+        labels = {"classes": [], "y_middle": 0.0, "y_half_range": 1.0}
+        return json.dumps({"encoder": self.encoder.to_dict(), **labels})
 
     def explain(self) -> list[Explanation]:
         """Return what became of the columns of the table."""
@@ -179,6 +181,22 @@ class RowsFamily(Family[RowSettings, RowData]):
                 own["ids"] = [str(name) for name in np.asarray(table.ids)[rows]]
             given.append(own)
         return RowData(tuple(given), encoder, (*table.notes, *encoder.notes))
+
+    def whole_model(
+        self,
+        strategy: PhaseStrategy,
+        prepared: RowData,
+        config: Config,
+        state_dir: Path,
+        metrics: Config,
+    ) -> Parts:
+        """Return the model that the server has."""
+        found = strategy.fitted()
+        return Parts(found.meta["form"], found.arrays, found.meta)
+
+    def why_unpredictable(self, config: Config) -> tuple[str, str] | None:
+        """Return why a method whose server has no whole model does not predict."""
+        return None if find_method(config["method"]).left_whole else self.unpredictable
 
     def usual_options(self, name: str) -> frozenset[str]:
         """Return the method's own options and the number of clients."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ Holding = Literal["rows", "rows and columns", "columns"]
 FEATURES = ":features"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _File:
     """A party's file: what it is called, its columns without label and id, its labels and ids."""
 
@@ -117,6 +117,12 @@ class PartyFiles:
                 )
             file = _read(path, label, id_column, dict(dialect))
             if not joined and label is not None and file.label is None:
+                if owners:
+                    raise TableError(
+                        f"{file.name} has no label column {label!r}, and every party of this "
+                        "method has labels",
+                        remedy="use fed-cg, fdskl or secure-gram for parties with other columns",
+                    )
                 raise no_such("label column", label, file.name, file.features)
             (owners if not joined or (file.label is not None and not plain) else others).append(
                 file
@@ -129,11 +135,41 @@ class PartyFiles:
         if holding == "columns" and len(owners) > 1:
             raise TableError(
                 f"{len(owners)} files have the labels: {listing(one.name for one in owners)}",
-                remedy="write FILE:features of all but one",
+                remedy="write FILE:features of all but one, or use fed-cg if each has own rows",
             )
         for one in owners[1:]:
             _check_columns(one, owners[0])
         return cls(label, id_column, tuple(owners), tuple(others), _blocks(owners[0], others))
+
+    @classmethod
+    def of_new_rows(
+        cls,
+        party: Sequence[str],
+        label: str | None,
+        id_column: str | None,
+        dialect: Mapping[str, Any],
+    ) -> PartyFiles:
+        """Read files with new rows, whose labels are not used.
+
+        Files with the columns of the first have rows of their own, the others further columns.
+
+        Raises
+        ------
+        TableError, OptionError
+            A file cannot be read, there is one only, or nothing tells which rows belong together.
+        """
+        paths = [Path(text.removesuffix(FEATURES)) for text in party]
+        check_files(paths)
+        files = [replace(_read(path, label, id_column, dialect), label=None) for path in paths]
+        owners = tuple(one for one in files if one.features.keys() == files[0].features.keys())
+        others = tuple(one for one in files if one not in owners)
+        if others and id_column is None:
+            raise OptionError(
+                f"{others[0].name} has other columns than {files[0].name}, and nothing tells which "
+                "rows belong together",
+                remedy="name the column of the ids with --id",
+            )
+        return cls(None, id_column, owners, others, _blocks(owners[0], others))
 
     @property
     def text(self) -> str:
@@ -168,37 +204,7 @@ class PartyFiles:
         TableError
             Ids come twice or nowhere else, or the table cannot be used.
         """
-        import pyarrow as pa
-
-        columns = {
-            mine: _stack([file.features[name] for file in self.owners])
-            for mine, name in zip(self.blocks[0], self.owners[0].features, strict=True)
-        }
-        sizes = [file.rows for file in self.owners]
-        number = np.repeat([f"{k:05}" for k in range(len(sizes))], sizes)
-        keep, notes = np.ones(len(number), bool), [n for f in self.owners for n in f.notes]
-        if self.others:
-            names = (listing(file.name for file in part) for part in (self.owners, self.others))
-            notes.insert(0, "labels are in {}, other columns of their rows in {}".format(*names))
-        ids = None
-        if self.id_column is not None:
-            ids = np.concatenate([file.ids for file in self.owners if file.ids is not None])
-            self._check_ids(ids)
-        for file, block in zip(self.others, self.blocks[1:], strict=True):
-            assert ids is not None
-            places, found = _places(ids, file)
-            keep &= found
-            for mine, name in zip(block, file.features, strict=True):
-                columns[mine] = file.features[name].take(pa.array(places, mask=~found))
-            notes += [*file.notes, *_lost(file, int(found.sum()))]
-        special = {self.label: _stack([file.label for file in self.owners])} if self.label else {}
-        if ids is not None and self.id_column is not None:
-            special[self.id_column] = pa.array(ids.tolist(), pa.string())
-        site = _free("party", [*columns, *special])
-        frame = pa.table({**columns, **special, site: pa.array(number.tolist(), pa.string())})
-        if missing == "encode" and not keep.all():
-            notes.append(f"{int((~keep).sum())} of {len(keep)} rows are not in all files: left out")
-            frame = frame.filter(pa.array(keep))
+        frame, site, notes = self.frame(whole=missing == "encode")
         table = load_table(
             frame,
             label=self.label,
@@ -210,6 +216,45 @@ class PartyFiles:
             source="the table of all parties",
         )
         return Table(**{**vars(table), "notes": (*notes, *table.notes)})
+
+    def frame(self, *, whole: bool) -> tuple[Any, str, list[str]]:
+        """Return a data frame of all, the column with the number of a row's file, and notes.
+
+        Rows that are not in all files are left out if the others are to be ``whole``.
+        """
+        import pyarrow as pa
+
+        columns = {
+            mine: _stack([file.features[name] for file in self.owners])
+            for mine, name in zip(self.blocks[0], self.owners[0].features, strict=True)
+        }
+        sizes = [file.rows for file in self.owners]
+        number = np.repeat([f"{k:05}" for k in range(len(sizes))], sizes)
+        keep, notes = np.ones(len(number), bool), [n for f in self.owners for n in f.notes]
+        if self.others:
+            names = (listing(file.name for file in part) for part in (self.owners, self.others))
+            what = "labels" if self.label else "new rows"
+            notes.insert(0, "{} are in {}, other columns of their rows in {}".format(what, *names))
+        ids = None
+        if self.id_column is not None:
+            ids = np.concatenate([file.ids for file in self.owners if file.ids is not None])
+            self._check_ids(ids)
+        for file, block in zip(self.others, self.blocks[1:], strict=True):
+            assert ids is not None
+            places, found = _places(ids, file)
+            keep &= found
+            for mine, name in zip(block, file.features, strict=True):
+                columns[mine] = file.features[name].take(pa.array(places, mask=~found))
+            notes += [*file.notes, *(_lost(file, int(found.sum())) if self.label else ())]
+        special = {self.label: _stack([file.label for file in self.owners])} if self.label else {}
+        if ids is not None and self.id_column is not None:
+            special[self.id_column] = pa.array(ids.tolist(), pa.string())
+        site = _free("party", [*columns, *special])
+        frame = pa.table({**columns, **special, site: pa.array(number.tolist(), pa.string())})
+        if whole and not keep.all():
+            notes.append(f"{int((~keep).sum())} of {len(keep)} rows are not in all files: left out")
+            frame = frame.filter(pa.array(keep))
+        return frame, site, notes
 
     def _check_ids(self, ids: NDArray[np.str_]) -> None:
         if repeated := len(ids) - len(np.unique(ids)):

@@ -128,6 +128,13 @@ def test_a_link_in_place_of_the_file_is_replaced(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
 
 
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="what is there is no file"):
+        write_atomically(tmp_path / "pipe", b"")
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError, match="directory"):

@@ -292,7 +292,7 @@ ERRORS: dict[str, Case] = {
     "pickled": bad(_pickled, "array 'X' of data.npz holds pickled objects, which are never"),
     "no X": bad(npz_of(y=Y, z=Y), "has no array 'X'; choose from: y, z"),
     "no y": bad(npz_of(X=X), "has no label array 'y'; choose from: X"),
-    "no label array": bad(npz_of(X=X, y=Y), "no label array 'y2'; .*: X, y", label="y2"),
+    "no label array": bad(npz_of(X=X, y=Y), "no label array 'y2'; .*: y, X", label="y2"),
     "no column of y": bad(npz_of(X=X, y=Y), "has no label array '0'", label="0"),
     "y 2-D": bad(npz_of(X=X, y=X), "has 2 label columns; choose one with --label, .* 0 to 1"),
     "y 2-D range": bad(npz_of(X=X, y=X), "has 2 label columns; choose one", label="2"),

@@ -84,13 +84,18 @@ def test_blocks_lead_to_predictions_of_the_hospitals(tmp_path: Path) -> None:
         right += sum(row["class"] == truth[row["id"]] for row in predicted)
     assert right / 114 == pytest.approx(accuracy, abs=5e-4)
     assert (tmp_path / "fed-cg/server_app.py").is_file()
+    with (tmp_path / "new_patients.csv").open(newline="") as file:
+        new = list(csv.DictReader(file))
+    assert len(new) == 114
+    assert {"id", "class", "probability_0", "probability_1", "set"} <= set(new[0])
 
 
 @pytest.mark.deployment
 @pytest.mark.timeout(280)
 def test_the_app_of_the_page_runs_with_flower(tmp_path: Path) -> None:
     with SuperLink(tmp_path / "flwr"):  # the page's FLWR_HOME
-        printed = run_blocks(tmp_path, *INSTALL, "deploy-local", "fedkern run", "alone.py")
+        left_out = (*INSTALL, "deploy-local", "fedkern run", "fedkern predict", "alone.py")
+        printed = run_blocks(tmp_path, *left_out)
     rehearsed, simulated = accuracies(printed)
     assert simulated == pytest.approx(rehearsed, abs=0.03)
     assert simulated > 0.9

@@ -52,6 +52,18 @@ MAIL = "fedkern run fed-cg --data mail.csv --label kind --id number --landmarks 
 PREDICT = "fedkern predict mail --data new-mail.csv --id number"
 PARTIES = "--party north.csv --party south.csv --party lab.csv:features --label ill --id patient"
 FULL = "fedkern run fdskl --data iris --features 20 --out full"
+PCA = "fedkern run kernel-pca --data numbers.csv --clients 3 --features 10 --out pca"
+COMPARE = "fedkern compare --data visits.csv --label ill --id patient --methods fed-cg --splits 1"
+STREAMS = """import numpy as np
+from fedkern_flwr.clients import HybridKernelClient, OnlineKernelClient, serve
+from fedkern_flwr.simulations import simulate
+from fedkern_flwr.strategies import FedCG, VMKOFL
+x = np.random.default_rng(0).random((40, 2)) / 2.0
+y = x[:, 0]
+def client(context): return OnlineKernelClient(context, x, y)
+def client_fn(context): return client(context).to_client()
+strategy = VMKOFL(features=4)
+"""
 ONE_LINE = "try: {}\nexcept Exception as e: print(type(e).__name__, e)"
 
 DAY: dict[str, Scene] = {
@@ -70,6 +82,31 @@ DAY: dict[str, Scene] = {
         "fedkern run pof-mkl --data numbers.csv --label z --clients 3 --out mail",
         "fedkern predict mail --data numbers.csv",
         seen="120 predictions",
+    ),
+    "models that are each client's own": _scene(
+        1,
+        "fedkern run local-only --data numbers.csv --label z --clients 3 --out mail",
+        "fedkern predict mail --data numbers.csv --client 2",
+        seen="120 predictions",
+    ),
+    "a network that clients adapt": _scene(
+        1,
+        "fedkern run per-fed-avg --data numbers.csv --label z --clients 3 --out mail",
+        "fedkern predict mail --data numbers.csv",
+        seen="120 predictions",
+    ),
+    "projections of new rows": _scene(
+        1,
+        PCA,
+        "fedkern predict pca --data numbers.csv --out p.csv",
+        "cat p.csv",
+        seen="^id,component 1,component 2 0,",
+    ),
+    "a strategy that predicts": _scene(
+        1,
+        f"python {STREAMS}simulate(strategy, client_fn, 3, num_rounds=5)\n"
+        "print(strategy.predict(x).shape)",
+        seen=r"\(40,\)",
     ),
     "columns that predict does not need": _scene(
         1,
@@ -100,6 +137,18 @@ DAY: dict[str, Scene] = {
     "a file of each party": _scene(
         3, f"fedkern run fed-cg {PARTIES} --allow-single --out o", seen="accuracy on held-out rows"
     ),
+    "new rows of each party": _scene(
+        3,
+        f"fedkern run fed-cg {PARTIES} --allow-single --out o",
+        "fedkern predict o --party south.csv --party lab.csv --id patient",
+        seen="60 predictions: o/predictions.csv",
+    ),
+    "files that are another method's": _scene(
+        3,
+        f"fedkern run hierarchical-svm {PARTIES.replace('lab.csv:features', 'clinic.csv')} --out o",
+        seen="clinic.csv has no label column 'ill', and every party of this method has labels; use",
+        code=2,
+    ),
     "tabs, decimal commas and ?": _scene(
         3,
         "fedkern run fed-cg --data clinic.tsv --label ill --id patient --out o",
@@ -115,6 +164,9 @@ DAY: dict[str, Scene] = {
     ),
     "an app of one's own": _scene(
         4, "fedkern init fed-cg app", "cat app/pyproject.toml", seen="num-supernodes"
+    ),
+    "beside scikit-learn": _scene(
+        4, f"{COMPARE} --out c", seen="SVC, pooled .* boosted trees, pooled .*a party alone"
     ),
     "too few iterations": _scene(
         5,
@@ -139,6 +191,17 @@ DAY: dict[str, Scene] = {
         seen=r"^fedkern: --json /dev/full cannot be written \(No space left on device\)[^:]*$",
         code=1,
     ),
+    "a device for a file": _scene(
+        6,
+        PCA,
+        "python import os; os.mkfifo('pipe')",
+        "fedkern predict pca --data numbers.csv --force --out pipe",
+        seen="--out pipe cannot be written; name a file in a folder",
+        code=2,
+    ),
+    "a column misspelt": _scene(
+        6, "fedkern run fed-cg --data mail.csv --label Kind", seen="choose from: kind, ", code=2
+    ),
     "a method misspelt": _scene(
         6,
         "fedkern run fedcg",
@@ -156,7 +219,44 @@ DAY: dict[str, Scene] = {
         + ONE_LINE.format("FedCG(gamma='scale')"),
         seen="^OptionError gamma is 'scale'; use a number",
     ),
-    "help that one reads": _scene(7, "fedkern run fed-cg --help", seen="--help-all"),
+    "lists for arrays": _scene(
+        6,
+        f"python {STREAMS}x, y = x.tolist(), y.tolist()\n"
+        "simulate(strategy, client_fn, 3, num_rounds=5); print(strategy.metrics_)",
+        seen="'mse': ",
+    ),
+    "options without a name in Python": _scene(
+        6,
+        f"python {STREAMS}{ONE_LINE.format('FedCG(100)')}",
+        seen="^UnknownOptionError FedCG takes options by name only; write name=value",
+    ),
+    "a client of another method": _scene(
+        6,
+        f"python {STREAMS}{ONE_LINE.format('simulate(FedCG(), client_fn, 3)')}",
+        seen="^ProtocolError .* it serves no client of fed-cg.*serve the client that belongs",
+    ),
+    "help that one reads": _scene(7, "fedkern run fed-cg --help", seen="--help-all .*--party"),
+    "what is to be named": _scene(7, "fedkern init --help", seen="One of pof-mkl, fed-cg, fdskl"),
+    "mods that count": _scene(
+        7,
+        f"python {STREAMS}from flwr.clientapp.mod import arrays_size_mod, message_size_mod\n"
+        "app = serve(client, mods=[message_size_mod, arrays_size_mod])\n"
+        "simulate(strategy, app, 3, num_rounds=5); print(strategy.metrics_)",
+        seen="'mse': ",
+    ),
+    "mods that add noise": _scene(
+        7,
+        f"python {STREAMS}from flwr.clientapp.mod import LocalDpMod\n"
+        + ONE_LINE.format("serve(client, mods=[LocalDpMod(1.0, 1.0, 1.0, 1e-5)])"),
+        seen="^OptionError LocalDpMod changes what a node answers.*secure_aggregation_mod",
+    ),
+    "a verdict": _scene(
+        8,
+        f"{COMPARE} --out c",
+        "cat c/report.html",
+        seen="Verdict.*visits: FedCG, accuracy .* Beside it: on the pooled data .*each party alone"
+        ".* Its server saw",
+    ),
 }
 
 
@@ -190,6 +290,7 @@ def write_tables(folder: Path) -> None:
     comma = {k: [f"{cell}".replace(".", ",") for cell in v] for k, v in clinic.items()}
     comma["dose"] = ["?" if k % 12 == 5 else cell for k, cell in enumerate(comma["dose"])]
     _write(folder / "clinic.tsv", {**comma, "ill": ill}, "\t")
+    _write(folder / "clinic.csv", clinic)
     own = {"patient": patient, "age": age, "dose": dose, "ill": ill}
     for name, rows in (("north", slice(0, 60)), ("south", slice(60, ROWS))):
         _write(folder / f"{name}.csv", {k: v[rows] for k, v in own.items()})

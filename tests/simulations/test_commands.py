@@ -114,8 +114,8 @@ PROMISES = dict.fromkeys(ONLINE, STREAMS) | {
 }  # fmt: skip
 KEYS = {"method", "engine", "seed", "config", "versions", "metrics", "history", "exchanges"}
 KEYS |= {"bytes_up", "bytes_down", "seconds", "survivors", "failures", "privacy", "artifacts"}
-#: Whose model predicts no labels of new rows, or stays with the clients.
-NOT_WHOLE = ("per-fed-avg", "local-only", "secure-gram", "fed-cfk", "kernel-pca")
+#: Whose model ranks items, or is a matrix of rows without labels.
+NOT_WHOLE = ("secure-gram", "fed-cfk")
 every_method = pytest.mark.parametrize("name", METHODS)
 
 

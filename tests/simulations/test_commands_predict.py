@@ -187,11 +187,8 @@ def test_predictions_of_counts(tables, commands):
 # --- What cannot be predicted ---------------------------------------------------------------
 
 WHY = dict.fromkeys(METHODS, "columns of the model, the first is") | {
-    "per-fed-avg": "models of per-fed-avg stay with their clients, and are not kept; hold rows",
-    "local-only": "models of local-only stay with their clients, and are not kept; hold rows out",
     "secure-gram": "ratings have no labels to predict; use fedkern run fed-cfk",
     "fed-cfk": "few.csv names no item of the kernel; give ratings of",
-    "kernel-pca": "models of kernel-pca do not predict the rows of a file; ",
 }
 
 

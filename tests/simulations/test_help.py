@@ -59,12 +59,36 @@ def test_help_shows_the_options_that_matter_in_groups(name, commands):
     assert shown(commands("run", name, "--help")[1]) == found  # asking for all changes nothing
 
 
-@pytest.mark.parametrize("group", ["run", "deploy-local", "audit"])
-def test_help_is_without_markup(group, commands):
-    for name, command in app.commands[group].loaded.commands.items():
-        for option in getattr(command, "loaded", command).params:
-            text = (option.help or "").replace("\\[", "")
-            assert not re.search(r"[`\\*]|:\w+:", text), (name, option.name)
+def every_command(group):
+    """Yield all commands, loaded."""
+    for command in group.commands.values():
+        loaded = getattr(command, "loaded", command)
+        yield loaded
+        if hasattr(loaded, "commands"):
+            yield from every_command(loaded)
+
+
+def test_help_is_without_markup():
+    found = [*every_command(app)]
+    assert len(found) > 40
+    for command in found:
+        for one in (command, *command.params):
+            text = (one.help or "").replace("\\[", "")
+            assert not re.search(r"[`\\*]|:\w+:", text), (command.name, one.name)
+
+
+@pytest.mark.parametrize("name", ["compare", "init", "predict", "new-method"])
+def test_help_is_whole_lines_and_says_what_is_to_be_named(name, commands):
+    """A paragraph has no line that ends in its middle; arguments are explained."""
+    _, text, _ = commands(name, "--help")
+    command = app.commands[name].loaded
+    assert "\n" not in command.help.replace("\n\n", "")
+    for argument in command.params:
+        if argument.param_type_name == "argument":
+            assert argument.help
+            assert argument.help.split()[0] in text.partition("─ Arguments ")[2]
+    if name == "init":
+        assert "hierarchical-svm" in text
 
 
 def test_help_lists_the_built_in_tables(commands):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,48 @@ def test_a_party_with_labels_may_have_no_columns() -> None:
     assert [len(columns) for columns in part.parts] == [0, 3, 3]
 
 
+def test_new_rows_of_parties_are_predicted_as_those_of_one_table(
+    commands: Any, tables: Any
+) -> None:
+    """Labels of files are not used, rows of other files that are not asked for neither."""
+    values, new = table(), table(1)
+    files = [write(f"{k}.csv", range(30 * k, 30 * k + 30), [*"ab", "y"], values) for k in (0, 1)]
+    files.append(write("lab.csv", range(ROWS)[::-1], NAMES[2:], values))
+    run = ["fed-cg", "--label", "y", "--id", "id", "--landmarks", "12", "--allow-single"]
+    commands.result(*run, *(word for file in files for word in ("--party", file)))
+    write("all.csv", range(ROWS), NAMES, new)
+    one = write("one.csv", range(20), [*"ab"], new)
+    two = write("two.csv", range(20, 40), [*"ab", "y"], new, sep=";", decimal=",")
+    other = write("new-lab.csv", range(ROWS)[:5:-1], NAMES[2:], new)
+    parties = [word for file in (one, two, other) for word in ("--party", file)]
+    said = commands.shown("predict", "here", *parties, "--id", "id", "--out", "p.csv")
+    assert "new rows are in one.csv, two.csv, other columns of their rows in new-lab.csv" in said
+    assert "6 of 40 rows are not in all files: left out" in said
+    assert "34 predictions: p.csv" in said
+    commands.shown("predict", "here", "--data", "all.csv", "--id", "id", "--out", "all-p.csv")
+    made, expected = tables.read("p.csv"), tables.read("all-p.csv")[6:40]
+    for name in ("id", "class"):
+        assert [row[name] for row in made] == [row[name] for row in expected]
+    for name in ("output_0", "probability_down"):
+        assert [float(row[name]) for row in made] == pytest.approx(
+            [float(row[name]) for row in expected], abs=1e-12
+        )
+    Path("alone.npz").write_bytes(Path("here/predictor.npz").read_bytes())
+    commands.shown("predict", "alone.npz", *parties, "--id", "id", "--out", "alone.csv")
+    assert tables.read("alone.csv") == tables.read("p.csv")
+    os.mkfifo("pipe")  # nor is a device replaced
+    for more, line in (
+        (parties, "new-lab.csv has other columns than one.csv, and nothing tells which rows"),
+        (parties[:2], "one file is one party; use --party for every party's file"),
+        ([*parties, "--data", one], "new rows are in one file or in files of parties; use --data"),
+        ([], "new rows are in one file or in files of parties; use --data FILE, or --party FILE"),
+        (["--data", "all.csv", "--force", "--out", "pipe"], "--out pipe cannot be written; name"),
+    ):
+        out = () if "--out" in more else ("--out", "q.csv")
+        assert line in commands.complaint("predict", "here", *more, *out)
+    assert Path("pipe").is_fifo()
+
+
 # -- Errors
 
 
@@ -313,7 +356,7 @@ ERRORS: dict[str, tuple[str, list[str], list[str], str]] = {
         "fdskl",
         GOOD,
         [],
-        "2 files have the labels: north.csv, south.csv; write FILE:features of all but one",
+        "write FILE:features of all but one, or use fed-cg if each has own",
     ),
     "other columns": (
         "fed-cg",
@@ -325,7 +368,13 @@ ERRORS: dict[str, tuple[str, list[str], list[str], str]] = {
         "hierarchical-svm",
         ["north.csv", "lab.csv"],
         [],
-        "lab.csv has no label column 'y'; choose from: c, d",
+        "lab.csv has no label column 'y', and every party of this method has labels; use fed-cg",
+    ),
+    "another label": (
+        "hierarchical-svm",
+        GOOD[:2],
+        ["--label", "z"],
+        "north.csv has no label column 'z'; choose from: ",
     ),
     "features of rows": (
         "pof-mkl",

@@ -15,7 +15,7 @@ from sklearn.svm import SVC
 
 import fedkern_flwr
 from fedkern_flwr import strategies
-from fedkern_flwr.clients import OnlineKernelClient
+from fedkern_flwr.clients import KernelPCAClient, OnlineKernelClient
 from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.fitted.forms import votes
@@ -32,6 +32,7 @@ from fedkern_flwr.strategies import (
     POFMKL,
     VMKOFL,
     HierarchicalSVM,
+    KernelPCA,
     OFMKLAvg,
     PhaseStrategy,
 )
@@ -49,6 +50,8 @@ RUNS: dict[str, list[str]] = {
     "vertical": ["hierarchical-svm", "--users", "4", "--rounds", "20", "--partition", "vertical"],
     "pof-mkl": ["pof-mkl", "--label", "cost", *ONLINE],
     "pof-rls": ["pof-rls", "--label", "cost", *ONLINE],
+    "local-only": ["local-only", "--label", "cost", *ONLINE],
+    "per-fed-avg": ["per-fed-avg", "--label", "cost", "--inner-step", "0.1", *ONLINE],
 }
 
 
@@ -145,7 +148,7 @@ def test_rows_that_were_held_out_get_what_the_run_found(ran, tables, commands):
     model, metrics = fedkern_flwr.load_model("moved"), result["metrics"]
     names = [name for name in columns if name not in ("id", model.meta["label"])]
     frame = pa.table({name: list(columns[name]) for name in names})
-    if model.method in ("pof-mkl", "pof-rls"):
+    if model.clients:
         kept = np.random.default_rng([0, 1]).permutation(ROWS)
         held = np.sort(kept[: round(0.3 * ROWS)])
         errors = []
@@ -246,6 +249,7 @@ def test_arrays_are_features_in_the_order_of_the_table(commands):
 
     commands.result("fed-cg", "--data", "iris", "--landmarks", "12")
     model, iris = fedkern_flwr.load_model("here"), load_iris()
+    assert repr(model).startswith("<model of fed-cg: classes 0, 1, 2; columns sepal")
     found = model.predict(iris.data)
     assert found.dtype == np.float64
     assert np.mean(found == iris.target) > 0.9
@@ -253,6 +257,36 @@ def test_arrays_are_features_in_the_order_of_the_table(commands):
     for rows in (iris.data[:, :3], iris.data[0], [["a"] * 4]):
         with pytest.raises(FedKernError, match="give "):
             model.predict(rows)
+
+
+def test_projections_of_kernel_pca_are_those_of_its_nodes(tables, commands):
+    columns = messy(tables)
+    own = ["--data", "train.csv", "--id", "id", "--missing", "encode", "--components", "3"]
+    commands.result("kernel-pca", "--clients", "3", "--features", "10", *own)
+    Path("train.csv").rename("new.csv")
+    nodes = [tables.read(f"here/nodes/{k}/projections.csv") for k in range(3)]
+    rows = [row for own in nodes for row in own]
+    expected = {row.pop("id"): [float(cell) for cell in row.values()] for row in rows}
+    assert len(expected) == ROWS
+    commands.shown("predict", "here", "--data", "new.csv", "--id", "id", "--out", "p.csv")
+    made = tables.read("p.csv")
+    assert list(made[0]) == ["id", "component 1", "component 2", "component 3"]
+    assert [row["id"] for row in made] == columns["id"]
+    model = fedkern_flwr.load_model("here")
+    found = model.transform("new.csv")
+    assert found.tolist() == [[float(cell) for cell in list(row.values())[1:]] for row in made]
+    near = [expected[name] for name in columns["id"]]
+    np.testing.assert_allclose(found, near, rtol=0.0, atol=1e-12)
+    with pytest.raises(OptionError, match="a model of kernel-pca has no labels; use transform"):
+        model.predict("new.csv")
+    strategy = KernelPCA(features=5)
+    x = np.random.default_rng(1).random((3, 20, 2))
+
+    def client(context: Any) -> KernelPCAClient:
+        return KernelPCAClient(context, x[int(context.node_config["partition-id"])])
+
+    simulate(strategy, client, 3)
+    assert np.abs(strategy.fitted().transform(x.reshape(-1, 2)).mean(axis=0)).max() < 1e-12
 
 
 # --- Where the server has it all -------------------------------------------------------------
@@ -300,7 +334,7 @@ METHODS = [
     for found in (getattr(strategies, name) for name in strategies.__all__)
     if issubclass(found, PhaseStrategy) and found.method
 ]
-NOT_RUN = (HierarchicalSVM, POFMKL, VMKOFL, EMKOFL, OFMKLAvg, OFSKL)
+NOT_RUN = (HierarchicalSVM, POFMKL, VMKOFL, EMKOFL, OFMKLAvg, OFSKL, KernelPCA)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -54,3 +54,17 @@ def test_ranking_no_better_than_what_is_popular_is_said(commands: Any, finished:
     found = finished(*commands.small("fed-cfk"), *learner).result
     assert found["metrics"]["auc"] < 0.5
     assert found["no_better_than"] == "the most popular items"
+
+
+def test_of_an_online_method_the_rows_that_are_held_out_are_judged(
+    in_tmp: Path, tables: Any, commands: Any
+) -> None:
+    """The errors of the first samples, before anything was learned, do not count then."""
+    x = np.random.default_rng(1).random((ROWS, 2))
+    y = 1.0 - np.exp(-4.0 * x[:, 0])
+    tables.write(in_tmp / "t.csv", {"a": x[:, 0], "b": x[:, 1], "y": y})
+    own = ["local-only", "--data", "t.csv", "--label", "y", "--clients", "3", "--rounds", "20"]
+    shown = commands.shown("run", *own, "--test-size", "0.5", "--out", "o")
+    metrics = json.loads(Path("o/result.json").read_text())["metrics"]
+    assert metrics["test_mse"] < y.var() < metrics["mse"]
+    assert "no better than" not in shown

@@ -82,6 +82,7 @@ def fit(strategy: str, client: Callable[..., Any]) -> Any:
         (FedCFK, "regularisation", "did you mean regularization?"),
         (POFMKL, "num_kernels", "did you mean kernels?"),
         (KernelPCA, "width", "bandwidth"),
+        (HierarchicalSVM, "c", "did you mean C?"),
     ],
 )
 def test_an_option_that_there_is_not_is_named(strategy: Any, wrong: str, meant: str) -> None:
@@ -102,6 +103,21 @@ def test_an_option_that_there_is_not_is_named(strategy: Any, wrong: str, meant: 
 def test_a_value_of_another_type_is_named(make: Callable[[], Any], text: str) -> None:
     with pytest.raises(OptionError, match=f"^{text}"):
         make()
+
+
+@pytest.mark.parametrize("strategy", [FedCG, FDSKL, HierarchicalSVM, SecureGram, POFMKL])
+def test_an_option_without_a_name_is_refused_in_a_line(strategy: Any) -> None:
+    with pytest.raises(TypeError, match=f"^{strategy.__name__} takes options by name only; write"):
+        strategy(100)
+
+
+def test_text_labels_without_classes_are_told_how_to_name_them() -> None:
+    def client(context: Any) -> Any:
+        labels = np.where(Y[int(context.node_config["partition-id"])] > 0.0, "ill", "well")
+        return HybridKernelClient(context, X[0], labels)
+
+    with pytest.raises(FedKernError, match=r'name classes of text: classes=\("no", "yes"\)'):
+        fit("fed-cg", client)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
