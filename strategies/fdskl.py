@@ -20,7 +20,7 @@ from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical import parties as vertical
 from fedkern_flwr.vertical.parties import check_alone, make_plan
-from fedkern_flwr.vertical.phase_tuning import MULTIPLES, REGULARIZATIONS
+from fedkern_flwr.vertical.phase_tuning import MULTIPLES
 from fedkern_flwr.wire import DescribeReply
 
 from .fdskl_options import VerticalOptions
@@ -102,6 +102,7 @@ class FDSKL(VerticalOptions):
         """Return what a prediction needs to know; the coefficients stay with the active parties."""
         meta = {
             **self.options(),
+            "phase_bits": self.chosen_bits,
             "session": self.model_of[0] or self.session,
             "step": self.model_of[1] or self.kept_ or 0,
             "drawn_for": self.gamma_,
@@ -206,7 +207,7 @@ class FDSKL(VerticalOptions):
             "session": self.session,
             "kernel": self.kernel,
             "gamma": self.gamma_,
-            "phase_bits": self.phase_bits,
+            "phase_bits": self.chosen_bits,
             "topology": self.topology,
             "public_seed": self.run_seed if self.frequencies == "shared" else -1,
             "model": self.model_of[0],
@@ -246,7 +247,7 @@ class FDSKL(VerticalOptions):
     def _train(self) -> Rounds:
         """Collect all phases, have the active party train; note what it chose, how good it is."""
         owner, meta = self.plan_.actives[0], self.saved_meta_
-        self.capacity, self.planned = self.features or 0, 2
+        self.capacity, self.planned = self.chosen_features, 2
         self.upto_ = {owner: self.capacity}
         if "metrics" in meta:
             self.multiple_ = int(meta["multiple"])
@@ -260,9 +261,7 @@ class FDSKL(VerticalOptions):
             need,
             save_as=_KEPT,
             multiples=MULTIPLES if self.gamma is None else (1,),
-            regularizations=(
-                REGULARIZATIONS if self.regularization is None else (self.regularization,)
-            ),
+            regularizations=self.tried_regularizations,
             bins=self._yard.bins,
             intercept=self.has_intercept,
         )

@@ -561,6 +561,35 @@ def test_uploads_have_the_size_of_the_phases(bits: int, parties: Callable[..., P
     assert 3 * phases <= strategy.ledger_.bytes_up <= 3 * phases + 12_000
 
 
+@pytest.mark.parametrize(
+    ("numbers", "options", "bits", "directions"),
+    [
+        (False, {}, 16, 2000),
+        (True, {}, 32, 1000),
+        (True, {"phase_bits": 16, "features": 60}, 16, 60),
+        (False, {"phase_bits": 32, "features": 60}, 32, 60),
+        (True, {"schedule": "streaming", "batch": 5, "directions": 2}, 16, 20),
+    ],
+)
+def test_numbers_take_twice_the_bits_of_half_the_phases(
+    numbers: bool, options: Table, bits: int, directions: int, parties: Callable[..., Parties]
+) -> None:
+    problem = Problem(*small(), 3, common={"label_bound": 1.0} if numbers else TWO)
+    transcript, run = Transcript(), parties(problem.tables())
+    strategy = run.fit(
+        10, **{"phase_bits": None, **options}, more={"transcript": transcript}
+    )
+    entries = transcript.entries(direction="up", phase="vertical-step")
+    sent = {a.itemsize for e in entries for a in e.arrays}
+    assert strategy.schedule == "streaming" or sent == {1, bits // 8}
+    assert strategy.upto_ == {0: directions}
+    assert strategy.model()[1]["phase_bits"] == bits
+    assert (min(strategy.tried_regularizations) == 1e-12) == (numbers and not options)
+    if not options:
+        phases = len(problem.x) * 4000  # bytes, of classes as of numbers
+        assert 3 * phases <= strategy.ledger_.bytes_up <= 3 * phases + 12_000
+
+
 def test_with_a_seed_a_run_is_the_same_to_the_last_bit(parties: Callable[..., Parties]) -> None:
     for options in ({"features": 64}, {"schedule": "streaming", "batch": 5, "directions": 2}):
         rounds, written = 1 if "features" in options else 12, []
