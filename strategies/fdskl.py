@@ -178,6 +178,7 @@ class FDSKL(VerticalOptions):
                 f"schedule one-shot trains at one active party, there are {len(plan.actives)}",
                 remedy="use --schedule streaming, or let one party have the labels",
             )
+        self.check_weighted(self.classes_)
         if self.chosen_loss != "square" and not self.classes_:
             raise OptionError(
                 f"loss {self.loss} is for classes, the labels are numbers",
@@ -185,9 +186,8 @@ class FDSKL(VerticalOptions):
             )
 
     def _width(self) -> float:
-        if self.gamma is not None:
-            return self.gamma
-        return 1.0 / (max(1, self._columns) * (_BASE_SHARE if self.schedule == "one-shot" else 1.0))
+        share = _BASE_SHARE if self.schedule == "one-shot" else 1.0
+        return self.gamma or 1.0 / (max(1, self._columns) * share)
 
     # -- a run
 
@@ -264,6 +264,7 @@ class FDSKL(VerticalOptions):
             regularizations=self.tried_regularizations,
             bins=self._yard.bins,
             intercept=self.has_intercept,
+            balanced=self.class_weight is not None,
         )
         self.multiple_, self.regularization_ = reply.multiple, reply.regularization
         factor = reply.multiple if self.kernel == "laplacian" else reply.multiple**2

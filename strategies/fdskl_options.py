@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.judging.judges import Judges
+from fedkern_flwr.judging.judges import Weighted
 from fedkern_flwr.kernels.frequencies import Frequencies, Kernel
 from fedkern_flwr.method import option
 from fedkern_flwr.solvers.losses import Loss
@@ -31,7 +31,7 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 
 
-class VerticalOptions(Judges):
+class VerticalOptions(Weighted):
     """Base class of FDSKL: its options."""
 
     fixed: ClassVar[frozenset[str]] = frozenset(
@@ -125,6 +125,8 @@ class VerticalOptions(Judges):
                 "features is for schedule one-shot",
                 remedy="leave it out: streaming makes rounds times directions",
             )
+        if self.schedule == "streaming" and self.class_weight:
+            raise OptionError("class_weight is for schedule one-shot", remedy="leave it out")
         for name in _OWN["streaming"]:
             if self.schedule == "one-shot" and getattr(self, name) is not None:
                 raise OptionError(

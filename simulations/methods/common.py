@@ -333,9 +333,15 @@ def class_rows(result: Summary) -> list[list[str]]:
 
 
 def useless_rows(result: Summary) -> list[list[str]]:
-    """Return the row of a run's table that says what simple thing predicts as well, if any."""
-    simple = result.get("no_better_than")
-    return [["predicts no better than", str(simple)]] if simple else []
+    """Return the rows of a run's table that say what predicts as well, and what is missed."""
+    simple, missed = result.get("no_better_than"), result.get("never_found")
+    rows = [["predicts no better than", str(simple)]] if simple else []
+    if not missed:
+        return rows
+    given = {**result["config"].get("options", {}), **result["config"]}
+    remedy = "" if given.get("class_weight") else "; if rare, try --class-weight balanced"
+    classes = len(result["held_out"]["confusion"])
+    return [*rows, ["classes never found", f"{missed} of {classes}{remedy}"]]
 
 
 def cost_rows(result: Summary) -> list[list[str]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +61,7 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
 
     strategies = (strategies.SecureGram,)
     settings = GramSettings
-    run_options = ("learner", "cost", "level")
+    run_options = ("learner", "cost", "class_weight", "level")
     draws = "runs"
     columns = _COLUMNS
     usual = "clients kernel min_support learner"
@@ -79,6 +80,13 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
             float | None,
             None,
             "C of svc or lambda of ridge (default: cross-validation at the coordinator).",
+            RUN,
+        ),
+        Option(
+            "class_weight",
+            Literal["balanced"] | None,
+            None,
+            "Of a table: rows of rare classes weigh more, as scikit-learn's balanced.",
             RUN,
         ),
         Option("level", float, 0.9, "Of a table: of intervals and sets of classes.", RUN),
@@ -105,6 +113,8 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
         if isinstance(prepared, RatingData):
             refuse_options_of_tables(config)
         if isinstance(prepared, InstanceData):
+            if config.get("class_weight") and not prepared.split(config["seed"]).classes:
+                raise OptionError("class_weight is for classes", remedy="leave it out for numbers")
             check_features(strategy, prepared.split(config["seed"]).features(strategy.encoding))
         elif strategy.encoding != "counts":
             raise OptionError(
@@ -194,6 +204,7 @@ _OF_TABLES = (
     "test_size",
     "learner",
     "cost",
+    "class_weight",
     "level",
 )
 
@@ -250,6 +261,7 @@ def judge_table(strategy: SecureGram, prepared: InstanceData, config: Config) ->
     twin = predict_held_out(machine, rounded @ rounded.T, y, train)
     pooled = prepared.pooled(seed)
     judged = pooled.judged(outputs, level=config.get("level", 0.9))
+    judged = replace(judged, weighted=bool(config.get("class_weight")))
     metrics = judged.metrics()
     width = {"gamma": machine.kernel.gamma} if machine.kernel.name in ("rbf", "poly") else {}
     return {

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.gram.dot_kernels import DotKernel
-from fedkern_flwr.labels import encode_classes
+from fedkern_flwr.labels import balanced_weights, class_counts, decide, encode_classes
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.seeding import derive_seed
 
@@ -45,6 +45,8 @@ class Machine:
         C, or lambda.
     classes : tuple of float
         Empty for a regression.
+    balanced : bool (default: False)
+        Whether rows of rare classes weigh so much that all classes count alike.
     """
 
     kernel: DotKernel
@@ -52,6 +54,7 @@ class Machine:
     learner: str
     cost: float
     classes: tuple[float, ...]
+    balanced: bool = False
 
     def outputs(self, train: Floats, y: Floats, test: Floats) -> Floats:
         """Fit and return outputs of other instances, as :func:`fedkern_flwr.labels.decide` reads.
@@ -87,7 +90,7 @@ class Machine:
         """
         if self.learner == "ridge":
             targets = encode_classes(y, self.classes, _OWNER) if self.classes else y[:, None]
-            ridge = train + self.cost * len(y) * np.eye(len(y))
+            ridge = train + self.cost * len(y) * np.diag(1.0 / self.shares(y))
             weights = np.asarray(np.linalg.solve(ridge, targets))
             return weights, np.zeros(weights.shape[1])
         fitted, count = self._vectors(train, y), max(2, len(self.classes))
@@ -102,6 +105,13 @@ class Machine:
                 weights[fitted.support_[own], k] = fitted.dual_coef_[other, own]
         return weights, np.asarray(fitted.intercept_)
 
+    def shares(self, y: Floats) -> Floats:
+        """Return what the rows of these labels weigh, 1 on average, shape (n,)."""
+        if not self.balanced:
+            return np.ones(len(y))
+        targets = encode_classes(y, self.classes, _OWNER)
+        return balanced_weights(targets, class_counts(targets))
+
     def _vectors(self, train: Floats, y: Floats) -> Any:
         """Fit and return scikit-learn's support vector machine."""
         from sklearn import svm
@@ -111,6 +121,7 @@ class Machine:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it is told below
             if self.classes:
+                own["class_weight"] = "balanced" if self.balanced else None
                 fitted = svm.SVC(decision_function_shape="ovr", **own).fit(train, y)
             else:
                 fitted = svm.SVR(epsilon=_TUBE, **own).fit(train, y)
@@ -134,6 +145,7 @@ def choose_machine(
     gamma: float | None,
     cost: float | None,
     seed: int,
+    balanced: bool = False,
 ) -> Machine:
     """Choose what is not given by five-fold cross-validation; the Gram matrix is enough for it.
 
@@ -157,6 +169,8 @@ def choose_machine(
         C of a support vector machine, lambda of ridge.
     seed : int
         Of the folds.
+    balanced : bool (default: False)
+        Whether all classes count alike, in the machine and in the choice of it.
 
     Raises
     ------
@@ -170,7 +184,7 @@ def choose_machine(
         spread = float(np.trace(gram) / len(gram) - gram.mean()) or 1.0
         kernels = [replace(kernel, gamma=width / spread) for width in _WIDTHS]
     costs = _COSTS[learner] if cost is None else (cost,)
-    machines = [Machine(k, rows, learner, c, classes) for k, c in product(kernels, costs)]
+    machines = [Machine(k, rows, learner, c, classes, balanced) for k, c in product(kernels, costs)]
     if len(machines) == 1:
         return machines[0]
     order = np.random.default_rng(derive_seed(seed, "folds")).permutation(len(y))[:_TUNING_ROWS]
@@ -204,13 +218,12 @@ def _validate(
         if machine.classes and len(np.unique(y[rest])) < 2:
             continue
         found = machine.outputs(matrix[np.ix_(rest, rest)], y[rest], matrix[np.ix_(fold, rest)])
-        errors.append(_error(found, y[fold], machine.classes))
+        errors.append(_error(found, y[fold], machine))
     return float(np.mean(errors)) if errors else np.inf
 
 
-def _error(outputs: Floats, y: Floats, classes: tuple[float, ...]) -> float:
-    from fedkern_flwr.labels import decide
-
-    if not classes:
+def _error(outputs: Floats, y: Floats, machine: Machine) -> float:
+    if not machine.classes:
         return float(((outputs[:, 0] - y) ** 2).mean())
-    return float((np.asarray(classes)[decide(outputs)] != y).mean())
+    wrong = np.asarray(machine.classes)[decide(outputs)] != y
+    return float(np.average(wrong, weights=machine.shares(y)))

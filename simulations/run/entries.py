@@ -19,6 +19,9 @@ Outcome = tuple[dict[str, Any], list[dict[str, Any]]]
 #: ``progress`` (called with steps done and steps in all) and the options of the entry.
 Reference = Callable[Concatenate[Any, ...], Outcome]
 
+#: What the result of a first draw says of its model, if it is there.
+_NOTED = ("no_better_than", "never_found")
+
 
 @dataclass
 class Entry:
@@ -86,7 +89,7 @@ def average(
     dict
         ``metrics``, ``history``, ``exchanges``, ``bytes_up``, ``bytes_down``, ``seconds`` (means
         per draw), ``survivors``, ``failures``, ``privacy`` (of the first draw) and, if it is there,
-        ``no_better_than`` (likewise).
+        ``no_better_than`` and ``never_found`` (likewise).
     """
     means = {n: mean([r["metrics"].get(n) for r in results]) for n in results[0]["metrics"]}
     if "converged" in means:  # not an average: if all have
@@ -101,7 +104,7 @@ def average(
         "survivors": survivors,
         "failures": _add_failures(r["failures"] for r in results),
         "privacy": results[0]["privacy"],
-        **{name: results[0][name] for name in ("no_better_than",) if name in results[0]},
+        **{name: results[0][name] for name in _NOTED if name in results[0]},
     }
 
 

@@ -576,9 +576,7 @@ def test_numbers_take_twice_the_bits_of_half_the_phases(
 ) -> None:
     problem = Problem(*small(), 3, common={"label_bound": 1.0} if numbers else TWO)
     transcript, run = Transcript(), parties(problem.tables())
-    strategy = run.fit(
-        10, **{"phase_bits": None, **options}, more={"transcript": transcript}
-    )
+    strategy = run.fit(10, **{"phase_bits": None, **options}, more={"transcript": transcript})
     entries = transcript.entries(direction="up", phase="vertical-step")
     sent = {a.itemsize for e in entries for a in e.arrays}
     assert strategy.schedule == "streaming" or sent == {1, bits // 8}
