@@ -35,11 +35,8 @@ def tuning_sums(client: HybridKernelClient, request: wire.EquationsRequest) -> F
     if gammas.shape[1] not in (1, client.kept.landmarks):
         raise client.wrong("the widths to choose from do not fit the landmarks")
     weights = _weights(client, request)
-    asked = [
-        folds,
-        request.class_counts.tolist(),
-        hashlib.sha256(gammas.astype("<f8").tobytes()).hexdigest(),
-    ]
+    digest = hashlib.sha256(gammas.astype("<f8").tobytes()).hexdigest()
+    asked = [folds, digest, request.balanced, request.class_counts.tolist()]
     if client.kept.settings.setdefault("tuned", asked) != asked:
         raise refusal("other widths or folds are asked for than before in this run", client.name)
     table, kept = client.table, client.kept
