@@ -58,6 +58,13 @@ def test_rare_rows_are_found_where_classes_are_balanced_and_said_where_not(
     assert weighed["metrics"]["test_recall"] >= 0.6
     assert weighed["metrics"]["test_balanced_accuracy"] > 0.75
     assert weighed["exchanges"] == plain["exchanges"] or method.startswith("hierarchical")
+    sums = [[one["name"] for one in run["privacy"].get("sums", [])] for run in found]
+    counted = method == "fed-cg"
+    assert ["class counts" in names for names in sums] == [False, counted]
+    seen = [" ".join(run["privacy"]["server_sees"]) for run in found]
+    assert ["rows each class has" in text for text in seen][: 1 + counted] == [False, True][
+        : 1 + counted
+    ]
     if difference is not None:  # to the same machine, weighed, on pooled rows
         assert weighed["metrics"]["centralised_difference"] < difference
 
