@@ -192,6 +192,11 @@ class VerticalOptions(Weighted):
         return {name: value for name, value in super().options().items() if name not in other}
 
     @property
+    def may_weigh(self) -> bool:
+        """Whether rows of classes may be weighed: one active party has all of them."""
+        return self.schedule == "one-shot"
+
+    @property
     def advice(self) -> str:
         """What to do where something as simple as a constant predicts as well."""
         if self.schedule == "one-shot":

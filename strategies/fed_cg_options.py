@@ -154,6 +154,11 @@ class HybridOptions(Weighted):
             )
 
     @property
+    def may_weigh(self) -> bool:
+        """Whether rows of classes may be weighed, as the normal equations are summed at once."""
+        return self.tunes
+
+    @property
     def chosen_solver(self) -> str:
         """The solver that ``auto`` stands for."""
         if self.solver != "auto":

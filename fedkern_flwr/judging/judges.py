@@ -15,6 +15,9 @@ from ..strategy import logger
 from .counts import Yardstick
 from .figures import Judged
 
+#: What to do where classes are never found.
+FIND_RARE = "if they are rare, --class-weight balanced (class_weight) finds more of them"
+
 
 class Judges(Method):
     """A method whose parties count how good its model is on rows that they hold out.
@@ -63,9 +66,14 @@ class Judges(Method):
     @property
     def advice_of_classes(self) -> str:
         """What to do where rare classes are never found."""
-        if getattr(self, "class_weight", "balanced") is None:
-            return "if they are rare, --class-weight balanced (class_weight) finds more of them"
+        if getattr(self, "class_weight", "balanced") is None and self.may_weigh:
+            return FIND_RARE
         return "they need more rows"
+
+    @property
+    def may_weigh(self) -> bool:
+        """Whether the other options of a method with ``class_weight`` allow it."""
+        return True
 
     def calibration_numbers(self) -> list[float]:
         """Return what turns outputs into probabilities and intervals, for the model."""

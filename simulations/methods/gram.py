@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.gram.values import count_values
 from fedkern_flwr.judging.figures import in_units
+from fedkern_flwr.judging.judges import FIND_RARE
+from fedkern_flwr.strategy import logger
 
 from ... import strategies
 from ...strategies import PhaseStrategy, SecureGram
@@ -263,6 +265,9 @@ def judge_table(strategy: SecureGram, prepared: InstanceData, config: Config) ->
     judged = pooled.judged(outputs, level=config.get("level", 0.9))
     judged = replace(judged, weighted=bool(config.get("class_weight")))
     metrics = judged.metrics()
+    if judged.never_found and not judged.weighted:
+        text = "Secure Gram: %d of %d classes are found in no held-out row; %s"
+        logger.warning(text, judged.never_found, judged.yard.classes, FIND_RARE)
     width = {"gamma": machine.kernel.gamma} if machine.kernel.name in ("rbf", "poly") else {}
     return {
         **found,

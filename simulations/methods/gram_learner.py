@@ -211,14 +211,21 @@ def _by_kernel(machines: Sequence[Machine]) -> Iterable[list[Machine]]:
 def _validate(
     machine: Machine, matrix: Floats, y: Floats, folds: Sequence[NDArray[np.intp]]
 ) -> float:
-    """Return the mean error in cross-validation: share of wrong classes, or squared error."""
-    errors = []
+    """Return the mean error in cross-validation: share of wrong classes, or squared error.
+
+    Balanced classes count alike over all folds: few of them may have rows of a rare one.
+    """
+    errors, outputs, labels = [], [], []
     for fold in folds:
         rest = np.setdiff1d(np.arange(len(y)), fold)
         if machine.classes and len(np.unique(y[rest])) < 2:
             continue
         found = machine.outputs(matrix[np.ix_(rest, rest)], y[rest], matrix[np.ix_(fold, rest)])
         errors.append(_error(found, y[fold], machine))
+        outputs.append(found)
+        labels.append(y[fold])
+    if machine.balanced and errors:
+        return _error(np.concatenate(outputs), np.concatenate(labels), machine)
     return float(np.mean(errors)) if errors else np.inf
 
 
