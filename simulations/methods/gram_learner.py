@@ -215,22 +215,21 @@ def _validate(
 
     Balanced classes count alike over all folds: few of them may have rows of a rare one.
     """
-    errors, outputs, labels = [], [], []
+    errors, labels = [], []
     for fold in folds:
         rest = np.setdiff1d(np.arange(len(y)), fold)
         if machine.classes and len(np.unique(y[rest])) < 2:
             continue
         found = machine.outputs(matrix[np.ix_(rest, rest)], y[rest], matrix[np.ix_(fold, rest)])
-        errors.append(_error(found, y[fold], machine))
-        outputs.append(found)
+        errors.append(_errors(found, y[fold], machine.classes))
         labels.append(y[fold])
     if machine.balanced and errors:
-        return _error(np.concatenate(outputs), np.concatenate(labels), machine)
-    return float(np.mean(errors)) if errors else np.inf
+        weights = machine.shares(np.concatenate(labels))
+        return float(np.average(np.concatenate(errors), weights=weights))
+    return float(np.mean([each.mean() for each in errors])) if errors else np.inf
 
 
-def _error(outputs: Floats, y: Floats, machine: Machine) -> float:
-    if not machine.classes:
-        return float(((outputs[:, 0] - y) ** 2).mean())
-    wrong = np.asarray(machine.classes)[decide(outputs)] != y
-    return float(np.average(wrong, weights=machine.shares(y)))
+def _errors(outputs: Floats, y: Floats, classes: tuple[float, ...]) -> NDArray[Any]:
+    if not classes:
+        return np.asarray((outputs[:, 0] - y) ** 2)
+    return np.asarray(np.asarray(classes)[decide(outputs)] != y)
