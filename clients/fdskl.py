@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedkern_flwr.errors import OptionError, RefusedError
 from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.kernels.frequencies import FREQUENCIES, Frequencies, check_frequency_seed
+from fedkern_flwr.labels import balanced_weights, class_counts
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.secure_sum import Encoding
@@ -157,15 +158,17 @@ class VerticalKernelClient(ColumnsClient):
 
         self._check_trained(request.rows)
         kept, upto = self.kept, int(self.kept.settings["upto"])
+        y = self._targets(request.rows)
         chosen = fit(
             request.loss,  # type: ignore[arg-type]
             self.store().read(request.rows, upto),
-            self._targets(request.rows),
+            y,
             classes=len(self.table.classes),
             seed=request.seed,
             multiples=request.multiples.tolist(),
             regularizations=request.regularizations.tolist(),
             intercept=request.intercept,
+            weights=balanced_weights(y, class_counts(y)) if request.balanced else None,
         )
         kept.arrays["alpha"] = chosen.weights[:upto] / np.sqrt(upto)
         kept.arrays["intercept"] = chosen.weights[upto:]

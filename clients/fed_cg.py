@@ -14,7 +14,7 @@ from fedkern_flwr.errors import StateError
 from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.landmarks import check_seed_bytes
-from fedkern_flwr.hybrid.parties import CENTRE, HOSPITAL, MEAN_DISTANCE
+from fedkern_flwr.hybrid.parties import CENTRE, CLASS_COUNTS, HOSPITAL, MEAN_DISTANCE
 from fedkern_flwr.kernels.product import distance_bound, mean_distances, partial_distances
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.options import check_choice
@@ -25,7 +25,7 @@ from .fed_cg_kernel import HospitalKernel, KernelRows
 from .fed_cg_landmarks import LandmarkedParty, training_positions, wider
 from .fed_cg_paper import make_hops
 from .fed_cg_table import HybridTable
-from .fed_cg_tuning import check_chosen, tuning_sums
+from .fed_cg_tuning import check_chosen, training_counts, tuning_sums
 from .party_table import Floats
 
 Protocol = Literal["secure", "naive", "chain"]
@@ -168,6 +168,8 @@ class HybridKernelClient(LandmarkedParty):
                 self.secure_sums.contribute_nothing("landmark pairs")
         if self._ordered(MEAN_DISTANCE):
             self._add_mean_distance(request, landmarks)
+        if self._ordered(CLASS_COUNTS):
+            self._add(CLASS_COUNTS, training_counts(self))
         for (hospital, _, start, stop), all_rows in zip(request.parts, request.rows, strict=True):
             rows, name = all_rows[start:stop], f"distances/{hospital}#{start}"
             if not self._ordered(name):

@@ -206,7 +206,13 @@ class HospitalKernel:
                 right += k.T @ y[part]
         return np.concatenate([right.ravel(), out.ravel()])
 
-    def tuning_sums(self, gammas: Floats, fold: NDArray[np.intp], folds: int) -> Floats:
+    def tuning_sums(
+        self,
+        gammas: Floats,
+        fold: NDArray[np.intp],
+        folds: int,
+        weights: Floats | None = None,
+    ) -> Floats:
         """Return the normal equations of each width and fold, as one vector.
 
         Parameters
@@ -217,6 +223,8 @@ class HospitalKernel:
             To which fold each training row belongs, in the kernel's order.
         folds : int
             How many there are.
+        weights : ndarray, shape (train,), optional
+            By which the squared errors of rows are multiplied.
         """
         kept, y = self.kept, self.targets()
         distances = self.rows.read(0, kept.train)
@@ -225,7 +233,8 @@ class HospitalKernel:
         for part in row_chunks(len(order), kept.landmarks):
             for f in range(folds):
                 rows = order[part][fold[order[part]] == f]
-                sums.add(f, np.asarray(distances[rows]), y[rows], gammas)
+                own = None if weights is None else weights[rows]
+                sums.add(f, np.asarray(distances[rows]), y[rows], gammas, own)
         return sums.pack()
 
     def predict(self, coefficients: Floats, gammas: Floats) -> Floats:

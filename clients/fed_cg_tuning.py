@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.guard import refusal
 from fedkern_flwr.hybrid import messages as wire
+from fedkern_flwr.hybrid.parties import CLASS_COUNTS
+from fedkern_flwr.labels import balanced_weights, class_counts
 from fedkern_flwr.solvers.tuning_sums import MOST_FOLDS, MOST_WIDTHS, tuning_length
 
 from .party_table import Floats
@@ -32,15 +34,53 @@ def tuning_sums(client: HybridKernelClient, request: wire.EquationsRequest) -> F
         raise refusal(f"more than {MOST_WIDTHS} widths or {MOST_FOLDS} folds", client.name)
     if gammas.shape[1] not in (1, client.kept.landmarks):
         raise client.wrong("the widths to choose from do not fit the landmarks")
-    asked = [folds, hashlib.sha256(gammas.astype("<f8").tobytes()).hexdigest()]
+    weights = _weights(client, request)
+    digest = hashlib.sha256(gammas.astype("<f8").tobytes()).hexdigest()
+    asked = [folds, digest, request.balanced, request.class_counts.tolist()]
     if client.kept.settings.setdefault("tuned", asked) != asked:
         raise refusal("other widths or folds are asked for than before in this run", client.name)
     table, kept = client.table, client.kept
     length = tuning_length(kept.landmarks, table.y.shape[1], folds, len(gammas))
-    client.check_hospital("equations", max(1.0, table.label_bound**2), length)
+    largest = 1.0 if weights is None or not weights.size else float(weights.mean())
+    client.check_hospital("equations", max(largest, table.label_bound**2), length)
     if folds > 1:
         _check_folds(client, folds)
-    return client.kernel.tuning_sums(gammas, _folds(client, folds), folds)
+    return client.kernel.tuning_sums(gammas, _folds(client, folds), folds, weights)
+
+
+def training_counts(client: HybridKernelClient) -> Floats:
+    """Return how many training rows of each class this hospital has, to be summed.
+
+    Raises
+    ------
+    RefusedError, ProtocolError
+    """
+    if not client.kept.tunes or not client.table.classes:
+        raise client.wrong("the rows of this run are not weighed by their classes")
+    client.check_hospital(CLASS_COUNTS, 1.0, len(client.table.classes))
+    return class_counts(client.kernel.targets())
+
+
+def _weights(client: HybridKernelClient, request: wire.EquationsRequest) -> Floats | None:
+    """Return the weights of the training rows by their classes, None where all weigh the same.
+
+    With counts of its own a server could have single rows outweigh all others in what is summed.
+    """
+    counts = request.class_counts
+    if not request.balanced:
+        return None
+    if not client.table.classes:
+        raise client.wrong("classes are to be balanced, and the labels are numbers")
+    y = client.kernel.targets()
+    own, rows = class_counts(y), float(len(y))
+    if client.sums is None or "equations" not in client.sums.orders:
+        counts = own if not counts.size else counts
+    else:
+        rows = float(sum(client.sums.rows("equations")))
+    fits = counts.shape == own.shape and counts.sum() == rows
+    if not fits or not ((own <= counts) & (counts <= rows - own.sum() + own)).all():
+        raise refusal("counts of classes that its rows contradict", client.name)
+    return balanced_weights(y, counts)
 
 
 def _check_folds(client: HybridKernelClient, folds: int) -> None:

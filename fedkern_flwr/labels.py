@@ -43,6 +43,33 @@ def encode_classes(y: NDArray[np.float64], classes: Sequence[float], party: str)
     return np.where(y[:, None] == known, 1.0, -1.0)
 
 
+def balanced_weights(targets: Floats, counts: Floats) -> Floats:
+    """Return a weight for each row with which all classes that there are count alike.
+
+    n / (K n_c) for K classes with rows and n_c rows of the row's class, as scikit-learn's
+    ``class_weight="balanced"``; the mean over all rows is one.
+
+    Parameters
+    ----------
+    targets : ndarray, shape (n, 1) or (n, K)
+        Of :func:`encode_classes`.
+    counts : ndarray, shape (K,)
+        Rows of each class, of all parties.
+
+    Returns
+    -------
+    ndarray of float64, shape (n,)
+    """
+    each = counts.sum() / ((counts > 0.0).sum() * np.maximum(counts, 1.0))
+    return np.asarray(each[decide(targets)])
+
+
+def class_counts(targets: Floats) -> Floats:
+    """Return how many rows each class has, shape (K,), of targets as :func:`encode_classes`'s."""
+    classes = 2 if targets.shape[1] == 1 else targets.shape[1]
+    return np.bincount(decide(targets), minlength=classes).astype(np.float64)
+
+
 def name_classes(classes: Sequence[float | str]) -> tuple[tuple[str, ...], tuple[float, ...]]:
     """Return the names of classes and their labels: of text 0, 1, ... in the order of the names."""
     if not are_numbers(classes):

@@ -20,7 +20,7 @@ from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical import parties as vertical
 from fedkern_flwr.vertical.parties import check_alone, make_plan
-from fedkern_flwr.vertical.phase_tuning import MULTIPLES, REGULARIZATIONS
+from fedkern_flwr.vertical.phase_tuning import MULTIPLES
 from fedkern_flwr.wire import DescribeReply
 
 from .fdskl_options import VerticalOptions
@@ -102,6 +102,7 @@ class FDSKL(VerticalOptions):
         """Return what a prediction needs to know; the coefficients stay with the active parties."""
         meta = {
             **self.options(),
+            "phase_bits": self.chosen_bits,
             "session": self.model_of[0] or self.session,
             "step": self.model_of[1] or self.kept_ or 0,
             "drawn_for": self.gamma_,
@@ -177,6 +178,7 @@ class FDSKL(VerticalOptions):
                 f"schedule one-shot trains at one active party, there are {len(plan.actives)}",
                 remedy="use --schedule streaming, or let one party have the labels",
             )
+        self.check_weighted(self.classes_)
         if self.chosen_loss != "square" and not self.classes_:
             raise OptionError(
                 f"loss {self.loss} is for classes, the labels are numbers",
@@ -184,9 +186,8 @@ class FDSKL(VerticalOptions):
             )
 
     def _width(self) -> float:
-        if self.gamma is not None:
-            return self.gamma
-        return 1.0 / (max(1, self._columns) * (_BASE_SHARE if self.schedule == "one-shot" else 1.0))
+        share = _BASE_SHARE if self.schedule == "one-shot" else 1.0
+        return self.gamma or 1.0 / (max(1, self._columns) * share)
 
     # -- a run
 
@@ -206,7 +207,7 @@ class FDSKL(VerticalOptions):
             "session": self.session,
             "kernel": self.kernel,
             "gamma": self.gamma_,
-            "phase_bits": self.phase_bits,
+            "phase_bits": self.chosen_bits,
             "topology": self.topology,
             "public_seed": self.run_seed if self.frequencies == "shared" else -1,
             "model": self.model_of[0],
@@ -246,7 +247,7 @@ class FDSKL(VerticalOptions):
     def _train(self) -> Rounds:
         """Collect all phases, have the active party train; note what it chose, how good it is."""
         owner, meta = self.plan_.actives[0], self.saved_meta_
-        self.capacity, self.planned = self.features or 0, 2
+        self.capacity, self.planned = self.chosen_features, 2
         self.upto_ = {owner: self.capacity}
         if "metrics" in meta:
             self.multiple_ = int(meta["multiple"])
@@ -260,11 +261,10 @@ class FDSKL(VerticalOptions):
             need,
             save_as=_KEPT,
             multiples=MULTIPLES if self.gamma is None else (1,),
-            regularizations=(
-                REGULARIZATIONS if self.regularization is None else (self.regularization,)
-            ),
+            regularizations=self.tried_regularizations,
             bins=self._yard.bins,
             intercept=self.has_intercept,
+            balanced=self.class_weight is not None,
         )
         self.multiple_, self.regularization_ = reply.multiple, reply.regularization
         factor = reply.multiple if self.kernel == "laplacian" else reply.multiple**2

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.judging.judges import Judges
+from fedkern_flwr.judging.judges import Weighted
 from fedkern_flwr.kernels.frequencies import Frequencies, Kernel
 from fedkern_flwr.method import option
 from fedkern_flwr.solvers.losses import Loss
 from fedkern_flwr.vertical.doubly_stochastic import StepSchedule
 from fedkern_flwr.vertical.parties import MissingRows, VerticalPlan
+from fedkern_flwr.vertical.phase_tuning import REGULARIZATIONS, REGULARIZATIONS_OF_NUMBERS
 
 Schedule = Literal["one-shot", "streaming"]
 Topology = Literal["star", "tree"]
@@ -19,7 +20,7 @@ Topology = Literal["star", "tree"]
 _STEP: dict[str, float] = {"square": 0.5, "logistic": 4.0, "smooth-hinge": 2.0}
 #: Defaults of options of one schedule alone.
 _OWN: dict[str, dict[str, Any]] = {
-    "one-shot": {"features": 2000},
+    "one-shot": {"features": None},
     "streaming": {
         "directions": 16,
         "batch": 64,
@@ -30,7 +31,7 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 
 
-class VerticalOptions(Judges):
+class VerticalOptions(Weighted):
     """Base class of FDSKL: its options."""
 
     fixed: ClassVar[frozenset[str]] = frozenset(
@@ -39,7 +40,7 @@ class VerticalOptions(Judges):
 
     schedule: Schedule = option("one-shot", "All phases at once, or an iteration per exchange.")
     features: int | None = option(
-        None, "Of one-shot: R, directions in all, by default 2000.", least=1
+        None, "Of one-shot: R, directions in all, by default 2000, of numbers 1000.", least=1
     )
     directions: int | None = option(
         None,
@@ -86,7 +87,10 @@ class VerticalOptions(Judges):
         "Each party draws its part of the directions from a secret of its own, or all from a seed "
         "that everybody knows (the paper's mode).",
     )
-    phase_bits: int = option(16, "Bits of a phase that travels, 16 or 32.")
+    phase_bits: int | None = option(
+        None,
+        "Bits of a phase that travels, 16 or 32; by default 16, of numbers in one-shot 32.",
+    )
     topology: Topology = option(
         "star", "One masked sum, or the paper's two trees with real-valued masks."
     )
@@ -103,7 +107,7 @@ class VerticalOptions(Judges):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        if self.phase_bits not in (16, 32):
+        if self.phase_bits not in (None, 16, 32):
             raise OptionError(f"phase_bits is {self.phase_bits}", remedy="use 16 or 32")
         self._check_schedule()
         for name, value in {**_OWN["one-shot"], **_OWN["streaming"]}.items():
@@ -121,6 +125,8 @@ class VerticalOptions(Judges):
                 "features is for schedule one-shot",
                 remedy="leave it out: streaming makes rounds times directions",
             )
+        if self.schedule == "streaming" and self.class_weight:
+            raise OptionError("class_weight is for schedule one-shot", remedy="leave it out")
         for name in _OWN["streaming"]:
             if self.schedule == "one-shot" and getattr(self, name) is not None:
                 raise OptionError(
@@ -139,10 +145,33 @@ class VerticalOptions(Judges):
         return self.loss or ("smooth-hinge" if self.classes_ else "square")
 
     @property
+    def learns_numbers(self) -> bool:
+        """Whether a model of numbers is solved at once, which is as precise as its phases."""
+        return self.schedule == "one-shot" and not self.classes_
+
+    @property
+    def chosen_bits(self) -> int:
+        """Bits of a phase."""
+        return self.phase_bits or (32 if self.learns_numbers else 16)
+
+    @property
+    def chosen_features(self) -> int:
+        """R of one-shot: 4 kB of phases of a row by default, whatever their bits."""
+        return self.features or (1000 if self.learns_numbers else 2000)
+
+    @property
     def has_intercept(self) -> bool:
         """Whether a constant is added to the kernel."""
         chosen = self.schedule == "one-shot" and self.gamma is None
         return self.intercept and chosen and self.classes_ > 0
+
+    @property
+    def tried_regularizations(self) -> tuple[float, ...]:
+        """Lambda to choose from in one-shot."""
+        if self.regularization is not None:
+            return (self.regularization,)
+        exact = self.learns_numbers and self.chosen_bits == 32
+        return REGULARIZATIONS_OF_NUMBERS if exact else REGULARIZATIONS
 
     @property
     def chosen_regularization(self) -> float:
@@ -161,6 +190,11 @@ class VerticalOptions(Judges):
         """Return the options that determine the model."""
         other = _OWN["streaming" if self.schedule == "one-shot" else "one-shot"]
         return {name: value for name, value in super().options().items() if name not in other}
+
+    @property
+    def may_weigh(self) -> bool:
+        """Whether rows of classes may be weighed: one active party has all of them."""
+        return self.schedule == "one-shot"
 
     @property
     def advice(self) -> str:

@@ -243,6 +243,7 @@ class Phases:
         regularizations: Sequence[float],
         bins: int,
         intercept: bool,
+        balanced: bool,
     ) -> Steps:
         """Let the owner learn from all of its rows, and predict, as the last thing in the run.
 
@@ -260,6 +261,7 @@ class Phases:
                 count=True,
                 bins=bins,
                 intercept=intercept,
+                balanced=balanced,
                 multiples=np.array(multiples, np.int32),
                 regularizations=np.array(regularizations),
                 rows=self.positions(owner, _range(self.plan.train[owner])),

@@ -133,6 +133,7 @@ class FedCG(Variance):
             alone=len(self.plan_.hospitals) == 1,
             predicts=bool(self.model_of[0]),
             variance=self.variance,
+            weighted=self.class_weight is not None,
             penalty=self.penalty,
             sampling=self.chosen_sampling,
             tunes=self._tunes,
@@ -179,8 +180,10 @@ class FedCG(Variance):
         first = self._parties[self.plan_.hospitals[0]]
         self.outputs_, self.classes_ = first.outputs, first.classes
         self.label_bound_ = first.label_bound
+        self.check_weighted(self.classes_)
         if self.landmarks == "auto" and self._tunes and self.sampling != "P":
-            self.landmarks_ = auto_landmarks(self.plan_, self.outputs_, self.counting_allows())
+            allowed = self.counting_allows() - (self.classes_ if self.class_weight else 0)
+            self.landmarks_ = auto_landmarks(self.plan_, self.outputs_, allowed)
 
     # -- a run
 
@@ -238,6 +241,7 @@ class FedCG(Variance):
             known=self.fingerprints_,
             landmarks=self.landmarks_,
             sampling=self.chosen_sampling,
+            balanced=self.class_weight is not None,
             **{name: getattr(self, name) for name in _OF_SYSTEM},
         )
 

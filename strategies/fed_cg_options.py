@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.hybrid.landmarks import Sampling
 from fedkern_flwr.hybrid.parties import MissingBlocks
-from fedkern_flwr.judging.judges import Judges
+from fedkern_flwr.judging.judges import Weighted
 from fedkern_flwr.kernels.product import ProductKernel
 from fedkern_flwr.method import option
 from fedkern_flwr.solvers.least_squares import Penalty
@@ -18,7 +18,7 @@ _DIRECT_UP_TO, _RANK = 1000, 200  # landmarks; of the preconditioner
 _LANDMARKS, _LAMBDA = 100, 1e-3  # where it is neither given nor chosen
 
 
-class HybridOptions(Judges):
+class HybridOptions(Weighted):
     """Base class of FedCG: its options."""
 
     fixed: ClassVar[frozenset[str]] = frozenset(
@@ -137,7 +137,14 @@ class HybridOptions(Judges):
     def _check_tuning(self, direct: bool) -> None:
         possible = direct and self.protocol == "secure" and self.penalty == "ridge"
         given = self.landmark_gamma or None not in (self.gamma, self.regularization)
-        self.tunes = self.tune != "off" and possible and not given
+        weighs = self.class_weight is not None
+        self.tunes = self.tune != "off" and possible and (weighs or not given)
+        if weighs and not (self.tunes and not self.landmark_gamma):
+            raise OptionError(
+                "class_weight is for normal equations of protocol secure and penalty ridge, "
+                "without tune off and landmark_gamma",
+                remedy="leave it out",
+            )
         if self.tune in ("folds", "gcv") and given:
             raise OptionError("gamma and regularization are given, and tune", remedy="leave it out")
         if self.tune in ("folds", "gcv") and not possible:
@@ -145,6 +152,11 @@ class HybridOptions(Judges):
                 f"tune {self.tune} is for normal equations of protocol secure and penalty ridge",
                 remedy="leave it out",
             )
+
+    @property
+    def may_weigh(self) -> bool:
+        """Whether rows of classes may be weighed, as the normal equations are summed at once."""
+        return self.tunes
 
     @property
     def chosen_solver(self) -> str:

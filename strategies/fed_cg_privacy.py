@@ -30,6 +30,7 @@ def seen_by(
     sampling: str,
     tunes: bool,
     variance: bool,
+    weighted: bool = False,
 ) -> dict[str, Any]:
     """Return what server and clients see in a run, for its privacy ledger.
 
@@ -47,6 +48,8 @@ def seen_by(
         Whether the width is chosen.
     variance : bool
         Whether the model predicts variances.
+    weighted : bool (default: False)
+        Whether classes count alike.
     """
     if protocol == "naive":
         return {
@@ -83,6 +86,8 @@ def seen_by(
         server.append(f"{moments} of blocks that several parties hold")
     if tunes:
         server.append("these sums for each width and fold; the mean distance to the landmarks")
+    if weighted and not predicts:
+        server.append("how many training rows each class has over the hospitals")
     shared = [f"{moments} of their own block over all its holders"] if moments else []
     spread = ["of a centre's training rows the covariance, up to a motion and chance"]
     return {

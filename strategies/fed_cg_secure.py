@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedkern_flwr.hybrid import messages as wire
-from fedkern_flwr.hybrid.parties import MEAN_DISTANCE
+from fedkern_flwr.hybrid.parties import CLASS_COUNTS, MEAN_DISTANCE
 from fedkern_flwr.kernels.product import kernel_from_distances
 from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Steps
 from fedkern_flwr.solvers.equations import equations_length, unpack_equations
@@ -22,6 +22,7 @@ from fedkern_flwr.solvers.tuning_sums import Equations, tuning_length
 
 from .fed_cg_system import Floats, HybridSystem
 
+_NOTHING = np.zeros(0)
 _MESSAGE = 256 << 20  # bytes of distances in a message; larger problems take more exchanges
 
 
@@ -37,7 +38,8 @@ class SecureSystem(HybridSystem):
         """Sum the normal equations over the hospitals."""
         m, outputs = self.landmarks, self.first.outputs
         length, bound = equations_length(m, outputs), max(1.0, self.first.label_bound)
-        request, reply = wire.EquationsRequest(gammas=np.zeros((0, 1))), wire.EquationsReply
+        request = wire.EquationsRequest(gammas=np.zeros((0, 1)), class_counts=_NOTHING)
+        reply = wire.EquationsReply
         vector = yield from self._sum("equations", request, reply, length, self._rows * bound)
         return unpack_equations(vector, m, outputs)
 
@@ -45,7 +47,12 @@ class SecureSystem(HybridSystem):
         """Sum the normal equations of each width, shape (w, 1) or (w, m), and fold."""
         shape = (self.landmarks, self.first.outputs, folds, len(gammas))
         bound = self._rows * max(1.0, self.first.label_bound**2)
-        request = wire.EquationsRequest(gammas=gammas, folds=folds)
+        counts = _NOTHING if self.class_counts is None else self.class_counts
+        request = wire.EquationsRequest(
+            gammas=gammas, folds=folds, balanced=self.balanced, class_counts=counts
+        )
+        if self.balanced:
+            bound = float(sum(ward.train for ward in self.plan.wards.values()))
         reply, length = wire.EquationsReply, tuning_length(*shape)
         vector = yield from self._sum("equations", request, reply, length, bound)
         return Equations.unpack(vector, *shape)
@@ -122,6 +129,11 @@ class SecureSystem(HybridSystem):
         spread = self.tunes and "everybody" in self.cohorts and self.mean_distance is None
         if spread:
             terms.append(self.term(MEAN_DISTANCE, 1, counted * bound, "everybody"))
+        counted_classes = self.tunes and self.balanced and "hospitals" in self.cohorts
+        counted_classes = counted_classes and self.class_counts is None
+        if counted_classes:
+            terms.append(self.term(CLASS_COUNTS, self.first.classes, self._rows, "hospitals"))
+            asked |= set(self.plan.hospitals)
         requests = self.landmarks_requests(wire.DistancesRequest, asked, parts)
         answers = yield Ask(requests, reply=wire.DistancesReply, sums=terms)
         self.take_fingerprints(answers.replies)
@@ -129,6 +141,8 @@ class SecureSystem(HybridSystem):
             yield Deliver(running, running.order.receiver)
         if spread:
             self.mean_distance = float(answers.totals[MEAN_DISTANCE][0]) / counted
+        if counted_classes:
+            self.class_counts = np.rint(answers.totals[CLASS_COUNTS])
         if pairs:
             square = np.zeros((m, m))
             square[np.triu_indices(m, 1)] = answers.totals.get("landmark pairs", ())

@@ -78,6 +78,9 @@ class HybridSystem(ABC):
     fingerprints: dict[str, str] = field(default_factory=dict)
     # Mean distance of training rows to landmarks, where it was summed.
     mean_distance: float | None = None
+    # Whether classes count alike, and how many training rows each has, once these are summed.
+    balanced: bool = False
+    class_counts: Floats | None = None
     _moments: dict[str, Floats] = field(default_factory=dict)
     # Partition -> who sealed the secret of its block, and the sealed secret.
     _sealed: dict[int, tuple[int, NDArray[Any]]] = field(default_factory=dict)
@@ -188,7 +191,8 @@ class HybridSystem(ABC):
     def released(self) -> int:
         """How many numbers about training rows the server has before the equations."""
         moments = sum(vector.size for vector in self._moments.values())
-        return moments + (self.mean_distance is not None)
+        counts = 0 if self.class_counts is None else self.class_counts.size
+        return moments + counts + (self.mean_distance is not None)
 
     # -- landmarks
 

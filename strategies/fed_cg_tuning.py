@@ -100,7 +100,9 @@ def plan_sums(system: HybridSystem, strategy: FedCG) -> tuple[tuple[int, int], s
     wards = system.plan.wards
     allowed = strategy.counting_allows() - system.released
     wanted = [plan for plan in PLANS if strategy.tune != "gcv" or plan[0] == 1]
-    if strategy.gamma is not None:
+    if None not in (strategy.gamma, strategy.regularization):
+        wanted = [(1, 1)]  # there is nothing to choose: the rows of rare classes weigh more
+    elif strategy.gamma is not None:
         wanted = list(dict.fromkeys((folds, 1) for folds, _ in wanted))
     why = "all that is tried"
     for folds, widths in wanted:

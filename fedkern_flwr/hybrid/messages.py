@@ -139,6 +139,9 @@ class EquationsRequest(HybridRequest, phase="hybrid-equations"):
     folds: int = 1  # into which a hospital splits its training rows
     # To choose from: each one width, or one per landmark; none if it is known.
     gammas: Floats = array("widths", "gammas", dtype="float64")
+    balanced: bool = False  # whether rows weigh so much that all classes count alike
+    # Of balanced ones: training rows of each class; empty where one hospital has all.
+    class_counts: Floats = array("classes", dtype="float64")
 
 
 class EquationsReply(PlainReply, phase="hybrid-equations"):

@@ -27,6 +27,8 @@ MissingBlocks = Literal["error", "drop-row", "neutral"]
 HOSPITAL, CENTRE = "hospital", "centre"
 #: Name of the sum of the mean distances of training rows to the landmarks.
 MEAN_DISTANCE = "mean distance"
+#: Sum of the hospitals' training rows of each class, where these are balanced.
+CLASS_COUNTS = "class counts"
 #: Refuses partitions that clash and pseudonyms that come twice.
 check_parties = partial(
     check_tables,

@@ -28,11 +28,14 @@ class Judged:
         The sum of what the parties counted.
     level : float
         Of intervals and sets.
+    weighted : bool
+        Whether all classes were to count alike: accuracy is then no measure of use.
     """
 
     yard: Yardstick
     total: Floats
     level: float = 0.9
+    weighted: bool = False
 
     @cached_property
     def _parts(self) -> tuple[Floats, Floats]:
@@ -99,10 +102,26 @@ class Judged:
         if self.yard.classes:
             most = self.confusion.sum(axis=1).max()
             worse = np.trace(self.confusion) <= most < self.confusion.sum()
+            if self.weighted:
+                there = np.count_nonzero(self.confusion.sum(axis=1))
+                worse = self._classes()["test_balanced_accuracy"] <= 1.0 / there < 1.0
             single = np.count_nonzero(self.confusion.sum(axis=0)) == 1
             told = " (one class only is predicted)" if single else ""
             return f"their most frequent class{told}" if worse else ""
         return "their mean" if self._errors().get("test_r2", 1.0) <= 0.0 else ""
+
+    @property
+    def never_found(self) -> int:
+        """How many of the classes that the held-out rows have are predicted for none of these."""
+        if not self.yard.classes:
+            return 0
+        found, there = np.diagonal(self.confusion), self.confusion.sum(axis=1)
+        return int(((found == 0.0) & (there > 0.0)).sum()) if (there > 0.0).sum() > 1 else 0
+
+    def warnings(self) -> dict[str, Any]:
+        """Return what a result says of a model of little use: what is as good, what it misses."""
+        found = {"no_better_than": self.useless, "never_found": self.never_found}
+        return {name: value for name, value in found.items() if value}
 
     # -- classes
 

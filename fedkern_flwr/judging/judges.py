@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
+from ..errors import OptionError
 from ..method import Method
 from ..options import option
 from ..strategy import logger
 from .counts import Yardstick
 from .figures import Judged
+
+#: What to do where classes are never found.
+FIND_RARE = "if they are rare, --class-weight balanced (class_weight) finds more of them"
 
 
 class Judges(Method):
@@ -38,21 +42,38 @@ class Judges(Method):
 
     def judge_by(self, yard: Yardstick, total: NDArray[np.float64]) -> dict[str, float]:
         """Return the metrics of held-out rows from a sum of counts; remember it."""
-        self.judged_ = Judged(yard, total, self.level)
+        weighted = getattr(self, "class_weight", None) is not None
+        self.judged_ = Judged(yard, total, self.level, weighted)
         return self.judged_.metrics()
 
     def start(self, *arguments: Any, **named: Any) -> Result:
         """Run the method; warn if its model is of no use."""
         found = super().start(*arguments, **named)
-        if self.judged_ is not None and (simple := self.judged_.useless):
+        judged = self.judged_
+        if judged is not None and (simple := judged.useless):
             text = "%s: held-out rows are predicted no better than by %s; %s"
             logger.warning(text, self.title, simple, self.advice)
+        if judged is not None and (missed := judged.never_found):
+            text = "%s: %d of %d classes are found in no held-out row; %s"
+            logger.warning(text, self.title, missed, judged.yard.classes, self.advice_of_classes)
         return found
 
     @property
     def advice(self) -> str:
         """What to do where something as simple as a constant predicts as well."""
         return "check the label and the columns, or use more rows"
+
+    @property
+    def advice_of_classes(self) -> str:
+        """What to do where rare classes are never found."""
+        if getattr(self, "class_weight", "balanced") is None and self.may_weigh:
+            return FIND_RARE
+        return "they need more rows"
+
+    @property
+    def may_weigh(self) -> bool:
+        """Whether the other options of a method with ``class_weight`` allow it."""
+        return True
 
     def calibration_numbers(self) -> list[float]:
         """Return what turns outputs into probabilities and intervals, for the model."""
@@ -64,5 +85,24 @@ class Judges(Method):
         found, judged = super().result(), self.judged_
         if judged is None:
             return found
-        simple = {"no_better_than": judged.useless} if judged.useless else {}
-        return {**found, "held_out": judged.details(), **simple}
+        return {**found, "held_out": judged.details(), **judged.warnings()}
+
+
+class Weighted(Judges):
+    """A method that judges its models, and may have the rows of rare classes weigh more."""
+
+    class_weight: Literal["balanced"] | None = option(
+        None,
+        "Balanced: rows of rare classes weigh more, n / (K n_c) for K classes of n_c rows, as "
+        "scikit-learn's: more of them are found, with more false alarms.",
+    )
+
+    def check_weighted(self, classes: int) -> None:
+        """Refuse weights where there are no classes.
+
+        Raises
+        ------
+        OptionError
+        """
+        if self.class_weight and not classes:
+            raise OptionError("class_weight is for classes", remedy="leave it out for numbers")

@@ -46,14 +46,26 @@ class Equations:
         gram, right = np.zeros((*shape, landmarks)), np.zeros((*shape, outputs))
         return cls(gram, right, np.zeros((folds, outputs)))
 
-    def add(self, fold: int, distances: Floats, y: Floats, gammas: Floats) -> None:
+    def add(
+        self,
+        fold: int,
+        distances: Floats,
+        y: Floats,
+        gammas: Floats,
+        weights: Floats | None = None,
+    ) -> None:
         """Add rows of a fold, by their distances, shape (n, m), and targets, shape (n, k).
 
-        ``gammas`` has shape (widths, 1), or (widths, m) with a width for each landmark.
+        ``gammas`` has shape (widths, 1), or (widths, m) with a width for each landmark; ``weights``
+        (n,) are those of the rows' squared errors.
         """
+        root = None if weights is None else np.sqrt(weights)[:, None]
+        y = y if root is None else y * root
         self.squares[fold] += (y**2).sum(0)
         for w, gamma in enumerate(gammas):
             kernel = kernel_from_distances(distances.copy(), gamma)
+            if root is not None:
+                kernel *= root
             self.gram[fold, w] += kernel.T @ kernel
             self.right[fold, w] += kernel.T @ y
 

@@ -113,6 +113,7 @@ class TrainRequest(VerticalRequest, phase="vertical-train"):
     count: bool  # whether to tell how good predictions of the held-out rows are
     bins: int = 0  # of the histograms that tell it, 0 for none
     intercept: bool = False  # whether there is a constant feature as well
+    balanced: bool = False  # whether its rows weigh so much that all classes count alike
     multiples: Index = array("multiples", dtype="index")  # of the phases, to choose from
     regularizations: Floats = array("regularizations", dtype="float64")  # lambda to choose from
     rows: Index = array("rows", dtype="index")  # to learn from

@@ -35,9 +35,14 @@ class Equations:
 
 
 def add_equations(
-    chunks: Chunks, targets: Floats, chosen: Mask | None = None, *, intercept: bool = False
+    chunks: Chunks,
+    targets: Floats,
+    chosen: Mask | None = None,
+    weights: Floats | None = None,
+    *,
+    intercept: bool = False,
 ) -> Equations:
-    """Add up the equations of the chosen rows, in float64 over the chunks.
+    """Add up the equations of the chosen rows, times their weights, in float64 over the chunks.
 
     With an intercept, the sums of features are those of float64: rounded to float32 they would
     make equations of a small lambda singular.
@@ -48,16 +53,26 @@ def add_equations(
         z, y = features, targets[part]
         if chosen is not None:
             z, y = z[chosen[part]], y[chosen[part]]
+        if weights is not None:
+            w = weights[part] if chosen is None else weights[part][chosen[part]]
+            root = np.sqrt(w)[:, None]
+            z, y = z * root.astype(z.dtype), y * root
         if gram is None:
             gram, right = np.zeros((z.shape[1],) * 2), np.zeros((z.shape[1], y.shape[1]))
         gram += z.T @ z
         right += z.T @ y.astype(z.dtype)
         if intercept:
-            sums = sums + z.sum(axis=0, dtype=np.float64)
+            own = z if weights is None else z * root
+            sums = sums + own.sum(axis=0, dtype=np.float64)
     assert gram is not None
     if intercept:
         gram[-1] = gram[:, -1] = np.sqrt(INTERCEPT) * sums
     return Equations(gram, right, len(targets) if chosen is None else int(chosen.sum()))
+
+
+def shares_of(rows: int, weights: Floats | None) -> Floats:
+    """Return by what the losses of rows are multiplied in their mean, shape (n, 1)."""
+    return np.full((rows, 1), 1.0 / rows) if weights is None else weights[:, None] / rows
 
 
 def factorise(equations: Equations, curvature: float, regularization: float) -> Floats:

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
-
 from ..solvers.least_squares import check_regularization
 from ..solvers.losses import Loss
 from .phase_descent import (
@@ -27,6 +25,7 @@ from .phase_descent import (
     descend,
     factored,
     factorise,
+    shares_of,
     solve,
 )
 from .phases import Floats, Phases, feature_chunks
@@ -43,6 +42,7 @@ def solve_square(
     multiple: int = 1,
     *,
     intercept: bool = False,
+    weights: Floats | None = None,
 ) -> Floats:
     """Minimise the square loss in closed form: (2/n Z^T Z + lambda I) w = 2/n Z^T y.
 
@@ -58,6 +58,8 @@ def solve_square(
         m, which multiplies the frequencies.
     intercept : bool (default: False)
         Whether there is a constant feature as well.
+    weights : ndarray of float64, shape (n,), optional
+        By which the losses of rows are multiplied; their mean is one.
 
     Returns
     -------
@@ -72,7 +74,8 @@ def solve_square(
     check_training(phases, targets, "square")
     check_regularization(regularization)
     chunks = partial(feature_chunks, phases, multiple, intercept=intercept)
-    return solve(add_equations(chunks, targets, intercept=intercept), regularization)
+    equations = add_equations(chunks, targets, weights=weights, intercept=intercept)
+    return solve(equations, regularization)
 
 
 def minimise(
@@ -84,6 +87,7 @@ def minimise(
     start: Floats | None = None,
     *,
     intercept: bool = False,
+    weights: Floats | None = None,
     tolerance: float = TOLERANCE,
     iterations: int = ITERATIONS,
 ) -> Floats:
@@ -108,6 +112,8 @@ def minimise(
         First weights; those of the square loss if not given.
     intercept : bool (default: False)
         Whether there is a constant feature as well.
+    weights : ndarray of float64, shape (n,), optional
+        By which the losses of rows are multiplied; their mean is one.
     tolerance : float (default: 1e-4)
         Largest component of the gradient in v at which the search ends.
     iterations : int (default: 500)
@@ -129,12 +135,12 @@ def minimise(
     check_training(phases, targets, loss)
     check_regularization(regularization)
     chunks = partial(feature_chunks, phases, multiple, intercept=intercept)
-    equations = add_equations(chunks, targets, intercept=intercept)
+    equations = add_equations(chunks, targets, weights=weights, intercept=intercept)
     return descend(
         loss,
         chunks,
         targets,
-        np.full((len(targets), 1), 1.0 / len(targets)),
+        shares_of(len(targets), weights),
         regularization,
         factored(factorise(equations, LARGEST_CURVATURE[loss], regularization)),
         solve(equations, regularization) if start is None else start,

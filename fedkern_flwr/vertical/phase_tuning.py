@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from .phase_descent import (
     factored,
     factorise,
     scaled,
+    shares_of,
     solve,
 )
 from .phase_training import minimise, solve_square
@@ -48,6 +50,8 @@ Mask = NDArray[np.bool_]
 #: Multiples of the base frequencies that are tried: widths of a Gaussian up to 64 times the base.
 MULTIPLES = (1, 2, 3, 4, 6, 8)
 REGULARIZATIONS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+#: Numbers may be known exactly; float64 features, of phases of 32 bits, hold such small ones.
+REGULARIZATIONS_OF_NUMBERS = (1e-12, 1e-11, 1e-10, 1e-9, 1e-8, *REGULARIZATIONS)
 
 _SEARCH_TOLERANCE = 1e-3
 
@@ -91,9 +95,10 @@ def fit(
     multiples: Sequence[int] = MULTIPLES,
     regularizations: Sequence[float] = REGULARIZATIONS,
     intercept: bool = False,
+    weights: Floats | None = None,
     folds: int = 5,
     rows: int = 4000,
-    directions: int = 500,
+    directions: int | None = None,
 ) -> Fitted:
     """Choose width and regularization by cross-validation, then train on all rows.
 
@@ -122,12 +127,15 @@ def fit(
         Candidates for lambda. With one of each there is nothing to choose.
     intercept : bool (default: False)
         Whether there is a constant feature as well.
+    weights : ndarray of float64, shape (n,), optional
+        Of rows, such as those with which classes count alike, in what is minimised and in scores.
     folds : int (default: 5)
         K.
     rows : int (default: 4000)
         Most rows of the sample.
-    directions : int (default: 500)
-        Most directions in the cross-validation.
+    directions : int, optional
+        Most directions in the cross-validation: 500 of classes, 1000 of numbers, whose small
+        lambda fits fewer directions and not more.
 
     Returns
     -------
@@ -146,24 +154,26 @@ def fit(
     _check_candidates(multiples, regularizations, folds, len(targets))
     if len(multiples) * len(regularizations) == 1:
         multiple, regularization = multiples[0], regularizations[0]
-        weights = _train(loss, phases, targets, regularization, multiple, intercept)
-        return Fitted(weights, multiple, regularization)
+        trained = _train(loss, phases, targets, regularization, multiple, intercept, weights)
+        return Fitted(trained, multiple, regularization)
     order = np.random.default_rng(derive_seed(seed, "folds")).permutation(len(targets))
     sample, folds = order[:rows], min(folds, len(targets))
+    directions = directions or (500 if classes else 1000)
     held = np.zeros(len(targets), np.bool_)
     held[order[: len(targets) // folds]] = True
     few, y, many = phases[:, :directions][sample], targets[sample], len(targets) > rows
+    own = None if weights is None else weights[sample]
 
     def search(loss: Loss, multiple: int) -> Scores:
         z = _features(few, multiple, intercept)
         with threadpool_limits(1, "blas"):  # the matrices are too small to share
-            found = _cross_validate(loss, z, y, regularizations, classes, folds)
+            found = _cross_validate(loss, z, y, regularizations, classes, folds, own)
         return {(multiple, value): score for value, score in found.items()}
 
     def refine(loss: Loss, multiple: int, regularization: float) -> Scores:
         chunks = partial(feature_chunks, phases, multiple, intercept=intercept)
         near = [v for v in regularizations if 0.09 < v / regularization < 11.0]
-        found = _hold_out(loss, chunks, targets, near, classes, held, intercept)
+        found = _hold_out(loss, chunks, targets, near, classes, held, intercept, weights)
         return {(multiple, value): score for value, score in found.items()}
 
     widths: Scores = {}
@@ -185,7 +195,7 @@ def fit(
             refined = refine(loss, multiple, regularization)
             _, regularization = _best(refined, classes)
     return Fitted(
-        _train(loss, phases, targets, regularization, multiple, intercept),
+        _train(loss, phases, targets, regularization, multiple, intercept, weights),
         multiple,
         regularization,
         scores=scores,
@@ -201,10 +211,12 @@ def _train(
     regularization: float,
     multiple: int,
     intercept: bool,
+    weights: Floats | None,
 ) -> Floats:
+    more: dict[str, Any] = {"intercept": intercept, "weights": weights}
     if loss == "square":
-        return solve_square(phases, targets, regularization, multiple, intercept=intercept)
-    return minimise(loss, phases, targets, regularization, multiple, intercept=intercept)
+        return solve_square(phases, targets, regularization, multiple, **more)
+    return minimise(loss, phases, targets, regularization, multiple, **more)
 
 
 def _features(phases: Phases, multiple: int, intercept: bool) -> Features:
@@ -221,6 +233,7 @@ def _cross_validate(
     regularizations: Sequence[float],
     classes: int,
     folds: int,
+    shares: Floats | None,
 ) -> dict[float, float]:
     """Return scores over all rows of stored features, each predicted without its fold.
 
@@ -230,16 +243,18 @@ def _cross_validate(
     """
     predictions = {value: np.empty_like(targets) for value in regularizations}
     place = np.arange(len(targets)) % folds
-    gram, right = z.T @ z, z.T @ targets.astype(z.dtype)
+    root = None if shares is None else np.sqrt(shares)[:, None]
+    zw, yw = (z, targets) if root is None else (z * root.astype(z.dtype), targets * root)
+    gram, right = zw.T @ zw, zw.T @ yw.astype(z.dtype)
     for held in (place == fold for fold in range(folds)):
-        left_out, rows = z[held], int((~held).sum())
+        left_out, rows = zw[held], int((~held).sum())
         values, vectors = linalg.eigh((gram - left_out.T @ left_out).astype(np.float64) / rows)
         values = np.maximum(values, 0.0)[:, None]
-        side = vectors.T @ (right - left_out.T @ targets[held].astype(z.dtype)) / rows
+        side = vectors.T @ (right - left_out.T @ yw[held].astype(z.dtype)) / rows
         turned = z @ vectors.astype(z.dtype)
         train, last = turned[~held], turned[held].astype(np.float64)
         chunk = [(slice(0, rows), train)]
-        shares = np.full((rows, 1), 1.0 / rows)
+        each = shares_of(rows, None if shares is None else shares[~held])
         weights: Floats | None = None
         for value in regularizations:
             if loss == "square":
@@ -249,7 +264,7 @@ def _cross_validate(
                     loss,
                     lambda chunk=chunk: chunk,  # type: ignore[misc]
                     targets[~held],
-                    shares,
+                    each,
                     value,
                     scaled(np.sqrt(LARGEST_CURVATURE[loss] * values + value)),
                     np.zeros_like(side) if weights is None else weights,
@@ -257,7 +272,7 @@ def _cross_validate(
                     ITERATIONS,
                 )
             predictions[value][held] = last @ weights
-    return {value: _score(found, targets, classes) for value, found in predictions.items()}
+    return {value: _score(found, targets, classes, shares) for value, found in predictions.items()}
 
 
 def _hold_out(
@@ -268,10 +283,14 @@ def _hold_out(
     classes: int,
     held: Mask,
     intercept: bool,
+    weights_of_rows: Floats | None,
 ) -> dict[float, float]:
     """Return scores on the rows held out."""
-    train = add_equations(chunks, targets, ~held, intercept=intercept)
+    train = add_equations(chunks, targets, ~held, weights_of_rows, intercept=intercept)
     shares = np.where(held, 0.0, 1.0 / train.rows)[:, None]
+    last = None
+    if weights_of_rows is not None:
+        shares, last = shares * weights_of_rows[:, None], weights_of_rows[held]
     models: list[Floats] = []
     for value in regularizations:
         if loss == "square":
@@ -291,13 +310,15 @@ def _hold_out(
         models.append(weights)
     together = chunk_outputs(chunks, np.hstack(models), len(targets))[held]
     parts = np.split(together, len(models), axis=1)
-    scores = [_score(part, targets[held], classes) for part in parts]
+    scores = [_score(part, targets[held], classes, last) for part in parts]
     return dict(zip(regularizations, scores, strict=True))
 
 
-def _score(predictions: Floats, targets: Floats, classes: int) -> float:
+def _score(
+    predictions: Floats, targets: Floats, classes: int, weights: Floats | None = None
+) -> float:
     if classes:
-        return float((decide(predictions) == decide(targets)).mean())
+        return float(np.average(decide(predictions) == decide(targets), weights=weights))
     return float(np.sqrt(((predictions - targets) ** 2).mean()))
 
 

@@ -22,6 +22,7 @@ from ..run.entries import Entry
 from ..run.folders import chosen_folder, json_writer
 from ..run.options import Option
 from ..run.run_folder import ARTIFACTS, RunFolder
+from ..run.run_report import REPORT, write_run_report
 from ..run.tracking import TRACK, Track, check_tracker, tracking
 from .console import Screen
 from .options import by_method
@@ -160,10 +161,19 @@ def save_result(
         "columns": [one._asdict() for one in prepared.explain()],
         "versions": versions(),
         **found,
-        "artifacts": {**ARTIFACTS, **whole, **artifacts},
+        "artifacts": {**ARTIFACTS, **whole, **artifacts, "report": REPORT},
     }
+    rows = family(config["method"]).rows(result)
+    write_run_report(folder.path, *_heads(result), rows, result)
     folder.save_result(result)
     return result
+
+
+def _heads(result: dict[str, Any]) -> tuple[str, str]:
+    """Return title and second line of what a run shows."""
+    own, config = family(result["method"]), result["config"]
+    draws = f", {config['runs']} {own.draws}" if config.get("runs", 1) > 1 else ""
+    return method(result["method"]).title, f"{own.size(config)}, {result['engine']}{draws}"
 
 
 def _plots(
@@ -197,13 +207,8 @@ def _explain(screen: Screen, values: dict[str, Any], columns: list[dict[str, Any
 
 
 def _show(screen: Screen, folder: RunFolder, result: dict[str, Any]) -> None:
-    own, config = family(result["method"]), result["config"]
-    draws = f", {config['runs']} {own.draws}" if config["runs"] > 1 else ""
-    screen.table(
-        f"{method(result['method']).title}: {own.size(config)}, {result['engine']}{draws}",
-        ["", "value"],
-        own.rows(result),
-    )
+    rows = family(result["method"]).rows(result)
+    screen.table(": ".join(_heads(result)), ["", "value"], rows)
     screen.note(f"run folder: {folder.path}")
 
 

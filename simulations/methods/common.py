@@ -333,9 +333,12 @@ def class_rows(result: Summary) -> list[list[str]]:
 
 
 def useless_rows(result: Summary) -> list[list[str]]:
-    """Return the row of a run's table that says what simple thing predicts as well, if any."""
-    simple = result.get("no_better_than")
-    return [["predicts no better than", str(simple)]] if simple else []
+    """Return the rows of a run's table that say what predicts as well, and what is missed."""
+    simple, missed = result.get("no_better_than"), result.get("never_found")
+    rows = [["predicts no better than", str(simple)]] if simple else []
+    if not missed:
+        return rows
+    return [*rows, ["classes never found", f"{missed} of {len(result['held_out']['confusion'])}"]]
 
 
 def unconverged_rows(result: Summary) -> list[list[str]]:

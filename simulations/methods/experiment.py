@@ -186,12 +186,14 @@ def _step(
         ledger, measured = strategy.ledger_, measure(strategy)
         seconds += measured.pop("seconds", 0.0)
         judged = measured.pop("judged", strategy.judged_ if isinstance(strategy, Judges) else None)
-        simple = measured.pop("no_better_than", "") if judged is None else judged.useless
+        simple = measured.pop("no_better_than", "")
+        noted = {"no_better_than": simple} if judged is None and simple else {}
+        noted = noted if judged is None else judged.warnings()
         entry.results.append(
             {
                 **family(entry.method).outcome(strategy),
                 **({} if judged is None else {"held_out": judged.details()}),
-                **({"no_better_than": simple} if simple else {}),
+                **noted,
                 "metrics": {**strategy.metrics_, **measured},
                 "history": strategy.history_,
                 "exchanges": ledger.exchanges,

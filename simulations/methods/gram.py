@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,9 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.gram.values import count_values
 from fedkern_flwr.judging.figures import in_units
+from fedkern_flwr.judging.judges import FIND_RARE
 from fedkern_flwr.reporting import whether_converged
+from fedkern_flwr.strategy import logger
 
 from ... import strategies
 from ...strategies import PhaseStrategy, SecureGram
@@ -61,7 +64,7 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
 
     strategies = (strategies.SecureGram,)
     settings = GramSettings
-    run_options = ("learner", "cost", "level")
+    run_options = ("learner", "cost", "class_weight", "level")
     draws = "runs"
     afterwards = "training on the kernel"
     columns = _COLUMNS
@@ -81,6 +84,13 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
             float | None,
             None,
             "C of svc or lambda of ridge (default: cross-validation at the coordinator).",
+            RUN,
+        ),
+        Option(
+            "class_weight",
+            Literal["balanced"] | None,
+            None,
+            "Of a table: rows of rare classes weigh more, as scikit-learn's balanced.",
             RUN,
         ),
         Option("level", float, 0.9, "Of a table: of intervals and sets of classes.", RUN),
@@ -107,6 +117,8 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
         if isinstance(prepared, RatingData):
             refuse_options_of_tables(config)
         if isinstance(prepared, InstanceData):
+            if config.get("class_weight") and not prepared.split(config["seed"]).classes:
+                raise OptionError("class_weight is for classes", remedy="leave it out for numbers")
             check_features(strategy, prepared.split(config["seed"]).features(strategy.encoding))
         elif strategy.encoding != "counts":
             raise OptionError(
@@ -196,6 +208,7 @@ _OF_TABLES = (
     "test_size",
     "learner",
     "cost",
+    "class_weight",
     "level",
 )
 
@@ -256,7 +269,11 @@ def judge_table(strategy: SecureGram, prepared: InstanceData, config: Config) ->
     twin = predict_held_out(machine, rounded @ rounded.T, y, train)
     pooled = prepared.pooled(seed)
     judged = pooled.judged(outputs, level=config.get("level", 0.9))
+    judged = replace(judged, weighted=bool(config.get("class_weight")))
     metrics = judged.metrics()
+    if judged.never_found and not judged.weighted:
+        text = "Secure Gram: %d of %d classes are found in no held-out row; %s"
+        logger.warning(text, judged.never_found, judged.yard.classes, FIND_RARE)
     width = {"gamma": machine.kernel.gamma} if machine.kernel.name in ("rbf", "poly") else {}
     return {
         **found,

@@ -37,7 +37,8 @@ def whole_model(
         kernel = strategy.dot_kernel_
         kernel = replace(kernel, gamma=chosen.get("gamma", kernel.gamma))
         learner = config.get("learner", "svc")
-        machine = Machine(kernel, strategy.rows_, learner, chosen["cost"], part.classes)
+        weighed = bool(config.get("class_weight"))
+        machine = Machine(kernel, strategy.rows_, learner, chosen["cost"], part.classes, weighed)
     else:
         machine = train_machine(strategy, gram, y, part.classes, config, strategy.seed or 0)
     weights, bias = machine.fit(machine.kernel.matrix(gram, machine.rows), y)
@@ -79,4 +80,5 @@ def train_machine(
         gamma=strategy.gamma,
         cost=config.get("cost"),
         seed=seed,
+        balanced=bool(config.get("class_weight")),
     )

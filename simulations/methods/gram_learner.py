@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.gram.dot_kernels import DotKernel
-from fedkern_flwr.labels import encode_classes
+from fedkern_flwr.labels import balanced_weights, class_counts, decide, encode_classes
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.seeding import derive_seed
 
@@ -42,6 +42,8 @@ class Machine:
         C, or lambda.
     classes : tuple of float
         Empty for a regression.
+    balanced : bool (default: False)
+        Whether rows of rare classes weigh so much that all classes count alike.
     """
 
     kernel: DotKernel
@@ -49,6 +51,7 @@ class Machine:
     learner: str
     cost: float
     classes: tuple[float, ...]
+    balanced: bool = False
 
     def outputs(
         self,
@@ -94,7 +97,7 @@ class Machine:
         """
         if self.learner == "ridge":
             targets = encode_classes(y, self.classes, _OWNER) if self.classes else y[:, None]
-            ridge = train + self.cost * len(y) * np.eye(len(y))
+            ridge = train + self.cost * len(y) * np.diag(1.0 / self.shares(y))
             weights = np.asarray(np.linalg.solve(ridge, targets))
             return weights, np.zeros(weights.shape[1])
         fitted, count = self._vectors(train, y), max(2, len(self.classes))
@@ -109,6 +112,13 @@ class Machine:
                 weights[fitted.support_[own], k] = fitted.dual_coef_[other, own]
         return weights, np.asarray(fitted.intercept_)
 
+    def shares(self, y: Floats) -> Floats:
+        """Return what the rows of these labels weigh, 1 on average, shape (n,)."""
+        if not self.balanced:
+            return np.ones(len(y))
+        targets = encode_classes(y, self.classes, _OWNER)
+        return balanced_weights(targets, class_counts(targets))
+
     def _vectors(self, train: Floats, y: Floats) -> Any:
         """Fit and return scikit-learn's support vector machine."""
         from sklearn import svm
@@ -118,6 +128,7 @@ class Machine:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # whoever judges the machine tells it
             if self.classes:
+                own["class_weight"] = "balanced" if self.balanced else None
                 fitted = svm.SVC(decision_function_shape="ovr", **own).fit(train, y)
             else:
                 fitted = svm.SVR(epsilon=_TUBE, **own).fit(train, y)
@@ -135,6 +146,7 @@ def choose_machine(
     gamma: float | None,
     cost: float | None,
     seed: int,
+    balanced: bool = False,
 ) -> Machine:
     """Choose what is not given by five-fold cross-validation; the Gram matrix is enough for it.
 
@@ -158,6 +170,8 @@ def choose_machine(
         C of a support vector machine, lambda of ridge.
     seed : int
         Of the folds.
+    balanced : bool (default: False)
+        Whether all classes count alike, in the machine and in the choice of it.
 
     Raises
     ------
@@ -171,7 +185,7 @@ def choose_machine(
         spread = float(np.trace(gram) / len(gram) - gram.mean()) or 1.0
         kernels = [replace(kernel, gamma=width / spread) for width in _WIDTHS]
     costs = _COSTS[learner] if cost is None else (cost,)
-    machines = [Machine(k, rows, learner, c, classes) for k, c in product(kernels, costs)]
+    machines = [Machine(k, rows, learner, c, classes, balanced) for k, c in product(kernels, costs)]
     if len(machines) == 1:
         return machines[0]
     order = np.random.default_rng(derive_seed(seed, "folds")).permutation(len(y))[:_TUNING_ROWS]
@@ -198,20 +212,25 @@ def _by_kernel(machines: Sequence[Machine]) -> Iterable[list[Machine]]:
 def _validate(
     machine: Machine, matrix: Floats, y: Floats, folds: Sequence[NDArray[np.intp]]
 ) -> float:
-    """Return the mean error in cross-validation: share of wrong classes, or squared error."""
-    errors = []
+    """Return the mean error in cross-validation: share of wrong classes, or squared error.
+
+    Balanced classes count alike over all folds: few of them may have rows of a rare one.
+    """
+    errors, labels = [], []
     for fold in folds:
         rest = np.setdiff1d(np.arange(len(y)), fold)
         if machine.classes and len(np.unique(y[rest])) < 2:
             continue
         found = machine.outputs(matrix[np.ix_(rest, rest)], y[rest], matrix[np.ix_(fold, rest)])
-        errors.append(_error(found, y[fold], machine.classes))
-    return float(np.mean(errors)) if errors else np.inf
+        errors.append(_errors(found, y[fold], machine.classes))
+        labels.append(y[fold])
+    if machine.balanced and errors:
+        weights = machine.shares(np.concatenate(labels))
+        return float(np.average(np.concatenate(errors), weights=weights))
+    return float(np.mean([each.mean() for each in errors])) if errors else np.inf
 
 
-def _error(outputs: Floats, y: Floats, classes: tuple[float, ...]) -> float:
-    from fedkern_flwr.labels import decide
-
+def _errors(outputs: Floats, y: Floats, classes: tuple[float, ...]) -> NDArray[Any]:
     if not classes:
-        return float(((outputs[:, 0] - y) ** 2).mean())
-    return float((np.asarray(classes)[decide(outputs)] != y).mean())
+        return np.asarray((outputs[:, 0] - y) ** 2)
+    return np.asarray(np.asarray(classes)[decide(outputs)] != y)

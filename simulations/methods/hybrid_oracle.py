@@ -9,7 +9,7 @@ from scipy.spatial.distance import cdist
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.hybrid.landmarks import draw_landmarks, moment_sums, public_seed, read_moments
-from fedkern_flwr.labels import encode_classes
+from fedkern_flwr.labels import balanced_weights, class_counts, encode_classes
 
 from ...strategies import FedCG
 from ..lab.attacks.edm_completion import reconstruction_errors
@@ -87,9 +87,12 @@ def centralised_difference(strategy: FedCG, prepared: HybridData) -> float | Non
     step = max(1, _CHUNK // m)
     for start in range(0, len(train), step):
         part = train[start : start + step]
-        k = pooled_kernel(strategy, pooled, part, landmarks)
+        k, goals = pooled_kernel(strategy, pooled, part, landmarks), y[part]
+        if strategy.class_weight:
+            root = np.sqrt(balanced_weights(goals, class_counts(y[train])))[:, None]
+            k, goals = k * root, goals * root
         gram += k.T @ k
-        right += k.T @ y[part]
+        right += k.T @ goals
     if strategy.penalty == "rkhs":
         whole = np.hstack(list(landmarks.values()))
         pairs = np.exp(-strategy.gammas_ * _distances(strategy, whole, whole))

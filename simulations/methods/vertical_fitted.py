@@ -55,7 +55,7 @@ def whole_model(strategy: FDSKL, prepared: VerticalData, state_dir: Path) -> Par
     told = {
         "blocks": blocks,
         "sizes": [len(part) for part in weights],
-        "phase_bits": strategy.phase_bits,
+        "phase_bits": strategy.chosen_bits,
         "multiple": strategy.multiple_,
         "label_bound": strategy.label_bound_,
     }

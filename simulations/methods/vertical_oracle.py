@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.alignment import hash_ids, sort_order
 from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets, public_frequency_seed
-from fedkern_flwr.labels import encode_classes
+from fedkern_flwr.labels import balanced_weights, class_counts, encode_classes
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.vertical.doubly_stochastic import draw_batch, new_coefficients, step_size
 from fedkern_flwr.vertical.phase_training import minimise, solve_square
@@ -105,12 +106,14 @@ def _one_shot(twin: _Twin, train: NDArray[np.intp], test: NDArray[np.intp]) -> F
     strategy, owner = twin.strategy, twin.strategy.plan_.actives[0]
     phases = twin.phases(train, owner, strategy.capacity)
     targets, multiple = twin.targets[train], strategy.multiple_
-    value, constant = strategy.regularization_, strategy.has_intercept
+    value, more = strategy.regularization_, dict[str, Any](intercept=strategy.has_intercept)
+    if strategy.class_weight:
+        more["weights"] = balanced_weights(targets, class_counts(targets))
     if strategy.chosen_loss == "square":
-        weights = solve_square(phases, targets, value, multiple, intercept=constant)
+        weights = solve_square(phases, targets, value, multiple, **more)
     else:
         loss = strategy.chosen_loss
-        weights = minimise(loss, phases, targets, value, multiple, intercept=constant)
+        weights = minimise(loss, phases, targets, value, multiple, **more)
     return outputs(twin.phases(test, owner, strategy.capacity), weights, multiple)
 
 

@@ -21,6 +21,9 @@ Outcome = tuple[dict[str, Any], list[dict[str, Any]]]
 #: the ``server_sees``.
 Reference = Callable[Concatenate[Any, ...], Outcome]
 
+#: What the result of a first draw says of its model, if it is there.
+_NOTED = ("no_better_than", "never_found")
+
 
 @dataclass
 class Entry:
@@ -88,7 +91,7 @@ def average(
     dict
         ``metrics``, ``history``, ``exchanges``, ``bytes_up``, ``bytes_down``, ``seconds``,
         ``cpu_seconds`` (means per draw), ``survivors``, ``failures``, ``privacy`` (of the first
-        draw) and, if it is there, ``no_better_than`` (likewise).
+        draw) and, if they are there, ``no_better_than`` and ``never_found`` (likewise).
     """
     means = {n: mean([r["metrics"].get(n) for r in results]) for n in results[0]["metrics"]}
     if "converged" in means:  # not an average: if all have
@@ -103,7 +106,7 @@ def average(
         "survivors": survivors,
         "failures": _add_failures(r["failures"] for r in results),
         "privacy": results[0]["privacy"],
-        **{name: results[0][name] for name in ("no_better_than",) if name in results[0]},
+        **{name: results[0][name] for name in _NOTED if name in results[0]},
     }
 
 

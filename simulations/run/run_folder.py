@@ -31,7 +31,7 @@ class RunFolder:
         ``config.json`` (what was asked for), ``draws.json`` (results of finished feature draws),
         ``checkpoint-<draw>.npz``, ``private_state/`` (what the simulated nodes keep to themselves),
         ``result.json``, ``model.npz``, ``scaling.json``, ``predictor.npz`` (the whole model, with
-        what the simulated parties know), ``plots/``.
+        what the simulated parties know), ``plots/``, ``report.html``.
     """
 
     path: Path
@@ -66,7 +66,7 @@ class RunFolder:
             raise OptionError(
                 f"{path} cannot be written ({error.strerror})", remedy="choose another --out"
             ) from None
-        of_earlier_run = ("result.json", PREDICTOR, *ARTIFACTS.values())
+        of_earlier_run = ("result.json", "report.html", PREDICTOR, *ARTIFACTS.values())
         for name in of_earlier_run:  # with other options
             (path / name).unlink(missing_ok=True)
         return folder

@@ -265,6 +265,7 @@ RUNS: dict[str, Callable[[int, Path], Any]] = {
     "per-fed-avg": lambda s, f: online(PerFedAvg(secure=True), s, f),
     "fed-cg": lambda s, f: hybrid(FedCG(landmarks=3, penalty="rkhs", sampling="N"), s, f),
     "fed-cg, tuned": lambda s, f: hybrid(FedCG(landmarks=3, sampling="C"), s, f),
+    "fed-cg, weighed": lambda s, f: hybrid(FedCG(landmarks=3, class_weight="balanced"), s, f),
     "fed-cg, products": lambda s, f: hybrid(FedCG(landmarks=3, solver="cg"), s, f),
     "fdskl": lambda s, f: vertical(FDSKL(features=8, gamma=0.5), s, f),
     "fdskl, two": lambda s, f: vertical(FDSKL(**_STREAM), s, f, actives=2),

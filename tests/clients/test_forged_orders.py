@@ -111,6 +111,13 @@ _TUNED: dict[str, Callable[[Any], Any]] = {
     "folds of few rows": fields(folds=3),
     "more folds": fields(folds=6),
 }
+_WEIGHED: dict[str, Callable[[Any], Any]] = {
+    "a class of one row": fields(class_counts=lambda c: np.array([c.sum() - 1, 1.0])),
+    "fewer rows than there are": fields(class_counts=lambda c: c - 1),
+    "more rows than there are": fields(class_counts=lambda c: c * 100),
+    "more classes": fields(class_counts=lambda c: np.append(c, 0.0)),
+    "no number": fields(class_counts=lambda c: c * np.nan),
+}
 CASES = [
     Case("pof-mkl", 2, "online-personal", "update"),
     Case("pof-mkl", 2, "online-evaluate", "evaluate"),
@@ -137,6 +144,8 @@ CASES = [
         requests={"few training rows": fields(trains=lambda t: np.minimum(t, 1))},
     ),
     Case("fed-cg, tuned", 1, "hybrid-equations", "equations", True, requests=_TUNED),
+    Case("fed-cg, weighed", 1, "hybrid-distances", "class counts", True),
+    Case("fed-cg, weighed", 1, "hybrid-equations", "equations", True, requests=_WEIGHED),
     Case(
         "fed-cg, products",
         1,

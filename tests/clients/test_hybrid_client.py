@@ -134,7 +134,12 @@ def later(kind: Any, number: int = 2) -> Any:
     more: Table = {"directions": np.full((5, 1), 5.0**-0.5), "labels": True, "count": True}
     more |= {"coefficients": np.ones((5, 1)), "predictions": np.zeros((0, 1))}
     more |= {"gammas": np.zeros((0, 1) if kind is wire.EquationsRequest else 0)}
-    more |= {"calibration": np.zeros(0), "noise": np.zeros(0), "factor": np.zeros((0, 0))}
+    more |= {
+        "class_counts": np.zeros(0),
+        "calibration": np.zeros(0),
+        "noise": np.zeros(0),
+        "factor": np.zeros((0, 0)),
+    }
     names = {field.name for field in dataclasses.fields(kind)}
     chosen = {name: value for name, value in more.items() if name in names}
     return kind(session=SESSION, round=number, **chosen)
@@ -278,9 +283,10 @@ def test_a_hospital_alone_shows_its_sums_only_if_allowed() -> None:
     send(make(place, allow_single=True), FinishRequest(session=SESSION, round=3))
 
 
-def of_unknown_width() -> HybridKernelClient:
+def of_unknown_width(**more: Any) -> HybridKernelClient:
     """Return a hospital whose kernel's width is chosen, alone in its run."""
-    _, client = opened(allow_single=True, policy=NodePolicy.of_simulations(min_own_rows=2))
+    policy = NodePolicy.of_simulations(min_own_rows=2)
+    _, client = opened(allow_single=True, policy=policy, **more)
     alone = {"stops": np.zeros(1, np.int32), "gammas": np.zeros(0)}
     send(client, about_rows(wire.DistancesRequest, **alone))
     return client
@@ -305,6 +311,28 @@ def test_a_hospital_answers_for_one_choice_of_widths(gammas: list[float], folds:
         assert len(found) == 1 + 2 * (15 + 5)
     with pytest.raises(RefusedError, match="other widths or folds are asked"):
         send(client, equations(4, gammas, folds))
+
+
+def test_a_hospital_that_is_alone_weighs_its_rows_by_its_own_counts() -> None:
+    client, asked = of_unknown_width(), equations(2, [0.5])
+    (plain,) = send(of_unknown_width(), asked, wire.EquationsReply).plain
+    (found,) = send(client, dataclasses.replace(asked, balanced=True), wire.EquationsReply).plain
+    # y^T W y is the sum of the weights, K^T W y no more that of the labels
+    np.testing.assert_allclose(found[0], plain[0])
+    assert np.abs(found[1:] - plain[1:]).max() > 0.01
+    counts = np.array([2.0, 1.0])  # it has one row of the first class, two of the second
+    for number, wrong in ((3, counts), (4, np.array([1.0, 2.0, 0.0])), (5, 9 * counts)):
+        request = dataclasses.replace(asked, round=number, balanced=True, class_counts=wrong)
+        with pytest.raises(RefusedError, match="counts of classes that its rows contradict"):
+            send(of_unknown_width(), dataclasses.replace(request, round=2))
+    with pytest.raises(RefusedError, match="other widths or folds are asked"):
+        send(client, dataclasses.replace(asked, round=6))
+
+
+def test_a_hospital_of_numbers_weighs_no_classes() -> None:
+    client = of_unknown_width(classes=None, y=np.array([0.1, 0.2, 0.3]))
+    with pytest.raises(ProtocolError, match="classes are to be balanced, and the labels are numb"):
+        send(client, dataclasses.replace(equations(2, [0.5]), balanced=True))
 
 
 def test_a_landmark_has_a_width_of_its_own_or_that_of_all() -> None:

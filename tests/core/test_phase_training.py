@@ -12,7 +12,7 @@ from fedkern_flwr.labels import decide, encode_classes
 from fedkern_flwr.solvers.losses import Loss, loss_derivatives, loss_values
 from fedkern_flwr.vertical import phases as phases_module
 from fedkern_flwr.vertical.phase_training import minimise, solve_square
-from fedkern_flwr.vertical.phase_tuning import Fitted, fit
+from fedkern_flwr.vertical.phase_tuning import REGULARIZATIONS_OF_NUMBERS, Fitted, fit
 from fedkern_flwr.vertical.phases import angles, outputs
 
 DTYPES = (np.uint16, np.uint32)
@@ -270,6 +270,32 @@ def test_regression_scores_are_root_mean_squared_errors() -> None:
     assert 0.09 < best < 0.115
     found = outputs(phases[300:], chosen.weights, chosen.multiple)
     assert np.sqrt(((found - y[300:]) ** 2).mean()) < 0.12
+
+
+def test_numbers_without_noise_are_known_as_exactly_as_their_phases() -> None:
+    x = np.random.default_rng(0).random((700, 3))
+    y = (np.sin(3 * x[:, 0]) * x[:, 1] + x[:, 2] ** 2)[:, None] / 2
+    errors = {}
+    for dtype in DTYPES:
+        phases = phases_of(x, 300, 0.1, dtype, 1)
+        tried = REGULARIZATIONS_OF_NUMBERS[5 if dtype is np.uint16 else 0 :]
+        chosen = fit("square", phases[:500], y[:500], classes=0, seed=0, regularizations=tried)
+        found = outputs(phases[500:], chosen.weights, chosen.multiple)
+        errors[dtype] = np.sqrt(((found - y[500:]) ** 2).mean())
+    assert errors[np.uint32] < 3e-5 < 3e-4 < errors[np.uint16] < 1e-2
+
+
+def test_the_lambda_of_numbers_is_chosen_with_all_directions() -> None:
+    """Half of them can fit noise with less: then all of them would fit too much of it."""
+    rng = np.random.default_rng(1)
+    x = rng.random((800, 2))
+    y = np.sin(9 * x.sum(axis=1, keepdims=True)) + 0.3 * rng.standard_normal((800, 1))
+    phases = phases_of(x, 900, 0.5, np.uint32, 2)
+    options = {"classes": 0, "seed": 0, "regularizations": REGULARIZATIONS_OF_NUMBERS}
+    chosen = fit("square", phases, y, **options)
+    whole = fit("square", phases, y, directions=900, **options)
+    part = fit("square", phases, y, directions=30, **options)
+    assert chosen.scores == whole.scores != part.scores
 
 
 @pytest.mark.parametrize("loss", ["square", *MARGIN_LOSSES])

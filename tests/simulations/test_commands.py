@@ -139,7 +139,8 @@ def test_json_alone_is_printed_and_kept_with_all_its_keys(name, finished):
     assert json.loads((finished(name).folder / "result.json").read_text()) == found
     judged = {"roc_plot", "confusion_plot", "calibration_plot"} if "held_out" in found else set()
     whole = set() if name in NOT_WHOLE else {"predictor"}
-    assert {*promise.plots, *judged, *whole, "model", "scaling"} == set(found["artifacts"])
+    files = {*promise.plots, *judged, *whole, "model", "scaling", "report"}
+    assert files == set(found["artifacts"])
     for artifact in found["artifacts"].values():
         content = (finished(name).folder / artifact).read_bytes()
         assert content.startswith(b"\x89PNG") == artifact.endswith(".png")

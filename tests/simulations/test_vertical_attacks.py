@@ -423,21 +423,26 @@ def own_phases(seen: VerticalRun, vector: MaskedVector) -> np.ndarray:
     return total
 
 
-def test_the_server_sees_uniform_numbers_that_tell_nothing_about_rows(default: Recorded) -> None:
-    seen = default.seen
+@pytest.mark.parametrize("bits", [16, 32])
+def test_the_server_sees_uniform_numbers_that_tell_nothing_about_rows(
+    bits: int, default: Recorded
+) -> None:
+    wide = bits == 32
+    seen = fit(Split(train=100), features=2000, phase_bits=32).seen if wide else default.seen
+    turn, kind = TURN / 2**bits, np.uint32 if wide else np.uint16
     vectors = list(seen.masked())
     assert [v.partition for v in vectors] == [*seen.parties, ACTIVE]
     assert [v.delivered for v in vectors] == [False] * 4 + [True]
     for vector in vectors:
-        assert vector.ring.dtype == np.uint16
+        assert vector.ring.dtype == kind
         assert p_uniform(vector.ring) > UNIFORM
-        angles, own = vector.ring * (TURN / 2**16), own_phases(seen, vector)
+        angles, own = vector.ring * turn, own_phases(seen, vector)
         assert resultant(angles, own) < SIGMAS / np.sqrt(len(own))
         assert not rows_up_to_map(angles.reshape(-1, 2000), 1e-4).consistent
-    together = np.sum([v.ring for v in vectors[:-1]], axis=0, dtype=np.uint16)
+    together = np.sum([v.ring for v in vectors[:-1]], axis=0, dtype=kind)
     np.testing.assert_array_equal(together, vectors[-1].ring)  # what it adds up is padded
     for vector in Bare(seen.transcript, seen.insiders).masked():  # control
-        angles, own = vector.ring * (TURN / 2**16), own_phases(seen, vector)
+        angles, own = vector.ring * turn, own_phases(seen, vector)
         assert resultant(angles, own) > 0.99
         assert rows_up_to_map(angles.reshape(-1, 2000), 1e-4).consistent
 

@@ -561,6 +561,51 @@ def test_uploads_have_the_size_of_the_phases(bits: int, parties: Callable[..., P
     assert 3 * phases <= strategy.ledger_.bytes_up <= 3 * phases + 12_000
 
 
+@pytest.mark.parametrize(
+    ("numbers", "options", "bits", "directions"),
+    [
+        (False, {}, 16, 2000),
+        (True, {}, 32, 1000),
+        (True, {"phase_bits": 16, "features": 60}, 16, 60),
+        (False, {"phase_bits": 32, "features": 60}, 32, 60),
+        (True, {"schedule": "streaming", "batch": 5, "directions": 2}, 16, 20),
+    ],
+)
+def test_numbers_take_twice_the_bits_of_half_the_phases(
+    numbers: bool, options: Table, bits: int, directions: int, parties: Callable[..., Parties]
+) -> None:
+    problem = Problem(*small(), 3, common={"label_bound": 1.0} if numbers else TWO)
+    strategy = parties(problem.tables()).fit(10, **{"phase_bits": None, **options})
+    assert strategy.upto_ == {0: directions}
+    assert strategy.model()[1]["phase_bits"] == bits
+    assert (min(strategy.tried_regularizations) == 1e-12) == (numbers and not options)
+    if strategy.schedule == "one-shot":
+        phases = len(problem.x) * directions * bits // 8
+        assert 3 * phases <= strategy.ledger_.bytes_up <= 3 * phases + 12_000
+        assert options or phases == len(problem.x) * 4000  # of classes as of numbers
+
+
+def test_balanced_classes_are_the_active_partys_own_work(parties: Callable[..., Parties]) -> None:
+    """Nobody else is told of it but by the request to it, and nothing more is sent."""
+    x, y = small()
+    y[:] = 0.0
+    y[[3, 8, 14]] = 1.0
+    problem, sizes, written, told = Problem(x, y, 3, common=TWO), [], [], []
+    for weight in (None, "balanced"):
+        transcript, run = Transcript(), parties(problem.tables())
+        options: Table = {"features": 40, "regularization": 1e-2, "class_weight": weight}
+        run.fit(**options, more={"transcript": transcript})
+        entries = list(transcript.entries())
+        sizes.append([(e.node, e.direction, sum(a.nbytes for a in e.arrays)) for e in entries])
+        told.append({e.node for e in entries if "balanced" in str(e.scalars)})
+        written.append(heldout(run, problem))
+    assert sorted(sizes[0]) == sorted(sizes[1])
+    assert told == [{1000}, {1000}]
+    assert (written[1] > written[0]).mean() > 0.9
+    with pytest.raises(OptionError, match="class_weight is for schedule one-shot"):
+        FDSKL(schedule="streaming", class_weight="balanced")
+
+
 def test_with_a_seed_a_run_is_the_same_to_the_last_bit(parties: Callable[..., Parties]) -> None:
     for options in ({"features": 64}, {"schedule": "streaming", "batch": 5, "directions": 2}):
         rounds, written = 1 if "features" in options else 12, []

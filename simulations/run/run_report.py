@@ -1,0 +1,63 @@
+"""The page of a single run: its figures, what became of the columns, the plots, who saw what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from .report import Block, FactsBlock, FigureBlock, TableBlock, TextBlock, write_report
+
+REPORT = "report.html"
+_CAPTIONS = {
+    "confusion_plot": "Confusion matrix of the held-out rows: true classes and predicted ones",
+    "roc_plot": "ROC curves on the held-out rows",
+    "calibration_plot": "Calibration: predicted probabilities and shares of the class",
+    "predicted_plot": "Predicted and true labels of held-out rows, with intervals",
+}
+_HEADS = {"column": "column", "kind": "holds", "text": "became", "outputs": "columns"}
+
+
+def write_run_report(
+    folder: Path,
+    title: str,
+    subtitle: str,
+    rows: Sequence[Sequence[str]],
+    result: Mapping[str, Any],
+) -> Path:
+    """Write ``report.html`` of a run; it names no value and no category but classes of the label.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the run.
+    title, subtitle : str
+        Head of the page.
+    rows : sequence of (str, str)
+        Figures as a run shows them, with Rich's markup.
+    result : mapping
+        What ``result.json`` has.
+
+    Raises
+    ------
+    OptionError
+        A plot is missing.
+    """
+    facts = {Text.from_markup(name).plain.strip(): value for name, value in rows}
+    blocks: list[Block] = [
+        FactsBlock("Figures", {k: Text.from_markup(str(v)).plain for k, v in facts.items()})
+    ]
+    if columns := result["columns"]:
+        cells = [[str(one[name]) for name in _HEADS] for one in columns]
+        blocks.append(TableBlock("What became of the columns", [*_HEADS.values()], cells))
+    for name, path in result["artifacts"].items():
+        if path.endswith(".png"):
+            caption = _CAPTIONS.get(name, name.removesuffix("_plot").replace("_", " ").capitalize())
+            blocks.append(FigureBlock(caption, folder / path))
+    if seen := result["privacy"].get("server_sees"):
+        blocks.append(TextBlock("The server saw", [*seen]))
+    if notes := result["config"]["notes"]:
+        blocks.append(TextBlock("Notes", [*notes]))
+    return write_report(folder / REPORT, title=title, subtitle=subtitle, blocks=blocks)
