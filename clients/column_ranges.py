@@ -21,14 +21,11 @@ from fedkern_flwr.align.column_ranges import (
     Floats,
     beyond,
     check_values,
-    first_pass,
     own_ranges,
-    second_pass,
 )
 from fedkern_flwr.alignment import KEY_BYTES
 from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.encoding.bins import COARSE, DECIMALS
-from fedkern_flwr.encoding.common import Histograms, OwnColumns
+from fedkern_flwr.encoding.common import Coarse, OwnColumns
 from fedkern_flwr.encoding.kept import KeptEncoder
 from fedkern_flwr.errors import OptionError, ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, refusal
@@ -192,48 +189,26 @@ class RangesClient(AnsweringClient):
                 self.block,
                 ", and its histograms" if self.own else "",
             )
-        self.secure_sums.contribute(wire.MEANS_SUM, first_pass(x, request.bound, request.rows))
+        share = self._encoded.coarse(x, request.bound, rows)
+        self.secure_sums.contribute(wire.MEANS_SUM, share)
         return wire.MeansReply()
 
     @answers(wire.DeviationsRequest)
     def send_deviations(self, request: wire.DeviationsRequest) -> wire.DeviationsReply:
-        """Contribute distances from the centre, and their squares."""
+        """Contribute distances from the centre, their squares, and the second histograms."""
         x = self._columns(request)
         _, rows = self._check_sum(wire.DEVIATIONS_SUM)
         centre = Centre(request.count, request.mean, request.scale)
-        if len(centre.mean) != x.shape[1] or not ((centre.count > 0) & (centre.scale > 0.0)).all():
+        asked = Coarse(centre, request.places, request.counts, request.strays)
+        if not asked.fits(x.shape[1], len(self._encoded.numeric)):
             raise ProtocolError(
                 "what was summed before does not fit the columns of this node", party=self.name
             )
-        self._fix_centre(centre)
-        self.kept.arrays["centre"] = np.stack([*vars(centre).values()])
-        # never beyond 1 about the true centre; clipped, that about another one tells nothing
-        share = np.clip(second_pass(x, centre), -1.0, 1.0)
-        if self.own is not None:
-            counts = self.own.first(centre, self.kept.settings["bound"])
-            share = np.concatenate([share, counts / rows])
+        self._fix(asked)
+        bound = self.kept.settings["bound"] if x.size else DEFAULT_BOUND
+        share = self._encoded.fine(x, asked, bound, rows)
         self.secure_sums.contribute(wire.DEVIATIONS_SUM, share)
         return wire.DeviationsReply()
-
-    @answers(wire.HistogramsRequest)
-    def send_histograms(self, request: wire.HistogramsRequest) -> wire.HistogramsReply:
-        """Contribute the second histograms, and how many rows have each category."""
-        x = self._columns(request)
-        _, rows = self._check_sum(wire.HISTOGRAMS_SUM)
-        if self.own is None:
-            raise refusal("histograms of columns that are not to be encoded", self.name)
-        d, first = len(self.own.numeric), Histograms(request.counts, request.strays)
-        kept = self.kept.arrays["centre"] if x.shape[1] else np.zeros((3, 0))
-        proper = (first.counts.shape, first.strays.shape) == ((d, COARSE), (d, DECIMALS))
-        proper = proper and bool((first.counts.sum(axis=1) == kept[0, :d]).all())
-        if not proper or (first.counts < 0.0).any():
-            raise ProtocolError(
-                "what was counted before does not fit the columns of this node", party=self.name
-            )
-        self._fix("histograms", first.counts, first.strays)
-        edges = first.edges(Centre(*kept), self.kept.settings["bound"]) if d else []
-        self.secure_sums.contribute(wire.HISTOGRAMS_SUM, self.own.second(edges) / rows)
-        return wire.HistogramsReply()
 
     @answers(wire.WriteRequest, last=True)
     def write(self, request: wire.WriteRequest) -> wire.WriteReply:
@@ -299,15 +274,15 @@ class RangesClient(AnsweringClient):
             raise ProtocolError("labels are asked for, and it has none", party=self.name)
         return np.column_stack([x, self.y])
 
-    def _fix_centre(self, centre: Centre) -> None:
-        """Refuse a second centre: distances from ever new ones would tell of single values."""
-        self._fix("centre", *vars(centre).values())
+    def _fix(self, asked: Coarse) -> None:
+        """Refuse a second centre or other bins: ever new ones would tell of single values."""
+        if self.kept.settings.setdefault("asked", asked.digest) != asked.digest:
+            raise refusal("another centre or other bins than before", self.name)
 
-    def _fix(self, name: str, *arrays: Floats) -> None:
-        """Refuse what an exchange begins with, if it is not what it was before."""
-        digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
-        if self.kept.settings.setdefault(name, digest) != digest:
-            raise refusal(f"another {name} than before", self.name)
+    @property
+    def _encoded(self) -> OwnColumns:
+        """The columns that are to be encoded, maybe none."""
+        return self.own or OwnColumns(Table(self.x[:, :0], None, ()), b"")
 
     def _check_bound(self, x: Floats, bound: float) -> None:
         """Refuse values beyond the public bound of the run."""

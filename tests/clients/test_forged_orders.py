@@ -267,13 +267,16 @@ CASES = [
     Case(
         "ranges, encoded",
         2,
-        "ranges-histograms",
-        "column histograms",
+        "ranges-deviations",
+        "column deviations",
         requests={
             "more values": fields(counts=lambda c: c + 1.0),
             "values below zero": fields(counts=lambda c: 2.0 * c - c[:, ::-1]),
-            "fewer columns": fields(counts=lambda c: c[:1], strays=lambda s: s[:1]),
+            "fewer columns": fields(
+                counts=lambda c: c[:1], strays=lambda s: s[:1], places=lambda p: p[:1]
+            ),
             "fewer bins": fields(counts=lambda c: c[:, :9]),
+            "no place": fields(places=lambda p: 0.0 * p),
         },
     ),
 ]
@@ -423,8 +426,8 @@ def answers(case: Case, found: Any) -> dict[str, str]:
         said["again, in one layer"] = node.ask(flat, replace(later, agent=-1, sealed=b""))
     if case.phase == "ranges-deviations":
         said["again, elsewhere"] = node.ask(again, replace(later, mean=later.mean + 1.0))
-    if case.phase == "ranges-histograms":
-        said["again, elsewhere"] = node.ask(again, replace(later, counts=later.counts[:, ::-1]))
+    if case.run == "ranges, encoded":
+        said["again, in bins"] = node.ask(again, replace(later, counts=later.counts[:, ::-1]))
     if len(members) > 2:
         fewer = [m for m in members if m != others[-1]]
         cohort = node.regroup(fewer)
