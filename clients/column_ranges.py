@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +22,6 @@ from fedkern_flwr.align.column_ranges import (
     check_values,
     own_ranges,
 )
-from fedkern_flwr.alignment import KEY_BYTES
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.encoding.common import Coarse, OwnColumns
 from fedkern_flwr.encoding.kept import KeptEncoder
@@ -169,7 +167,7 @@ class RangesClient(AnsweringClient):
             block=self.block,
             labelled=self.y is not None,
             kinds="" if self.own is None else self.own.kinds,
-            secret_digest=self._digest_of_key(request.session),
+            secret_digest=self._encoded.digest_of_key(self.category_key, request.session),
         )
 
     @answers(wire.MeansRequest)
@@ -257,13 +255,6 @@ class RangesClient(AnsweringClient):
             digest.update(b"" if values is None else np.ascontiguousarray(values).tobytes())
         return digest.hexdigest()
 
-    def _digest_of_key(self, session: str) -> str:
-        """Return what tells whether all holders have the same secret, and not which."""
-        if self.own is None or not self.own.keys or len(self.category_key) < KEY_BYTES:
-            return ""  # of a short one the digest would tell more; see _check_sum
-        label = f"fedkern-flwr category key/{session}".encode()
-        return hmac.digest(self.category_key, label, "sha256").hex()[:16]
-
     def _columns(self, request: wire.RangesRequest) -> Floats:
         """Return the columns of the run, which are those with which it began."""
         self.check_table(self._digest(request.session))
@@ -302,15 +293,10 @@ class RangesClient(AnsweringClient):
     def _check_sum(self, name: str) -> tuple[int, int]:
         """Refuse a sum of another kind than the method's; return its parties and their rows."""
         self.secure_sums.check(name, SumRule(ENCODING, everybody=True))
-        if self.own is not None and self.own.keys and len(self.category_key) < KEY_BYTES:
-            error = OptionError(
-                f"column {next(iter(self.own.keys))!r} holds text, and there is no secret of the "
-                f"holders, {KEY_BYTES} bytes or longer, to hide its categories",
-                remedy="draw one with python3 -c 'import secrets; print(secrets.token_hex(32))' "
-                "and give it to all holders as category-key, not to the server",
-                party=self.name,
-            )
-            raise self.unfit(error)
+        try:
+            self._encoded.check_secret(self.category_key, self.name)
+        except OptionError as error:
+            raise self.unfit(error) from None
         rows = self.secure_sums.rows(name)
         return len(rows), sum(rows)
 

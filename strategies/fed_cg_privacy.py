@@ -30,6 +30,7 @@ def seen_by(
     sampling: str,
     tunes: bool,
     variance: bool,
+    encodes: bool,
 ) -> dict[str, Any]:
     """Return what server and clients see in a run, for its privacy ledger.
 
@@ -47,6 +48,8 @@ def seen_by(
         Whether the width is chosen.
     variance : bool
         Whether the model predicts variances.
+    encodes : bool
+        Whether blocks were encoded in the run.
     """
     if protocol == "naive":
         return {
@@ -83,7 +86,15 @@ def seen_by(
         server.append(f"{moments} of blocks that several parties hold")
     if tunes:
         server.append("these sums for each width and fold; the mean distance to the landmarks")
+    if encodes:
+        server.append(
+            "of blocks that were encoded in the run: what each column holds, count, mean, "
+            "deviation, phases and histograms of numbers and dates over all holders, how many rows "
+            "have each category, not what it is called"
+        )
     shared = [f"{moments} of their own block over all its holders"] if moments else []
+    if encodes:
+        shared.append("of a block that was encoded in the run the first histograms and the encoder")
     spread = ["of a centre's training rows the covariance, up to a motion and chance"]
     return {
         "server_sees": [

@@ -14,6 +14,7 @@ follow from it.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +30,8 @@ from ..align.column_ranges import (
     read_second_pass,
     second_pass,
 )
-from ..errors import ProtocolError, TableError
+from ..alignment import KEY_BYTES
+from ..errors import OptionError, ProtocolError, TableError
 from ..tables.table import Kind, Table
 from .bins import (
     CIRCLES,
@@ -178,6 +180,29 @@ class OwnColumns:
         """Return the columns that are not categories, dates in days."""
         units = np.array([DAY if self.kinds[k] == "d" else 1.0 for k in self.numeric])
         return np.asarray(self.x[:, self.numeric] / units)
+
+    def digest_of_key(self, secret: bytes, session: str) -> str:
+        """Return what tells whether all holders have the same secret, and not which."""
+        if not self.keys or len(secret) < KEY_BYTES:
+            return ""  # of a short one the digest would tell more; see check_secret
+        label = f"fedkern-flwr category key/{session}".encode()
+        return hmac.digest(secret, label, "sha256").hex()[:16]
+
+    def check_secret(self, secret: bytes, party: str) -> None:
+        """Refuse to count categories under a secret that can be guessed.
+
+        Raises
+        ------
+        OptionError
+        """
+        if self.keys and len(secret) < KEY_BYTES:
+            raise OptionError(
+                f"column {next(iter(self.keys))!r} holds text, and there is no secret of the "
+                f"holders, {KEY_BYTES} bytes or longer, to hide its categories",
+                remedy="draw one with python3 -c 'import secrets; print(secrets.token_hex(32))' "
+                "and give it to all holders as category-key, not to the server",
+                party=party,
+            )
 
     def coarse(self, x: Floats, bound: float, rows: int) -> Floats:
         """Return this holder's part of the first sum, per row of the block.

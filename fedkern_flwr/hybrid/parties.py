@@ -27,6 +27,8 @@ MissingBlocks = Literal["error", "drop-row", "neutral"]
 HOSPITAL, CENTRE = "hospital", "centre"
 #: Name of the sum of the mean distances of training rows to the landmarks.
 MEAN_DISTANCE = "mean distance"
+#: Beginnings of the names of the sums that common encoders are made of, before that of the block.
+COLUMNS, HISTOGRAMS = "columns/", "histograms/"
 #: Refuses partitions that clash and pseudonyms that come twice.
 check_parties = partial(
     check_tables,
