@@ -189,10 +189,8 @@ def test_the_width_is_chosen_as_of_tables_encoded_beforehand(
     np.testing.assert_allclose(grids[0], grids[1], rtol=0.03)
     for name in ("by", "why", "numbers", "regularization"):
         assert fused.tuned_[name] == plain.tuned_[name]
-    picked = [
-        list(grid).index(run.tuned_["gamma"])
-        for grid, run in zip(grids, (fused, plain), strict=False)
-    ]
+    both = zip(grids, (fused, plain), strict=True)
+    picked = [list(grid).index(run.tuned_["gamma"]) for grid, run in both]
     assert picked[0] == picked[1]
     assert fused.metrics_["test_accuracy"] > 0.8
 
