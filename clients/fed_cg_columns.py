@@ -20,7 +20,13 @@ from fedkern_flwr.align.column_ranges import (
 )
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.encoding.common import Coarse, OwnColumns, coarse_length, fine_length
-from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError, ProtocolError
+from fedkern_flwr.errors import (
+    CheckpointError,
+    FedKernError,
+    OptionError,
+    ProtocolError,
+    TableError,
+)
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.hybrid import messages as wire
@@ -38,6 +44,7 @@ from .fed_cg_table import HybridTable
 from .party_table import as_numbers
 
 Names = Mapping[str, tuple[str, ...]]
+_ROWS = wire.LandmarksRequest, wire.MomentsRequest  # requests about features of rows
 
 
 class UnencodedTable(HybridTable):
@@ -76,11 +83,15 @@ class UnencodedTable(HybridTable):
         columns: Any,
         **common: Any,
     ) -> None:
-        own, d = as_numbers(x, "features", party), np.shape(x)[1]
+        own = as_numbers(x, "features", party)
+        if own.ndim != 2:
+            problem = f"features of shape {own.shape}"
+            raise TableError(problem, remedy="pass x of shape (n, d)", party=party)
+        d = own.shape[1]
         held = np.zeros((0, d)) if x_test is None else as_numbers(x_test, "features", party)
-        bare = (None if part is None else np.zeros((len(part), 0)) for part in (own, x_test))
-        first, second = bare
-        super().__init__(party, first, y, ids, second, y_test, ids_test, columns=(), **common)
+        none = None if x_test is None else np.zeros((len(held), 0))
+        bare = (np.zeros((len(own), 0)), y, ids, none, y_test, ids_test)
+        super().__init__(party, *bare, columns=(), **common)
         self.names = tuple(map(str, range(d) if columns is None else columns))
         told: dict[str, Any] = {"kinds": dict(kinds)}
         self.raw = Table(own, None, self.names, categories=dict(categories), **told)
@@ -247,11 +258,14 @@ class EncodingParty(LandmarkedParty):
                 raise refusal("an encoder before the sums that it is made of", self.name)
             if not np.array_equal(kept.arrays.setdefault("encoder", told), told):
                 raise refusal("another encoder than before in this run", self.name)
-        raw = self.raw
-        if raw is None or "encoder" not in kept.arrays or self.table is not raw:
+        if self.raw is None:
+            return
+        self.table, settings = self.raw, kept.settings
+        made = settings.get("done", -1) == settings.get("total")  # features are not needed then
+        if "encoder" not in kept.arrays or (made and not isinstance(self._request, _ROWS)):
             return
         try:
-            self.table = raw.encoded(kept.arrays["encoder"].tobytes().decode())
+            self.table = self.raw.encoded(kept.arrays["encoder"].tobytes().decode())
         except FedKernError as error:
             raise self.unfit(error) from None
 

@@ -112,7 +112,8 @@ class CommonColumns:
 
     def sum_fine(self) -> Steps:
         """Make the fine sums and of them the encoders: one exchange."""
-        requests, terms = {}, []
+        requests: dict[int, wire.HistogramsRequest] = {}
+        terms = []
         for block, parties in self.holders.items():
             asked, kinds = self._coarse[block], parties[0].kinds
             own = {name: getattr(asked, name) for name in ("places", "counts", "strays")}

@@ -88,9 +88,9 @@ class HistogramsRequest(HybridRequest, phase="hybrid-histograms"):
     count: Floats = array("columns", dtype="float64")
     mean: Floats = array("columns", dtype="float64")
     scale: Floats = array("columns", dtype="float64")
-    places: Floats = array("columns", "bounds", dtype="float64")
-    counts: Floats = array("columns", "bins", dtype="float64")
-    strays: Floats = array("columns", "decimals", dtype="float64")
+    places: Floats = array("encoded", "bounds", dtype="float64")
+    counts: Floats = array("encoded", "bins", dtype="float64")
+    strays: Floats = array("encoded", "decimals", dtype="float64")
 
 
 class HistogramsReply(HybridReply, phase="hybrid-histograms"):
