@@ -15,7 +15,11 @@ import numpy as np
 
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.parties import MEAN_DISTANCE
-from fedkern_flwr.kernels.product import distance_bound, kernel_from_distances
+from fedkern_flwr.kernels.product import (
+    ProductKernel,
+    distance_bound,
+    kernel_from_distances,
+)
 from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Steps
 from fedkern_flwr.solvers.equations import equations_length, unpack_equations
 from fedkern_flwr.solvers.tuning_sums import Equations, tuning_length
@@ -154,7 +158,8 @@ class SecureSystem(HybridSystem):
         bounds = [p.square_bound if rbf else p.absolute_bound for p in self.parties.values()]
         if not columns.late:  # else a block that is encoded in the run is no part of the sums
             units = (np.tile([0.0, 1.0], (columns.features(p), 1)) for p in columns.parties)
-            bounds += [distance_bound(unit, self.kernel) for unit in units]
+            kernel: ProductKernel = "rbf" if rbf else "laplacian"
+            bounds += [distance_bound(unit, kernel) for unit in units]
         return max(bounds) or 1.0
 
     # -- sums over the hospitals

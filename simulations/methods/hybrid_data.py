@@ -229,11 +229,7 @@ class HybridData(DealtData[HybridSettings, Pooled]):
         if not settings.centres and not settings.own_block:
             raise OptionError("nobody has columns", remedy="use --own-block or more centres")
         super().__init__(settings)
-
-    @property
-    def explained_late(self) -> bool:
-        """Whether a run decides what columns become."""
-        return self.settings.common_encoders
+        self.explained_late = settings.common_encoders
 
     def adopt(self, strategy: FedCG) -> None:
         """Take the split of a run as its hospitals have encoded it."""

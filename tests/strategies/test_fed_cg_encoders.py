@@ -23,6 +23,7 @@ from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.simulations import Transcript
 from fedkern_flwr.simulations.engines import Fault
 from fedkern_flwr.strategies import FedCG
+from fedkern_flwr.strategies.fed_cg_columns import CommonColumns
 from fedkern_flwr.tables import Table
 
 SECRET, KEY = bytes(range(32)), b"joins the ids of all"
@@ -377,8 +378,36 @@ def test_an_encoder_without_its_sums_is_refused(
 def test_the_fine_sum_comes_after_the_coarse_one(
     parties: Callable[..., Parties], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(HybridKernelClient, "add_columns", lambda self: None)
-    refused(parties(dealt(2)), "hybrid-distances")
+    """Bins that no sum of this run says are the server's own."""
+    known: list[Any] = []
+    usual = CommonColumns.take
+
+    def note(self: CommonColumns, totals: Any) -> None:
+        usual(self, totals)
+        known.append(self._coarse)
+
+    def invent(self: CommonColumns, totals: Any) -> None:
+        self._coarse = known[0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CommonColumns, "take", note)
+        parties(dealt(2)).fit(landmarks=20)
+    monkeypatch.setattr(CommonColumns, "terms", lambda self: [])
+    monkeypatch.setattr(CommonColumns, "take", invent)
+    refused(parties(dealt(2)), "the second sum of columns before the first")
+
+
+def test_a_node_that_refuses_has_the_encoder_counted_first(
+    parties: Callable[..., Parties],
+) -> None:
+    strategy = parties(dealt(2)).fit(landmarks=20)
+    usual = strategy._parties
+    allowed = []
+    for counting in ("warn", "refuse"):
+        strategy._parties = {k: replace(p, counting=counting) for k, p in usual.items()}
+        allowed.append(strategy.counting_allows())
+    made = [e["numbers"] for e in strategy.privacy()["sums"] if e["name"].endswith("/clinical")]
+    assert allowed[0] - allowed[1] >= sum(made) > 16_384
 
 
 def test_numbers_are_counted_and_few_rows_are_refused(parties: Callable[..., Parties]) -> None:
