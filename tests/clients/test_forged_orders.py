@@ -441,6 +441,8 @@ def answers(case: Case, found: Any) -> dict[str, str]:
         other = later.encoder.replace('"rows": ', '"rows": 1')
         said["again, with another encoder"] = node.ask(again, replace(later, encoder=other))
     if case.requests is _BINS:
+        places = later.places + np.array([1e-9, 0.0])  # as many bins
+        said["again, about other places"] = node.ask(again, replace(later, places=places))
         said["again, in bins"] = node.ask(again, replace(later, counts=later.counts[:, ::-1]))
     if len(members) > 2:
         fewer = [m for m in members if m != others[-1]]
