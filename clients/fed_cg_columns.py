@@ -170,6 +170,10 @@ class EncodingParty(LandmarkedParty):
             value_bound=self.value_bound,
         )
 
+    def own_rows(self) -> OwnRows:
+        """Return the rows of the table, by what they hold before it is encoded."""
+        return (self.table if self.raw is None else self.raw).own_rows()
+
     def tell_columns(
         self, reply: wire.HybridDescribeReply, session: str
     ) -> wire.HybridDescribeReply:
