@@ -185,6 +185,23 @@ class Node:
             part and replace(kept.apply(part), columns=kept.names) for part in (table, held)
         )
 
+    @property
+    def named(self) -> list[str]:
+        """Columns that are to be read as text."""
+        text = str(self.config.get("categories", ""))
+        return [one.strip() for one in text.split(",") if one]
+
+    def check_named(self, table: Table) -> None:
+        """Refuse to read columns as text that there are not.
+
+        Raises
+        ------
+        TableError
+        """
+        for name in self.named:
+            if name not in table.columns:
+                raise no_such("feature column", name, "the table", table.columns)
+
     def unencoded(self, **how: Any) -> tuple[Table, Table | None]:
         """Read tables whose columns several nodes encode together, text and gaps as they are.
 
@@ -194,11 +211,8 @@ class Node:
         ------
         TableError, OptionError
         """
-        named = [one.strip() for one in str(self.config.get("categories", "")).split(",") if one]
-        table = self.table(**how, kinds=tuple((name, "category") for name in named))
-        for name in named:
-            if name not in table.columns:
-                raise no_such("feature column", name, "the table", table.columns)
+        table = self.table(**how, kinds=tuple((name, "category") for name in self.named))
+        self.check_named(table)
         kinds = tuple((name, table.kinds.get(name, "number")) for name in table.columns)
         held = self.table("test-data", **how, kinds=kinds)
         if held is not None and held.columns != table.columns:

@@ -41,6 +41,7 @@ def arguments(node: Node) -> dict[str, Any]:
         held = held and without_missing(held, missing, "the table")
     else:
         table, held = node.tables(labelled=hospital, missing=missing)
+    node.check_named(table)
     if ranges := node.config.get("ranges"):
         table, held = scale(table, ranges), held and scale(held, ranges)
     return rows(table, held, "x", "ids", *(("y",) if hospital else ()))

@@ -27,7 +27,9 @@ def arguments(node: Node) -> dict[str, Any]:
         )
     how: Any = {"labelled": "label-column" in node.config, "missing": "keep"}
     if "encoder" not in node.config:
-        return rows(node.table(**how), None, "x", "y")
+        table = node.table(**how)
+        node.check_named(table)
+        return rows(table, None, "x", "y")
     table, _ = node.unencoded(**how)
     return {**rows(table, None, "x", "y"), "kinds": table.kinds, "categories": table.categories}
 
