@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,14 +20,10 @@ from fedkern_flwr.align.column_ranges import (
     Floats,
     beyond,
     check_values,
-    first_pass,
     own_ranges,
-    second_pass,
 )
-from fedkern_flwr.alignment import KEY_BYTES
 from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.encoding.bins import COARSE, DECIMALS
-from fedkern_flwr.encoding.common import Histograms, OwnColumns
+from fedkern_flwr.encoding.common import Coarse, OwnColumns
 from fedkern_flwr.encoding.kept import KeptEncoder
 from fedkern_flwr.errors import OptionError, ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, refusal
@@ -172,7 +167,7 @@ class RangesClient(AnsweringClient):
             block=self.block,
             labelled=self.y is not None,
             kinds="" if self.own is None else self.own.kinds,
-            secret_digest=self._digest_of_key(request.session),
+            secret_digest=self._encoded.digest_of_key(self.category_key, request.session),
         )
 
     @answers(wire.MeansRequest)
@@ -192,48 +187,26 @@ class RangesClient(AnsweringClient):
                 self.block,
                 ", and its histograms" if self.own else "",
             )
-        self.secure_sums.contribute(wire.MEANS_SUM, first_pass(x, request.bound, request.rows))
+        share = self._encoded.coarse(x, request.bound, rows)
+        self.secure_sums.contribute(wire.MEANS_SUM, share)
         return wire.MeansReply()
 
     @answers(wire.DeviationsRequest)
     def send_deviations(self, request: wire.DeviationsRequest) -> wire.DeviationsReply:
-        """Contribute distances from the centre, and their squares."""
+        """Contribute distances from the centre, their squares, and the second histograms."""
         x = self._columns(request)
         _, rows = self._check_sum(wire.DEVIATIONS_SUM)
         centre = Centre(request.count, request.mean, request.scale)
-        if len(centre.mean) != x.shape[1] or not ((centre.count > 0) & (centre.scale > 0.0)).all():
+        asked = Coarse(centre, request.places, request.counts, request.strays)
+        if not asked.fits(x.shape[1], len(self._encoded.numeric)):
             raise ProtocolError(
                 "what was summed before does not fit the columns of this node", party=self.name
             )
-        self._fix_centre(centre)
-        self.kept.arrays["centre"] = np.stack([*vars(centre).values()])
-        # never beyond 1 about the true centre; clipped, that about another one tells nothing
-        share = np.clip(second_pass(x, centre), -1.0, 1.0)
-        if self.own is not None:
-            counts = self.own.first(centre, self.kept.settings["bound"])
-            share = np.concatenate([share, counts / rows])
+        self._fix(asked)
+        bound = self.kept.settings["bound"] if x.size else DEFAULT_BOUND
+        share = self._encoded.fine(x, asked, bound, rows)
         self.secure_sums.contribute(wire.DEVIATIONS_SUM, share)
         return wire.DeviationsReply()
-
-    @answers(wire.HistogramsRequest)
-    def send_histograms(self, request: wire.HistogramsRequest) -> wire.HistogramsReply:
-        """Contribute the second histograms, and how many rows have each category."""
-        x = self._columns(request)
-        _, rows = self._check_sum(wire.HISTOGRAMS_SUM)
-        if self.own is None:
-            raise refusal("histograms of columns that are not to be encoded", self.name)
-        d, first = len(self.own.numeric), Histograms(request.counts, request.strays)
-        kept = self.kept.arrays["centre"] if x.shape[1] else np.zeros((3, 0))
-        proper = (first.counts.shape, first.strays.shape) == ((d, COARSE), (d, DECIMALS))
-        proper = proper and bool((first.counts.sum(axis=1) == kept[0, :d]).all())
-        if not proper or (first.counts < 0.0).any():
-            raise ProtocolError(
-                "what was counted before does not fit the columns of this node", party=self.name
-            )
-        self._fix("histograms", first.counts, first.strays)
-        edges = first.edges(Centre(*kept), self.kept.settings["bound"]) if d else []
-        self.secure_sums.contribute(wire.HISTOGRAMS_SUM, self.own.second(edges) / rows)
-        return wire.HistogramsReply()
 
     @answers(wire.WriteRequest, last=True)
     def write(self, request: wire.WriteRequest) -> wire.WriteReply:
@@ -282,13 +255,6 @@ class RangesClient(AnsweringClient):
             digest.update(b"" if values is None else np.ascontiguousarray(values).tobytes())
         return digest.hexdigest()
 
-    def _digest_of_key(self, session: str) -> str:
-        """Return what tells whether all holders have the same secret, and not which."""
-        if self.own is None or not self.own.keys or len(self.category_key) < KEY_BYTES:
-            return ""  # of a short one the digest would tell more; see _check_sum
-        label = f"fedkern-flwr category key/{session}".encode()
-        return hmac.digest(self.category_key, label, "sha256").hex()[:16]
-
     def _columns(self, request: wire.RangesRequest) -> Floats:
         """Return the columns of the run, which are those with which it began."""
         self.check_table(self._digest(request.session))
@@ -299,15 +265,15 @@ class RangesClient(AnsweringClient):
             raise ProtocolError("labels are asked for, and it has none", party=self.name)
         return np.column_stack([x, self.y])
 
-    def _fix_centre(self, centre: Centre) -> None:
-        """Refuse a second centre: distances from ever new ones would tell of single values."""
-        self._fix("centre", *vars(centre).values())
+    def _fix(self, asked: Coarse) -> None:
+        """Refuse a second centre or other bins: ever new ones would tell of single values."""
+        if self.kept.settings.setdefault("asked", asked.digest) != asked.digest:
+            raise refusal("another centre or other bins than before", self.name)
 
-    def _fix(self, name: str, *arrays: Floats) -> None:
-        """Refuse what an exchange begins with, if it is not what it was before."""
-        digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
-        if self.kept.settings.setdefault(name, digest) != digest:
-            raise refusal(f"another {name} than before", self.name)
+    @property
+    def _encoded(self) -> OwnColumns:
+        """The columns that are to be encoded, maybe none."""
+        return self.own or OwnColumns(Table(self.x[:, :0], None, ()), b"")
 
     def _check_bound(self, x: Floats, bound: float) -> None:
         """Refuse values beyond the public bound of the run."""
@@ -327,15 +293,10 @@ class RangesClient(AnsweringClient):
     def _check_sum(self, name: str) -> tuple[int, int]:
         """Refuse a sum of another kind than the method's; return its parties and their rows."""
         self.secure_sums.check(name, SumRule(ENCODING, everybody=True))
-        if self.own is not None and self.own.keys and len(self.category_key) < KEY_BYTES:
-            error = OptionError(
-                f"column {next(iter(self.own.keys))!r} holds text, and there is no secret of the "
-                f"holders, {KEY_BYTES} bytes or longer, to hide its categories",
-                remedy="draw one with python3 -c 'import secrets; print(secrets.token_hex(32))' "
-                "and give it to all holders as category-key, not to the server",
-                party=self.name,
-            )
-            raise self.unfit(error)
+        try:
+            self._encoded.check_secret(self.category_key, self.name)
+        except OptionError as error:
+            raise self.unfit(error) from None
         rows = self.secure_sums.rows(name)
         return len(rows), sum(rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -21,8 +22,9 @@ from fedkern_flwr.options import check_choice
 from fedkern_flwr.solvers.equations import pack_equations
 from fedkern_flwr.wire import DescribeRequest
 
+from .fed_cg_columns import EncodingParty, UnencodedTable, check_unencoded
 from .fed_cg_kernel import HospitalKernel, KernelRows
-from .fed_cg_landmarks import LandmarkedParty, training_positions, wider
+from .fed_cg_landmarks import training_positions, wider
 from .fed_cg_paper import make_hops
 from .fed_cg_table import HybridTable
 from .fed_cg_tuning import check_chosen, training_counts, tuning_sums
@@ -32,9 +34,10 @@ Protocol = Literal["secure", "naive", "chain"]
 PROTOCOLS = ("secure", "naive", "chain")
 _UNIT = 1.0 + 1e-9
 _NO_ROWS = np.zeros(0, np.int32)
+_BEFORE = wire.MomentsRequest, wire.ColumnsRequest, wire.HistogramsRequest
 
 
-class HybridKernelClient(LandmarkedParty):
+class HybridKernelClient(EncodingParty):
     """A hospital or a centre in FedCG.
 
     A hospital has labels for its rows and perhaps a block of features; a centre has a block of
@@ -73,6 +76,17 @@ class HybridKernelClient(LandmarkedParty):
     landmarks : array, shape (m, d), optional
         The block's slice of landmarks that were chosen elsewhere (sampling P), where data may be
         pooled.
+    encode : bool (default: False)
+        Whether the features are as in the file: with gaps (NaN) and positions among categories.
+        All holders of the block sum what their common encoder is made of, in the run.
+    kinds, categories, categories_test : mapping, optional
+        With ``encode``: what the columns hold, as in a :class:`~fedkern_flwr.tables.Table`.
+    category_key : bytes, optional
+        With ``encode`` and text: secret of all holders of the block, of no server, that hides the
+        names of categories.
+    value_bound : float, optional
+        With ``encode``: public bound on the magnitude of all values, the same at all holders; 2^20
+        by default.
     protocol : {"secure", "naive", "chain"} (default: "secure")
         The only protocol in which this node takes part. ``naive`` shows the block's kernel and the
         labels to the server, ``chain`` shows most of it to the other parties.
@@ -112,16 +126,29 @@ class HybridKernelClient(LandmarkedParty):
         ranges: ArrayLike | None = None,
         landmark_seed: bytes | None = None,
         landmarks: ArrayLike | None = None,
+        encode: bool = False,
+        kinds: Mapping[str, Any] | None = None,
+        categories: Mapping[str, tuple[str, ...]] | None = None,
+        categories_test: Mapping[str, tuple[str, ...]] | None = None,
+        category_key: bytes = b"",
+        value_bound: float | None = None,
         protocol: Protocol = "secure",
         **common: Any,
     ) -> None:
         def check() -> None:
             check_choice("protocol", protocol, PROTOCOLS)
+            if encode:
+                given = {"ranges": ranges, "landmarks": landmarks}
+                check_unencoded(self.name, protocol=protocol, x=x, **given)
             if landmark_seed is not None:
                 check_seed_bytes(landmark_seed)
 
-        table = partial(HybridTable, ranges=ranges)
+        table: Any = partial(HybridTable, ranges=ranges)
+        if encode:
+            names = categories or {}, categories_test or categories or {}
+            table = self.unencoded(kinds or {}, *names, category_key, value_bound)
         super().__init__(context, x, y, table=table, check=check, **common)
+        self.raw = self.table if isinstance(self.table, UnencodedTable) else None
         self.role = HOSPITAL if y is not None else CENTRE
         default = "clinical" if y is not None else f"centre {self.partition}"
         self.block = default if block is None else block
@@ -132,7 +159,7 @@ class HybridKernelClient(LandmarkedParty):
 
     def describe(self, request: DescribeRequest) -> wire.HybridDescribeReply:
         """Tell who this is; see the message."""
-        return self.tell(
+        reply = self.tell(
             request,
             wire.HybridDescribeReply,
             block=self.block,
@@ -142,19 +169,24 @@ class HybridKernelClient(LandmarkedParty):
             fold_rows=self.policy.min_own_rows,
             fold_sum_rows=self.policy.min_sum_rows,
         )
+        return self.tell_columns(reply, request.session)
 
     def answer(self, request: Any, method: Any) -> Any:
-        """Take up the settings, or the distances that come along, before a handler is called."""
+        """Take up the encoder, the settings or the distances that come along, before a handler."""
+        self.take_encoder(request.encoder)
         if isinstance(request, wire.LandmarksRequest):
             self._begin(request)
-        elif not isinstance(request, wire.MomentsRequest):
+            self.take_encoder("")  # that of the model
+        elif not isinstance(request, _BEFORE):
             self._go_on()
         return method(request)
 
     @answers(wire.DistancesRequest)
     def send_distances(self, request: wire.DistancesRequest) -> wire.DistancesReply:
         """Contribute partial distances; take the totals of an earlier part that come along."""
-        self._take_distances()
+        self.add_columns()
+        if self.table is not self.raw:  # else what this party adds is not known yet
+            self._take_distances()
         self._note_rows(request)
         landmarks = self._landmarks()
         if self._ordered("landmark pairs"):
@@ -346,14 +378,22 @@ class HybridKernelClient(LandmarkedParty):
         if not self.kept.tunes:
             raise self.wrong("the width of this run is known: it needs no mean distance")
         rows, kernel = training_positions(request), self.kept.settings["kernel"]
-        bound = len(rows) * distance_bound(self.table.ranges, kernel)
-        self.secure_sums.check(MEAN_DISTANCE, replace(wider(bound), length=1))
         self._check_share(np.unique(rows))
+        if self.raw is not None and self.role == HOSPITAL:  # it follows from the encoder
+            rows = rows[:0]
+        bound = len(rows) * self._distance_bound
+        self.secure_sums.check(MEAN_DISTANCE, replace(wider(bound), length=1))
         self._note(MEAN_DISTANCE, rows)
         found = mean_distances(self.features_at(rows), landmarks, kernel)
         self.secure_sums.contribute(MEAN_DISTANCE, np.array([found.sum()]))
 
+    @property
+    def _distance_bound(self) -> float:
+        """What no distance of this party's block is beyond."""
+        return distance_bound(self.table.ranges, self.kept.settings["kernel"])
+
     def _distance_rule(self, receiver: int = -1) -> SumRule:
         """Return the rule of sums of distances: this block's are within its declared ranges."""
-        bound = distance_bound(self.table.ranges, self.kept.settings["kernel"])
+        own = self.raw is not None and receiver == self.partition  # it adds nothing
+        bound = 0.0 if own else self._distance_bound
         return replace(wider(bound), receiver=receiver, rings=() if receiver < 0 else (32,))

@@ -32,8 +32,9 @@ class RunState(KeptState):
 
     ``order`` (rows,), the row of the table at each announced position; ``gammas`` (1,) or (m,),
     (0,) while the width is being chosen;
-    ``moments`` (2, d), if landmarks are normal. At a hospital ``rows``, its announced rows in the
-    kernel's order, ``gram`` and ``right``, the normal equations so far. In a chain
+    ``moments`` (2, d), if landmarks are normal; ``encoder``, bytes of the text of a common one. At
+    a hospital ``rows``, its announced rows in the kernel's order, ``gram`` and ``right``, the
+    normal equations so far. In a chain
     ``rows/<hospital>`` and what the method keeps.
     """
 

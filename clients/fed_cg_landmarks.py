@@ -189,7 +189,8 @@ class LandmarkedParty(TableClient):
         if path is not None and path.is_file():
             old = RunState.unpack(path.read_bytes())
             self.kept.seed = old.seed
-            self.kept.arrays |= {k: v for k, v in old.arrays.items() if k == "moments"}
+            made_of = ("moments", "encoder")
+            self.kept.arrays |= {k: v for k, v in old.arrays.items() if k in made_of}
         elif request.sampling == "P" or (self.landmark_seed and request.sampling == "U"):
             self.kept.seed = self.landmark_seed or b""
         else:

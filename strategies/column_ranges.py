@@ -11,10 +11,8 @@ from fedkern_flwr.align import range_messages as wire
 from fedkern_flwr.align.column_ranges import (
     DEFAULT_BOUND,
     ENCODING,
-    Centre,
     Floats,
     Statistics,
-    read_first_pass,
     read_second_pass,
     summed_ranges,
 )
@@ -22,13 +20,13 @@ from fedkern_flwr.encoding import Encoder
 from fedkern_flwr.encoding.categories import Categories
 from fedkern_flwr.encoding.columns import Scaling
 from fedkern_flwr.encoding.common import (
-    LETTERS,
-    Histograms,
-    common_encoder,
-    first_length,
+    Coarse,
+    check_kinds,
+    coarse_length,
+    fine_length,
     numeric,
-    read_first,
-    second_length,
+    read_coarse,
+    read_fine,
 )
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.method import Ask, Method, Rounds, Steps, Term, option
@@ -55,8 +53,8 @@ class ColumnRanges(Method):
     one holder.
 
     Where all holders of a block name a file for it they get a common encoder of their columns
-    instead (:mod:`fedkern_flwr.encoding.common`): ranks, categories and gaps of all their rows, in
-    one exchange more.
+    instead (:mod:`fedkern_flwr.encoding.common`): ranks, categories and gaps of all their rows, by
+    the same two sums.
 
     Attributes
     ----------
@@ -167,7 +165,7 @@ class ColumnRanges(Method):
             check_columns(holders)
             first = holders[0]
             for party in holders:
-                _check_kinds(party, first)
+                check_kinds(party, first)
                 if self.labels and party.labelled != first.labelled:
                     raise ProtocolError(
                         f"it has {'' if party.labelled else 'no '}labels, unlike partition "
@@ -209,10 +207,11 @@ class ColumnRanges(Method):
         shared = {block: holders for block, holders in blocks.items() if len(holders) > 1}
         measured = {block: found for block, found in shared.items() if self._columns(found)}
         encoded = {block: found for block, found in shared.items() if found[0].kinds}
-        self.planned = 1 + 2 * bool(measured) + bool(encoded)
-        first = (yield from self._sum_statistics(measured)) if measured else {}
-        if encoded:
-            yield from self._sum_histograms(encoded, first)
+        self.planned = 1 + bool(measured) + bool(measured or encoded)
+        first = (yield from self._sum_means(measured)) if measured else {}
+        if measured or encoded:
+            asked = {block: first.get(block, Coarse.nothing()) for block in {**measured, **encoded}}
+            yield from self._sum_deviations({b: shared[b] for b in asked}, asked)
         for block, found in self.statistics_.items():
             low, high = self.ranges_[block] = summed_ranges(found, self.deviations)
             parts = {**vars(found), "low": low, "high": high}
@@ -233,63 +232,61 @@ class ColumnRanges(Method):
                 high=high,
             )
 
-        asked = _of_each(blocks, write)
-        yield Ask(asked, reply=wire.WriteReply, remedy=_REMEDY, last=True)
+        wanted = _of_each(blocks, write)
+        yield Ask(wanted, reply=wire.WriteReply, remedy=_REMEDY, last=True)
         return {"rows": _rows(parties), "blocks": len(blocks), "summed": len(shared)}
 
-    def _sum_statistics(self, blocks: Blocks) -> Steps:
-        """Sum the two passes; return block -> centre and first histograms, where it is encoded."""
+    def _sum_means(self, blocks: Blocks) -> Steps:
+        """Sum the first pass; return what it says of each block."""
         rows = {block: _rows(holders) for block, holders in blocks.items()}
-        labels = {block: self._labelled(holders) for block, holders in blocks.items()}
         columns = {block: self._columns(holders) for block, holders in blocks.items()}
 
-        def ask_means(block: str) -> wire.RangesRequest:
-            return wire.MeansRequest(labels=labels[block], rows=rows[block], bound=self.bound)
+        def ask(block: str) -> wire.RangesRequest:
+            labels = self._labelled(blocks[block])
+            return wire.MeansRequest(labels=labels, rows=rows[block], bound=self.bound)
 
-        lengths = {block: 3 * d for block, d in columns.items()}
-        totals = yield from self._sum(blocks, wire.MEANS_SUM, lengths, ask_means, wire.MeansReply)
-        centres = {
-            block: read_first_pass(totals[block], self.bound, rows[block], len(holders))
+        lengths = {b: coarse_length(blocks[b][0].kinds, d) for b, d in columns.items()}
+        totals = yield from self._sum(blocks, wire.MEANS_SUM, lengths, ask, wire.MeansReply)
+        return {
+            block: read_coarse(
+                totals[block],
+                holders[0].kinds,
+                columns[block],
+                self.bound,
+                rows[block],
+                len(holders),
+            )
             for block, holders in blocks.items()
         }
 
-        def ask_deviations(block: str) -> wire.RangesRequest:
-            return wire.DeviationsRequest(labels=labels[block], **vars(centres[block]))
-
-        lengths = {b: 2 * d + first_length(blocks[b][0].kinds) for b, d in columns.items()}
-        totals = yield from self._sum(
-            blocks, wire.DEVIATIONS_SUM, lengths, ask_deviations, wire.DeviationsReply
-        )
-        first = {}
-        for block, holders in blocks.items():
-            passed, counted = np.split(totals[block], [2 * columns[block]])
-            self.statistics_[block] = read_second_pass(passed, centres[block], len(holders))
-            if kinds := holders[0].kinds:
-                first[block] = centres[block], read_first(counted, kinds, rows[block])
-        return first
-
-    def _sum_histograms(
-        self, blocks: Blocks, first: Mapping[str, tuple[Centre, Histograms]]
-    ) -> Steps:
-        """Sum the second histograms and the counts of categories; make the common encoders."""
+    def _sum_deviations(self, blocks: Blocks, asked: Mapping[str, Coarse]) -> Steps:
+        """Sum the second pass; make the statistics and the common encoders."""
 
         def ask(block: str) -> wire.RangesRequest:
-            _, found = first[block]
+            first = asked[block]
+            own = {name: getattr(first, name) for name in ("places", "counts", "strays")}
             labels = self._labelled(blocks[block])
-            return wire.HistogramsRequest(labels=labels, counts=found.counts, strays=found.strays)
+            return wire.DeviationsRequest(labels=labels, **vars(first.centre), **own)
 
-        kinds = {block: holders[0].kinds for block, holders in blocks.items()}
-        none = Centre(*np.zeros((3, 0))), read_first(np.zeros(0), "", 1)  # of categories alone
-        first = {block: first.get(block, none) for block in blocks}
-        lengths = {block: second_length(found) for block, found in kinds.items()}
+        lengths = {
+            block: fine_length(
+                holders[0].kinds, asked[block].edges(self.bound), self._columns(holders)
+            )
+            for block, holders in blocks.items()
+        }
         totals = yield from self._sum(
-            blocks, wire.HISTOGRAMS_SUM, lengths, ask, wire.HistogramsReply
+            blocks, wire.DEVIATIONS_SUM, lengths, ask, wire.DeviationsReply
         )
-        for block, (centre, found) in first.items():
-            edges, rows = found.edges(centre, self.bound), _rows(blocks[block])
-            statistics = self.statistics_.get(block, Statistics(*np.zeros((3, 0))))
-            own = edges, found, statistics, self.scaling, self.categories
-            encoder = common_encoder(totals[block], kinds[block], rows, *own)
+        for block, holders in blocks.items():
+            own = asked[block], self.bound, _rows(holders), len(holders)
+            if not holders[0].kinds:
+                self.statistics_[block] = read_second_pass(totals[block], own[0].centre, own[3])
+                continue
+            found, encoder = read_fine(
+                totals[block], holders[0].kinds, *own, self.scaling, self.categories
+            )
+            if self._columns(holders):
+                self.statistics_[block] = found
             if not encoder.outputs:
                 raise ProtocolError(
                     f"every column of block {block!r} is constant",
@@ -320,34 +317,6 @@ class ColumnRanges(Method):
         ]
         answers = yield Ask(_of_each(blocks, request), reply=reply, sums=terms, remedy=_REMEDY)
         return answers.totals
-
-
-def _check_kinds(party: Any, first: Any) -> None:
-    """Refuse a holder of a block that cannot have a common encoder with the first one."""
-    problem = ""
-    if party.kinds and (
-        len(party.kinds) != party.features or set(party.kinds) - set(LETTERS.values())
-    ):
-        problem = "what its columns hold is not told of each, unlike"
-        remedy = "run the same release at all nodes"
-    elif bool(party.kinds) != bool(first.kinds):
-        problem = f"it makes {'an' if party.kinds else 'no'} encoder, unlike"
-        remedy = "name encoder in --node-config of all holders of a block, or of none"
-    elif party.kinds != first.kinds:
-        pairs = enumerate(zip(party.kinds, first.kinds, strict=True))
-        k = next(k for k, (own, other) in pairs if own != other)
-        problem = f"its column {k + 1} is read as something else than that of"
-        remedy = "mend its cells, or name it among the categories in --node-config of all holders"
-    elif party.secret_digest != first.secret_digest:
-        problem = "its categories are hidden by another secret than those of"
-        remedy = "give all holders of the block the same category-key"
-    if problem:
-        raise ProtocolError(
-            f"{problem} partition {first.partition} in the same block",
-            remedy=remedy,
-            party=f"partition {party.partition}",
-            phase="describe",
-        )
 
 
 def _by_block(parties: Any) -> dict[str, list[Any]]:

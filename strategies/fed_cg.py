@@ -24,6 +24,7 @@ from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.wire import DescribeReply
 
+from .fed_cg_columns import CommonColumns, are_late, most_numbers, unencoded_blocks
 from .fed_cg_paper import ChainSystem, NaiveSystem
 from .fed_cg_privacy import WARNINGS, seen_by
 from .fed_cg_secure import SecureSystem
@@ -67,6 +68,10 @@ class FedCG(Variance):
     tuned_ : dict
         What of them was tried, what was chosen and how; empty where nothing was. The widths of the
         landmarks are half and double of the one that was chosen, in turn.
+    encoders_ : dict
+        Name of each block that was encoded in the run -> its encoder as JSON, without names.
+    columns_ : list of dict
+        What the columns of these blocks became.
     outputs_, classes_, label_bound_
         What the hospitals have labels of.
     model_of : (str, int)
@@ -97,6 +102,8 @@ class FedCG(Variance):
         self.model_of: tuple[str, int] = ("", 0)
         self._sets: dict[str, list[int]] = {}
         self._parties: dict[int, wire.HybridDescribeReply] = {}
+        self.encoders_: dict[str, str] = {}
+        self.columns_: list[dict[str, Any]] = []
 
     # -- what a method tells about itself
 
@@ -121,6 +128,7 @@ class FedCG(Variance):
             "label_bound": self.label_bound_,
             "calibration": self.calibration_numbers(),
             "noise": self.noise(),
+            "encoders": self.encoders_,
         }
         arrays = {"coefficients": self.coefficients_, "gammas": self.gammas_}
         return {**arrays, **self.factor_arrays()}, meta
@@ -137,6 +145,7 @@ class FedCG(Variance):
             penalty=self.penalty,
             sampling=self.chosen_sampling,
             tunes=self._tunes,
+            encodes=bool(self.encoders_) and not self.model_of[0],
         )
         return {**self.sums_privacy(), **seen} if self.protocol == "secure" else seen
 
@@ -145,8 +154,9 @@ class FedCG(Variance):
         return self.plan_.report() if self.plan_.wards else {}
 
     def result(self) -> dict[str, Any]:
-        """Return the result of the last run, with what was tried and chosen in it."""
-        return {**super().result(), **({"tuned": self.tuned_} if self.tuned_ else {})}
+        """Return the result of the last run, with what was tried, chosen and encoded in it."""
+        found = {"tuned": self.tuned_, "encoded": self.columns_}
+        return {**super().result(), **{name: value for name, value in found.items() if value}}
 
     # -- parties
 
@@ -155,8 +165,10 @@ class FedCG(Variance):
         return self.protocol != "naive"
 
     def check_parties(self, parties: Sequence[Any]) -> None:
-        """Refuse partitions that clash and ids that come twice."""
+        """Refuse partitions that clash, ids that come twice, columns that do not fit together."""
         hybrid.check_parties(parties)
+        if unencoded_blocks(parties) and self.protocol != "secure":
+            raise ProtocolError("features are encoded in protocol 'secure' only")
 
     def cohorts(self) -> list[list[int]] | None:
         """Match the rows; return the sets among which is summed, fixed by who holds what."""
@@ -204,6 +216,8 @@ class FedCG(Variance):
             self._take_tuned(system, meta.get("tuned", {}))
         yield from system.open()
         known["fingerprints"] = self.fingerprints_ = dict(system.fingerprints)
+        known["encoders"] = self.encoders_ = dict(system.columns.encoders)
+        self.columns_ = system.columns.explain()
 
         def save(arrays: Mapping[str, NDArray[Any]], **meta: Any) -> Save:
             return Save(arrays, {**known, **meta}, kept=KEPT)
@@ -231,6 +245,7 @@ class FedCG(Variance):
             if self.landmark_gamma:
                 self.gammas_ = landmark_gammas(gamma, self.landmarks_, self.run_seed)
         return _SYSTEMS[self.protocol](
+            columns=self._unencoded(),
             plan=self.plan_,
             parties=self._parties,
             cohorts=list(self._sets),
@@ -243,6 +258,20 @@ class FedCG(Variance):
             sampling=self.chosen_sampling,
             balanced=self.class_weight is not None,
             **{name: getattr(self, name) for name in _OF_SYSTEM},
+        )
+
+    def _unencoded(self) -> CommonColumns:
+        """Return what is to be encoded in the run, with the encoders that are known."""
+        found = unencoded_blocks([*self._parties.values()])
+        uniform = self.chosen_sampling in ("auto", "U") and self.penalty == "ridge"
+        return CommonColumns(
+            found,
+            list(self._sets),
+            are_late(found) and uniform,
+            self.encoder_scaling,
+            self.encoder_categories,
+            dict(self.encoders_ or self.saved_meta_.get("encoders", {})),
+            not self.model_of[0],
         )
 
     def _solve(
@@ -277,13 +306,16 @@ class FedCG(Variance):
         hospitals = [self._parties[h] for h in self.plan_.hospitals]
         if all(party.counting == "off" for party in hospitals):
             return math.inf
+        # nodes that warn alone take encoders as if they had been made in a run before
+        strict = any(party.counting == "refuse" for party in hospitals)
         rows = {party.partition: party.rows for party in hospitals}
         behind = [
             hidden_rows(rows, rows, own=party.partition) * (party.features + 1)
             for party in hospitals
             if party.rows
         ]
-        return min(behind, default=0)
+        shared = unencoded_blocks(hospitals).values() if strict else ()
+        return min(behind, default=0) - sum(map(most_numbers, shared))
 
     # -- predictions with a model that was saved
 
@@ -336,6 +368,7 @@ class FedCG(Variance):
         def rounds(parties: Sequence[DescribeReply]) -> Rounds:
             self.coefficients_, self.gammas_ = arrays["coefficients"], arrays["gammas"]
             self.outputs_, self.fingerprints_ = outputs, dict(meta["fingerprints"])
+            self.encoders_ = dict(meta.get("encoders", {}))
             if sorted(self.plan_.blocks) != meta["blocks"]:
                 raise ProtocolError(
                     f"the parties hold blocks {sorted(self.plan_.blocks)}, the model has "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+from fedkern_flwr.encoding.categories import Categories
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.hybrid.landmarks import Sampling
 from fedkern_flwr.hybrid.parties import MissingBlocks
@@ -11,6 +12,8 @@ from fedkern_flwr.judging.judges import Weighted
 from fedkern_flwr.kernels.product import ProductKernel
 from fedkern_flwr.method import option
 from fedkern_flwr.solvers.least_squares import Penalty
+
+from .fed_cg_columns import Scaling
 
 Protocol = Literal["secure", "naive", "chain"]
 Tune = Literal["auto", "folds", "gcv", "off"]
@@ -103,6 +106,19 @@ class HybridOptions(Weighted):
         "Of protocol secure: bits of a number in the sums of distances, 32 or 64. With 32 they are "
         "half as large; the total of C centres' distances of at most b is then off by less than "
         "C 2^(ceil(log2(C + 1)) + floor(log2 b) - 30).",
+    )
+
+    encoder_scaling: Scaling = option(
+        "auto",
+        "How numbers are scaled whose common encoder is made in the run: by the range of a column, "
+        "but by ranks where some of its values are far from the others, or all of them one way.",
+        of_model=False,
+    )
+    encoder_categories: Categories = option(
+        "auto",
+        "What text becomes there: a column per category, their shares of the rows, or signed "
+        "buckets of a hash under the holders' secret; auto: columns of up to 20, else shares.",
+        of_model=False,
     )
 
     def __init__(self, **options: Any) -> None:

@@ -30,6 +30,7 @@ def seen_by(
     sampling: str,
     tunes: bool,
     variance: bool,
+    encodes: bool,
     weighted: bool = False,
 ) -> dict[str, Any]:
     """Return what server and clients see in a run, for its privacy ledger.
@@ -48,6 +49,8 @@ def seen_by(
         Whether the width is chosen.
     variance : bool
         Whether the model predicts variances.
+    encodes : bool
+        Whether blocks were encoded in the run.
     weighted : bool (default: False)
         Whether classes count alike.
     """
@@ -88,7 +91,15 @@ def seen_by(
         server.append("these sums for each width and fold; the mean distance to the landmarks")
     if weighted and not predicts:
         server.append("how many training rows each class has over the hospitals")
+    if encodes:
+        server.append(
+            "of blocks that were encoded in the run: what each column holds, count, mean, "
+            "deviation, phases and histograms of numbers and dates over all holders, how many rows "
+            "have each category, not what it is called"
+        )
     shared = [f"{moments} of their own block over all its holders"] if moments else []
+    if encodes:
+        shared.append("of a block that was encoded in the run the first histograms and the encoder")
     spread = ["of a centre's training rows the covariance, up to a motion and chance"]
     return {
         "server_sees": [

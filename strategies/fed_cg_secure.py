@@ -15,7 +15,11 @@ import numpy as np
 
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.parties import CLASS_COUNTS, MEAN_DISTANCE
-from fedkern_flwr.kernels.product import kernel_from_distances
+from fedkern_flwr.kernels.product import (
+    ProductKernel,
+    distance_bound,
+    kernel_from_distances,
+)
 from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Steps
 from fedkern_flwr.solvers.equations import equations_length, unpack_equations
 from fedkern_flwr.solvers.tuning_sums import Equations, tuning_length
@@ -31,6 +35,11 @@ class SecureSystem(HybridSystem):
 
     def open(self) -> Steps:
         """Agree on landmarks where needed, then have the hospitals' kernels made."""
+        columns = self.columns
+        columns.late = columns.late and self._parts == 1
+        if columns.missing and not columns.late:
+            yield from columns.sum_coarse()
+            yield from columns.sum_fine()
         yield from self.agree()
         yield from self._make_kernels()
 
@@ -86,12 +95,7 @@ class SecureSystem(HybridSystem):
 
     def _make_kernels(self) -> Steps:
         """Sum the distances, as many rows at a time as a message may hold."""
-        wards = self.plan.wards
-        largest = max(
-            (sum(w.total for w in wards.values() if p in w.centres) for p in self.plan.parties),
-            default=0,
-        )
-        parts = max(1, -(-largest * self.landmarks * self.distance_bits // 8 // _MESSAGE))
+        wards, parts = self.plan.wards, self._parts
         steps = {h: -(-ward.total // parts) for h, ward in wards.items()}
         for number in range(parts):
             part = {}
@@ -104,6 +108,15 @@ class SecureSystem(HybridSystem):
                     part[h] = slice(0, 0)  # makes its kernel alone
             if part:
                 yield from self._sum_distances(part, pairs=not number)
+
+    @property
+    def _parts(self) -> int:
+        """In how many messages the distances travel."""
+        wards = self.plan.wards.values()
+        largest = max(
+            (sum(w.total for w in wards if p in w.centres) for p in self.plan.parties), default=0
+        )
+        return max(1, -(-largest * self.landmarks * self.distance_bits // 8 // _MESSAGE))
 
     def _sum_distances(self, parts: dict[int, slice], *, pairs: bool) -> Steps:
         m, bound = self.landmarks, self._distance_bound
@@ -134,13 +147,18 @@ class SecureSystem(HybridSystem):
         if counted_classes:
             terms.append(self.term(CLASS_COUNTS, self.first.classes, self._rows, "hospitals"))
             asked |= set(self.plan.hospitals)
+        terms += self.columns.terms()
         requests = self.landmarks_requests(wire.DistancesRequest, asked, parts)
         answers = yield Ask(requests, reply=wire.DistancesReply, sums=terms)
         self.take_fingerprints(answers.replies)
+        self.columns.take(answers.totals)
+        if self.columns.missing:  # hospitals add their own block as the distances arrive
+            yield from self.columns.sum_fine()
         for running in answers.running.values():
             yield Deliver(running, running.order.receiver)
         if spread:
-            self.mean_distance = float(answers.totals[MEAN_DISTANCE][0]) / counted
+            own = self.columns.mean_distance(self.plan, self.kernel)
+            self.mean_distance = float(answers.totals[MEAN_DISTANCE][0]) / counted + own
         if counted_classes:
             self.class_counts = np.rint(answers.totals[CLASS_COUNTS])
         if pairs:
@@ -150,8 +168,13 @@ class SecureSystem(HybridSystem):
 
     @property
     def _distance_bound(self) -> float:
-        rbf, parties = self.kernel == "rbf", self.parties.values()
-        return max(p.square_bound if rbf else p.absolute_bound for p in parties) or 1.0
+        rbf, columns = self.kernel == "rbf", self.columns
+        bounds = [p.square_bound if rbf else p.absolute_bound for p in self.parties.values()]
+        if not columns.late:  # else a block that is encoded in the run is no part of the sums
+            units = (np.tile([0.0, 1.0], (columns.features(p), 1)) for p in columns.parties)
+            kernel: ProductKernel = "rbf" if rbf else "laplacian"
+            bounds += [distance_bound(unit, kernel) for unit in units]
+        return max(bounds) or 1.0
 
     # -- sums over the hospitals
 
@@ -160,8 +183,10 @@ class SecureSystem(HybridSystem):
         hospitals = self.plan.hospitals
         alone = len(hospitals) == 1
         terms = [] if alone else [self.term(name, length, bound, "hospitals")]
+        request = self.columns.told(request, self.parties, hospitals)
+        among = None if isinstance(request, dict) else hospitals
         answers: Answers = yield from self._ask_hospitals(
-            Ask(request, reply=reply, sums=terms, among=hospitals)
+            Ask(request, reply=reply, sums=terms, among=among)
         )
         return self.added(answers.replies, length) if alone else answers.totals[name]
 

@@ -19,6 +19,8 @@ from fedkern_flwr.method import Ask, Steps, Term
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.strategy import logger
 
+from .fed_cg_columns import CommonColumns
+
 Floats = NDArray[np.float64]
 KEPT = 1  # the parties keep what belongs to a run under this number
 _NOTHING, _NO_BYTES = np.zeros(0), np.zeros(0, np.uint8)
@@ -51,6 +53,8 @@ class HybridSystem(ABC):
         Of predictions: session and step of the run that made the model.
     known : dict
         Block -> fingerprint that its landmarks must have; of a new run empty.
+    columns : CommonColumns
+        The blocks that are encoded in this run.
     landmark_kernel : ndarray of shape (m, m) or None
         K_mm, where the penalty needs it.
     fingerprints : dict
@@ -73,6 +77,7 @@ class HybridSystem(ABC):
     public_seed: int
     model_of: tuple[str, int]
     known: Mapping[str, str]
+    columns: CommonColumns
     landmark_kernel: Floats | None = None
     gram: Floats | None = None  # K^T K, once it is summed
     fingerprints: dict[str, str] = field(default_factory=dict)
@@ -234,9 +239,10 @@ class HybridSystem(ABC):
                     p,
                     moments=moments,
                     sampling=self.sampling,
+                    encoder=self.columns.of(self.parties[p]),
                     peers=np.array(peers, np.int32),
                 )
-            length = moments_length(self.parties[holders[0]].features, self.sampling)
+            length = self._moments_length(holders[0])
             if moments and secure:
                 terms.append(self.term(f"moments/{block}", length, rows or 1, f"block {block}"))
         answers = yield Ask(requests, reply=wire.MomentsReply, sums=terms)
@@ -245,7 +251,7 @@ class HybridSystem(ABC):
                 self._moments[block] = answers.totals[f"moments/{block}"]
             elif moments:  # the paper's protocols hide nothing
                 plain = [answers.replies[p].plain for p in holders]
-                length = moments_length(self.parties[holders[0]].features, self.sampling)
+                length = self._moments_length(holders[0])
                 if any(vector.shape != (length,) for vector in plain):
                     raise ProtocolError(f"moments of block {block!r} are missing")
                 self._moments[block] = np.sum(plain, axis=0)
@@ -257,6 +263,9 @@ class HybridSystem(ABC):
                         "the secret of its block is missing", party=f"partition {leader}"
                     )
                 self._sealed |= {q: (leader, s) for q, s in zip(peers, sealed, strict=True)}
+
+    def _moments_length(self, holder: int) -> int:
+        return moments_length(self.columns.features(self.parties[holder]), self.sampling)
 
     def take_fingerprints(self, replies: Mapping[int, wire.DistancesReply]) -> None:
         """Check that all holders of a block have the same landmarks, and the model's.
@@ -338,6 +347,7 @@ class HybridSystem(ABC):
                 gammas=self.gammas,
                 moments=self._moments.get(party.block, _NOTHING),
                 sealed_seed=sealed,
+                encoder=self.columns.of(party),
             )
         return requests
 

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from ..wire.describe import DescribeReply
 from ..wire.message import Message, array
 
-#: Counts, sums and sums of squares of the columns of a block.
+#: Counts, sums and sums of squares of the columns of a block; of columns that are to be encoded
+#: the first histograms.
 MEANS_SUM = "column means"
 #: Sums of their distances from the mean, and of the squares of these; of columns that are to be
-#: encoded the first histograms.
+#: encoded the second histograms, and how many rows have each category.
 DEVIATIONS_SUM = "column deviations"
-#: Second histograms, and how many rows have each category.
-HISTOGRAMS_SUM = "column histograms"
 
 Floats = NDArray[Any]
 
@@ -59,25 +58,17 @@ class MeansReply(RangesReply, phase="ranges-means"):
 
 
 class DeviationsRequest(RangesRequest, phase="ranges-deviations"):
-    """Contribute to the second pass; see :class:`~fedkern_flwr.align.column_ranges.Centre`."""
+    """Contribute to the second pass; see :class:`~fedkern_flwr.encoding.common.Coarse`."""
 
     count: Floats = array("columns", dtype="float64")
     mean: Floats = array("columns", dtype="float64")
     scale: Floats = array("columns", dtype="float64")
+    places: Floats = array("encoded", "bounds", dtype="float64")
+    counts: Floats = array("encoded", "bins", dtype="float64")
+    strays: Floats = array("encoded", "decimals", dtype="float64")
 
 
 class DeviationsReply(RangesReply, phase="ranges-deviations"):
-    """See :class:`RangesReply`."""
-
-
-class HistogramsRequest(RangesRequest, phase="ranges-histograms"):
-    """Contribute to the second histograms: what the first say of the columns of the block."""
-
-    counts: Floats = array("columns", "bins", dtype="float64")
-    strays: Floats = array("columns", "decimals", dtype="float64")
-
-
-class HistogramsReply(RangesReply, phase="ranges-histograms"):
     """See :class:`RangesReply`."""
 
 

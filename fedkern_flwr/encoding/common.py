@@ -1,14 +1,20 @@
 """Common encoders: what the holders of a block sum, and the encoder that the sums make.
 
 Holders of a block have the same columns of different rows. Numbers, booleans and dates (in days)
-are counted in bins (:mod:`.bins`); of dates weekday, month and hour as well. Categories are counted
-in buckets, by a hash of their names under a secret of the holders: the server, which does not have
-it, sees how many rows each has and not what it is called, and a holder encodes categories that it
-does not have itself. Two categories in one bucket are one: of 20 some are with probability 1.2 %.
+are summed up and counted in bins, twice (:mod:`.bins`, :mod:`..align.column_ranges`); of dates
+weekday, month and hour as well. Categories are counted in buckets, by a hash of their names under a
+secret of the holders: the server, which does not have it, sees how many rows each has and not what
+it is called, and a holder encodes categories that it does not have itself. Two categories in one
+bucket are one: of 20 some are with probability 1.2 %.
+
+Two sums, one after the other: the *coarse* one over public bins, the *fine* one over bins that
+follow from it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,19 +22,29 @@ from typing import Any
 
 import numpy as np
 
-from ..align.column_ranges import Centre, Statistics
-from ..errors import ProtocolError, TableError
+from ..align.column_ranges import (
+    Centre,
+    Statistics,
+    first_pass,
+    read_first_pass,
+    read_second_pass,
+    second_pass,
+)
+from ..alignment import KEY_BYTES
+from ..errors import OptionError, ProtocolError, TableError
 from ..tables.table import Kind, Table
 from .bins import (
+    CIRCLES,
     COARSE,
     DECIMALS,
-    FINE,
     binned_facts,
     coarse_edges,
     count_bins,
     count_strays,
     decimals_of,
     fine_edges,
+    read_phases,
+    sum_phases,
 )
 from .categories import BUCKETS, Categories, Category, bucket_of, column_key
 from .columns import DAY, PARTS, Column, Date, Number, Scaling, parts_of_dates
@@ -39,28 +55,62 @@ from .facts import CategoryFacts, Floats, NumberFacts
 LETTERS: Mapping[Kind, str] = {"number": "n", "boolean": "b", "date": "d", "category": "c"}
 
 _CLOCK = (7, 12, 24)  # weekdays, months, hours
+_OF_COLUMN = COARSE + DECIMALS + 2 * CIRCLES  # numbers of the first histograms
 
 
 @dataclass(frozen=True, eq=False)
-class Histograms:
-    """The first histograms of the columns that are not categories, over all holders.
+class Coarse:
+    """What the first sum says, which the second is asked with.
 
     Attributes
     ----------
+    centre : Centre
+        Of the columns that are not categories; of labels, where they are summed, last.
+    places : ndarray of float64, shape (d, 2)
+        Where most values of an encoded column are, and within how much.
     counts : ndarray of float64, shape (d, COARSE)
         Values in each bin.
     strays : ndarray of float64, shape (d, DECIMALS)
         Values with more than 0, 1, 2 and 3 decimals.
     """
 
+    centre: Centre
+    places: Floats
     counts: Floats
     strays: Floats
 
-    def edges(self, centre: Centre, bound: float) -> list[Floats]:
-        """Return the edges of the second bins of each column."""
-        first = _first_edges(centre, bound, len(self.counts))
-        columns = zip(first, self.counts, self.strays, strict=True)
-        return [fine_edges(own, counts, decimals_of(strays)) for own, counts, strays in columns]
+    @classmethod
+    def nothing(cls) -> Coarse:
+        """Return what is known of categories alone."""
+        none = np.zeros((3, 0)), np.zeros((0, 2)), np.zeros((0, COARSE)), np.zeros((0, DECIMALS))
+        return cls(Centre(*none[0]), *none[1:])
+
+    def edges(self, bound: float) -> list[Floats]:
+        """Return the edges of the second bins of each encoded column."""
+        rows = zip(self.counts, self.strays, self.places, strict=True)
+        about = zip(self.centre.mean.tolist(), self.centre.scale.tolist(), strict=True)
+        return [
+            fine_edges(counts, decimals_of(strays), where, place, bound)
+            for (counts, strays, place), where in zip(rows, about, strict=False)
+        ]
+
+    @property
+    def digest(self) -> str:
+        """A digest of all of it."""
+        parts = [*vars(self.centre).values(), self.places, self.counts, self.strays]
+        return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+
+    def fits(self, columns: int, encoded: int) -> bool:
+        """Tell whether it is of so many columns, of which so many are encoded."""
+        centre, counts = self.centre, self.counts
+        shapes = centre.count.shape, self.places.shape, counts.shape, self.strays.shape
+        return bool(
+            shapes == ((columns,), (encoded, 2), (encoded, COARSE), (encoded, DECIMALS))
+            and ((centre.count > 0.0) & (centre.scale > 0.0)).all()
+            and (self.places[:, 1] > 0.0).all()
+            and not (counts < 0.0).any()
+            and (counts.sum(axis=1) == centre.count[:encoded]).all()
+        )
 
 
 def numeric(kinds: str) -> int:
@@ -68,15 +118,20 @@ def numeric(kinds: str) -> int:
     return len(kinds) - kinds.count("c")
 
 
-def first_length(kinds: str) -> int:
-    """Return how many numbers the first histograms of a block have."""
-    return numeric(kinds) * (COARSE + DECIMALS)
+def coarse_length(kinds: str, columns: int) -> int:
+    """Return how many numbers the first sum has, of so many columns that are not categories."""
+    return 3 * columns + numeric(kinds) * _OF_COLUMN
 
 
-def second_length(kinds: str) -> int:
-    """Return how many numbers the second histograms and the counts of a block have."""
+def fine_length(kinds: str, edges: Sequence[Floats], columns: int) -> int:
+    """Return how many numbers the second sum has; edges are those of the encoded columns."""
+    return 2 * columns + sum(_sizes(kinds, edges))
+
+
+def _sizes(kinds: str, edges: Sequence[Floats]) -> list[int]:
+    """Return how many numbers each of the second histograms has."""
     dates, categories = kinds.count("d"), kinds.count("c")
-    return numeric(kinds) * FINE + dates * sum(_CLOCK) + categories * BUCKETS
+    return [*(len(own) - 1 for own in edges), *[*_CLOCK] * dates, *[BUCKETS] * categories]
 
 
 # -- at a holder
@@ -126,24 +181,54 @@ class OwnColumns:
         units = np.array([DAY if self.kinds[k] == "d" else 1.0 for k in self.numeric])
         return np.asarray(self.x[:, self.numeric] / units)
 
-    def first(self, centre: Centre, bound: float) -> Floats:
-        """Return the first histograms and the counts of decimals, one after the other."""
-        columns = self.numbers().T
-        counts = zip(columns, _first_edges(centre, bound, len(columns)), strict=True)
-        found = [count_bins(*one) for one in counts] + [count_strays(one) for one in columns]
-        return np.concatenate([*found, np.zeros(0)])
+    def digest_of_key(self, secret: bytes, session: str) -> str:
+        """Return what tells whether all holders have the same secret, and not which."""
+        if not self.keys or len(secret) < KEY_BYTES:
+            return ""  # of a short one the digest would tell more; see check_secret
+        label = f"fedkern-flwr category key/{session}".encode()
+        return hmac.digest(secret, label, "sha256").hex()[:16]
 
-    def second(self, edges: Sequence[Floats]) -> Floats:
-        """Return the second histograms, the counts of parts of dates and those of buckets."""
-        found = [count_bins(*one) for one in zip(self.numbers().T, edges, strict=True)]
+    def check_secret(self, secret: bytes, party: str) -> None:
+        """Refuse to count categories under a secret that can be guessed.
+
+        Raises
+        ------
+        OptionError
+        """
+        if self.keys and len(secret) < KEY_BYTES:
+            raise OptionError(
+                f"column {next(iter(self.keys))!r} holds text, and there is no secret of the "
+                f"holders, {KEY_BYTES} bytes or longer, to hide its categories",
+                remedy="draw one with python3 -c 'import secrets; print(secrets.token_hex(32))' "
+                "and give it to all holders as category-key, not to the server",
+                party=party,
+            )
+
+    def coarse(self, x: Floats, bound: float, rows: int) -> Floats:
+        """Return this holder's part of the first sum, per row of the block.
+
+        ``x`` are :meth:`numbers`, and the labels where they are summed.
+        """
+        columns, edges = self.numbers().T, coarse_edges(bound)
+        found = [first_pass(x, bound, rows), *(count_bins(one, edges) / rows for one in columns)]
+        found += [count_strays(one) / rows for one in columns]
+        return np.concatenate([*found, *(sum_phases(one, bound) / rows for one in columns)])
+
+    def fine(self, x: Floats, asked: Coarse, bound: float, rows: int) -> Floats:
+        """Return its part of the second sum: distances and their squares, histograms, counts."""
+        # never beyond 1 about the true centre; clipped, that about another one tells nothing
+        found = [np.clip(second_pass(x, asked.centre), -1.0, 1.0)]
+        columns = zip(self.numbers().T, asked.edges(bound), strict=True)
+        found += [count_bins(*one) / rows for one in columns]
         for k, letter in enumerate(self.kinds):
             if letter == "d":
                 parts = parts_of_dates(self.x[:, k], 0.0)[1:]
-                found += [count_bins(*one) for one in zip(parts, _CLOCK_EDGES, strict=True)]
+                clocks = zip(parts, _CLOCK_EDGES, strict=True)
+                found += [count_bins(*one) / rows for one in clocks]
         for k, letter in enumerate(self.kinds):
             if letter == "c":
                 known = self.x[np.isfinite(self.x[:, k]), k].astype(np.intp)
-                found.append(np.bincount(known, minlength=BUCKETS).astype(np.float64))
+                found.append(np.bincount(known, minlength=BUCKETS) / rows)
         return np.concatenate(found)
 
     def named(self, text: str) -> Encoder:
@@ -177,49 +262,99 @@ class OwnColumns:
 # -- at the server
 
 
-def read_first(total: Floats, kinds: str, rows: int) -> Histograms:
-    """Return what the total of the first histograms says, which is per row of the block."""
-    counts, strays = np.split(np.rint(total * rows), [numeric(kinds) * COARSE])
-    return Histograms(counts.reshape(-1, COARSE), strays.reshape(-1, DECIMALS))
+def check_kinds(party: Any, first: Any) -> None:
+    """Refuse a holder of a block that cannot have a common encoder with the first one.
+
+    Raises
+    ------
+    ProtocolError
+    """
+    problem = ""
+    if party.kinds and (
+        len(party.kinds) != party.features or set(party.kinds) - set(LETTERS.values())
+    ):
+        problem = "what its columns hold is not told of each, unlike"
+        remedy = "run the same release at all nodes"
+    elif bool(party.kinds) != bool(first.kinds):
+        problem = f"it makes {'an' if party.kinds else 'no'} encoder, unlike"
+        remedy = "name encoder in --node-config of all holders of a block, or of none"
+    elif party.kinds != first.kinds:
+        pairs = enumerate(zip(party.kinds, first.kinds, strict=True))
+        k = next(k for k, (own, other) in pairs if own != other)
+        problem = f"its column {k + 1} is read as something else than that of"
+        remedy = "mend its cells, or name it among the categories in --node-config of all holders"
+    elif party.secret_digest != first.secret_digest:
+        problem = "its categories are hidden by another secret than those of"
+        remedy = "give all holders of the block the same category-key"
+    if problem:
+        raise ProtocolError(
+            f"{problem} partition {first.partition} in the same block",
+            remedy=remedy,
+            party=f"partition {party.partition}",
+            phase="describe",
+        )
 
 
-def common_encoder(
+def read_coarse(
+    total: Floats, kinds: str, columns: int, bound: float, rows: int, holders: int
+) -> Coarse:
+    """Return what the first sum says, which is per row of the block.
+
+    Raises
+    ------
+    ProtocolError
+        It cannot be that of rows that all holders have values in.
+    """
+    d = numeric(kinds)
+    ends = np.cumsum([3 * columns, d * COARSE, d * DECIMALS])
+    passed, counts, strays, phases = np.split(total, ends)
+    centre = read_first_pass(passed, bound, rows, holders)
+    sums = zip(rows * phases.reshape(d, 2 * CIRCLES), centre.count.tolist(), strict=False)
+    places = [read_phases(own, count, bound) for own, count in sums]
+    return Coarse(
+        centre,
+        np.array(places).reshape(d, 2),
+        np.rint(rows * counts).reshape(d, COARSE),
+        np.rint(rows * strays).reshape(d, DECIMALS),
+    )
+
+
+def read_fine(
     total: Floats,
     kinds: str,
+    asked: Coarse,
+    bound: float,
     rows: int,
-    edges: Sequence[Floats],
-    first: Histograms,
-    found: Statistics,
+    holders: int,
     scaling: Scaling = "auto",
     categories: Categories = "auto",
-) -> Encoder:
-    """Return the encoder of a block, whose columns are called by their numbers.
+) -> tuple[Statistics, Encoder]:
+    """Return what the second sum says: statistics, and the encoder, named by numbers of columns.
 
     Parameters
     ----------
     total : ndarray
-        Of the second histograms and the counts, per row of the block.
+        The sum.
     kinds : str
         What the columns hold.
-    rows : int
-        Rows of the block.
-    edges : sequence of ndarray
-        Of the second bins.
-    first : Histograms
-        The first ones.
-    found : Statistics
-        Of the columns that are not categories.
+    asked : Coarse
+        What it was asked with.
+    bound : float
+        B, no value is larger.
+    rows, holders : int
+        Of the block.
     scaling, categories
         What columns become, see :meth:`.Encoder.fit`.
 
     Raises
     ------
     ProtocolError
-        There are not so many values as in the sums before.
+        There are not so many values as in the sum before.
     """
-    dates, texts = kinds.count("d"), kinds.count("c")
-    sizes = [FINE] * numeric(kinds) + [*_CLOCK] * dates + [BUCKETS] * texts
-    counts = np.split(np.rint(total * rows), np.cumsum(sizes)[:-1])
+    edges, texts = asked.edges(bound), kinds.count("c")
+    passed, histograms = np.split(total, [2 * len(asked.centre.mean)])
+    found = read_second_pass(passed, asked.centre, holders)
+    counts = np.split(np.rint(histograms * rows), np.cumsum(_sizes(kinds, edges))[:-1])
     known = np.array([part.sum() for part in counts])
     if (
         min(part.min() for part in counts) < 0.0
@@ -241,7 +376,7 @@ def common_encoder(
             columns.append(_category(name, next(buckets), rows, categories))
             continue
         mean, deviation = float(found.mean[number]), float(found.deviation[number])
-        decimals = decimals_of(first.strays[number])
+        decimals = decimals_of(asked.strays[number])
         facts = binned_facts(edges[number], next(bins), decimals, rows, mean, deviation)
         own = Number.of(name, facts, scaling, "encode", boolean=letter == "b")
         if letter == "d":
@@ -251,7 +386,7 @@ def common_encoder(
         else:
             columns.append(own)
         number += 1
-    return Encoder(tuple(columns))
+    return found, Encoder(tuple(columns))
 
 
 _STARTS = (0, 1, 0)  # Monday, January, midnight
@@ -274,12 +409,6 @@ def _category(name: str, counts: Floats, rows: int, how: Categories) -> Category
     found = {str(k): int(counts[k]) for k in np.flatnonzero(counts)}
     facts = CategoryFacts(rows, rows - int(counts.sum()), found)
     return Category.of(name, facts, "encode", how=how)
-
-
-def _first_edges(centre: Centre, bound: float, d: int) -> list[Floats]:
-    """Return the edges of the first bins; the labels, which are not encoded, come last."""
-    columns = zip(centre.mean[:d], centre.scale[:d], strict=True)
-    return [coarse_edges(float(mean), float(scale), bound) for mean, scale in columns]
 
 
 def _refuse(constant: str) -> Any:

@@ -27,6 +27,11 @@ class HybridDescribeReply(TableReply):
     absolute_bound: float
     fold_rows: int = 0  # least number of its training rows in a fold
     fold_sum_rows: int = 0  # the same of all hospitals' rows
+    # Of features that are encoded in the run: a letter for each, see encoding.common; public bound
+    # on their magnitude; digest of the session and of what hides categories.
+    kinds: str = ""
+    value_bound: float = 0.0
+    secret_digest: str = ""
 
 
 class HybridRequest(Message):
@@ -34,6 +39,7 @@ class HybridRequest(Message):
 
     session: str = ""
     round: int = 0  # grows with every exchange, so that duplicates are noticed
+    encoder: str = ""  # of the receiver's block, once it is known: JSON, without names of columns
 
 
 class HybridReply(Message):
@@ -66,6 +72,29 @@ class RowsRequest(HybridRequest):
         """Of each hospital: partition, training rows, first and last of the positions."""
         columns = (self.hospitals, self.trains, self.starts, self.stops)
         return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+class ColumnsRequest(HybridRequest, phase="hybrid-columns"):
+    """Contribute to the coarse sum of a block's columns where it rides on no other exchange."""
+
+
+class ColumnsReply(HybridReply, phase="hybrid-columns"):
+    """The coarse sum is made."""
+
+
+class HistogramsRequest(HybridRequest, phase="hybrid-histograms"):
+    """Contribute to the fine sum; see :class:`~fedkern_flwr.encoding.common.Coarse`."""
+
+    count: Floats = array("columns", dtype="float64")
+    mean: Floats = array("columns", dtype="float64")
+    scale: Floats = array("columns", dtype="float64")
+    places: Floats = array("encoded", "bounds", dtype="float64")
+    counts: Floats = array("encoded", "bins", dtype="float64")
+    strays: Floats = array("encoded", "decimals", dtype="float64")
+
+
+class HistogramsReply(HybridReply, phase="hybrid-histograms"):
+    """The fine sum is made."""
 
 
 class MomentsRequest(RowsRequest, phase="hybrid-moments"):

@@ -29,6 +29,8 @@ HOSPITAL, CENTRE = "hospital", "centre"
 MEAN_DISTANCE = "mean distance"
 #: Sum of the hospitals' training rows of each class, where these are balanced.
 CLASS_COUNTS = "class counts"
+#: Beginnings of the names of the sums that common encoders are made of, before that of the block.
+COLUMNS, HISTOGRAMS = "columns/", "histograms/"
 #: Refuses partitions that clash and pseudonyms that come twice.
 check_parties = partial(
     check_tables,

@@ -19,7 +19,7 @@ from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.guard.policy import as_simulated
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node_files import check_predictions, read_classes, read_secret, whole_rows
-from fedkern_flwr.tables.table import Table
+from fedkern_flwr.tables.table import Table, no_such
 
 MakeClient = Callable[[Context], PhaseClient]
 
@@ -35,6 +35,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "category-key": partial(read_secret, name="the category key"),
     "classes": lambda text: read_classes(str(text)) or None,
     "label-bound": float,
+    "value-bound": float,
     "top": int,
     "results": Path,
 }
@@ -183,6 +184,43 @@ class Node:
         return tuple(  # type: ignore[return-value]
             part and replace(kept.apply(part), columns=kept.names) for part in (table, held)
         )
+
+    @property
+    def named(self) -> list[str]:
+        """Columns that are to be read as text."""
+        text = str(self.config.get("categories", ""))
+        return [one.strip() for one in text.split(",") if one]
+
+    def check_named(self, table: Table) -> None:
+        """Refuse to read columns as text that there are not.
+
+        Raises
+        ------
+        TableError
+        """
+        for name in self.named:
+            if name not in table.columns:
+                raise no_such("feature column", name, "the table", table.columns)
+
+    def unencoded(self, **how: Any) -> tuple[Table, Table | None]:
+        """Read tables whose columns several nodes encode together, text and gaps as they are.
+
+        ``categories`` of the node's configuration are text whatever their cells look like.
+
+        Raises
+        ------
+        TableError, OptionError
+        """
+        table = self.table(**how, kinds=tuple((name, "category") for name in self.named))
+        self.check_named(table)
+        kinds = tuple((name, table.kinds.get(name, "number")) for name in table.columns)
+        held = self.table("test-data", **how, kinds=kinds)
+        if held is not None and held.columns != table.columns:
+            raise TableError(
+                "the test data does not have the columns of the data, in this order",
+                remedy="bring them to the same columns",
+            )
+        return table, held
 
     def whole(self, table: Table, key: str = "data", **how: bool) -> Table:
         """Return the rows that lack nothing, as the run says; see :func:`whole_rows`."""

@@ -62,7 +62,9 @@ def run_method(name: str, values: dict[str, Any]) -> None:
         with screen.status("reading the table"):
             prepared = prepare_data(config)
         family(name).check_data(config, prepared)
-        _explain(screen, values, [one._asdict() for one in prepared.explain()])
+        late = prepared.explained_late
+        if not late:
+            _explain(screen, values, [one._asdict() for one in prepared.explain()])
         folder = RunFolder.create(chosen_folder(values["out"], name), config, force=values["force"])
         try:
             with tracking(values["track"], config, folder.path) as track:
@@ -71,6 +73,8 @@ def run_method(name: str, values: dict[str, Any]) -> None:
             if error.exit_code == OptionError.exit_code and not folder.unfinished:
                 folder.discard()  # it is known only now that this cannot be run
             raise
+        if late:
+            _explain(screen, values, result["columns"])
     _show(screen, folder, result)
     tell(result)
 

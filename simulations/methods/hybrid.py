@@ -83,6 +83,22 @@ def _missing_rows(result: Mapping[str, Any]) -> list[list[str]]:
     return [[text, str(count)] for text, count in found if count]
 
 
+def _check_common(strategy: FedCG, data: Mapping[str, Any]) -> None:
+    """Refuse to encode in the run what is not of several hospitals.
+
+    Raises
+    ------
+    OptionError
+    """
+    problem = ""
+    if data["hospitals"] < 2 or not data["own_block"]:
+        problem = "common encoders are of columns that several hospitals have"
+    elif strategy.protocol != "secure" or strategy.sampling == "P":
+        problem = "common encoders are for protocol secure and sampling U, N or C"
+    if problem:
+        raise OptionError(problem, remedy="leave out --common-encoders")
+
+
 _COLUMNS = {
     "accuracy": accuracy(3),
     "rmse": rmse(3),
@@ -170,7 +186,12 @@ class HybridFamily(Family[HybridSettings, HybridData]):
                 f"{hospitals} hospitals and {centres} centres are not {clients} clients",
                 remedy="leave out --clients",
             )
-        return super().config(name, {**values, "hospitals": hospitals})
+        found = super().config(name, {**values, "hospitals": hospitals})
+        data = found["data"]
+        if data["common_encoders"]:
+            how = {f"encoder_{name}": data[name] for name in ("scaling", "categories")}
+            found["options"] = {**found["options"], **how}
+        return found
 
     def check(self, config: Config) -> None:
         """Refuse options that cannot work before any data is read."""
@@ -180,6 +201,8 @@ class HybridFamily(Family[HybridSettings, HybridData]):
                 "scaling standard has no public range, within which landmarks are drawn",
                 remedy="use --scaling rank or range",
             )
+        if config["data"]["common_encoders"]:
+            _check_common(FedCG(**config["options"]), config["data"])
         if config["data"]["reconstruction"]:
             check_reconstruction(FedCG(**config["options"]))
 
@@ -202,6 +225,7 @@ class HybridFamily(Family[HybridSettings, HybridData]):
     ) -> dict[str, Any]:
         """Return the difference from the pooled solution, and errors in the labels' units."""
         assert isinstance(strategy, FedCG)
+        prepared.adopt(strategy)
         difference = centralised_difference(strategy, prepared)
         found: dict[str, Any] = {}
         if difference is not None:

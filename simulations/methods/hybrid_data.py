@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkern_flwr.align.column_ranges import DEFAULT_BOUND
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.hybrid.parties import CENTRE, HOSPITAL
@@ -23,6 +24,7 @@ from ..run.splits import Split, split_rows
 from ..run.toy import three_hospitals
 from .clients import TableClients
 from .dealt_data import DealtData, DealtTable, bound_of
+from .hybrid_encoded import unencoded, with_common
 from .labelled_data import LabelledSettings, check_sites, owners
 
 Floats = NDArray[np.float64]
@@ -54,6 +56,11 @@ class HybridSettings(LabelledSettings):
         Allow a single hospital, and rows that a single centre knows.
     paper_split : bool
         Hold out the rows that the paper's programs do: scikit-learn's train_test_split, seed 0.
+    common_encoders : bool
+        Hospitals have their own block as in a file, with text, dates and gaps, and make the encoder
+        that they have in common in the run: one exchange more (default: encoded beforehand).
+    value_bound : float
+        With common encoders: public bound on the magnitude of all values of the hospitals' block.
     reconstruction : bool
         Attack the naive protocol's kernel and report the errors (pools the data).
     """
@@ -69,6 +76,8 @@ class HybridSettings(LabelledSettings):
     alpha: float = 0.5
     allow_single: bool = False
     paper_split: bool = False
+    common_encoders: bool = False
+    value_bound: float = DEFAULT_BOUND
     reconstruction: bool = False
 
     def training(self, table: Table, seed: int) -> NDArray[np.bool_]:
@@ -103,10 +112,16 @@ class Pooled(DealtTable):
         To which hospital a row goes.
     blocks : dict
         Name of a block -> positions of its columns; the hospitals' own first, if they have one.
+    raw : Table or None
+        The rows before they were encoded, where hospitals encode their block in the run.
+    value_bound : float
+        Bound of its values.
     """
 
     hospital: NDArray[np.intp]
     blocks: Mapping[str, NDArray[np.intp]]
+    raw: Table | None = None
+    value_bound: float = DEFAULT_BOUND
 
     @property
     def hospitals(self) -> int:
@@ -165,16 +180,19 @@ class HybridClients(TableClients[Pooled]):
         if centre < 0:
             mine = dealt.hospital == partition
             train, test = (np.flatnonzero(mine & part) for part in (dealt.train, ~dealt.train))
+            x, x_test = (dealt.x[np.ix_(rows, columns)] for rows in (train, test))
+            features = {"x": x, "x_test": x_test}
+            if dealt.raw is not None:
+                features = unencoded(dealt, block, train, test, self.seed)
             return {
-                "x": dealt.x[np.ix_(train, columns)],
                 "y": dealt.y[train],
                 "ids": train,
-                "x_test": dealt.x[np.ix_(test, columns)],
                 "y_test": dealt.y[test] if np.isfinite(dealt.y[test]).all() else None,
                 "ids_test": test,
                 "classes": dealt.class_names or None,
                 "label_bound": dealt.label_bound,
                 **common,
+                **features,
             }
         x = dealt.x[:, columns]
         rows = np.flatnonzero(np.isfinite(x).all(axis=1))
@@ -191,6 +209,11 @@ class HybridClients(TableClients[Pooled]):
         """
         if self.given is not None:
             raise OptionError("sampling P needs all rows in one place", remedy="use U or N")
+        if self.dealt.raw is not None:
+            raise OptionError(
+                "common encoders are made of the nodes' own files",
+                remedy="leave out --common-encoders, or name encode in --node-config of the app",
+            )
         role = HOSPITAL if partition < self.hospitals else CENTRE
         return {**self.arguments(partition), "role": role}
 
@@ -220,6 +243,15 @@ class HybridData(DealtData[HybridSettings, Pooled]):
         if not settings.centres and not settings.own_block:
             raise OptionError("nobody has columns", remedy="use --own-block or more centres")
         super().__init__(settings)
+        self.explained_late = settings.common_encoders
+
+    def adopt(self, strategy: FedCG) -> None:
+        """Take the split of a run as its hospitals have encoded it."""
+        found = self.split(strategy.seed or 0)
+        if found.raw is not None and strategy.encoders_:
+            seed = strategy.seed or 0
+            known = seed if self.settings.resplit else self.settings.seed
+            self._splits[known] = with_common(found, OWN_BLOCK, strategy, seed)
 
     @property
     def num_clients(self) -> int:
@@ -312,6 +344,8 @@ class HybridData(DealtData[HybridSettings, Pooled]):
             notes=notes,
             hospital=_deal_rows(settings, table.take(rows), train, seed),
             blocks=blocks,
+            raw=table.take(rows) if settings.common_encoders else None,
+            value_bound=settings.value_bound,
         )
 
 

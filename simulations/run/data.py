@@ -242,6 +242,8 @@ class Prepared(ABC):
     """
 
     notes: tuple[str, ...]
+    #: Whether a run decides what columns become.
+    explained_late: bool = False
 
     @property
     @abstractmethod

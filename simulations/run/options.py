@@ -13,6 +13,7 @@ from ...strategies import PhaseStrategy
 
 # Options of every run, or set by the run itself.
 _OF_THE_RUN = frozenset({"seed", "checkpoint", "resume", "secure"})
+_OF_THE_RUN |= {"encoder_scaling", "encoder_categories"}  # those of the data
 
 #: Groups of options in the help, in their order.
 PANELS = (DATA, PARTIES, METHOD, RUN) = ("Data", "Parties", "Method", "Engine and output")
@@ -29,7 +30,7 @@ _OF_PARTIES |= {
     "split",
     "alpha",
 }
-_OF_PARTIES |= {"allow_single"}
+_OF_PARTIES |= {"allow_single", "common_encoders", "value_bound"}
 _FLAGS = {"id_column": "--id", "site_column": "--site"}
 
 

@@ -118,6 +118,14 @@ _WEIGHED: dict[str, Callable[[Any], Any]] = {
     "more classes": fields(class_counts=lambda c: np.append(c, 0.0)),
     "no number": fields(class_counts=lambda c: c * np.nan),
 }
+_BINS: dict[str, Callable[[Any], Any]] = {
+    "more values": fields(counts=lambda c: c + 1.0),
+    "values below zero": fields(counts=lambda c: 2.0 * c - c[:, ::-1]),
+    "fewer columns": fields(counts=lambda c: c[:1], strays=lambda s: s[:1], places=lambda p: p[:1]),
+    "fewer bins": fields(counts=lambda c: c[:, :9]),
+    "no place": fields(places=lambda p: 0.0 * p),
+    "no scale": fields(scale=lambda s: 0.0 * s),
+}
 CASES = [
     Case("pof-mkl", 2, "online-personal", "update"),
     Case("pof-mkl", 2, "online-evaluate", "evaluate"),
@@ -134,6 +142,17 @@ CASES = [
     Case("fed-cg", 1, "hybrid-distances", "distances/1", True, requests=_WIDTHS),
     Case("fed-cg", 3, "hybrid-distances", "landmark pairs", True),
     Case("fed-cg", 1, "hybrid-equations", "equations", True),
+    Case("fed-cg, encoded", 1, "hybrid-distances", "columns/"),
+    Case("fed-cg, encoded first", 1, "hybrid-columns", "columns/"),
+    Case("fed-cg, encoded", 1, "hybrid-histograms", "histograms/", requests=_BINS),
+    Case(
+        "fed-cg, encoded",
+        1,
+        "hybrid-equations",
+        "equations",
+        True,
+        requests={"no encoder": fields(encoder="{}")},
+    ),
     Case("fed-cg, tuned", 1, "hybrid-moments", "moments/", True, requests=_PARTS),
     Case(
         "fed-cg, tuned",
@@ -276,14 +295,9 @@ CASES = [
     Case(
         "ranges, encoded",
         2,
-        "ranges-histograms",
-        "column histograms",
-        requests={
-            "more values": fields(counts=lambda c: c + 1.0),
-            "values below zero": fields(counts=lambda c: 2.0 * c - c[:, ::-1]),
-            "fewer columns": fields(counts=lambda c: c[:1], strays=lambda s: s[:1]),
-            "fewer bins": fields(counts=lambda c: c[:, :9]),
-        },
+        "ranges-deviations",
+        "column deviations",
+        requests=_BINS,
     ),
 ]
 #: Phases in which nothing is contributed to a sum.
@@ -432,8 +446,13 @@ def answers(case: Case, found: Any) -> dict[str, str]:
         said["again, in one layer"] = node.ask(flat, replace(later, agent=-1, sealed=b""))
     if case.phase == "ranges-deviations":
         said["again, elsewhere"] = node.ask(again, replace(later, mean=later.mean + 1.0))
-    if case.phase == "ranges-histograms":
-        said["again, elsewhere"] = node.ask(again, replace(later, counts=later.counts[:, ::-1]))
+    if getattr(later, "encoder", ""):
+        other = later.encoder.replace('"rows": ', '"rows": 1')
+        said["again, with another encoder"] = node.ask(again, replace(later, encoder=other))
+    if case.requests is _BINS:
+        places = later.places + np.array([1e-9, 0.0])  # as many bins
+        said["again, about other places"] = node.ask(again, replace(later, places=places))
+        said["again, in bins"] = node.ask(again, replace(later, counts=later.counts[:, ::-1]))
     if len(members) > 2:
         fewer = [m for m in members if m != others[-1]]
         cohort = node.regroup(fewer)

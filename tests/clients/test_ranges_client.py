@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from flwr.app import Context, RecordDict
 from fedkern_flwr.align import range_messages as wire
 from fedkern_flwr.align.column_ranges import Centre
 from fedkern_flwr.clients import RangesClient
+from fedkern_flwr.encoding.common import Coarse
 from fedkern_flwr.errors import (
     FedKernError,
     OptionError,
@@ -114,6 +116,7 @@ def means(**fields: Any) -> wire.MeansRequest:
 def deviations(**fields: Any) -> wire.DeviationsRequest:
     own: Table = {"session": SESSION, "round": 2, "labels": False}
     own |= {"count": np.array([9.0, 5.0]), "mean": np.zeros(2), "scale": np.ones(2)}
+    own |= {"places": np.zeros((0, 2)), "counts": np.zeros((0, 80)), "strays": np.zeros((0, 4))}
     return wire.DeviationsRequest(**{**own, **fields})
 
 
@@ -208,16 +211,17 @@ def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> Non
 
 def test_a_node_that_was_described_anew_takes_no_second_centre() -> None:
     place = context()
-    one, other = (Centre(np.full(2, 9.0), np.full(2, m), np.ones(2)) for m in (0.0, 1.0))
+    centres = (Centre(np.full(2, 9.0), np.full(2, m), np.ones(2)) for m in (0.0, 1.0))
+    one, other = (replace(Coarse.nothing(), centre=centre) for centre in centres)
     for _ in range(2):
         client = make(place)
         client.fit(**opening())
         with client.keeping(SESSION):
-            client._fix_centre(one)
+            client._fix(one)
     make(place).fit(**opening())
     client = make(place)
-    with pytest.raises(RefusedError, match="another centre than before"), client.keeping(SESSION):
-        client._fix_centre(other)
+    with pytest.raises(RefusedError, match="another centre or other"), client.keeping(SESSION):
+        client._fix(other)
 
 
 def test_a_node_that_is_described_with_another_table_refuses() -> None:

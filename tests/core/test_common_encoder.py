@@ -10,24 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkern_flwr.align.column_ranges import (
-    Centre,
-    Statistics,
-    first_pass,
-    read_first_pass,
-    read_second_pass,
-    second_pass,
-)
 from fedkern_flwr.encoding import Encoder
-from fedkern_flwr.encoding.bins import FINE, coarse_edges, count_bins, count_strays, fine_edges
+from fedkern_flwr.encoding.bins import (
+    coarse_edges,
+    count_bins,
+    count_strays,
+    fine_edges,
+    read_phases,
+    sum_phases,
+)
 from fedkern_flwr.encoding.categories import BUCKETS, HASHED, bucket_of, signed_bucket
 from fedkern_flwr.encoding.common import (
     OwnColumns,
-    common_encoder,
-    first_length,
+    coarse_length,
+    fine_length,
     numeric,
-    read_first,
-    second_length,
+    read_coarse,
+    read_fine,
 )
 from fedkern_flwr.encoding.facts import KNOTS
 from fedkern_flwr.errors import ProtocolError, TableError
@@ -50,24 +49,21 @@ def common(tables: Sequence[Table], scaling: Any = "rank", categories: Any = "au
     own = [OwnColumns(table, SECRET) for table in tables]
     kinds, rows = own[0].kinds, sum(table.rows for table in tables)
     d, numbers = numeric(kinds), [one.numbers() for one in own]
-    centre, found = Centre(*np.zeros((3, 0))), Statistics(*np.zeros((3, 0)))
-    if d:
-        total = sum(first_pass(x, BOUND, rows) for x in numbers)
-        centre = read_first_pass(np.asarray(total), BOUND, rows, len(own))
-        total = sum(second_pass(x, centre) for x in numbers)
-        found = read_second_pass(np.asarray(total), centre, len(own))
-    parts = [one.first(centre, BOUND) / rows for one in own]
-    assert {len(part) for part in parts} == {first_length(kinds)}
-    first = read_first(np.sum(parts, axis=0), kinds, rows)
-    edges = first.edges(centre, BOUND)
-    parts = [one.second(edges) / rows for one in own]
-    assert {len(part) for part in parts} == {second_length(kinds)}
+    how = BOUND, rows
+    parts = [one.coarse(x, *how) for one, x in zip(own, numbers, strict=True)]
+    assert {len(part) for part in parts} == {coarse_length(kinds, d)}
+    asked = read_coarse(np.sum(parts, axis=0), kinds, d, *how, len(own))
+    assert asked.fits(d, d)
+    edges = asked.edges(BOUND)
+    parts = [one.fine(x, asked, *how) for one, x in zip(own, numbers, strict=True)]
+    assert {len(part) for part in parts} == {fine_length(kinds, edges, d)}
     total = np.sum(parts, axis=0)
-    encoder = common_encoder(total, kinds, rows, edges, first, found, scaling, categories)
+    encoder = read_fine(total, kinds, asked, *how, len(own), scaling, categories)[1]
     named = [one.named(encoder.to_json()) for one in own]
     assert all(other.to_json() == named[0].to_json() for other in named)
-    counts = np.rint(total * rows)[: d * FINE].reshape(d, FINE)
-    return Common(named[0], edges, list(counts))
+    sizes = np.cumsum([2 * d, *(len(one) - 1 for one in edges)])
+    counts = np.split(np.rint(total * rows), sizes)[1:-1]
+    return Common(named[0], edges, counts)
 
 
 def deal(columns: dict[str, tuple[str, Any]], parts: Sequence[np.ndarray]) -> list[Table]:
@@ -103,11 +99,15 @@ def numbers(rng: np.random.Generator, n: int, how: str) -> np.ndarray:
         "tenths": lambda: np.round(10.0 * rng.random(n), 1),
         "few": lambda: rng.choice([0.1, 1.0 / 3.0, 7.0], n),
         "constant": lambda: np.full(n, np.pi),
+        "years": lambda: np.where(rng.random(n) < 0.1, 0.0, 1950.0 + rng.integers(0, 70, n)),
+        "shifted": lambda: 1e5 + np.exp(2.0 * rng.normal(size=n)),
+        "late": lambda: 20_000.0 - np.round(np.exp(rng.normal(3.0, 1.5, n))),
     }
     return made[how]()
 
 
 SHAPES = ("normal", "tiny", "tails", "incomes", "far", "ages", "tenths", "few", "constant")
+ODD = ("years", "shifted", "late")
 
 
 def awkward(
@@ -185,21 +185,24 @@ def test_the_encoder_of_several_holders_is_that_of_the_pooled_rows(
         assert (np.diff(found[known, k][np.argsort(cells[known])]) >= -1e-12).all()  # in order
 
 
-@pytest.mark.parametrize("how", SHAPES[:-1])
+@pytest.mark.parametrize("how", [*SHAPES[:-1], *ODD])
 def test_bins_are_small_whatever_the_column(how: str) -> None:
-    """So that ranks are those of the pooled rows to half a hundredth, to the last bit for ages."""
+    """Ranks are those of the pooled rows to half a hundredth, to the last bit for ages and years.
+
+    Whatever far values there are: of years a tenth are 0; others trail off from most of them.
+    """
     rng = np.random.default_rng(3)
     columns = {"x": ("number", numbers(rng, 6000, how))}
     (pooled,) = deal(columns, [np.arange(6000)])
     made = common(deal(columns, np.array_split(np.arange(6000), 3)))
     expected = Encoder.fit(pooled, "rank").transform(pooled)
     gap = np.abs(made.encoder.transform(pooled) - expected).max()
-    if how == "ages":
+    if how in ("ages", "years"):
         assert gap <= 1e-12
     elif how == "few":
         assert gap <= 0.51  # a value of many decimals and rows is anywhere in its bin
     else:
-        assert gap <= 0.005
+        assert gap <= (0.01 if how == "shifted" else 0.005)
 
 
 def widths(made: Common, j: int) -> float:
@@ -325,35 +328,52 @@ def test_buckets_depend_on_the_secret_and_the_column() -> None:
 
 def test_a_split_bin_has_five_rows_where_they_are_spread_evenly() -> None:
     """Bins are no finer than rows allow: of few rows single values are not told apart."""
-    edges = coarse_edges(0.5, 1.0, 1.0)
+    edges = coarse_edges(1.0)
     for n in (20, 100, 1000):
         x = (np.arange(n) + 0.5) / n
-        fine = fine_edges(edges, count_bins(x, edges), -1)
-        assert len(fine) == FINE + 1
-        more = (np.diff(fine) > 0.0).sum() - (np.diff(edges) > 0.0).sum()
-        assert more <= n / 5
+        counts, place = count_bins(x, edges), read_phases(sum_phases(x, 1.0), n, 1.0)
+        fine = fine_edges(counts, -1, (0.5, 0.5), place, 1.0)
+        assert (np.diff(fine) > 0.0).all()
+        public = 2 * 64 + len(edges)  # even ones about two places, powers of two
+        assert len(fine) <= public + n / 5
         assert count_bins(x, fine).sum() == n
-    assert count_strays(np.array([1.0, 0.5, 0.25, 0.125, 1 / 3, np.nan])).tolist() == [4, 3, 2, 1]
+
+
+def test_what_is_known_to_be_empty_is_not_counted_again() -> None:
+    x = np.array([1.0, 3.0] * 50)
+    counts = count_bins(x, coarse_edges(BOUND))
+    fine = fine_edges(counts, 0, (2.0, 2.0), read_phases(sum_phases(x, BOUND), 100, BOUND), BOUND)
+    assert fine.tolist() == [-BOUND - 0.5, 0.5, 1.5, 2.5, 3.5, BOUND + 0.5]
+
+
+@pytest.mark.parametrize("where", [-9e5, -0.3, 0.0, 2024.0, 1e5])
+@pytest.mark.parametrize("wide", [1e-3, 1.0, 300.0])
+def test_phases_find_most_values_whatever_some_far_ones(where: float, wide: float) -> None:
+    rng = np.random.default_rng(0)
+    x = where + wide * rng.random(1000)
+    x[:150] = rng.uniform(-BOUND, BOUND, 150)
+    middle, length = read_phases(sum_phases(x, BOUND), 1000, BOUND)
+    assert abs(middle - where - wide / 2) < wide / 4
+    assert wide < length < 4 * wide
 
 
 def made_of(change: Any) -> Encoder:
     """Return an encoder of totals that a party has changed."""
     columns = {"a": ("number", np.arange(40.0)), "c": ("category", np.array(["u", "v"] * 20))}
     own = OwnColumns(deal(columns, [np.arange(40)])[0], SECRET)
-    centre = Centre(np.array([40.0]), np.array([20.0]), np.array([16.0]))
-    first = read_first(own.first(centre, BOUND) / 40, own.kinds, 40)
-    edges, found = first.edges(centre, BOUND), Statistics(*np.array([[40.0], [19.5], [11.5]]))
-    total = own.second(edges) / 40
-    change(total)
-    return common_encoder(total, own.kinds, 40, edges, first, found)
+    x = own.numbers()
+    asked = read_coarse(own.coarse(x, BOUND, 40), own.kinds, 1, BOUND, 40, 1)
+    total = own.fine(x, asked, BOUND, 40)
+    change(total[2:])
+    return read_fine(total, own.kinds, asked, BOUND, 40, 1)[1]
 
 
 def test_totals_that_contradict_each_other_are_refused() -> None:
     def take(total: np.ndarray) -> None:
-        total[np.argmax(total[:FINE])] -= 1 / 40
+        total[np.argmax(total[:-BUCKETS])] -= 1 / 40
 
     def negative(total: np.ndarray) -> None:
-        total[FINE : FINE + 2] += [-1 / 40, 1 / 40]
+        total[-2:] += [-1.0, 1.0]
 
     def many(total: np.ndarray) -> None:
         total[-1] += 1.0
@@ -369,3 +389,7 @@ def test_a_text_that_is_no_common_encoder_is_refused(text: str) -> None:
     (table,) = two_words("a", "b")
     with pytest.raises(TableError):
         OwnColumns(table, SECRET).named(text)
+
+
+def test_decimals_are_counted() -> None:
+    assert count_strays(np.array([1.0, 0.5, 0.25, 0.125, 1 / 3, np.nan])).tolist() == [4, 3, 2, 1]

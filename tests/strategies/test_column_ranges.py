@@ -376,7 +376,7 @@ def test_other_clients_are_refused(network: Network) -> None:
 def test_a_server_that_asks_for_other_sums_gets_none(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = "fedkern_flwr.strategies.column_ranges"
+    place, sums = "fedkern_flwr.strategies.column_ranges", "fedkern_flwr.encoding.common"
 
     class Overlapping(ColumnRanges):
         """Sums over a second set as well, so that the difference of two sums shows a node."""
@@ -407,7 +407,7 @@ def test_a_server_that_asks_for_other_sums_gets_none(
         (Centre(1e3 * one[:2], one[:2], one[:2]), "what was summed before does not fit the co"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(f"{place}.read_first_pass", lambda *_, found=centre: found)
+            patch.setattr(f"{sums}.read_first_pass", lambda *_, found=centre: found)
             with pytest.raises(ProtocolError, match=text):
                 network.go()
     assert not network.texts()
@@ -419,7 +419,7 @@ def test_about_a_false_centre_all_values_look_alike(
     """A refusal would tell whether they are near: they are cut off instead."""
     place, totals = "fedkern_flwr.strategies.column_ranges", []
     far = Centre(np.full(3, 2.0), np.full(3, -1e9), np.full(3, 1e-9))
-    monkeypatch.setattr(f"{place}.read_first_pass", lambda *_: far)
+    monkeypatch.setattr("fedkern_flwr.encoding.common.read_first_pass", lambda *_: far)
 
     def read(total: np.ndarray, centre: Centre, holders: int) -> Any:
         totals.append((total, holders))

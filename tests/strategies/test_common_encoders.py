@@ -20,7 +20,7 @@ from fedkern_flwr.align import range_messages as wire
 from fedkern_flwr.align.column_ranges import ENCODING
 from fedkern_flwr.clients import RangesClient
 from fedkern_flwr.encoding import Encoder
-from fedkern_flwr.encoding.bins import COARSE, DECIMALS, FINE
+from fedkern_flwr.encoding.bins import CIRCLES, COARSE, DECIMALS
 from fedkern_flwr.encoding.categories import BUCKETS
 from fedkern_flwr.encoding.kept import KeptEncoder
 from fedkern_flwr.errors import FedKernError, ProtocolError
@@ -30,8 +30,8 @@ from fedkern_flwr.simulations.engines import Audit, Fault
 from fedkern_flwr.strategies import ColumnRanges
 from fedkern_flwr.tables import Table
 
-PHASES = ("ranges-means", "ranges-deviations", "ranges-histograms", "ranges-write")
-FIVE = {"describe": 1} | dict.fromkeys(PHASES, 1)
+PHASES = ("ranges-means", "ranges-deviations", "ranges-write")
+FOUR = {"describe": 1} | dict.fromkeys(PHASES, 1)
 SECRET = bytes(range(32))
 COLOURS = ("carmine", "magenta", "turquoise", "ultramarine")
 KINDS = {"ill": "boolean", "seen": "date", "colour": "category"}
@@ -95,7 +95,7 @@ def as_table(own: dict[str, Any]) -> Table:
 def test_all_holders_get_the_encoder_of_all_rows(tmp_path: Path, holders: int) -> None:
     network = serve(tmp_path, dealt(holders))
     strategy = network.go(ColumnRanges(scaling="rank"))
-    assert strategy.ledger_.by_phase == FIVE
+    assert strategy.ledger_.by_phase == FOUR
     kept = [network.kept(k) for k in range(holders)]
     assert len({json.dumps(one.encoder.to_dict()) + one.mark for one in kept}) == 1
     pooled, encoder = as_table(holder(np.arange(400))), kept[0].encoder
@@ -125,15 +125,16 @@ def test_a_block_of_one_node_and_one_without_an_encoder_are_as_before(tmp_path: 
     for k in range(3, 7):
         tables[k]["ranges"] = tmp_path / f"{k}-ranges.json"
     strategy = network.go()
-    assert strategy.ledger_.by_phase == FIVE
+    assert strategy.ledger_.by_phase == FOUR
     assert set(strategy.encoders_) == {"patients"}
     own = network.kept(2)
     assert own.encoder == Encoder.fit(as_table(tables[2]))
     assert own.mark != network.kept(0).mark == network.kept(1).mark
     assert json.loads((tmp_path / "3-ranges.json").read_text())["ranges"].keys() == {"0", "1"}
     assert not (tmp_path / "3-encoder.json").exists()
-    asked = {e.node for e in network.transcript.entries(phase="ranges-histograms")}
-    assert asked == {network.contexts[k].node_id for k in (0, 1)}
+    asked = network.transcript.entries(phase="ranges-deviations")
+    binned = {e.node for e in asked if any(a.ndim == 2 and a.size for a in e.arrays)}
+    assert binned == {network.contexts[k].node_id for k in (0, 1)}
 
 
 @pytest.mark.parametrize("scaling", ["auto", "range", "standard", "none"])
@@ -142,7 +143,7 @@ def test_columns_become_what_the_run_asks_for(tmp_path: Path, scaling: Any) -> N
     tables = [*dealt(3), holder(np.arange(50), block="own", category_key=b"")]
     network = serve(tmp_path, tables)
     strategy = network.go(ColumnRanges(scaling=scaling, categories="hashing"))
-    assert strategy.ledger_.by_phase == FIVE
+    assert strategy.ledger_.by_phase == FOUR
     for k, rows in ((0, 400), (3, 50)):
         encoder = network.kept(k).encoder
         expected = Encoder.fit(as_table(holder(np.arange(rows))), scaling, categories="hashing")
@@ -171,7 +172,7 @@ def test_text_alone_needs_no_means(tmp_path: Path) -> None:
         own |= {"x": own["x"][:, 4:], "columns": ("colour",), "kinds": {"colour": "category"}}
     network = serve(tmp_path, tables)
     strategy = network.go()
-    assert strategy.ledger_.by_phase == dict.fromkeys(("describe", *PHASES[2:]), 1)
+    assert strategy.ledger_.by_phase == dict.fromkeys(("describe", *PHASES[1:]), 1)
     assert len(network.kept(1).encoder.outputs) == 5  # three colours, another, none
 
 
@@ -223,7 +224,7 @@ def test_an_exchange_that_a_holder_did_not_answer_is_repeated(network: Network, 
 
 def test_a_holder_that_stays_away_ends_the_run_without_an_encoder(network: Network) -> None:
     def away(delivery: Any) -> Fault | None:
-        gone = delivery.phase == "ranges-histograms" and delivery.partition == 2
+        gone = delivery.phase == "ranges-deviations" and delivery.partition == 2
         return Fault("vanished") if gone else None
 
     with pytest.raises(FedKernError) as error:
@@ -286,24 +287,27 @@ def test_a_server_that_counts_in_other_bins_gets_nothing(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second bins follow from the first counts, whose sums are those of the first pass."""
-    place = "fedkern_flwr.strategies.column_ranges.wire.HistogramsRequest"
-    real = wire.HistogramsRequest
+    place = "fedkern_flwr.strategies.column_ranges.wire.DeviationsRequest"
+    real = wire.DeviationsRequest
 
     def more(counts: np.ndarray, **own: Any) -> Any:
         return real(counts=counts + 1.0, **own)
 
-    def fewer(counts: np.ndarray, strays: np.ndarray, **own: Any) -> Any:
-        return real(counts=counts[:2], strays=strays[:2], **own)
+    def fewer(counts: np.ndarray, strays: np.ndarray, places: np.ndarray, **own: Any) -> Any:
+        return real(counts=counts[:2], strays=strays[:2], places=places[:2], **own)
 
     def negative(counts: np.ndarray, **own: Any) -> Any:
         shift = np.zeros(counts.shape[1])
         shift[:2] = -1.0, 1.0
         return real(counts=counts + shift, **own)
 
-    for change in (more, fewer, negative):
+    def nowhere(places: np.ndarray, **own: Any) -> Any:
+        return real(places=0.0 * places, **own)
+
+    for change in (more, fewer, negative, nowhere):
         with monkeypatch.context() as patch:
             patch.setattr(place, change)
-            refused(network, "what was counted before does not fit the columns of this node")
+            refused(network, "what was summed before does not fit the columns of this node")
 
 
 def test_second_bins_are_fixed_in_a_run(network: Network) -> None:
@@ -311,30 +315,30 @@ def test_second_bins_are_fixed_in_a_run(network: Network) -> None:
     asked: list[int] = []
 
     def vanish(delivery: Any) -> Fault | None:
-        if delivery.phase == "ranges-histograms" and delivery.partition == 1 and not asked:
+        if delivery.phase == "ranges-deviations" and delivery.partition == 1 and not asked:
             asked.append(1)
             return Fault("vanished")
         return None
 
-    real, times = wire.HistogramsRequest, []
+    real, times = wire.DeviationsRequest, []
 
     class Moving(ColumnRanges):
         """Asks for other bins the second time, of the same number of values."""
 
         def _sum(self, blocks: Any, name: str, lengths: Any, request: Any, reply: Any) -> Any:
-            if name != wire.HISTOGRAMS_SUM:
+            if name != wire.DEVIATIONS_SUM:
                 return (yield from super()._sum(blocks, name, lengths, request, reply))
 
             def moved(block: str) -> Any:
                 times.append(1)
                 found = request(block)
                 counts = np.roll(found.counts, len(times) - 1, axis=1)
-                return real(labels=found.labels, counts=counts, strays=found.strays)
+                return real(**{**vars(found), "counts": counts})
 
             yield from super()._sum(blocks, name, lengths, moved, reply)
             return (yield from super()._sum(blocks, name, lengths, moved, reply))
 
-    with pytest.raises(ProtocolError, match="another histograms than before"):
+    with pytest.raises(ProtocolError, match="another centre or other bins than before"):
         network.go(Moving(), faults=vanish)
 
 
@@ -408,9 +412,12 @@ def test_no_histogram_of_a_single_node_is_in_any_message(
 
 def test_the_audit_finds_no_plain_field(network: Network) -> None:
     audit = Audit()
-    network.go(audit=audit)
+    strategy = network.go(audit=audit)
     assert "plain" not in audit.kinds("up")
-    sums = 4 * 3, 4 * (2 + COARSE + DECIMALS), 4 * FINE + 43 + BUCKETS
+    first = 4 * (3 + COARSE + DECIMALS + 2 * CIRCLES)
+    second = {s["numbers"] for s in strategy.privacy()["sums"]} - {first}
+    assert 4 * 2 + 43 + BUCKETS < min(second) < 4 * 700 + 43 + BUCKETS  # bins as rows allow
+    sums = first, *second
     assert audit.view("up")["sum-upload", "masked"].bytes == 8 * 3 * sum(sums)
 
 

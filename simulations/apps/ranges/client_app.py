@@ -12,7 +12,7 @@ from own_table import own_table  # type: ignore[import-not-found]  # the file be
 from fedkern_flwr.clients import RangesClient, serve
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.simulations.apps.node import Node, client_maker, rows
-from fedkern_flwr.tables.table import Table, no_such
+from fedkern_flwr.tables.table import Table
 
 
 def arguments(node: Node) -> dict[str, Any]:
@@ -26,17 +26,12 @@ def arguments(node: Node) -> dict[str, Any]:
             remedy="name a file in --node-config as ranges or encoder, or as scaling for pof-mkl",
         )
     how: Any = {"labelled": "label-column" in node.config, "missing": "keep"}
-    named = [one.strip() for one in str(node.config.get("categories", "")).split(",") if one]
-    if "encoder" in node.config:
-        how["kinds"] = tuple((name, "category") for name in named)
-    table = node.table(**how)
-    for name in named:
-        if name not in table.columns:
-            raise no_such("feature column", name, "the table", table.columns)
-    found = rows(table, None, "x", "y")
-    if "encoder" in node.config:
-        found |= {"kinds": table.kinds, "categories": table.categories}
-    return found
+    if "encoder" not in node.config:
+        table = node.table(**how)
+        node.check_named(table)
+        return rows(table, None, "x", "y")
+    table, _ = node.unencoded(**how)
+    return {**rows(table, None, "x", "y"), "kinds": table.kinds, "categories": table.categories}
 
 
 @lru_cache

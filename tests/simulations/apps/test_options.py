@@ -146,6 +146,7 @@ VALUES: dict[str, Any] = {
     "request": "noisy",
     "top": 7.0,
     "topology": "tree",
+    "value-bound": 2,
 }
 OTHERS = {"fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "fed-cfk", "ranges", "align"}
 
