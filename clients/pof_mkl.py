@@ -196,7 +196,11 @@ class OnlineKernelClient(AnsweringClient):
         """POF-RLS: predict with a mixture of learners, send sums of products of features."""
         from .pof_rls import learn_samples
 
-        total = learn_samples(request, self.kept, *self._rows(request.step, request.samples))
+        before = request.step - request.window
+        if before < 0:
+            raise ProtocolError("the rows of a message begin after it", party=self.name)
+        rows = self._rows(request.window, before + request.samples)
+        total = learn_samples(request, self.kept, *rows)
         return wire.RidgeReply(total=total, **self.kept.report())
 
     @answers(wire.RidgeEvaluateRequest)
@@ -320,8 +324,10 @@ class OnlineKernelClient(AnsweringClient):
             raise counting.small_sum(
                 "clients choose kernels of their own, and a kernel may be one client's", self.name
             )
-        # an adaptation looks at the samples before as well
+        # an adaptation looks at the samples before as well, and sums of features may be of them
         before = request.samples if isinstance(request, wire.NetworkRequest) else 0
+        if isinstance(request, wire.RidgeRequest):
+            before = request.step - request.window
         self.release(
             wire.UPDATE_SUM,
             self.x.shape[1] + 1,
