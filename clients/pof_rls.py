@@ -139,6 +139,7 @@ def _banks(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -
     wanted = known_word(request.experts, get_args(ridge.Experts))
     memories = (1.0,) if request.forgetting == 1.0 else (1.0, request.forgetting)
     banks, starts, inverses, at = list[Bank](), request.starts, request.inverses, 0
+    learn = request.step + request.samples - request.window > 1  # before the next message
     for on_features in (False, True):
         few, columns = dimension + 1, slice(None)
         shape: tuple[int, ...] = ()
@@ -154,7 +155,7 @@ def _banks(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -
                 if begin.size != size:
                     raise ProtocolError("what global learners begin from has another size")
                 begin = begin.reshape(*many, length)
-            learners = ridge.from_state(begin, few, inverses=sent and inverses > 0)
+            learners = ridge.from_state(begin, few, inverses=learn and sent and inverses > 0)
             inverses -= sent
             banks.append(Bank(learners, on_features, columns, 0, own=False, learns=sent))
         if wanted not in ("all", "local", "local-kernels" if on_features else "local-ridge"):

@@ -60,11 +60,18 @@ def _upper(features: int) -> NDArray[np.intp]:
 
 def _square(triangles: Floats, features: int) -> Floats:
     """Return the symmetric matrices of upper triangles, shape (..., p, p)."""
-    upper = _upper(features)
-    flat = np.empty((*triangles.shape[:-1], features * features))
-    flat[..., upper] = triangles
-    flat[..., upper % features * features + upper // features] = triangles
+    flat = triangles.take(_places(features), axis=-1)
     return flat.reshape(*triangles.shape[:-1], features, features)
+
+
+@lru_cache(maxsize=64)
+def _places(features: int) -> NDArray[np.intp]:
+    """Return where each number of a symmetric matrix is in its upper triangle."""
+    matrix = np.zeros((features, features), np.intp)
+    matrix.put(_upper(features), np.arange(features * (features + 1) // 2))
+    found = np.asarray(np.maximum(matrix, matrix.T).ravel())
+    found.setflags(write=False)
+    return found
 
 
 def solve(totals: Floats, features: int, ridge: float) -> Floats:
@@ -172,7 +179,7 @@ class Ridges:
         self.theta += gain * (wrong / (memory + spread))[..., None]
         self.inverse -= step[..., None] * step[..., None, :]
         if memory < 1.0:
-            self.inverse /= memory
+            self.inverse *= 1.0 / memory
 
     def _learn(self, phi: Floats, y: Floats, *, last: bool) -> Floats:
         """Take a few rows at once.
@@ -204,7 +211,7 @@ class Ridges:
             self.theta += (wrong[..., None, :] @ gain)[..., 0, :]
             self.inverse -= gain.swapaxes(-1, -2) @ gain
             if ages[-1] < 1.0:
-                self.inverse /= ages[-1]
+                self.inverse *= 1.0 / ages[-1]
         self.rows += n
         return np.asarray((y - factor[..., each, each] * wrong)[..., ::some])
 
