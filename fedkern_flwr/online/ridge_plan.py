@@ -75,7 +75,7 @@ def plan(
     up : float
         Most numbers of a message.
     known : bool
-        Whether the kernels have a width in the first message.
+        Whether the kernels have a width before raw columns are summed.
     """
     room = unknowns if unknowns > 0.0 else math.inf
 
@@ -104,7 +104,7 @@ def plan(
     for number, stop in enumerate(stops):
         starts.append(start if some else stops[number - 1] if number else 0)
         released += fixed + raw
-        may = (number > 0 or known) and released + some <= room * (stop - start)
+        may = (number > 0 or known or not for_raw) and released + some <= room * (stop - start)
         sums.append(some > 0 and may)
         if sums[-1]:
             start, released = stop, 0
