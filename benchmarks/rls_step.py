@@ -67,14 +67,14 @@ def milliseconds(
         if state:
             kept = account.pack() if account.samples else b""
             account = StreamAccount.unpack(kept)
-        learn_samples(request, account, x, y)
+        learn_samples(request, account, lambda start, many: (x, y))
         times.append(1e3 * (time.process_time() - began) / samples)
     return statistics.median(times[1:])
 
 
 def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     """Print a table of CPU time per sample."""
-    table = new_table("a client's step, ms per sample", "kernels | D | B | calculation | with state")
+    table = new_table("ms per sample", "kernels | D | B | calculation | with state")
     records = []
     for kernels, features in ((1, 20), (10, 20), (10, 100)):
         for samples in (1, 10, 50):

@@ -45,7 +45,10 @@ from .pof_mkl_samples import (
 logger = logging.getLogger("fedkern_flwr")
 
 _CHUNK = 256  # rows predicted at once when there is no order to keep
-_RULE = SumRule(Encoding.fixed_point(wire.SUM_BOUND), self_masks=True, everybody=True)
+_RULES = {
+    whole: SumRule(Encoding.fixed_point(wire.SUM_BOUND), self_masks=not whole, everybody=True)
+    for whole in (False, True)
+}
 
 
 class OnlineKernelClient(AnsweringClient):
@@ -196,11 +199,7 @@ class OnlineKernelClient(AnsweringClient):
         """POF-RLS: predict with a mixture of learners, send sums of products of features."""
         from .pof_rls import learn_samples
 
-        before = request.step - request.window
-        if before < 0:
-            raise ProtocolError("the rows of a message begin after it", party=self.name)
-        rows = self._rows(request.window, before + request.samples)
-        total = learn_samples(request, self.kept, *rows)
+        total = learn_samples(request, self.kept, self._rows)
         return wire.RidgeReply(total=total, **self.kept.report())
 
     @answers(wire.RidgeEvaluateRequest)
@@ -296,14 +295,16 @@ class OnlineKernelClient(AnsweringClient):
 
     def answer(self, request: Any, method: Callable[[Any], Any]) -> Any:
         """Check what is ordered; of a secure run put all that is told into a sum."""
-        if self.sums is not None and wire.UPDATE_SUM in self.sums.orders:
-            self.sums.check(wire.UPDATE_SUM, _RULE)
+        if (sums := self.sums) is not None:
+            for name in tuple(sums.orders):
+                sums.check(name, _RULES[request.whole])
+        if sums is not None and wire.UPDATE_SUM in sums.orders:
             self._count_rows(request)
         reply = method(request)
         if isinstance(reply, wire.EvaluateReply):
             reply = self._tell(reply)
-        elif self.sums is not None and isinstance(reply, wire.StreamReport):
-            reply = self._mask(reply, self.sums)
+        elif sums is not None and isinstance(reply, wire.StreamReport):
+            reply = self._mask(reply, sums)
         if self.keep_weights and isinstance(request, wire.PersonalRequest):
             keep_weights(self, request, self.kept, self._table())
         return reply
@@ -325,16 +326,13 @@ class OnlineKernelClient(AnsweringClient):
                 "clients choose kernels of their own, and a kernel may be one client's", self.name
             )
         # an adaptation looks at the samples before as well, and sums of features may be of them
-        before = request.samples if isinstance(request, wire.NetworkRequest) else 0
-        if isinstance(request, wire.RidgeRequest):
-            before = request.step - request.window
-        self.release(
-            wire.UPDATE_SUM,
-            self.x.shape[1] + 1,
-            binary=self.binary,
-            start=max(0, request.step - before),
-            stop=request.step + request.samples,
-        )
+        start, stop = request.step, request.step + request.samples
+        if isinstance(request, wire.NetworkRequest):
+            start = max(0, start - request.samples)
+        elif isinstance(request, wire.RidgeRequest):
+            start = request.window
+        columns = self.x.shape[1] + 1
+        self.release(wire.UPDATE_SUM, columns, binary=self.binary, start=start, stop=stop)
 
     def _mask(self, report: wire.StreamReport, sums: ClientSums) -> wire.MaskedReply:
         order = sums.order(wire.UPDATE_SUM)
@@ -351,8 +349,6 @@ class OnlineKernelClient(AnsweringClient):
 
     def _tell(self, reply: wire.EvaluateReply) -> wire.EvaluateReply | wire.MaskedReply:
         """Tell figures of held-out rows, if so many are enough."""
-        if self.sums is not None:
-            self.sums.check(wire.EVALUATE_SUM, _RULE)
         values = np.array([reply.samples, reply.squared_error], np.float64)
         rows = np.arange(len(self.y_test))
         total = "" if self.sums is None else wire.EVALUATE_SUM

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -68,19 +69,30 @@ class Bank:
         return np.broadcast_to(ready, (self.many, samples))
 
 
-def learn_samples(
-    request: wire.RidgeRequest, account: StreamAccount, x: NDArray[Any], y: NDArray[Any]
-) -> Floats:
+Rows = Callable[[int, int], tuple[NDArray[Any], NDArray[Any]]]  # from one on, and how many
+
+
+def learn_samples(request: wire.RidgeRequest, account: StreamAccount, stream: Rows) -> Floats:
     """Predict and learn the samples of a message; return the sums that are asked for.
 
     Parameters
     ----------
     request, account
         What is asked for, and what the client remembers.
-    x, y : ndarray, shapes (n, d) and (n,)
-        All rows of the window; the samples of the message are the last.
+    stream : callable
+        Returns rows of the stream, shapes (n, d) and (n,): the samples, and those of messages
+        before that are not in what the learners on features begin from.
+
+    Raises
+    ------
+    ProtocolError
+        The sums are to be of other rows, or what came belongs to no learner.
     """
-    y, before = np.asarray(y, np.float64) - request.centre, len(y) - request.samples
+    before = request.step - request.window
+    if not 0 <= request.window <= request.step:
+        raise ProtocolError("its sums are of no rows of the message")
+    x, y = stream(request.window, before + request.samples)
+    y = np.asarray(y, np.float64) - request.centre
     raw, features = ridge.raw_rows(x[before:]), _features(request, x)
     banks = _banks(request, account, x.shape[1])
     account.of(sum(bank.many for bank in banks))
@@ -141,8 +153,9 @@ def _banks(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -
     banks, starts, inverses, at = list[Bank](), request.starts, request.inverses, 0
     learn = request.step + request.samples - request.window > 1  # before the next message
     for on_features in (False, True):
-        few, columns = dimension + 1, slice(None)
+        columns: NDArray[np.intp] | slice = slice(None)
         shape: tuple[int, ...] = ()
+        few = dimension + 1
         if on_features:
             few, columns, shape = 2 * request.summed, _picked(request), (request.kernels,)
         if request.summed if on_features else request.raw:

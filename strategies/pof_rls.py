@@ -147,13 +147,13 @@ class POFRLS(OnlineStrategy):
         self._solve()
         if self.sums is None:
             return
-        numbers, found = 0, []
-        for start, stop, some in zip(self.plan_.starts, self.plan_.stops, self.plan_.sums, strict=True):
-            numbers = numbers if found and found[-1][2] == start else 0
-            numbers += self._length(sums=some) + wire.STATISTICS
-            found.append((numbers, each * (stop - start), start))
-        total, unknowns, _ = max(found, key=lambda one: one[0] / max(1.0, one[1]))
-        self.note_release(dimension, total, unknowns)
+        plan, numbers, found = self.plan_, 0, list[tuple[int, float]]()
+        for before, start, stop, some in zip(
+            (0, *plan.stops), plan.starts, plan.stops, plan.sums, strict=False
+        ):
+            numbers = self._length(sums=some) + wire.STATISTICS + (numbers if start < before else 0)
+            found.append((numbers, each * (stop - start)))
+        self.note_release(dimension, *max(found, key=lambda one: one[0] / max(1.0, one[1])))
 
     def exchanges(self) -> int:
         """Return the number of messages."""
@@ -221,7 +221,9 @@ class POFRLS(OnlineStrategy):
 
     def _solve(self) -> None:
         """Set number of features, inverses and coefficients of the global learners."""
-        wanted = [(self._dimension + 1, self._raw)] if self.plan_.raw else []
+        wanted = list[tuple[int, Floats]]()
+        if self.plan_.raw:
+            wanted.append((self._dimension + 1, self._raw))
         wanted += [(2 * self.plan_.features, self._kernels)] if self._begun else []
         self._solutions = [
             (features, ridge.solve(totals, features, self.regularization))

@@ -39,6 +39,7 @@ class StreamRequest(Message):
     step: int = 0  # index of the first sample of this round in the node's stream, from 0
     samples: int = 0  # B, samples to take
     checkpoint_every: int = 0  # rounds from one saved private state to the next; 0 saves none
+    whole: bool = False  # whether a secure sum is one of everybody, which opens by itself
 
 
 class DictionaryRequest(StreamRequest):

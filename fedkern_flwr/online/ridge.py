@@ -155,9 +155,7 @@ class Ridges:
         fewer = math.log(0.01) / math.log(self.memory) if self.memory < 1.0 else _BLOCK
         block = max(1, min(_BLOCK, int(fewer)))
         parts = [slice(t, min(t + block, len(y))) for t in range(0, len(y), block)]
-        found = [
-            self._learn(phi[..., t, :], y[t], last=last and t.stop == len(y)) for t in parts
-        ]
+        found = [self._learn(phi[..., t, :], y[t], last=last and t.stop == len(y)) for t in parts]
         return np.concatenate(found, axis=-1)
 
     def _learn_one(self, phi: Floats, y: float) -> Floats:
@@ -175,6 +173,7 @@ class Ridges:
 
     def _add(self, gain: Floats, spread: Floats, wrong: Floats, memory: float) -> None:
         """Move by a row with ``gain`` P phi, ``spread`` phi P phi and error ``wrong``."""
+        assert self.inverse is not None
         step = gain / np.sqrt(memory + spread)[..., None]  # its outer product is symmetric
         self.theta += gain * (wrong / (memory + spread))[..., None]
         self.inverse -= step[..., None] * step[..., None, :]
@@ -188,6 +187,7 @@ class Ridges:
         of predicting each row from those before it, divided by L's diagonal; and P - K S^-1 K^T,
         K = P Phi^T, is the inverse after them all.
         """
+        assert self.inverse is not None
         n, some = len(y), 1
         ages = self.memory ** np.arange(1.0, n + 1.0)
         if self._leak:
@@ -216,7 +216,7 @@ class Ridges:
         return np.asarray((y - factor[..., each, each] * wrong)[..., ::some])
 
     def state(self) -> Floats:
-        """Return what they go on from: of each as :func:`solve` returns it, shape (..., numbers)."""
+        """Return what they go on from, as :func:`solve` returns it, shape (..., numbers)."""
         assert self.inverse is not None
         return np.concatenate([_triangle(self.inverse), self.theta], axis=-1)
 

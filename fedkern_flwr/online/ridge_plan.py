@@ -98,9 +98,11 @@ def plan(
     some = kernels * numbers(2 * features)
     few = least(raw + some) if some else 0
     if given is None and for_raw and few:
-        most = next(n for n in range(for_raw, few + 1) if _window(n, fixed + raw, some, room) <= min(_WAIT * few, max(few, MOST_SAMPLES)))
+        longest = min(_WAIT * few, max(few, MOST_SAMPLES))
+        steps = range(for_raw, few + 1)
+        most = next(n for n in steps if _window(n, fixed + raw, some, room) <= longest)
     stops = _stops(samples, for_raw or few or most, most)
-    starts, sums, start, released = [], [], 0, 0
+    starts, sums, start, released = list[int](), list[bool](), 0, 0
     for number, stop in enumerate(stops):
         starts.append(start if some else stops[number - 1] if number else 0)
         released += fixed + raw

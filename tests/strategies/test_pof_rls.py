@@ -144,7 +144,7 @@ def test_who_cannot_learn_yet_stays_asleep_through_a_long_message() -> None:
     fields = {**strategy._fields(), "inverses": 2, "raw": True, "starts": start}
     request = RidgeRequest(step=1, samples=60, window=1, **fields)
     x = rng.random((60, 3)) / 2
-    learn_samples(request, account, x, x.sum(axis=1))
+    learn_samples(request, account, lambda start, many: (x[:many], x[:many].sum(axis=1)))
     raw, kernels = account.losses[:4], account.losses[4:]
     assert len(kernels) == 2
     np.testing.assert_allclose(kernels, account.total, rtol=1e-12)
@@ -191,9 +191,7 @@ def test_no_message_of_a_plan_releases_more_numbers_than_it_has_unknowns(
         assert lengths.max() < 2 * given
     kept, released = kernels * ridge.numbers(2 * plan.features), 0
     starts = (0, *plan.stops)
-    for before, length, start, summed in zip(
-        starts, lengths, plan.starts, plan.sums, strict=False
-    ):
+    for before, length, start, summed in zip(starts, lengths, plan.starts, plan.sums, strict=False):
         one = raw * (plan.raw > 0)
         assert one <= unknowns * length
         released = one + kept * summed + (released if start < before else 0)

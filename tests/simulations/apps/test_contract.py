@@ -330,8 +330,7 @@ def test_a_node_that_names_nothing_is_one_of_a_simulation(name: str, make_site: 
 
 @pytest.mark.parametrize(
     "name",
-    ["fed-cg", "fdskl", "horizontal", "pof-mkl", "pof-rls", "fed-cfk", "ranges", "align"]
-    + ["kernel-pca"],
+    [*PREDICT[:3], "pof-mkl", "pof-rls", "fed-cfk", "ranges", "align", "kernel-pca"],
 )
 def test_a_node_without_a_table_is_refused_and_no_deployed_node_is_a_simulated_one(
     name: str, make_site: Make
