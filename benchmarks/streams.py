@@ -14,8 +14,8 @@ The two drifting streams are made here: Friedman's function whose columns change
 the middle, and a hyperplane that turns by half a circle.
 
 ``MLP`` is a ReLU network of at most 1000 parameters, learned by the clients' summed gradients, in
-plain. ``global-ridge alone`` and its like are single learners of POF-RLS, under the rule of counting as
-well; nan where it allows them no sums.
+plain. ``global-ridge alone`` and its like are single learners of POF-RLS, under the rule of
+counting as well; nan where it allows them no sums.
 """
 
 from __future__ import annotations

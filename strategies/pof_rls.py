@@ -122,9 +122,10 @@ class POFRLS(OnlineStrategy):
         """
         each = math.inf if self.sums is None else self.unknowns_of_samples(dimension)
         given, raw = self.samples_per_round, ridge.numbers(dimension + 1)
+        counted = any(party.counting != "off" for party in self.parties_.values())
         self.plan_ = ridge_plan.plan(
             self.num_rounds,
-            each,
+            each if counted else math.inf,
             given=None if given == "auto" else given,
             raw=raw if self.experts in ("all", "global", "global-ridge") else 0,
             kernels=self.kernels if self.experts in ("all", "global", "global-kernels") else 0,
