@@ -117,12 +117,40 @@ def test_a_learner_of_single_rows_is_a_ridge_regression(memory: float, several: 
         vector = memory * vector + phi[t] * y[t]
     np.testing.assert_allclose(np.concatenate(found), expected, rtol=0, atol=1e-9)
     np.testing.assert_allclose(learner.theta, np.linalg.solve(matrix, vector), atol=1e-10)
+    told = learner.theta.copy()
+    for last in (False, True):  # what is predicted does not depend on what comes after
+        fresh = ridge.from_state(ridge.unlearned(6, 0.5), 6, memory=memory, ridge=0.5)
+        np.testing.assert_allclose(fresh.learn(phi, y, last=last), expected, atol=1e-9)
+    np.testing.assert_array_equal(learner.theta, told)
     start = ridge.solve(ridge.sums(phi, y), 6, 0.5)
     again = ridge.from_state(start, 6)
     again.learn(phi[:1], y[:1])
     twice = np.concatenate([phi, phi[:1]]), np.append(y, y[0])
     expected = ridge.solve(ridge.sums(*twice), 6, 0.5)
     np.testing.assert_allclose(again.state(), expected, atol=1e-12)
+
+
+def test_rows_that_are_not_summed_yet_are_learned_again() -> None:
+    """Features of messages before the one at hand, which the server has not sent back."""
+    rng, account = np.random.default_rng(5), StreamAccount()
+    x, y = rng.random((9, 3)) / 2, rng.random(9)
+    strategy = POFRLS(features=4, experts="global-kernels", forgetting=1.0, width=1.0)
+    strategy.width_ = 1.0
+    known = ridge.kernel_rows(x[:2], ridge.widths(1, 1.0), 4, 0)[0]
+    start = ridge.solve(ridge.sums(known, y[:2] - 0.5), 8, LAMBDA)
+    fields = {**strategy._fields(), "summed": 4, "begun": True, "inverses": 1, "starts": start}
+    fields |= {"seed": 0, "sums": True}
+    request = RidgeRequest(step=6, samples=3, window=2, **fields)
+    total = learn_samples(request, account, lambda at, many: (x[at : at + many], y[at : at + many]))
+    phi = ridge.kernel_rows(x, ridge.widths(1, 1.0), 4, 0)[0]
+    expected = 0.0
+    for t in range(6, 9):
+        matrix = phi[:t].T @ phi[:t] + LAMBDA * np.eye(8)
+        found = phi[t] @ np.linalg.solve(matrix, phi[:t].T @ (y[:t] - 0.5)) + 0.5
+        expected += (found.clip(0.0, 1.0) - y[t]) ** 2
+    assert account.total == pytest.approx(expected, abs=1e-9)
+    summed = ridge.sums(phi[2:], y[2:] - 0.5) * ridge_plan.scale(7)
+    np.testing.assert_allclose(total, summed, rtol=1e-9)
 
 
 def test_regret_against_the_best_learner_stays_within_the_bound_of_adahedge(
