@@ -76,7 +76,7 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     for axes in (left, right):
         axes.set_xlabel("samples of a client")
         axes.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2))
-    figure.tight_layout()
+    figure.set_layout_engine("tight")
     drawing.save_figure(figure, Path(options.out))
     console.print(f"regret {regrets[-1]:.3g}, bound {bounds[-1]:.3g}: {options.out}")
     return [Record("regret / bound", float(regrets[-1] / bounds[-1]), "")]
