@@ -13,8 +13,9 @@ rows, and a constant; the penalty is .01. All are plain NumPy, and begin with th
 The two drifting streams are made here: Friedman's function whose columns change their parts in
 the middle, and a hyperplane that turns by half a circle.
 
-``global-ridge alone`` and its like are single learners of POF-RLS, under the rule of counting as
-well; nan where it allows them no sums.
+``MLP`` is a ReLU network of at most 1000 parameters, learned by the clients' summed gradients, in
+plain. ``global-ridge alone`` and its like are single learners of POF-RLS, under the rule of
+counting as well; nan where it allows them no sums.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ FEDERATED: dict[str, tuple[str, dict[str, Any]]] = {
     "POF-MKL, 50": ("pof-mkl", {"samples_per_round": 50}),
     "POF-RLS": ("pof-rls", {"secure": True}),
     "POF-RLS, 50": ("pof-rls", {"secure": True, "samples_per_round": 50}),
+    "MLP": ("per-fed-avg", {"inner_step": 0.0}),
     **{
         f"{experts} alone": ("pof-rls", {"secure": True, "experts": experts})
         for experts in ("local-ridge", "local-kernels", "global-ridge", "global-kernels")

@@ -45,7 +45,10 @@ from .pof_mkl_samples import (
 logger = logging.getLogger("fedkern_flwr")
 
 _CHUNK = 256  # rows predicted at once when there is no order to keep
-_RULE = SumRule(Encoding.fixed_point(wire.SUM_BOUND), self_masks=True, everybody=True)
+_RULES = {
+    whole: SumRule(Encoding.fixed_point(wire.SUM_BOUND), self_masks=not whole, everybody=True)
+    for whole in (False, True)
+}
 
 
 class OnlineKernelClient(AnsweringClient):
@@ -196,7 +199,7 @@ class OnlineKernelClient(AnsweringClient):
         """POF-RLS: predict with a mixture of learners, send sums of products of features."""
         from .pof_rls import learn_samples
 
-        total = learn_samples(request, self.kept, *self._rows(request.step, request.samples))
+        total = learn_samples(request, self.kept, self._rows)
         return wire.RidgeReply(total=total, **self.kept.report())
 
     @answers(wire.RidgeEvaluateRequest)
@@ -293,14 +296,16 @@ class OnlineKernelClient(AnsweringClient):
 
     def answer(self, request: Any, method: Callable[[Any], Any]) -> Any:
         """Check what is ordered; of a secure run put all that is told into a sum."""
-        if self.sums is not None and wire.UPDATE_SUM in self.sums.orders:
-            self.sums.check(wire.UPDATE_SUM, _RULE)
+        if (sums := self.sums) is not None:
+            for name in tuple(sums.orders):
+                sums.check(name, _RULES[request.whole])
+        if sums is not None and wire.UPDATE_SUM in sums.orders:
             self._count_rows(request)
         reply = method(request)
         if isinstance(reply, wire.EvaluateReply):
             reply = self._tell(reply)
-        elif self.sums is not None and isinstance(reply, wire.StreamReport):
-            reply = self._mask(reply, self.sums)
+        elif sums is not None and isinstance(reply, wire.StreamReport):
+            reply = self._mask(reply, sums)
         if self.keep_weights and isinstance(request, wire.PersonalRequest):
             keep_weights(self, request, self.kept, self._table())
         return reply
@@ -321,15 +326,14 @@ class OnlineKernelClient(AnsweringClient):
             raise counting.small_sum(
                 "clients choose kernels of their own, and a kernel may be one client's", self.name
             )
-        # an adaptation looks at the samples before as well
-        before = request.samples if isinstance(request, wire.NetworkRequest) else 0
-        self.release(
-            wire.UPDATE_SUM,
-            self.x.shape[1] + 1,
-            binary=self.binary,
-            start=max(0, request.step - before),
-            stop=request.step + request.samples,
-        )
+        # an adaptation looks at the samples before as well, and sums of features may be of them
+        start, stop = request.step, request.step + request.samples
+        if isinstance(request, wire.NetworkRequest):
+            start = max(0, start - request.samples)
+        elif isinstance(request, wire.RidgeRequest):
+            start = request.window
+        columns = self.x.shape[1] + 1
+        self.release(wire.UPDATE_SUM, columns, binary=self.binary, start=start, stop=stop)
 
     def _mask(self, report: wire.StreamReport, sums: ClientSums) -> wire.MaskedReply:
         order = sums.order(wire.UPDATE_SUM)
@@ -346,8 +350,6 @@ class OnlineKernelClient(AnsweringClient):
 
     def _tell(self, reply: wire.EvaluateReply) -> wire.EvaluateReply | wire.MaskedReply:
         """Tell figures of held-out rows, if so many are enough."""
-        if self.sums is not None:
-            self.sums.check(wire.EVALUATE_SUM, _RULE)
         values = np.array([reply.samples, reply.squared_error], np.float64)
         rows = np.arange(len(self.y_test))
         total = "" if self.sums is None else wire.EVALUATE_SUM

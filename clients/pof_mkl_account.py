@@ -110,7 +110,7 @@ class StreamAccount:
         ]
         if self.pending.size:
             parts += [self.counted, self.pending, (self.pending_sum,)]
-        return np.concatenate(parts).astype("<f8").tobytes()
+        return b"".join(np.ascontiguousarray(part, "<f8").data for part in parts)
 
     def uncounted(self, statistics: Floats, number: int, counted: int) -> Floats:
         """Return what the statistics have grown by since they were last counted in a sum.

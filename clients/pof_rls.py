@@ -2,146 +2,212 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, get_args
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.online import ridge
+from fedkern_flwr.online import ridge, ridge_plan
 from fedkern_flwr.online.learning import Floats
 
 from .pof_mkl_account import StreamAccount
 from .pof_mkl_samples import known_word
 
-_NEVER = 1 << 62  # rows
+
+@dataclass
+class Bank:
+    """Learners of the mixture that learn alike.
+
+    Attributes
+    ----------
+    learners : Ridges
+        On raw columns of shape (several,), on features (kernels, several).
+    on_features : bool
+    columns : ndarray or slice
+        Which features they take.
+    needs : int
+        Rows that they must have learned to take part.
+    own : bool
+        Whether they learn from the client's rows alone.
+    learns : bool
+        Whether they know anything, or could.
+    """
+
+    learners: ridge.Ridges
+    on_features: bool
+    columns: NDArray[np.intp] | slice
+    needs: int
+    own: bool
+    learns: bool
+
+    @property
+    def many(self) -> int:
+        """How many learners there are."""
+        return int(self.learners.theta.size // self.learners.theta.shape[-1])
+
+    def rows(self, raw: Floats, features: Floats) -> Floats:
+        """Return rows as the learners take them."""
+        if not self.on_features:
+            return raw
+        found = features[:, None]
+        return found if isinstance(self.columns, slice) else found[..., self.columns]
+
+    def learn(self, raw: Floats, features: Floats, y: Floats) -> Floats:
+        """Return what each predicts of each sample before it learns it, shape (learners, n)."""
+        if not self.learns:
+            return np.zeros((self.many, len(y)))
+        found = self.learners.learn(self.rows(raw, features), y, last=not self.own)
+        return found.reshape(self.many, len(y))
+
+    def awake(self, samples: int) -> NDArray[np.bool_]:
+        """Return at which of so many samples they take part, shape (learners, samples)."""
+        ready = self.learns and self.learners.rows + np.arange(samples) >= self.needs
+        return np.broadcast_to(ready, (self.many, samples))
 
 
-class Expert(NamedTuple):
-    """A learner of the mixture."""
-
-    learner: ridge.Ridge
-    rows: int  # place of its features among those of a row
-    columns: NDArray[np.intp] | slice  # which of them it takes
-    needs: int  # rows that it must have learned to take part
-    own: bool  # whether it learns from the client's rows alone
+Rows = Callable[[int, int], tuple[NDArray[Any], NDArray[Any]]]  # from one on, and how many
 
 
-def learn_samples(
-    request: wire.RidgeRequest, account: StreamAccount, x: NDArray[Any], y: NDArray[Any]
-) -> Floats:
-    """Predict and learn the samples of a message; return the sums that are asked for."""
+def learn_samples(request: wire.RidgeRequest, account: StreamAccount, stream: Rows) -> Floats:
+    """Predict and learn the samples of a message; return the sums that are asked for.
+
+    Parameters
+    ----------
+    request, account
+        What is asked for, and what the client remembers.
+    stream : callable
+        Returns rows of the stream, shapes (n, d) and (n,): the samples, and those of messages
+        before that are not in what the learners on features begin from.
+
+    Raises
+    ------
+    ProtocolError
+        The sums are to be of other rows, or what came belongs to no learner.
+    """
+    before = request.step - request.window
+    if not 0 <= request.window <= request.step:
+        raise ProtocolError("its sums are of no rows of the message")
+    x, y = stream(request.window, before + request.samples)
     y = np.asarray(y, np.float64) - request.centre
-    rows = _rows_of(request, x)
-    experts = _experts(request, account, x.shape[1])
-    account.of(len(experts))
-    hedge = ridge.Hedge(account.losses, account.gap)
-    awake = _awake(experts, request.samples)
-    found = np.array([_learned(one, rows, y) for one in experts])
+    raw, features = ridge.raw_rows(x[before:]), _features(request, x)
+    banks = _banks(request, account, x.shape[1])
+    account.of(sum(bank.many for bank in banks))
+    hedge, new = ridge.Hedge(account.losses, account.gap), y[before:]
+    awake = _awake(banks, request.samples)
+    for bank in banks:
+        if before and bank.on_features and not bank.own:  # learned before, and not sent back yet
+            bank.learners.learn(bank.rows(raw, features[:, :before]), y[:before])
+    found = np.concatenate([bank.learn(raw, features[:, before:], new) for bank in banks])
     found = found.clip(-request.centre, 1.0 - request.centre)
     for t in range(request.samples):
         one, out = awake[:, t], found[:, t]
         mixed = float(hedge.weights(one) @ out)
-        losses = (np.where(one, out, mixed) - y[t]) ** 2
+        losses = (np.where(one, out, mixed) - new[t]) ** 2
         hedge.learn(losses)
-        account.total += (mixed - y[t]) ** 2
+        account.total += (mixed - new[t]) ** 2
         account.largest = max(account.largest, float(losses.max()))
     account.losses = account.squared = hedge.losses
     account.gap = hedge.gap
     account.samples += request.samples
-    learned = [one.learner for one in experts if one.own and one.rows < len(rows)]
-    account.own = [np.append(float(one.rows), one.state()) for one in learned]
-    return _sums(request, rows, y)
+    account.own = [_kept(bank) for bank in banks if bank.own]
+    sums = [ridge.sums(raw, new) * ridge_plan.scale(len(new))] if request.raw else []
+    if request.sums:
+        picked = features[..., _picked(request)]
+        sums.append(ridge.sums(picked, y).ravel() * ridge_plan.scale(len(y)))
+    return np.concatenate([np.zeros(0), *sums])
 
 
 def predict_rows(request: wire.RidgeRequest, account: StreamAccount, x: NDArray[Any]) -> Floats:
     """Predict rows with the mixture as it is now."""
-    rows = np.column_stack(_rows_of(request, x))
+    rows = np.column_stack([ridge.raw_rows(x), *_features(request, x)])
     found = rows @ mixture(request, account, x.shape[1])
     return np.asarray(found.clip(-request.centre, 1.0 - request.centre) + request.centre)
 
 
 def mixture(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -> Floats:
     """Return the coefficients of all features with which the client predicts now."""
-    experts = _experts(request, account, dimension)
-    account.of(len(experts))
-    weights = ridge.Hedge(account.losses, account.gap).weights(_awake(experts, 1)[:, 0])
+    banks = _banks(request, account, dimension)
+    account.of(sum(bank.many for bank in banks))
+    weights = ridge.Hedge(account.losses, account.gap).weights(_awake(banks, 1)[:, 0])
     known = request.kernels if request.bandwidths else 0
-    found = [np.zeros(dimension + 1), *np.zeros((known, 2 * request.features))]
-    for weight, one in zip(weights, experts, strict=True):
-        if one.rows < len(found):
-            found[one.rows][one.columns] += weight * one.learner.theta
-    return np.concatenate(found)
+    raw, features, at = np.zeros(dimension + 1), np.zeros((known, 2 * request.features)), 0
+    for bank in banks:
+        theta = bank.learners.theta
+        share = weights[at : at + bank.many].reshape(theta.shape[:-1])
+        at, part = at + bank.many, np.vecdot(share[..., None, :], theta.swapaxes(-1, -2))
+        if not bank.on_features:
+            raw += part
+        elif known:
+            features[:, bank.columns] += part
+    return np.concatenate([raw, features.ravel()])
 
 
-def _experts(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -> list[Expert]:
-    """Return the learners of a message: the global ones as they come, then the client's own."""
+def _banks(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -> list[Bank]:
+    """Return the learners of a message: the global ones as they come, and the client's own."""
     wanted = known_word(request.experts, get_args(ridge.Experts))
     memories = (1.0,) if request.forgetting == 1.0 else (1.0, request.forgetting)
-    lam, columns, wide = request.regularization, dimension + 1, 2 * request.features
-    half, found = np.arange(request.summed), []
-    picked = np.concatenate([half, request.features + half])
-    starts, given, at = request.starts, request.inverses, 0
-
-    def start(features: int) -> Floats:
-        nonlocal starts, given
-        length = ridge.numbers(features) if given > 0 else features
-        one, starts, given = starts[:length], starts[length:], given - 1
-        if one.size != length:
-            raise ProtocolError("what global learners begin from has another size")
-        return one
-
-    for place in range(1 + request.kernels):
-        few = columns if place == 0 else 2 * request.summed
-        if request.raw if place == 0 else request.summed:
-            sent = place == 0 or request.begun
-            for _ in memories:
-                begin = start(few) if sent else ridge.unlearned(few, lam)
-                where = slice(None) if place == 0 else picked
-                needs = 0 if sent else _NEVER
-                found.append(Expert(ridge.Ridge(few, begin), place, where, needs, own=False))
-        if wanted in ("all", "local", "local-kernels" if place else "local-ridge"):
-            few = wide if place else columns
-            for memory in memories:
-                kept = account.own[at] if at < len(account.own) else None
-                begin = ridge.unlearned(few, lam) if kept is None else kept[1:]
-                rows = 0 if kept is None else int(kept[0])
-                more: dict[str, Any] = {"memory": memory, "ridge": lam, "rows": rows}
-                learner = ridge.Ridge(few, begin, **more)
-                learns = place == 0 or request.bandwidths  # else its kernel has no width yet
-                needs = min(few, ridge.NAP) if learns else _NEVER
-                found.append(Expert(learner, place, slice(None), needs, own=True))
-                at += 1
+    banks, starts, inverses, at = list[Bank](), request.starts, request.inverses, 0
+    learn = request.step + request.samples - request.window > 1  # before the next message
+    for on_features in (False, True):
+        columns: NDArray[np.intp] | slice = slice(None)
+        shape: tuple[int, ...] = ()
+        few = dimension + 1
+        if on_features:
+            few, columns, shape = 2 * request.summed, _picked(request), (request.kernels,)
+        if request.summed if on_features else request.raw:
+            sent, many = request.begun or not on_features, (*shape, len(memories))
+            begin = np.zeros((*many, few))
+            if sent:
+                length = ridge.numbers(few) if inverses > 0 else few
+                size = length * int(np.prod(many))
+                begin, starts = starts[:size], starts[size:]
+                if begin.size != size:
+                    raise ProtocolError("what global learners begin from has another size")
+                begin = begin.reshape(*many, length)
+            learners = ridge.from_state(begin, few, inverses=learn and sent and inverses > 0)
+            inverses -= sent
+            banks.append(Bank(learners, on_features, columns, 0, own=False, learns=sent))
+        if wanted not in ("all", "local", "local-kernels" if on_features else "local-ridge"):
+            continue
+        few = 2 * request.features if on_features else dimension + 1
+        needs, learns = min(few, ridge.NAP), bool(request.bandwidths) or not on_features
+        for memory in memories:
+            more: dict[str, Any] = {"memory": memory, "ridge": request.regularization, "rows": 0}
+            kept = account.own[at] if at < len(account.own) else np.zeros(0)
+            if kept.size:
+                more["rows"], begin = int(kept[0]), kept[1:].reshape(*shape, 1, -1)
+            else:
+                start = ridge.unlearned(few, request.regularization)
+                begin = np.broadcast_to(start, (*shape, 1, start.size))
+            learners, at = ridge.from_state(begin, few, **more), at + 1
+            banks.append(Bank(learners, on_features, slice(None), needs, own=True, learns=learns))
     if starts.size:
         raise ProtocolError("there are no learners for all that was sent")
-    return found
+    return banks
 
 
-def _rows_of(request: wire.RidgeRequest, x: NDArray[Any]) -> list[Floats]:
-    return ridge.rows_of(x, request.bandwidths, request.features, request.seed)
+def _kept(bank: Bank) -> Floats:
+    """Return what the client remembers of its own learners."""
+    if not bank.learns:
+        return np.zeros(0)
+    return np.append(float(bank.learners.rows), bank.learners.state())
 
 
-def _learned(expert: Expert, rows: list[Floats], y: Floats) -> Floats:
-    """Return what a learner predicts of each sample before it learns it."""
-    if expert.rows >= len(rows):
-        return np.zeros(len(y))  # its kernel has no width yet
-    phi = np.ascontiguousarray(rows[expert.rows][:, expert.columns])
-    return expert.learner.learn(phi, y)
+def _picked(request: wire.RidgeRequest) -> NDArray[np.intp]:
+    """Return the places of those features of a kernel that are summed."""
+    half = np.arange(request.summed)
+    return np.concatenate([half, request.features + half])
 
 
-def _awake(experts: list[Expert], samples: int) -> NDArray[np.bool_]:
+def _features(request: wire.RidgeRequest, x: NDArray[Any]) -> Floats:
+    return ridge.kernel_rows(x, request.bandwidths, request.features, request.seed)
+
+
+def _awake(banks: list[Bank], samples: int) -> NDArray[np.bool_]:
     """Return who takes part in so many samples: all if nobody has learned enough."""
-    ready = [one.learner.rows + np.arange(samples) >= one.needs for one in experts]
-    found = np.array(ready)
+    found = np.concatenate([bank.awake(samples) for bank in banks])
     return found | ~found.any(axis=0)
-
-
-def _sums(request: wire.RidgeRequest, rows: list[Floats], y: Floats) -> Floats:
-    """Return the sums of the samples of a message."""
-    found = [ridge.sums(rows[0], y)] if request.raw else []
-    if request.sums:
-        half = np.arange(request.summed)
-        picked = np.concatenate([half, request.features + half])
-        found += [ridge.sums(one[:, picked], y) for one in rows[1:]]
-    return np.concatenate([np.zeros(0), *found]) * ridge.scale(len(y))

@@ -54,7 +54,7 @@ class SummingStrategy(PhaseStrategy):
     #: Whether the method sums nothing: its clients have keys to seal messages for each other.
     relays_only: ClassVar[bool] = False
     #: Whether all sums of the method are over whole cohorts, without self masks.
-    whole_cohorts: ClassVar[bool] = False
+    whole_cohorts: bool = False
 
     def __init__(self, *, threshold: int | None = None, min_cohort: int = 2, **common: Any) -> None:
         super().__init__(**common)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -165,7 +166,9 @@ class OnlineStrategy(OnlineRelease):
         """Return a question, in a secure run one with a sum instead of replies."""
         sums = []
         if self.sums is not None:
-            reply, sums = wire.MaskedReply, [Term(name=name, length=length, encoding=_ENCODING)]
+            request = replace(request, whole=not self.drop_outs)
+            term = Term(name=name, length=length, encoding=_ENCODING, self_masks=self.drop_outs)
+            reply, sums = wire.MaskedReply, [term]
         return Ask(request, reply=reply, sums=sums, until="once", number=number, **more)
 
     def _learn(self, answers: Answers) -> int:
@@ -235,6 +238,8 @@ class OnlineStrategy(OnlineRelease):
         assert self.sums is not None
         left, cohort = len(self.active_nodes()), self.sums.membership.cohorts[0]
         least = max(cohort.threshold, self.min_cohort)
+        if not self.drop_outs:
+            least = len(cohort.members)
         if left < least:
             raise self.broken(
                 f"{left} of {len(cohort.members)} clients are left in round {number}, a secure "

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from flwr.serverapp import Grid
 
+from fedkern_flwr.errors import OptionError
 from fedkern_flwr.flower_compat import is_simulated
 from fedkern_flwr.guard import counting
 from fedkern_flwr.method import Method, option
@@ -42,7 +43,14 @@ class OnlineRelease(Method):
     secure: bool | None = option(
         None,
         "Secure sums: the server sees sums over the clients, no client's gradient or error. Costs "
-        "an exchange more per round. By default on in deployments and off in simulations.",
+        "an exchange more per round, unless drop_outs is False. By default on in deployments and "
+        "off in simulations.",
+        of_model=False,
+    )
+    drop_outs: bool = option(
+        True,
+        "Of secure sums: whether a round goes on without clients that drop out, which costs an "
+        "exchange per round. Without, all clients must answer, or the round is lost.",
         of_model=False,
     )
     stop_diverged: bool = option(
@@ -56,9 +64,16 @@ class OnlineRelease(Method):
     sent_sums: ClassVar[str] = "gradients"
     kept: ClassVar[tuple[str, ...]] = ()
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if not self.drop_outs and self.threshold is not None:
+            raise OptionError(
+                "a threshold is given, and all must answer", remedy="leave out threshold"
+            )
+
     def _reset(self) -> None:
         super()._reset()
-        self.is_secure = bool(self.secure)
+        self.is_secure, self.whole_cohorts = bool(self.secure), not self.drop_outs
         self._batch = 1  # B of the run at hand
         self._released: list[dict[str, Any]] = []  # numbers and unknowns of its sums
 
@@ -119,7 +134,9 @@ class OnlineRelease(Method):
         assert self.sums is not None
         cohort = self.sums.membership.cohorts[0]
         one = dict.fromkeys(cohort.members, 1)
-        alive = counting.least_survivors(one, cohort.threshold)
+        alive = set(one)
+        if self.drop_outs:
+            alive = counting.least_survivors(one, cohort.threshold)
         return counting.hidden_rows(one, alive) * self._unknowns_of_row(dimension)
 
     def _unknowns_of_row(self, dimension: int) -> float:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.method import option
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.online import ridge
+from fedkern_flwr.online import ridge, ridge_plan
 from fedkern_flwr.online.learning import CENTRE
 from fedkern_flwr.strategy import Arrays
 
@@ -94,12 +94,13 @@ class POFRLS(OnlineStrategy):
 
     def _reset(self) -> None:
         super()._reset()
-        self.plan_ = ridge.Plan((1,), 0, 0, 0)
+        self.plan_ = ridge_plan.Plan()
         self.width_ = 0.0
-        self._dimension, self._samples, self._sums = 0, 1, False  # of the message at hand
+        self._dimension = 0
+        self._samples, self._rows, self._sums = 1, 1, False  # of the message at hand
         self._raw, self._kernels = np.zeros((0, 0)), np.zeros((0, 0, 0))
         self._begun = False
-        self._solutions: list[tuple[int, Floats]] = []
+        self._solutions: list[tuple[int, Floats]] = []  # of raw columns, of features
 
     def options(self) -> dict[str, Any]:
         """Return the options that determine the model."""
@@ -121,15 +122,17 @@ class POFRLS(OnlineStrategy):
         """
         each = math.inf if self.sums is None else self.unknowns_of_samples(dimension)
         given, raw = self.samples_per_round, ridge.numbers(dimension + 1)
-        self.plan_ = ridge.plan(
+        counted = any(party.counting != "off" for party in self.parties_.values())
+        self.plan_ = ridge_plan.plan(
             self.num_rounds,
-            each,
+            each if counted else math.inf,
             given=None if given == "auto" else given,
             raw=raw if self.experts in ("all", "global", "global-ridge") else 0,
             kernels=self.kernels if self.experts in ("all", "global", "global-kernels") else 0,
             features=self.features,
             fixed=wire.STATISTICS,
             up=self.up or math.inf,
+            known=self.width is not None,
         )
         if self.experts.startswith("global") and not self.plan_.raw and not self.plan_.features:
             raise OptionError(
@@ -145,11 +148,13 @@ class POFRLS(OnlineStrategy):
         self._solve()
         if self.sums is None:
             return
-        lengths = np.diff([0, *self.plan_.stops]).tolist()
-        numbers = [self._length(sums=n >= self.plan_.kernels > 0) for n in lengths]
-        worst = max(range(len(lengths)), key=lambda k: numbers[k] / max(1.0, each * lengths[k]))
-        total = numbers[worst] + wire.STATISTICS
-        self.note_release(dimension, total, each * lengths[worst])
+        plan, numbers, found = self.plan_, 0, list[tuple[int, float]]()
+        for before, start, stop, some in zip(
+            (0, *plan.stops), plan.starts, plan.stops, plan.sums, strict=False
+        ):
+            numbers = self._length(sums=some) + wire.STATISTICS + (numbers if start < before else 0)
+            found.append((numbers, each * (stop - start)))
+        self.note_release(dimension, *max(found, key=lambda one: one[0] / max(1.0, one[1])))
 
     def exchanges(self) -> int:
         """Return the number of messages."""
@@ -174,26 +179,27 @@ class POFRLS(OnlineStrategy):
 
     def request(self, stream: dict[str, Any]) -> wire.RidgeRequest:
         """Ask for the sums of a message."""
-        self._samples = stream["samples"]
-        enough = self._samples >= self.plan_.kernels > 0
-        self._sums = enough and self.width_ > 0.0
-        return wire.RidgeRequest(**stream, **self._fields())
+        message, self._samples = self._number - 1, stream["samples"]
+        window = self.plan_.starts[message]
+        self._rows = stream["step"] + self._samples - window
+        self._sums = self.plan_.sums[message] and self.width_ > 0.0
+        return wire.RidgeRequest(**stream, **self._fields(), window=window)
 
     def evaluation(self) -> wire.RidgeEvaluateRequest:
         """Ask for the error of the predictions of held-out rows."""
         every = 1 if self.checkpoint else 0
-        return wire.RidgeEvaluateRequest(checkpoint_every=every, **self._fields())
+        return wire.RidgeEvaluateRequest(checkpoint_every=every, window=0, **self._fields())
 
     def _fields(self) -> dict[str, Any]:
-        found = self._solutions
         left, inverses = math.inf if self.down is None else self.down, 0
-        left -= sum(features for features, _ in found)
-        for features, start in found:
-            left -= start.size - features
-            if left < 0:
-                break
-            inverses += 1
-        cut = [s if k < inverses else s[-p:] for k, (p, s) in enumerate(found)]
+        left -= sum(one[..., 0].size * features for features, one in self._solutions)
+        for features, one in self._solutions:
+            left -= one[..., features:].size
+            inverses += left >= 0
+        cut = [
+            one if k < inverses else one[..., -features:]
+            for k, (features, one) in enumerate(self._solutions)
+        ]
         return {
             "experts": self.experts,
             "kernels": self.kernels,
@@ -208,35 +214,37 @@ class POFRLS(OnlineStrategy):
             "sums": self._sums,
             "begun": self._begun,
             "inverses": inverses,
-            "starts": np.concatenate([np.zeros(0), *cut]),
+            "starts": np.concatenate([np.zeros(0), *(one.ravel() for one in cut)]),
         }
 
     def _bandwidths(self) -> bytes:
         return ridge.widths(self.kernels, self.width_) if self.width_ else b""
 
     def _solve(self) -> None:
-        """Set number of features, inverse and coefficients of each global learner."""
-        wanted = [(self._dimension + 1, self._raw)] if self.plan_.raw else []
-        wanted += [(2 * self.plan_.features, one) for one in self._kernels] if self._begun else []
+        """Set number of features, inverses and coefficients of the global learners."""
+        wanted = list[tuple[int, Floats]]()
+        if self.plan_.raw:
+            wanted.append((self._dimension + 1, self._raw))
+        wanted += [(2 * self.plan_.features, self._kernels)] if self._begun else []
         self._solutions = [
-            (features, ridge.solve(total, features, self.regularization))
+            (features, ridge.solve(totals, features, self.regularization))
             for features, totals in wanted
-            for total in totals
         ]
 
     # -- state
 
     def step(self, total: Floats, answers: int) -> None:
         """Add the sums of a message to those before, of which something may be forgotten."""
-        total = total / ridge.scale(self._samples)
-        kept = np.array([1.0, self.forgetting**self._samples])[: len(self._raw)]
+        kept = [np.array([1.0, self.forgetting**n]) for n in (self._samples, self._rows)]
         raw, rest = np.split(total, [self._raw.shape[1]])
-        self._raw = kept[:, None] * self._raw + raw
+        several = len(self._raw)
+        raw = raw / ridge_plan.scale(self._samples)
+        self._raw = kept[0][:several, None] * self._raw + raw
         if self.plan_.raw and not self.width_:
             self.width_ = 2.0 * ridge.distance(self._raw[0], self._dimension + 1) or _UNKNOWN
         if rest.size:
-            rest = rest.reshape(len(self._kernels), 1, -1)
-            self._kernels = kept[:, None] * self._kernels + rest
+            rest = rest.reshape(len(self._kernels), 1, -1) / ridge_plan.scale(self._rows)
+            self._kernels = kept[1][:several, None] * self._kernels + rest
             self._begun = True
         self._solve()
 
@@ -246,14 +254,11 @@ class POFRLS(OnlineStrategy):
 
     def model(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the coefficients of the global learners, with what builds the features."""
-        found = [start[-features:] for features, start in self._solutions]
-        several = len(self._raw)
-        raw, kernels = (found[:several], found[several:]) if self.plan_.raw else ([], found)
         arrays = {
-            "raw": np.array(raw),
-            "kernels": np.array(kernels),
-            "bandwidths": np.frombuffer(self._bandwidths(), "<f8"),
+            "kernels" if one.ndim == 3 else "raw": one[..., -features:].reshape(-1, features)
+            for features, one in self._solutions
         }
+        arrays["bandwidths"] = np.frombuffer(self._bandwidths(), "<f8")
         meta = {**super().model()[1], "summed": self.plan_.features}
         return {name: one for name, one in arrays.items() if one.size}, meta
 

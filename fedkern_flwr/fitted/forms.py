@@ -18,7 +18,7 @@ from ..kernels.pca import features_of
 from ..kernels.product import kernel_from_distances, partial_distances
 from ..kernels.random_features import feature_map
 from ..online import network
-from ..online.ridge import rows_of
+from ..online.ridge import all_rows
 from ..secure_sum import Encoding
 from ..vertical import phases
 
@@ -126,7 +126,7 @@ def of_dictionary(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
 def of_ridges(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
     """Return outputs of POF-RLS: the mean over clients with mixtures of their own."""
     widths, centre = arrays["bandwidths"].astype("<f8").tobytes(), meta["centre"]
-    rows = np.column_stack(rows_of(x, widths, meta["features"], meta["seed"]))
+    rows = all_rows(x, widths, meta["features"], meta["seed"])
     found = (rows @ arrays["weights"].T).clip(-centre, 1.0 - centre)
     return np.asarray(found.mean(axis=1, keepdims=True) + centre)
 

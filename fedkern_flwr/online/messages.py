@@ -39,6 +39,7 @@ class StreamRequest(Message):
     step: int = 0  # index of the first sample of this round in the node's stream, from 0
     samples: int = 0  # B, samples to take
     checkpoint_every: int = 0  # rounds from one saved private state to the next; 0 saves none
+    whole: bool = False  # whether a secure sum is one of everybody, which opens by itself
 
 
 class DictionaryRequest(StreamRequest):
@@ -179,8 +180,9 @@ class RidgeRequest(StreamRequest, phase="online-ridge"):
     forgetting: float  # of learners that forget; 1 if there are none
     centre: float  # around which labels are learned
     raw: bool  # whether raw columns are summed, in every message
-    summed: int  # D', frequencies of each kernel that are summed in messages of enough samples
+    summed: int  # D', frequencies of each kernel that are summed in some messages
     sums: bool  # whether this is one of them
+    window: int  # first sample that is not in what the learners on features begin from
     begun: bool  # whether there was one before
     inverses: int  # so many of the global learners come with their inverses
     starts: Floats = array("numbers", dtype="float64")  # what the global learners begin from

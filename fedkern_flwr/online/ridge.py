@@ -14,12 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
-from scipy.linalg.blas import dsymm, dsymv, dsyr, dsyrk, dtrsm
+from scipy.linalg import cho_factor, cho_solve
 
-from ..guard.counting import least_samples
 from ..kernels.random_features import feature_map
-from .messages import SUM_BOUND
 
 Floats = NDArray[np.float64]
 Experts = Literal[
@@ -28,8 +25,6 @@ Experts = Literal[
 
 #: Rows after which a learner of this client alone takes part, if its features are not fewer.
 NAP = 20
-#: Samples per message at most, unless they are given or the sums of raw columns need more.
-MOST_SAMPLES = 50
 #: Rows that a learner takes at once.
 _BLOCK = 32
 #: Fewer rows than these are taken one by one.
@@ -44,8 +39,15 @@ def numbers(features: int) -> int:
 
 
 def sums(phi: Floats, y: Floats) -> Floats:
-    """Return the upper triangle of Phi^T Phi and Phi^T y of rows phi, shape (n, p)."""
-    return np.concatenate([(phi.T @ phi).take(_upper(phi.shape[1])), phi.T @ y])
+    """Return the upper triangle of Phi^T Phi and Phi^T y of rows phi, shape (..., n, p)."""
+    across = phi.swapaxes(-1, -2)
+    return np.concatenate([_triangle(across @ phi), across @ y], axis=-1)
+
+
+def _triangle(matrix: Floats) -> Floats:
+    """Return the upper triangles of square matrices, shape (..., p (p + 1) / 2)."""
+    flat = matrix.reshape(*matrix.shape[:-2], matrix.shape[-1] ** 2)
+    return flat.take(_upper(matrix.shape[-1]), axis=-1)
 
 
 @lru_cache(maxsize=64)
@@ -56,43 +58,56 @@ def _upper(features: int) -> NDArray[np.intp]:
     return found
 
 
-def square(triangle: Floats, features: int) -> Floats:
-    """Return the matrix of an upper triangle, p (p + 1) / 2 numbers; below it are zeros."""
-    matrix = np.zeros((features, features))
-    matrix.put(_upper(features), triangle)
-    return matrix
+def _square(triangles: Floats, features: int) -> Floats:
+    """Return the symmetric matrices of upper triangles, shape (..., p, p)."""
+    flat = triangles.take(_places(features), axis=-1)
+    return flat.reshape(*triangles.shape[:-1], features, features)
 
 
-def solve(total: Floats, features: int, ridge: float) -> Floats:
-    """Return what a learner begins from: the triangle of (P + ridge I)^-1, and its coefficients.
+@lru_cache(maxsize=64)
+def _places(features: int) -> NDArray[np.intp]:
+    """Return where each number of a symmetric matrix is in its upper triangle."""
+    matrix = np.zeros((features, features), np.intp)
+    matrix.put(_upper(features), np.arange(features * (features + 1) // 2))
+    found = np.asarray(np.maximum(matrix, matrix.T).ravel())
+    found.setflags(write=False)
+    return found
+
+
+def solve(totals: Floats, features: int, ridge: float) -> Floats:
+    """Return what learners begin from: the triangle of (P + ridge I)^-1, and their coefficients.
 
     Parameters
     ----------
-    total : ndarray, shape (numbers(features),)
-        What :func:`sums` returns, summed over rows.
+    totals : ndarray, shape (..., numbers(features))
+        Of each learner what :func:`sums` returns, summed over rows.
     features : int
         p.
     ridge : float
         lambda > 0.
     """
-    pairs = total.size - features
-    matrix = square(total[:pairs], features)
-    matrix.flat[:: features + 1] += ridge
-    factor = cho_factor(matrix, check_finite=False)  # reads the upper triangle
-    both = cho_solve(factor, np.column_stack([np.eye(features), total[pairs:]]))
-    return np.concatenate([both[:, :features].take(_upper(features)), both[:, features]])
+    pairs = totals.shape[-1] - features
+    matrices = _square(totals[..., :pairs], features)
+    each = np.arange(features)
+    matrices[..., each, each] += ridge
+    found = np.empty_like(totals)
+    for place in np.ndindex(totals.shape[:-1]):
+        factor = cho_factor(matrices[place], check_finite=False)
+        both = cho_solve(factor, np.column_stack([np.eye(features), totals[place][pairs:]]))
+        found[place] = np.concatenate([_triangle(both[:, :features]), both[:, features]])
+    return found
 
 
-class Ridge:
-    """A ridge regression that learns one row after the other, a few of them in one step.
+class Ridges:
+    """Ridge regressions of p features each, which learn one row after the other, all together.
 
     Parameters
     ----------
-    features : int
-        p.
-    start : ndarray
-        Triangle of the inverse and coefficients, as :func:`solve` returns them; or coefficients
-        alone, which then stay as they are.
+    inverse : ndarray, shape (..., p, p), or None
+        Of each what :func:`solve` returns, as a whole matrix; it is taken over. None for
+        coefficients that stay as they are.
+    theta : ndarray, shape (..., p)
+        Coefficients.
     memory : float (default: 1.0)
         Share of what is remembered of all rows before, with each row. The ridge stays: for what is
         forgotten of it, one feature after the other is given a row of zero label.
@@ -104,65 +119,68 @@ class Ridge:
 
     def __init__(
         self,
-        features: int,
-        start: Floats,
+        inverse: Floats | None,
+        theta: Floats,
         *,
         memory: float = 1.0,
         ridge: float = 0.0,
         rows: int = 0,
     ) -> None:
-        pairs = start.size - features
-        self.theta = start[pairs:].copy()
-        self.inverse = square(start[:pairs], features) if pairs else None  # its upper triangle
+        self.inverse, self.theta = inverse, theta
         self.memory, self.rows = memory, rows
-        self._leak = math.sqrt(features * ridge * (1.0 - memory))
+        self._leak = math.sqrt(theta.shape[-1] * ridge * (1.0 - memory))
 
-    def learn(self, phi: Floats, y: Floats) -> Floats:
+    def learn(self, phi: Floats, y: Floats, *, last: bool = False) -> Floats:
         """Predict and learn one row after the other; return what was predicted.
 
         Parameters
         ----------
-        phi : ndarray, shape (n, p)
-            The rows.
+        phi : ndarray, shape (..., n, p)
+            The rows, of each regression or the same for several.
         y : ndarray, shape (n,)
             Their labels.
+        last : bool (default: False)
+            Whether nothing is predicted after these rows: then they are not added to the inverse.
 
         Returns
         -------
-        ndarray, shape (n,)
+        ndarray, shape (..., n)
             Of each row what those before it tell.
         """
-        if self.inverse is None:
-            return np.asarray(phi @ self.theta)
+        if self.inverse is None or (last and len(y) == 1):
+            return np.asarray((phi @ self.theta[..., None])[..., 0])
         if len(y) < _FEW:
-            return np.array([self._learn_one(*row) for row in zip(phi, y, strict=True)])
+            each = [self._learn_one(phi[..., t, :], y[t]) for t in range(len(y))]
+            return np.stack(each, axis=-1)
         fewer = math.log(0.01) / math.log(self.memory) if self.memory < 1.0 else _BLOCK
         block = max(1, min(_BLOCK, int(fewer)))
-        parts = [slice(t, t + block) for t in range(0, len(y), block)]
-        return np.concatenate([np.zeros(0), *(self._learn(phi[t], y[t]) for t in parts)])
+        parts = [slice(t, min(t + block, len(y))) for t in range(0, len(y), block)]
+        found = [self._learn(phi[..., t, :], y[t], last=last and t.stop == len(y)) for t in parts]
+        return np.concatenate(found, axis=-1)
 
-    def _learn_one(self, phi: Floats, y: float) -> float:
+    def _learn_one(self, phi: Floats, y: float) -> Floats:
         """Take a row by itself, which is faster for a few."""
-        found = float(self.theta @ phi)
-        self._add(phi, y - found, self.memory)
+        assert self.inverse is not None
+        found = np.asarray(np.vecdot(self.theta, phi))
+        gain = (self.inverse @ phi[..., None])[..., 0]
+        self._add(gain, np.vecdot(gain, phi), y - found, self.memory)
         if self._leak:
-            row, j = np.zeros_like(phi), self.rows % len(phi)
-            row[j] = self._leak
-            self._add(row, -self._leak * float(self.theta[j]), 1.0)
+            j = self.rows % self.theta.shape[-1]
+            gain = self._leak * self.inverse[..., j]
+            self._add(gain, self._leak * gain[..., j], -self._leak * self.theta[..., j], 1.0)
         self.rows += 1
         return found
 
-    def _add(self, phi: Floats, wrong: float, memory: float) -> None:
+    def _add(self, gain: Floats, spread: Floats, wrong: Floats, memory: float) -> None:
+        """Move by a row with ``gain`` P phi, ``spread`` phi P phi and error ``wrong``."""
         assert self.inverse is not None
-        inverse = self.inverse.T  # as BLAS has it, where the triangle is the lower one
-        gain = dsymv(1.0, inverse, phi, lower=1)
-        scale = 1.0 / (memory + float(gain @ phi))
-        self.theta += gain * (wrong * scale)
-        dsyr(-scale, gain, a=inverse, lower=1, overwrite_a=1)
+        step = gain / np.sqrt(memory + spread)[..., None]  # its outer product is symmetric
+        self.theta += gain * (wrong / (memory + spread))[..., None]
+        self.inverse -= step[..., None] * step[..., None, :]
         if memory < 1.0:
-            self.inverse /= memory
+            self.inverse *= 1.0 / memory
 
-    def _learn(self, phi: Floats, y: Floats) -> Floats:
+    def _learn(self, phi: Floats, y: Floats, *, last: bool) -> Floats:
         """Take a few rows at once.
 
         With S = Phi P Phi^T + W = L L^T and W the rows' ages, L^-1 (y - Phi theta) are the errors
@@ -170,29 +188,56 @@ class Ridge:
         K = P Phi^T, is the inverse after them all.
         """
         assert self.inverse is not None
-        n, inverse = len(y), self.inverse.T
-        ages, some = self.memory ** np.arange(1.0, n + 1.0), 1
+        n, some = len(y), 1
+        ages = self.memory ** np.arange(1.0, n + 1.0)
         if self._leak:
             some = 2
-            phi = np.repeat(phi, 2, axis=0)
-            phi[1::2] = 0.0
-            phi[2 * np.arange(n) + 1, (self.rows + np.arange(n)) % phi.shape[1]] = self._leak
+            phi = np.repeat(phi, 2, axis=-2)
+            phi[..., 1::2, :] = 0.0
+            places = (self.rows + np.arange(n)) % phi.shape[-1]
+            phi[..., 2 * np.arange(n) + 1, places] = self._leak
             y, ages = np.column_stack([y, np.zeros(n)]).ravel(), ages.repeat(2)
-        gain = dsymm(1.0, inverse, phi.T, lower=1)
-        spread = phi @ gain
-        spread.flat[:: len(y) + 1] += ages
-        factor = cholesky(spread, lower=True, check_finite=False)
-        wrong = solve_triangular(factor, y - phi @ self.theta, lower=True, check_finite=False)
-        gain = dtrsm(1.0, factor, gain, side=1, lower=1, trans_a=1, overwrite_b=1)
-        self.theta += gain @ wrong
-        dsyrk(-1.0 / ages[-1], gain, 1.0 / ages[-1], inverse, lower=1, overwrite_c=1)
+        gain = phi @ self.inverse
+        spread = gain @ phi.swapaxes(-1, -2)
+        each = np.arange(len(y))
+        spread[..., each, each] += ages
+        factor = np.linalg.cholesky(spread)
+        wrong = (y - (phi @ self.theta[..., None])[..., 0])[..., None]
+        if last:
+            gain = gain[..., :0]
+        both = np.linalg.solve(factor, np.concatenate([gain, wrong], axis=-1))
+        gain, wrong = np.ascontiguousarray(both[..., :-1]), both[..., -1]
+        if not last:
+            self.theta += (wrong[..., None, :] @ gain)[..., 0, :]
+            self.inverse -= gain.swapaxes(-1, -2) @ gain
+            if ages[-1] < 1.0:
+                self.inverse *= 1.0 / ages[-1]
         self.rows += n
-        return np.asarray((y - factor.diagonal() * wrong)[::some])
+        return np.asarray((y - factor[..., each, each] * wrong)[..., ::some])
 
     def state(self) -> Floats:
-        """Return what it goes on from, as :func:`solve` returns it."""
+        """Return what they go on from, as :func:`solve` returns it, shape (..., numbers)."""
         assert self.inverse is not None
-        return np.concatenate([self.inverse.take(_upper(len(self.theta))), self.theta])
+        return np.concatenate([_triangle(self.inverse), self.theta], axis=-1)
+
+
+def from_state(state: Floats, features: int, *, inverses: bool = True, **more: Any) -> Ridges:
+    """Return regressions that go on from a state, coefficients alone without ``inverses``.
+
+    Parameters
+    ----------
+    state : ndarray, shape (..., numbers(p)) or (..., p)
+        As :meth:`Ridges.state` and :func:`solve` return it.
+    features : int
+        p.
+    inverses : bool
+        Whether it has the inverses.
+    **more
+        Of :class:`Ridges`.
+    """
+    pairs = state.shape[-1] - features
+    inverse = _square(state[..., :pairs], features) if inverses else None
+    return Ridges(inverse, state[..., pairs:].copy(), **more)
 
 
 def unlearned(features: int, ridge: float) -> Floats:
@@ -265,8 +310,13 @@ def widths(kernels: int, width: float) -> bytes:
     return (width * np.array(ratios)).astype("<f8").tobytes()
 
 
-def rows_of(x: NDArray[Any], bandwidths: bytes, features: int, seed: int) -> list[Floats]:
-    """Return rows as learners take them: raw columns and a one, then each kernel's features.
+def raw_rows(x: NDArray[Any]) -> Floats:
+    """Return rows as learners on raw columns take them: with a one."""
+    return np.column_stack([np.asarray(x, np.float64), np.ones(len(x))])
+
+
+def kernel_rows(x: NDArray[Any], bandwidths: bytes, features: int, seed: int) -> Floats:
+    """Return rows as learners on features take them, shape (kernels, n, 2 D).
 
     Parameters
     ----------
@@ -279,108 +329,21 @@ def rows_of(x: NDArray[Any], bandwidths: bytes, features: int, seed: int) -> lis
     seed : int
         Of the draw.
     """
+    if not bandwidths:
+        return np.zeros((0, len(x), 2 * features))
     x = np.asarray(x, np.float64)
-    raw = np.column_stack([x, np.ones(len(x))])
-    if not bandwidths or not features:
-        return [raw]
     z = feature_map(bandwidths, x.shape[1], features, seed, "float64", "orthogonal")(x)
-    return [raw, *np.ascontiguousarray(z.swapaxes(0, 1))]
+    return np.ascontiguousarray(z.swapaxes(0, 1))
+
+
+def all_rows(x: NDArray[Any], bandwidths: bytes, features: int, seed: int) -> Floats:
+    """Return all that learners take of rows side by side: raw columns, a one, kernel by kernel."""
+    return np.column_stack([raw_rows(x), *kernel_rows(x, bandwidths, features, seed)])
 
 
 def distance(total: Floats, features: int) -> float:
     """Return the root mean squared distance of two rows, from the sums of raw columns and a one."""
-    matrix = square(total[: total.size - features], features).T  # last row: sums of columns
+    matrix = _square(total[: total.size - features], features)  # last row: sums of columns
     rows = max(1.0, matrix[-1, -1])
     spread = np.trace(matrix[:-1, :-1]) / rows - (matrix[-1, :-1] ** 2).sum() / rows**2
     return math.sqrt(max(0.0, 2.0 * float(spread)))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Which sums the messages of a run take.
-
-    Attributes
-    ----------
-    stops : tuple of int
-        Samples of each client after each message. A message takes as many as all before it, from
-        the fewest that will do to the most: so what was summed is never less than half.
-    raw : int
-        Fewest samples of a message that sums raw columns; 0 if none does.
-    features : int
-        Frequencies of each kernel that are summed; 0 if none are.
-    kernels : int
-        Fewest samples of a message that sums them.
-    """
-
-    stops: tuple[int, ...]
-    raw: int
-    features: int
-    kernels: int
-
-
-def plan(
-    samples: int,
-    unknowns: float,
-    *,
-    given: int | None,
-    raw: int,
-    kernels: int,
-    features: int,
-    fixed: int,
-    up: float = math.inf,
-) -> Plan:
-    """Plan the messages so that no more numbers are released of a message than it has unknowns.
-
-    Raw columns come first, then as many frequencies of the kernels as are left.
-
-    Parameters
-    ----------
-    samples : int
-        T, of each client.
-    unknowns : float
-        Of a message with one sample of each client; infinite if nothing is counted.
-    given : int or None
-        Samples per message, if they are given.
-    raw : int
-        Numbers of the sums of raw columns; 0 if they are not wanted.
-    kernels, features : int
-        Kernels whose features are wanted, and how many frequencies of each.
-    fixed : int
-        Numbers that each message has besides.
-    up : float
-        Most numbers of a message.
-    """
-    room = unknowns if unknowns > 0.0 else math.inf
-
-    def least(count: int) -> int:
-        return max(1, least_samples(fixed + count, room))
-
-    most = min(samples if given is None else given, samples)
-    enough = most if given or not kernels else min(MOST_SAMPLES, most // 4)
-    for_raw = least(raw) if raw and fixed + raw <= up else 0
-    if for_raw > max(1, enough):
-        for_raw = 0
-    raw *= for_raw > 0
-    if given is None:
-        shared = raw + kernels * numbers(2 * features)
-        wanted = least(shared) if shared else MOST_SAMPLES  # or clients need nothing of each other
-        most = max(for_raw, min(wanted, MOST_SAMPLES, samples), 1)
-    left = min(room * most, up) - fixed - raw
-    while kernels * numbers(2 * features) > left and features:
-        features -= 1
-    few = least(raw + kernels * numbers(2 * features)) if kernels and features else 0
-    first = for_raw or few or most
-    stops = [0]
-    while (rest := samples - stops[-1]) > 0:
-        step = min(max(first, stops[-1]), most)
-        stops.append(samples if rest - step < first else stops[-1] + step)
-    return Plan(tuple(stops[1:]), for_raw, features if few else 0, few)
-
-
-def scale(samples: int) -> float:
-    """Return by what sums of so many samples are multiplied to fill the bound of secure sums.
-
-    A power of two. Products of features of rows in the unit ball, and of labels, are at most 1;
-    half of the bound is left for what is a little larger.
-    """
-    return float(SUM_BOUND) / 2.0 ** (1 + math.ceil(math.log2(samples)))

@@ -29,6 +29,8 @@ Kind = type[Any]  # of strategies: bases of theirs lack what is asked for here
 
 #: Values that stand for an option's default where nothing, 0 or false is a value of its own.
 _UNSET = {"seed": None, "min_support": -1, "preconditioner_rank": -1, "coef0": 1.0}
+#: Options whose default is another one for each method of an app; 0 stands for it.
+_BY_METHOD = ("kernels",)
 #: Options of a run that predicts; the others are the model's.
 _PREDICTING = ("node_timeout", "attempts", "allow_single", "threshold", "missing")
 _SWITCH = {"on": True, "off": False}
@@ -59,6 +61,19 @@ def server_app(method: Kind | Callable[[Config], Kind], *, agreed: Sequence[str]
             write_result(config["result"], strategy.result())
 
     return app
+
+
+def one_of(*methods: Kind) -> Callable[[Config], Kind]:
+    """Return what finds the method of a run by its key ``method``."""
+    known = {one.method: one for one in methods}
+
+    def chosen(config: Config) -> Kind:
+        name = str(config["method"])
+        if name not in known:
+            raise OptionError(f"method is {name!r}", remedy=f"use {' or '.join(known)}")
+        return known[name]
+
+    return chosen
 
 
 def make_strategy(method: Kind, config: Config) -> Any:
@@ -101,7 +116,7 @@ def read_option(option: Option, value: Any) -> Any:
     """
     name, kinds = option.name, option.kinds()
     unset = value == _UNSET[name] if name in _UNSET else not value
-    if unset and option.default in (None, "auto"):
+    if unset and (option.default in (None, "auto") or name in _BY_METHOD):
         return option.default
     if isinstance(value, str) and bool in kinds:
         if value not in ("auto", *_SWITCH):
@@ -133,6 +148,11 @@ def _fit(method: Kind, grid: Grid, config: Config) -> Any:
 
 def _predict(method: Kind, grid: Grid, config: Config, agreed: Sequence[str]) -> Any:
     """Have the nodes predict held-out rows with a saved model."""
+    if not hasattr(method, "predict_at_nodes"):
+        raise OptionError(
+            f"nodes of {method.method} predict rows of their stream only",
+            remedy="leave predict out, or hold rows out as test-data of a run",
+        )
     arrays, meta = load_model(config["predict"], method.method)
     given = read_options(method, config)
     strategy = method.of_model(

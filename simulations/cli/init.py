@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -54,6 +55,7 @@ def init(
         text = project.read_text("utf-8")
         assert _NEEDED in text
         added = _FEDERATION.format(name=method, nodes=own.nodes)
+        text = re.sub(r'^method = "[a-z-]+"', f'method = "{method}"', text, flags=re.MULTILINE)
         project.write_text(text.replace(_NEEDED, _OURS) + added, "utf-8")
     except OSError as error:
         raise OptionError(

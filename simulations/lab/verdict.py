@@ -34,7 +34,11 @@ def verdict(comparison: Comparison) -> str:
     def figure(label: str) -> str:
         return column.cells(summaries[label])[0]
 
-    alone = [label for label, found in summaries.items() if found["method"] in _ALONE]
+    alone = [
+        one.label
+        for one in comparison.entries
+        if one.method in _ALONE or str(one.options.get("experts")).startswith("local")
+    ]
     federated = [label for label in summaries if label not in references and label not in alone]
     best = best_of(federated)
     if not best:

@@ -63,7 +63,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
     settings = DataSettings
     run_options = ("secure", "hindsight")
     draws = "feature draws"
-    app, deployable = "pof_mkl", ("pof-mkl",)
+    app, deployable = "pof_mkl", ("pof-mkl", "pof-rls")
     deployed_defaults = {"samples_per_round": 50, "checkpoint_every": 2}  # noqa: RUF012
     columns = _COLUMNS
     usual = "clients split kernels_per_round features step_size samples_per_round"

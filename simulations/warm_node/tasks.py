@@ -37,6 +37,7 @@ _WARM = (
             "hierarchical_svm",
             "kernel_pca",
             "pof_mkl",
+            "pof_rls",
             "secure_gram",
             "serving",
         )

@@ -261,6 +261,7 @@ _STREAM: Table = {"schedule": "streaming", "directions": 2, "batch": 2, "step": 
 RUNS: dict[str, Callable[[int, Path], Any]] = {
     "pof-mkl": lambda s, f: online(POFMKL(secure=True), s, f),
     "pof-rls": lambda s, f: online(POFRLS(features=1, secure=True), s, f),
+    "pof-rls, whole": lambda s, f: online(POFRLS(features=1, secure=True, drop_outs=False), s, f),
     "vm-kofl": lambda s, f: online(VMKOFL(secure=True), s, f),
     "em-kofl": lambda s, f: online(EMKOFL(secure=True), s, f),
     "per-fed-avg": lambda s, f: online(PerFedAvg(secure=True), s, f),

@@ -126,11 +126,20 @@ _BINS: dict[str, Callable[[Any], Any]] = {
     "no place": fields(places=lambda p: 0.0 * p),
     "no scale": fields(scale=lambda s: 0.0 * s),
 }
+_RIDGES: dict[str, Callable[[Any], Any]] = {
+    "rows before the first": fields(window=lambda w: w - 1),
+    "rows after the message": fields(window=lambda w: w + 1000),
+    "no sums of columns": fields(raw=lambda raw: not raw),
+    "learners that are not there": fields(experts="svd"),
+    "learners of nobody": fields(starts=lambda s: np.append(s, 1.0)),
+}
 CASES = [
     Case("pof-mkl", 2, "online-personal", "update"),
     Case("pof-mkl", 2, "online-evaluate", "evaluate"),
-    Case("pof-rls", 2, "online-ridge", "update"),
+    Case("pof-rls", 2, "online-ridge", "update", requests=_RIDGES),
     Case("pof-rls", 2, "online-ridge-evaluate", "evaluate"),
+    Case("pof-rls, whole", 2, "online-ridge", "update"),
+    Case("pof-rls, whole", 2, "online-ridge-evaluate", "evaluate"),
     Case("vm-kofl", 2, "online-shared", "update"),
     Case("em-kofl", 2, "online-drawn", "update"),
     Case("per-fed-avg", 2, "online-network", "update"),

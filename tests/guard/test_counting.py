@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedkern_flwr.guard import NodePolicy, SumRule, counting
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.graph import default_threshold
 from fedkern_flwr.simulations import Transcript, simulate
-from fedkern_flwr.strategies import EMKOFL, OFSKL, POFMKL, VMKOFL, OFMKLAvg, PerFedAvg
+from fedkern_flwr.strategies import EMKOFL, OFSKL, POFMKL, POFRLS, VMKOFL, OFMKLAvg, PerFedAvg
 from fedkern_flwr.wire import PhaseMessage, sums
 
 # -- the figures
@@ -345,6 +346,35 @@ def test_nodes_refuse_a_last_message_of_few_samples(make_streams: Callable[..., 
     with pytest.raises(FedKernError, match="30 numbers would be released about 15 unknowns"):
         simulate(strategy, guarded(streams), 5, num_rounds=5)
     assert [row["survivors"] for row in strategy.history_] == [5, 5]
+
+
+class Greedy(POFRLS):
+    """A server that sums features in each message, whatever it has planned."""
+
+    def check_count(self, problem: str) -> None:
+        pass
+
+    def plan_release(self, dimension: int) -> None:
+        super().plan_release(dimension)
+        sums = (False, *(True for _ in self.plan_.stops[1:]))
+        self.plan_ = replace(self.plan_, sums=sums)
+
+
+@pytest.mark.parametrize("drop_outs", [True, False])
+def test_nodes_count_features_and_columns_of_the_same_rows_together(
+    drop_outs: bool, make_streams: Callable[..., Any]
+) -> None:
+    """Columns in each message, features over the rows of several: as planned it passes."""
+    options: dict[str, Any] = {"secure": True, "features": 4, "drop_outs": drop_outs}
+    planned, streams = POFRLS(**options), make_streams(6, 60)
+    simulate(planned, guarded(streams), 6, num_rounds=60)
+    plan = planned.plan_
+    assert 1 < sum(plan.sums) <= len(plan.sums) / 2
+    assert all(row["survivors"] == 6 for row in planned.history_)
+    (told,) = planned.privacy()["sums"]
+    assert 0.8 * told["unknowns"] < told["numbers"] <= told["unknowns"]
+    with pytest.raises(FedKernError, match="refused by the rule of counting"):
+        simulate(Greedy(**options), guarded(streams), 6, num_rounds=60)
 
 
 def test_a_simulation_warns_once_and_goes_on(

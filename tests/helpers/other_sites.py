@@ -74,6 +74,12 @@ class StreamSite(Site):
         return found
 
 
+class RidgeSite(StreamSite):
+    """The same, for POF-RLS."""
+
+    config = {"method": "pof-rls", "num_rounds": 20, "samples_per_round": 5, "features": 3}  # noqa: RUF012
+
+
 class RatingSite(Site):
     """Four nodes with 9, 7, 1 and 5 users; ratings are 1 to 5, those from 3 on are positive.
 
@@ -239,6 +245,7 @@ SITES: dict[str, type[Site]] = {
     "horizontal": HorizontalSite,
     "vertical": VerticalSite,
     "pof-mkl": StreamSite,
+    "pof-rls": RidgeSite,
     "fed-cfk": RatingSite,
     "ranges": RangesSite,
     "align": AlignSite,

@@ -302,7 +302,7 @@ def test_a_table_of_several_families(
 def test_a_report_says_who_is_useless_and_what_a_party_reaches_alone(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entries = (*weather().entries[:1], *weather().entries[-1:])
+    entries = (*weather().entries[:1], *weather().entries[-2:])
     columns = ("mse", "regret", "mse_std")
     section = replace(weather(), entries=entries, columns=columns, figures=("mse",))
     made = Preset("demo", "Alone", "Text.", (section,), runs=1)
@@ -311,9 +311,10 @@ def test_a_report_says_who_is_useless_and_what_a_party_reaches_alone(
     methods = found["datasets"]["NYC weather"]["methods"]
     errors = {label: 1000 * method["metrics"]["mse"] for label, method in methods.items()}
     report = Path("c/report.html").read_text()
-    assert f"NYC weather: POF-MKL, MSE (10⁻³) {errors['POF-MKL']:.2f}." in report
-    assert f"Beside it: each party alone {errors['local only']:.2f} (local only)." in report
-    assert "Its server saw each client&#x27;s gradients" in report
+    assert f"NYC weather: POF-RLS, MSE (10⁻³) {errors['POF-RLS']:.2f}." in report
+    best = min(("local only", "local ridge"), key=lambda label: errors[label])
+    assert f"Beside it: each party alone {errors[best]:.2f} ({best})." in report
+    assert "Its server saw each client&#x27;s products of features" in report
     assert re.search(r"; [\d.]+ kB came from single parties in plain\.", report)
     useless = [label for label, method in methods.items() if method.get("no_better_than")]
     assert useless, "three samples teach nothing"
@@ -388,7 +389,7 @@ def test_compare_writes_table_plots_and_report(capsys):
     captured = capsys.readouterr()
     result = json.loads(captured.out)
     methods = result["datasets"]["NYC weather"]["methods"]
-    assert len(methods) == 7
+    assert len(methods) == 11
     assert len(result["datasets"]["Breast cancer"]["methods"]) == 3
     assert len(result["datasets"]["Tumours"]["methods"]) == 4
     assert len(result["datasets"]["Tumours, by columns"]["methods"]) == 2
@@ -421,7 +422,7 @@ def test_a_preset_of_several_sections_shows_each_with_its_own_data_and_columns(c
     captured = capsys.readouterr()
     found = json.loads(captured.out)["datasets"]
     assert list(found) == ["NYC weather", "Wine"]
-    assert list(found["NYC weather"]["methods"]) == ["POF-MKL", "vM-KOFL"]
+    assert list(found["NYC weather"]["methods"]) == ["POF-RLS", "POF-MKL"]
     assert list(found["Wine"]["methods"]) == ["OFSKL"]
     table = captured.err[captured.err.index("Wine:") :]
     assert "7.50" in table  # the paper's figure beside its column

@@ -377,7 +377,7 @@ def test_the_options_that_follow_from_the_nodes_are_not_asked_for() -> None:
         ("fed-cg --nodes 3 --data nothing.csv", "nothing.csv"),
         ("fdskl --resume OTHER", "holds no deployment of fdskl; it is a run of fed-cg"),
         ("fed-cg --predict NOWHERE", "is not the folder of a run"),
-        ("secure-gram --nodes 3", "Choose of pof-mkl, fed-cg"),
+        ("secure-gram --nodes 3", "Choose of pof-mkl, pof-rls, fed-cg"),
     ],
 )
 def test_bad_input_is_one_line(

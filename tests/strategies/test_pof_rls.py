@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from fedkern_flwr.clients.pof_mkl_account import StreamAccount
 from fedkern_flwr.clients.pof_rls import learn_samples
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.online import ridge
+from fedkern_flwr.online import ridge, ridge_plan
 from fedkern_flwr.online.messages import RidgeRequest
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Fault, FaultPlan, Transcript
@@ -30,26 +29,25 @@ def run(strategy: POFRLS, streams: Any, rounds: int = ROUNDS, **more: Any) -> PO
 
 def pooled(strategy: POFRLS, streams: Any, rows: Callable[[int, int], bool]) -> Any:
     """Solve the ridge regressions of all rows of ``rows(client, message)``, weighted by age."""
-    starts = (0, *strategy.plan_.stops)
+    plan = strategy.plan_
+    messages = list(zip((0, *plan.stops), plan.starts, plan.stops, plan.sums, strict=False))
     parts: dict[str, Any] = {"raw": [], "kernels": []}
     width = np.array([strategy.width_]).astype("<f8").tobytes()
     for memory in (1.0, strategy.forgetting):
         sums: dict[str, Any] = {"raw": [0.0, 0.0], "kernels": [0.0, 0.0]}
-        for message, (start, stop) in enumerate(itertools.pairwise(starts), 1):
+        for message, (before, window, stop, summed) in enumerate(messages, 1):
             asked = [k for k in range(len(streams.x)) if rows(k, message)]
             if not asked:
                 continue
-            many = stop - start
-            summed = message > 1 and many >= strategy.plan_.kernels > 0
-            for name in ("raw", *(["kernels"] if summed else [])):
-                found = sums[name]
+            for name, start in {"raw": before, **({"kernels": window} if summed else {})}.items():
+                found, many = sums[name], stop - start
                 found[0], found[1] = (memory**many * one for one in found)
                 for k in asked:
                     x, y = streams.x[k][start:stop], streams.y[k][start:stop] - 0.5
                     phi = np.column_stack([x, np.ones(many)])
                     if name == "kernels":
-                        both = ridge.rows_of(x, width, strategy.features, strategy.run_seed)[1]
-                        half = np.arange(strategy.plan_.features)
+                        both = ridge.kernel_rows(x, width, strategy.features, strategy.run_seed)[0]
+                        half = np.arange(plan.features)
                         phi = both[:, [*half, *(strategy.features + half)]]
                     found[0], found[1] = found[0] + phi.T @ phi, found[1] + phi.T @ y
         for name, (matrix, vector) in sums.items():
@@ -109,7 +107,7 @@ def test_a_learner_of_single_rows_is_a_ridge_regression(memory: float, several: 
     """However many rows it is given at once."""
     rng = np.random.default_rng(0)
     phi, y = rng.standard_normal((70, 6)), rng.standard_normal(70)
-    learner = ridge.Ridge(6, ridge.unlearned(6, 0.5), memory=memory, ridge=0.5)
+    learner = ridge.from_state(ridge.unlearned(6, 0.5), 6, memory=memory, ridge=0.5)
     found = [learner.learn(phi[t : t + several], y[t : t + several]) for t in range(0, 70, several)]
     matrix, vector, expected = 0.5 * np.eye(6), np.zeros(6), np.zeros(70)
     for t in range(70):
@@ -119,12 +117,40 @@ def test_a_learner_of_single_rows_is_a_ridge_regression(memory: float, several: 
         vector = memory * vector + phi[t] * y[t]
     np.testing.assert_allclose(np.concatenate(found), expected, rtol=0, atol=1e-9)
     np.testing.assert_allclose(learner.theta, np.linalg.solve(matrix, vector), atol=1e-10)
+    told = learner.theta.copy()
+    for last in (False, True):  # what is predicted does not depend on what comes after
+        fresh = ridge.from_state(ridge.unlearned(6, 0.5), 6, memory=memory, ridge=0.5)
+        np.testing.assert_allclose(fresh.learn(phi, y, last=last), expected, atol=1e-9)
+    np.testing.assert_array_equal(learner.theta, told)
     start = ridge.solve(ridge.sums(phi, y), 6, 0.5)
-    again = ridge.Ridge(6, start)
+    again = ridge.from_state(start, 6)
     again.learn(phi[:1], y[:1])
     twice = np.concatenate([phi, phi[:1]]), np.append(y, y[0])
     expected = ridge.solve(ridge.sums(*twice), 6, 0.5)
     np.testing.assert_allclose(again.state(), expected, atol=1e-12)
+
+
+def test_rows_that_are_not_summed_yet_are_learned_again() -> None:
+    """Features of messages before the one at hand, which the server has not sent back."""
+    rng, account = np.random.default_rng(5), StreamAccount()
+    x, y = rng.random((9, 3)) / 2, rng.random(9)
+    strategy = POFRLS(features=4, experts="global-kernels", forgetting=1.0, width=1.0)
+    strategy.width_ = 1.0
+    known = ridge.kernel_rows(x[:2], ridge.widths(1, 1.0), 4, 0)[0]
+    start = ridge.solve(ridge.sums(known, y[:2] - 0.5), 8, LAMBDA)
+    fields = {**strategy._fields(), "summed": 4, "begun": True, "inverses": 1, "starts": start}
+    fields |= {"seed": 0, "sums": True}
+    request = RidgeRequest(step=6, samples=3, window=2, **fields)
+    total = learn_samples(request, account, lambda at, many: (x[at : at + many], y[at : at + many]))
+    phi = ridge.kernel_rows(x, ridge.widths(1, 1.0), 4, 0)[0]
+    expected = 0.0
+    for t in range(6, 9):
+        matrix = phi[:t].T @ phi[:t] + LAMBDA * np.eye(8)
+        found = phi[t] @ np.linalg.solve(matrix, phi[:t].T @ (y[:t] - 0.5)) + 0.5
+        expected += (found.clip(0.0, 1.0) - y[t]) ** 2
+    assert account.total == pytest.approx(expected, abs=1e-9)
+    summed = ridge.sums(phi[2:], y[2:] - 0.5) * ridge_plan.scale(7)
+    np.testing.assert_allclose(total, summed, rtol=1e-9)
 
 
 def test_regret_against_the_best_learner_stays_within_the_bound_of_adahedge(
@@ -144,9 +170,9 @@ def test_who_cannot_learn_yet_stays_asleep_through_a_long_message() -> None:
     strategy = POFRLS(features=4, regularization=LAMBDA)
     start = np.concatenate([ridge.unlearned(4, LAMBDA)] * 2)
     fields = {**strategy._fields(), "inverses": 2, "raw": True, "starts": start}
-    request = RidgeRequest(step=1, samples=60, **fields)
+    request = RidgeRequest(step=1, samples=60, window=1, **fields)
     x = rng.random((60, 3)) / 2
-    learn_samples(request, account, x, x.sum(axis=1))
+    learn_samples(request, account, lambda start, many: (x[:many], x[:many].sum(axis=1)))
     raw, kernels = account.losses[:4], account.losses[4:]
     assert len(kernels) == 2
     np.testing.assert_allclose(kernels, account.total, rtol=1e-12)
@@ -183,7 +209,7 @@ def test_the_mixture_keeps_adahedges_bound_on_any_losses(
 def test_no_message_of_a_plan_releases_more_numbers_than_it_has_unknowns(
     samples: int, unknowns: float, given: int | None, raw: int, kernels: int, features: int
 ) -> None:
-    plan = ridge.plan(
+    plan = ridge_plan.plan(
         samples, unknowns, given=given, raw=raw, kernels=kernels, features=features, fixed=0
     )
     lengths = np.diff([0, *plan.stops])
@@ -191,10 +217,14 @@ def test_no_message_of_a_plan_releases_more_numbers_than_it_has_unknowns(
     assert lengths.min() >= 1
     if given:
         assert lengths.max() < 2 * given
-    kept = kernels * ridge.numbers(2 * plan.features)
-    for before, length in zip((0, *plan.stops), lengths, strict=False):
-        numbers = raw * (plan.raw > 0) + kept * (length >= plan.kernels > 0)
-        assert numbers <= unknowns * length
+    kept, released = kernels * ridge.numbers(2 * plan.features), 0
+    starts = (0, *plan.stops)
+    for before, length, start, summed in zip(starts, lengths, plan.starts, plan.sums, strict=False):
+        one = raw * (plan.raw > 0)
+        assert one <= unknowns * length
+        released = one + kept * summed + (released if start < before else 0)
+        assert released <= unknowns * (before + length - start)
+        assert start <= before
         if before and length != lengths[-1]:
             assert length <= max(before, lengths[0])
 

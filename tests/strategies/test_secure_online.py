@@ -240,6 +240,53 @@ def test_whatever_happens_to_a_client_the_sum_is_that_of_the_declared_survivors(
     assert np.abs(model(secure) - model(wrong)).max() > 1e-5  # the comparison can fail
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_without_drop_outs_a_round_is_one_exchange(
+    name: str, make_streams: Callable[..., Any]
+) -> None:
+    """Everybody answers, so nobody has to be unmasked; what is learned is the same."""
+    streams = make_streams(CLIENTS, ROUNDS + 4, test_rows=4)
+    plain = run(METHODS[name](secure=False), streams)
+    secure = run(METHODS[name](secure=True, drop_outs=False), streams, serialise=True)
+    assert_same_run(secure, plain)
+    assert secure.ledger_.exchanges == 1 + len(plain.history_) + 1 + 1
+    assert {entry["threshold"] for entry in secure.privacy()["cohorts"]} == {CLIENTS}
+
+
+MISSED = ("vanished", "lost reply", "error")
+
+
+@pytest.mark.parametrize("kind", MISSED)
+@pytest.mark.parametrize("name", ["pof-mkl", "pof-rls"])
+def test_without_drop_outs_a_round_that_one_client_misses_is_lost(
+    name: str, kind: str, make_streams: Callable[..., Any]
+) -> None:
+    phase = UPLOAD if name == "pof-mkl" else "online-ridge"
+    faults = FaultPlan([(1, phase, 3, Fault(kind))])
+    models: list[np.ndarray] = []
+    strategy = METHODS[name](secure=True, drop_outs=False)
+    strategy.on_round = lambda *_: models.append(model(strategy).copy())
+    timeout = 0.5 if kind == "lost reply" else 60.0
+    run(strategy, make_streams(CLIENTS, 6), 6, faults=faults, timeout=timeout)
+    assert [row["survivors"] for row in strategy.history_] == [7, 7, 0, 7, 7, 7]
+    assert np.array_equal(models[1], models[2])
+    assert not np.array_equal(models[2], models[3])
+    assert not strategy.ledger_.by_phase.get("unmask")
+    # what the others said of round 3 they say again in round 4
+    assert strategy.history_[-1]["mse"] > 0.0
+
+
+def test_without_drop_outs_a_run_ends_when_a_client_stays_away(
+    make_streams: Callable[..., Any],
+) -> None:
+    faults = FaultPlan([(1, UPLOAD, None, Fault("vanished"))])
+    strategy = METHODS["pof-mkl"](secure=True, drop_outs=False, max_missed=3)
+    with pytest.raises(CohortError, match="3 rounds in a row are lost"):
+        run(strategy, make_streams(CLIENTS, 6), 6, faults=faults)
+    with pytest.raises(OptionError, match="a threshold is given, and all must answer"):
+        POFRLS(drop_outs=False, threshold=5)
+
+
 def test_a_replayed_upload_is_refused(make_streams: Callable[..., Any]) -> None:
     kept: list[Message] = []
 

@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flwr.app import Context
 from own_table import own_table  # type: ignore[import-not-found]  # the file beside this one
 
 from fedkern_flwr.clients import OnlineKernelClient, serve
 from fedkern_flwr.errors import TableError
+from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.simulations.apps.node import Node, client_maker, rows
 
@@ -45,7 +47,14 @@ def read_scaling(path: str) -> Scaling:
         ) from None
 
 
+def simulated(context: Context) -> PhaseClient:
+    """Build the client of a node of a simulation, which gets public data."""
+    from fedkern_flwr.simulations.apps.simulated import simulated_client
+
+    return simulated_client(str(context.run_config["method"]), context)
+
+
 make_client = client_maker(
-    OnlineKernelClient, arguments, own_table, keys=("predictions",), simulated="pof-mkl"
+    OnlineKernelClient, arguments, own_table, keys=("predictions",), simulated=simulated
 )
 app = serve(make_client)

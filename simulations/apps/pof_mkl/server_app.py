@@ -1,8 +1,8 @@
-"""The server of the app: runs POF-MKL, logs the result, saves the model; or predicts with one."""
+"""The server of the app: runs POF-MKL or POF-RLS, logs the result, saves the model; or predicts."""
 
 from __future__ import annotations
 
-from fedkern_flwr.simulations.apps.server import server_app
-from fedkern_flwr.strategies import POFMKL
+from fedkern_flwr.simulations.apps.server import one_of, server_app
+from fedkern_flwr.strategies import POFMKL, POFRLS
 
-app = server_app(POFMKL)
+app = server_app(one_of(POFMKL, POFRLS))

@@ -102,6 +102,23 @@ def observe(transcript: Transcript) -> Iterator[Observation]:
         )
 
 
+def observe_products(
+    transcript: Transcript,
+) -> Iterator[tuple[int, wire.RidgeRequest, Floats]]:
+    """Yield partition, request and sums of each reply of POF-RLS, masked ones read as they came."""
+    run = OnlineRun(transcript)
+    sent = {
+        (v.partition, v.request.round): v for v in run.masked() if v.order.name == wire.UPDATE_SUM
+    }
+    for passed, request in run.answered(PhaseMessage):
+        if type(request) is wire.RidgeRequest and passed.message.round == request.round:
+            total = getattr(passed.message, "total", None)
+            if total is None:
+                vector = sent[passed.partition, request.round].read("fixed point")
+                total = vector[: -wire.STATISTICS]
+            yield passed.partition, request, total
+
+
 def _plain(request: Any, reply: Any) -> tuple[NDArray[np.integer[Any]], Real]:
     """Return whose gradients a reply has, and these."""
     kernels = _asked_kernels(request)

@@ -1,4 +1,4 @@
-"""What the sums that rounds of POF-MKL release give away, masks or not."""
+"""What the sums that rounds of POF-MKL and POF-RLS release give away, masks or not."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.kernels.random_features import gaussian_frequencies
 from fedkern_flwr.online import messages as wire
+from fedkern_flwr.online import ridge, ridge_plan
 from fedkern_flwr.seeding import derive_seed
 
-from ....strategies import POFMKL
+from ....strategies import POFMKL, POFRLS
 from ..attacks.joint_inversion import Release, invert_release
+from ..attacks.product_inversion import Products, invert_products
 from ..attacks.sum_membership import sum_membership
 from ..attacks.transcripts import (
     full_gradient,
@@ -27,14 +30,14 @@ from .plan import Recorded
 
 Floats = NDArray[np.float64]
 
-SERVER = "server"
+SERVER, PRODUCTS = "server", "product inversion"
 #: A row counts as computed when its label and all of its columns, scaled, are as near as this.
 RETURNED = 1e-3
 
 
 def keep_sums(strategy: Any, released: list[Any]) -> None:
-    """Keep the sum of each round of POF-MKL, as the server knows it: (round, numbers)."""
-    if not isinstance(strategy, POFMKL):
+    """Keep the sum of each round, as the server knows it: (round, numbers)."""
+    if not isinstance(strategy, POFMKL | POFRLS):
         return
     step = strategy.step
 
@@ -86,7 +89,7 @@ def attack_joint(run: Recorded, requests: Mapping[int, wire.PersonalRequest], sh
         if sheet.done(subject):
             continue
         request = requests[number]
-        members, others = _streams(run, request)
+        members, others = _streams(run, request.step, request.step + request.samples)
         release = release_of(request, totals[number], len(members), members.shape[1] - 1)
         found = invert_release(release, derive_seed(request.seed, "joint inversion", number))
         computed = np.column_stack([found.x, found.y + request.centre])
@@ -96,6 +99,53 @@ def attack_joint(run: Recorded, requests: Mapping[int, wire.PersonalRequest], sh
         behind = Subject("membership in a sum", SERVER, f"which of ten is behind {name} sum", True)
         labels = np.append(np.zeros(release.frequencies.shape[2]), request.centre)
         _test_members(release, members - labels, others - labels, sheet, behind)
+
+
+def attack_products(run: Recorded, requests: Mapping[int, Any], sheet: Sheet) -> None:
+    """Attack the sums of products of the first window of rows, of a later one and of the last.
+
+    A window ends with a message that sums features, or is the rows of a message where none are.
+    """
+    windows: dict[int, list[int]] = {}
+    for number, _ in sorted(run.released):
+        windows.setdefault(requests[number].window, []).append(number)
+    totals = dict(run.released)
+    for name, start in _rounds(sorted(windows)).items():
+        subject = Subject(PRODUCTS, SERVER, f"samples of {name} sums: features, label")
+        if sheet.done(subject):
+            continue
+        asked = [requests[number] for number in windows[start]]
+        members, _ = _streams(run, start, asked[-1].step + asked[-1].samples)
+        sums = products_of(asked, [totals[n] for n in windows[start]], run)
+        x, y, _ = invert_products(sums, derive_seed(asked[0].seed, PRODUCTS, start))
+        computed = np.column_stack([x, y + asked[0].centre])
+        sheet.counts(subject, returned(computed, members), costly=True)
+
+
+def products_of(
+    requests: Sequence[wire.RidgeRequest], totals: Sequence[Floats], run: Recorded
+) -> Products:
+    """Return what the server knows of the rows of the messages of a window."""
+    clients, dimension = len(run.prepared.clients.shards), run.prepared.clients.shards[0].x.shape[1]
+    last, numbers = requests[-1], ridge.numbers(dimension + 1)
+    raw = [
+        total[: numbers * one.raw] / ridge_plan.scale(one.samples)
+        for one, total in zip(requests, totals, strict=True)
+    ]
+    kernels, frequencies = 0, np.zeros((0, dimension, 0))
+    if last.sums:
+        kernels, how = last.kernels, (last.seed, "float64", "orthogonal")
+        every = gaussian_frequencies(last.bandwidths, dimension, last.features, *how)  # type: ignore[arg-type]
+        every = every.reshape(dimension, kernels, last.features).swapaxes(0, 1)
+        frequencies = every[..., : last.summed]
+    rest = totals[-1][raw[-1].size :] / ridge_plan.scale(last.step + last.samples - last.window)
+    return Products(
+        raw=tuple(raw),
+        samples=tuple(clients * one.samples for one in requests),
+        features=rest.reshape(kernels, -1) if kernels else np.zeros((0, 0)),
+        frequencies=frequencies,
+        scale=float(1.0 / np.sqrt(last.features)),
+    )
 
 
 def returned(computed: Floats, members: Floats) -> NDArray[np.bool_]:
@@ -150,12 +200,12 @@ def _rounds(numbers: Sequence[int]) -> dict[str, int]:
     return {n: k for n, k in named.items() if n == "the first" or k != first}
 
 
-def _streams(run: Recorded, request: wire.PersonalRequest) -> tuple[Floats, Floats]:
-    """Return the samples of a round of all clients, with labels, and all others of the run."""
-    taken = slice(request.step, request.step + request.samples)
-    members, others = [], []
-    for shard in run.prepared.clients.shards:
-        rows = np.column_stack([shard.x, shard.y])
-        members.append(rows[taken])
-        others.append(np.delete(rows, taken, axis=0))
-    return np.concatenate(members), np.concatenate(others)
+def _streams(run: Recorded, start: int, stop: int) -> tuple[Floats, Floats]:
+    """Return the samples of a round of all clients, with labels, and all others of the run.
+
+    They are in the order in which they came.
+    """
+    shards = run.prepared.clients.shards
+    rows = np.stack([np.column_stack([shard.x, shard.y]) for shard in shards], axis=1)
+    others = np.delete(rows, slice(start, stop), axis=0)
+    return rows[start:stop].reshape(-1, rows.shape[2]), others.reshape(-1, rows.shape[2])

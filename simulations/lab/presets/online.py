@@ -48,6 +48,22 @@ def _pof(kernels_per_round: int, features: int, **options: Any) -> dict[str, Any
     return {"kernels_per_round": kernels_per_round, "features": features, **options}
 
 
+def _ridges(experts: str) -> dict[str, Any]:
+    """Return the options of a single learner of POF-RLS: plain recursive least squares."""
+    return {"experts": experts, "forgetting": 1.0}
+
+
+#: POF-RLS, and what any method should be compared with.
+_SECOND_ORDER: tuple[Contender, ...] = (
+    ("POF-RLS", "pof-rls", {}),
+    ("local ridge", "pof-rls", _ridges("local-ridge")),
+    ("local RFF-RLS", "pof-rls", _ridges("local-kernels")),
+    ("global ridge", "pof-rls", _ridges("global-ridge")),
+    ("global RFF-RLS", "pof-rls", _ridges("global-kernels")),
+    ("MLP, federated gradients", "per-fed-avg", {"inner_step": 0.0}),
+)
+
+
 def _methods(options: dict[str, Any]) -> tuple[Contender, ...]:
     return (
         ("PerFedAvg", "per-fed-avg", options),
@@ -132,11 +148,14 @@ def _exploration(datasets: tuple[str, ...]) -> list[Section]:
     "pof-mkl-adaptive",
     "Online methods with adaptive step sizes",
     "The data of Table 1 with the defaults of this suite: AdaGrad-norm steps and AdaHedge "
-    "weights; nothing is tuned.",
+    "weights; nothing is tuned. POF-RLS and its single learners beside them: recursive least "
+    "squares on columns (ridge) or random features (RFF-RLS), of each client alone (local, which "
+    "sends nothing of its rows) or of all (global).",
 )
 def _adaptive(datasets: tuple[str, ...]) -> list[Section]:
     columns = ("mse", "mse_std", "regret", "megabytes")
-    return [Section(_data(datasets), _methods({}), columns, ("mse", "regret"))]
+    entries = (*_methods({}), *_SECOND_ORDER)
+    return [Section(_data(datasets), entries, columns, ("mse", "regret"))]
 
 
 def weather() -> Section:
@@ -144,12 +163,16 @@ def weather() -> Section:
     return Section(
         {"NYC weather": DataSettings(data="nyc-weather", clients=9, rounds=75, split="site")},
         (
+            ("POF-RLS", "pof-rls", {}),
             ("POF-MKL", "pof-mkl", {}),
             ("vM-KOFL", "vm-kofl", {}),
             ("eM-KOFL", "em-kofl", {}),
             ("OFMKL-Avg", "ofmkl-avg", {}),
             ("OFSKL", "ofskl", {}),
             ("PerFedAvg", "per-fed-avg", {}),
+            ("MLP, federated gradients", "per-fed-avg", {"inner_step": 0.0}),
+            ("global ridge", "pof-rls", _ridges("global-ridge")),
+            ("local ridge", "pof-rls", _ridges("local-ridge")),
             ("local only", "local-only", {}),
         ),
         ("mse", "regret", "exchanges", "megabytes", "seconds"),
@@ -157,7 +180,8 @@ def weather() -> Section:
         title="Who predicts the weather of three airports best?",
         text="Hourly weather of the three New York airports in 2013: nine clients, three at each "
         "airport, keep their rows. Every method predicts the temperature of each hour before it "
-        "learns it, in time order. Gradients are sent, and in this run the server reads those of "
-        "each client; with secure sums it reads their sum. Local only shows what a client reaches "
-        "without the others.",
+        "learns it, in time order. Gradients are sent, of POF-RLS and global ridge products of "
+        "columns, and in this run the server reads those of each client; with secure sums it "
+        "reads their sum. Local ridge and local only send nothing of their rows: they show what a "
+        "client reaches without the others, by recursive least squares and by POF-MKL's steps.",
     )

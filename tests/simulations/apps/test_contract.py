@@ -88,6 +88,7 @@ def test_nodes_get_the_pooled_model_and_predict_with_it_later(
         ("fed-cfk", 6, {}),
         ("horizontal", 13, {"tolerance": 1e-9, "num_rounds": 12, "checkpoint_every": 3}),
         ("pof-mkl", 4, {"checkpoint_every": 1}),
+        ("pof-rls", 6, {"checkpoint_every": 1}),
     ],
 )
 def test_a_run_that_broke_off_is_resumed(
@@ -290,6 +291,7 @@ SIMULATED = {
     "horizontal": (6, {"data": "iris", "partition": "horizontal", "num_rounds": 5}, 36),
     "vertical": (7, {"data": "iris", "partition": "vertical", "num_rounds": 5}, 36),
     "pof-mkl": (3, {"data": "diabetes"}, 0),
+    "pof-rls": (3, {"data": "diabetes"}, 0),
 }
 
 
@@ -299,7 +301,7 @@ def test_simulated_nodes_get_public_data_and_predict_with_a_saved_model(
 ) -> None:
     site, (count, own, rows) = make_site(name), SIMULATED[name]
     saved, outputs = tmp_path / "model.npz", []
-    if name != "pof-mkl":
+    if rows:
         own = {**own, "state_dir": tmp_path / "state"}
     for step in ("first", "second") if rows else ("only",):
         folder = tmp_path / step
@@ -327,7 +329,8 @@ def test_a_node_that_names_nothing_is_one_of_a_simulation(name: str, make_site: 
 
 
 @pytest.mark.parametrize(
-    "name", ["fed-cg", "fdskl", "horizontal", "pof-mkl", "fed-cfk", "ranges", "align", "kernel-pca"]
+    "name",
+    [*PREDICT[:3], "pof-mkl", "pof-rls", "fed-cfk", "ranges", "align", "kernel-pca"],
 )
 def test_a_node_without_a_table_is_refused_and_no_deployed_node_is_a_simulated_one(
     name: str, make_site: Make

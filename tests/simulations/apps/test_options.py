@@ -20,6 +20,7 @@ from fedkern_flwr.simulations.run.options import Option, accepted
 from fedkern_flwr.strategies import (
     FDSKL,
     POFMKL,
+    POFRLS,
     AlignIds,
     ColumnRanges,
     FedCFK,
@@ -37,6 +38,8 @@ METHODS: dict[str, Any] = {
     "pof_mkl": POFMKL,
     "ranges": ColumnRanges,
 }
+#: Apps, and the methods that each runs.
+RUNS = [*METHODS.items(), ("pof_mkl", POFRLS)]
 #: What is no option of a method: of every run, and of the nodes of a simulation.
 OF_RUN = {"timeout", "result", "num-rounds", "model", "saved-model", "predict"}
 SIMULATED = {
@@ -44,27 +47,28 @@ SIMULATED = {
     "ranges": {"data", "label", "split", "seed", "files"},
     "method": {"method", "options"},
 }
+CHOSEN = {"pof_mkl": {"method"}}
 #: Options whose key has values that mean something else than their default.
 UNSET = {"preconditioner_rank": -1, "min_support": -1, "coef0": 1.0}
 
 
-@pytest.mark.parametrize("app", METHODS)
-def test_every_option_is_a_key_and_every_key_is_read(app: str) -> None:
-    method, keys = METHODS[app], declared(app_folder(app))
+@pytest.mark.parametrize(("app", "method"), RUNS)
+def test_every_option_is_a_key_and_every_key_is_read(app: str, method: Any) -> None:
+    keys = declared(app_folder(app))
     if app != "method":  # it takes them as JSON
         assert {o.name.replace("_", "-") for o in options(method)} <= set(keys)
     simulated = SIMULATED.get(app)
     if simulated is None:
         own = {f.name.replace("_", "-") for f in fields(family(method.method).settings)}
         simulated = {"state-dir", "predictions", *own}
-        simulated |= {"hospitals", "groups"} & set(keys)
-    known = {o.name.replace("_", "-") for o in accepted(method)}
+        simulated |= {"hospitals", "groups"} & set(keys) | CHOSEN.get(app, set())
+    known = {o.name.replace("_", "-") for name, one in RUNS if name == app for o in accepted(one)}
     assert set(keys) <= known | OF_RUN | simulated
 
 
-@pytest.mark.parametrize("app", METHODS)
-def test_the_defaults_of_an_app_are_those_of_its_method(app: str) -> None:
-    method, keys = METHODS[app], declared(app_folder(app))
+@pytest.mark.parametrize(("app", "method"), RUNS)
+def test_the_defaults_of_an_app_are_those_of_its_method(app: str, method: Any) -> None:
+    keys = declared(app_folder(app))
     seed = {"seed": 0} if "seed" in {o.name for o in accepted(method)} else {}
     made, usual = make_strategy(method, keys), method(**seed)
     assert vars(made).keys() == vars(usual).keys()
@@ -92,9 +96,9 @@ def another(option: Option, usual: Any) -> tuple[Any, Any]:
     return usual + 3, usual + 3
 
 
-@pytest.mark.parametrize("app", METHODS)
-def test_every_option_of_an_app_reaches_the_method(app: str) -> None:
-    method, keys = METHODS[app], declared(app_folder(app))
+@pytest.mark.parametrize(("app", "method"), RUNS)
+def test_every_option_of_an_app_reaches_the_method(app: str, method: Any) -> None:
+    keys = declared(app_folder(app))
     for option in accepted(method):
         key = option.name.replace("_", "-")
         if key not in keys:

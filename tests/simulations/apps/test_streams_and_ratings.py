@@ -50,6 +50,24 @@ def test_clients_predict_new_rows_with_their_own_last_weights(
     assert "how many rows each client predicted" in result["privacy"]["server_sees"]
 
 
+@pytest.mark.parametrize("secure", ["on", "off"])
+def test_the_ridge_regressions_of_an_app_are_of_the_rows_of_all_nodes(
+    make_site: Make, tmp_path: Path, secure: str, refusal: Refusal
+) -> None:
+    site, saved = make_site("pof-rls"), tmp_path / "model.npz"
+    site.run(secure=secure, model=saved)
+    arrays, meta = load_model(saved, "pof-rls")
+    low, high = np.array([10.0, -1.0]), np.array([30.0, 1.0])
+    x = (np.clip(site.x[:, :20], low, high) - low) / (high - low) / 1.5
+    phi = np.column_stack([x.reshape(-1, 2), np.ones(80)])
+    y = (site.y[:, :20].ravel() - 50.0) / 100.0 - meta["centre"]
+    expected = np.linalg.solve(phi.T @ phi + 1e-3 * np.eye(3), phi.T @ y)
+    np.testing.assert_allclose(arrays["raw"][0], expected, rtol=0.0, atol=1e-9)
+    told = refusal(site.run, predict=saved, method="pof-rls")
+    assert "nodes of pof-rls predict rows of their stream only" in told
+    assert "method is 'ofskl'; use pof-mkl or pof-rls" in refusal(site.run, method="ofskl")
+
+
 def test_rows_with_ids_are_named_and_a_node_without_new_rows_predicts_none(
     make_site: Make, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from fedkern_flwr.simulations.lab.audits.catalogue import ATTACKS
 #: Smaller runs than those of an audit.
 SMALL = {
     "pof-mkl": ["--clients", "10", "--rounds", "20"],
+    "pof-rls": ["--clients", "10", "--rounds", "20"],
     "per-fed-avg": ["--clients", "10", "--rounds", "20"],
     "fed-cg": [],
     "fdskl": ["--features", "60", "--train-rows", "150", "--kernel", "rbf", "--gamma", "0.1"],
@@ -71,6 +72,9 @@ def words_of(variant: Variant) -> list[str]:
 QUICK = (
     "fedkern audit pof-mkl",
     "fedkern audit pof-mkl --no-secure",
+    "fedkern audit pof-rls",
+    "fedkern audit pof-rls --no-secure",
+    "fedkern audit pof-rls --samples-per-round 1 --clients 5 --allow-small-sums",
     "fedkern audit fed-cg",
     "fedkern audit fed-cg --protocol chain",
     "fedkern audit fdskl",
@@ -100,7 +104,8 @@ def assert_complete(result: dict[str, Any], variant: Variant, trials: int = TRIA
     assert result["checks"]
     for check in result["checks"]:
         assert check["attack"] in ATTACKS
-        sure = check["attack"] == "joint inversion" and check["p_value"] < 1e-6
+        costly = check["attack"] in ("joint inversion", "product inversion")
+        sure = costly and check["p_value"] < 1e-6
         if check["verdict"] != "documented" and not sure:
             assert check["trials"] >= trials or check["trials"] == 0
             assert check["values"] == 0 or check["values"] >= 1500

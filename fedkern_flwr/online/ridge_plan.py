@@ -1,0 +1,137 @@
+"""Which sums of POF-RLS ride on which message, so that the rule of counting allows them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..guard.counting import least_samples
+from .messages import SUM_BOUND
+from .ridge import numbers
+
+#: Samples per message at most, unless they are given or the sums of raw columns need more.
+MOST_SAMPLES = 50
+#: Features are summed over at most so many times the samples that one message would need for them.
+_WAIT = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which sums the messages of a run take.
+
+    Attributes
+    ----------
+    stops : tuple of int
+        Samples of each client after each message. A message takes as many as all before it, from
+        the fewest that will do to the most: so what was summed is never less than half.
+    starts : tuple of int
+        First sample of each client that no features were summed of when the message comes.
+    sums : tuple of bool
+        Whether features are summed in the message: of all samples from ``starts`` on.
+    raw : int
+        Fewest samples of a message that sums raw columns; 0 if none does.
+    features : int
+        Frequencies of each kernel that are summed; 0 if none are.
+    """
+
+    stops: tuple[int, ...] = (1,)
+    starts: tuple[int, ...] = (0,)
+    sums: tuple[bool, ...] = (False,)
+    raw: int = 0
+    features: int = 0
+
+
+def plan(
+    samples: int,
+    unknowns: float,
+    *,
+    given: int | None,
+    raw: int,
+    kernels: int,
+    features: int,
+    fixed: int,
+    up: float = math.inf,
+    known: bool = True,
+) -> Plan:
+    """Plan the messages so that no more numbers are released of any rows than they have unknowns.
+
+    Raw columns come first, in every message, then as many frequencies of the kernels as are left.
+    Those are summed over the samples of several messages, which are as short as raw columns allow.
+
+    Parameters
+    ----------
+    samples : int
+        T, of each client.
+    unknowns : float
+        Of a message with one sample of each client; infinite if nothing is counted.
+    given : int or None
+        Samples per message, if they are given.
+    raw : int
+        Numbers of the sums of raw columns; 0 if they are not wanted.
+    kernels, features : int
+        Kernels whose features are wanted, and how many frequencies of each.
+    fixed : int
+        Numbers that each message has besides.
+    up : float
+        Most numbers of a message.
+    known : bool
+        Whether the kernels have a width before raw columns are summed.
+    """
+    room = unknowns if unknowns > 0.0 else math.inf
+
+    def least(count: int) -> int:
+        return max(1, least_samples(fixed + count, room))
+
+    most = min(samples if given is None else given, samples)
+    enough = most if given or not kernels else min(MOST_SAMPLES, most // 4)
+    for_raw = least(raw) if raw and fixed + raw <= up else 0
+    if for_raw > max(1, enough):
+        for_raw = 0
+    raw *= for_raw > 0
+    if given is None:
+        shared = raw + kernels * numbers(2 * features)
+        wanted = least(shared) if shared else MOST_SAMPLES  # or clients need nothing of each other
+        most = max(for_raw, min(wanted, MOST_SAMPLES, samples), 1)
+    left = min(room * most, up) - fixed - raw
+    while kernels * numbers(2 * features) > left and features:
+        features -= 1
+    some = kernels * numbers(2 * features)
+    few = least(raw + some) if some else 0
+    if given is None and for_raw and few:
+        longest = min(_WAIT * few, max(few, MOST_SAMPLES))
+        steps = range(for_raw, few + 1)
+        most = next(n for n in steps if _window(n, fixed + raw, some, room) <= longest)
+    stops = _stops(samples, for_raw or few or most, most)
+    starts, sums, start, released = list[int](), list[bool](), 0, 0
+    for number, stop in enumerate(stops):
+        starts.append(start if some else stops[number - 1] if number else 0)
+        released += fixed + raw
+        may = (number > 0 or known or not for_raw) and released + some <= room * (stop - start)
+        sums.append(some > 0 and may)
+        if sums[-1]:
+            start, released = stop, 0
+    return Plan(tuple(stops), tuple(starts), tuple(sums), for_raw, features if few else 0)
+
+
+def _stops(samples: int, first: int, most: int) -> list[int]:
+    """Return samples after each message: each as many as all before it, up to the most."""
+    stops = [0]
+    while (rest := samples - stops[-1]) > 0:
+        step = min(max(first, stops[-1]), most)
+        stops.append(samples if rest - step < first else stops[-1] + step)
+    return stops[1:]
+
+
+def _window(step: int, each: int, some: int, room: float) -> float:
+    """Return after how many samples features can be summed, in messages of ``step`` of them."""
+    left = room * step - each
+    return step * math.ceil(some / left) if left > 0.0 else math.inf
+
+
+def scale(samples: int) -> float:
+    """Return by what sums of so many samples are multiplied to fill the bound of secure sums.
+
+    A power of two. Products of features of rows in the unit ball, and of labels, are at most 1;
+    half of the bound is left for what is a little larger.
+    """
+    return float(SUM_BOUND) / 2.0 ** (1 + math.ceil(math.log2(samples)))
