@@ -123,12 +123,18 @@ class StreamClient(OnlineKernelClient):
             )
         self.wait, self.scaling = wait, scaling
         if isinstance(stream, (str, Path)):
-            how = {"label": label, "id_column": id_column, "columns": tuple(columns), "sep": sep}
-            how |= {"decimal": decimal or ".", "na": na, "follow": wait > 0.0}
-            stream = open_stream(stream, self.state_dir, self.partition, **how)
-        elif not (hasattr(stream, "take") and hasattr(stream, "names")):
-            stream = IteratorSource(stream, columns)
-        self.source: Source = stream
+            how: dict[str, Any] = {"label": label, "id_column": id_column, "sep": sep}
+            how |= {
+                "columns": tuple(columns),
+                "decimal": decimal or ".",
+                "na": na,
+                "follow": wait > 0.0,
+            }
+            self.source: Source = open_stream(stream, self.state_dir, self.partition, **how)
+        elif isinstance(stream, Source):
+            self.source = stream
+        else:
+            self.source = IteratorSource(stream, columns)
         self.kept: PlacedAccount
         self._found: Found | None = None  # rows of the message at hand
 
@@ -155,7 +161,7 @@ class StreamClient(OnlineKernelClient):
     @property
     def binary(self) -> int:
         """Columns of the stream, label included, with at most two values at its beginning."""
-        return int(self.context.state[_RECORD]["binary"])  # type: ignore[arg-type, call-overload]
+        return int(self.context.state[_RECORD]["binary"])  # type: ignore[arg-type]
 
     def _open(self, wait: float) -> None:
         """Learn what the columns are."""

@@ -129,7 +129,7 @@ class OnlineStrategy(OnlineStreams):
                 answers = yield self._question(number)
                 survivors = self._learn(answers)
             except (CohortError, SumError) as error:
-                if self.streams_end(number, self.stop(number - 1)):
+                if self.streams_end(number):
                     self.num_rounds, self.planned = self.stop(number - 1), number - 1
                     break
                 if isinstance(error, CohortError) and not self.late_:
@@ -196,6 +196,8 @@ class OnlineStrategy(OnlineStreams):
 
     def _lose(self, number: int, error: CohortError | SumError) -> None:
         problem = f"{error.party}: {error.problem}" if error.party else error.problem
+        if self.late_:
+            problem = f"{len(self.late_)} streams have too few new rows"
         logger.warning("round %d is lost: %s", number, problem)
         if self.sums is not None and number >= self.planned and not self.sums.contributors:
             problem = f"no round could be opened: {problem}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from fedkern_flwr.errors import CohortError
 from fedkern_flwr.failure import Failure
 from fedkern_flwr.online.source import ENDED, LATE
 from fedkern_flwr.strategy import logger
@@ -53,19 +54,27 @@ class OnlineStreams(OnlineRelease):
             }
         super().require(answers, number, phase, failures, required)
 
-    def streams_end(self, number: int, samples: int) -> bool:
+    def streams_end(self, number: int) -> bool:
         """Tell whether a message found too few clients whose streams go on; say so.
 
-        Of a first message that is an error: nothing was learned.
+        Raises
+        ------
+        CohortError
+            Nothing was learned.
         """
         left = {self.parties_[node].partition for node in self.active_nodes()}
         gone = [p for p, ended in self.late_.items() if ended or p not in left]
         least = self.min_clients
         if self.sums is not None:
             least = max(self.sums.membership.cohorts[0].threshold, self.min_cohort)
-        if not gone or number == 1 or len(left.difference(gone)) >= least:
+        if not gone or len(left.difference(gone)) >= least:
             return False
+        if not any(row["survivors"] for row in self.history_):
+            raise CohortError(
+                f"{len(gone)} streams have ended, and too few had the rows of a message",
+                remedy="take fewer samples per round, or wait longer for rows",
+            )
         logger.warning(
-            "%d streams have ended: the run ends after %d samples of a client", len(gone), samples
+            "%d streams have ended: the run ends after %d messages", len(gone), number - 1
         )
         return True

@@ -92,4 +92,5 @@ def streamed_in(db: sqlite3.Connection, run: int) -> RowSet:
 
 def _signed(names: NDArray[np.uint64]) -> list[int]:
     """Return digests as the whole numbers of SQLite."""
-    return np.ascontiguousarray(names).view(np.int64).tolist()
+    found: list[int] = np.ascontiguousarray(names).view(np.int64).tolist()
+    return found

@@ -12,10 +12,10 @@ import json
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +84,7 @@ class Found:
     anew: bool = False
 
 
+@runtime_checkable
 class Source(Protocol):
     """Where rows come from."""
 
@@ -131,7 +132,7 @@ class IteratorSource:
                 "the iterator of the stream is past the rows that are asked for",
                 remedy="make it anew with the client, or keep one IteratorSource for all",
             )
-        while self._first < number and self._read(deadline):
+        while self._first < number and (self._ahead or self._read(deadline)):
             self._ahead.popleft()
             self._first += 1
         at = 0
@@ -148,12 +149,14 @@ class IteratorSource:
             y.append(float(item[1]))
         width = len(x[0]) if x else len(self._columns)
         after = Place(number, skipped=place.skipped + why.total())
-        return Found(np.array(x).reshape(-1, width), np.array(y), None, after, why, ended)
+        return Found(
+            np.array(x, np.float64).reshape(len(y), width), np.array(y), None, after, why, ended
+        )
 
     _over = False
 
     def _read(self, deadline: float) -> bool:
-        """Read an item if none lies ready for the place; tell whether there is one."""
+        """Read an item; tell whether there was one."""
         while True:
             item = next(self._rows, self)
             self._over = item is self
@@ -364,7 +367,7 @@ class _Rows:
 
     def result(self, place: Place, *, ended: bool, anew: bool) -> Found:
         """Return them as arrays."""
-        x = np.array(self.x, np.float64).reshape(-1, self.width)
+        x = np.array(self.x, np.float64).reshape(len(self.y), self.width)
         named = self.ids if any(self.ids) else None
         return Found(x, np.array(self.y), named, place, self.why, ended, anew)
 

@@ -1,4 +1,4 @@
-"""The files of streams: a node's own, or those into which a feeder writes what comes to a socket."""
+"""The files of streams: a node's own, or one into which what comes to a socket is written."""
 
 from __future__ import annotations
 
