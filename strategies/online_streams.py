@@ -66,7 +66,9 @@ class OnlineStreams(OnlineRelease):
         gone = [p for p, ended in self.late_.items() if ended or p not in left]
         least = self.min_clients
         if self.sums is not None:
-            least = max(self.sums.membership.cohorts[0].threshold, self.min_cohort)
+            cohort = self.sums.membership.cohorts[0]
+            least = len(cohort.members) if self.whole_cohorts else cohort.threshold
+            least = max(least, self.min_cohort)
         if not gone or len(left.difference(gone)) >= least:
             return False
         if not any(row["survivors"] for row in self.history_):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,3 +69,19 @@ def open_stream(
             raise OptionError("a socket needs a folder of the node", remedy="name it as state_dir")
         path = spool_file(state_dir, partition)
     return FileSource(path, label, **how)
+
+
+def fed_by_socket(config: Mapping[str, Any]) -> tuple[Address, Path] | None:
+    """Return socket and file of a node's feeder, None where it needs none.
+
+    Raises
+    ------
+    OptionError
+        The node's configuration does not serve.
+    """
+    address = read_address(str(config.get("stream", "")))
+    if address is None:
+        return None
+    if not config.get("state-dir"):
+        raise OptionError("a socket needs a folder of the node", remedy="name it as state-dir")
+    return address, spool_file(Path(str(config["state-dir"])), int(config.get("partition-id", 0)))
