@@ -305,6 +305,7 @@ class OnlineStrategy(OnlineStreams):
         From their last reports; in a secure run from sums, and no client's are known.
         """
         mse = self.history_[-1]["mse"] if self.history_ else None
+        self.note_drift()
         if mse is not None and mse > wire.LARGEST_VARIANCE:
             logger.warning(
                 "the error is larger than that of the mean of labels in [0, 1] can be: the model "

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedkern_flwr.errors import CohortError
 from fedkern_flwr.failure import Failure
+from fedkern_flwr.online.drift import rises
 from fedkern_flwr.online.source import ENDED, LATE
 from fedkern_flwr.strategy import logger
 from fedkern_flwr.wire import PhaseMessage
@@ -53,6 +54,19 @@ class OnlineStreams(OnlineRelease):
                 if detail.startswith(_SAID) and detail.endswith((ENDED, LATE))
             }
         super().require(answers, number, phase, failures, required)
+
+    def note_drift(self) -> None:
+        """Say after how many samples of a client the error rose, if it did."""
+        found = rises(self.history_)
+        if found:
+            logger.warning(
+                "the data drifts: the error rises after %s samples of a client",
+                ", ".join(map(str, found)),
+            )
+
+    def result(self) -> dict[str, Any]:
+        """Return the result of the last run, with where the data drifted."""
+        return {**super().result(), "drift": rises(self.history_)}
 
     def streams_end(self, number: int) -> bool:
         """Tell whether a message found too few clients whose streams go on; say so.
