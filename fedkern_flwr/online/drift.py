@@ -73,8 +73,8 @@ def rises(history: Sequence[Mapping[str, Any]]) -> list[int]:
         whole = len(errors) // block * block
         t = t[block - 1 : whole : block]
         errors = errors[:whole].reshape(-1, block).mean(axis=1)
-    values = np.log(errors + _TINY)
-    found, start = [], 0
+    values, start = np.log(errors + _TINY), 0
+    found: list[int] = []
     for stop in range(2 * _LEAST, len(values) + 1):
         while (cut := _cut(values[start:stop])) is not None:
             where, rose = cut

@@ -24,6 +24,7 @@ from .hindsight import server_regret
 from .new_rows import Parts
 from .online_data import DataSettings, Streams, prepare
 from .online_fitted import whole_mixture, whole_model
+from .online_streams import read_on
 
 _COLUMNS = {
     "mse": Column(
@@ -98,8 +99,8 @@ class OnlineFamily(Family[DataSettings, Streams]):
         ]
 
     def prepare(self, settings: DataSettings) -> Streams:
-        """Load, scale and deal the data."""
-        return prepare(settings)
+        """Load, scale and deal the data; or have clients read the files of their parties."""
+        return prepare(settings) if settings.stream_wait is None else read_on(settings)
 
     def measure(self, strategy: PhaseStrategy, prepared: Streams, config: Config) -> dict[str, Any]:
         """Return the server's regret where it was asked for, and whether the mean does as well."""
@@ -196,9 +197,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
             "mse_plot": plots.plot_sweep(
                 {
                     f"{label}, of the first t": [(r["round"], r["mse"], 0.0) for r in history],
-                    "of the last tenth up to t": [
-                        (t, mse, 0.0) for t, mse in recent_errors(history)
-                    ],
+                    "of the last tenth up to t": recent,
                 },
                 folder / "mean_squared_error.png",
                 title="Prediction error so far, and of late",
