@@ -197,7 +197,8 @@ class NodeLedger:
             rows = name_rows(db, secret_key(db), self.partition, taken)
             before = runs_with(db, rows) if compare else set()
             if run in before or len(np.unique(rows.names)) < len(rows):
-                raise refusal("stream: a row would take part twice in this run", self.party)
+                remedy = "name an id-column whose values come once"
+                raise refusal("stream: a row would take part twice", self.party, remedy)
             rule = "stream: some of its new rows are among"
             self._permit(db, run, [Conflict(other, rule) for other in sorted(before)])
             keep_rows(db, run, rows)

@@ -33,6 +33,7 @@ _SEPARATORS = ",;\t|"
 _MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 _WORDS = {"true": 1.0, "false": 0.0}
 _GAP, _TEXT = "with gaps", "with text where numbers are"
+_AGAIN = "with the id of another"
 _WIDTH, _SHAPE = "with another number of cells", "that are none"
 
 Floats = NDArray[np.float64]
@@ -355,8 +356,8 @@ class _Rows:
         wanted = [number(cells.get(name)) for name in (*names, label)]
         name = "" if id_column is None else str(cells.get(id_column, "")).strip()
         problems = [one for one in wanted if isinstance(one, str)]
-        if id_column is not None and not name:
-            problems.append(_GAP)
+        if id_column is not None and (not name or name in self.ids):
+            problems.append(_AGAIN if name else _GAP)
         if problems:
             self.why[problems[0]] += 1
             return

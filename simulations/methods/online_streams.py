@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.scaling import Scaling
@@ -25,7 +25,7 @@ class FileStreams(StreamClients):
         What a :class:`~fedkern_flwr.clients.StreamClient` is told of them.
     """
 
-    kind: ClassVar[Any] = StreamClient
+    kind = StreamClient
     paths: tuple[Path, ...] = ()
     how: Any = None
 

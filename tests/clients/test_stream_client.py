@@ -336,6 +336,10 @@ def test_other_marks_and_separators(tmp_path: Path) -> None:
     found = source(path, id_column="time", decimal=",", na="-").take(Place(), 9, 0.0)
     assert found.x.tolist() == [[1.5, 1.0], [2.0, 0.0]]
     assert (found.y.tolist(), found.ids) == ([2.0, -3.25], ["07:00", "07:20"])
+    with path.open("a") as file:
+        file.write("07:30;1;1;1\n07:30;2;0;2\n;3;1;3\n")
+    more = source(path, id_column="time", decimal=",").take(found.place, 9, 0.0)
+    assert (more.ids, more.y.tolist(), more.skipped.total()) == (["07:30"], [1.0], 2)
     some = source(path, id_column="time", decimal=",", columns=("b, c",))
     assert some.take(Place(), 1, 0.0).x.tolist() == [[1.0]]
     with pytest.raises(TableError, match=r"the stream s.csv has no column 'z'"):
